@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -23,6 +24,8 @@ from analysis.records.schemas import RUN_HOST
 from analysis.records.tables import RecordError
 from analysis.releases.machine import typical
 from analysis.releases.run_figures import ArmFigures, arm_figures, tells_compiles
+from analysis.results.file import name_of
+from analysis.results.run_directory import write_run
 from analysis.run.luck import searches_kernels
 from analysis.run.placement import devices_of
 from analysis.run.references import references_of
@@ -34,6 +37,7 @@ from analysis.statistics.unpaired import Luck
 
 RECORD = "tailgate release"
 RECORD_SCHEMA = 1
+RESULT_ARM = "server"  # what the arm of another tool's result is called
 _LAST_NS = 9.2e18  # beyond any clock
 
 # Checks that leave the figures of one arm true: they compare arms of one run, or say that load was too much.
@@ -222,12 +226,14 @@ def is_run(path: Path) -> bool:
 
 
 def read_release(path: Path) -> Release:
-    """The release of the run directory, or of the record, at `path`. RecordError where it is neither."""
+    """The release of the run directory, the record or another tool's result at `path`. RecordError where it is none."""
     if joins_runs(path):
         raise RecordError(f"{path} joins runs, which had days of their own: give one of them")
     if is_run(path):
         return release_of(path)
     document = read_document(path) if path.is_file() else None
+    if document is not None and not document.stated and (document.content or {}).get("kind") != RECORD:
+        return _release_of_result(path)
     if document is None or document.content is None:
         what = f"{path} {document.problem}" if document is not None else f"{path} is no run directory and no record"
         raise RecordError(f"{what}: give a directory that `tailgate run` wrote, or a record of one")
@@ -237,6 +243,14 @@ def read_release(path: Path) -> Release:
         return Release.from_dict(document.content)
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from None
+
+
+def _release_of_result(path: Path) -> Release:
+    """What is kept of the run whose requests another tool wrote into the file: of one arm, called `server`."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / name_of(path)
+        write_run(run_dir, [(RESULT_ARM, path)])
+        return release_of(run_dir)
 
 
 def write_release(release: Release, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`tailgate analyze`: a run directory judged again, or several as one."""
+"""`tailgate analyze`: a run directory judged again, several as one, or the results of another load tool."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from analysis.summary.summary import analyze, exit_code, write_summary
 from loadtests.commands.command_line import CommandParser, add_allow_different, add_slo, run_directory
 from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict
 from loadtests.commands.joined_folder import join_runs
+from loadtests.commands.result_folder import names_results, run_of_results
 from loadtests.experiments.config_errors import as_config_error
 from servers import stdout
 from servers.complaint import fault
@@ -33,21 +34,27 @@ def add_arguments(parser: CommandParser) -> None:
         "those of one run, with each machine as a stratum. Runs that differ in what they ran are refused, with a list\n"
         "of what differs. The outcome goes to a folder of its own, which names its runs and can be judged again, or\n"
         "joined with more.\n\n"
+        "Detailed results of vLLM's bench serve, AIPerf, GuideLLM and inference-perf are given as NAME=FILE, a file\n"
+        "for each run of an arm, the control's first, and judged as runs that nothing pairs.\n\n"
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable.",
         "  tailgate analyze runs/20260101T120000Z-canary\n"
         "  tailgate analyze runs/20260101T120000Z-canary --json | jq .gates\n"
         "  tailgate analyze runs/20260101T120000Z-canary --slo 'p99_ttft_ms <= 300'\n"
         "  tailgate analyze runs/*-canary --out runs/canary\n"
-        "  tailgate analyze runs/canary runs/20260108T120000Z-canary",
+        "  tailgate analyze runs/canary runs/20260108T120000Z-canary\n"
+        "  tailgate analyze eager=a.json compiled=b.json --slo 'p99_ttft_ms <= 300'",
         json_help="print summary.json on one line instead of the table",
     )
     parser.add_argument(
-        "run_dirs", nargs="+", metavar="RUN_DIR", help="a directory that `tailgate run` wrote, or one that joins runs"
+        "run_dirs",
+        nargs="+",
+        metavar="RUN_DIR",
+        help="a directory that `tailgate run` wrote, or one that joins runs; or NAME=FILE, a result of another tool",
     )
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="where the outcome of several runs goes (default: joined-… beside the first)",
+        help="where the outcome of several runs or files goes (default: joined-… or results-… beside the first)",
     )
     add_allow_different(parser)
     add_slo(parser)
@@ -55,9 +62,18 @@ def add_arguments(parser: CommandParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Judges the run directory, or the runs as one; the exit code."""
+    check_named({"--out": options.out})
+    if names_results(options.run_dirs):
+        if options.allow_different:
+            raise ConfigError("--allow-different is for run directories, and result files are given: leave it out")
+        with as_config_error(RecordError):
+            try:
+                run_dir = run_of_results(options.run_dirs, out=options.out or "")
+            except OSError as error:
+                return complain(f"{error}: give a folder that can be written as --out", EXIT_BROKE)
+        return judge_run(run_dir, {}, as_json=options.json, whole=options.json, slo=options.slo)
     directories = [run_directory(text) for text in options.run_dirs]
     run_dir = directories[0]
-    check_named({"--out": options.out})
     if "" in options.allow_different:
         raise ConfigError("--allow-different holds an empty key: give settings with commas between, or leave it out")
     if len(directories) > 1 or joins_runs(run_dir):

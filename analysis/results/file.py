@@ -1,0 +1,92 @@
+"""A result file of another load tool, whichever it is: found out from what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from analysis.records.documents import parse_json
+from analysis.records.tables import CUT_OFF, RecordError, one_line
+from analysis.results import aiperf, guidellm, inference_perf, vllm
+from analysis.results.result import Result
+
+LARGEST_BYTES = 1 << 30
+_USUAL = ("profile_export", "benchmarks", "per_request_lifecycle_metrics")  # what tools call every file
+READ = "vLLM bench serve, AIPerf, GuideLLM and inference-perf"
+
+
+def read_result(path: Path) -> Result:
+    """What the file holds. RecordError, one line that names it, for one that cannot be read or is of no such tool."""
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_BYTES:
+            raise RecordError(f"has {size >> 20} MiB, limit {LARGEST_BYTES >> 20}: run it again with fewer requests")
+        result = _result(path, path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read ({error.strerror}): give a result file of {READ}") from None
+    except UnicodeDecodeError:
+        raise RecordError(f"{path} is no text: give a result file of {READ}") from None
+    except RecordError as error:
+        raise RecordError(f"{path} {error}") from None
+    if not result.requests.num_rows:
+        raise RecordError(f"{path} holds no request: run it again")
+    return result
+
+
+def _result(path: Path, text: str) -> Result:
+    documents, torn = _documents(text)
+    only = documents[0] if len(documents) == 1 else None
+    if aiperf.is_aiperf(documents):
+        beside = aiperf.summary_path(path)
+        summary = _summary(beside) if beside.is_file() else None
+        result = aiperf.result_of(documents, summary)
+        return replace(result, problems=(*result.problems, CUT_OFF)) if torn else result
+    if torn:
+        raise RecordError(f"{CUT_OFF}: copy it again, or run it again")
+    if isinstance(only, list) and inference_perf.is_inference_perf(only):
+        return inference_perf.result_of(only)
+    if isinstance(only, dict) and vllm.is_vllm(only):
+        return vllm.result_of(only)
+    if isinstance(only, dict) and guidellm.is_guidellm(only):
+        return guidellm.result_of(only)
+    if isinstance(only, dict) and aiperf.is_summary(only):
+        raise RecordError("is AIPerf's summary, without its requests: give profile_export.jsonl, which lies beside it")
+    if isinstance(only, dict) and inference_perf.is_summary(only):
+        raise RecordError(f"is a summary of inference-perf's: {inference_perf.REMEDY}")
+    if len(documents) > 1 and all(isinstance(item, dict) and vllm.is_vllm(item) for item in documents):
+        raise RecordError(f"holds {len(documents)} results (--append-result): give each a file of its own")
+    raise RecordError(f"is no result file that is read here: give one of {READ}")
+
+
+def _documents(text: str) -> tuple[list[Any], bool]:
+    """The values of JSON in the text, one or one a line, and whether the last is cut off."""
+    try:
+        return [parse_json(text)], False
+    except ValueError as error:
+        whole = error
+    lines = [line for line in text.split("\n") if line.strip()]
+    values: list[Any] = []
+    for place, line in enumerate(lines):
+        try:
+            values.append(parse_json(line))
+        except ValueError:
+            if values and place == len(lines) - 1:
+                return values, True
+            raise RecordError(f"is no whole JSON ({one_line(whole)}): copy it again, or run it again") from None
+    return values, False
+
+
+def _summary(path: Path) -> dict[str, Any] | None:
+    """AIPerf's summary; None where what lies there is none."""
+    try:
+        value = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) and aiperf.is_summary(value) else None
+
+
+def name_of(path: Path) -> str:
+    """What the run is called whose result lies there: as its file, or as its folder where all files are called so."""
+    folder = path.resolve().parent.name
+    return folder if folder and path.stem in _USUAL else path.stem
