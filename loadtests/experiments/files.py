@@ -35,9 +35,9 @@ def resolved(key: str, value: Any, folder: Path) -> Any:
         return {name: resolved(f"{key}.{name}", item, folder) for name, item in value.items()}
     if isinstance(value, list):
         return [resolved(f"{key}[{index}]", item, folder) for index, item in enumerate(value)]
-    name = key.rpartition(".")[2]
+    name = key.rpartition(".")[2].partition("[")[0]
     if (
-        name not in (*FILE_KEYS, "trace", "conversations", "texts", "tokenizer", "artifact")
+        name not in (*FILE_KEYS, "trace", "conversations", "texts", "tokenizer", "artifact", "log")
         or not isinstance(value, str)
         or not value
     ):

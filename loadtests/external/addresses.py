@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from loadtests.external.client_security import OPEN, SecurityConfig
+from loadtests.external.telemetry import SILENT, TelemetryConfig, telemetry_from_table, telemetry_table
 from servers.address import host_port, joined
 from servers.fields import ConfigError, build
 from servers.ladders import check_rising
@@ -185,6 +186,7 @@ class ExternalConfig:
     vocab_size: int = 0
     length_ladder: tuple[int, ...] = ()
     security: SecurityConfig = OPEN
+    telemetry: TelemetryConfig = SILENT
     openai: OpenAiOptions | None = None
     oip: OipOptions | None = None
 
@@ -202,6 +204,7 @@ class ExternalConfig:
         if self.vocab_size and self.vocab_size < 4:
             raise ConfigError(f"vocab_size is {self.vocab_size}: give the model's own, 4 or more")
         check_rising("length_ladder", self.length_ladder)
+        self.telemetry.check_replicas(len(self.addresses))
         other = "oip" if self.kind == "openai" else "openai"
         if getattr(self, other) is not None:
             raise ConfigError(f'the table {other} is set but kind is "{self.kind}": use the table {self.kind}')
@@ -222,9 +225,10 @@ class ExternalConfig:
         return self.oip or OipOptions()
 
     def check(self, arm: str) -> None:
-        """The files and the variable that the arm names are there and of use. Otherwise ConfigError."""
+        """The files, programs and the variable that the arm names are there and of use. Otherwise ConfigError."""
         try:
             self.security.check()
+            self.telemetry.check()
         except ConfigError as error:
             raise ConfigError(f'arm "{arm}": {str(error).removeprefix("security.")}') from None
         path = self.options.tokenizer
@@ -258,6 +262,8 @@ def external_from_table(table: Mapping[str, Any], *, where: str) -> ExternalConf
         for kind in KINDS:
             if kind in rest:
                 rest[kind] = _options(kind, rest[kind], f"{where}.{kind}")
+        if "telemetry" in rest:
+            rest["telemetry"] = telemetry_from_table(rest["telemetry"], where=f"{where}.telemetry")
         rest["security"] = build(SecurityConfig, {k: table[k] for k in SECURITY_KEYS if k in table}, where=where)
         return build(ExternalConfig, rest, where=where)
     except ConfigError as error:
@@ -296,4 +302,6 @@ def external_table(external: ExternalConfig) -> dict[str, Any]:
     table = {key: value for key, value in asdict(external).items() if value is not None}
     addresses = table.pop("addresses")
     security = {key: value for key, value in table.pop("security").items() if value}
-    return {"address": addresses[0] if len(addresses) == 1 else list(addresses), **table, **security}
+    del table["telemetry"]
+    telemetry = {"telemetry": told} if (told := telemetry_table(external.telemetry)) else {}
+    return {"address": addresses[0] if len(addresses) == 1 else list(addresses), **table, **security, **telemetry}

@@ -23,6 +23,7 @@ from loadtests.external.addresses import (
     parse_address,
 )
 from loadtests.external.client_security import OPEN, SecurityConfig
+from loadtests.external.telemetry import TelemetryConfig
 from servers.fields import ConfigError
 
 
@@ -273,10 +274,11 @@ def test_command_line_describes_an_arm() -> None:
     assert triton.options == OipOptions(stream="off")
 
 
-@pytest.mark.parametrize("kind", [ExternalConfig, OpenAiOptions, OipOptions, SecurityConfig])
+@pytest.mark.parametrize("kind", [ExternalConfig, OpenAiOptions, OipOptions, SecurityConfig, TelemetryConfig])
 def test_every_setting_of_an_external_arm_is_documented(kind: type) -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "external-arms.md").read_text()
-    inside = {"addresses": "address", "security": "token_env", "openai": "[arms.openai]", "oip": "[arms.oip]"}
+    inside = {"addresses": "address", "security": "token_env"}
+    inside |= {table: f"[arms.{table}]" for table in ("openai", "oip", "telemetry")}
     assert [item.name for item in fields(kind) if f"`{inside.get(item.name, item.name)}`" not in text] == []
 
 
