@@ -27,11 +27,17 @@ from analysis.records.run_records import (
     table_files,
     trial_folders,
 )
-from analysis.records.schemas import BED, COMPILE_EVENTS, REQUESTS, STEPS
+from analysis.records.schemas import BED, COMPILE_EVENTS, REQUESTS, SERVER_LOAD, STEPS
 from analysis.records.sums import state, sums_path
 from analysis.records.tables import RecordError, read_pieces
 
-TABLES = {"requests": REQUESTS, "steps": STEPS, "compile_events": COMPILE_EVENTS, "bed": BED}
+TABLES = {
+    "requests": REQUESTS,
+    "steps": STEPS,
+    "compile_events": COMPILE_EVENTS,
+    "bed": BED,
+    "server_load": SERVER_LOAD,
+}
 FORMATS = ("parquet", "jsonl", "csv")
 
 _ROWS_AT_ONCE = 4096

@@ -35,7 +35,9 @@ from analysis.records.schemas import (
     REQUIRED_BED_COLUMNS,
     REQUIRED_EVENT_COLUMNS,
     REQUIRED_REQUEST_COLUMNS,
+    REQUIRED_SERVER_LOAD_COLUMNS,
     REQUIRED_STEP_COLUMNS,
+    SERVER_LOAD,
     STEPS,
 )
 from analysis.records.tables import RecordError, Take, read_pieces
@@ -56,6 +58,7 @@ class RunRecords:
     steps: pa.Table | None
     bed: pa.Table | None  # samples of the machines; None: nobody watched them
     problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
+    server_load: pa.Table | None = None  # of external arms by their own account; None where none shows it
     stated: bool = False  # its files say what they should hold
     parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
     search: dict[str, Any] | None = None  # frontier.json: how a search, or several, went on; None where none was made
@@ -151,6 +154,7 @@ def _read(
             ("compile_events", COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
             ("steps", STEPS, REQUIRED_STEP_COLUMNS),
             ("bed", BED, REQUIRED_BED_COLUMNS),
+            ("server_load", SERVER_LOAD, REQUIRED_SERVER_LOAD_COLUMNS),
         ):
             paths = table_files(folder, stem)
             if stem == "compile_events" and not paths:
@@ -159,8 +163,9 @@ def _read(
                 pieces = tables.setdefault(stem, [schema.empty_table()])
                 take = _taking(pieces.append, own_number, run)
                 files.table(stem, path, read_pieces(path, schema, take, required=required))
-    events, steps, bed = (
-        pa.concat_tables(tables[stem]) if stem in tables else None for stem in ("compile_events", "steps", "bed")
+    events, steps, bed, server_load = (
+        pa.concat_tables(tables[stem]) if stem in tables else None
+        for stem in ("compile_events", "steps", "bed", "server_load")
     )
     if events is not None:
         # No event of a trial would read as no compile in it.
@@ -202,6 +207,7 @@ def _read(
         events=events,
         steps=steps,
         bed=bed,
+        server_load=server_load,
         problems=tuple(problem for problems in problems_of for problem in problems),
         stated=all(files.stated for files in files_of.values()),
         parity=joined_parity(runs),

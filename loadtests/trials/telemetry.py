@@ -98,6 +98,13 @@ class Collector:
         self._followers[replica] = follower
         follower.thread.start()
 
+    def take_logged(self, event: dict[str, Any]) -> None:
+        """The event, a row of `compile_events` that a server's log told of, is being recorded."""
+        state = self._status.replicas.get(event["replica"] or "")
+        if state is not None:
+            state.compiles += 1
+        self._append("compile_events", event)
+
     def snapshot(self, replica: str, *, timeout_s: float = 5.0) -> telemetry_pb2.SnapshotResponse | None:
         """The replica's counters, memory, versions and configuration now; None when it does not answer."""
         stub = telemetry_pb2_grpc.TelemetryStub(self._followers[replica].channel)  # type: ignore[no-untyped-call]

@@ -30,6 +30,8 @@ from loadtests.trials.served_parity import (
     compared_vectors,
     questions,
 )
+from loadtests.trials.server_load import ServerLoads
+from loadtests.trials.server_logs import ServerLogs
 from loadtests.trials.shadow_rows import REQUEST_LOG, ShadowRows
 from loadtests.trials.splitters import EnvoySplitter, Splitter
 from loadtests.trials.steering import Steering
@@ -69,6 +71,8 @@ class Trial:
         self._collector = Collector(context.folder, trial=context.number, status=context.status)
         self._recording = True
         cache = self._fresh_cache if context.experiment.trials.compile_cache == "fresh" else shared_cache
+        self._server_logs = ServerLogs(context, self._collector)
+        self._server_loads = ServerLoads(context)
         self._bed = BedWatch(context)
         self._references = References(context)
         self._replicas = Replicas(context, command=arm_command, cache=cache, collector=self._collector, bed=self._bed)
@@ -125,6 +129,7 @@ class Trial:
         self._replicas.kill()
         if self._envoy is not None:
             self._envoy.kill()
+        self._server_logs.kill()
         self._bed.kill()
 
     def _start_splitter(self) -> dict[str, str]:
@@ -245,6 +250,8 @@ class Trial:
             lambda: self._pressure.stop(hurry=hurry),
             lambda: self._settle_shadows(hurry=hurry),
             lambda: self._hear_out(hurry=hurry),
+            lambda: self._server_logs.stop(hurry=hurry),
+            self._server_loads.stop,
             self._collector.stop,
         )
 

@@ -1,0 +1,187 @@
+"""The logs of external arms are followed during a trial, and what they tell of compiles is recorded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from loadtests.experiments.model import ExternalArm
+from loadtests.external.compile_lines import CompileLog, LoggedCompile
+from loadtests.trials.context import TrialContext
+from loadtests.trials.errors import RunError
+from loadtests.trials.log_tail import LogTail
+from loadtests.trials.processes import Child, child_environment, describe_exit
+from loadtests.trials.telemetry import Collector
+from servers.clock import now_ns
+
+_POLL_S = 0.1
+_LAST_WORDS_S = 1.0  # for lines that are on their way when the load has ended
+_STOP_GRACE_S = 2.0
+
+
+class _Lines(Protocol):
+    """Where the lines of a log come from."""
+
+    def before(self) -> Iterator[str]: ...
+    def lines(self) -> Iterator[str]: ...
+    def ended(self) -> str: ...
+    def close(self) -> None: ...
+
+
+class _File:
+    def __init__(self, path: Path) -> None:
+        self._tail = LogTail(path)
+        self.before, self.lines, self.close = self._tail.before, self._tail.lines, self._tail.close
+
+    def ended(self) -> str:
+        return ""
+
+
+class _Command:
+    """The lines that a program prints. What it printed of the past comes as if it were new, before the load."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+
+    def before(self) -> Iterator[str]:
+        return iter(())
+
+    def lines(self) -> Iterator[str]:
+        while (line := self.child.line(0)) is not None:
+            yield line
+
+    def ended(self) -> str:
+        code = self.child.poll()
+        return "" if code is None else f"its command ended with {describe_exit(code)} before the trial did"
+
+    def close(self) -> None:
+        self.child.stop(_STOP_GRACE_S)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Log:
+    """One log, of one replica or of all of its arm's."""
+
+    arm: str
+    place: int  # of the arm among those of the trial
+    replica: str | None
+    name: str
+    source: _Lines
+    told: CompileLog
+    events: int = 0
+    ended: str = ""
+    thread: threading.Thread | None = None
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def facts(self) -> dict[str, Any]:
+        spots = list(self.told.blind_spots)
+        if not self.told.lines:
+            spots.append("no line of it came during the trial")
+        if self.ended:
+            spots.append(self.ended)
+        return {
+            **{"replica": self.replica, "lines": self.told.lines, "events": self.events},
+            **{"tells": self.told.tells, "blind_spots": spots},
+        }
+
+
+class ServerLogs:
+    """From now until `stop` the logs that external arms name are followed; compiles go to `collector`.
+
+    A log that cannot be followed is a note to the user and a blind spot that trial.json states; the trial goes on.
+    """
+
+    def __init__(self, trial: TrialContext, collector: Collector) -> None:
+        self._trial, self._collector = trial, collector
+        self._logs: list[_Log] = []
+        self._commands: list[Child] = []
+        for place, arm in enumerate(trial.experiment.arms):
+            if not isinstance(arm, ExternalArm):
+                continue
+            telemetry = arm.external.telemetry
+            for index, source in enumerate(telemetry.logs):
+                replica = arm.replica_names[index] if len(telemetry.logs) == arm.replicas else None
+                name = replica or arm.name
+                log = _Log(
+                    arm=arm.name,
+                    place=place,
+                    replica=replica,
+                    name=name,
+                    source=self._open(arm.name, name, source),
+                    told=CompileLog(format=telemetry.log_format),
+                )
+                log.thread = threading.Thread(target=self._follow, args=(log,), name=f"log-{name}", daemon=True)
+                log.thread.start()
+                self._logs.append(log)
+
+    def stop(self, *, hurry: bool) -> None:
+        """No log is followed, and trial.json says what each told. A second call does nothing."""
+        logs, self._logs = self._logs, []
+        for log in logs:
+            log.stopping.wait(0 if hurry else _LAST_WORDS_S / len(logs))
+        for log in logs:
+            log.stopping.set()
+        for log in logs:
+            if log.thread is not None:
+                log.thread.join(timeout=_STOP_GRACE_S)
+            with suppress(OSError):
+                log.source.close()
+            arm = self._trial.facts.arms[log.place]
+            arm.setdefault("telemetry", {}).setdefault("logs", []).append(log.facts())
+            for spot in log.facts()["blind_spots"]:
+                self._trial.status.note(f"the log of {log.name} does not tell of every compile: {spot}")
+
+    def kill(self) -> None:
+        """The commands are gone at once. Safe in a signal handler."""
+        for child in self._commands:
+            child.kill_now()
+
+    def _open(self, arm: str, name: str, source: str | tuple[str, ...]) -> _Lines:
+        if isinstance(source, str):
+            try:
+                return _File(Path(source))
+            except OSError as error:
+                raise RunError(f'arm "{arm}": telemetry.log cannot be read ({error}): give another one') from None
+        log_path = self._trial.logs / f"{name}.log"
+        child = Child(f"log-{name}", source, log_path=log_path, environment=child_environment())
+        self._commands.append(child)
+        return _Command(child)
+
+    def _follow(self, log: _Log) -> None:
+        try:
+            for line in log.source.before():
+                log.told.learn(line)
+            while True:
+                last = log.stopping.is_set()  # read first: what comes before it is read
+                ended = log.source.ended()
+                for line in log.source.lines():
+                    for compile in log.told.take(line, now_ns()):
+                        self._record(log, compile)
+                for compile in log.told.rest(None if last or ended else now_ns()):
+                    self._record(log, compile)
+                if last or ended:
+                    log.ended = "" if last else ended
+                    return
+                log.stopping.wait(_POLL_S)
+        except OSError as error:
+            log.ended = f"it cannot be read ({error.strerror or error})"
+
+    def _record(self, log: _Log, compile: LoggedCompile) -> None:
+        # Known some time after the first request; without a phase an event is serving if it ends after that one began.
+        started_ns = self._trial.facts.start_ns
+        phase = "serving" if started_ns is not None and compile.end_ns > started_ns else None
+        self._collector.take_logged(
+            {
+                "event_id": f"{self._trial.number}-{log.name}-log-{log.events}",
+                "trial": self._trial.number,
+                "arm": log.arm,
+                "replica": log.replica,
+                "phase": phase,
+                **{key: getattr(compile, key) for key in LoggedCompile.__slots__},
+            }
+        )
+        log.events += 1
