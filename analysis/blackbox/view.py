@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.blackbox.calls import Evidence, calls
-from analysis.blackbox.firstseen import Shapes, SlowFirst, slow_first
+from analysis.blackbox.firstseen import Shapes, SlowFirst, shapes_of, slow_first
 from analysis.blackbox.stalls import COMPILE, PART, UNKNOWN, Stall, Watch, look
 from analysis.records.requests import Requests
+from analysis.run.run import Run
 from analysis.run.spikes import windows_of
 
 _SHARED = 2  # stalls of some requests alone; one may be an accident
@@ -47,6 +48,20 @@ class Outside:
     def witnesses(self) -> int:
         """Other servers that separate the host's stalls from the arm's."""
         return min((watch.witnesses for watch in self.watches), default=0)
+
+
+def shapes_seen(run: Run) -> dict[str, Shapes]:
+    """The shapes of each arm's prompts, and which of them it had met."""
+    # Nothing restarts an external arm between the trials of a run: what it compiled in one it has in the next.
+    return {
+        arm: shapes_of(
+            run.requests,
+            arm,
+            ladder=run.account(arm).length_ladder,
+            lives=run.place if run.account(arm).external else None,
+        )
+        for arm in run.arms
+    }
 
 
 def outside_of(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from analysis.blackbox.untold import with_lengths
 from analysis.foresight.plan import Goal, Need, joined_plan, least_length, limits_for
 from analysis.judging.gates import FAIL
 from analysis.judging.judgement import judge
@@ -23,7 +24,7 @@ from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
 
 def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
     """The plan as plain values, from the spread that the run in `directory` saw. RecordError where it shows none."""
-    run = Run.of(read_run(directory))
+    run = with_lengths(Run.of(read_run(directory)))
     limits = limits_for(run.limits, goal)
     run = replace(run, limits=limits)
     if is_search(run):

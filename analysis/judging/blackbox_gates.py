@@ -51,12 +51,14 @@ def outside_gates(
     minutes: float,
     part: str = "",
     cold_ns: Mapping[int, int] = MappingProxyType({}),
+    told: bool = False,
 ) -> list[Gate]:
     """The four gates on compiles while serving, without telemetry.
 
     FAIL where stalls that are compiles, on the evidence of first-seen shapes, go beyond the limit. PASS where the arm
     could be watched closely enough and neither they nor unexplained stalls do. INCONCLUSIVE else, with the reason.
-    `part` "cold" or "steady" takes the stalls that began before or after `cold_ns` of their trial.
+    `part` "cold" or "steady" takes the stalls that began before or after `cold_ns` of their trial. With `told` the log
+    of the arm tells of its compiles, and it is no doubt that some might not show.
     """
 
     def within(stall: Stall) -> bool:
@@ -75,7 +77,9 @@ def outside_gates(
         visible_s = limit if key == "max_stall_s" else SHORTEST_COMPILE_S
         if value > limit:
             verdict, reason = FAIL, _proven(outside, sure)
-        elif doubt := _doubt(outside, sure, maybe, requests=requests, visible_s=visible_s, open_=upper > limit):
+        elif doubt := _doubt(
+            outside, sure, maybe, requests=requests, visible_s=math.inf if told else visible_s, open_=upper > limit
+        ):
             verdict, reason = INCONCLUSIVE, doubt
         else:
             verdict, reason = PASS, _clean(outside, sure)
@@ -108,6 +112,8 @@ def _proven(outside: Outside, sure: Sequence[Stall]) -> str:
 def _clean(outside: Outside, sure: Sequence[Stall]) -> str:
     if sure:
         return f"{counted(len(sure), 'stall')} began with a first-seen prompt length ({_p(outside.p_value)})."
+    if math.isnan(outside.detectable_s):
+        return "too little traffic to see a stall in."
     host = len(outside.of_cause(HOST))
     beside = f", leaving out {counted(host, 'time')} that the others stood still too" if host else ""
     shortest = digits(outside.detectable_s, 2)
@@ -117,11 +123,12 @@ def _clean(outside: Outside, sure: Sequence[Stall]) -> str:
 def _doubt(
     outside: Outside, sure: Sequence[Stall], maybe: Sequence[Stall], *, requests: int, visible_s: float, open_: bool
 ) -> str:
-    """Why a gate stays open; "" where it does not."""
+    """Why a gate stays open; "" where it does not. `visible_s` is what must be seen; infinite where nothing must."""
     visible, slow = outside.detectable_s, outside.slow
-    if requests < _FEWEST_REQUESTS:
+    must_see = visible_s < math.inf
+    if must_see and requests < _FEWEST_REQUESTS:
         return f"{counted(requests, 'request')} show too little: send {_FEWEST_REQUESTS} or more."
-    if math.isnan(visible):
+    if must_see and math.isnan(visible):
         return "too little traffic to know how long the arm is silent when all is well."
     if open_:
         whole = [stall for stall in maybe if stall.cause != PART]

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.arrays import Bools, Ints
-from analysis.blackbox.firstseen import shapes_of
-from analysis.blackbox.view import Outside, outside_of
+from analysis.blackbox.view import Outside, outside_of, shapes_seen
 from analysis.judging.blackbox_gates import outside_gates
 from analysis.judging.comparisons import blocks_at
 from analysis.judging.gates import (
@@ -24,6 +23,7 @@ from analysis.judging.gates import (
     recompile_gates,
     slo_gate,
 )
+from analysis.judging.logged_gates import logged_gates
 from analysis.judging.paths import Path, share_path
 from analysis.judging.planner import (
     LONGEST_S,
@@ -130,17 +130,7 @@ def _turned(rate: RateComparison, least: float) -> Comparison:
 
 def seen_outside(run: Run) -> dict[str, Outside]:
     """What shows of each arm without its telemetry."""
-    # Nothing restarts an external arm between the trials of a run: what it compiled in one it has in the next.
-    shapes = {
-        arm: shapes_of(
-            run.requests,
-            arm,
-            ladder=run.account(arm).length_ladder,
-            lives=run.place if run.account(arm).external else None,
-        )
-        for arm in run.arms
-    }
-    return outside_of(run.requests, shapes, control=run.control, rng=run.rng(2))
+    return outside_of(run.requests, shapes_seen(run), control=run.control, rng=run.rng(2))
 
 
 def compile_gates(run: Run, arm: str, facts: Mapping[str, CompileFacts], outside: Outside) -> list[Gate]:
@@ -152,9 +142,15 @@ def compile_gates(run: Run, arm: str, facts: Mapping[str, CompileFacts], outside
         if run.account(arm).external:
             minutes = _part_s(run, arm, part) / 60.0 * run.replicas(arm)
             requests = facts[part].requests
-            gates += outside_gates(
-                outside, budget, requests=requests, minutes=minutes, part=part, cold_ns=cold_ends(run)
+            account = run.account(arm)
+            told = account.tells_compiles and not account.log_spots
+            seen = outside_gates(
+                outside, budget, requests=requests, minutes=minutes, part=part, cold_ns=cold_ends(run), told=told
             )
+            if account.tells_compiles:
+                by_log = recompile_gates(arm, facts[part], budget, part=part)
+                seen = logged_gates(by_log, seen, tells=account.log_tells, spots=account.log_spots)
+            gates += seen
         else:
             gates += recompile_gates(arm, facts[part], budget, part=part)
     return gates

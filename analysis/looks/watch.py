@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from analysis.blackbox.untold import with_lengths
 from analysis.looks.journal import JOURNAL, PREVIEW, append, read_looks, row_of
 from analysis.looks.look import look_at
 from analysis.records.documents import read_document
@@ -43,7 +44,7 @@ class Watch:
         if self._preview:
             gates = {**table(records.experiment, "gates"), "sequential": True}
             records = replace(records, experiment={**records.experiment, "gates": gates})
-        run = Run.of(records)
+        run = with_lengths(Run.of(records))
         self._seen_s = run.seconds
         self._looks += 1
         row = row_of(look_at(run, left_s=max(0.0, _planned_s(run) - run.seconds)), run, number=self._looks, at_ns=at_ns)

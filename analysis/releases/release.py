@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from analysis.blackbox.untold import with_lengths
 from analysis.judging.judgement import judge
 from analysis.judging.validity import LENGTH_CHECKS, Check
 from analysis.records.documents import read_document, write_document
@@ -260,7 +261,7 @@ def write_release(release: Release, path: Path) -> None:
 
 def release_of(run_dir: Path) -> Release:
     """What is kept of the run in `run_dir`, by its records as they are. RecordError when there is nothing to judge."""
-    run = Run.of(read_run(run_dir))
+    run = with_lengths(Run.of(read_run(run_dir)))
     checks = judge(run).checks
     doubts = _doubts(checks)
     # A server that died compiled no more: few recompiles are no praise.

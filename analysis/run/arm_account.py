@@ -45,6 +45,38 @@ class ArmAccount:
         return {} if kind in (None, "tailgate") else {**row, **mapping(row.get("external")), "kind": kind}
 
     @property
+    def tells_compiles(self) -> bool:
+        """Whether an external arm has a log that is looked through for compiles."""
+        telemetry = mapping(self.external.get("telemetry"))
+        return bool(telemetry.get("log") or telemetry.get("log_command"))
+
+    @property
+    def log_tells(self) -> str:
+        """Of which compiles the arm's logs tell, in words."""
+        return "; ".join(dict.fromkeys(str(log.get("tells")) for log in self._logs)) or "nothing that is known"
+
+    @property
+    def log_spots(self) -> list[str]:
+        """What compiles the arm's logs may leave out, in sentences, each once."""
+        spots = [str(spot) for log in self._logs for spot in _listed(log.get("blind_spots"))]
+        lost = [info for info in self.infos if takes_part(info, self.arm) and not self._logs_of(info)]
+        spots += [f"trial {info.get('trial')} does not say what its log told" for info in lost]
+        return list(dict.fromkeys(spots)) if self.tells_compiles else []
+
+    @property
+    def _logs(self) -> list[Mapping[str, Any]]:
+        return [log for info in self.infos for log in self._logs_of(info)]
+
+    def _logs_of(self, info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        rows = [row for row in rows_of(info.get("arms")) if row.get("name") == self.arm]
+        return [log for row in rows for log in rows_of(mapping(row.get("told")).get("logs"))]
+
+    @property
+    def scrapes(self) -> list[Mapping[str, Any]]:
+        """How often each of the arm's pages for Prometheus answered, trial by trial."""
+        return [page for row in self.rows for page in rows_of(mapping(row.get("told")).get("metrics"))]
+
+    @property
     def length_ladder(self) -> tuple[int, ...]:
         """The prompt lengths at which the arm's shapes change, as its trials say; empty where each length is its own,
         or nothing is said."""
@@ -124,6 +156,10 @@ class ArmAccount:
                 counts = {key: int(number(row.get(key)) or 0) for key in ("same", "of")}
                 answers.append({**row, "replica": replica, **counts, **request})
         return answers
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def replica_names(infos: Iterable[Mapping[str, Any]], arm: str) -> tuple[str, ...]:

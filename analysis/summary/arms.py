@@ -14,7 +14,9 @@ from analysis.arrays import Bools
 from analysis.blackbox.row import outside_row
 from analysis.judging.gates import CompileFacts
 from analysis.judging.judgement import Judgement
+from analysis.records.plain_values import number
 from analysis.records.requests import METRICS
+from analysis.run.arm_account import ArmAccount
 from analysis.run.background import plateau
 from analysis.run.compiled import compiled_steps, most_eager
 from analysis.run.counterfactual import counterfactual
@@ -114,10 +116,12 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
     if not external:
         return None
     times, tokens = run.times_per_answer(arm)
-    counts = run.account(arm).counts_tokens
+    account = run.account(arm)
+    counts = account.counts_tokens
+    unseen = "start-up" if account.tells_compiles else "start-up and compiles"
     notes = [
-        "Tailgate did not start it: there are no sections on its start-up and compiles, and nothing resets it between "
-        "trials.",
+        f"Tailgate did not start it: there are no sections on its {unseen}, and nothing resets it between trials.",
+        *_told(account),
         "Its weights, precision, limits, batching and answers were not checked.",
     ]
     if not counts:
@@ -126,7 +130,7 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
         notes.append(
             f"{tokens} tokens came in {times} chunks with text: ITL is per chunk, tokens are the server's own count."
         )
-    if any(probe.get("streams") is False for probe in run.account(arm).probes):
+    if any(probe.get("streams") is False for probe in account.probes):
         notes.append("It does not stream: the first token comes with the last.")
     return {
         "kind": external["kind"],
@@ -136,6 +140,20 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
         "chunks": times,
         "notes": notes,
     }
+
+
+def _told(account: ArmAccount) -> list[str]:
+    """What the arm's server told of itself, and what it left out, in sentences."""
+    notes = []
+    if account.tells_compiles:
+        left_out = "".join(f"; {spot}" for spot in account.log_spots)
+        notes.append(f"Its compiles are those that its log tells of ({account.log_tells}){left_out}.")
+    failed = sum(int(number(page.get("failed")) or 0) for page in account.scrapes)
+    if failed:
+        asked = failed + sum(int(number(page.get("answered")) or 0) for page in account.scrapes)
+        why = next(str(page["why"]) for page in account.scrapes if page.get("why"))
+        notes.append(f"Its page of metrics failed {failed} of {asked} times ({why}).")
+    return notes
 
 
 _SERVING_COLUMNS = ("recompiles", "longest_event_s", "longest_stall_s", "stall_s_per_min", "requests_hit")
@@ -161,7 +179,8 @@ _COMPILE_COLUMNS = (
 def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[str, Any]:
     """What compiles did to the arm; None for what is not known of it."""
     row: dict[str, Any] = dict.fromkeys(_COMPILE_COLUMNS)
-    if run.account(arm).external:
+    account = run.account(arm)
+    if account.external and not account.tells_compiles:
         return row
     serving, facts = run.serving_events(arm), parts[""]
     if facts.known:
@@ -188,7 +207,7 @@ def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[
     most = most_eager(compiled_steps(run, arm))
     row["eager_fallback_pct"] = None if most is None else most.pct
     row |= compiler_facts(run.records.directories, arm)
-    row["blind_spots"] = blind_spots(run, arm)
+    row["blind_spots"] = account.log_spots if account.external else blind_spots(run, arm)
     replays = {metric: counterfactual(run, arm, metric) for metric in ("ttft", "e2e")}
     row["without_withdrawn"] = replays["e2e"].withdrawn
     return row | {name: getattr(replays[metric], field) for name, (metric, field) in _REPLAYS.items()}

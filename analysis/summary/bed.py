@@ -113,11 +113,11 @@ def _device_columns(own: Rows, place: Ints, bins: int) -> dict[str, Any]:
     held = [None if names is None else float(any(name in THROTTLES for name in names)) for names in own.reasons()]
     throttled = np.array([math.nan if value is None else value for value in held], dtype=np.float64)
     return {
-        "sm_mhz": _binned(own.column("sm_mhz"), place, bins, of=np.minimum),
-        **{name: _binned(own.column(name), place, bins) for name in ("power_w", "temperature_c", "utilisation_pct")},
-        "throttled": _binned(throttled, place, bins),
+        "sm_mhz": binned(own.column("sm_mhz"), place, bins, of=np.minimum),
+        **{name: binned(own.column(name), place, bins) for name in ("power_w", "temperature_c", "utilisation_pct")},
+        "throttled": binned(throttled, place, bins),
         "foreign": [
-            None if it is None else -it for it in _binned(-own.column("foreign_processes"), place, bins, of=np.minimum)
+            None if it is None else -it for it in binned(-own.column("foreign_processes"), place, bins, of=np.minimum)
         ],
     }
 
@@ -134,11 +134,11 @@ def _host_columns(own: Rows, place: Ints, bins: int) -> dict[str, Any]:
     ):
         rise = np.diff(own.column(counter), prepend=np.nan)
         share = np.where((rise >= 0) & (took > 0), 100.0 * rise / (took * each), np.nan)
-        columns[key] = _binned(share, place, bins)
+        columns[key] = binned(share, place, bins)
     return columns
 
 
-def _binned(values: Floats, place: Ints, bins: int, *, of: np.ufunc | None = None) -> list[float | None]:
+def binned(values: Floats, place: Ints, bins: int, *, of: np.ufunc | None = None) -> list[float | None]:
     """The mean of the values in each bin, or their least or largest by `of`; None where none is known."""
     known = np.isfinite(values)
     if of is not None:

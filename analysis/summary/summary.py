@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.blackbox.untold import LENGTH_FROM, with_lengths
 from analysis.foresight.costs import summary_rows as break_even
 from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
@@ -31,6 +32,7 @@ from analysis.records.run_records import RunRecords, read_run
 from analysis.records.scratch import kept
 from analysis.run.pressure import in_words, phases_of
 from analysis.run.run import Run
+from analysis.run.server_load import LoadSamples, load_samples, meanwhile
 from analysis.run.slo import design_effect
 from analysis.run.spikes import Spike, find_spikes
 from analysis.run.trials import SECOND
@@ -46,6 +48,7 @@ from analysis.summary.ramp import ramp_row, weights_row
 from analysis.summary.resources import memory_events
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
+from analysis.summary.server_load import server_load_row
 
 SCHEMA = 1
 EXIT_CODES = {PASS: 0, INCONCLUSIVE: 3, FAIL: 99}
@@ -63,7 +66,7 @@ def analyze(run_dir: Path, *, seed: int | None = None, slo: Sequence[str] = ()) 
     take the place of the experiment's on the same figures, or join them.
     """
     # Nothing here holds the records beside the run, so that it can let go of their table.
-    run = Run.of(_with_targets(read_run(run_dir), slo), seed)
+    run = with_lengths(Run.of(_with_targets(read_run(run_dir), slo), seed))
     return {key: _plain(value) for key, value in _summary(run, judge(run)).items()}
 
 
@@ -87,6 +90,7 @@ def exit_code(summary: Mapping[str, Any]) -> int:
 
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
+    load = load_samples(run)
     spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control, machine=run.machine)
     return {
         "schema": SCHEMA,
@@ -110,9 +114,10 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "bed": bed_row(run, judgement.bed),
         "parity": _parity(run),
         **({"memory": events} if (events := memory_events(run, judgement.memory)) else {}),
-        "spikes": [_spike_row(run, spike) for spike in spikes],
+        "spikes": [_spike_row(run, spike, load) for spike in spikes],
         "events": _events(run),
         "series": latency_series(run),
+        **({"server_load": told} if (told := server_load_row(run, load)) else {}),
         "distribution": _distribution(run),
         "design": _design(run),
         **({"sequential": looks} if (looks := looks_row(run, judgement)) else {}),
@@ -203,10 +208,12 @@ def _parity(run: Run) -> dict[str, Any]:
     }
 
 
-def _spike_row(run: Run, spike: Spike) -> dict[str, Any]:
+def _spike_row(run: Run, spike: Spike, load: Sequence[LoadSamples]) -> dict[str, Any]:
     row = asdict(spike)
     place = {name: row.pop(name) for name in ("arm", "trial", "start_ns", "end_ns")}
-    return {**place, "offset_s": run.offset_s(spike.trial, spike.start_ns), "metric": "e2e", **row}
+    told = meanwhile(load, **place)
+    beside = {} if told is None else {"server": asdict(told)}
+    return {**place, "offset_s": run.offset_s(spike.trial, spike.start_ns), "metric": "e2e", **row, **beside}
 
 
 _EVENT_FIELDS = ("event_id", "trial", "arm", "replica", "kind", "start_ns", "end_ns")
@@ -223,6 +230,7 @@ def _events(run: Run) -> list[dict[str, Any]]:
         {
             **{name: getattr(event, name) for name in _EVENT_FIELDS},
             **{name: event.row.get(name) for name in _EVENT_COLUMNS},
+            **{name: event.row[name] for name in (LENGTH_FROM,) if name in event.row},
             "request_ids": list(event.request_ids[:_MOST_REQUEST_IDS]),
             "request_count": len(event.request_ids),
             "seconds": event.seconds,

@@ -87,7 +87,7 @@ class ServerLoads:
         self._guarded_flush(last=True)
         for page in self._pages:
             arm = self._trial.facts.arms[page.place]
-            arm.setdefault("telemetry", {}).setdefault("metrics", []).append(page.facts())
+            arm.setdefault("told", {}).setdefault("metrics", []).append(page.facts())
             if page.failed:
                 asked = page.answered + page.failed
                 self._trial.status.note(f"{page.address} failed {page.failed} of {asked} times: {page.why}")

@@ -131,7 +131,7 @@ class ServerLogs:
             with suppress(OSError):
                 log.source.close()
             arm = self._trial.facts.arms[log.place]
-            arm.setdefault("telemetry", {}).setdefault("logs", []).append(log.facts())
+            arm.setdefault("told", {}).setdefault("logs", []).append(log.facts())
             for spot in log.facts()["blind_spots"]:
                 self._trial.status.note(f"the log of {log.name} does not tell of every compile: {spot}")
 

@@ -32,13 +32,16 @@ _REMEDY = "Run again; see the logs of the arm and of the disk."
 
 
 def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]:
-    """The checks on the compile events of each arm that tailgate started; none where there is no such table."""
+    """The checks on the compile events of each arm that tailgate started, and of those of others' logs that are placed;
+    none where there is no such table."""
     yield check_placed(run.unplaced_requests, "request", arm=None, affects=(*ESTIMATES, "recompile", "error"))
     if run.records.events is None:
         return
     unattributed = [item for item in run.unplaced_events if item.arm is None or item.arm == run.control]
     yield check_placed(unattributed, "compile event", arm=None, affects=("recompile", *ESTIMATES))
-    for arm in (name for name in run.treatments if not run.account(name).external):
+    for arm in run.treatments:
+        if run.account(arm).external and not run.account(arm).tells_compiles:
+            continue
         own = [item for item in run.unplaced_events if item.arm == arm]
         yield check_placed(own, "compile event", arm=arm, affects=("recompile", *ESTIMATES))
     for arm in (name for name in run.arms if not run.account(name).external):

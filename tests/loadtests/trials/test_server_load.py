@@ -41,7 +41,7 @@ def test_the_load_is_recorded_while_the_trial_goes_on(tmp_path: Path) -> None:
     assert {(row["trial"], row["arm"], row["replica"]) for row in rows} == {(1, "vllm", "vllm-0")}
     assert {(row["waiting"], row["cache_pct"], row["preemptions"]) for row in rows} == {(3, 50, 2)}
     assert began_ns < rows[0]["at_ns"] < rows[-1]["at_ns"] < now_ns()
-    [facts] = trial.facts.arms[1]["telemetry"]["metrics"]
+    [facts] = trial.facts.arms[1]["told"]["metrics"]
     assert (facts["replica"], facts["failed"], facts["why"]) == ("vllm-0", 0, "")
     assert facts["answered"] >= len(rows)
 
@@ -57,7 +57,7 @@ def test_what_a_page_does_not_answer_costs_those_samples_alone_and_is_counted(tm
         loads = ServerLoads(trial)
         wait_for(trial.folder / "server_load.arrow", 2)
         loads.stop()
-    first, second = trial.facts.arms[1]["telemetry"]["metrics"]
+    first, second = trial.facts.arms[1]["told"]["metrics"]
     assert (first["replica"], first["failed"]) == ("vllm-0", 4)
     assert first["why"] == "HTTPError: HTTP Error 503: Service Unavailable"
     assert (second["answered"], second["why"][:31]) == (0, "ValueError: the page shows no l")
@@ -75,7 +75,7 @@ def test_a_page_that_takes_long_is_late_and_another_is_not(tmp_path: Path) -> No
         loads = ServerLoads(trial)
         wait_for(trial.folder / "server_load.arrow", 20)
         loads.stop()
-    first, second = trial.facts.arms[1]["telemetry"]["metrics"]
+    first, second = trial.facts.arms[1]["told"]["metrics"]
     assert first["late"] >= 5 * first["answered"] > 0
     assert second["answered"] > 2 * first["answered"]
 
@@ -84,4 +84,4 @@ def test_nothing_is_recorded_of_arms_that_show_nothing(tmp_path: Path) -> None:
     trial = external_trial(tmp_path / "trial-01", {})
     ServerLoads(trial).stop()
     assert not (trial.folder / "server_load.arrow").exists()
-    assert "telemetry" not in trial.facts.arms[1]
+    assert "told" not in trial.facts.arms[1]

@@ -43,7 +43,7 @@ def followed(trial: TrialContext, during: Callable[[ServerLogs], None]) -> tuple
         logs.stop(hurry=True)
         logs.stop(hurry=True)
         collector.stop()
-    [facts] = trial.facts.arms[1]["telemetry"]["logs"]
+    [facts] = trial.facts.arms[1]["told"]["logs"]
     return read_table(trial.folder / "compile_events.arrow", COMPILE_EVENTS)[0].to_pylist(), facts
 
 

@@ -1,0 +1,58 @@
+"""Compiles of which a log tells that they were and not how long they took: as long as the server stood still there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from analysis.blackbox.stalls import HOST, Stall, look
+from analysis.blackbox.view import shapes_seen
+from analysis.run.backlog import with_backlog
+from analysis.run.run import Run
+from analysis.run.spikes import CompileEvent, attribute
+
+LENGTH_FROM = "length_from"  # the column of such an event that says where its length is from
+STALL = "stall"
+
+# A line is written when the compile begins or ends, and may arrive a little later, its own time in whole seconds.
+_NEAR_NS = 1_000_000_000
+_NO_COMPILE = frozenset({"limit_hit", "eager_fallback"})
+
+
+def with_lengths(run: Run) -> Run:
+    """The run in which every such compile has the length of the stall, seen from outside, that it lies in.
+
+    One that lies in no stall held up nobody for long enough to show, and stays a moment.
+    """
+    others = {arm for arm in run.arms if run.account(arm).external}
+    untold = [event.arm in others and _is_untold(event) for event in run.events]
+    if not any(untold):
+        return run
+    stalls, _ = look(run.requests, shapes_seen(run))
+    events = tuple(
+        _timed(event, stalls[event.arm]) if is_untold else event
+        for event, is_untold in zip(run.events, untold, strict=True)
+    )
+    events = tuple(sorted(events, key=lambda event: (event.trial, event.start_ns, event.arm, event.event_id)))
+    attribution = with_backlog(run.requests, events, attribute(run.requests, events))
+    return replace(run, events=events, attribution=attribution)
+
+
+def _is_untold(event: CompileEvent) -> bool:
+    return event.serving and event.start_ns == event.end_ns and event.kind not in _NO_COMPILE
+
+
+def _timed(event: CompileEvent, stalls: Sequence[Stall]) -> CompileEvent:
+    near = [
+        stall
+        for stall in stalls
+        if stall.trial == event.trial
+        and (event.replica is None or stall.replica in (None, event.replica))
+        and stall.cause != HOST
+        and stall.start_ns - _NEAR_NS <= event.start_ns <= stall.end_ns + _NEAR_NS
+    ]
+    if not near:
+        return event
+    longest = max(near, key=lambda stall: stall.seconds)
+    row = {**event.row, LENGTH_FROM: STALL}
+    return replace(event, start_ns=longest.start_ns, end_ns=longest.end_ns, row=row)
