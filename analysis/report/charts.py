@@ -32,6 +32,7 @@ def chart_data(summary: Row) -> dict[str, Any]:
         "events": [_event(event, index) for event in rows(summary, "events")],
         "spikes": _spikes(summary, index),
         **({"bed": bed} if (bed := _bed(summary, index)) else {}),
+        **({"server_load": load} if (load := _server_load(summary, index)) else {}),
         "needs": [_need(event, index) for event in rows(summary, "memory", "events")],
         "limits": _limits(summary),
         "distribution": _distribution(summary, names),
@@ -137,6 +138,25 @@ def _bed(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
             }
         )
     return {**{key: at(series, key) for key in ("bin_s", "stretch_s")}, "rows": shown} if shown else {}
+
+
+def _server_load(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
+    """What the pages of external arms say, a row a page and trial, with the colour of the arm."""
+    shown = []
+    for row in rows(summary, "server_load", "rows"):
+        times = row.get("t_s")
+        if not isinstance(times, list) or not all(map(is_number, times)):
+            continue
+        columns = {key: value for key, value in row.items() if isinstance(value, list) and len(value) == len(times)}
+        shown.append(
+            {
+                "trial": row.get("trial"),
+                "arm": index.get(str(row.get("arm"))),
+                "label": text(row.get("replica") or row.get("arm")),
+                **{key: [_rounded(item) for item in value] for key, value in columns.items()},
+            }
+        )
+    return {"bin_s": at(summary, "server_load", "bin_s"), "rows": shown} if shown else {}
 
 
 def _machine(row: Row) -> tuple[str, ...]:

@@ -11,7 +11,20 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoescape
 from markupsafe import Markup
 
-from analysis.report import bed, breakeven, charts, comparing, frontier, joined, load, looks, outside, reading, values
+from analysis.report import (
+    bed,
+    breakeven,
+    charts,
+    comparing,
+    frontier,
+    joined,
+    load,
+    looks,
+    outside,
+    reading,
+    server_load,
+    values,
+)
 from analysis.report.resources import memory_events
 
 SCRIPTS = (
@@ -22,6 +35,7 @@ SCRIPTS = (
     "distribution.js",
     "padding.js",
     "bed.js",
+    "server-load.js",
     "forest.js",
     "knees.js",
     "tables.js",
@@ -150,6 +164,8 @@ def html_report(summary: Mapping[str, Any]) -> str:
             causes=outside.causes(summary),
             outside=outside.outside(summary),
             stalls=outside.stalls(summary),
+            server_load=server_load.server_load(summary),
+            beside=server_load.beside,
             startup=reading.startup_costs(summary),
             shortfalls=reading.shortfalls(summary),
             environment=reading.flattened(values.at(summary, "environment")),

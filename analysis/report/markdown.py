@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from analysis.report import bed, breakeven, comparing, frontier, joined, load, looks, outside, reading
 from analysis.report.resources import memory_events
+from analysis.report.server_load import server_load
 from analysis.report.tables import Figure, Table
 from analysis.report.values import (
     DASH,
@@ -384,6 +385,7 @@ def markdown_report(summary: Row) -> str:
         f"### Worst {WORST_EVENTS} compiles while serving" if rows(summary, "events") else "### Compiles while serving",
         _events(summary),
         *_outside(summary),
+        *_section("Load of external arms, by their own account", server_load(summary)),
         *_section("What the compiler could not do", reading.shortfalls(summary)),
         *_startup(summary),
         f"<sub>tailgate · run {code(at(summary, 'run_id'))} · charts and every request's events: report.html</sub>",

@@ -18,6 +18,11 @@ const HOST_LINES = [
 function testBed(host, data) {
   const rows = data.bed?.rows ?? [];
   if (!rows.length) return empty(host, "Nothing was sampled of the machines.");
+  panelsOverTime(host, rows, (state, width) => bedView(data, rows, state, width));
+}
+
+// Panels over one time axis, a trial at a time.
+function panelsOverTime(host, rows, viewOf) {
   const known = [...new Set(rows.map((row) => row.trial))].sort((a, b) => a - b);
   const state = { trial: known[0], cursor: null };
   const plot = el("div");
@@ -29,7 +34,7 @@ function testBed(host, data) {
   if (known.length > 1) host.append(el("div", { class: "controls" }, el("label", {}, "Trial ", picker)));
   host.append(plot);
   const draw = responsive(plot, (width) => {
-    const view = bedView(data, rows, state, width);
+    const view = viewOf(state, width);
     const root = bedFrame(state, view);
     for (const panel of view.panels) root.append(bedPanel(view, panel));
     const stops = view.lanes.flatMap((lane) => bedLane(root, view, lane));
@@ -39,7 +44,6 @@ function testBed(host, data) {
   });
 }
 
-// Panels, lanes and scales of one trial. A line is { name, arm, style, points: [[t, value]] }.
 function bedView(data, rows, state, width) {
   const own = rows.filter((row) => row.trial === state.trial);
   const devices = own.filter((row) => row.kind === "device"),
@@ -63,9 +67,7 @@ function bedView(data, rows, state, width) {
       show: pct,
       lines: HOST_LINES.map(([key, name], style) => lineOf(row, key, { name, style })),
     })),
-  ]
-    .map((panel) => ({ bin, ...panel, lines: panel.lines.filter((one) => one.points.some(([, value]) => isNumber(value))) }))
-    .filter((panel) => panel.lines.length);
+  ].map((panel) => ({ bin, ...panel }));
   const lanes = devices.flatMap((row) =>
     [
       ["throttled", "throttled", "Throttled", (value) => `${pct(100 * value)} of the samples`],
@@ -74,8 +76,16 @@ function bedView(data, rows, state, width) {
       .filter(([key]) => row[key]?.some((value) => value > 0))
       .map(([key, kind, title, show]) => ({ kind, title: `${title}: ${row.label}`, row, key, show })),
   );
+  return panelView({ name: "The test bed", panels, lanes, bin, width, seconds: data.duration_s });
+}
+
+// Panels, lanes and scales of one trial. A line is { name, arm, style, points: [[t, value]] }.
+function panelView({ name, panels: all, lanes, bin, width, seconds }) {
+  const panels = all
+    .map((panel) => ({ ...panel, lines: panel.lines.filter((one) => one.points.some(([, value]) => isNumber(value))) }))
+    .filter((panel) => panel.lines.length);
   const ends = panels.flatMap((panel) => panel.lines.flatMap((one) => one.points.map(([t]) => t + panel.bin)));
-  const domain = [0, ends.reduce((a, b) => Math.max(a, b), data.duration_s || 1)];
+  const domain = [0, ends.reduce((a, b) => Math.max(a, b), seconds || 1)];
   let top = 22;
   for (const panel of panels) {
     const values = panel.lines.flatMap((one) => one.points.map(([, value]) => value)).filter(isNumber);
@@ -95,7 +105,7 @@ function bedView(data, rows, state, width) {
     ...panels.flatMap((panel) => panel.ticks.map((tick) => textWidth(panel.show(tick)) + 10)),
   );
   const right = width - 14;
-  return { panels, lanes, domain, bin, left, right, width, height: top + 8, x: scale(domain, [left, right]) };
+  return { name, panels, lanes, domain, bin, left, right, width, height: top + 8, x: scale(domain, [left, right]) };
 }
 
 function bedFrame(state, view) {
@@ -107,7 +117,7 @@ function bedFrame(state, view) {
     height,
     tabindex: "0",
     role: "group",
-    "aria-label": `The test bed over time, trial ${state.trial}: ${said}. Arrows read values.`,
+    "aria-label": `${view.name} over time, trial ${state.trial}: ${said}. Arrows read values.`,
   });
   const seconds = (tick) => `${figure(tick)} s`;
   for (const tick of ticksApart(linearTicks(view.domain, Math.max(3, width / 100)), x, seconds)) {

@@ -93,6 +93,21 @@ def test_the_test_bed_is_drawn_on_one_axis_with_the_latency(bedded: Summary, ope
     assert [mark["tabindex"] for mark in marks] == ["0"] + ["-1"] * (len(marks) - 1)
 
 
+def test_the_load_of_an_external_arm_is_drawn_below_the_latency(
+    demo: Summary, opened: Callable[[Summary], Any]
+) -> None:
+    summary = copy.deepcopy(demo)
+    times = [float(second) for second in range(60)]
+    columns = {"running": [8.0] * 60, "waiting": times, "cache_pct": [None] * 60, "preemptions": [0.0] * 59 + [3.0]}
+    row = {"trial": 1, "arm": "compiled-naive", "replica": None, "t_s": times, **columns}
+    summary["server_load"] = {"bin_s": 1.0, "arms": [{"arm": "compiled-naive"}], "rows": [row]}
+    page = opened(summary)
+    assert page.find("p", class_="broken") == []
+    charts = [found["aria-label"] or "" for found in page.find("svg", class_="plot")]
+    (drawn,) = (said for said in charts if said.startswith("The load of external arms over time, trial 1"))
+    assert "p99 E2E by 1\u00a0s, Running, Waiting, Preemptions." in drawn
+
+
 def test_allocations_in_need_are_marked_in_their_arms_colour(demo: Summary, opened: Callable[[Summary], Any]) -> None:
     summary = copy.deepcopy(demo)
     need = {"trial": 1, "at_ns": 0, "replica": "<b>-0", "kind": "allocator retry", "count": 2, "offset_s": 30.0}
