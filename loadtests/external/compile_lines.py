@@ -98,6 +98,10 @@ class CompileLog:
         """What the line says of the server is known; for lines from before the log was followed."""
         self._learn(_COLOUR.sub("", line))
 
+    def set_clock(self, line: str, arrived_ns: int) -> None:
+        """What the line, which is taken later, tells of the server's clock is known."""
+        self._clock.learn(_COLOUR.sub("", line), arrived_ns)
+
     def take(self, line: str, arrived_ns: int) -> Iterator[LoggedCompile]:
         """The compiles that are known with this line."""
         line = _COLOUR.sub("", line)

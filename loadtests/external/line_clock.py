@@ -11,7 +11,7 @@ _WHOLE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,
 # vLLM's "INFO 11-25 22:48:07", and PyTorch's "V1125 22:48:07.239000". Neither names the year.
 _YEARLESS = re.compile(r"\b(?:[A-Z]+ |[VIWEC](?=\d{4} ))(\d\d)-?(\d\d) (\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _SECOND = 10**9
-_CLOCK_WAS_SET_NS = 600 * _SECOND
+_SET_BACK_NS = 600 * _SECOND
 
 
 class LineClock:
@@ -20,6 +20,13 @@ class LineClock:
 
     def __init__(self) -> None:
         self._offset_ns: int | None = None
+        self._before_ns: int | None = None  # the time of the line before, as it has it
+
+    def learn(self, line: str, arrived_ns: int) -> None:
+        """What the line tells of the clock is known, for lines that are taken up later."""
+        if (told := _time_of(line[:_HEAD], arrived_ns)) is not None:
+            delay_ns = arrived_ns - told[0]
+            self._offset_ns = delay_ns if self._offset_ns is None else min(delay_ns, self._offset_ns)
 
     def moment(self, line: str, arrived_ns: int) -> int:
         """When the line was written: as it arrived, unless by its own time it came late."""
@@ -27,11 +34,12 @@ class LineClock:
         if told is None:
             return arrived_ns
         at_ns, step_ns = told
-        delay_ns = arrived_ns - at_ns
-        known = self._offset_ns
-        if known is None or delay_ns < known or delay_ns - known > _CLOCK_WAS_SET_NS:
-            self._offset_ns = known = delay_ns
-        return min(arrived_ns, at_ns + known + step_ns)
+        if self._before_ns is not None and at_ns < self._before_ns - _SET_BACK_NS:
+            self._offset_ns = None
+        self._before_ns = at_ns
+        self.learn(line, arrived_ns)
+        assert self._offset_ns is not None
+        return min(arrived_ns, at_ns + self._offset_ns + step_ns)
 
 
 def _time_of(head: str, arrived_ns: int) -> tuple[int, int] | None:

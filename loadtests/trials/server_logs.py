@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +23,7 @@ from servers.clock import now_ns
 _POLL_S = 0.1
 _LAST_WORDS_S = 1.0  # for lines that are on their way when the load has ended
 _STOP_GRACE_S = 2.0
+_FIRST_LINE_S, _REST_S, _HISTORY_S = 5.0, 0.3, 10.0  # a command prints what was before at once, and then rests
 
 
 class _Lines(Protocol):
@@ -42,7 +45,7 @@ class _File:
 
 
 class _Command:
-    """The lines that a program prints. What it printed of the past comes as if it were new, before the load."""
+    """The lines that a program prints, those of the past first."""
 
     def __init__(self, child: Child) -> None:
         self.child = child
@@ -97,6 +100,7 @@ class ServerLogs:
 
     def __init__(self, trial: TrialContext, collector: Collector) -> None:
         self._trial, self._collector = trial, collector
+        self._since_ns = now_ns()
         self._logs: list[_Log] = []
         self._commands: list[Child] = []
         for place, arm in enumerate(trial.experiment.arms):
@@ -155,12 +159,14 @@ class ServerLogs:
         try:
             for line in log.source.before():
                 log.told.learn(line)
+            first = self._first_lines(log) if isinstance(log.source, _Command) else []
             while True:
                 last = log.stopping.is_set()  # read first: what comes before it is read
                 ended = log.source.ended()
-                for line in log.source.lines():
-                    for compile in log.told.take(line, now_ns()):
+                for line, arrived_ns in chain(first, ((line, now_ns()) for line in log.source.lines())):
+                    for compile in log.told.take(line, arrived_ns):
                         self._record(log, compile)
+                first = []
                 for compile in log.told.rest(None if last or ended else now_ns()):
                     self._record(log, compile)
                 if last or ended:
@@ -170,7 +176,24 @@ class ServerLogs:
         except OSError as error:
             log.ended = f"it cannot be read ({error.strerror or error})"
 
+    def _first_lines(self, log: _Log) -> list[tuple[str, int]]:
+        """The lines with which a command begins, and when they came: by the newest of them the others are old."""
+        lines: list[tuple[str, int]] = []
+        began_s = heard_s = time.monotonic()
+        while not log.stopping.is_set() and not log.source.ended():
+            for line in log.source.lines():
+                lines.append((line, now_ns()))
+                log.told.set_clock(*lines[-1])
+                heard_s = time.monotonic()
+            rested_s = time.monotonic() - heard_s
+            if rested_s > (_REST_S if lines else _FIRST_LINE_S) or time.monotonic() - began_s > _HISTORY_S:
+                break
+            log.stopping.wait(_POLL_S)
+        return lines
+
     def _record(self, log: _Log, compile: LoggedCompile) -> None:
+        if compile.end_ns < self._since_ns:
+            return  # of the past, which a command may print
         # Known some time after the first request; without a phase an event is serving if it ends after that one began.
         started_ns = self._trial.facts.start_ns
         phase = "serving" if started_ns is not None and compile.end_ns > started_ns else None

@@ -66,8 +66,11 @@ def test_a_clock_that_was_set_back_is_learnt_anew() -> None:
     assert clock.moment("INFO 10-25 02:00:00 [x.py:1] ", NOON + SECOND) == NOON + SECOND
 
 
-def test_the_history_of_a_log_does_not_move_what_comes_after() -> None:
+def test_the_history_of_a_log_was_before_its_newest_line() -> None:
     clock = LineClock()
-    for hour in range(6, 12):  # all printed at once
-        assert clock.moment(f"INFO 11-25 {hour:02}:00:00 [x.py:1] ", NOON) == NOON
+    history = [f"INFO 11-25 {hour:02}:00:00 [x.py:1] " for hour in range(6, 12)]  # all printed at once
+    for line in history:
+        clock.learn(line, NOON)
+    hours_before = [round((NOON - clock.moment(line, NOON)) / 3600 / SECOND) for line in history]
+    assert hours_before == [5, 4, 3, 2, 1, 0]
     assert clock.moment("INFO 11-25 12:00:01 [x.py:1] ", NOON + SECOND + 5) == NOON + SECOND + 5

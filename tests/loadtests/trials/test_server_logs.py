@@ -89,6 +89,15 @@ def test_a_program_tells_by_what_it_prints_and_what_it_leaves_out_is_said(tmp_pa
     assert any(ONCE in note for note in trial.status.notes)
 
 
+def test_compiles_that_a_program_tells_of_the_past_are_not_of_the_trial(tmp_path: Path) -> None:
+    old = GRAPH.replace("22:58:35", "20:00:00")
+    code = f"import time; print({old!r}, {STATS!r}, {IN_DETAIL!r}, sep=chr(10), flush=True); time.sleep(600)"
+    trial = external_trial(tmp_path / "trial-01", {"log_command": [sys.executable, "-c", code]})
+    rows, facts = followed(trial, lambda logs: wait_until(lambda: trial.status.replicas["vllm-0"].compiles == 1))
+    assert [row["kind"] for row in rows] == ["jit"]
+    assert (facts["lines"], facts["events"]) == (3, 1)
+
+
 def test_a_program_that_ends_and_a_log_that_rests_are_blind_spots(tmp_path: Path) -> None:
     trial = external_trial(tmp_path / "trial-01", {"log_command": [sys.executable, "-c", "raise SystemExit(3)"]})
 

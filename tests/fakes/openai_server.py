@@ -1,0 +1,79 @@
+"""A server of somebody else: it streams completions step by step, shows its load, and logs what it compiles as vLLM."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.http1 import DONE, END, STREAM_HEAD, chunked, plain, said, usage
+from tests.fakes.metrics_page import vllm_page
+
+_STEP_S = 0.004
+
+
+class CompilingServer:
+    """With its request number `compiles_at` it compiles for `compile_s`: everybody waits, and `log` has a line."""
+
+    def __init__(self, log: Path, *, compiles_at: int, compile_s: float) -> None:
+        self._log, self._at, self._seconds = log, compiles_at, compile_s
+        self._device = threading.Lock()
+        self._requests = iter(range(1 << 30))
+        self._running: set[int] = set()
+        self.log("non-default args: {'model': 'llama'}")
+        self.log("Kernel JIT monitor activated; monitored JIT compilations during inference will use mode=warn.")
+
+    def log(self, message: str) -> None:
+        moment = datetime.now().strftime("%m-%d %H:%M:%S")
+        with self._log.open("a") as file:
+            file.write(f"(EngineCore pid=77) INFO {moment} [fake.py:1] {message}\n")
+
+    def tokens(self, count: int) -> Iterator[bytes]:
+        number = next(self._requests)
+        self._running.add(number)
+        for step in range(count):
+            with self._device:
+                if number == self._at and step == 0:
+                    time.sleep(self._seconds)
+                    self.log(f"Compiling a graph for compile range (1, 8192) takes {self._seconds:.2f} s")
+                time.sleep(_STEP_S)
+            yield said("word ", finish="length" if step == count - 1 else None)
+        self._running.discard(number)
+        yield usage(count)
+
+    def page(self) -> str:
+        running = len(self._running)
+        return vllm_page(running=min(running, 4), waiting=max(0, running - 4), cache=0.25, preemptions=0)
+
+
+@contextmanager
+def serving(server: CompilingServer) -> Iterator[str]:
+    """http://host:port of the server."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.wfile.write(plain("200 OK", server.page().encode() if self.path == "/metrics" else b"{}"))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.wfile.write(STREAM_HEAD)
+            for piece in server.tokens(body["max_tokens"]):
+                self.wfile.write(chunked(piece))
+            self.wfile.write(chunked(DONE) + END)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
+        listener.daemon_threads = True
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.server_address[1]}"
+        listener.shutdown()
