@@ -1,7 +1,7 @@
 """What a server's page for Prometheus says of its load, in tailgate's words.
 
 Names and meanings are those of the servers' sources: vLLM 0.32 (`v1/metrics/loggers.py`; `gpu_cache_usage_perc` is of
-releases before 0.9), SGLang 0.5 (`observability/metrics_collector.py`), and the documentation of text-generation-
+older releases), SGLang 0.5 (`observability/metrics_collector.py`), and the documentation of text-generation-
 inference, Triton and llama.cpp's server. Nothing here opens a connection.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import threading
 import time
 import urllib.request
@@ -38,7 +37,7 @@ class _Page:
     why: str = ""  # the first that failed
 
     def read(self) -> ServerLoad:
-        """Raises OSError, HTTPException or ValueError."""
+        """Raises whatever the network, HTTP or the page give cause to."""
         with self.opener.open(self.address, timeout=_ANSWER_S) as answer:
             return load_of_page(answer.read(_LARGEST_PAGE).decode(errors="replace"))
 
@@ -97,7 +96,7 @@ class ServerLoads:
         while not self._stopping.wait(max(0.0, began_s + tick * EVERY_S - time.monotonic())):
             try:
                 load = page.read()
-            except (OSError, ValueError, http.client.HTTPException) as error:
+            except Exception as error:  # of the network, of HTTP, or of what the page holds
                 page.failed += 1
                 page.why = page.why or shortened(f"{type(error).__name__}: {error}")
             else:

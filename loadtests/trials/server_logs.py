@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from loadtests.experiments.model import ExternalArm
 from loadtests.external.compile_lines import CompileLog, LoggedCompile
+from loadtests.external.openai_wire import shortened
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
 from loadtests.trials.log_tail import LogTail
@@ -132,6 +133,8 @@ class ServerLogs:
         for log in logs:
             if log.thread is not None:
                 log.thread.join(timeout=_STOP_GRACE_S)
+                if log.thread.is_alive():
+                    log.ended = "its last lines were not read in time"
             with suppress(OSError):
                 log.source.close()
             arm = self._trial.facts.arms[log.place]
@@ -173,8 +176,10 @@ class ServerLogs:
                     log.ended = "" if last else ended
                     return
                 log.stopping.wait(_POLL_S)
-        except OSError as error:
-            log.ended = f"it cannot be read ({error.strerror or error})"
+        except (
+            Exception
+        ) as error:  # whatever it was, nothing more is read, and a silent log must not pass for a quiet one
+            log.ended = f"it could not be read on ({shortened(f'{type(error).__name__}: {error}')})"
 
     def _first_lines(self, log: _Log) -> list[tuple[str, int]]:
         """The lines with which a command begins, and when they came: by the newest of them the others are old."""

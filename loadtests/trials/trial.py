@@ -72,7 +72,7 @@ class Trial:
         self._recording = True
         cache = self._fresh_cache if context.experiment.trials.compile_cache == "fresh" else shared_cache
         self._server_logs = ServerLogs(context, self._collector)
-        self._server_loads = ServerLoads(context)
+        self._server_loads: ServerLoads | None = None
         self._bed = BedWatch(context)
         self._references = References(context)
         self._replicas = Replicas(context, command=arm_command, cache=cache, collector=self._collector, bed=self._bed)
@@ -92,6 +92,7 @@ class Trial:
         self._schedule.write(context.folder / "schedule.arrow")
         context.write_facts()
         find_external_arms(context)
+        self._server_loads = ServerLoads(context)
         self._bed.first_look()
         self._references.measure("before")
         self._replicas.start()
@@ -251,7 +252,7 @@ class Trial:
             lambda: self._settle_shadows(hurry=hurry),
             lambda: self._hear_out(hurry=hurry),
             lambda: self._server_logs.stop(hurry=hurry),
-            self._server_loads.stop,
+            lambda: self._server_loads.stop() if self._server_loads is not None else None,
             self._collector.stop,
         )
 

@@ -76,7 +76,7 @@ def load(running: float | None, waiting: float | None, cache: float | None, pree
         (TRITON, load(None, 6, None, None)),
         (LLAMA_CPP, load(2, 1, 50, None)),
     ],
-    ids=["vllm", "vllm before 0.9", "sglang", "tgi", "triton", "llama.cpp"],
+    ids=["vllm", "older vllm", "sglang", "tgi", "triton", "llama.cpp"],
 )
 def test_the_load_is_read_of_each_server(page: str, read: ServerLoad) -> None:
     assert load_of_page(page) == read

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import read_table
+from loadtests.external.compile_lines import CompileLog
 from loadtests.trials.context import TrialContext
 from loadtests.trials.server_logs import ServerLogs
 from loadtests.trials.telemetry import Collector
@@ -111,3 +114,22 @@ def test_a_program_that_ends_and_a_log_that_rests_are_blind_spots(tmp_path: Path
         "no line of it came during the trial",
         "its command ended with exit code 3 before the trial did",
     ]
+
+
+def test_a_log_that_cannot_be_read_on_does_not_pass_for_a_quiet_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stumble(self: CompileLog, line: str, arrived_ns: int) -> None:
+        raise UnicodeError("odd line")
+
+    monkeypatch.setattr(CompileLog, "take", stumble)
+    log = tmp_path / "vllm.log"
+    write(log, VERBOSE, MONITOR)
+    trial = external_trial(tmp_path / "trial-01", {"log": str(log)})
+
+    def during(logs: ServerLogs) -> None:
+        write(log, STATS)
+        wait_until(lambda: not any(thread.name == "log-vllm-0" for thread in threading.enumerate()))
+
+    _, facts = followed(trial, during)
+    assert "it could not be read on (UnicodeError: odd line)" in facts["blind_spots"]
