@@ -38,6 +38,7 @@ _QUEUE = 3  # so many that wait are a queue, and so many of its head may be take
 _LEAST_SLOPE = 0.5  # of the tail: an exponential one has 1, that of steps of one length hardly any
 _COPY_NS = 10_000_000_000  # copies of a request are sent within this, in whatever order arms take turns
 _ALIKE = 5
+_ABOUT = 40  # silences before one that are of about its time
 _LAST_NS = np.iinfo(np.int64).max
 
 COMPILE, HOST, WORK, PART, UNKNOWN = "compile", "host", "work", "part", "unknown"
@@ -65,6 +66,8 @@ class Stall:
     shape: int = -1  # the trigger's prompt length, rounded up to the ladder where there is one; -1 where unknown
     chance_new: float = 0.0  # that a first-seen shape would have stood at its begin anyway
     chance_as_long: float = 0.0  # the same, if stalls come with long prompts anyway
+    new_rows: bool = False  # whether more answers were under way at its begin than ever before
+    chance_rows: float = 0.0  # that they would have been anyway
     longest: float = 0.5  # how far its trigger, or the longest of those that may be, stands out by length
     work_s: float = math.inf  # the longest that its prompts may have taken by themselves; infinite where unknown
 
@@ -105,6 +108,12 @@ class _Server:
     step_ns: int  # about how long it may not look at what came
     wait_s: float  # to a first token, and between further signs of one answer: lower quartiles, which hardly
     gap_s: float  # know of stalls even where these hold up every other request
+
+    def answering(self, at_ns: Ints) -> Ints:
+        """Requests with a first token that had not ended, at each time: the rows of the step that follows."""
+        begun = self.first_ns > 0
+        firsts, ended = scratch.ordered(self.first_ns[begun]), scratch.ordered(self.end_ns[begun])
+        return np.asarray(np.searchsorted(firsts, at_ns, side="right") - np.searchsorted(ended, at_ns, side="right"))
 
     def in_flight(self, at_ns: Ints) -> Ints:
         """Requests sent and not ended, at each time."""
@@ -475,8 +484,9 @@ def _stalls(
     if not long.size:
         return watch, []
     busiest, work = _busiest(server), work_of(server.arm)
+    new_rows, chance_rows = first_seen_rows(server.answering(silences.end_ns), long)
     stalls = []
-    for index in long.tolist():
+    for place, index in enumerate(long.tolist()):
         start, end = int(silences.start_ns[index]), int(silences.end_ns[index])
         begun = _begun_with(server, start, end, float(silences.usual_ns[index]), busiest)
         rows = server.rows[begun]
@@ -509,12 +519,27 @@ def _stalls(
                 shape=int(shapes.shape[trigger]) if trigger >= 0 else -1,
                 chance_new=chance_of_new(shapes.share(rows)),
                 chance_as_long=chance_of_new(shapes.share_as_long(rows)),
+                new_rows=bool(new_rows[place]),
+                chance_rows=float(chance_rows[place]),
                 longest=longest_of(shapes, likeliest),
                 work_s=work.at_most_s(tokens),
                 requests=flying,
             )
         )
     return watch, stalls
+
+
+def first_seen_rows(answering: Ints, some: Ints) -> tuple[Bools, Floats]:
+    """For the silences `some`: whether more answers were under way at its begin than at that of any before, and the
+    share of such among the silences about it, itself included; `answering` is of all silences, in order of time.
+
+    A server that compiles for each number of rows that a step has stands still when there is a row more than ever.
+    """
+    most = np.maximum.accumulate(answering)
+    new = answering > np.append(0, most[:-1])
+    before = np.append(0, np.cumsum(new))
+    low = np.maximum(some - _ABOUT, 0)
+    return new[some], (before[some] - before[low] + 1.0) / (some - low + 1.0)
 
 
 def _parts(requests: Requests, server: _Server) -> list[Stall]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from analysis.arrays import Floats
 from analysis.blackbox.calls import Evidence, calls
 from analysis.blackbox.firstseen import Shapes, SlowFirst, shapes_of, slow_first
 from analysis.blackbox.stalls import COMPILE, PART, UNKNOWN, Stall, Watch, look
@@ -87,37 +88,49 @@ def _outside(
     control: str,
     rng: np.random.Generator,
 ) -> Outside:
-    # A stall without a first-seen shape is no compile, whatever its prompts took.
-    telling = [
-        index
-        for index, stall in enumerate(stalls)
-        if stall.cause == UNKNOWN and (stall.beyond_work or stall.trigger < 0)
-    ]
-    if sum(stall.cause == PART for stall in stalls) >= _SHARED:
-        # Several servers share one name, and which of them had met a shape is not known.
-        telling = []
-    called, p_value = calls(_evidence([stalls[index] for index in telling]))
-    decided = list(stalls)
-    for index, compiled in zip(telling, called.tolist(), strict=True):
-        if compiled:
-            decided[index] = replace(stalls[index], cause=COMPILE)
+    decided, p_values = list(stalls), []
+    # By lengths alone, and with numbers of rows as well: an arm that compiles for one of them may stall for the other.
+    for with_rows in (False, True):
+        # Several servers that share one name do not tell which of them had met a shape.
+        shared = sum(stall.cause == PART for stall in stalls) >= _SHARED
+        telling = [] if shared else [index for index, stall in enumerate(stalls) if _tells(stall, with_rows)]
+        called, p_value = calls(_evidence([stalls[index] for index in telling], with_rows))
+        p_values.append(p_value)
+        for index, compiled in zip(telling, called.tolist(), strict=True):
+            if compiled:
+                decided[index] = replace(stalls[index], cause=COMPILE)
     return Outside(
         arm=arm,
         stalls=tuple(decided),
-        p_value=p_value,
+        p_value=min(p_values),
         watches=tuple(watches),
         slow=slow_first(requests, shapes, windows_of((s.start_ns, s.end_ns) for s in stalls), control=control, rng=rng),
         shapes_known=bool((shapes.shape >= 0).any()),
     )
 
 
-def _evidence(stalls: Sequence[Stall]) -> Evidence:
+def _tells(stall: Stall, with_rows: bool) -> bool:
+    """Whether the stall is evidence: one without a first-seen shape is no compile, whatever its prompts took."""
+    return stall.cause == UNKNOWN and (stall.beyond_work or not _first_seen(stall, with_rows))
+
+
+def _first_seen(stall: Stall, with_rows: bool) -> bool:
+    return stall.trigger >= 0 or (with_rows and stall.new_rows)
+
+
+def _evidence(stalls: Sequence[Stall], with_rows: bool) -> Evidence:
+    rows = np.array([stall.chance_rows if with_rows else 0.0 for stall in stalls])
+
+    def chances(name: str) -> Floats:
+        lengths = np.array([getattr(stall, name) for stall in stalls])
+        return np.asarray(1.0 - (1.0 - lengths) * (1.0 - rows))
+
     return Evidence(
-        new=np.array([stall.trigger >= 0 for stall in stalls], dtype=np.bool_),
-        begun=np.array([stall.begun for stall in stalls], dtype=np.bool_),
+        new=np.array([_first_seen(stall, with_rows) for stall in stalls], dtype=np.bool_),
+        begun=np.array([stall.begun or (with_rows and stall.new_rows) for stall in stalls], dtype=np.bool_),
         beyond=np.array([stall.beyond_work for stall in stalls], dtype=np.bool_),
         seconds=np.array([stall.seconds for stall in stalls]),
-        chance=np.array([stall.chance_new for stall in stalls]),
-        chance_as_long=np.array([stall.chance_as_long for stall in stalls]),
+        chance=chances("chance_new"),
+        chance_as_long=chances("chance_as_long"),
         longest=np.array([stall.longest for stall in stalls]),
     )

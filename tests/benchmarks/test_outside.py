@@ -23,6 +23,7 @@ def test_all_compiles_of_a_real_run_are_seen_and_nothing_is_called_that_is_none(
         assert rows[arm]["seen"] == rows[arm]["telemetry"] >= 3
         assert rows[arm]["extra"] == 0
         assert rows[arm]["onset_error_ms"] < 50
+    assert rows["steps"]["called"] == {"longer": 16, "batches": 4}.get(kept.name, 0)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from analysis.blackbox.firstseen import shapes_of
-from analysis.blackbox.stalls import HOST, UNKNOWN, WORK, look
+from analysis.blackbox.stalls import HOST, UNKNOWN, WORK, first_seen_rows, look
 from analysis.records.requests import Requests, requests_of
 from analysis.records.schemas import REQUESTS
 
@@ -86,6 +86,26 @@ def test_a_server_that_goes_on_has_no_stall() -> None:
 def test_a_stall_without_a_first_seen_shape_has_no_trigger() -> None:
     _, stalls, _ = seen(served("new", stalls=((60.1, 3.0),)), served("old"))
     assert [(stall.trigger, stall.shape) for stall in stalls] == [(-1, -1)]
+
+
+def test_rows_are_first_seen_where_a_silence_ends_with_more_than_any_before() -> None:
+    answering = np.array([0, 1, 1, 2, 1, 2, 2, 3, 4, 3])
+    new, share = first_seen_rows(answering, np.array([0, 3, 6, 8]))
+    assert new.tolist() == [False, True, False, True]
+    # what came before, and the silence itself as one that may be
+    assert share.tolist() == pytest.approx([1.0, 2 / 4, 3 / 7, 4 / 9])
+
+
+def test_a_stall_at_a_row_more_than_ever_says_so() -> None:
+    # Four answers at once; from 60.3 s on there are eight.
+    twice = [row | {"request_id": f"x{row['request_id']}"} for row in served("new", stalls=((61.195, 3.0),))]
+    rows = [*served("new", stalls=((61.195, 3.0),)), *(row for row in twice if row["sent_ns"] >= at(60.2))]
+    _, (stall,), _ = seen(rows, served("old"))
+    assert stall.new_rows
+    assert stall.chance_rows < 0.3
+    _, (stall,), _ = seen(served("new", stalls=((61.195, 3.0),)), served("old"))
+    assert not stall.new_rows
+    assert stall.chance_rows < 0.1
 
 
 def test_what_stops_every_server_is_the_host() -> None:

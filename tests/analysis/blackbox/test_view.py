@@ -26,6 +26,7 @@ def stall(
     as_long: float = 1.0,
     longest: float = 0.5,
     work_s: float = 0.3,
+    rows: tuple[bool, float] = (False, 0.0),
 ) -> Stall:
     return Stall(
         arm="a",
@@ -42,6 +43,8 @@ def stall(
         chance_as_long=as_long,
         longest=longest,
         work_s=work_s,
+        new_rows=rows[0],
+        chance_rows=rows[1],
         requests=np.zeros(0, dtype=np.int64),
     )
 
@@ -91,6 +94,25 @@ def test_where_stalls_come_with_long_prompts_only_prompts_as_long_tell_what_is_c
     assert not called(monkeypatch, *stalls).recompiles
     assert called(monkeypatch, *(replace(one, longest=0.5) for one in stalls)).recompiles
     assert called(monkeypatch, *(replace(one, chance_as_long=0.1) for one in stalls)).recompiles
+
+
+def test_stalls_that_begin_when_there_is_a_row_more_than_ever_are_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    rare = [stall(new=False, chance=0.0, rows=(True, 0.05)) for _ in range(4)]
+    assert [one.cause for one in called(monkeypatch, *rare).stalls] == [COMPILE] * 4
+    assert not called(monkeypatch, *(replace(one, chance_rows=0.8) for one in rare)).recompiles
+    assert not called(monkeypatch, *(replace(one, new_rows=False) for one in rare)).recompiles
+
+
+def test_an_arm_that_compiles_for_lengths_and_for_rows_is_called_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = [stall(new=True, chance=0.05, rows=(False, 0.05)) for _ in range(3)]
+    rows = [stall(new=False, chance=0.05, rows=(True, 0.05)) for _ in range(3)]
+    assert [one.cause for one in called(monkeypatch, *lengths, *rows).stalls] == [COMPILE] * 6
+
+
+def test_what_lengths_alone_tell_is_not_lost_where_rows_are_new_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = called(monkeypatch, *(stall(new=True, chance=0.05, rows=(True, 0.9)) for _ in range(4)))
+    assert [one.cause for one in found.stalls] == [COMPILE] * 4
+    assert found.p_value < 0.01
 
 
 def test_no_stall_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
