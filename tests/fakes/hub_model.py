@@ -20,11 +20,10 @@ TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-HIDDEN, INNER, HEADS = 32, 64, 2
 
 
-def make(folder: Path) -> Path:
-    """`folder` holds the model."""
+def make(folder: Path, *, hidden: int = 32, inner: int = 64, heads: int = 2) -> Path:
+    """`folder` holds the model, of one layer. Servers with kernels of their own ask for 32 or 64 dimensions a head."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {token: number for number, token in enumerate((*SPECIAL, *(f"▁{word}" for word in WORDS)))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -36,8 +35,8 @@ def make(folder: Path) -> Path:
     ends = {"bos_token_id": 1, "eos_token_id": 2}
     config = {
         **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32", **ends},
-        **{"vocab_size": len(vocabulary), "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 1},
-        **{"num_attention_heads": HEADS, "num_key_value_heads": HEADS, "max_position_embeddings": 1024},
+        **{"vocab_size": len(vocabulary), "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 1},
+        **{"num_attention_heads": heads, "num_key_value_heads": heads, "max_position_embeddings": 1024},
     }
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     tables: dict[str, dict[str, Any]] = {
@@ -47,26 +46,27 @@ def make(folder: Path) -> Path:
     }
     for name, table in tables.items():
         (folder / f"{name}.json").write_text(json.dumps(table))
-    save_file(_weights(len(vocabulary)), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights(len(vocabulary), hidden, inner), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
-def _weights(vocabulary: int) -> dict[str, np.ndarray[Any, Any]]:
+def weights(vocabulary: int, hidden: int, inner: int) -> dict[str, np.ndarray[Any, Any]]:
+    """By the names that transformers gives them."""
     rng = np.random.default_rng(0)
 
     def matrix(rows: int, columns: int) -> np.ndarray[Any, Any]:
         return rng.normal(0.0, 0.3, (rows, columns)).astype(np.float32)
 
-    one = np.ones(HIDDEN, dtype=np.float32)
+    one = np.ones(hidden, dtype=np.float32)
     layer = "model.layers.0"
-    head = matrix(vocabulary, HIDDEN)
+    head = matrix(vocabulary, hidden)
     # The end of text must stay out of greedy answers, or their length would be the weights' choice.
     head[: len(SPECIAL)] = 0.0
     return {
-        "model.embed_tokens.weight": matrix(vocabulary, HIDDEN),
-        **{f"{layer}.self_attn.{name}_proj.weight": matrix(HIDDEN, HIDDEN) for name in "qkvo"},
-        **{f"{layer}.mlp.{name}_proj.weight": matrix(INNER, HIDDEN) for name in ("gate", "up")},
-        f"{layer}.mlp.down_proj.weight": matrix(HIDDEN, INNER),
+        "model.embed_tokens.weight": matrix(vocabulary, hidden),
+        **{f"{layer}.self_attn.{name}_proj.weight": matrix(hidden, hidden) for name in "qkvo"},
+        **{f"{layer}.mlp.{name}_proj.weight": matrix(inner, hidden) for name in ("gate", "up")},
+        f"{layer}.mlp.down_proj.weight": matrix(hidden, inner),
         f"{layer}.input_layernorm.weight": one,
         f"{layer}.post_attention_layernorm.weight": one,
         "model.norm.weight": one,

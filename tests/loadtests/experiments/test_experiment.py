@@ -65,7 +65,7 @@ def test_minimal_experiment_takes_presets_and_defaults(tmp_path: Path) -> None:
     assert experiment.gates == GateLimits(block_s=experiment.traffic.block_s)
 
 
-@pytest.mark.parametrize("name", ["demo", "external", "frontier-demo", "h200"])
+@pytest.mark.parametrize("name", ["demo", "external", "frontier-demo", "h200", "vllm"])
 def test_built_in_experiment_survives_a_round_trip(name: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
@@ -87,6 +87,7 @@ def test_every_experiment_in_the_package_is_offered() -> None:
         "frontier-demo",
         "h200",
         "minilm",
+        "vllm",
     ]
 
 
