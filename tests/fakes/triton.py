@@ -2,7 +2,7 @@
 
 In a process of its own (`served`): its stubs register the same protobuf names as tailgate's.
 Models: `text` streams words as Triton's vLLM backend does, `ids` token ids as TensorRT-LLM's, `broken` fails inside
-its stream, `loading` is not ready.
+its stream, `loading` is not ready, and to ask whether `raises` is ready fails as with MLServer.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def main() -> None:
             return service_pb2.ServerReadyResponse(ready=True)
 
         def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+            if request.name == "raises":
+                raise LookupError("Model raises not found")
             return service_pb2.ModelReadyResponse(ready=request.name != "loading")
 
         def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -176,6 +176,7 @@ def test_inference_server_answers_as_the_load_will_ask(address: str) -> None:
     ("model", "options", "says"),
     [
         ("nobody", {}, "NOT_FOUND.*'nobody' is not found: give the model_name"),
+        ("raises", {}, "UNKNOWN.*Model raises not found: see model_name"),
         ("text", {"prompt_tensor": "prompt"}, 'no input "prompt" but text_input, stream.*set oip.prompt_tensor'),
         ("text", {"output_tensor": "answer"}, 'no output "answer" but text_output: set oip.output_tensor'),
         ("broken", {}, "CUDA error: out of memory"),
