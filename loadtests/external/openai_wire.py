@@ -235,6 +235,21 @@ def error_of_body(code: int, body: bytes, location: str = "") -> tuple[str, str]
     return http_status_name(code), f"HTTP {code}: {text}" if text else f"HTTP {code}"
 
 
+def context_of(body: bytes, model: str) -> int | None:
+    """The most tokens of a prompt and its answer that the list of models gives for `model`; None where it gives none.
+
+    The key is vLLM's and SGLang's `max_model_len`, or llama.cpp's `meta.n_ctx`. A server of one model may know it by
+    other names than it lists.
+    """
+    try:
+        entries = json.loads(body)["data"]
+        named = [entry for entry in entries if entry["id"] == model] or (entries if len(entries) == 1 else [{}])
+        limit = named[0].get("max_model_len") or (named[0].get("meta") or {}).get("n_ctx")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
+    return limit if type(limit) is int and limit > 0 else None
+
+
 def shortened(text: str) -> str:
     """On one line and not longer than a record should hold."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import grpc
@@ -42,7 +42,10 @@ class UnusableError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What one short answer showed. `tokens` is the server's own count, None when it gave none."""
+    """What one short answer showed. `tokens` is the server's own count, None when it gave none.
+
+    `context` is the most tokens of a prompt and its answer, where the server tells it.
+    """
 
     asked: int
     chunks: int
@@ -50,6 +53,7 @@ class Probe:
     prompt_tokens: int | None
     streams: bool
     seconds: float
+    context: int | None = None
 
 
 def wait_ready(
@@ -127,7 +131,7 @@ def _probe_openai(config: ExternalConfig, address: Address, timeout_s: float) ->
     token = bearer_token(config.security)
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    _check_health(config, address, headers, token)
+    context = _check_health(config, address, headers, token)
     body = openai_wire.request_body(
         options, model=config.model_name, prompt=_prompt(config), max_tokens=TOKENS, whole_length=True, seed=0
     )
@@ -146,25 +150,27 @@ def _probe_openai(config: ExternalConfig, address: Address, timeout_s: float) ->
                 answer.status, answer.read(openai_wire.LARGEST_ERROR), answer.getheader("location") or ""
             )
             raise _failure(status, without_token(error, token), _HTTP_REMEDIES.get(answer.status))
-        return _read_openai(answer, began, token)
+        return replace(_read_openai(answer, began, token), context=context)
     finally:
         connection.close()
 
 
-def _check_health(config: ExternalConfig, address: Address, headers: dict[str, str], token: str) -> None:
-    """The server is up, as far as /health and the list of models tell; servers have one of them or none."""
+def _check_health(config: ExternalConfig, address: Address, headers: dict[str, str], token: str) -> int | None:
+    """The server is up, as far as /health and the list of models tell; servers have both, one or none.
+
+    The longest context that the list tells.
+    """
     for path in ("/health", f"{address.path}/models"):
         connection = _http(config, address, 10.0)
         try:
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
-            body = answer.read(openai_wire.LARGEST_ERROR)
+            body = answer.read(openai_wire.LARGEST_EVENT)
         finally:
             connection.close()
         if answer.status in (502, 503):
             raise NotReadyError(without_token(openai_wire.error_of_body(answer.status, body)[1], token))
-        if answer.status == 200:
-            return
+    return openai_wire.context_of(body, config.model_name) if answer.status == 200 else None
 
 
 def _http(config: ExternalConfig, address: Address, timeout_s: float) -> http.client.HTTPConnection:

@@ -6,24 +6,30 @@ from dataclasses import asdict
 
 from loadtests.experiments.model import ExternalArm
 from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
+from loadtests.traffic.lengths import IntArray
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
 from servers.clock import now_ns
 
 
-def find_external_arms(trial: TrialContext) -> None:
-    """Every replica of every external arm has answered a short request. Otherwise RunError."""
+def find_external_arms(trial: TrialContext, tokens: IntArray) -> None:
+    """Every replica of every external arm has answered a short request, and has room for what will be sent.
+
+    `tokens` has the length of each request with its answer. Otherwise RunError.
+    """
     for number, arm in enumerate(trial.experiment.arms):
         if not isinstance(arm, ExternalArm):
             continue
         trial.status.phase = "finding external arms"
         named = zip(arm.replica_names, arm.external.addresses, strict=True)
-        trial.facts.arms[number]["probe"] = [asdict(_probe(trial, arm, name, address)) for name, address in named]
+        trial.facts.arms[number]["probe"] = [
+            asdict(_probe(trial, arm, name, address, tokens)) for name, address in named
+        ]
         trial.facts.ready[arm.name] = now_ns()
     trial.write_facts()
 
 
-def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str) -> Probe:
+def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str, tokens: IntArray) -> Probe:
     state = trial.status.replicas[name]
     state.stage = "asking"
 
@@ -40,6 +46,12 @@ def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str) -> Pr
         ) from None
     except UnusableError as error:
         raise RunError(f'arm "{arm.name}": {address} cannot be used: {error}') from None
+    if probe.context is not None and (over := tokens[tokens > probe.context]).size:
+        raise RunError(
+            f'arm "{arm.name}": {address} takes {probe.context} tokens for a prompt and its answer, and {over.size} of '
+            f"{tokens.size} requests have more, {over.max()} at most: serve it with a longer context, or lower "
+            "engine.max_prompt_tokens or engine.max_new_tokens"
+        )
     state.stage = "ready"
     if probe.tokens is None:
         trial.status.note(

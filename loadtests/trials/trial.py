@@ -91,7 +91,7 @@ class Trial:
         context.status.replicas = {name: ReplicaState() for arm in experiment.arms for name in arm.replica_names}
         self._schedule.write(context.folder / "schedule.arrow")
         context.write_facts()
-        find_external_arms(context)
+        find_external_arms(context, self._schedule.ints("prompt_tokens") + self._schedule.ints("max_tokens"))
         self._server_loads = ServerLoads(context)
         self._bed.first_look()
         self._references.measure("before")

@@ -14,6 +14,7 @@ from loadtests.external.openai_wire import (
     DONE,
     LARGEST_EVENT,
     EventStream,
+    context_of,
     error_of_body,
     http_status_name,
     read_event,
@@ -197,3 +198,23 @@ def test_exact_length_is_asked_for_in_the_servers_own_words_and_only_when_wanted
     sent = body(options, "x")
     assert (sent["ignore_eos"], sent["min_tokens"], sent["top_k"], sent["temperature"]) == (True, 9, 1, 0.5)
     assert not {"ignore_eos", "min_tokens"} & set(body(options, "x", whole=False))
+
+
+@pytest.mark.parametrize(
+    ("body", "limit"),
+    [
+        (b'{"data": [{"id": "other", "max_model_len": 7}, {"id": "llama", "max_model_len": 512}]}', 512),
+        (b'{"data": [{"id": "a/path", "meta": {"n_ctx": 256, "n_ctx_train": 1024}}]}', 256),  # llama.cpp
+        (b'{"data": [{"id": "a", "max_model_len": 7}, {"id": "b", "max_model_len": 8}]}', None),
+        (b'{"data": [{"id": "llama"}]}', None),
+        (b'{"data": [{"id": "llama", "max_model_len": 0}]}', None),
+        (b'{"data": [{"id": "llama", "meta": "x"}]}', None),
+        (b'{"data": []}', None),
+        (b'{"object": "list"}', None),
+        (b"[1]", None),
+        (b"no json", None),
+        (b"[" * 100_000, None),
+    ],
+)
+def test_the_list_of_models_tells_the_context_or_nothing(body: bytes, limit: int | None) -> None:
+    assert context_of(body, "llama") == limit

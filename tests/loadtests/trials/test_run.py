@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import sys
 import time
 import tomllib
@@ -420,6 +421,24 @@ def test_external_arm_that_cannot_be_used_ends_the_run_before_anything_starts(tm
         assert f'arm "vllm": {peer.address} {says}' in outcome.error
         logs = {path.name for path in (outcome.run_dir / "trial-01" / "logs").iterdir()}
         assert logs == {"watcher.log"}  # the machines are watched before anything starts on them
+
+
+def test_requests_that_do_not_fit_an_external_arm_end_the_run_before_its_load(tmp_path: Path) -> None:
+    streamed = answer(said("a"), said(" b", finish="length"), usage(2, 9), DONE)
+    models = plain("200 OK", b'{"data": [{"id": "llama", "max_model_len": 20}]}')
+
+    def script(request: Request) -> None:
+        request.send(streamed if request.line.startswith("POST") else models)
+
+    with HttpPeer(script) as peer:
+        outcome, _ = run(beside_external(peer.address), tmp_path)
+    assert not outcome.complete
+    assert re.fullmatch(
+        rf'arm "vllm": {peer.address} takes 20 tokens for a prompt and its answer, and \d+ of \d+ requests have more, '
+        r"\d+ at most: serve it with a longer context, or lower engine.max_prompt_tokens or engine.max_new_tokens",
+        outcome.error or "",
+    )
+    assert sum(request.line.startswith("POST") for request in peer.requests) == 1
 
 
 def test_a_saturation_search_goes_on_where_the_first_trial_left_off(tmp_path: Path) -> None:
