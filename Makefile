@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LLAMA_CPP := $(VENV)-llama-cpp
 
 .PHONY: demo test test-slow test-all test-weights test-external test-gpu bench bench-load bench-judging check format proto clean
 
@@ -26,10 +27,12 @@ test-all: test test-slow
 test-weights: $(VENV)/installed-weights
 	$(PYTEST) -m slow tests/e2e/test_real_encoder.py $(ARGS)
 
-# Beside real servers of other projects, each in an environment of its own (vLLM: some 3 GB and two starts of a minute).
-test-external: $(VENV)/installed-dev $(VENV)-vllm/installed $(VENV)-mlserver/installed
+# Beside real servers of other projects, each in an environment of its own. At first vLLM brings some 3 GB and llama.cpp
+# is built, a quarter of an hour on two processors; then it takes some five minutes.
+test-external: $(VENV)/installed-dev $(VENV)-vllm/installed $(VENV)-mlserver/installed $(LLAMA_CPP)/installed
 	TAILGATE_VLLM_PYTHON=$(CURDIR)/$(VENV)-vllm/bin/python \
 	TAILGATE_MLSERVER_PYTHON=$(CURDIR)/$(VENV)-mlserver/bin/python \
+	TAILGATE_LLAMA_SERVER=$(CURDIR)/$(LLAMA_CPP)/build/bin/llama-server \
 		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m external $(ARGS)
 
 test-gpu: $(VENV)/installed-dev
@@ -65,7 +68,7 @@ proto: $(VENV)/installed-dev
 	$(BIN)/python -m servers.rpc.generate
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm $(VENV)-mlserver build *.egg-info
+	rm -rf $(VENV) $(VENV)-vllm $(VENV)-mlserver $(LLAMA_CPP) build *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "tailgate needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 demo")'
@@ -93,4 +96,19 @@ $(VENV)-vllm/installed: tests/external/vllm.txt
 $(VENV)-mlserver/installed: tests/external/mlserver.txt
 	$(PYTHON) -m venv $(VENV)-mlserver
 	$(VENV)-mlserver/bin/python -m pip install --quiet --disable-pip-version-check -r tests/external/mlserver.txt
+	@touch $@
+
+# The source package of llama.cpp's Python binding has all of llama.cpp. No page for browsers and no TLS.
+$(LLAMA_CPP)/installed: tests/external/llama-cpp.txt
+	$(PYTHON) -m venv --clear $(LLAMA_CPP)
+	$(LLAMA_CPP)/bin/python -m pip install --quiet --disable-pip-version-check -c $< cmake ninja
+	$(LLAMA_CPP)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(LLAMA_CPP) -c $< \
+		--no-binary llama-cpp-python llama-cpp-python
+	mkdir $(LLAMA_CPP)/source
+	tar -xzf $(LLAMA_CPP)/llama_cpp_python-*.tar.gz -C $(LLAMA_CPP)/source --strip-components=1
+	$(LLAMA_CPP)/bin/cmake -S $(LLAMA_CPP)/source/vendor/llama.cpp -B $(LLAMA_CPP)/build -G Ninja \
+		-DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(LLAMA_CPP)/bin/ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_FLAGS_RELEASE=-O2 \
+		-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \
+		-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+	$(LLAMA_CPP)/bin/cmake --build $(LLAMA_CPP)/build --target llama-server
 	@touch $@
