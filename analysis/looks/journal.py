@@ -13,6 +13,7 @@ import numpy as np
 
 from analysis.judging.gates import Gate
 from analysis.looks.look import Look
+from analysis.records.documents import read_rows
 from analysis.run.run import Run
 from analysis.statistics.quantiles import quantile
 
@@ -102,16 +103,4 @@ def append(directory: Path, row: Mapping[str, Any], *, journal: str = JOURNAL) -
 
 def read_looks(directory: Path, *, journal: str = JOURNAL) -> list[dict[str, Any]]:
     """Every whole line of the journal; empty where there is none."""
-    try:
-        text = (directory / journal).read_text(encoding="utf-8")
-    except OSError:
-        return []
-    rows = []
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # the line that was being written when the run was cut off
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+    return read_rows(directory / journal)[0]

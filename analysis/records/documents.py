@@ -92,6 +92,29 @@ def read_document(path: Path) -> Document | None:
     return Document(content=content, stated=stated)
 
 
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The tables in the lines of the JSON Lines file at `path`, none where there is no such file, and how many whole
+    lines hold none. A last line without its end was being written when the run was cut off."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return [], 0
+    rows: list[dict[str, Any]] = []
+    bad = 0
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line.decode("utf-8"))
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        elif number < len(lines):
+            bad += 1
+    return rows, bad
+
+
 def content_of(path: Path) -> dict[str, Any]:
     """What the JSON file at `path` holds, empty where there is none that can be believed."""
     document = read_document(path)

@@ -41,7 +41,7 @@ from analysis.records.schemas import (
     STEPS,
 )
 from analysis.records.tables import RecordError, Take, read_pieces
-from analysis.records.weight_journal import WeightChange, read_weights
+from analysis.records.weight_journal import JOURNAL, WeightChange, read_weights, weights_problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +240,9 @@ def _problems(run: JoinedRun, files: RunFiles) -> list[str]:
     """What is wrong with the run. What was before its records were exported does not show in the files any more."""
     exported = files.document(run.documents.directory / "export.json") or {}
     front = f"{run.documents.name}: " if run.place else ""
-    return [*files.problems(), *(f"{front}{problem}" for problem in earlier_problems(exported))]
+    journal = weights_problem(run.documents.directory)
+    own = [f"{JOURNAL} {journal}"] if journal else []
+    return [*files.problems(), *(f"{front}{problem}" for problem in (*own, *earlier_problems(exported)))]
 
 
 def _taking(take: Take, number: int, run: JoinedRun, account: dict[str, Any] | None = None) -> Take:

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.records.plain_values import number
+from analysis.records.documents import read_rows
+from analysis.records.plain_values import mapping, number
 
 JOURNAL = "weights.jsonl"
 BY_HAND = "set by hand"  # what a change is called that nobody of the run made
@@ -51,34 +52,42 @@ def append(directory: Path, change: WeightChange) -> None:
 
 def read_weights(directory: Path) -> tuple[WeightChange, ...]:
     """Every whole line of the journal, in order; empty where there is none."""
-    try:
-        text = (directory / JOURNAL).read_text(encoding="utf-8")
-    except OSError:
-        return ()
+    return _read(directory)[0]
+
+
+def weights_problem(directory: Path) -> str:
+    """What is wrong with the journal, as what follows its name, or empty."""
+    bad = _read(directory)[1]
+    which = f"has {bad} lines that are" if bad > 1 else "has a line that is"
+    return f"{which} no decision" if bad else ""
+
+
+def _read(directory: Path) -> tuple[tuple[WeightChange, ...], int]:
+    """The changes, and how many whole lines are none."""
+    rows, bad = read_rows(directory / JOURNAL)
     changes: dict[int, WeightChange] = {}
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-            weights = {str(arm): int(weight) for arm, weight in row["weights"].items()}
-            at_ns = int(row["at_ns"])
-            shadows = {str(arm): float(percent) for arm, percent in (row.get("shadows") or {}).items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # the line that was being written when the run was cut off
+    for row in rows:
+        at_ns = _whole(row.get("at_ns"))
+        weights, shadows = mapping(row.get("weights")), mapping(row.get("shadows"))
+        if at_ns is None or not weights or None in map(number, (*weights.values(), *shadows.values())):
+            bad += 1
+            continue
         step = number(row.get("step"))
         # A second line of the same instant says when it was done.
         changes[at_ns] = WeightChange(
             at_ns=at_ns,
-            weights=weights,
+            weights={arm: int(weight) for arm, weight in weights.items()},
             why=str(row.get("why", "")),
             action=str(row.get("action", "start")),
             step=None if step is None else int(step),
             trial=int(number(row.get("trial")) or 1),
             cause_ns=_whole(row.get("cause_ns")),
             done_ns=_whole(row.get("done_ns")),
-            shadows=shadows,
+            shadows={arm: float(percent) for arm, percent in shadows.items()},
         )
-    return tuple(changes.values())
+    return tuple(changes.values()), bad
 
 
 def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_whole and abs(value) < 2**63 else None

@@ -5,7 +5,15 @@ import random
 
 import pytest
 
-from analysis.records.documents import parse_json, parse_toml, read_document, read_toml, vouched_toml, write_document
+from analysis.records.documents import (
+    parse_json,
+    parse_toml,
+    read_document,
+    read_rows,
+    read_toml,
+    vouched_toml,
+    write_document,
+)
 
 CONTENT = {"trial": 1, "planned": {"eager": 120, "compiled": 120}, "block_s": 30.0, "complete": True, "name": "é"}
 
@@ -85,3 +93,10 @@ def test_a_changed_setting_is_noticed_and_still_read(tmp_path):
 def test_toml_that_is_too_deep_is_refused_at_once(text):
     with pytest.raises(ValueError, match="32"):
         parse_toml(text)
+
+
+def test_whole_lines_without_a_table_are_counted_and_a_torn_one_is_not(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n\xff\n[]\n' + b"[" * 5000 + b'\n{"a": 2}\n{"a"')
+    assert read_rows(path) == ([{"a": 1}, {"a": 2}], 3)
+    assert read_rows(tmp_path / "none") == ([], 0)

@@ -75,3 +75,9 @@ def test_a_broken_experiment_is_one_line(tmp_path):
 def test_the_offset_of_another_hosts_clock_may_be_any_number(offset, applied_ns):
     assert clock_offset_ns({"clock": {"offset_ns": offset, "applied": False}}) == applied_ns
     assert clock_offset_ns({"clock": {"offset_ns": offset, "applied": True}}) == 0
+
+
+def test_a_damaged_decision_about_weights_is_told(tmp_path):
+    directory = write_run(tmp_path / "run", FakeRun())
+    (directory / "weights.jsonl").write_bytes(b"\xff\n")
+    assert "weights.jsonl has a line that is no decision" in read_run(directory).problems
