@@ -29,7 +29,7 @@ class ConfigError(ValueError):
     many characters is not repeated whole."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(shortened(message))
+        super().__init__(shortened(" ".join(message.splitlines())))
 
 
 @dataclass(frozen=True, slots=True)

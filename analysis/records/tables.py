@@ -32,13 +32,19 @@ _ROWS_AT_ONCE = 1 << 15
 _BYTES_AT_ONCE = (1 << 20, 1 << 22)
 _SHARE_AT_ONCE = 256  # of a file
 _LINES_AT_ONCE = 1 << 24  # bytes
+_LONGEST, _HEAD = 1000, 700  # characters of an error
 THREADS = min(4, os.cpu_count() or 1)
 # Gives back what is freed, where Arrow's default keeps much of it: a table takes half the memory while it is read.
 _POOL = pa.system_memory_pool()
 
 
 class RecordError(ValueError):
-    """The records cannot be read or judged. The message is one line: what, where, remedy."""
+    """The records cannot be read or judged. The message is one line: what, where, remedy. Of one with many characters
+    the beginning and the end are kept."""
+
+    def __init__(self, message: str) -> None:
+        line = " ".join(message.splitlines())
+        super().__init__(line if len(line) <= _LONGEST else f"{line[:_HEAD]} ... {line[_HEAD - _LONGEST :]}")
 
 
 class RecordWriter:
@@ -110,7 +116,10 @@ def _kept_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:
     if not path.exists() or path.stat().st_size == 0:
         return []
     tables: list[pa.Table] = []
-    _read_arrow(path, None, lambda table: table, tables.append, schema)
+    try:
+        _read_arrow(path, None, lambda table: table, tables.append, schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise RecordError(f"{path.name} cannot be gone on with ({one_line(error)}): write to another file") from error
     if any(not table.schema.equals(schema) for table in tables):
         raise RecordError(f"{path.name} holds other columns than those to append: write to another file")
     return [batch for table in tables for batch in table.to_batches()]

@@ -64,3 +64,7 @@ def test_a_length_of_time_is_read(text: str, seconds: float) -> None:
 @pytest.mark.parametrize("text", ["", "0", "0s", "-5s", "5d", "nan", "1e3", "٣s", "5 m 3 s", "9" * 5000])
 def test_what_is_no_length_of_time_is_none(text: str) -> None:
     assert span_s(text) is None
+
+
+def test_an_error_is_one_line_whatever_a_name_holds() -> None:
+    assert str(ConfigError("traffic.a\nb\u2028c is unknown: remove it")) == "traffic.a b c is unknown: remove it"

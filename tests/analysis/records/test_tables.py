@@ -190,3 +190,23 @@ def test_a_column_that_a_parquet_file_has_twice_is_one_line(tmp_path):
     pq.write_table(rows.append_column("arm", rows.column("arm")), tmp_path / "requests.parquet")
     with pytest.raises(RecordError, match=r'requests\.parquet: column "arm" appears 2 times'):
         read_table(tmp_path / "requests.parquet", REQUESTS)
+
+
+def test_what_a_writer_cannot_go_on_with_is_one_line(tmp_path):
+    path = tmp_path / "requests.arrow"
+    write_rows(path, [row(0)])
+    sums_path(path).unlink()
+    path.write_bytes(path.read_bytes().replace(b"session_id", b"sess\xdb\xdbn_id"))
+    with pytest.raises(
+        RecordError, match=r"requests\.arrow cannot be gone on with .*: write to another file"
+    ) as caught:
+        RecordWriter(path, REQUESTS)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_error_is_one_line_whatever_a_file_holds():
+    told = str(RecordError("column\u2028 of\nlines " + "x" * 10_000 + ": keep one"))
+    assert len(told.splitlines()) == 1
+    assert told.startswith("column  of lines x")
+    assert told.endswith("x: keep one")
+    assert len(told) < 1100
