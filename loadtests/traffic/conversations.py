@@ -165,6 +165,8 @@ class _JsonText:
                     shown = "".join(char if char.isprintable() else "?" for char in near)
                     raise _malformed(name, number, f'one JSON object, near "{shown}"') from None
                 self._more()
+            except ValueError:
+                raise _malformed(name, number, "whole numbers of 4,300 digits at most") from None
 
     def _more(self) -> None:
         rest = self.text[self.at :]

@@ -111,3 +111,8 @@ def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"[\xff\xfe")
     with pytest.raises(ConfigError, match="0xff"):
         read_conversations(tmp_path / "binary")
+
+
+def test_a_number_that_python_does_not_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="conversation 1: expected whole numbers of 4,300 digits at most"):
+        read_conversations(written(tmp_path, '[{"conversations": [], "id": ' + "1" * 5000 + "}]"))
