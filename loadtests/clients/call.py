@@ -11,6 +11,7 @@ from gevent.event import Event
 
 from loadtests.external.client_security import without_token
 from servers.clock import now_ns
+from servers.complaint import one_line
 
 
 class Call:
@@ -88,7 +89,9 @@ class Call:
         """The call has ended at `at_ns` and `on_done` has run; a call that has ended is left alone."""
         if self.status:
             return
-        self.status, self.error, self.end_ns = status, without_token(error, self.secret), at_ns
+        # What a server says of its error may have any length, hold any character, and repeat the token.
+        error = one_line(without_token(error, self.secret)) if error else ""
+        self.status, self.error, self.end_ns = status, error, at_ns
         if self._timer is not None:
             self._timer.close()
             self._timer = None

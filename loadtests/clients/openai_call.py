@@ -131,7 +131,7 @@ class Answer:
             return
         try:
             chunk = read_event(data)
-        except (ValueError, AttributeError, LookupError, TypeError) as problem:
+        except (ValueError, AttributeError, LookupError, TypeError, RecursionError) as problem:
             what = shortened(data[:200].decode("utf-8", "replace"))
             self.end("INTERNAL", f"an event has an unknown form ({type(problem).__name__}): {what}", at_ns)
             return

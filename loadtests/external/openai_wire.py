@@ -16,7 +16,9 @@ from loadtests.traffic.prompts import Message
 
 DONE: Final = b"[DONE]"
 LARGEST_EVENT: Final = 4 * 1024 * 1024
+MOST_TOKENS: Final = 1 << 20  # of an answer: each has its time, eight bytes
 LARGEST_ERROR: Final = 64 * 1024  # bytes of a body that is no event stream
+_LARGEST_COUNT: Final = 2**31 - 1
 _MOST_TEXT: Final = 500  # characters of a server's message that go into a record
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
@@ -170,17 +172,21 @@ def read_event(data: bytes) -> Chunk:
         if not ended:
             return _TEXT if text else _NOTHING
         return Chunk(text=text, ended=True)
+    tokens = _count(usage, "completion_tokens")
+    if tokens is not None and tokens > MOST_TOKENS:
+        many = f"the server counts {tokens} tokens or more in its answer; the limit is {MOST_TOKENS}"
+        return Chunk(text=False, failed=("INTERNAL", many))
     return Chunk(
         text=text,
         ended=ended,
-        completion_tokens=_count(usage, "completion_tokens"),
+        completion_tokens=tokens,
         prompt_tokens=_count(usage, "prompt_tokens"),
     )
 
 
 def _count(usage: Any, key: str) -> int | None:
     value = usage.get(key) if isinstance(usage, dict) else None
-    return value if type(value) is int and value >= 0 else None
+    return min(value, _LARGEST_COUNT) if type(value) is int and value >= 0 else None
 
 
 def http_status_name(code: int) -> str:

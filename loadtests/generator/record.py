@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -62,6 +63,7 @@ _TRAILERS = tuple(
 )
 _ARM, _REPLICA, _PROMPT_TOKENS = (trailing_key(name) for name in ("arm", "replica", "prompt_tokens"))
 _NO_FIGURES: list[int | None] = [None] * len(_TRAILERS)
+_NUMBER = re.compile(r"-?[0-9]{1,18}")  # Python itself refuses to read 4,301 digits
 _NO_TOKENS = np.zeros(0, dtype=np.int64)
 
 
@@ -129,7 +131,7 @@ def _figures(metadata: Mapping[str, str]) -> list[int | None]:
 
 
 def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.removeprefix("-").isdigit() else None
+    return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 
 
 def _fault(error: str, output_tokens: int, counted: int | None) -> str:

@@ -155,3 +155,11 @@ def test_exact_length_travels_in_the_parameters() -> None:
     for part in (b'"max_tokens": 6', b'"min_tokens": 6', b'"ignore_eos": true', b'"top_k": 1'):
         assert part in parameters
     assert (sent.model_name, sent.id, sent.outputs[0].name) == ("m", "r", "text_output")
+
+
+def test_an_error_of_many_lines_is_one_of_a_few() -> None:
+    call = Call()
+    call.finish("INTERNAL", "no\nmore\x1b[2J" + "x" * 100_000, 1)
+    assert call.error.isprintable()
+    assert call.error.startswith("no more\\x1b[2J")
+    assert len(call.error) < 1100

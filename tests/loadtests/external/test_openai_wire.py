@@ -218,3 +218,14 @@ def test_exact_length_is_asked_for_in_the_servers_own_words_and_only_when_wanted
 )
 def test_the_list_of_models_tells_the_context_or_nothing(body: bytes, limit: int | None) -> None:
     assert context_of(body, "llama") == limit
+
+
+def test_a_count_that_no_answer_has_ends_the_call_before_it_takes_memory() -> None:
+    event = {"choices": [{"text": "a"}], "usage": {"completion_tokens": 10**10}}
+    chunk = read_event(json.dumps(event).encode())
+    assert chunk.failed == (
+        "INTERNAL",
+        "the server counts 2147483647 tokens or more in its answer; the limit is 1048576",
+    )
+    usage = {"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens": 10**40}}
+    assert read_event(json.dumps(usage).encode()).prompt_tokens == 2**31 - 1

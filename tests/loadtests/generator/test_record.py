@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from analysis.records.schemas import REQUESTS
-from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
+from loadtests.generator.record import _TRAILERS, SERVED_COLUMNS, RequestRecord, _figures
 
 
 def test_every_column_of_the_schema_is_measured_here_or_by_the_server() -> None:
@@ -10,3 +10,7 @@ def test_every_column_of_the_schema_is_measured_here_or_by_the_server() -> None:
 
 def test_what_the_server_measures_is_a_whole_number() -> None:
     assert {str(REQUESTS.field(name).type) for name in SERVED_COLUMNS} <= {"int32", "int64"}
+
+
+def test_no_text_is_too_long_to_be_no_number() -> None:
+    assert _figures({_TRAILERS[0]: "1" * 5000, _TRAILERS[1]: "-7", _TRAILERS[2]: "²"})[:3] == [None, -7, None]

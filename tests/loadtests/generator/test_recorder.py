@@ -135,3 +135,12 @@ def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         RequestRecorder(record_file(tmp_path / "file" / "requests-0.arrow", remedy="take another"))
+
+
+def test_a_number_that_its_column_cannot_hold_is_unknown() -> None:
+    rows = [record(0, batch_size=2**31, queue_ns=2**63), record(1, batch_size=7, queue_ns=9)]
+    rows.append(record(2, batch_size=None, queue_ns=10**30))
+    batch = request_batch(rows)
+    batch.validate(full=True)
+    assert batch.column("batch_size").to_pylist() == [None, 7, None]
+    assert batch.column("queue_ns").to_pylist() == [None, 9, None]
