@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.records.documents import parse_json
+from analysis.records.plain_values import mapping
 from loadtests.experiments.whole_checks import same_kind_of_device
 from servers.fields import ConfigError
 from servers.rpc.telemetry_pb2 import SnapshotResponse
@@ -37,7 +38,7 @@ def check_alike(snapshots: Mapping[str, SnapshotResponse], control: SnapshotResp
     for name, snapshot in snapshots.items():
         for what, value, expected in (
             ("dtype", snapshot.dtype, control.dtype),
-            ("attention", _attention(snapshot), _attention(control)),
+            ("attention", _attention(name, snapshot), _attention("the control", control)),
             ("vocabulary", snapshot.vocab_size, control.vocab_size),
             ("device", snapshot.device, control.device),
         ):
@@ -49,5 +50,18 @@ def check_alike(snapshots: Mapping[str, SnapshotResponse], control: SnapshotResp
                 )
 
 
-def _attention(snapshot: SnapshotResponse) -> str:
-    return str(json.loads(snapshot.config_json)["model"]["attention"])
+def configuration(name: str, snapshot: SnapshotResponse) -> dict[str, Any]:
+    """The tables of the arm's configuration, as the replica called `name` tells it. Otherwise ConfigError."""
+    try:
+        tables = parse_json(snapshot.config_json)
+    except ValueError:
+        tables = None
+    if not isinstance(tables, dict):
+        raise ConfigError(
+            f"{name} tells no configuration but {snapshot.config_json[:80]!r}: is it a replica of tailgate?"
+        )
+    return tables
+
+
+def _attention(name: str, snapshot: SnapshotResponse) -> str:
+    return str(mapping(configuration(name, snapshot).get("model")).get("attention"))

@@ -17,7 +17,7 @@ from loadtests.trials.errors import RunError
 from loadtests.trials.processes import Child, child_environment
 from loadtests.trials.progress import Load, ReplicaState, read_load
 from loadtests.trials.pulse import Pulse
-from loadtests.trials.snapshots import check_alike, start_up
+from loadtests.trials.snapshots import check_alike, configuration, start_up
 from loadtests.trials.splitters import Splitter
 from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector, Restart
@@ -142,7 +142,7 @@ class UsersTrial:
         first = {arm: next(iter(replicas.values())) for arm, replicas in self._observed.arms.items() if replicas}
         for row in self.context.facts.arms:
             if (replica := first.get(row["name"])) is not None:
-                row["config"] = json.loads(snapshots[replica].config_json)
+                row["config"] = configuration(replica, snapshots[replica])
                 with suppress(ConfigError):  # a server of another version may have settings that are not known here
                     row["length_ladder"] = list(ArmConfig.from_dict(row["config"]).length_ladder)
         control = first.get(self.context.experiment.control.name)

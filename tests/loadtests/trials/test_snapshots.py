@@ -47,3 +47,10 @@ def test_two_devices_of_one_kind_are_alike() -> None:
 def test_a_replica_that_runs_something_else_is_named(other: SnapshotResponse, what: str) -> None:
     with pytest.raises(ConfigError, match=f"new-0 runs with {what}: not comparable"):
         check_alike({"new-0": other}, snapshot())
+
+
+@pytest.mark.parametrize("said", ["", "{", "[]", "[" * 5000, "1" * 5000])
+def test_a_configuration_that_cannot_be_read_is_one_line(said: str) -> None:
+    with pytest.raises(ConfigError, match=r"compiled-0 tells no configuration but .*: is it a replica") as caught:
+        check_alike({"compiled-0": SnapshotResponse(config_json=said)}, snapshot())
+    assert len(str(caught.value)) < 200
