@@ -8,6 +8,7 @@ the request. Both lines of a request have its start and its connection.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,7 +30,9 @@ FIGURES: Final = (
     *("queue_ns", "prefill_ns", "decode_ns", "compile_stall_ns", "batch_id", "batch_size", "padded_batch"),
     *("padded_length", "prompt_tokens", "output_tokens", "recv_ns", "end_ns"),
 )
+_NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 _ENDED: Final = "DownstreamEnd"
+_LARGEST: Final = 2**63 - 1  # what a column holds
 _SINCE: Final = "%COMMON_DURATION(DS_RX_BEG:{}:ns)%"
 _ENVOY_STATUS: Final = {"UC": "UNAVAILABLE", "UF": "UNAVAILABLE", "UH": "UNAVAILABLE", "UR": "UNAVAILABLE"}
 
@@ -95,12 +98,16 @@ def log_format(*, copy: bool) -> dict[str, Any]:
 
 
 def parse_line(line: str) -> LoggedRequest | None:
-    """The request of a line; None for one that is torn, as the last one of a file that still grows may be."""
+    """The request of a line; None for one that is torn, as the last one of a file that still grows may be, or
+    holds times that no clock has."""
     try:
         row = json.loads(line)
         seconds, _, fraction = str(row["start_s"]).partition(".")
         start_ns = int(seconds) * 1_000_000_000 + int(fraction.ljust(9, "0")[:9])
         end_ns = row.get("end_ns")
+        end_ns = int(row["duration_ms"]) * 1_000_000 if end_ns is None else int(end_ns)
+        if not 0 <= start_ns <= start_ns + end_ns <= _LARGEST:
+            return None
         status, error = _status(row)
         figures = row.get("figures") or {}
         return LoggedRequest(
@@ -116,12 +123,12 @@ def parse_line(line: str) -> LoggedRequest | None:
             path=str(row.get("path") or ""),
             start_ns=start_ns,
             first_ns=_whole(row.get("first_ns")),
-            end_ns=int(row["duration_ms"]) * 1_000_000 if end_ns is None else int(end_ns),
+            end_ns=end_ns,
             status=status,
             error=error,
             figures={name: value for name in FIGURES if (value := _whole(figures.get(name))) is not None},
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
@@ -144,13 +151,15 @@ def _whole(value: Any) -> int | None:
     if isinstance(value, bool) or value is None:
         return None
     text = str(value)
-    return int(text) if text.isascii() and text.removeprefix("-").isdigit() else None
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def log_path(admin: Admin) -> str:
     """The file that the split behind `admin` writes such lines to, "" where it writes none. Raises SplitterError when
     no split answers."""
-    return _path(json.loads(admin.get("/config_dump")))
+    text = admin.get("/config_dump")
+    with admin.answering("configuration"):
+        return _path(json.loads(text))
 
 
 def _path(document: Any) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from servers.address import host_port
 from servers.fields import ConfigError
+
+LARGEST_BYTES: Final = 64 << 20  # of an answer
 
 
 class SplitterError(RuntimeError):
@@ -27,6 +31,16 @@ class Admin:
         """The answer to a question. Raises SplitterError."""
         return self._answer("GET", path)
 
+    @contextlib.contextmanager
+    def answering(self, what: str) -> Iterator[None]:
+        """What is read within is `what` of a split; where the answer is something else, SplitterError is raised."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise SplitterError(
+                f"{self.address} answered no {what} ({type(error).__name__}): is it a split's admin port?"
+            ) from None
+
     def post(self, path: str) -> str:
         """The answer to a change. Raises SplitterError."""
         return self._answer("POST", path)
@@ -37,7 +51,10 @@ class Admin:
         try:
             connection.request(method, path)
             response = connection.getresponse()
-            return response.status, response.read().decode()
+            body = response.read(LARGEST_BYTES + 1)
+            if len(body) > LARGEST_BYTES:
+                raise http.client.HTTPException(f"an answer of more than {LARGEST_BYTES >> 20} MiB")
+            return response.status, body.decode(errors="replace")
         finally:
             connection.close()
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from servers.metadata import STATUS_NAMES
-from servers.splitter.admin import Admin, SplitterError
+from servers.splitter.admin import Admin
 from servers.splitter.envoy_config import stat_arm
 
 # What Envoy counts as an error of the replica: the statuses whose HTTP counterpart is 500 or more.
@@ -62,18 +62,14 @@ def read_statistics(admin: Admin) -> Mapping[str, ArmStatistics]:
     """What Envoy counted of every arm. One call of the admin interface. Raises SplitterError when no split answers."""
     query = urllib.parse.urlencode({"format": "json", "filter": _FILTER})
     text = admin.get(f"/stats?{query}")
-    try:
+    with admin.answering("statistics of arms"):
         return parse_statistics(json.loads(text), read_s=time.monotonic())
-    except (ValueError, KeyError, TypeError) as error:
-        raise SplitterError(
-            f"{admin.address} answered no statistics of arms ({type(error).__name__}): is it a split's admin port?"
-        ) from None
 
 
 def parse_statistics(document: Mapping[str, Any], *, read_s: float) -> Mapping[str, ArmStatistics]:
     """The statistics of every arm in the answer that Envoy gave at `read_s` on the monotonic clock. Pure.
 
-    Raises ValueError, KeyError or TypeError for a document that is no such answer.
+    Raises what `Admin.answering` takes for a document that is no such answer.
     """
     numbers: dict[str, dict[str, int]] = {}
     age_s = None

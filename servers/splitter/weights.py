@@ -26,12 +26,13 @@ class Shares:
 def live_shares(admin: Admin) -> Shares:
     """The shares in force. Raises SplitterError when no split answers."""
     route = _route(admin)
-    weights = {item["name"]: int(item.get("weight", 0)) for item in route["weighted_clusters"]["clusters"]}
-    fractions = [policy["runtime_fraction"] for policy in route.get("request_mirror_policies", [])]
-    shadows = {
-        fraction["runtime_key"].removeprefix(f"{SHADOW_KEYS}."): _percent("", fraction["default_value"])
-        for fraction in fractions
-    }
+    with admin.answering("shares of arms"):
+        weights = _weights(route)
+        fractions = [policy["runtime_fraction"] for policy in route.get("request_mirror_policies", [])]
+        shadows = {
+            fraction["runtime_key"].removeprefix(f"{SHADOW_KEYS}."): _percent("", fraction["default_value"])
+            for fraction in fractions
+        }
     return shares_since(admin, Shares(weights=weights, shadows=shadows))
 
 
@@ -40,17 +41,19 @@ def shares_since(admin: Admin, configured: Shares) -> Shares:
 
     Raises SplitterError when no split answers.
     """
-    entries = json.loads(admin.get("/runtime")).get("entries", {})
+    text = admin.get("/runtime")
+    with admin.answering("shares of arms"):
+        entries = json.loads(text).get("entries", {})
 
-    def live(key: str, name: str) -> str:
-        return str(entries.get(f"{key}.{name}", {}).get("final_value", ""))
+        def live(key: str, name: str) -> str:
+            return str(entries.get(f"{key}.{name}", {}).get("final_value", ""))
 
-    weights = {name: int(live(WEIGHT_KEYS, name) or weight) for name, weight in configured.weights.items()}
-    shadows = {
-        name: percent
-        for name in weights
-        if (percent := _percent(live(SHADOW_KEYS, name), configured.shadows.get(name, 0.0)))
-    }
+        weights = {name: int(live(WEIGHT_KEYS, name) or weight) for name, weight in configured.weights.items()}
+        shadows = {
+            name: percent
+            for name in weights
+            if (percent := _percent(live(SHADOW_KEYS, name), configured.shadows.get(name, 0.0)))
+        }
     return Shares(weights=weights, shadows=shadows)
 
 
@@ -61,13 +64,16 @@ def live_weights(admin: Admin) -> dict[str, int]:
 
 def configured_weights(admin: Admin) -> dict[str, int]:
     """The weights that the split behind `admin` has when it starts anew. Raises SplitterError when none answers."""
-    clusters = _route(admin)["weighted_clusters"]["clusters"]
-    return {cluster["name"]: int(cluster.get("weight", 0)) for cluster in clusters}
+    route = _route(admin)
+    with admin.answering("weights of arms"):
+        return _weights(route)
 
 
 def started_s_ago(admin: Admin) -> float:
     """How long ago it started, in whole seconds. Raises SplitterError when no split answers."""
-    return float(json.loads(admin.get("/server_info"))["uptime_current_epoch"].removesuffix("s"))
+    text = admin.get("/server_info")
+    with admin.answering("time of its start"):
+        return float(json.loads(text)["uptime_current_epoch"].removesuffix("s"))
 
 
 def reweight(admin: Admin, weights: Mapping[str, int]) -> dict[str, int]:
@@ -142,10 +148,16 @@ def _percent(live: str, configured: Mapping[str, Any] | float) -> float:
 
 
 def _route(admin: Admin) -> Mapping[str, Any]:
-    route = _weighted_route(json.loads(admin.get("/config_dump")))
+    text = admin.get("/config_dump")
+    with admin.answering("configuration"):
+        route = _weighted_route(json.loads(text))
     if route is None:
         raise SplitterError(f"{admin.address} is an Envoy but splits nothing by weight: give the admin port of a split")
     return route
+
+
+def _weights(route: Mapping[str, Any]) -> dict[str, int]:
+    return {item["name"]: int(item.get("weight", 0)) for item in route["weighted_clusters"]["clusters"]}
 
 
 def _weighted_route(document: Any) -> Mapping[str, Any] | None:

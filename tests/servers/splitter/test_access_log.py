@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
+
+import pytest
 
 from servers.splitter.access_log import LoggedRequest, log_path, parse_line
 from tests.servers.splitter.house import Build, House, wait_for
@@ -112,3 +115,34 @@ def test_a_copy_outlives_the_request_that_it_copies(build: Build, tmp_path: Path
 
 def test_torn_lines_are_none() -> None:
     assert [parse_line(line) for line in ("", "{", "[]", "null", '{"arm":"a"}', '{"start_s":"x.y"}')] == [None] * 6
+
+
+ENDED = {
+    "event": "DownstreamEnd",
+    "connection": 4,
+    "arm": "eager",
+    "copy": "0",
+    "start_s": "1800000000.5",
+    "duration_ms": 7,
+    "status": 0,
+}
+
+
+def test_what_is_beyond_a_column_is_no_figure() -> None:
+    whole = parse_line(json.dumps({**ENDED, "figures": {"queue_ns": "9" * 30, "batch_id": "1" * 5000, "recv_ns": "5"}}))
+    assert whole is not None
+    assert (whole.end_ns, whole.figures) == (7_000_000, {"recv_ns": 5})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 50_000,
+        json.dumps({**ENDED, "end_ns": float("inf")}),
+        json.dumps({**ENDED, "duration_ms": 10**30}),
+        json.dumps({**ENDED, "start_s": "1" + "0" * 30}),
+        json.dumps({**ENDED, "start_s": "-5"}),
+    ],
+)
+def test_a_line_with_times_of_no_clock_is_none(line: str) -> None:
+    assert parse_line(line) is None

@@ -101,7 +101,10 @@ def earlier_by(statistics: ArmStatistics) -> float:
     return time.monotonic() - statistics.envoy_start_s
 
 
-@pytest.mark.parametrize("answer", ["OK", "[]", "{}", '{"stats": []}', '{"stats": [{"name": "server.uptime"}]}'])
+@pytest.mark.parametrize(
+    "answer",
+    ["OK", "\xff", "[]", "[" * 5000, "{}", '{"stats": [1]}', '{"stats": []}', '{"stats": [{"name": "server.uptime"}]}'],
+)
 def test_who_is_no_split_is_named_in_one_line(answer: str) -> None:
     class Other(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Callable
 
 import grpc
 import pytest
 
 from servers.fields import ConfigError
-from servers.splitter.weights import Shares, live_shares, live_weights, reshare, reweight
+from servers.splitter.access_log import log_path
+from servers.splitter.admin import Admin, SplitterError
+from servers.splitter.replicas import replica_addresses
+from servers.splitter.weights import (
+    Shares,
+    configured_weights,
+    live_shares,
+    live_weights,
+    reshare,
+    reweight,
+    started_s_ago,
+)
 from tests.servers.splitter.house import Build, House, binomial_bound
 
 
@@ -118,3 +131,36 @@ def test_a_bad_shadow_changes_nothing(shared: House, shadows: dict[str, float], 
     with pytest.raises(ConfigError, match=f"^{message}$"):
         reshare(shared.envoy.admin, shadows=shadows)
     assert live_shares(shared.envoy.admin).shadows == {}
+
+
+class Saying(Admin):
+    """An admin port that answers every question with one body."""
+
+    body = ""
+
+    def fetch(self, method: str, path: str) -> tuple[int, str]:
+        return 200, self.body
+
+
+@pytest.mark.parametrize("question", [live_shares, configured_weights, started_s_ago, replica_addresses, log_path])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "[" * 5000,
+        "1" * 5000,
+        json.dumps(
+            {
+                "weighted_clusters": {"clusters": [{"name": "eager", "weight": float("inf")}]},
+                "uptime_current_epoch": 5,
+                "cluster_statuses": [5],
+                "log_format": {"json_format": 5},
+            }
+        ),
+    ],
+)
+def test_an_answer_of_something_else_is_one_line(question: Callable[[Admin], object], body: str) -> None:
+    admin = Saying("127.0.0.1", 9901)
+    object.__setattr__(admin, "body", body)
+    with pytest.raises(SplitterError, match=r"^127\.0\.0\.1:9901 answered no .*: is it a split's admin port\?$"):
+        question(admin)
