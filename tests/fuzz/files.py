@@ -1,0 +1,254 @@
+"""Readers of files: settings, traces, records and what describes them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from analysis.looks.journal import JOURNAL as LOOKS
+from analysis.looks.journal import read_looks
+from analysis.records.documents import read_document, read_toml, vouched, vouched_toml, write_document
+from analysis.records.run_list import RUN_LIST, read_run_list
+from analysis.records.schemas import REQUESTS
+from analysis.records.sums import state, sums_path
+from analysis.records.tables import RecordError, RecordWriter, read_table
+from analysis.records.weight_journal import JOURNAL as WEIGHTS
+from analysis.records.weight_journal import WeightChange, read_weights
+from analysis.records.weight_journal import append as append_weights
+from loadtests.experiments.files import builtin_names, builtin_text
+from loadtests.experiments.reading import load
+from loadtests.generator.trial_config import TrialConfig
+from loadtests.traffic.conversations import read_conversations
+from loadtests.traffic.traces import read_trace
+from servers.fields import ConfigError
+from tests.fakes.request_rows import row, table_of, write_rows
+from tests.fuzz.oracle import Reader
+
+_ROWS = [
+    row(number, at_s=number, ttft_s=None if number == 5 else 0.1, status="OK" if number != 5 else "INTERNAL")
+    | {"token_ns": [1, 2, 3], "error": None if number != 5 else "a fault", "queue_ns": number}
+    for number in range(12)
+]
+_AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:15:{second:02d}.6805900,{374 + second},{44 + second}\n" for second in range(40, 60)
+)
+_PLAIN = "time_s,input_tokens,output_tokens\n" + "".join(f"{at * 0.25},{10 + at},{at + 1}\n" for at in range(20))
+_MOONCAKE = "".join(
+    json.dumps({"timestamp": at * 1000, "input_length": 700 + at, "output_length": 5, "hash_ids": [0, at]}) + "\n"
+    for at in range(12)
+)
+_TURNS = [{"from": "human", "value": "What is a p99?"}, {"from": "gpt", "value": "A quantile."}] * 2
+_SHAREGPT = [
+    {"id": "a", "conversations": [{"from": "system", "value": "Be brief."}, *_TURNS]},
+    {"conversations": _TURNS},
+]
+_DOCUMENT = {
+    "trial": 1,
+    "start_ns": 1_700_000_000_000_000_000,
+    "arms": {"eager": {"replicas": ["eager-0"], "cost": 1.5}},
+    "notes": ["a", None, True],
+}
+
+
+def _given(*seeds: bytes) -> Callable[[Path], Sequence[bytes]]:
+    return lambda folder: seeds
+
+
+def _file(name: str, read: Callable[[Path], object]) -> Callable[[Path, bytes, random.Random], None]:
+    """Reads a file of the name that holds the input."""
+
+    def read_file(folder: Path, content: bytes, draws: random.Random) -> None:
+        path = folder / name
+        path.write_bytes(content)
+        read(path)
+
+    return read_file
+
+
+def _experiments(folder: Path) -> list[bytes]:
+    # One asks for a trace, one for a package that may not be there.
+    return [builtin_text(name).encode() for name in builtin_names() if name not in ("h200", "minilm")]
+
+
+def _written(folder: Path) -> bytes:
+    path = folder / "written.arrow"
+    write_rows(path, _ROWS, batch=3)
+    return path.read_bytes()
+
+
+def _read_requests(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    table, problems = read_table(path, REQUESTS, required=("arm", "end_ns"))
+    table.validate(full=True)
+    return table.to_pylist(), problems
+
+
+_WHOLE = table_of(_ROWS).to_pylist()
+
+
+def _read_stated(path: Path) -> None:
+    rows, has_problems = _read_requests(path)
+    assert has_problems or rows == _WHOLE, "rows changed and nobody said so"
+    assert all(row in _WHOLE for row in rows), "a row that was never written"
+
+
+def _stated(folder: Path, content: bytes, draws: random.Random) -> None:
+    """The file is damaged, what it should hold is known."""
+    _written(folder)
+    path = folder / "written.arrow"
+    path.write_bytes(content)
+    _read_stated(path)
+
+
+def _sums(folder: Path, content: bytes, draws: random.Random) -> None:
+    """What the file should hold is damaged, the file is not."""
+    _written(folder)
+    path = folder / "written.arrow"
+    sums_path(path).write_bytes(content)
+    _read_stated(path)
+
+
+def _sums_seeds(folder: Path) -> list[bytes]:
+    _written(folder)
+    return [sums_path(folder / "written.arrow").read_bytes()]
+
+
+def _continued(folder: Path, content: bytes, draws: random.Random) -> None:
+    """A writer goes on with a damaged file."""
+    path = folder / "continued.arrow"
+    path.write_bytes(content)
+    if draws.random() < 0.5:
+        _written(folder)
+        sums_path(path).write_bytes(sums_path(folder / "written.arrow").read_bytes())
+    else:
+        sums_path(path).unlink(missing_ok=True)
+    with RecordWriter(path, REQUESTS) as writer:
+        writer.append(_ROWS[0])
+    rows, problems = _read_requests(path)
+    assert not problems
+    assert rows[-1] == _WHOLE[0]
+
+
+def _parquet(folder: Path) -> list[bytes]:
+    seeds = []
+    for codec in ("snappy", "none", "zstd"):
+        pa.parquet.write_table(table_of(_ROWS), folder / "seed", compression=codec, write_page_checksum=True)
+        seeds.append((folder / "seed").read_bytes())
+    return seeds
+
+
+def _parquet_stated(folder: Path, content: bytes, draws: random.Random) -> None:
+    path = folder / "requests.parquet"
+    pa.parquet.write_table(table_of(_ROWS), path, write_page_checksum=True)
+    if draws.random() < 0.5:
+        state(path)
+    else:
+        sums_path(path).unlink(missing_ok=True)
+    path.write_bytes(content)
+    _read_requests(path)
+
+
+def _json_lines(folder: Path) -> list[bytes]:
+    return ["".join(json.dumps(row) + "\n" for row in _WHOLE).encode()]
+
+
+def _document_seeds(folder: Path) -> list[bytes]:
+    return [json.dumps(vouched(_DOCUMENT), indent=indent).encode() for indent in (None, 2)]
+
+
+def _document(path: Path) -> None:
+    document = read_document(path)
+    assert document is not None
+    if document.stated:
+        assert document.content in (None, _DOCUMENT), "it is not as it was written, and believed"
+    assert (document.content is None) == bool(document.problem)
+
+
+def _weights(folder: Path) -> list[bytes]:
+    (folder / WEIGHTS).unlink(missing_ok=True)
+    for at_ns in range(1, 6):
+        weights = {"eager": 100 - at_ns, "compiled": at_ns}
+        append_weights(
+            folder, WeightChange(at_ns=at_ns, weights=weights, why="a step", step=at_ns, shadows={"dark": 5.0})
+        )
+    return [(folder / WEIGHTS).read_bytes()]
+
+
+_LOOK = {"look": 1, "trial": 1, "t_s": 30.0, "verdicts": {"compiled": "INCONCLUSIVE"}, "gates": [{"p": 0.2, "n": 12}]}
+_LOOKS = "".join(json.dumps({**_LOOK, "look": number}) + "\n" for number in range(6)).encode()
+
+
+def _trial_config(folder: Path) -> list[bytes]:
+    TrialConfig(trial=1, targets={"eager": "127.0.0.1:1", "*": "127.0.0.1:2"}).write(folder / "seed")
+    return [(folder / "seed").read_bytes()]
+
+
+def _run_list(folder: Path) -> list[bytes]:
+    (folder / "a").mkdir(exist_ok=True)
+    (folder / "b").mkdir(exist_ok=True)
+    write_document(folder / "seed", {"runs": ["a", "b"], "accepted": ["torch"]})
+    return [(folder / "seed").read_bytes(), b'{"runs": ["a", "./b"]}']
+
+
+FILES = (
+    Reader(
+        name="experiment",
+        seeds=_experiments,
+        read=_file("experiment.toml", load),
+        refuses=(ConfigError,),
+    ),
+    Reader(
+        name="trace",
+        seeds=_given(_AZURE.encode(), _PLAIN.encode(), _MOONCAKE.encode()),
+        read=_file("trace", read_trace),
+        refuses=(ConfigError,),
+    ),
+    Reader(
+        name="conversations",
+        seeds=_given(json.dumps(_SHAREGPT).encode(), "\n".join(map(json.dumps, _SHAREGPT)).encode()),
+        read=_file("conversations", read_conversations),
+        refuses=(ConfigError,),
+    ),
+    Reader(
+        name="requests.arrow",
+        seeds=lambda folder: [_written(folder)],
+        read=_file("requests.arrow", _read_requests),
+        refuses=(RecordError,),
+    ),
+    Reader(name="stated.arrow", seeds=lambda folder: [_written(folder)], read=_stated, refuses=(RecordError,)),
+    Reader(name="arrow.sums", seeds=_sums_seeds, read=_sums, refuses=(RecordError,)),
+    Reader(name="continued.arrow", seeds=lambda folder: [_written(folder)], read=_continued, refuses=(RecordError,)),
+    Reader(name="requests.parquet", seeds=_parquet, read=_parquet_stated, refuses=(RecordError,)),
+    Reader(
+        name="requests.jsonl",
+        seeds=_json_lines,
+        read=_file("requests.jsonl", _read_requests),
+        refuses=(RecordError,),
+    ),
+    Reader(name="trial.json", seeds=_document_seeds, read=_file("trial.json", _document)),
+    Reader(
+        name="experiment.toml of a run",
+        seeds=lambda folder: [vouched_toml(builtin_text("demo")).encode()],
+        read=_file("experiment.toml", read_toml),
+        refuses=(ValueError, OSError),
+    ),
+    Reader(name="weights.jsonl", seeds=_weights, read=_file(WEIGHTS, lambda path: read_weights(path.parent))),
+    Reader(name="looks.jsonl", seeds=_given(_LOOKS), read=_file(LOOKS, lambda path: read_looks(path.parent))),
+    Reader(
+        name="runs.json",
+        seeds=_run_list,
+        read=_file(RUN_LIST, lambda path: read_run_list(path.parent)),
+        refuses=(RecordError,),
+    ),
+    Reader(
+        name="generator.json",
+        seeds=_trial_config,
+        read=_file("generator.json", TrialConfig.read),
+        refuses=(ConfigError,),
+    ),
+)

@@ -1,0 +1,421 @@
+"""Readers of what comes over a wire: HTTP/2 and its headers, answers of servers, telemetry, the splitter's pages."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import gevent
+import gevent.socket
+from google.protobuf.message import DecodeError
+from hpack import Encoder
+
+from loadtests.clients.call import Call
+from loadtests.clients.connection import Connection
+from loadtests.clients.embedding import EmbedCall
+from loadtests.clients.frames import ProtocolError
+from loadtests.clients.grpc_call import GrpcCall
+from loadtests.clients.headers import HeaderDecoder, HeaderError
+from loadtests.clients.inference import InferenceClient
+from loadtests.clients.oip import OipCall
+from loadtests.clients.openai_call import Answer, OpenAiCall
+from loadtests.external.addresses import OipOptions
+from loadtests.generator.record import embed_record_of, record_of
+from loadtests.generator.record_batches import request_batch
+from loadtests.trials.progress import ReplicaState, Status
+from loadtests.trials.snapshots import check_alike, start_up
+from loadtests.trials.telemetry import Collector, _Follower
+from loadtests.users.observed import Observed
+from loadtests.users.observer import Observer
+from servers.clock import now_ns
+from servers.complaint import LONGEST
+from servers.fields import ConfigError
+from servers.metadata import STATUS_NAMES, trailing_key
+from servers.rpc import telemetry_pb2
+from servers.rpc.inference_pb2 import EmbedResponse
+from servers.rpc.oip_pb2 import ModelInferResponse, ModelStreamInferResponse
+from servers.splitter.access_log import FIGURES, log_path
+from servers.splitter.admin import Admin, SplitterError
+from servers.splitter.replicas import replica_addresses
+from servers.splitter.statistics import read_statistics
+from servers.splitter.weights import configured_weights, live_shares, started_s_ago
+from tests.fakes.http2 import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PADDED,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    chunk,
+    frame,
+    grpc_message,
+)
+from tests.fuzz.mutation import pieces
+from tests.fuzz.oracle import Reader
+
+# --- Header blocks ----------------------------------------------------------------------------------------------------
+
+_LARGEST_BLOCK = 256 * 1024
+_TRAILERS = [("grpc-status", "0"), ("grpc-message", "all%20well"), ("tailgate-arm", "eager")] + [
+    (trailing_key(name), str(7 + place)) for place, name in enumerate(FIGURES)
+]
+_ANSWER = [(":status", "200"), ("content-type", "application/grpc"), ("x-tailgate-arm", "eager")]
+
+
+def _blocks(folder: Path | None = None) -> list[bytes]:
+    """Blocks in every form of HPACK: coded and plain, kept and not, with changes of the table's size."""
+    blocks = [Encoder().encode(fields, huffman=coded) for fields in (_ANSWER, _TRAILERS) for coded in (True, False)]
+    coder = Encoder()
+    twice = coder.encode(_TRAILERS) + coder.encode(_TRAILERS)
+    coder = Encoder()
+    coder.header_table_size = 100
+    return [*blocks, twice, coder.encode(_ANSWER), b"".join(map(_plain, _TRAILERS)), b"\x00\x01a\x00" * 50]
+
+
+def _plain(field: tuple[str, str]) -> bytes:
+    name, value = field
+    return b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
+
+
+def _headers(folder: Path, content: bytes, draws: random.Random) -> None:
+    decoder = HeaderDecoder(largest_list=_LARGEST_BLOCK)
+    for block in pieces(content[:_LARGEST_BLOCK], draws):
+        fields = decoder.decode(block)
+        assert decoder.table_size <= 4096
+        assert sum(len(name) + len(value) for name, value in fields.items()) <= 8 * _LARGEST_BLOCK
+
+
+# --- Connections ------------------------------------------------------------------------------------------------------
+
+
+def _records(call: Call, make: Callable[..., Any] = record_of) -> None:
+    """The call's row can be written, and says in one line how it ended."""
+    assert call.status in STATUS_NAMES, call.status
+    assert len(call.error) <= LONGEST + 100, f"an error of {len(call.error)} characters"
+    assert call.error.isprintable(), call.error[:200]
+    plan = SimpleNamespace(session_id="s", turn=0, prompt_tokens=4, max_tokens=8, phase="measure")
+    copy: Any = SimpleNamespace(
+        plan=plan, arm="eager", request_id="1-0", pair_id="1-0", lane=None, scheduled_ns=call.start_ns
+    )
+    request_batch([make(call, copy, 1, call.end_ns)]).validate(full=True)
+
+
+@contextmanager
+def _connected() -> Iterator[tuple[Connection, list[GrpcCall]]]:
+    """A connection with three open calls, whose bytes are given to it by hand."""
+    here, there = socket.socketpair()
+    client = InferenceClient("127.0.0.1:9", retry_s=60.0)
+    client._refused_until_ns = now_ns() + 10**12  # whatever would connect again fails at once
+    sock = gevent.socket.socket(fileno=here.detach())
+    sock.setblocking(False)
+    lost: list[BaseException] = []  # what greenlets and callbacks raised, which gevent would print
+    hub = gevent.get_hub()
+    hub.handle_error = lambda context, kind, value, trace: lost.append(value)
+    try:
+        connection = Connection(client, sock)
+        client.connections.append(connection)
+        calls = [
+            GrpcCall(headers=b"", body=b"body" * size, timeout_s=None, on_done=None, tag=None)
+            for size in (1, 9, 50_000)
+        ]
+        for call in calls:
+            connection.open(call)
+        yield connection, calls
+    finally:
+        connection.close("CANCELLED", "the end of the test")
+        client.close()
+        gevent.sleep(0)
+        connection.reader.join(1.0)
+        there.close()
+        del hub.handle_error
+        if lost:
+            raise lost[0]
+
+
+def _frames(folder: Path, content: bytes, draws: random.Random) -> None:
+    with _connected() as (connection, calls):
+        try:
+            for piece in pieces(content, draws):
+                if connection.closed:
+                    break
+                connection.feed(piece, now_ns())
+                gevent.sleep(0)
+        except ProtocolError as problem:
+            connection.close("UNAVAILABLE", str(problem))
+            raise
+        finally:
+            connection.close("UNAVAILABLE", "the end of the input")
+            for call in calls:
+                _records(call)
+
+
+def _answers(folder: Path) -> list[bytes]:
+    coder = Encoder()
+    start = frame(SETTINGS, 0, 0, struct.pack(">HIHI", 3, 100, 4, 65_535)) + frame(SETTINGS, ACK, 0)
+
+    def answer(stream: int) -> bytes:
+        whole = chunk([1]) + chunk([2, 3], [1_000, 2_000]) + chunk([])
+        return b"".join(
+            (
+                frame(HEADERS, END_HEADERS, stream, coder.encode(_ANSWER)),
+                frame(DATA, 0, stream, whole[:7]),
+                frame(DATA, PADDED, stream, b"\x03" + whole[7:] + b"\x00" * 3),
+                frame(HEADERS, END_HEADERS | END_STREAM, stream, coder.encode(_TRAILERS)),
+            )
+        )
+
+    one = start + answer(1)
+    block = coder.encode(_ANSWER)
+    cut = frame(HEADERS, 0, 3, block[:4]) + frame(CONTINUATION, END_HEADERS, 3, block[4:])
+    window = frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 70_000)) + frame(WINDOW_UPDATE, 0, 5, struct.pack(">I", 9))
+    rest = cut + window + frame(PING, 0, 0, b"12345678") + frame(RST_STREAM, 0, 3, struct.pack(">I", 7)) + answer(5)
+    away = frame(GOAWAY, 0, 0, struct.pack(">II", 1, 11) + b"too_many_pings")
+    coder = Encoder()
+    return [one, one + rest, one + rest + away, start + away + answer(1)]
+
+
+def _trailers(folder: Path, content: bytes, draws: random.Random) -> None:
+    """Trailing metadata that hold anything."""
+    call = GrpcCall(headers=b"", body=b"", timeout_s=None, on_done=None, tag=None)
+    call.on_headers(dict(_ANSWER), False, now_ns())
+    call.on_data(chunk([1]), now_ns())
+    lines = (line.partition(": ") for line in content[:_LARGEST_BLOCK].decode("latin-1").split("\n"))
+    call.on_headers({name: value for name, _, value in lines}, True, now_ns())
+    _records(call)
+
+
+# --- Answers ----------------------------------------------------------------------------------------------------------
+
+
+def _oip(stream: str, folder: Path, content: bytes, draws: random.Random) -> None:
+    options = OipOptions(stream=cast(Any, stream))
+    call = OipCall(options=options, headers=b"", body=b"", timeout_s=None, on_done=None, tag=None)
+    _fed(call, content, draws)
+
+
+def _embedding(folder: Path, content: bytes, draws: random.Random) -> None:
+    _fed(EmbedCall(headers=b"", body=b"", timeout_s=None, on_done=None, tag=None), content, draws, embed_record_of)
+
+
+def _fed(call: GrpcCall, content: bytes, draws: random.Random, make: Callable[..., Any] = record_of) -> None:
+    call.on_headers(dict(_ANSWER), False, now_ns())
+    for piece in pieces(content, draws):
+        if not call.status:
+            call.on_data(piece, now_ns())
+    if not call.status:
+        call.on_headers(dict(_TRAILERS), True, now_ns())
+    _records(call, make)
+
+
+def _infer_answers(stream: str, folder: Path) -> list[bytes]:
+    text, ids, raw = ModelInferResponse(id="1"), ModelInferResponse(id="2"), ModelInferResponse(id="3")
+    text.outputs.add(name="text_output", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"a word")
+    ids.outputs.add(name="text_output", datatype="INT32", shape=[3]).contents.int_contents.extend((5, 6, 7))
+    raw.outputs.add(name="text_output", datatype="INT64", shape=[2])
+    raw.raw_output_contents.append(b"\x00" * 16)
+    messages: list[Any] = [text, ids, raw]
+    if stream == "triton":
+        messages = [*(ModelStreamInferResponse(infer_response=item) for item in messages)]
+        messages.append(ModelStreamInferResponse(error_message="no\nmore"))
+    return [grpc_message(item.SerializeToString()) for item in messages] + [
+        b"".join(grpc_message(item.SerializeToString()) for item in messages)
+    ]
+
+
+def _openai(folder: Path, content: bytes, draws: random.Random) -> None:
+    call = OpenAiCall(request=b"", calls=set())
+    answer = Answer(call, token="secret")
+    for piece in [*pieces(content, draws), b""]:
+        if call.status:
+            break
+        answer.feed(piece, now_ns())
+    _records(call)
+
+
+def _events(folder: Path) -> list[bytes]:
+    events = [
+        {"choices": [{"index": 0, "text": "a", "finish_reason": None}], "usage": {"completion_tokens": 1}},
+        {"choices": [{"index": 0, "delta": {"content": "b"}}], "usage": {"completion_tokens": 3, "prompt_tokens": 4}},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens": 4}},
+    ]
+    error = {"error": {"message": "too\nlong", "code": 400}}
+    body = "".join(f"data: {json.dumps(event)}\r\n\r\n" for event in events) + ": ping\n\ndata: [DONE]\n\n"
+    head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+    size = f"{len(body):x}\r\n{body}\r\n0\r\n\r\n"
+    refusal = json.dumps(error)
+    return [
+        f"{head}content-length: {len(body)}\r\n\r\n{body}".encode(),
+        f"{head}transfer-encoding: chunked\r\n\r\n{size}".encode(),
+        f"HTTP/1.1 400 Bad Request\r\ncontent-length: {len(refusal)}\r\n\r\n{refusal}".encode(),
+        f"{head}\r\ndata: {refusal}\n\n".encode(),
+        b"HTTP/1.1 307 Moved\r\nlocation: https://x/\r\ncontent-length: 0\r\n\r\n",
+    ]
+
+
+# --- Telemetry --------------------------------------------------------------------------------------------------------
+
+
+def _telemetry_seeds(folder: Path) -> list[bytes]:
+    compiled = telemetry_pb2.CompileEvent(
+        event_id="1", kind="recompile", start_ns=5, end_ns=9, shape="4x16", phase="serving", request_ids=["1-0"]
+    )
+    step = telemetry_pb2.StepRecord(step_id=1, kind="decode", start_ns=2, end_ns=8, batch=3, padded_batch=4)
+    event = telemetry_pb2.TelemetryEvent
+    events = [
+        event(compile=compiled),
+        event(steps=telemetry_pb2.StepRecords(records=[step, step])),
+        event(progress=telemetry_pb2.Progress(stage="serving", detail="warm", done=1, total=1, at_ns=4)),
+        event(facts=telemetry_pb2.CompilerFacts(graph_breaks={"a": 1}, cudagraph_skips={"b": 2}, blind_spots=["c"])),
+        event(memory=telemetry_pb2.MemoryReading(at_ns=7)),
+        event(under_way=telemetry_pb2.CompileUnderWay(kind="compile", start_ns=3, shape="1x8", phase="serving")),
+    ]
+    return [item.SerializeToString() for item in events]
+
+
+def _telemetry(folder: Path, content: bytes, draws: random.Random) -> None:
+    with suppress(DecodeError):
+        event = telemetry_pb2.TelemetryEvent.FromString(content)
+        for path in folder.glob("*.arrow*"):
+            path.unlink()
+        status = Status()
+        status.replicas["eager-0"] = ReplicaState()
+        collector = Collector(folder, trial=1, status=status)
+        try:
+            collector._take(_Follower(arm="eager", replica="eager-0", channel=cast(Any, None)), event)
+            collector._flush()
+        finally:
+            collector.stop()
+
+
+def _snapshot_seeds(folder: Path) -> list[bytes]:
+    snapshot = telemetry_pb2.SnapshotResponse(
+        startup_ns={"load": 5}, memory_bytes={"weights": 7}, versions={"torch": "2.13"}, device="cpu", dtype="float32"
+    )
+    snapshot.config_json = json.dumps({"model": {"attention": "sdpa", "id": "tiny"}})
+    return [snapshot.SerializeToString()]
+
+
+def _snapshot(folder: Path, content: bytes, draws: random.Random) -> None:
+    with suppress(DecodeError):
+        snapshot = telemetry_pb2.SnapshotResponse.FromString(content)
+        control = telemetry_pb2.SnapshotResponse.FromString(_snapshot_seeds(folder)[0])
+        json.dumps(start_up([snapshot]))
+        check_alike({"compiled-0": snapshot}, control)
+
+
+# --- The splitter -----------------------------------------------------------------------------------------------------
+
+_SINCE_NS = 1_800_000_000_000_000_000
+
+
+def _log(folder: Path) -> list[bytes]:
+    common = {"connection": 4, "copy": "0", "path": "/tailgate.v1.Inference/Generate", "host": "127.0.0.1:1"}
+    rows: list[dict[str, Any]] = []
+    for second in range(2):
+        start = {**common, "start_s": f"{1_800_000_000 + second}.{second:09d}", "duration_ms": 100}
+        rows.append({**start, "event": "DownstreamStart", "arm": None})
+        figures = {name: str(place) for place, name in enumerate(FIGURES)}
+        ended = {"event": "DownstreamEnd", "arm": "eager", "first_ns": 20_000_000, "end_ns": 100_000_000}
+        rows.append({**start, **ended, "status": second, "message": "why", "flags": "-", "figures": figures})
+    return ["".join(json.dumps(row) + "\n" for row in rows).encode()]
+
+
+def _observed(folder: Path, content: bytes, draws: random.Random) -> None:
+    for path in folder.glob("*-0*"):
+        path.unlink()
+    log = folder / "requests.log"
+    log.write_bytes(content)
+    arms = {"eager": {"127.0.0.1:1": "eager-0"}, "compiled": {}}
+    observed = Observed(log=str(log), admin="", arms=arms, timeout_s=60.0, since_ns=_SINCE_NS)
+    for _ in range(draws.choice((1, 1, 2))):  # a second one goes on from what the first wrote
+        observer = Observer(folder, observed)
+        observer.step(_SINCE_NS + 10**10)
+        observer.close(_SINCE_NS + 10**10)
+
+
+def _account_seeds(folder: Path) -> list[bytes]:
+    _observed(folder, _log(folder)[0], random.Random(0))
+    return [(folder / "generator-0.json").read_bytes()]
+
+
+def _account(folder: Path, content: bytes, draws: random.Random) -> None:
+    """An observer goes on from a damaged account."""
+    (folder / "generator-0.json").write_bytes(content)
+    observed = Observed(log=str(folder / "no.log"), admin="", arms={"eager": {}}, timeout_s=60.0, since_ns=_SINCE_NS)
+    observer = Observer(folder, observed)
+    observer.step(_SINCE_NS + 10**10)
+    observer.close(_SINCE_NS + 10**10)
+
+
+class _Said(Admin):
+    """An admin port that answers every question with one body."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__("127.0.0.1", 9901)
+        object.__setattr__(self, "_body", body)
+
+    __slots__ = ("_body",)
+
+    def fetch(self, method: str, path: str) -> tuple[int, str]:
+        return 200, self._body.decode(errors="replace")  # type: ignore[attr-defined]
+
+
+def _pages(folder: Path, content: bytes, draws: random.Random) -> None:
+    admin = _Said(content)
+    draws.choice((read_statistics, live_shares, configured_weights, started_s_ago, replica_addresses, log_path))(admin)
+
+
+def _page_seeds(folder: Path) -> list[bytes]:
+    names = ("upstream_rq_active", "grpc.0", "grpc.14", "upstream_rq_cancelled", "endpoint.127.0.0.1:1.rq_error")
+    clusters = [{"name": "eager", "weight": 90}, {"name": "compiled", "weight": 10}]
+    mirror = {"runtime_fraction": {"runtime_key": "shadow.dark", "default_value": {"numerator": 5}}}
+    address = {"socket_address": {"address": "127.0.0.1", "port_value": 1}}
+    log = {"path": "/x.log", "log_format": {"json_format": {"event": "", "connection": "", "figures": {}}}}
+    page = {
+        "stats": [{"name": f"cluster.eager.{name}", "value": 3} for name in names]
+        + [{"name": "server.uptime", "value": 9}],
+        "entries": {"weight.eager": {"final_value": "80"}},
+        "configs": [{"route": {"weighted_clusters": {"clusters": clusters}, "request_mirror_policies": [mirror]}}, log],
+        "uptime_current_epoch": "12s",
+        "cluster_statuses": [{"name": "eager", "host_statuses": [{"address": address}]}],
+    }
+    return [json.dumps(page).encode()]
+
+
+WIRE = (
+    Reader(name="headers", seeds=_blocks, read=_headers, refuses=(HeaderError,)),
+    Reader(name="http2", seeds=_answers, read=_frames, refuses=(ProtocolError,)),
+    Reader(
+        name="trailing metadata",
+        seeds=lambda folder: ["\n".join(map(": ".join, _TRAILERS)).encode()],
+        read=_trailers,
+    ),
+    Reader(name="oip of triton", seeds=partial(_infer_answers, "triton"), read=partial(_oip, "triton"), most_mib=160),
+    Reader(name="oip", seeds=partial(_infer_answers, "plain"), read=partial(_oip, "plain"), most_mib=160),
+    Reader(
+        name="embedding",
+        seeds=lambda folder: [grpc_message(EmbedResponse(values=[0.5] * 8, tokens=4).SerializeToString())],
+        read=_embedding,
+    ),
+    Reader(name="openai", seeds=_events, read=_openai),
+    Reader(name="telemetry", seeds=_telemetry_seeds, read=_telemetry),
+    Reader(name="snapshot", seeds=_snapshot_seeds, read=_snapshot, refuses=(ConfigError,)),
+    Reader(name="request log", seeds=_log, read=_observed),
+    Reader(name="account of an observer", seeds=_account_seeds, read=_account),
+    Reader(name="pages of the splitter", seeds=_page_seeds, read=_pages, refuses=(SplitterError,)),
+)
