@@ -257,7 +257,7 @@ def read(path: str) -> Artifact:
         )
     try:
         facts = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         facts = None
     if not isinstance(facts, dict):
         raise ConfigError(f"{what} is damaged, what it was written for is not readable: {_REMEDY}")

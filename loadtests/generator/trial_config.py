@@ -77,7 +77,7 @@ class TrialConfig:
         """The trial that the JSON file at `path` describes; anything wrong with it raises ConfigError."""
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f'trial config "{path}" cannot be read ({error}): give a JSON file') from None
         if not isinstance(table, dict):
             raise ConfigError(f'trial config "{path}" holds no object: give {{"trial": 1, "arms": [...], ...}}')

@@ -170,13 +170,18 @@ class Schedule:
         try:
             with pa.OSFile(str(path), "rb") as source:
                 table = pa.ipc.open_stream(source).read_all()
-        except (OSError, pa.ArrowException) as error:
+            table.validate(full=True)  # a damaged offset would be followed out of the file's memory
+            names = table.schema.names
+        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(f'schedule "{path}" cannot be read ({reason}): build it again') from None
         facts_text = (table.schema.metadata or {}).get(_METADATA_KEY)
         table = table.replace_schema_metadata(None)
         extra = [column for column in table.schema if column in list(PROMPTS)]
         if facts_text is None or table.schema != pa.schema([*SCHEDULE, *extra]):
-            raise ConfigError(f'"{path}" is no schedule: columns are {table.schema.names}, expected {SCHEDULE.names}')
-        facts = json.loads(facts_text)
-        return cls(table=table, **{**facts, "arms": tuple(facts["arms"]), "steps": tuple(facts["steps"])})
+            raise ConfigError(f'"{path}" is no schedule: columns are {names}, expected {SCHEDULE.names}')
+        try:
+            facts = json.loads(facts_text)
+            return cls(table=table, **{**facts, "arms": tuple(facts["arms"]), "steps": tuple(facts["steps"])})
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ConfigError(f'schedule "{path}" is damaged ({type(error).__name__}): build it again') from None

@@ -25,6 +25,10 @@ from loadtests.experiments.files import builtin_names, builtin_text
 from loadtests.experiments.reading import load
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.conversations import read_conversations
+from loadtests.traffic.drawing import build_schedule
+from loadtests.traffic.schedule import Schedule
+from loadtests.traffic.settings import TrafficConfig
+from loadtests.traffic.source import read_source
 from loadtests.traffic.traces import read_trace
 from servers.fields import ConfigError
 from tests.fakes.request_rows import row, table_of, write_rows
@@ -183,6 +187,27 @@ _LOOK = {"look": 1, "trial": 1, "t_s": 30.0, "verdicts": {"compiled": "INCONCLUS
 _LOOKS = "".join(json.dumps({**_LOOK, "look": number}) + "\n" for number in range(6)).encode()
 
 
+def _schedules(folder: Path) -> list[bytes]:
+    config = TrafficConfig(rate=4, duration_s=30, turns_mean=2, design="split")
+    built = build_schedule(
+        config,
+        read_source(config, seed=1),
+        arms=("eager", "compiled"),
+        seed=1,
+        trial=1,
+        max_prompt_tokens=2048,
+        max_new_tokens=256,
+    )
+    built.write(folder / "seed")
+    return [(folder / "seed").read_bytes()]
+
+
+def _schedule(path: Path) -> None:
+    schedule = Schedule.read(path)
+    schedule.table.validate(full=True)
+    schedule.table.to_pylist()
+
+
 def _trial_config(folder: Path) -> list[bytes]:
     TrialConfig(trial=1, targets={"eager": "127.0.0.1:1", "*": "127.0.0.1:2"}).write(folder / "seed")
     return [(folder / "seed").read_bytes()]
@@ -245,6 +270,7 @@ FILES = (
         read=_file(RUN_LIST, lambda path: read_run_list(path.parent)),
         refuses=(RecordError,),
     ),
+    Reader(name="schedule", seeds=_schedules, read=_file("schedule.arrow", _schedule), refuses=(ConfigError,)),
     Reader(
         name="generator.json",
         seeds=_trial_config,

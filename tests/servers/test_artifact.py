@@ -109,7 +109,7 @@ def test_what_is_no_artifact_is_one_line(content: bytes, words: str, tmp_path: P
     assert "tailgate precompile" in line
 
 
-@pytest.mark.parametrize("facts", [b"not json\n", b"[1]\n"])
+@pytest.mark.parametrize("facts", [b"not json\n", b"[1]\n", b"[" * 5000 + b"\n"])
 def test_an_artifact_that_does_not_say_what_it_is_for_is_damaged(facts: bytes, tmp_path: Path) -> None:
     path = tmp_path / "other"
     path.write_bytes(b"tailgate compiled code 1\n" + hashlib.sha256(facts).hexdigest().encode() + b"\n" + facts)

@@ -96,6 +96,23 @@ def test_cut_missing_or_foreign_files_are_no_schedule(tmp_path: Path) -> None:
         Schedule.read(path)
 
 
+def test_a_damaged_schedule_is_refused_and_no_offset_leads_out_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.arrow"
+    built(TrafficConfig(rate=4, duration_s=30)).write(path)
+    whole = path.read_bytes()
+    session = Schedule.read(path).table["session_id"].chunk(0)
+    offsets = np.frombuffer(session.buffers()[1], dtype="<i4")[:4].tobytes()
+    path.write_bytes(whole.replace(offsets, b"\xff\xff\xff\x7f" * 4))
+    with pytest.raises(ConfigError, match=r"cannot be read .*: build it again"):
+        Schedule.read(path)
+    path.write_bytes(whole.replace(b'{"arms":', b'{"armz":'))
+    with pytest.raises(ConfigError, match=r"is damaged \(KeyError\): build it again"):
+        Schedule.read(path)
+    path.write_bytes(whole.replace(b"session_id", b"sess\xdb\xdbn_id"))
+    with pytest.raises(ConfigError, match=r"cannot be read .*: build it again"):
+        Schedule.read(path)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**63),
