@@ -103,7 +103,6 @@ def _read_stated(path: Path) -> None:
 
 def _stated(folder: Path, content: bytes, draws: random.Random) -> None:
     """The file is damaged, what it should hold is known."""
-    _written(folder)
     path = folder / "written.arrow"
     path.write_bytes(content)
     _read_stated(path)
@@ -111,7 +110,6 @@ def _stated(folder: Path, content: bytes, draws: random.Random) -> None:
 
 def _sums(folder: Path, content: bytes, draws: random.Random) -> None:
     """What the file should hold is damaged, the file is not."""
-    _written(folder)
     path = folder / "written.arrow"
     sums_path(path).write_bytes(content)
     _read_stated(path)
@@ -127,7 +125,6 @@ def _continued(folder: Path, content: bytes, draws: random.Random) -> None:
     path = folder / "continued.arrow"
     path.write_bytes(content)
     if draws.random() < 0.5:
-        _written(folder)
         sums_path(path).write_bytes(sums_path(folder / "written.arrow").read_bytes())
     else:
         sums_path(path).unlink(missing_ok=True)

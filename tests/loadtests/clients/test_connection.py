@@ -106,7 +106,7 @@ def test_trailers_only_reply_carries_status_and_message() -> None:
         call = finished(generate(client, request()))
         client.close()
     assert call.status == "RESOURCE_EXHAUSTED"
-    assert call.error == "queue full: 100% of 128\n— retry"
+    assert call.error == "queue full: 100% of 128 — retry"
     assert (call.first_token_ns, call.output_tokens) == (None, 0)
 
 
