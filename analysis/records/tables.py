@@ -75,7 +75,7 @@ class RecordWriter:
     def flush(self) -> None:
         """Every row appended so far is in the file, as one batch."""
         if self._rows:
-            columns = [pa.array([row.get(field.name) for row in self._rows], field.type) for field in self._schema]
+            columns = [column_of([row.get(field.name) for row in self._rows], field.type) for field in self._schema]
             self.append_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
             self._rows = []
 
@@ -110,6 +110,18 @@ class RecordWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """The values as a column. A whole number may be anything that a server said: one that does not fit is unknown."""
+    try:
+        return pa.array(values, kind)
+    except (OverflowError, pa.ArrowInvalid):
+        if not pa.types.is_integer(kind):
+            raise
+        beyond = 1 << (kind.bit_width - 1)
+        fitting = [value if value is not None and -beyond <= value < beyond else None for value in values]
+        return pa.array(fitting, kind)
 
 
 def _kept_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.records.schemas import REQUESTS
+from analysis.records.tables import column_of
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 
 
@@ -30,11 +31,11 @@ def _column(values: tuple[Any, ...], kind: Any) -> pa.Array:
         constant = values.count(first) == rows
         if constant and first is None:
             return pa.nulls(rows, kind)
-        return _repeated(first, rows) if constant else pa.array(values, kind)
+        return _repeated(first, rows) if constant else column_of(values, kind)
     try:
         return _lists(values) if kind is _TOKEN_LIST else _whole_numbers(values, kind)
     except (TypeError, OverflowError):
-        return _any_numbers(values, kind)
+        return column_of(values, kind)
 
 
 def _repeated(text: str, rows: int) -> pa.Array:
@@ -46,16 +47,6 @@ def _repeated(text: str, rows: int) -> pa.Array:
 def _whole_numbers(values: tuple[int, ...], kind: Any) -> pa.Array:
     flat = np.fromiter(values, np.int64 if kind is _LONG else np.int32, len(values))
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(flat)])
-
-
-def _any_numbers(values: tuple[int | None, ...], kind: Any) -> pa.Array:
-    try:
-        return pa.array(values, kind)
-    except (OverflowError, pa.ArrowInvalid):
-        # A server may say any number: one that the column cannot hold is unknown.
-        beyond = 1 << (kind.bit_width - 1)
-        known = (value if value is not None and -beyond <= value < beyond else None for value in values)
-        return pa.array(known, kind)
 
 
 def _lists(values: tuple[Any, ...]) -> pa.Array:

@@ -210,3 +210,13 @@ def test_an_error_is_one_line_whatever_a_file_holds():
     assert told.startswith("column  of lines x")
     assert told.endswith("x: keep one")
     assert len(told) < 1100
+
+
+def test_a_number_that_its_column_cannot_hold_is_unknown_and_no_row_is_lost(tmp_path):
+    path = tmp_path / "requests.arrow"
+    write_rows(
+        path, [row(0), row(1) | {"end_ns": 2**63, "turn": 2**31}, row(2) | {"end_ns": 10**30, "turn": -1}], batch=3
+    )
+    rows = read_table(path, REQUESTS)[0]
+    assert rows["end_ns"].to_pylist()[1:] == [None, None]
+    assert rows["turn"].to_pylist() == [None, None, -1]

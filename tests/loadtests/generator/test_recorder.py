@@ -144,3 +144,5 @@ def test_a_number_that_its_column_cannot_hold_is_unknown() -> None:
     batch.validate(full=True)
     assert batch.column("batch_size").to_pylist() == [None, 7, None]
     assert batch.column("queue_ns").to_pylist() == [None, 9, None]
+    batch = request_batch(rows[::-1])
+    assert batch.column("batch_size").to_pylist() == [None, 7, None]
