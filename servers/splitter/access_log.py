@@ -102,6 +102,8 @@ def parse_line(line: str) -> LoggedRequest | None:
     holds times that no clock has."""
     try:
         row = json.loads(line)
+        if "\\ud" in line.lower():  # half a character is none, and cannot be written
+            row = json.loads(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace"))
         seconds, _, fraction = str(row["start_s"]).partition(".")
         start_ns = int(seconds) * 1_000_000_000 + int(fraction.ljust(9, "0")[:9])
         end_ns = row.get("end_ns")

@@ -324,7 +324,14 @@ _SINCE_NS = 1_800_000_000_000_000_000
 
 
 def _log(folder: Path) -> list[bytes]:
-    common = {"connection": 4, "copy": "0", "path": "/tailgate.v1.Inference/Generate", "host": "127.0.0.1:1"}
+    common = {
+        "connection": 4,
+        "copy": "0",
+        "session": "s1",
+        "request_id": "1-7",
+        "path": "/tailgate.v1.Inference/Generate",
+        "host": "127.0.0.1:1",
+    }
     rows: list[dict[str, Any]] = []
     for second in range(2):
         start = {**common, "start_s": f"{1_800_000_000 + second}.{second:09d}", "duration_ms": 100}

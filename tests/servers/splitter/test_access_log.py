@@ -134,6 +134,12 @@ def test_what_is_beyond_a_column_is_no_figure() -> None:
     assert (whole.end_ns, whole.figures) == (7_000_000, {"recv_ns": 5})
 
 
+def test_half_a_character_is_none() -> None:
+    whole = parse_line(json.dumps({**ENDED, "session": "a\ud800", "status": 13, "message": "\udc00b"}))
+    assert whole is not None
+    assert (whole.session_id, whole.error) == ("a?", "?b")
+
+
 @pytest.mark.parametrize(
     "line",
     [
