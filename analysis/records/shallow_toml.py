@@ -27,11 +27,16 @@ def parse(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise TomlError(f"not valid TOML: {error}") from None
+        raise TomlError(f"not valid TOML: {_short(str(error))}") from None
     except RecursionError:
         raise TomlError(f"values are nested too deep; the limit is {DEEPEST}: no setting lies so deep") from None
     except ValueError as error:  # a number of more than 4,300 digits
         raise TomlError(f"a value cannot be read: {error}") from None
+
+
+def _short(text: str) -> str:
+    """A key of any length that the parser names is cut; where it stands is said at the end."""
+    return text if len(text) <= 500 else f"{text[:400]} ... {text[-90:]}"
 
 
 def _depth(key: str) -> int:

@@ -31,3 +31,9 @@ def test_the_experiment_of_a_run_is_refused_at_once(text: str, reason: str, tmp_
     with pytest.raises(RecordError, match=reason):
         read_run(run)
     assert time.process_time() - started < 10.0
+
+
+def test_a_key_of_any_length_is_cut_and_its_place_is_not():
+    with pytest.raises(TomlError, match=r"^not valid TOML: .* \.\.\. .*\(at line 3, column \d+\)$") as caught:
+        parse(f"[{'k' * 5000}]\na = 1\n[{'k' * 5000}]\n")
+    assert len(str(caught.value)) < 600
