@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from servers.fields import ConfigError
 
 FREE_PORT = "free"  # where 0 means none
@@ -13,7 +15,7 @@ def host_port(text: str, otherwise: str = "", *, lowest: int = 1) -> tuple[str, 
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     is_host = host and host.isascii() and host.isprintable() and not set(host) & set("/ ")
-    if not is_host or not port.isascii() or not port.isdigit() or not lowest <= int(port) <= 65535:
+    if not is_host or not re.fullmatch("[0-9]{1,5}", port) or not lowest <= int(port) <= 65535:
         raise ConfigError(otherwise or f'address "{text}" is not host:port: give one such as 127.0.0.1:50051')
     return host, int(port)
 

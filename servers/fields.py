@@ -134,7 +134,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
                 continue
         raise ConfigError(f"{where} is {value!r}: expected {hint}")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where} is a number of {value.bit_length()} bits: give one below 1e308") from None
     if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
         raise ConfigError(f"{where} is {value!r}: expected {hint.__name__}")
     return value

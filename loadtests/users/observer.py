@@ -223,5 +223,6 @@ def _last_place(path: Path) -> tuple[int, int]:
 
 
 def _content(path: Path) -> dict[str, Any]:
+    """What an observer before wrote, empty where it is damaged: its own always has a checksum."""
     document = read_document(path)
-    return {} if document is None or document.content is None else document.content
+    return {} if document is None or document.content is None or not document.stated else document.content

@@ -14,7 +14,21 @@ def test_what_is_joined_is_read_back(address: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:port", "host:٣", "a b:1", "a/b:1", "hö:1"]
+    "text",
+    [
+        "",
+        "host",
+        "host:",
+        ":1",
+        "host:0",
+        "host:65536",
+        "host:port",
+        "host:٣",
+        "a b:1",
+        "a/b:1",
+        "hö:1",
+        "host:" + "1" * 5000,
+    ],
 )
 def test_anything_else_is_refused_in_the_words_of_the_caller(text: str) -> None:
     with pytest.raises(ConfigError, match="is not host:port"):

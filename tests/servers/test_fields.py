@@ -68,3 +68,13 @@ def test_what_is_no_length_of_time_is_none(text: str) -> None:
 
 def test_an_error_is_one_line_whatever_a_name_holds() -> None:
     assert str(ConfigError("traffic.a\nb\u2028c is unknown: remove it")) == "traffic.a b c is unknown: remove it"
+
+
+def test_a_whole_number_beyond_any_other_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is a number of 1329 bits: give one below 1e308"):
+        build(Waits, {"wait_s": 10**400}, where="queue")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    wait_s: float = 0.0

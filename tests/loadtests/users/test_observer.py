@@ -171,3 +171,13 @@ def test_a_torn_line_is_read_when_it_is_whole(house: House) -> None:
     house.log.write_text(text)
     observer.step(SINCE + 3 * S)
     assert len(house.rows()) == 1
+
+
+def test_an_account_that_nothing_vouches_for_is_not_gone_on_from(house: House) -> None:
+    house.write(begun(1), ended(1))
+    house.observer().step(SINCE + 5 * S)
+    account = house.account() | {"splitter": 5, "log": 7}
+    (house.folder / "generator-0.json").write_text(json.dumps(account))
+    house.observer().step(SINCE + 5 * S)
+    assert len(house.rows()) == 1
+    assert house.account()["finished"] == 1
