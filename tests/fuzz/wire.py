@@ -373,7 +373,7 @@ class _Said(Admin):
     """An admin port that answers every question with one body."""
 
     def __init__(self, body: bytes) -> None:
-        super().__init__("127.0.0.1", 9901)
+        super().__init__("127.0.0.1:9901")
         object.__setattr__(self, "_body", body)
 
     __slots__ = ("_body",)

@@ -160,7 +160,7 @@ class Saying(Admin):
     ],
 )
 def test_an_answer_of_something_else_is_one_line(question: Callable[[Admin], object], body: str) -> None:
-    admin = Saying("127.0.0.1", 9901)
+    admin = Saying("127.0.0.1:9901")
     object.__setattr__(admin, "body", body)
     with pytest.raises(SplitterError, match=r"^127\.0\.0\.1:9901 answered no .*: is it a split's admin port\?$"):
         question(admin)
