@@ -13,7 +13,7 @@ demo: $(VENV)/installed
 # Three processes, each of which computes with one thread: on two processors one of them mostly waits for traffic.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
-# What to run before every commit: about 7 minutes on two processors.
+# What to run before every commit: 20 to 30 minutes on two processors.
 test: $(VENV)/installed-dev
 	$(PYTEST) -m "not gpu and not slow and not external" $(ARGS)
 

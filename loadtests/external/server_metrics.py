@@ -1,8 +1,8 @@
 """What a server's page for Prometheus says of its load, in tailgate's words.
 
 Names and meanings are those of the servers' sources: vLLM 0.32 (`v1/metrics/loggers.py`; `gpu_cache_usage_perc` is of
-older releases), SGLang 0.5 (`observability/metrics_collector.py`), and the documentation of text-generation-
-inference, Triton and llama.cpp's server. Nothing here opens a connection.
+older releases), SGLang 0.5 (`observability/metrics_collector.py`). Those of text-generation-inference, Triton and
+llama.cpp's server are as other programs read them. Nothing here opens a connection.
 """
 
 from __future__ import annotations
