@@ -89,11 +89,11 @@ def _outside(
     rng: np.random.Generator,
 ) -> Outside:
     decided, p_values = list(stalls), []
+    # Several servers that share one name do not tell which of them had met a shape.
+    known = [] if sum(stall.cause == PART for stall in stalls) >= _SHARED else list(enumerate(stalls))
     # By lengths alone, and with numbers of rows as well: an arm that compiles for one of them may stall for the other.
     for with_rows in (False, True):
-        # Several servers that share one name do not tell which of them had met a shape.
-        shared = sum(stall.cause == PART for stall in stalls) >= _SHARED
-        telling = [] if shared else [index for index, stall in enumerate(stalls) if _tells(stall, with_rows)]
+        telling = [index for index, stall in known if _tells(stall, with_rows)]
         called, p_value = calls(_evidence([stalls[index] for index in telling], with_rows))
         p_values.append(p_value)
         for index, compiled in zip(telling, called.tolist(), strict=True):
