@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 INFERENCE_SERVICE = "tailgate.v1.Inference"
@@ -40,3 +41,15 @@ STATUS_NAMES: Final = (
 def trailing_key(field: str) -> str:
     """The name under which a replica's trailing metadata carry `field`: "tailgate-queue-ns" for queue_ns."""
     return f"tailgate-{field.replace('_', '-')}"
+
+
+def whole_number(text: str | None) -> int | None:
+    """The whole number that metadata carry as text; None for a text that is none, or one beyond 64 bits, which no
+    column holds."""
+    if text is None or not _WHOLE.fullmatch(text):
+        return None
+    value = int(text)
+    return value if -(2**63) <= value < 2**63 else None
+
+
+_WHOLE: Final = re.compile(r"-?[0-9]{1,19}")  # Python itself refuses to read 4,301 digits

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from analysis.records.schemas import REQUESTS
 from loadtests.clients.call import Call
 from loadtests.clients.embedding import EmbedCall
 from loadtests.generator.request_copy import RequestCopy
-from servers.metadata import ARM_HEADER, trailing_key
+from servers.metadata import ARM_HEADER, trailing_key, whole_number
 
 
 class RequestRecord(NamedTuple):
@@ -63,7 +62,6 @@ _TRAILERS = tuple(
 )
 _ARM, _REPLICA, _PROMPT_TOKENS = (trailing_key(name) for name in ("arm", "replica", "prompt_tokens"))
 _NO_FIGURES: list[int | None] = [None] * len(_TRAILERS)
-_NUMBER = re.compile(r"-?[0-9]{1,18}")  # Python itself refuses to read 4,301 digits
 _NO_TOKENS = np.zeros(0, dtype=np.int64)
 
 
@@ -127,11 +125,7 @@ def _figures(metadata: Mapping[str, str]) -> list[int | None]:
     try:
         return [int(metadata[key]) for key in _TRAILERS]
     except (KeyError, ValueError):
-        return [_whole(metadata.get(key)) for key in _TRAILERS]
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and _NUMBER.fullmatch(text) else None
+        return [whole_number(metadata.get(key)) for key in _TRAILERS]
 
 
 def _fault(error: str, output_tokens: int, counted: int | None) -> str:

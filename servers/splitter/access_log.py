@@ -8,7 +8,6 @@ the request. Both lines of a request have its start and its connection.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +19,7 @@ from servers.metadata import (
     SESSION_HEADER,
     STATUS_NAMES,
     trailing_key,
+    whole_number,
 )
 from servers.splitter.admin import Admin
 
@@ -30,7 +30,6 @@ FIGURES: Final = (
     *("queue_ns", "prefill_ns", "decode_ns", "compile_stall_ns", "batch_id", "batch_size", "padded_batch"),
     *("padded_length", "prompt_tokens", "output_tokens", "recv_ns", "end_ns"),
 )
-_NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 _ENDED: Final = "DownstreamEnd"
 _LARGEST: Final = 2**63 - 1  # what a column holds
 _SINCE: Final = "%COMMON_DURATION(DS_RX_BEG:{}:ns)%"
@@ -152,8 +151,7 @@ def _status(row: Mapping[str, Any]) -> tuple[str, str]:
 def _whole(value: Any) -> int | None:
     if isinstance(value, bool) or value is None:
         return None
-    text = str(value)
-    return int(text) if _NUMBER.fullmatch(text) else None
+    return whole_number(str(value))
 
 
 def log_path(admin: Admin) -> str:

@@ -134,6 +134,12 @@ def test_what_is_beyond_a_column_is_no_figure() -> None:
     assert (whole.end_ns, whole.figures) == (7_000_000, {"recv_ns": 5})
 
 
+def test_a_clock_of_today_is_a_figure() -> None:
+    whole = parse_line(json.dumps({**ENDED, "figures": {"recv_ns": "1795658587999068231", "end_ns": str(2**63)}}))
+    assert whole is not None
+    assert whole.figures == {"recv_ns": 1795658587999068231}
+
+
 def test_half_a_character_is_none() -> None:
     whole = parse_line(json.dumps({**ENDED, "session": "a\ud800", "status": 13, "message": "\udc00b"}))
     assert whole is not None
