@@ -2,7 +2,7 @@
 
     python benchmarks/judging.py [SECTION ...] [--seeds 400] [--processes 2]
 
-Sections: comparisons, promises, detection, closed, frontiers, sequential, ramps; all where none is named.
+Sections: comparisons, promises, detection, closed, frontiers, sequential, ramps, separate; all where none is named.
 
 Each line is a share of seeded runs (or a time) beside what it must reach. The last line on stdout is one JSON object.
 Exit code 1 when a line misses its goal. The simulator is in benchmarks/simulation. 400 seeds take some ten minutes on
@@ -28,6 +28,7 @@ from benchmarks.simulation.detection import detection_table
 from benchmarks.simulation.frontiers import frontiers_table
 from benchmarks.simulation.promises import promises_table
 from benchmarks.simulation.ramps import ramps_table
+from benchmarks.simulation.separate import separate_table
 from benchmarks.simulation.sequential import sequential_table
 from benchmarks.simulation.table import Table
 
@@ -39,6 +40,7 @@ SECTIONS = {
     "frontiers": frontiers_table,
     "sequential": sequential_table,
     "ramps": ramps_table,
+    "separate": separate_table,
 }
 
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints
+from analysis.arrays import Floats, Ints
 from analysis.records.plain_values import mapping, number
 from analysis.run.bed_samples import Rows, Samples
 from analysis.run.energy import energy_of
 from analysis.run.gaps import gaps_of
-from analysis.run.luck import FEWEST_BLOCKS, luck_of_quantile
+from analysis.run.luck import luck_of_quantile, luck_of_share
 from analysis.run.memory import FIGURES as MEMORY
 from analysis.run.memory import Figure, peak_of
 from analysis.run.placement import devices_of
 from analysis.run.run import Run
-from analysis.run.slo import design_effect, meets_all
+from analysis.run.slo import meets_all
 from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, held_s
 from analysis.run.startup import startup_s
 from analysis.run.trials import Trial
@@ -103,24 +103,14 @@ def _rates(run: Run, arm: str, trial: Trial) -> Iterator[tuple[str, Value]]:
     ended = own & (requests.ok | requests.failed)
     if ended.any():
         failed = requests.failed[ended]
-        yield "error_pct", (100.0 * float(failed.mean()), _luck_of_share(failed, run.block[ended]))
+        yield "error_pct", (100.0 * float(failed.mean()), luck_of_share(failed, run.block[ended]))
         if run.goodput_targets:
             good = meets_all(requests, run.goodput_targets)[ended]
-            yield "good_pct", (100.0 * float(good.mean()), _luck_of_share(good, run.block[ended]))
+            yield "good_pct", (100.0 * float(good.mean()), luck_of_share(good, run.block[ended]))
 
 
 def _luck_of_count(count: int) -> Luck:
     return Luck(spread=1.0 / math.sqrt(count))
-
-
-def _luck_of_share(hits: Bools, block: Ints) -> Luck:
-    """The standard error of the log share of hits; where all or none are, as if half a request more were not."""
-    blocks = len(np.unique(block))
-    if blocks < FEWEST_BLOCKS:
-        return Luck(spread=None)
-    share = (float(hits.sum()) + 0.5) / (len(hits) + 1.0)
-    spread = math.sqrt(design_effect(~hits, block) * (1.0 - share) / (share * len(hits)))
-    return Luck(spread=spread, degrees=blocks - 1.0)
 
 
 # --- The start --------------------------------------------------------------------------------------------------------

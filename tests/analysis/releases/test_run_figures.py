@@ -41,7 +41,7 @@ def test_every_trial_has_its_latencies_and_how_far_its_traffic_moved_them(tmp_pa
     assert value > 0
     assert luck.spread is not None
     assert 0.005 < luck.spread < 0.3
-    assert luck.degrees == 5.0
+    assert luck.degrees == 2.0
     good, good_luck = own["good_pct"][1]
     assert 50 < good <= 100
     assert good_luck.spread is not None

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analysis.records.run_records import read_run
-from analysis.run.luck import searching_starts, start_spread
+from analysis.run.luck import luck_of_quantile, luck_of_share, searching_starts, start_spread
 from analysis.run.run import Run
 from analysis.run.startup import startup_row
 from tests.analysis.run.test_startup import add_events
@@ -70,3 +71,33 @@ def test_what_was_not_searched_for_at_a_start_is_no_luck_of_starts(
     run = run_with(tmp_path / "run", policy, tuned, phase)
     assert searching_starts(run, "compiled") == 0
     assert start_spread(run, "compiled") == pytest.approx(0.01)
+
+
+def test_luck_that_lasts_longer_than_a_block_is_not_taken_for_that_of_blocks_by_themselves() -> None:
+    rng = np.random.default_rng(3)
+    block = np.repeat(np.arange(40), 100)
+    noise = rng.standard_normal(4000)
+    slow = np.repeat(rng.standard_normal(4), 1000)  # lasts for ten blocks
+    brief = luck_of_quantile(np.exp(noise), block, 0.5, 1.0)
+    lasting = luck_of_quantile(np.exp(noise + slow - np.median(slow)), block, 0.5, 1.0)
+    assert brief.degrees == lasting.degrees == 5.0
+    assert brief.spread is not None
+    assert lasting.spread is not None
+    # Forty blocks of independent requests, against four pieces of luck.
+    assert brief.spread < 0.05
+    assert lasting.spread > 0.3
+
+
+@pytest.mark.parametrize(("blocks", "degrees"), [(2, 1.0), (3, 2.0), (20, 3.0), (120, 10.0)])
+def test_a_longer_trial_says_more_surely_how_much_its_traffic_moved_it(blocks: int, degrees: float) -> None:
+    block = np.repeat(np.arange(blocks), 50)
+    hits = np.random.default_rng(1).random(len(block)) < 0.9
+    luck = luck_of_share(hits, block)
+    assert luck.degrees == degrees
+    assert luck.spread == pytest.approx(np.sqrt(0.1 / 0.9 / len(block)), rel=1.5)
+
+
+def test_one_block_says_nothing_of_luck() -> None:
+    block = np.zeros(50, dtype=np.int64)
+    assert luck_of_share(block == 1, block).spread is None
+    assert luck_of_quantile(np.arange(1.0, 51.0), block, 0.5, 25.0).spread is None
