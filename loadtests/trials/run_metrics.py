@@ -84,7 +84,7 @@ def _standing(status: Status) -> Iterator[Metric]:
     yield _gauge("tailgate_run_traffic_seconds", "Since the traffic of this trial began.", status.load.t_s)
     yield _gauge("tailgate_run_planned_traffic_seconds", "How long the traffic is to last.", status.duration_s)
     ready = GaugeMetricFamily("tailgate_run_replica_ready", "1 where a replica serves.", labels=["replica"])
-    compiles = GaugeMetricFamily(
+    compiles = CounterMetricFamily(
         "tailgate_run_replica_compile_events", "Compile events since the replica's start.", labels=["replica"]
     )
     for name, state in list(status.replicas.items()):
@@ -149,10 +149,11 @@ def _load_processes(trials: Sequence[_Trial]) -> Iterator[Metric]:
     """How the load processes themselves did, by their number."""
     newest = trials[-1].accounts if trials else {}
     for key, (name, text) in _LAGS.items():
-        family = GaugeMetricFamily(name, text, labels=["worker", "quantile"])
+        family = Metric(name, text, "summary")  # the type to which the label quantile belongs
         for worker, account in newest.items():
             for quantile, label in _QUANTILES.items():
-                family.add_metric([worker, label], (number(mapping(account.get(key)).get(quantile)) or 0.0) / 1e3)
+                lag_s = (number(mapping(account.get(key)).get(quantile)) or 0.0) / 1e3
+                family.add_sample(name, {"worker": worker, "quantile": label}, lag_s)
         yield family
     waiting = GaugeMetricFamily(
         "tailgate_load_records_waiting_bytes", "Records that wait for the disk.", labels=["worker"]

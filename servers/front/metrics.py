@@ -38,7 +38,11 @@ class FrontMetrics:
         )
         self.startup_seconds = self._labelled(Gauge, "startup_seconds", "Time to serving, by part.", "part")
         self.memory_bytes = self._labelled(Gauge, "memory_bytes", "Memory once warm, by owner.", "owner")
-        self.memory_now = self._labelled(Gauge, "memory_now", "What the engine holds, and failed allocations.", "what")
+        self.memory_now = self._labelled(Gauge, "memory_now_bytes", "What the engine holds.", "what")
+        self.failed_allocations = self._labelled(
+            Counter, "failed_allocations", "Allocations that did not succeed at first, or at all.", "what"
+        )
+        self._failed: dict[str, int] = {}
         self.in_flight = self._labelled(Gauge, "in_flight", "Requests queued or running.")()
 
     def _labelled(self, kind: type[M], name: str, text: str, *labels: str) -> Callable[..., M]:
@@ -62,11 +66,16 @@ class FrontMetrics:
                 counter(cause=cause if cause in named else OTHER_CAUSES).inc(count - known.get(cause, 0))
 
     def show_memory(self, reading: MemoryReading) -> None:
-        """Show what the engine holds now."""
+        """Show what the engine holds now, and add what failed since the last reading."""
         for item in fields(reading):
-            value = getattr(reading, item.name)
-            if item.name != "at_ns" and value is not None:
-                self.memory_now(what=item.name).set(value)
+            name, value = item.name, getattr(reading, item.name)
+            if name == "at_ns" or value is None:
+                continue
+            if name.endswith("_bytes"):
+                self.memory_now(what=name.removesuffix("_bytes")).set(value)
+            else:
+                self.failed_allocations(what=name).inc(max(0, value - self._failed.get(name, 0)))
+                self._failed[name] = value
 
     def show_start(self, ready: Ready) -> None:
         """Show what the start took and what it left in memory."""

@@ -13,22 +13,29 @@ import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 
+from loadtests.generator.load_log import LoadLog
+from loadtests.trials.progress import Status
+from loadtests.trials.run_metrics import RunCollector
 from loadtests.trials.trial import ENVOY_METRICS
+from servers.clock import now_ns
+from servers.engine.messages import MemoryReading
+from servers.front.metrics import FrontMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "tailgate.json").read_text(encoding="utf-8"))
 CONFIG = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
-PROMETHEUS = shutil.which("prometheus")
+PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 EVERY_S = 1
 
 EXPERIMENT = """
@@ -79,6 +86,41 @@ def test_the_configuration_asks_a_run_at_the_address_that_the_help_names() -> No
     (found,) = job["http_sd_configs"]
     assert found["url"] == "http://127.0.0.1:9465/targets"
     assert ENVOY_METRICS.startswith("/stats/prometheus")
+
+
+def page_of_a_run(folder: Path) -> CollectorRegistry:
+    trial = folder / "trial-01"
+    trial.mkdir()
+    log = LoadLog(trial, worker=0, planned=1, arms=["eager"])
+    log.start_ns = now_ns()
+    log.write()
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(RunCollector(Status(phase="traffic", run_dir=folder)))
+    return registry
+
+
+def page_of_an_arm(_: Path) -> CollectorRegistry:
+    metrics = FrontMetrics("eager", "eager-0")
+    metrics.show_memory(MemoryReading(at_ns=1, memory_bytes=1, peak_bytes=2, allocator_retries=3, out_of_memory=4))
+    return metrics.registry
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool on PATH: install Debian's package prometheus")
+@pytest.mark.parametrize("page", [page_of_a_run, page_of_an_arm])
+def test_prometheus_own_linter_has_nothing_to_say_of_the_names(
+    page: Callable[[Path], CollectorRegistry], tmp_path: Path
+) -> None:
+    text = generate_latest(page(tmp_path))
+    done = subprocess.run([str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+def test_each_name_says_its_unit_and_what_only_rises_ends_in_total(tmp_path: Path) -> None:
+    for metric in (*page_of_a_run(tmp_path).collect(), *page_of_an_arm(tmp_path).collect()):
+        kinds = {"_bytes" in sample.labels.get("what", "") for sample in metric.samples}
+        assert kinds <= {False}, f"{metric.name}: the unit belongs into the name"
+        if "since" in metric.documentation.lower() and metric.type == "gauge":
+            assert metric.name.endswith("_seconds"), f"{metric.name} rises: it is a counter"
 
 
 # --- With a real Prometheus -------------------------------------------------------------------------------------------

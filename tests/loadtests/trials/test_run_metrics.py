@@ -60,7 +60,7 @@ def test_replicas_and_traffic_are_those_of_the_status(tmp_path: Path) -> None:
     samples = shown(status)
     assert value(samples, "tailgate_run_replica_ready", replica="eager-0") == 1
     assert value(samples, "tailgate_run_replica_ready", replica="naive-0") == 0
-    assert value(samples, "tailgate_run_replica_compile_events", replica="naive-0") == 4
+    assert value(samples, "tailgate_run_replica_compile_events_total", replica="naive-0") == 4
     assert value(samples, "tailgate_run_traffic_seconds") == 7.5
     assert value(samples, "tailgate_run_planned_traffic_seconds") == 60.0
     assert value(samples, "tailgate_run_planned_requests") == 40

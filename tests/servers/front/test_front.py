@@ -88,7 +88,10 @@ def test_memory_reaches_watchers_and_metrics_and_nothing_is_made_of_what_cannot_
         {"at_ns": 7, "memory_bytes": 1 << 20},
         {"at_ns": 8, "memory_bytes": 2 << 20, "allocated_bytes": 0, "peak_bytes": 3, "out_of_memory": 1},
     ]
-    assert 'tailgate_memory_now{arm="arm",replica="arm-0",what="out_of_memory"} 1.0' in metrics_of(front)
+    assert 'tailgate_memory_now_bytes{arm="arm",replica="arm-0",what="memory"} 2.097152e+06' in metrics_of(front)
+    front.receive([MemoryReading(at_ns=9, out_of_memory=3)])
+    failed = 'tailgate_failed_allocations_total{arm="arm",replica="arm-0",what="out_of_memory"} 3.0'
+    assert failed in metrics_of(front), "counted from the start, and not once more at each reading"
     assert "allocator_retries" not in metrics_of(front)
 
 
