@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 from servers.address import host_port
 from servers.fields import ConfigError
+from servers.launcher import launched
 
 _LOCUST = (sys.executable, "-P", "-m", "locust", "-f", str(Path(__file__).resolve().parents[1] / "chat.py"))
 _TRY_EVERY_S = 0.5
 _PRINT_EVERY_S = 60.0
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came. A container's first process gets it from its engine, and has no default that would end it."""
 
 
 def parse_master(text: str) -> tuple[str, int]:
@@ -28,8 +35,9 @@ def parse_master(text: str) -> tuple[str, int]:
 
 
 def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:
-    """The exit code, after `trials` trials, or after a Ctrl-C where that is 0. Records stay in `keep`."""
+    """The exit code, after `trials` trials, or after a Ctrl-C or SIGTERM where that is 0. Records stay in `keep`."""
     channel_token("tailgate worker")
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         keep.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -41,12 +49,14 @@ def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:
         command = [*_LOCUST, "--worker", "--master-host", host, "--master-port", str(port), "--only-summary"]
         # Settings of Locust that were meant for others.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")}
-        process = subprocess.Popen([*command, "--keep", str(keep)], env=environment, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(launched([*command, "--keep", str(keep)]), env=environment, stdin=subprocess.DEVNULL)
         try:
             code = process.wait()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            if isinstance(stop, _Terminated):
+                process.send_signal(signal.SIGINT)  # a terminal's Ctrl-C it got by itself
             with contextlib.suppress(KeyboardInterrupt):
-                process.wait()  # it got the Ctrl-C too, and stops in order
+                process.wait()  # it stops in order
             process.kill()
             raise
         if code == 0:
@@ -57,6 +67,10 @@ def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:
                 f"has another {TOKEN_VARIABLE}"
             )
     return 0
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
 
 
 def _wait_for(host: str, port: int) -> None:

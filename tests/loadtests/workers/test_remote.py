@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,47 @@ def test_a_worker_without_a_run_says_what_it_waits_for_and_ends_on_ctrl_c(tmp_pa
     assert f"waiting for a run at 127.0.0.1:{port}; Ctrl-C ends" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     assert "interrupted" in process.communicate(timeout=20)[1]
+    assert process.returncode == 1
+
+
+# A load process that says when it is asked to stop in order, and then takes its time.
+STANDS_IN = """
+import signal, sys, time
+def stop(number, frame):
+    print("stops in order", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGINT, stop)
+print("load", flush=True)
+time.sleep(120)
+"""
+WORKS = """
+import sys
+from pathlib import Path
+from loadtests.commands import main as command
+from loadtests.workers import remote
+remote._LOCUST = (sys.executable, "-c", sys.argv[2], "--")
+sys.exit(command.main(["worker", "--master", sys.argv[1], "--keep", sys.argv[3]]))
+"""
+
+
+def test_sigterm_stops_a_worker_and_its_load_in_order_as_a_container_does(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as master:
+        address = f"127.0.0.1:{master.getsockname()[1]}"
+        process = subprocess.Popen(
+            [sys.executable, "-c", WORKS, address, STANDS_IN, str(tmp_path / "kept")],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), TOKEN_VARIABLE: SECRET},
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "load\n"
+        process.send_signal(signal.SIGTERM)
+        told, complaint = process.communicate(timeout=60)
+    assert told == "stops in order\n"
+    assert "interrupted" in complaint
     assert process.returncode == 1
 
 
