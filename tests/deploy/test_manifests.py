@@ -19,6 +19,8 @@ from loadtests.experiments.reading import from_table, load, load_table
 from loadtests.experiments.users import of_users
 from loadtests.provider.server import HEALTH
 from loadtests.trials.ramp import ramped
+from servers.config import EngineConfig
+from servers.metadata import INFERENCE_SERVICE
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 FOLDER = DEPLOY / "kubernetes"
@@ -49,6 +51,44 @@ def test_a_key_that_does_not_exist_is_found() -> None:
     job = JOBS["tailgate-rollout"]
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate({**job, "spec": {**job["spec"], "backofLimit": 0}}, VERSIONS[0], strict=True)
+
+
+def pods() -> list[Any]:
+    """Name and spec of every pod that a manifest makes, also a Rollout's."""
+    every = [*(item for _, item in DOCUMENTS), *BESIDE]
+    found = [
+        pytest.param(item["spec"]["template"]["spec"], id=f"{item['kind']} {item['metadata']['name']}")
+        for item in every
+        if "template" in item.get("spec", {})
+    ]
+    assert len(found) > 7
+    return found
+
+
+@pytest.mark.parametrize("pod", pods())
+def test_a_pod_runs_under_the_restricted_standard_and_has_no_token_that_it_does_not_use(pod: dict[str, Any]) -> None:
+    assert pod["automountServiceAccountToken"] is False, "no manifest asks the API server for anything as it is"
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        own = container["securityContext"]
+        assert (own["allowPrivilegeEscalation"], own["capabilities"]) == (False, {"drop": ["ALL"]})
+    assert {key for volume in pod.get("volumes", ()) for key in volume} <= {
+        "name",
+        *("configMap", "secret", "emptyDir", "persistentVolumeClaim"),
+    }
+
+
+@pytest.mark.parametrize("pod", pods())
+def test_a_server_that_is_taken_away_hears_of_it_first_and_has_time_for_its_streams(pod: dict[str, Any]) -> None:
+    (container,) = pod["containers"]
+    if not {"serve", "servers.front.serve"} & {*container["command"], *container["args"]}:
+        return
+    waits_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert waits_s >= 5
+    assert pod["terminationGracePeriodSeconds"] >= waits_s + EngineConfig().drain_grace_s + 5
+    assert container["readinessProbe"]["grpc"]["service"] == INFERENCE_SERVICE, "ready when warm"
+    assert container["resources"]["requests"] == container["resources"]["limits"], "no neighbour may borrow"
 
 
 def test_who_moves_weights_may_read_and_patch_the_deployed_route_alone() -> None:
