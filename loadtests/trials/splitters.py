@@ -14,7 +14,8 @@ from servers.splitter.admin import Admin
 from servers.splitter.gateway import ApiServer, Gateway, in_cluster
 from servers.splitter.weights import live_weights, reweight, shares_after, started_s_ago
 
-_IN_FORCE_S, _ASK_S = 5.0, 0.2
+# Whoever waits sees no alarm meanwhile, and a rollback is to take 2 s at most.
+_IN_FORCE_S, _ASK_S = 1.0, 0.2
 
 
 class Splitter(Protocol):
@@ -71,7 +72,7 @@ class RouteSplitter:
         return {**self.weights(), **weights}
 
     def reweight(self, weights: Mapping[str, int]) -> None:
-        """Returns once the gateway says that it follows, or after 5 s: not every gateway says so."""
+        """Returns once the gateway says that it follows, or after 1 s: not every gateway says so."""
         state = self.gateway.reweight(weights)
         deadline = time.monotonic() + _IN_FORCE_S
         while not state.in_force and time.monotonic() < deadline:
