@@ -1,4 +1,4 @@
-"""What splits users' traffic: which one an experiment names, and a ramp that moves a GRPCRoute with the deployed role."""
+"""What splits users' traffic: which one an experiment names, and a ramp that moves a GRPCRoute with its role."""
 
 from __future__ import annotations
 
