@@ -48,8 +48,8 @@ def decide(standing: Standing, limits: RampLimits) -> Decision:
     if standing.failed is not None and standing.step_s >= limits.initial_delay_s:
         return Decision(action="rollback", why=standing.failed)
     last = standing.step == len(limits.steps) - 1
-    if standing.step_s < limits.step_s:
-        return Decision(action="stay", why=f"it lasts {limits.step_s:g} s at least")
+    if standing.step_s < limits.least_step_s:
+        return Decision(action="stay", why=f"it lasts {limits.least_step_s:g} s at least")
     if last:
         return Decision(action="promoted", why="it holds all of the traffic without an alarm")
     lacking = lacks(standing, limits, to_whole=limits.steps[standing.step + 1] == 100.0)

@@ -20,10 +20,10 @@ class RampLimits:
     holds it there or rolls it back, as `on_inconclusive` says. Words are those of Argo Rollouts and OME.
 
     A step below the last is left once the candidate is surely at most `step_margin` slower at the median and at p90,
-    and had `least_requests`. `initial_delay_s` of each step judge nothing. More than `failure_limit` alarms roll back;
-    an alarm is a death, a compile of `stall_limit_s` or longer, more recompiles than the gates allow, a burst of
-    errors. With `load` "none" nothing is sent: the traffic is that of users. A value out of range raises RecordError,
-    one line that names ramp.KEY.
+    and had `least_requests`. In the first `initial_delay_s` of each step no gate rolls back, nor does the next one begin.
+    More than `failure_limit` alarms roll back, whenever they come; an alarm is a death, a compile of `stall_limit_s` or
+    longer, more recompiles than the gates allow, a burst of errors. With `load` "none" nothing is sent: the traffic is
+    that of users. A value out of range raises RecordError, one line that names ramp.KEY.
     """
 
     load: Load = "experiment"
@@ -50,9 +50,14 @@ class RampLimits:
             raise RecordError(f"ramp.step_s is {self.step_s:g}: give at most ramp.most_step_s, {self.most_step_s:g}")
 
     @property
+    def least_step_s(self) -> float:
+        """How long a step lasts at least."""
+        return max(self.step_s, self.initial_delay_s)
+
+    @property
     def longest_s(self) -> float:
         """How long the ramp can take: every step its longest, and the last its least."""
-        return self.most_step_s * (len(self.steps) - 1) + self.step_s
+        return max(self.most_step_s, self.initial_delay_s) * (len(self.steps) - 1) + self.least_step_s
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> RampLimits:

@@ -32,7 +32,8 @@ def values(name: str) -> list[str]:
 def test_the_image_runs_tailgate_and_not_as_root() -> None:
     assert json.loads(values("ENTRYPOINT")[0]) == ["tailgate"]
     (user,) = values("USER")
-    assert user != "root"
+    assert user.isdecimal(), "so that Kubernetes sees that it is not root"
+    assert int(user) > 0
     assert [step.name for step in STEPS][-3:] == ["USER", "ENTRYPOINT", "CMD"], "no step after it is root's"
 
 
@@ -68,6 +69,32 @@ def test_a_step_that_the_script_does_not_know_is_refused(tmp_path: Path) -> None
         root.take(step)
     assert root.given == {"GIVEN": "1"}
     assert root.environment == {"PATH": "/bin", "A": "1"}
+
+
+PODMAN = """#!/bin/sh
+echo "$@" >> engine.txt
+while [ $# -gt 0 ]; do
+    if [ "$1" = -v ]; then stat -c %A "${2%%:*}" >> volumes.txt || exit 1; fi
+    shift
+done
+"""
+
+
+def test_what_the_page_says_lets_the_images_user_write_runs(tmp_path: Path) -> None:
+    (commands, *_) = re.findall(r"^```\n(.+?)^```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    (tmp_path / "podman").write_text(PODMAN)
+    (tmp_path / "podman").chmod(0o755)
+    subprocess.run(
+        ["sh", "-e", "-c", f"umask 022\n{commands}"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PWD": str(tmp_path)},
+        check=True,
+        timeout=60,
+    )
+    started = (tmp_path / "engine.txt").read_text().splitlines()
+    assert started[0] == "build -f deploy/container/Containerfile -t tailgate ."
+    assert all(f":{values('WORKDIR')[0]}/runs tailgate run " in line for line in started[1:])
+    assert (tmp_path / "volumes.txt").read_text().split() == ["drwxrwxrwx"] * (len(started) - 1)
 
 
 # --- In a clean root --------------------------------------------------------------------------------------------------

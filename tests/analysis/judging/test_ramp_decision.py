@@ -58,6 +58,11 @@ def test_forgiven_alarms_and_the_initial_delay() -> None:
     assert decide(Standing(step=0, step_s=1.0, alarms=["one", "two"]), limits).why == "two"
     assert decide(Standing(step=0, step_s=59.0, failed="slow"), limits).action == "stay"
     assert decide(Standing(step=0, step_s=60.0, failed="slow"), limits).action == "rollback"
+    # What no gate may take back yet gets no more either.
+    late = replace(LIMITS, initial_delay_s=600.0)
+    assert decide(READY, late).why == "it lasts 600 s at least"
+    assert decide(replace(READY, step_s=600.0), late).action == "advance"
+    assert (late.longest_s, LIMITS.longest_s) == (4 * 1800.0 + 600.0, 4 * 1800.0 + 300.0)
 
 
 def test_what_stays_open_holds_or_rolls_back_as_was_asked() -> None:
