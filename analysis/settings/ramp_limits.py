@@ -20,7 +20,7 @@ class RampLimits:
     holds it there or rolls it back, as `on_inconclusive` says. Words are those of Argo Rollouts and OME.
 
     A step below the last is left once the candidate is surely at most `step_margin` slower at the median and at p90,
-    and had `least_requests`. In the first `initial_delay_s` of each step no gate rolls back, nor does the next one begin.
+    and had `least_requests`. In the first `initial_delay_s` of a step no gate rolls back, nor does the next one begin.
     More than `failure_limit` alarms roll back, whenever they come; an alarm is a death, a compile of `stall_limit_s` or
     longer, more recompiles than the gates allow, a burst of errors. With `load` "none" nothing is sent: the traffic is
     that of users. A value out of range raises RecordError, one line that names ramp.KEY.

@@ -12,6 +12,7 @@ from servers.splitter.admin import admin_address
 from servers.splitter.envoy_config import split_address
 
 MovedBy = Literal["tailgate", "others"]
+RouteKind = Literal["GRPCRoute", "HTTPRoute"]
 _KEPT = ("block_s", "timeout_s")  # of the traffic: the rest describes what is not sent
 
 
@@ -20,29 +21,31 @@ class UsersConfig:
     """`admin` is the admin address of a running `tailgate split`, host:port or a path. It tells the replicas of both
     arms and where its access log is; `replicas` ("arm=host:port,host:port" each) and `access_log` say otherwise.
 
-    With `route`, NAMESPACE/NAME of a Gateway API GRPCRoute, that one's weights are moved, through the API server that a
-    pod finds or the `kubectl proxy` at `api`. With `moved_by` "others" no weights are moved here: what somebody else
+    With `route`, NAMESPACE/NAME of a Gateway API route of `route_kind`, that one's weights are moved, through the API
+    server that a pod finds or the `kubectl proxy` at `api`. With `moved_by` "others" no weights are moved here: what somebody else
     does to them is recorded, and the candidate judged.
     """
 
     admin: str = ""
     access_log: str = ""
     route: str = ""
+    route_kind: RouteKind = "GRPCRoute"
     api: str = ""
     replicas: tuple[str, ...] = ()
     moved_by: MovedBy = "tailgate"
 
     def __post_init__(self) -> None:
         check_choice("users.moved_by", self.moved_by, ("tailgate", "others"))
+        check_choice("users.route_kind", self.route_kind, ("GRPCRoute", "HTTPRoute"))
         if self.admin:
             admin_address(self.admin, f'users.admin is "{self.admin}": give host:port, or the path of a socket')
         if self.api:
             host_port(self.api, f'users.api is "{self.api}": give an address as host:port')
         namespace, slash, name = self.route.partition("/")
         if self.route and not (namespace and slash and name and "/" not in name):
-            raise ConfigError(f'users.route is "{self.route}": give NAMESPACE/NAME of a GRPCRoute')
+            raise ConfigError(f'users.route is "{self.route}": give NAMESPACE/NAME of a {self.route_kind}')
         if self.api and not self.route:
-            raise ConfigError(f'users.api is "{self.api}" but users.route is empty: name the GRPCRoute, or remove api')
+            raise ConfigError(f'users.api is "{self.api}" but users.route is empty: name the route, or remove api')
         known = self.addresses
         if len(known) < len(self.replicas):
             raise ConfigError(f"users.replicas names an arm twice: {', '.join(self.replicas)}: give each arm one entry")

@@ -1,4 +1,4 @@
-"""What splits the traffic, as whoever moves its weights sees it: an Envoy, or a GRPCRoute of a cluster's gateway."""
+"""What splits the traffic, as whoever moves its weights sees it: an Envoy, or a route of a cluster's gateway."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EnvoySplitter:
 
 @dataclass(frozen=True, slots=True)
 class RouteSplitter:
-    """The GRPCRoute of a gateway."""
+    """The GRPCRoute or HTTPRoute of a gateway."""
 
     gateway: Gateway
 
@@ -90,7 +90,7 @@ def splitter_of(users: UsersConfig, arms: Collection[str]) -> Splitter | None:
     if users.route:
         namespace, _, route = users.route.partition("/")
         api = _proxy(users.api) if users.api else in_cluster()[0]
-        return RouteSplitter(Gateway(api=api, namespace=namespace, route=route, arms=arms))
+        return RouteSplitter(Gateway(api=api, namespace=namespace, route=route, arms=arms, kind=users.route_kind))
     return EnvoySplitter(Admin(users.admin)) if users.admin else None
 
 

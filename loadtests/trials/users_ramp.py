@@ -180,7 +180,7 @@ class Onlooker:
         self._read_ns = now_ns()
         try:
             every = trial.splitter.weights()
-        except SplitterError as error:
+        except (SplitterError, ConfigError) as error:  # also a route that splits nothing for a while
             trial.context.status.detail = f"the splitter does not answer: {error}"
             return
         weights = {arm: every.get(arm, 0) for arm in self._arms}

@@ -1,4 +1,4 @@
-"""Weights of a GRPCRoute in a Kubernetes cluster, read and changed through the API server's plain REST interface."""
+"""Weights of a gateway's route in a Kubernetes cluster, read and changed through the API server's plain REST interface."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ApiServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteState:
-    """A GRPCRoute as it was read: the weight of each arm, and whether its gateways follow what it says.
+    """A route as it was read: the weight of each arm, and whether its gateways follow what it says.
 
     `in_force` is true once every gateway that tells has accepted this very generation; False also where none tells.
     """
@@ -83,12 +83,14 @@ class _ConflictError(SplitterError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """The GRPCRoute `route` that splits the traffic among `arms`. The role in deploy/kubernetes/ramp allows it all."""
+    """The `route` that splits the traffic among `arms`, by its `kind` (GRPCRoute or HTTPRoute). The role in
+    deploy/kubernetes/ramp allows it all for a GRPCRoute."""
 
     api: ApiServer
     namespace: str
     route: str
     arms: Collection[str]
+    kind: str = "GRPCRoute"
 
     def state(self) -> RouteState:
         """The route as it is now. Raises SplitterError when the API server does not give it, ConfigError when it does
@@ -120,7 +122,7 @@ class Gateway:
 
     @property
     def _name(self) -> str:
-        return f'GRPCRoute "{self.route}" of namespace "{self.namespace}"'
+        return f'{self.kind} "{self.route}" of namespace "{self.namespace}"'
 
     def _kept(self, weights: Mapping[str, int], route: Mapping[str, Any]) -> RouteState:
         kept = arm_weights(route, weights)
@@ -144,7 +146,7 @@ class Gateway:
     def _ask(self, method: str, patch: list[dict[str, Any]] | None = None) -> Mapping[str, Any]:
         """The route that the API server answers with. Raises SplitterError."""
         namespace, route = (urllib.parse.quote(part, safe="") for part in (self.namespace, self.route))
-        path = f"/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/grpcroutes/{route}"
+        path = f"/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/{self.kind.lower()}s/{route}"
         try:
             status, body = _exchange(self.api, method, path, patch)
         except (OSError, http.client.HTTPException) as error:
@@ -158,7 +160,7 @@ class Gateway:
                     return dict(document)
             except (ValueError, KeyError, TypeError):
                 pass
-            raise SplitterError(f"{self.api.address} answered no GRPCRoute: is it a Kubernetes API?")
+            raise SplitterError(f"{self.api.address} answered no {self.kind}: is it a Kubernetes API?")
         remedies = {
             401: "is the service account's token still good?",
             403: f"let the service account {method.lower()} it, as deploy/kubernetes/ramp/rbac.yaml does",

@@ -58,6 +58,8 @@ def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
 def weights_patch(route: Mapping[str, Any], weights: Mapping[str, int]) -> list[dict[str, Any]]:
     """The JSON patch (RFC 6902) that gives the arms of an existing GRPCRoute these weights, and changes nothing else.
 
+    The rules of an HTTPRoute hold them alike.
+
     An arm is the Service `service_name(arm)`, or the one of that very name. Weights are set in every rule that has
     several backends, where the arm is one of them; arms that are not named keep theirs. The patch names the
     resourceVersion of `route`, so that the API server refuses it with a conflict once somebody else has changed the
@@ -86,20 +88,20 @@ def weights_patch(route: Mapping[str, Any], weights: Mapping[str, int]) -> list[
 
 
 def route_weights(route: Mapping[str, Any]) -> dict[str, int]:
-    """The weight of each Service that an existing GRPCRoute splits over. Raises ConfigError where it splits nothing, or
-    where two of its rules give a Service different weights."""
-    name = route["metadata"]["name"]
+    """The weight of each Service that an existing GRPCRoute or HTTPRoute splits over. Raises ConfigError where it splits
+    nothing, or where two of its rules give a Service different weights."""
+    name = _named(route)
     weights: dict[str, int] = {}
     for _, rule in _weighted_rules(route):
         for item in rule["backendRefs"]:
             weight = item.get("weight", 1)
             if weights.setdefault(item["name"], weight) != weight:
                 raise ConfigError(
-                    f'GRPCRoute "{name}" gives {item["name"]} weight {weights[item["name"]]} in one rule and {weight} '
+                    f"{name} gives {item['name']} weight {weights[item['name']]} in one rule and {weight} "
                     "in another: make them equal"
                 )
     if not weights:
-        raise ConfigError(f'GRPCRoute "{name}" has no rule with several backends: give it one rule with every arm')
+        raise ConfigError(f"{name} has no rule with several backends: give it one rule with every arm")
     return weights
 
 
@@ -107,6 +109,10 @@ def arm_weights(route: Mapping[str, Any], arms: Iterable[str]) -> dict[str, int]
     """The weight of each of `arms` in an existing GRPCRoute. Raises ConfigError for one that is not there."""
     present = route_weights(route)
     return {arm: present[_service(arm, present, route)] for arm in arms}
+
+
+def _named(route: Mapping[str, Any]) -> str:
+    return f'{route.get("kind", "GRPCRoute")} "{route["metadata"]["name"]}"'
 
 
 def _weighted_rules(route: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -120,8 +126,8 @@ def _service(arm: str, present: Mapping[str, int], route: Mapping[str, Any]) -> 
         if name in present:
             return name
     raise ConfigError(
-        f'arm "{arm}" has no Service {service_name(arm)} among the weighted backends of GRPCRoute '
-        f'"{route["metadata"]["name"]}": use one of {", ".join(present)}'
+        f'arm "{arm}" has no Service {service_name(arm)} among the weighted backends of '
+        f"{_named(route)}: use one of {', '.join(present)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""A Kubernetes API server that holds one GRPCRoute, over real HTTP or TLS: tokens, roles, JSON patches, conflicts.
+"""A Kubernetes API server that holds one route of a gateway, over real HTTP or TLS: tokens, roles, JSON patches, conflicts.
 
 It follows the real one in what matters to a client: a patch is tried on the object as it is (422 where a path is gone),
 then a resourceVersion in it that is not the newest is a conflict (409), and each change counts the generation up.
@@ -70,11 +70,12 @@ class FakeCluster:
         if self.token and headers.get("Authorization") != f"Bearer {self.token}":
             return _status(401, "Unauthorized")
         namespace, _, rest = path.removeprefix(PREFIX).partition("/")
-        name = rest.removeprefix("grpcroutes/")
-        if not self._allowed(method.lower(), name):
-            return _status(403, f'grpcroutes "{name}" is forbidden: cannot {method.lower()}\nresource "grpcroutes"')
-        if (namespace, name) != (self.namespace, self.route["metadata"]["name"]):
-            return _status(404, f'grpcroutes.gateway.networking.k8s.io "{name}" not found')
+        kind, _, name = rest.partition("/")
+        if not self._allowed(method.lower(), kind, name):
+            return _status(403, f'{kind} "{name}" is forbidden: cannot {method.lower()}\nresource "{kind}"')
+        known = (self.namespace, f"{self.route.get('kind', 'GRPCRoute').lower()}s", self.route["metadata"]["name"])
+        if (namespace, kind, name) != known:
+            return _status(404, f'{kind}.gateway.networking.k8s.io "{name}" not found')
         if method == "GET":
             return 200, self.route
         if headers.get("Content-Type") != "application/json-patch+json":
@@ -97,10 +98,10 @@ class FakeCluster:
         self._count_up()
         return 200, self.route
 
-    def _allowed(self, verb: str, name: str) -> bool:
+    def _allowed(self, verb: str, kind: str, name: str) -> bool:
         return self.rules is None or any(
             verb in rule["verbs"]
-            and "grpcroutes" in rule["resources"]
+            and kind in rule["resources"]
             and "gateway.networking.k8s.io" in rule["apiGroups"]
             and name in rule.get("resourceNames", [name])
             for rule in self.rules

@@ -20,7 +20,7 @@ def test_the_traffic_of_users_is_not_made_up_and_keeps_what_judges_it() -> None:
         ({"admin": "9901"}, 'users.admin is "9901": give host:port, or the path of a socket'),
         ({"admin": "/tmp/a\nb"}, "give host:port, or the path of a socket"),
         ({"route": "chat"}, 'users.route is "chat": give NAMESPACE/NAME of a GRPCRoute'),
-        ({"api": "127.0.0.1:8001"}, "users.route is empty: name the GRPCRoute"),
+        ({"api": "127.0.0.1:8001"}, "users.route is empty: name the route"),
         ({"replicas": ("eager",)}, 'users.replicas holds "eager": write ARM=HOST:PORT,HOST:PORT'),
         ({"replicas": ("a=h:1", "a=h:2")}, "users.replicas names an arm twice"),
         ({"moved_by": "me"}, "users.moved_by is 'me': use one of tailgate, others"),

@@ -75,6 +75,29 @@ def test_a_ramp_of_a_route_goes_up_and_back_with_every_right_of_the_role_and_no_
         assert {method.lower() for method, _ in cluster.requests} == set(ROLE["rules"][0]["verbs"])
 
 
+def test_flaggers_http_route_is_read_by_who_may_only_read_it() -> None:
+    (canary,) = yaml.safe_load_all((ROOT / "deploy/flagger/canary.yaml").read_text())
+    name = canary["metadata"]["name"]
+    services = (f"{name}-primary", f"{name}-canary")
+    backends = [{"name": services[0], "weight": 95}, {"name": services[1], "weight": 5}]
+    route = {
+        "kind": "HTTPRoute",
+        "metadata": {"name": name},
+        "spec": {"rules": [{"matches": [{"path": {"value": "/"}}], "backendRefs": backends}]},
+    }
+    reads = {"apiGroups": ["gateway.networking.k8s.io"], "resources": ["httproutes"], "verbs": ["get"]}
+    cluster = FakeCluster(route, namespace="default", rules=[reads])
+    with served(cluster) as port:
+        users = UsersConfig(route=f"default/{name}", route_kind="HTTPRoute", api=f"127.0.0.1:{port}", moved_by="others")
+        splitter = splitter_of(users, services)
+        assert splitter is not None
+        assert splitter.weights() == {services[0]: 95, services[1]: 5}
+        backends[1] |= {"weight": 50}
+        cluster.change(lambda now: now["spec"]["rules"][0].update(backendRefs=backends[:1]))
+        with pytest.raises(ConfigError, match='HTTPRoute "tailgate-served" has no rule with several backends'):
+            splitter.weights()
+
+
 def test_weights_of_a_route_that_somebody_else_sets_end_the_ramp_and_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
