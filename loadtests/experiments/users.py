@@ -22,8 +22,8 @@ class UsersConfig:
     arms and where its access log is; `replicas` ("arm=host:port,host:port" each) and `access_log` say otherwise.
 
     With `route`, NAMESPACE/NAME of a Gateway API route of `route_kind`, that one's weights are moved, through the API
-    server that a pod finds or the `kubectl proxy` at `api`. With `moved_by` "others" no weights are moved here: what somebody else
-    does to them is recorded, and the candidate judged.
+    server that a pod finds or the `kubectl proxy` at `api`. With `moved_by` "others" no weights are moved here: what
+    somebody else does to them is recorded, and the candidate judged.
     """
 
     admin: str = ""

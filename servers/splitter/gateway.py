@@ -1,4 +1,4 @@
-"""Weights of a gateway's route in a Kubernetes cluster, read and changed through the API server's plain REST interface."""
+"""Weights of a gateway's route in a cluster, read and changed through the API server's plain REST interface."""
 
 from __future__ import annotations
 

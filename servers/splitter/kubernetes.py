@@ -88,8 +88,8 @@ def weights_patch(route: Mapping[str, Any], weights: Mapping[str, int]) -> list[
 
 
 def route_weights(route: Mapping[str, Any]) -> dict[str, int]:
-    """The weight of each Service that an existing GRPCRoute or HTTPRoute splits over. Raises ConfigError where it splits
-    nothing, or where two of its rules give a Service different weights."""
+    """The weight of each Service that an existing GRPCRoute or HTTPRoute splits over. Raises ConfigError where it
+    splits nothing, or where two of its rules give a Service different weights."""
     name = _named(route)
     weights: dict[str, int] = {}
     for _, rule in _weighted_rules(route):

@@ -188,4 +188,6 @@ def test_every_verdict_but_pass_ends_the_job_at_once(name: str) -> None:
     (rule,) = job["spec"]["podFailurePolicy"]["rules"]
     assert set(rule["onExitCodes"]["values"]) == {2, *EXIT_CODES.values()} - {0}
     assert job["spec"]["backoffLimit"] == 0
+    # docs/distributed.md: how long the end may take.
+    assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= 120 + 60
     assert rule["onExitCodes"]["containerName"] == job["spec"]["template"]["spec"]["containers"][0]["name"]

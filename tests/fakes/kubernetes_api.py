@@ -1,4 +1,4 @@
-"""A Kubernetes API server that holds one route of a gateway, over real HTTP or TLS: tokens, roles, JSON patches, conflicts.
+"""A Kubernetes API server that holds one route, over real HTTP or TLS: tokens, roles, JSON patches, conflicts.
 
 It follows the real one in what matters to a client: a patch is tried on the object as it is (422 where a path is gone),
 then a resourceVersion in it that is not the newest is a conflict (409), and each change counts the generation up.
