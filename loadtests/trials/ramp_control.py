@@ -20,11 +20,10 @@ from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.trials.early_end import END_DELAY_NS
 from loadtests.trials.judge import Judge
-from loadtests.trials.splitters import Splitter
+from loadtests.trials.splitters import UNANSWERED, Splitter
 from loadtests.trials.steering import Steered
 from loadtests.trials.under_way import stalls
 from servers.clock import now_ns
-from servers.splitter.admin import SplitterError
 
 WHOLE = 10_000  # the sum of all weights, so that a step may have two decimals
 _AFTER_NS = 10_000_000_000  # of traffic that goes on after a rollback, to show that the control serves it
@@ -191,7 +190,7 @@ class RampControl:
         status = trial.context.status
         try:
             splitter.reweight(due.weights)
-        except SplitterError as error:
+        except UNANSWERED as error:
             status.detail = f"the weights are not changed yet: {error}"
             return
         self._due, self._last = None, replace(due, done_ns=now_ns())
@@ -229,7 +228,7 @@ class RampControl:
         self._read_ns = now_ns()
         try:
             return splitter.weights(), splitter.up_s()
-        except SplitterError as error:
+        except UNANSWERED as error:
             trial.context.status.detail = f"the splitter does not answer: {error}"
             return None
 

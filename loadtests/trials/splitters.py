@@ -6,11 +6,12 @@ import math
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from loadtests.experiments.users import UsersConfig
 from servers.address import host_port
-from servers.splitter.admin import Admin
+from servers.fields import ConfigError
+from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.gateway import ApiServer, Gateway, in_cluster
 from servers.splitter.weights import live_weights, reweight, shares_after, started_s_ago
 
@@ -18,8 +19,13 @@ from servers.splitter.weights import live_weights, reweight, shares_after, start
 _IN_FORCE_S, _ASK_S = 1.0, 0.2
 
 
+# Whoever steers tries again: a route that others change may split nothing for a while.
+UNANSWERED: Final = (SplitterError, ConfigError)
+
+
 class Splitter(Protocol):
-    """Weights that can be read and set. Both raise SplitterError when nobody answers."""
+    """Weights that can be read and set. Both raise SplitterError when nobody answers, and ConfigError where it does not
+    split among the arms."""
 
     def weights(self) -> Mapping[str, int]:
         """The weight of every arm, as it is in force."""

@@ -17,7 +17,7 @@ from loadtests.trials.preflight import check_writable
 from loadtests.trials.progress import Status
 from loadtests.trials.ramp_control import RampControl
 from loadtests.trials.run import Orchestrator
-from loadtests.trials.splitters import EnvoySplitter, Splitter, splitter_of
+from loadtests.trials.splitters import UNANSWERED, EnvoySplitter, Splitter, splitter_of
 from loadtests.trials.steering import Steered, Steering
 from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.users_trial import UsersTrial, observed_of
@@ -180,7 +180,7 @@ class Onlooker:
         self._read_ns = now_ns()
         try:
             every = trial.splitter.weights()
-        except (SplitterError, ConfigError) as error:  # also a route that splits nothing for a while
+        except UNANSWERED as error:
             trial.context.status.detail = f"the splitter does not answer: {error}"
             return
         weights = {arm: every.get(arm, 0) for arm in self._arms}
