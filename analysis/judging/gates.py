@@ -51,6 +51,21 @@ class Gate:
     unseen: bool = False  # open because the arm is only seen from outside
     path: Path | None = None  # how its evidence grew, where it may be looked at while it forms
 
+    @property
+    def is_share(self) -> bool:
+        """Whether its evidence is on the share of requests that miss or fail, in percent, whatever its value is."""
+        return self.path is not None and self.kind in ("slo", "error")
+
+    @property
+    def path_unit(self) -> str:
+        """The unit of the path, and of its limit; the gate's own where there is no path."""
+        return "pct" if self.is_share else self.unit
+
+    @property
+    def path_limit(self) -> float | None:
+        """The limit in that unit: of an objective the share that may miss it."""
+        return self.path.limit if self.path is not None and self.is_share else self.limit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFacts:

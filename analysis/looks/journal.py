@@ -23,7 +23,7 @@ PREVIEW = "preview.jsonl"  # looks by which nothing is decided
 
 def row_of(look: Look, run: Run, *, number: int, at_ns: int) -> dict[str, Any]:
     """The look as plain values. Times are ns since the epoch and seconds of judged traffic, latencies ms, `harm` and
-    `safety` e-values as decimal logarithms."""
+    `safety` e-values as decimal logarithms, of which a FAIL takes `needed` and a PASS `needed_safety`."""
     return {
         "look": number,
         "at_ns": at_ns,
@@ -60,15 +60,16 @@ def row_of(look: Look, run: Run, *, number: int, at_ns: int) -> dict[str, Any]:
 
 
 def _gate(gate: Gate) -> dict[str, Any]:
+    """Value, limit and interval are in one unit: of an objective all are shares of requests, as its interval is."""
     path = gate.path
     known = path is not None and len(path.at_s) > 0
     return {
         "arm": gate.arm,
         "gate": gate.gate,
         "kind": gate.kind,
-        "unit": gate.unit,
-        "limit": gate.limit,
-        "value": gate.value,
+        "unit": gate.path_unit,
+        "limit": gate.path_limit,
+        "value": (_finite(path.value[-1]) if known else None) if path is not None and gate.is_share else gate.value,
         "low": _finite(path.low[-1]) if path is not None and known else gate.low,
         "high": _finite(path.high[-1]) if path is not None and known else gate.high,
         "verdict": gate.verdict,
@@ -77,6 +78,8 @@ def _gate(gate: Gate) -> dict[str, Any]:
         "outlook_s": None if path is None else path.outlook_s,
         "harm": _finite(path.harm[-1]) if path is not None and known else None,
         "safety": _finite(path.safety[-1]) if path is not None and known else None,
+        "needed": None if path is None else _finite(path.needed),
+        "needed_safety": None if path is None else _finite(path.needed_safety),
     }
 
 

@@ -33,8 +33,8 @@ def looks_row(run: Run, judgement: Judgement) -> dict[str, Any]:
             {
                 "arm": gate.arm,
                 "gate": gate.gate,
-                "unit": "pct" if gate.kind in ("slo", "error") else gate.unit,
-                "limit": _limit(gate.kind, gate.limit, path),
+                "unit": gate.path_unit,
+                "limit": gate.path_limit,
                 "verdict": gate.verdict,
                 "decided_s": path.decided_s,
                 "needed": path.needed,
@@ -44,11 +44,6 @@ def looks_row(run: Run, judgement: Judgement) -> dict[str, Any]:
             for gate, path in paths
         ],
     }
-
-
-def _limit(kind: str, limit: float | None, path: Path) -> float | None:
-    """The limit in the unit of the path: of an objective that is the share that may miss it."""
-    return path.limit if kind in ("slo", "error") else limit
 
 
 def _columns(path: Path) -> dict[str, list[float]]:

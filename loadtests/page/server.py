@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _SILENCE_S = 10.0  # after which a comment shows whether the browser is still there
 _IDLE_S = 30.0  # that a connection may say nothing
+_MOST_CONNECTIONS = 256  # each is a thread and a file
 _LARGEST_QUESTION = 16_384  # bytes
 _ANSWER_S = 15.0  # longer than a run takes to carry something out, or to refuse it
 _FRAMELESS = "frame-ancestors 'none'"
@@ -59,6 +60,24 @@ class PageServer(ThreadingHTTPServer):
         self.reports_sent = 0
         self._feed: Feed | None = None
         self._making = threading.Lock()
+        self._room = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Whoever comes when there is no room is let go at once: nobody takes all threads and files of the machine."""
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
 
     def server_bind(self) -> None:
         """As any TCP server: HTTPServer would ask the name service who it is."""
@@ -128,7 +147,11 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _IDLE_S
 
     def do_GET(self) -> None:
-        address = urlsplit(self.path)
+        try:
+            address = urlsplit(self.path)
+        except ValueError:
+            self._refuse(HTTPStatus.BAD_REQUEST, "That is no address: the page is at /.")
+            return
         if not self.server.access.knows_host(self.headers.get("Host")):
             self._refuse(HTTPStatus.FORBIDDEN, "This page is served to this machine alone, under its own names.")
             return

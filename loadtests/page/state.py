@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -22,13 +23,14 @@ from loadtests.page.tails import DocumentsTail, TableTail
 STATUS, LOAD, LOOKS, WEIGHTS, SEARCH = "status.json", "load.jsonl", "looks.jsonl", "weights.jsonl", "search.jsonl"
 PREVIEW = "preview.jsonl"
 REPORT, LOCUST_PAGE = "report.html", "locust-page.json"
-LOAD_PHASES = ("traffic", "waiting for the last answers")
+LOAD_PHASES = ("traffic", "traffic of users", "waiting for the last answers")
 CLOSING_PHASES = ("stopping", "comparing answers", "recorded", "stopped")
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
 _MOST_LOOKS, _MOST_SAMPLES, _MOST_EVENTS, _MOST_NOTES = 400, 900, 400, 60
 _MOST_CHARACTERS = 2000
 _PAGE_ADDRESS = re.compile(r"https?://[!-~]{1,500}")
 _LONGEST_GAP_S = 60.0
+_LONGEST_SILENCE_S = 30.0
 _IDLE_NS = 5_000_000_000  # after which an arm's last step says nothing of now
 
 _EVENT_COLUMNS = {
@@ -131,9 +133,13 @@ class RunState:
     @property
     def wants_preview(self) -> bool:
         """Whether traffic flows in a run that nobody looks at before its end."""
+        return self._is_judged_once and self._blocks.get("now", {}).get("state") == "load"
+
+    @property
+    def _is_judged_once(self) -> bool:
+        """Whether the run is judged at its end alone. A search judges nothing."""
         traffic, gates = mapping(self._experiment.get("traffic")), mapping(self._experiment.get("gates"))
-        is_judged_at_the_end = gates.get("sequential") is not True and traffic.get("arrivals") != "saturation"
-        return is_judged_at_the_end and self._blocks.get("now", {}).get("state") == "load"
+        return gates.get("sequential") is not True and traffic.get("arrivals") != "saturation"
 
     def refresh(self) -> None:
         """What the files say now is known."""
@@ -298,6 +304,7 @@ class RunState:
             "arms": sorted(arms, key=lambda arm: not arm["control"]),
             "design": _text(traffic.get("design")),
             "max_lag_ms": number(gates.get("max_generator_lag_ms")),
+            "judged_once": self._is_judged_once,
             "metrics": {name: METRIC_NAMES[name] for name in ("ttft", "e2e")},
         }
 
@@ -312,7 +319,7 @@ class RunState:
         return {
             "at_ns": at_ns,
             "began_ns": _whole(status.get("began_ns")),
-            "state": "ended" if ended else _state(_text(status.get("phase")) if status else ""),
+            "state": "ended" if ended else _state(_text(status.get("phase")), number(load.get("t_s")) or 0.0),
             "phase": _text(status.get("phase")),
             "detail": _text(status.get("detail")),
             "trial": current,
@@ -338,8 +345,17 @@ class RunState:
             "decided": self._decided(),
             "locust_page": self._locust_page(),
             "changes_weights": status.get("weights") is True,
+            "silent_s": None if ended else self._silent_s(),
             "ended": ended,
         }
+
+    def _silent_s(self) -> int | None:
+        """For how many seconds the run has said nothing, where that is long: it says something each second."""
+        try:
+            silent_s = time.time() - (self._run_dir / STATUS).stat().st_mtime
+        except OSError:
+            return None
+        return int(silent_s) if silent_s > _LONGEST_SILENCE_S else None
 
     def _locust_page(self) -> str:
         """Where Locust's own page of this run's load is; empty where there is none."""
@@ -415,18 +431,19 @@ def _share(before_s: float | None, now_s: float | None, of_s: float) -> float | 
     return round(min(100.0, 100.0 * (now_s - before_s) / of_s), 1)
 
 
-def _state(phase: str) -> str:
-    """Which part of a run the phase belongs to."""
+def _state(phase: str, t_s: float) -> str:
+    """Which part of a run the phase belongs to, `t_s` seconds after the first traffic of the trial."""
     if phase in LOAD_PHASES:
         return "load"
     if phase == "judging":
         return "judging"
-    return "closing" if phase in CLOSING_PHASES else "starting"
+    # Machines are measured before the traffic and after it, under one name.
+    return "closing" if phase in CLOSING_PHASES or t_s > 0 else "starting"
 
 
 def _gate(gate: Mapping[str, Any]) -> dict[str, Any]:
     name = _text(gate.get("gate"))
-    numbers = ("limit", "value", "low", "high", "decided_s", "outlook_s", "harm", "safety")
+    numbers = ("limit", "value", "low", "high", "decided_s", "outlook_s", "harm", "safety", "needed", "needed_safety")
     return {
         "arm": _text(gate.get("arm")),
         "gate": name,

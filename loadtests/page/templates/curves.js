@@ -1,6 +1,6 @@
 // Curves over time that grow: the drawing is made anew, the picture and the focus on it stay.
 
-// `y`: { log, zero, format }; `xText` says a position. `update` takes { label, lines, areas, bands, limit, unity, x, tip }:
+// `y`: { log, zero, whole, format }; `xText` says a position. `update` takes { label, lines, areas, bands, limit, unity, x, tip }:
 // lines [{ arm, parts: [[[x, y], …], …], faint, steps }], areas [{ arm, points: [[x, low, high], …] }],
 // bands [{ arm, from, to }], tip(x) the rows to show, xs the positions that arrows walk.
 function curves(host, { height, y: rule, xText, compact }) {
@@ -21,7 +21,7 @@ function curves(host, { height, y: rule, xText, compact }) {
     if (!ends.length) return root.replaceChildren(labelWithin(width, width / 2, height / 2, shown.none ?? "no values yet", "middle"));
     const spread = shown.areas?.flatMap((area) => area.points.flatMap((point) => point.slice(1))).filter(drawable) ?? [];
     const domain = yDomain(ends, spread, rule);
-    const ticks = (rule.log ? logTicks : linearTicks)(domain, compact ? 3 : 5).filter((tick) => tick >= domain[0] && tick <= domain[1]);
+    const ticks = (rule.log ? logTicks : linearTicks)(domain, compact ? 3 : 5).filter((tick) => tick >= domain[0] && tick <= domain[1] && !(rule.whole && tick % 1));
     const left = Math.max(...ticks.map((tick) => textWidth(rule.format(tick))), 20) + 8,
       right = 10,
       top = compact ? 8 : 12,

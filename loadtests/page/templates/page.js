@@ -8,7 +8,7 @@ const parts = [
   { on: ["now", "look", "search", "run", "load"], every: 0, draw: () => spoken(showState(seen)) },
   { on: ["now", "look", "search", "run", "load", "compiles", "weights"], every: 0, draw: showCards },
   { on: ["looks", "look", "run"], every: 0, draw: withIndex(gateTiles(at("[data-tiles]"))) },
-  { on: ["look"], every: 0, draw: checkTables() },
+  { on: ["look"], every: 0, draw: showChecks },
   { on: ["search", "looks", "run"], every: 0, draw: withIndex(searchTiles(at("[data-tiles]"))) },
   { on: ["load", "events", "run"], every: EVERY_MS, draw: latencyChart() },
   { on: ["events", "compiles", "run"], every: 0, draw: showCompiles },
@@ -90,21 +90,20 @@ let saidState = "";
 function spoken(state) {
   const { now, look } = seen;
   const troubled = (look?.checks ?? []).filter((check) => standing(check) !== "ok").map((check) => check.check);
-  const dead = (now?.replicas ?? []).filter((one) => one.stage === "dead").map((one) => one.name);
+  const dead = deadOf(now);
   const key = JSON.stringify([state.word, now?.decided, now?.state, troubled, dead]);
   document.title = `${now?.state === "load" && !now.decided && isNumber(now.t_s) ? clock(now.t_s) : state.word} · ${seen.run?.name ?? "run"} · tailgate`;
   if (key === saidState) return;
   saidState = key;
   const said = [`${state.word}. ${state.line}`];
   if (troubled.length) said.push(`Checks that limit the run or are near it: ${troubled.join(", ")}.`);
-  if (dead.length) said.push(`${dead.join(", ")} ${dead.length > 1 ? "are" : "is"} dead.`);
   at("[data-said]").textContent = said.join(" ");
 }
 
 // --- the connection ---------------------------------------------------------------------------------------------------
 
 const link = at("[data-link]"),
-  LINKS = { waiting: "connecting", live: "live", lost: "no connection", ended: "ended" };
+  LINKS = { waiting: "connecting", live: "live", silent: "silent", lost: "no connection", ended: "ended" };
 function linked(state) {
   link.dataset.link = state;
   at("[data-link-text]").textContent = LINKS[state];
@@ -119,8 +118,8 @@ function listen() {
     clearTimeout(silent);
     silent = null;
     seen.lost = false;
-    take(message);
     linked("live");
+    take(message);
     if (message.last) end();
   };
   source.onerror = () => {
@@ -138,6 +137,7 @@ function lose() {
 // The report is fetched while the run still serves it, and shown from the browser's own copy.
 async function end() {
   source.close();
+  if (!seen.now?.ended) return lose(); // the page alone has ended
   linked("ended");
   if (!seen.now?.ended?.report) return;
   try {

@@ -3,6 +3,31 @@
 const at = (selector) => document.querySelector(selector);
 const fact = (name, value, note) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, ` ${note}`) : null));
 
+// The children of `host` become these, and nodes that are alike stay: so do the focus, the place to which a table was
+// scrolled, what is marked, and where a screen reader reads.
+function renew(host, ...children) {
+  const fresh = el("div", {}, ...children);
+  patchChildren(host, fresh);
+}
+
+function patchChildren(host, fresh) {
+  const before = [...host.childNodes],
+    after = [...fresh.childNodes];
+  after.forEach((node, i) => (i < before.length ? patch(before[i], node) : host.append(node)));
+  for (const node of before.slice(after.length)) node.remove();
+}
+
+function patch(node, fresh) {
+  if (node.nodeName !== fresh.nodeName) return node.replaceWith(fresh);
+  if (node.nodeType === Node.TEXT_NODE) {
+    if (node.data !== fresh.data) node.data = fresh.data;
+    return;
+  }
+  for (const { name } of [...node.attributes]) if (!fresh.hasAttribute(name)) node.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+  patchChildren(node, fresh);
+}
+
 // --- what state the run is in -----------------------------------------------------------------------------------------
 
 const WORDS = { starting: "Starting", load: "Under load", closing: "Stopping", judging: "Judging" };
@@ -10,6 +35,8 @@ const TONES_OF = { PASS: "pass", FAIL: "fail", INCONCLUSIVE: "inconclusive" };
 
 // { word, tone, icon, line } of the run as it is.
 function stateOf({ now, look, search, run, lost }) {
+  const gone = "The run does not answer: it may have ended, or have been killed.";
+  if (!now && lost) return { word: "No connection", tone: "none", icon: "lost", line: gone };
   if (!now) return { word: "Connecting", tone: "none", icon: "running", line: "The run has not said anything yet." };
   if (now.ended) {
     const { verdict, headline, error, interrupted, report } = now.ended;
@@ -18,8 +45,10 @@ function stateOf({ now, look, search, run, lost }) {
     return { word: error ? "Broke" : "Ended", tone: error ? "fail" : "none", icon: error ? "FAIL" : "running", line: `The run has ended. ${why}` };
   }
   if (lost)
-    return { word: "No connection", tone: "none", icon: "lost", line: "The run does not answer: it may have been killed. What is below is as it was last known." };
-  const line = [search && now.state !== "judging" ? searching(search, now) : traffic(now), decisions(look, run), now.decided ? "" : failing(look)].filter(Boolean).join(" ");
+    return { word: "No connection", tone: "none", icon: "lost", line: `${gone} What is below is as it was last known.` };
+  if (isNumber(now.silent_s))
+    return { word: "Silent", tone: "none", icon: "lost", line: `The run has said nothing for ${span(now.silent_s)}: it may be stopped, or its machine too busy. What is below is as it was last known.` };
+  const line = [search && now.state !== "judging" ? searching(search, now) : traffic(now), deaths(now), decisions(look, run), now.decided ? "" : failing(look)].filter(Boolean).join(" ");
   if (now.decided)
     return { word: now.decided, tone: TONES_OF[now.decided], icon: now.decided, line: `${WORDS[now.state]}: ${line}` };
   return { word: WORDS[now.state] ?? "Running", tone: "running", icon: "running", line };
@@ -56,6 +85,12 @@ function decisions(look, run) {
   return said.join(" ");
 }
 
+const deadOf = (now) => (now?.replicas ?? []).filter((one) => one.stage === "dead").map((one) => one.name);
+function deaths(now) {
+  const dead = deadOf(now);
+  return dead.length ? `${dead.join(" and ")} ${dead.length > 1 ? "are" : "is"} dead.` : "";
+}
+
 // Which arms fail gates as things stand, where nothing is decided.
 function failing(look) {
   const failed = new Map();
@@ -77,6 +112,7 @@ function showState(seen) {
   if (title.textContent !== state.word) title.textContent = state.word;
   at("[data-headline]").textContent = state.line;
   if (!now) return state;
+  linked(seen.lost ? "lost" : now.ended ? "ended" : isNumber(now.silent_s) ? "silent" : "live");
   const advance = at("[data-advance]");
   const search = seen.search,
     known = search ? search.budget_s > 0 : isNumber(now.t_s) && now.duration_s > 0 && now.t_s > 0;
@@ -92,14 +128,24 @@ function showFacts({ now, look, search, run, series }) {
   const inflight = Object.values(last(series.load)?.arms ?? {}).reduce((sum, arm) => sum + (arm.inflight ?? 0), 0);
   const outlooks = Object.values(look?.arms ?? {}).filter((arm) => !arm.decision).map((arm) => arm.outlook_s).filter(isNumber);
   const late = isNumber(now.lag_ms) && isNumber(run?.max_lag_ms) && now.lag_ms > run.max_lag_ms;
-  at("[data-facts]").replaceChildren(
+  renew(
+    at("[data-facts]"),
     fact("Phase", now.phase || DASH, now.detail),
     fact("Since the start", isNumber(now.at_ns) && isNumber(now.began_ns) ? clock((now.at_ns - now.began_ns) / 1e9) : DASH, search ? `trial ${now.trial}` : now.trials > 1 ? `trial ${now.trial} of ${now.trials}` : ""),
     fact("Requests", count(now.finished), now.planned ? `of ${count(now.planned)}${now.failed ? `, ${count(now.failed)} failed` : ""}` : now.failed ? `${count(now.failed)} failed` : ""),
     fact("In flight", count(inflight)),
     fact("Generator lag", ms(now.lag_ms), isNumber(run?.max_lag_ms) ? `p99, ${late ? "over" : "of"} ${ms(run.max_lag_ms)}` : "p99"),
-    search ? fact("Time left", span(search.budget_s - spent(search, now)), `of ${span(search.budget_s)}`) : fact(now.decided ? "Decision" : "Likely decision", now.decided ? now.decided : outlooks.length ? `in ${span(Math.max(...outlooks))}` : DASH, isNumber(look?.seconds) ? `look ${count(look.look)} at ${clock(look.seconds)}` : ""),
+    search ? fact("Time left", span(search.budget_s - spent(search, now)), `of ${span(search.budget_s)}`) : likely(now, look, run, outlooks),
   );
+}
+
+// When the run is likely decided: as its looks foretell, or at its end where it is judged once.
+function likely(now, look, run, outlooks) {
+  const looked = isNumber(look?.seconds) ? `look ${count(look.look)} at ${clock(look.seconds)}` : "";
+  if (now.decided) return fact("Decision", now.decided, looked);
+  if (!run?.judged_once) return fact("Likely decision", outlooks.length ? `in ${span(Math.max(...outlooks))}` : DASH, looked);
+  const left = now.duration_s * (now.trials - now.trial + 1) - (now.t_s ?? 0);
+  return fact("Decision", now.state === "load" && left > 0 ? `in ${span(left)}` : "at the end", "once, when the traffic has ended");
 }
 
 const last = (list) => (list?.length ? list[list.length - 1] : null);
@@ -110,6 +156,12 @@ function streaming(series) {
   return arms.some((arm) => isNumber(arm.ttft_p99_ms)) || !arms.some((arm) => isNumber(arm.e2e_p99_ms));
 }
 
+// Replicas are called after their arms, of which one may be called as another begins: compiled, compiled-padded.
+function armOf(replica, arms) {
+  const names = arms.map((arm) => arm.name).filter((name) => replica === name || replica.startsWith(`${name}-`));
+  return names.sort((a, b) => b.length - a.length)[0];
+}
+
 // --- arms at a glance -------------------------------------------------------------------------------------------------
 
 function showCards(seen) {
@@ -117,15 +169,17 @@ function showCards(seen) {
   if (!run?.arms.length || !now) return;
   const load = last(series.load),
     shares = sharesOf(weightsNow(seen));
-  at("[data-cards]").replaceChildren(
-    ...run.arms.map((arm, index) => {
+  renew(
+    at("[data-cards]"),
+    run.arms.map((arm, index) => {
       const own = load?.arms?.[arm.name] ?? {},
         built = compiles?.[arm.name],
         decided = look?.arms?.[arm.name],
         standing = seen.search?.held.find((one) => one.arm === arm.name)?.standing;
       const runs = now.running?.[arm.name],
         waits = isNumber(own.inflight) && isNumber(runs) ? Math.max(0, own.inflight - runs) : null;
-      const replicas = now.replicas.filter((one) => one.name === arm.name || one.name.startsWith(`${arm.name}-`));
+      const replicas = now.replicas.filter((one) => armOf(one.name, run.arms) === arm.name);
+      const dead = replicas.some((one) => one.stage === "dead");
       const streams = streaming(series);
       const stages = [...new Set(replicas.map((one) => one.text || one.stage))];
       const pairs = [
@@ -135,7 +189,7 @@ function showCards(seen) {
         ["Done", count(own.finished), own.failed ? `${count(own.failed)} failed` : ""],
         ["Compiles while serving", count(built?.serving ?? 0), built?.serving ? sec(built.serving_s) : ""],
         ...(isNumber(shares[arm.name]) ? [["Share", pct(shares[arm.name]), "of the traffic"]] : []),
-        ["Replica", stages.join(", ") || DASH, ""],
+        [replicas.length > 1 ? "Replicas" : "Replica", dead ? el("span", { class: "warned" }, stages.join(", ")) : stages.join(", ") || DASH, ""],
       ];
       return el(
         "article",
@@ -237,7 +291,7 @@ function loadCharts() {
   return (seen) => {
     const { series, now } = seen,
       since = sinceStart(series);
-    inflight ??= curves(at('[data-chart="inflight"]'), { height: 180, xText: clock, y: { zero: true, format: count } });
+    inflight ??= curves(at('[data-chart="inflight"]'), { height: 180, xText: clock, y: { zero: true, whole: true, format: count } });
     const trials = new Map(series.load.map((one) => [since(one.at_ns), one.trial]));
     const newest = last(series.load)?.arms ?? {};
     const told = armNames(seen).map((name) => {
@@ -274,8 +328,9 @@ function showCompiles(seen) {
     since = sinceStart(series),
     names = armNames(seen);
   const counted = names.filter((name) => compiles?.[name]);
-  at("[data-compiles]").replaceChildren(
-    ...(counted.length
+  renew(
+    at("[data-compiles]"),
+    (counted.length
       ? [
           cells(
             [["Arm"], ["While serving", "num"], ["They took", "num"], ["Longest", "num"], ["Requests hit", "num"], ["In warm-ups", "num"], ["They took", "num"]],
@@ -298,7 +353,8 @@ function showCompiles(seen) {
   );
   const newest = series.events.slice(-MOST_EVENTS).reverse();
   if (!newest.length) return;
-  at("[data-events]").replaceChildren(
+  renew(
+    at("[data-events]"),
     cells(
       [["When", "num"], ["Arm"], ["Kind"], ["Took", "num"], ["Requests", "num"], ["Shape"]],
       newest.map((event) =>
@@ -328,8 +384,9 @@ function showUnderWay(seen) {
   const { now } = seen,
     names = armNames(seen);
   const going = (now?.replicas ?? []).filter((one) => one.compiling);
-  at("[data-under-way]").replaceChildren(
-    ...going.map(({ compiling: { arm, shape, start_ns } }) =>
+  renew(
+    at("[data-under-way]"),
+    going.map(({ compiling: { arm, shape, start_ns } }) =>
       el("p", {}, el("strong", {}, "Compiling now: "), armTag(Math.max(0, names.indexOf(arm)), arm), ` since ${sec((now.at_ns - start_ns) / 1e9)} `, shape ? el("code", {}, shape) : null),
     ),
   );
@@ -353,7 +410,7 @@ const STANDINGS = {
   ok: () => chip("PASS", "ok"),
 };
 
-function checkRows(checks) {
+function checkRows(checks, caption) {
   return cells(
     [["Check"], ["Name"], ["Value", "num"], ["Limit", "num"], ["Reason"]],
     [
@@ -374,21 +431,20 @@ function checkRows(checks) {
       ),
     ],
     { class: "checks" },
-    "Checks",
+    caption,
   );
 }
 
-function checkTables() {
-  let open = false;
-  return ({ look }) => {
-    if (!look?.checks?.length) return;
-    const all = look.checks.map((check) => [standing(check), check]);
-    const order = ["limits", "near"];
-    const bad = order.flatMap((stands) => all.filter((one) => one[0] === stands)),
-      good = all.filter((one) => one[0] === "ok");
-    const fold = el("details", { class: "fold", open, ontoggle: () => (open = fold.open) }, el("summary", {}, `${good.length} of ${all.length} checks pass`), checkRows(good));
-    at("[data-checks]").replaceChildren(...(bad.length ? [checkRows(bad)] : [el("p", { class: "empty" }, "No check limits this run.")]), ...(good.length ? [fold] : []));
-  };
+function showChecks({ look }) {
+  if (!look?.checks?.length) return;
+  const all = look.checks.map((check) => [standing(check), check]);
+  const order = ["limits", "near"];
+  const bad = order.flatMap((stands) => all.filter((one) => one[0] === stands)),
+    good = all.filter((one) => one[0] === "ok"),
+    open = at("[data-checks] details")?.open;
+  const fold = el("details", { class: "fold", open }, el("summary", {}, `${good.length} of ${all.length} checks pass`), checkRows(good, "Checks that pass"));
+  const worst = bad.length ? checkRows(bad, "Checks that limit the run, or nearly") : el("p", { class: "empty" }, "No check limits this run.");
+  renew(at("[data-checks]"), worst, good.length ? fold : null);
 }
 
 // --- test bed ---------------------------------------------------------------------------------------------------------
@@ -423,7 +479,8 @@ function showBed({ series }) {
   const mhz = (value) => `${count(value)}\u00a0MHz`,
     watts = (value) => `${count(value)}\u00a0W`,
     degrees = (value) => `${count(value)}\u00a0°C`;
-  at("[data-bed]").replaceChildren(
+  renew(
+    at("[data-bed]"),
     cells(
       [["Machine"], ["Clock", "num"], ["Busy", "num"], ["Power", "num"], ["Memory", "num"], ["Temperature", "num"], ["Held back"]],
       [
@@ -460,5 +517,5 @@ function showBed({ series }) {
 
 function showNotes({ notes }) {
   if (!notes?.length) return;
-  at("[data-notes]").replaceChildren(...notes.slice().reverse().map((note) => el("li", {}, note)));
+  renew(at("[data-notes]"), notes.slice().reverse().map((note) => el("li", {}, note)));
 }

@@ -14,9 +14,10 @@ function outlook(gate) {
 
 function evidence(gate) {
   const said = [];
-  if (isNumber(gate.safety)) said.push(`for a PASS ${figure(gate.safety)}`);
-  if (isNumber(gate.harm)) said.push(`for a FAIL ${figure(gate.harm)}`);
-  return said.length ? `Evidence ${said.join(", ")}.` : "";
+  const of = (has, takes) => `${figure(Math.max(0, has))}${isNumber(takes) ? ` of ${figure(takes)}` : ""}`;
+  if (isNumber(gate.safety)) said.push(`for a PASS ${of(gate.safety, gate.needed_safety)}`);
+  if (isNumber(gate.harm)) said.push(`for a FAIL ${of(gate.harm, gate.needed)}`);
+  return said.length ? `Evidence ${said.join(", ")} (powers of ten).` : "";
 }
 
 function tile(index) {
@@ -38,7 +39,7 @@ function tile(index) {
       const show = (number) => quantity(number, gate.unit);
       node.className = `tile tile-${(gate.verdict ?? "none").toLowerCase()}`;
       name.textContent = gate.label;
-      verdict.replaceChildren(chip(gate.verdict, gate.standing));
+      renew(verdict, chip(gate.verdict, gate.standing));
       value.textContent = show(gate.value);
       const bounded = isNumber(gate.low) || isNumber(gate.high);
       interval.textContent = bounded ? `[${show(gate.low)}, ${show(gate.high)}]`.replaceAll("×", "") : "";
@@ -50,7 +51,7 @@ function tile(index) {
       if (!drawing || unit !== gate.unit) {
         unit = gate.unit;
         const log = unit === "ratio";
-        drawing = curves(host, { height: 132, compact: true, xText: clock, y: { log, zero: !log, format: (tick) => quantity(tick, unit).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "") } });
+        drawing = curves(host, { height: 132, compact: true, xText: clock, y: { log, zero: !log, whole: unit === "count", format: (tick) => quantity(tick, unit).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "") } });
       }
       const known = points.filter((point) => isNumber(point[1]));
       const first = points.length ? points[0][0] : 0,
@@ -141,7 +142,7 @@ function gateTiles(host) {
     }
     for (const [arm, group] of groups) {
       const decided = look.arms?.[arm] ?? {};
-      group.head.replaceChildren(armTag(indexOf(arm), arm), chip(decided.decision, decided.decision ?? "not decided"));
+      renew(group.head, armTag(indexOf(arm), arm), chip(decided.decision, decided.decision ?? "not decided"));
       group.said.textContent = [outlook(decided), decided.reason].filter(Boolean).join(" ");
       group.said.hidden = !group.said.textContent;
     }

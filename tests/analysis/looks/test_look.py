@@ -10,7 +10,7 @@ import pytest
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.judgement import judge
-from analysis.looks.journal import JOURNAL, append, read_looks
+from analysis.looks.journal import JOURNAL, append, read_looks, row_of
 from analysis.looks.look import look_at, outlook_of
 from analysis.looks.watch import Watch
 from analysis.records.run_records import read_run
@@ -152,6 +152,22 @@ def test_requests_of_blocks_that_are_not_settled_are_left_out(tmp_path: Path) ->
     run = run_until(write_run(tmp_path / "run", LONG), 100)
     assert run.seconds == 90.0
     assert run.requests.start_ns.max() < run.trials[0].start_ns + 90 * 10**9
+
+
+def test_value_limit_and_interval_of_a_gate_are_in_one_unit(tmp_path: Path) -> None:
+    run = run_until(write_run(tmp_path / "run", LONG), 600)
+    row = row_of(look_at(run, left_s=0), run, number=1, at_ns=0)
+    gates = {gate["gate"]: gate for gate in row["gates"]}
+    for name, limit in (("slo p99_e2e_ms", 1.0), ("errors", run.limits.max_error_pct)):
+        gate = gates[name]
+        assert (gate["unit"], gate["limit"], gate["value"]) == ("pct", pytest.approx(limit), 0.0), name
+        assert gate["low"] == 0.0
+        assert 0.0 < gate["high"] < 5.0
+    ratio = gates["noninferiority p99_e2e"]
+    assert ratio["unit"] == "ratio"
+    assert ratio["low"] < ratio["value"] < ratio["high"]
+    assert ratio["needed"] > 1.3
+    assert (gates["recompiles"]["needed"], gates["recompiles"]["unit"]) == (None, "count")
 
 
 def test_a_torn_last_line_of_the_journal_is_no_look(tmp_path: Path) -> None:

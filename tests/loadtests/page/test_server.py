@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -222,6 +222,59 @@ def test_garbage_and_silence_stop_nobody(run: WatchedRun, serve: Serve) -> None:
     ):
         rude.sendall(b"\x16\x03\x01\x00\xff" + b"\0" * 600 + b"\r\n\r\n")
         silent.sendall(b"GET /")
+        assert status_of(server, "/") == 200
+
+
+def test_what_is_no_address_is_answered_and_complains_of_nothing(
+    run: WatchedRun, serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(run.folder)
+    for target in ("http://[/", "http://[x]/", "?" + "a&" * 30_000, "/?token=" + "%" * 60_000):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as browser:
+            browser.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            status = int(browser.makefile("rb").readline().split()[1])
+        assert status == (400 if "[" in target else 404 if target.startswith("?") else 200), target[:20]
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_crowd_takes_no_more_than_the_room_that_there_is(
+    run: WatchedRun, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtests.page.server._MOST_CONNECTIONS", 8)
+    server = serve(run.folder)
+    before = threading.active_count()
+    with ExitStack() as crowd:
+        held = [crowd.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(8)]
+        for silent in held:
+            silent.sendall(b"GET /")
+        late = crowd.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+        assert late.recv(1) == b""
+        assert threading.active_count() <= before + 8
+    deadline = time.monotonic() + 20
+    while True:  # those who have left make room
+        try:
+            assert status_of(server, "/") == 200
+            return
+        except OSError:
+            assert time.monotonic() < deadline
+
+
+def test_a_browser_that_stops_reading_is_let_go(run: WatchedRun, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtests.page.server._Handler.timeout", 0.2)
+    server = serve(run.folder)
+    run.notes = ["x" * 2000] * 60
+    with socket.create_connection(("127.0.0.1", server.port)) as stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        deadline = time.monotonic() + 60
+        while server._feed is None or not server.feed.listeners:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        server.feed._every_s = 0.01
+        while server.feed.listeners:
+            run.notes = [f"{time.monotonic()} {'x' * 1900}"] * 60
+            run.status()
+            assert time.monotonic() < deadline
         assert status_of(server, "/") == 200
 
 

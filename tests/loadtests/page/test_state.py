@@ -1,5 +1,7 @@
 import json
 import math
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,9 @@ def test_an_empty_directory_is_a_run_that_starts(tmp_path: Path) -> None:
     ("phase", "state"),
     [
         ("starting arms", "starting"),
+        ("measuring the machines", "starting"),
         ("traffic", "load"),
+        ("traffic of users", "load"),
         ("waiting for the last answers", "load"),
         ("stopping", "closing"),
         ("judging", "judging"),
@@ -45,6 +49,23 @@ def test_an_empty_directory_is_a_run_that_starts(tmp_path: Path) -> None:
 def test_a_phase_is_part_of_a_state(run: WatchedRun, phase: str, state: str) -> None:
     run.status(phase)
     assert told(run)["now"]["state"] == state
+
+
+def test_what_comes_after_the_traffic_is_no_start(run: WatchedRun) -> None:
+    run.minutes(1)
+    run.status("measuring the machines")
+    assert told(run)["now"]["state"] == "closing"
+
+
+def test_a_run_that_says_nothing_for_long_is_said_to_be_silent(run: WatchedRun) -> None:
+    run.minutes(1)
+    assert told(run)["now"]["silent_s"] is None
+    at_s = time.time() - 95.5
+    os.utime(run.folder / "status.json", (at_s, at_s))
+    assert told(run)["now"]["silent_s"] >= 95
+    run.end()
+    os.utime(run.folder / "status.json", (at_s, at_s))
+    assert told(run)["now"]["silent_s"] is None
 
 
 def test_what_is_now_comes_from_the_small_files(run: WatchedRun) -> None:
@@ -59,6 +80,7 @@ def test_what_is_now_comes_from_the_small_files(run: WatchedRun) -> None:
         ],
         "design": "mirrored",
         "max_lag_ms": 50.0,
+        "judged_once": True,
         "metrics": {"ttft": "TTFT", "e2e": "E2E"},
     }
     now = whole["now"]
