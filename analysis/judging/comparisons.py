@@ -192,6 +192,9 @@ def _compared(
         machines=run.machines.of_trial,
         shares_changed=bool(run.records.weights),
     )
+    if phase == "steady" and not all(map(len, samples)):
+        why = f"none past the cold start of {run.limits.cold_s:g} s that no compile held up"
+        items = [replace(item, obstacle=f"{item.obstacle}, {why}") for item in items]
     return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in items]
 
 

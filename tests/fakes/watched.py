@@ -33,6 +33,7 @@ class WatchedRun:
     notes: list[str] = field(default_factory=list)
     compiling: float | None = None  # for how many seconds the last arm has been
     weights: bool = False  # may be changed on the page
+    dead: tuple[str, ...] = ()  # arms
 
     def __post_init__(self) -> None:
         self.trial = self.folder / "trial-01"
@@ -64,6 +65,8 @@ class WatchedRun:
             start_ns = self.now_ns() - int(self.compiling * SECOND)
             under_way = {"arm": self.naive, "shape": self.text or "prefill 4×50", "start_ns": start_ns}
             states[f"{self.naive}-0"] |= {"text": f"compiling for {self.compiling:.0f} s", "compiling": under_way}
+        for arm in self.dead:
+            states[f"{arm}-0"] |= {"stage": "dead", "text": "dead"}
         content = {
             "at_ns": self.now_ns(),
             "began_ns": START_NS - 60 * SECOND,

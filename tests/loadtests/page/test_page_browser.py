@@ -43,6 +43,12 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield browser
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs here say something when a test lets them."""
+    monkeypatch.setattr("loadtests.page.state._LONGEST_SILENCE_S", 3600.0)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> WatchedRun:
     return WatchedRun(folder=tmp_path / "20260101T000000Z-canary", notes=["cuda:1 is not idle"])
@@ -125,7 +131,91 @@ def test_a_run_that_is_judged_at_its_end_shows_its_gates_and_no_decision(run: Wa
     assert "for good" not in tab.text("#gates")
     assert tab.evaluate("document.querySelectorAll('.tile').length") == 12
     assert tab.text(".card.arm-1 .chip") == "not decided"
+    assert "Decision in 12 min once, when the traffic has ended" in tab.text("#state")
+    run.status("judging")
+    tab.wait_for("document.querySelector('[data-facts]').innerText.includes('at the end')")
     assert tab.complaints == []
+
+
+def test_an_arm_that_died_is_said_where_one_looks_first(tmp_path: Path, open_page: Any) -> None:
+    run = WatchedRun(folder=tmp_path / "run", naive="compiled")  # as compiled-padded begins
+    run.minutes(1)
+    tab = open_page(run)
+    run.dead = ("compiled-padded",)
+    run.second()
+    run.status()
+    tab.wait_for("document.querySelector('[data-headline]').innerText.includes('compiled-padded-0 is dead.')")
+    tab.wait_for("document.querySelector('[data-said]').textContent.includes('compiled-padded-0 is dead.')")
+    assert tab.text(".card.arm-1 .warned") == "dead"
+    assert tab.text(".card.arm-2 div:last-child dd") == "ready"
+    assert tab.complaints == []
+
+
+def test_axes_of_counts_have_whole_numbers_each_once(run: WatchedRun, open_page: Any) -> None:
+    run.minutes(3)
+    tab = open_page(run)
+    labels = tab.evaluate(
+        """[...document.querySelectorAll("svg.plot")].map((plot) =>
+          [...plot.querySelectorAll("text[text-anchor=end]")].map((node) => node.textContent))"""
+    )
+    assert len(labels) >= 14
+    assert all(len(set(texts)) == len(texts) for texts in labels), labels
+
+
+def test_what_has_the_focus_and_what_is_open_stay_while_the_page_goes_on(run: WatchedRun, open_page: Any) -> None:
+    run.minutes(2)
+    run.compiled(2.0)
+    run.status()
+    tab = open_page(run, width=500)
+    places = ("#checks details summary", "#bed .scroll", "#compiles .scroll", "[data-events] .scroll")
+    tab.wait_for(f"{json.dumps(places)}.every((place) => document.querySelector(place))")
+    tab.evaluate("document.querySelector('#checks details').open = true")
+    tab.evaluate("document.querySelector('#bed .scroll').scrollLeft = 40")
+    moved = tab.evaluate("document.querySelector('#bed .scroll').scrollLeft")
+    assert moved > 0
+    for place in places:
+        tab.evaluate(f"document.querySelector({place!r}).focus()")
+        part = place.split()[0]
+        before = tab.evaluate(f"document.querySelector({part!r}).innerHTML")
+        run.compiled(1.0)
+        for _ in range(30):
+            run.second()
+        run.look(run.at_s // 30)
+        run.status()
+        tab.wait_for(f"document.querySelector({part!r}).innerHTML !== {json.dumps(before)}")
+        assert tab.evaluate(f"document.querySelector({place!r}) === document.activeElement"), place
+    assert tab.evaluate("document.querySelector('#checks details').open")
+    assert tab.evaluate("document.querySelector('#bed .scroll').scrollLeft") == moved
+    assert tab.complaints == []
+
+
+def test_a_run_that_says_nothing_is_not_shown_as_live(run: WatchedRun, open_page: Any) -> None:
+    run.minutes(1)
+    tab = open_page(run)
+    tab.wait_for("document.querySelector('.link').innerText === 'live'")
+    at_s = time.time() - 7200
+    os.utime(run.folder / "status.json", (at_s, at_s))
+    tab.wait_for("document.querySelector('h1').innerText === 'Silent'")
+    assert tab.text(".link") == "silent"
+    assert re.search(r"The run has said nothing for 2 h: it may be stopped", tab.text("#state"))
+    run.second()
+    run.status()
+    tab.wait_for("document.querySelector('h1').innerText === 'Under load'")
+    assert tab.text(".link") == "live"
+
+
+def test_a_page_that_hears_nothing_from_the_start_does_not_go_on_connecting(
+    run: WatchedRun, browser: Browser, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtests.page.feed.MOST_LISTENERS", 0)
+    tab = browser.open(serve(run.folder).url("127.0.0.1"))
+    tab.wait_for("document.querySelector('h1').innerText === 'No connection'")
+    assert tab.text(".link") == "no connection"
+    assert "The run does not answer" in tab.text("#state")
+    monkeypatch.setattr("loadtests.page.feed.MOST_LISTENERS", 1)
+    run.minutes(1)
+    tab.wait_for("document.querySelector('h1').innerText === 'Under load'")
+    assert tab.text(".link") == "live"
 
 
 def test_a_decision_is_shown_at_once(run: WatchedRun, open_page: Any) -> None:
@@ -375,6 +465,16 @@ def test_a_run_without_a_report_says_how_it_ended(run: WatchedRun, browser: Brow
     tab.wait_for("document.querySelector('h1').innerText === 'Broke'")
     assert "The run has ended. every arm died: see logs" in tab.text("#state")
     assert tab.text(".link") == "ended"
+
+
+def test_a_page_that_ends_alone_does_not_say_that_the_run_has(run: WatchedRun, browser: Browser, serve: Serve) -> None:
+    run.minutes(1)
+    server = serve(run.folder)
+    tab = browser.open(server.url("127.0.0.1"))
+    tab.wait_for(READY)
+    server.finish(20.0)
+    tab.wait_for("document.querySelector('h1').innerText === 'No connection'")
+    assert tab.text(".link") == "no connection"
 
 
 def test_a_run_that_was_killed_leaves_the_page_saying_so(run: WatchedRun, browser: Browser) -> None:
