@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.looks.journal import read_looks
+from analysis.looks.journal import JOURNAL
+from loadtests.page.tails import DocumentsTail
 from loadtests.trials.processes import Child, child_environment
 
 _COMMAND = (sys.executable, "-P", "-m", "analysis.looks")
@@ -18,14 +19,13 @@ class Judge:
     """Looks at the run in `run_dir` after every block until `stop`. One that ends early leaves a note and no looks."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
+        self._looks = DocumentsTail(run_dir / JOURNAL)  # a day has thousands: no line is read twice
         self._child = Child(
             "looks",
             [*_COMMAND, str(run_dir.resolve())],
             log_path=run_dir / "looks.log",
             environment=child_environment(),
         )
-        self._size = 0
         self._last: Mapping[str, Any] | None = None
 
     @property
@@ -39,13 +39,8 @@ class Judge:
 
     def last(self) -> Mapping[str, Any] | None:
         """The last look; None before the first."""
-        try:
-            size = (self._run_dir / "looks.jsonl").stat().st_size
-        except OSError:
-            return None
-        if size != self._size:
-            self._size = size
-            self._last = next(reversed(read_looks(self._run_dir)), None)
+        for look in self._looks.new():
+            self._last = look
         return self._last
 
     def stop(self) -> None:

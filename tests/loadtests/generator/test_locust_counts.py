@@ -61,3 +61,35 @@ def test_another_listener_is_noticed() -> None:
     assert counts.alone
     environment.events.request.add_listener(lambda **_: None)  # type: ignore[no-untyped-call]
     assert not counts.alone
+
+
+def test_a_day_keeps_no_more_of_single_seconds_than_its_last_minute() -> None:
+    environment = Environment()
+    counts = LocustCounts(environment)
+    stats: Any = environment.stats
+    for second in range(0, 86_400, 10):
+        with patch("loadtests.generator.locust_counts.time.time", return_value=float(second)):
+            counts.add("gRPC", "Generate e2e", 1.0, 1)
+            counts.flush()
+        stats.log_error("gRPC", "Generate e2e", "UNAVAILABLE")
+        stats.history.append({"time": second})
+        counts.forget(float(second))
+    entries = [stats.total, *stats.entries.values()]
+    assert len(entries) == 2
+    for entry in entries:
+        assert entry.num_requests == 8640
+        assert list(entry.num_reqs_per_sec) == list(range(86_330, 86_400, 10))
+    assert not stats.history
+
+
+def test_rates_that_locust_shows_are_the_same_after_old_seconds_are_forgotten() -> None:
+    environment = Environment()
+    counts = LocustCounts(environment)
+    for second in range(1000, 1200):
+        with patch("loadtests.generator.locust_counts.time.time", return_value=float(second)):
+            counts.add("gRPC", "Generate e2e", 1.0, 1)
+            counts.flush()
+    total: Any = environment.stats.total
+    before = total.current_rps, total.total_rps
+    counts.forget(1199.0)
+    assert (total.current_rps, total.total_rps) == before
