@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LLAMA_CPP := $(VENV)-llama-cpp
 
-.PHONY: demo test test-slow test-all test-weights test-external test-gpu fuzz bench bench-load bench-judging check format proto clean
+.PHONY: demo test test-slow test-all test-weights test-external test-gpu fuzz day bench bench-load bench-judging check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
@@ -40,6 +40,11 @@ COUNT := 10000
 fuzz: $(VENV)/installed-fuzz
 	TAILGATE_FUZZ=$(COUNT) $(PYTEST) tests/fuzz $(ARGS)
 	for reader in headers http2 openai; do $(BIN)/python -m tests.fuzz.guided $$reader $(COUNT) || exit 1; done
+
+# A million requests through one run, half an hour on two quiet processors, and a day's length of records: what grows?
+day: $(VENV)/installed-dev
+	$(BIN)/python -m tests.faults.day $(ARGS)
+	$(BIN)/python -m tests.faults.made_up_day
 
 test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu $(ARGS)

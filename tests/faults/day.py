@@ -37,6 +37,7 @@ from tests.faults.process_samples import MOST_GROWTH, Sample, name_of, sample, t
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40  # of the rate over the day
 _GONE_S = 10.0
+_ENDING_S = 3.0  # that Locust takes to end
 _PAGE = re.compile(r"live page: (http://[!-~]+)")
 
 EXPERIMENT = """\
@@ -66,12 +67,9 @@ preset = "compiled-padded"
 [traffic]
 design = "mirrored"
 duration_s = {duration_s:.3f}
-arrivals = "piecewise"
-rates = {rates}
+{arrivals}
 workload = "conversation"
 length_scale = 0.01
-turns_mean = 3
-think_time_s = 5
 timeout_s = 30
 workers = {workers}
 block_s = {block_s:g}
@@ -94,12 +92,16 @@ def day_rates(mean: float, duration_s: float) -> list[list[float]]:
     ]
 
 
-def experiment(*, requests: int, rate: float, workers: int) -> str:
-    """The experiment file: `requests` to both arms together at `rate` a second on average."""
+def experiment(*, requests: int, rate: float, workers: int, concurrency: int = 0) -> str:
+    """The experiment file: `requests` to both arms together at `rate` a second on average; with a `concurrency` so many
+    under way to each arm all the time, for at most twice as long."""
     duration_s = requests / rate
-    rates = day_rates(rate / 2, duration_s)
+    arrivals = f'arrivals = "piecewise"\nrates = {day_rates(rate / 2, duration_s)}\nturns_mean = 3\nthink_time_s = 5'
+    if concurrency:
+        duration_s *= 2
+        arrivals = f'arrivals = "closed"\nconcurrency = {concurrency}\nnum_prompts = {requests // 2}'
     return EXPERIMENT.format(
-        duration_s=duration_s, rates=rates, workers=workers, block_s=max(0.5, min(30.0, duration_s / 40))
+        duration_s=duration_s, arrivals=arrivals, workers=workers, block_s=max(0.5, min(30.0, duration_s / 40))
     )
 
 
@@ -162,7 +164,10 @@ def listen(url: str, path: str, every_s: float, read: list[int]) -> None:
 def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The day was run; what was seen of it."""
     (folder / "day.toml").write_text(
-        experiment(requests=options.requests, rate=options.rate, workers=options.workers), encoding="utf-8"
+        experiment(
+            requests=options.requests, rate=options.rate, workers=options.workers, concurrency=options.concurrency
+        ),
+        encoding="utf-8",
     )
     arm = [sys.executable, "-m", "tests.faults.quick_arm", "--compile-s", str(options.compile_s)]
     words = ["run", "day.toml", "--out", "runs", "--set", "bed.reference_s=0", "--json", *options.arguments]
@@ -202,12 +207,13 @@ def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     summary = json.loads((run_dir / "summary.json").read_text())
     trial = json.loads((run_dir / "trial-01" / "trial.json").read_text())
     start_s = trial["start_ns"] / 1e9
-    end_s = start_s + trial["duration_s"]
+    loads = [item.at_s for name, kept in watch.samples.items() if name.startswith("locust") for item in kept]
+    end_s = min(start_s + trial["duration_s"], max(loads) - _ENDING_S)
     after = [item for item in watch.samples["tailgate run #0"] if item.at_s > end_s]
     before = [item for item in watch.samples["tailgate run #0"] if start_s < item.at_s <= end_s]
     return {
         "asked": options.requests,
-        "planned": trial["planned"],
+        "planned": trial["planned"] or dict.fromkeys(("eager", "compiled"), options.requests // 2),
         "verdict": line["verdict"],
         "complete": line["complete"],
         "exit_code": process.returncode,
@@ -263,6 +269,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.day", description=__doc__)
     parser.add_argument("--requests", type=int, default=1_000_000, help="to both arms together")
     parser.add_argument("--rate", type=float, default=600.0, help="of both, a second, on average over the day")
+    parser.add_argument(
+        "--concurrency", type=int, default=0, help="keep so many under way to each arm, as fast as they go"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--compile-s", type=float, default=10.0, help="the compiled arm compiles after so long")
     parser.add_argument("--out", type=Path, help="keep everything in this new folder")
