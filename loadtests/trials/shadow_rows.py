@@ -45,6 +45,7 @@ class ShadowRows:
         self._requests: dict[str, dict[str, Any]] = {}  # by id, as clients saw them
         self._originals: dict[str, LoggedRequest] = {}
         self._copies: dict[str, dict[str, LoggedRequest]] = {}  # by id and arm
+        self._lines_ns: dict[str, int] = {}  # by id, when the first line of it was read, the oldest first
         self._passed = 0  # requests that the splitter passed on, of those that it may copy
         self._made: dict[str, int] = {}  # copies by arm, once they are counted
         self._next_ns = 0
@@ -59,6 +60,7 @@ class ShadowRows:
         for name in list(self._requests):
             if self._whole(name) or self._requests[name]["end_ns"] < old_ns:
                 self._write(name)
+        self._forget(old_ns)
         self._writer.flush()
 
     def settle(self, envoy: Envoy, *, timeout_s: float) -> None:
@@ -95,11 +97,22 @@ class ShadowRows:
                 logged = parse_line(line.decode("utf-8", "replace"))
                 if logged is None or not logged.ended or not logged.request_id:
                     continue
+                self._lines_ns.setdefault(logged.request_id, now_ns())
                 if logged.copy:
                     self._copies.setdefault(logged.request_id, {})[logged.arm] = logged
                 elif not logged.pinned:
                     self._passed += 1
                     self._originals[logged.request_id] = logged
+
+    def _forget(self, old_ns: int) -> None:
+        """Lines that were read before and have no request are gone: a copy that outlived all waiting, or the request of
+        a load process that died. Without this a shadow that hangs would fill the memory of the run."""
+        while self._lines_ns:
+            name, at_ns = next(iter(self._lines_ns.items()))
+            if at_ns >= old_ns or name in self._requests:
+                return
+            for kept in (self._lines_ns, self._originals, self._copies):
+                kept.pop(name, None)
 
     def _whole(self, name: str) -> bool:
         return name in self._originals and len(self._copies.get(name, {})) == len(self._shadows)
@@ -108,6 +121,7 @@ class ShadowRows:
         """The rows of the copies of a request; also of those to the arms `unended` that had not ended."""
         request, original = self._requests.pop(name), self._originals.pop(name, None)
         copies = self._copies.pop(name, {})
+        self._lines_ns.pop(name, None)
         for arm in self._shadows:
             if arm in copies:
                 self._writer.append(shadow_row(request, original, copies[arm], tokens=self._tokens))

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from analysis.records.schemas import REQUESTS
-from loadtests.trials.shadow_rows import shadow_row
+from loadtests.trials import shadow_rows
+from loadtests.trials.shadow_rows import REQUEST_LOG, ShadowRows, shadow_row
 from servers.splitter.access_log import LoggedRequest
 
 MS = 1_000_000
@@ -79,3 +84,28 @@ def test_a_copy_that_failed_has_its_status_and_no_first_token() -> None:
 def test_a_vector_has_no_tokens() -> None:
     row = shadow_row(request(first_token_ns=None, output_tokens=None), ORIGINAL, logged("dark", 28, 30), tokens=False)
     assert (row["first_token_ns"], row["output_tokens"]) == (None, None)
+
+
+def test_lines_of_copies_that_outlived_all_waiting_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shadow that hangs for long: its copies end when nobody waits for them any more, of 2,000 requests."""
+    clock_ns = [START]
+    monkeypatch.setattr(shadow_rows, "now_ns", lambda: clock_ns[0])
+    monkeypatch.setattr(shadow_rows, "parse_line", lambda text: logged("dark", 28, 137, request_id=text))
+    arms = [SimpleNamespace(name="eager", control=True), SimpleNamespace(name="dark", control=False)]
+    traffic = SimpleNamespace(timeout_s=1.0)
+    experiment = SimpleNamespace(arms=arms, task="generate", traffic=traffic)
+    context: Any = SimpleNamespace(experiment=experiment, folder=tmp_path, logs=tmp_path, facts=SimpleNamespace())
+    rows = ShadowRows(context)
+    most = 0
+    with (tmp_path / REQUEST_LOG).open("a") as log:
+        for second in range(200):
+            log.writelines(f"1-{second}-{number}\n" for number in range(10))
+            log.flush()
+            clock_ns[0] += 1_000 * MS
+            rows.poll()
+            most = max(most, len(rows._copies))
+    assert len(rows._lines_ns) == len(rows._copies)
+    assert most <= 10 * (2 * 1 + 5 + 1)  # twice the limit of a request and five seconds
+    rows.close()
