@@ -23,6 +23,7 @@ from analysis.judging.gates import (
     recompile_gates,
     slo_gate,
 )
+from analysis.judging.greedy_parity import NEAR_TIE, GreedyParity, greedy_gate, judge_asked
 from analysis.judging.logged_gates import logged_gates
 from analysis.judging.paths import Path, share_path
 from analysis.judging.planner import (
@@ -36,7 +37,7 @@ from analysis.judging.planner import (
 )
 from analysis.judging.rates import RateComparison
 from analysis.judging.validity import LENGTH_CHECKS
-from analysis.records.plain_values import mapping
+from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, judge_share, observed, units
 from analysis.run.spikes import JIT, RECOMPILE_KINDS, CompileEvent, held_s
@@ -192,8 +193,12 @@ def parity_gates(run: Run, arm: str) -> list[Gate]:
     """One gate where parity was measured or is required, where answers must be equal or are absent, or where the
     weights are quantised differently from the control's.
 
-    Answers in lower precision alone judge nothing.
+    Answers in lower precision alone judge nothing. External arms are judged by what they were asked beside the load.
     """
+    if asked := run.account(arm).asked_in:
+        found = greedy_parities(run, arm)
+        lost = [f"trial {number}" for number in asked if not _asked_both(run, arm, number)]
+        return [greedy_gate(arm, found, lost=f"The answers of {', '.join(lost)} are not there." if lost else "")]
     answers = run.account(arm).answers
     required = mapping(run.records.experiment.get("parity")).get("full") is True
     exact = any(row.get("error") or row.get("dtype") == "float32" or "cosine" in row for row in answers)
@@ -203,6 +208,20 @@ def parity_gates(run: Run, arm: str) -> list[Gate]:
     if not (run.account(arm).parity or required or exact or apart):
         return []
     return [parity_gate(arm, run.account(arm).parity, answers, required=required, weights_apart=apart)]
+
+
+def greedy_parities(run: Run, arm: str) -> list[GreedyParity]:
+    """What the external arm answered before the load and after it beside the control; empty where it was not asked."""
+    account, control = run.account(arm), run.account(run.control)
+    if not account.asked_in or arm == run.control:
+        return []
+    near_tie = number(mapping(run.records.experiment.get("parity")).get("near_tie")) or NEAR_TIE
+    documents = [(control.asked.get(trial), account.asked.get(trial)) for trial in account.asked_in]
+    return judge_asked(arm, documents, near_tie=near_tie, alpha=run.limits.alpha)
+
+
+def _asked_both(run: Run, arm: str, trial: int) -> bool:
+    return all(trial in run.account(name).asked for name in (arm, run.control))
 
 
 def _share(

@@ -139,7 +139,7 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
     stuck = [gate for gate in open_gates if gate.needed_s is None and not gate.blocked_by]
     if any(gate.kind == "recompile" and not gate.unseen for gate in stuck):
         sentences.append("Record the compile events of every arm.")
-    if unseen := sorted({gate.arm for gate in stuck if gate.unseen}):
+    if unseen := sorted({gate.arm for gate in stuck if gate.unseen and gate.kind == "recompile"}):
         sentences.append(
             f"From outside it stays open whether {', '.join(unseen)} compiles while serving: its own logs know."
         )
@@ -147,7 +147,9 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
         sentences.append(f"More trials would decide {', '.join(cold)}: each starts cold once.")
     if memory := sorted({_name(gate) for gate in stuck if gate.kind == "memory"}):
         sentences.append(f"More and longer trials would decide {', '.join(memory)}, with the machines watched ([bed]).")
-    if any(gate.kind == "parity" for gate in stuck):
+    if asked := sorted({gate.arm for gate in stuck if gate.kind == "parity" and gate.unseen}):
+        sentences.append(f"What would decide the parity of {', '.join(asked)} stands in its gate's reason.")
+    if any(gate.kind == "parity" and not gate.unseen for gate in stuck):
         sentences.append("Run `tailgate parity` on the experiment until it passes: traffic cannot tell.")
     repeated = [gate for gate in stuck if gate.needed_starts]
     if repeated:

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
+from analysis.records.asked_answers import PATTERN as ANSWERS
 from analysis.records.documents import content_of, write_document, write_json
 from analysis.records.run_list import RUN_LIST
 from analysis.records.run_records import (
@@ -42,7 +43,7 @@ FORMATS = ("parquet", "jsonl", "csv")
 
 _ROWS_AT_ONCE = 4096
 _SMALL_FILES = ("experiment.toml", "environment.json", "parity.json", "frontier.json")
-_SMALL_FILES_OF_TRIALS = ("trial.json", "generator-*.json", "compiler.json")
+_SMALL_FILES_OF_TRIALS = ("trial.json", "generator-*.json", "compiler.json", ANSWERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.records.asked_answers import PATTERN as ANSWERS
 from analysis.records.columns import Columns
 from analysis.records.joining import (
     JoinedRun,
@@ -61,6 +62,7 @@ class RunRecords:
     server_load: pa.Table | None = None  # of external arms by their own account; None where none shows it
     stated: bool = False  # its files say what they should hold
     parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
+    answers: tuple[dict[str, Any], ...] = ()  # of external arms to prompts that all were asked, a trial and an arm each
     search: dict[str, Any] | None = None  # frontier.json: how a search, or several, went on; None where none was made
     weights: tuple[WeightChange, ...] = ()  # what each arm was to get from when on; empty where it never changed
     runs: tuple[JoinedRun, ...] = ()  # that were read, in order of time; the one alone where none were joined
@@ -176,6 +178,7 @@ def _read(
     judged = pa.schema(field for field in JUDGED_REQUESTS if field.name not in unused)
     requests = None
     generators: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     for run, own_number, folder in _folders(runs):
         files = files_of[run.documents.directory]
         own: dict[str, dict[str, Any]] = {}
@@ -193,6 +196,9 @@ def _read(
             files.table("requests", path, problems)
         generators += own.values()
         files.document(folder / "compiler.json")
+        for path in sorted(folder.glob(ANSWERS)):
+            if (document := files.document(path)) is not None:
+                answers.append({**document, "trial": run.trials[own_number]})
     if requests is None:
         raise RecordError(f"{directory.name} holds no requests*.arrow, .parquet or .jsonl: give a run directory")
     joined = bool(runs[0].place)
@@ -211,6 +217,7 @@ def _read(
         problems=tuple(problem for problems in problems_of for problem in problems),
         stated=all(files.stated for files in files_of.values()),
         parity=joined_parity(runs),
+        answers=tuple(answers),
         search=joined_search(runs),
         weights=() if joined else read_weights(runs[0].documents.directory),
         runs=tuple(runs),

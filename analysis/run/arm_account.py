@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.records.plain_values import mapping, number, rows_of
@@ -18,6 +18,7 @@ class ArmAccount:
     experiment: Mapping[str, Any]
     infos: Sequence[Mapping[str, Any]]  # trial.json of each trial, empty where there is none
     measured_parity: Any  # parity.json
+    asked: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # answers of an external arm, by trial
 
     @property
     def rows(self) -> list[Mapping[str, Any]]:
@@ -156,6 +157,11 @@ class ArmAccount:
                 counts = {key: int(number(row.get(key)) or 0) for key in ("same", "of")}
                 answers.append({**row, "replica": replica, **counts, **request})
         return answers
+
+    @property
+    def asked_in(self) -> list[int]:
+        """The trials that say that the external arm was asked what all external arms were."""
+        return [int(info["trial"]) for info in self.infos if self.arm in _listed(info.get("asked"))]
 
 
 def _listed(value: Any) -> list[Any]:

@@ -331,6 +331,7 @@ class Run:
             experiment=self.records.experiment,
             infos=self.infos,
             measured_parity=self.records.parity,
+            asked={int(row["trial"]): row for row in self.records.answers if row.get("arm") == arm},
         )
 
     # --- Arms ---------------------------------------------------------------------------------------------------------

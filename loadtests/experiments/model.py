@@ -117,6 +117,10 @@ class ParityConfig:
     `tokens` tokens at most. Such an arm is judged by `max_perplexity_ratio` and `max_kl` (nats a token) on `texts`, a
     file of token ids; without it on the control's answers. Encoders are judged by the cosine of every vector,
     `min_cosine` at least; 0 takes what the dtype allows.
+
+    External arms whose control is external too are `served` by `prompts` of the traffic (0: 48) with answers of
+    `tokens`, before the load and after it; two tokens between which servers choose otherwise are a `near_tie` up to so
+    many nats.
     """
 
     served: bool = True
@@ -128,6 +132,7 @@ class ParityConfig:
     max_perplexity_ratio: Annotated[float, Range(1, 1000)] = 1.02
     max_kl: Annotated[float, Range(1e-9, 100)] = 0.05
     min_cosine: Annotated[float, Range(0, 1)] = 0.0
+    near_tie: Annotated[float, Range(1e-6, 100)] = 0.5
 
     def __post_init__(self) -> None:
         check_fields(self, "parity")

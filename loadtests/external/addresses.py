@@ -239,13 +239,17 @@ class ExternalConfig:
 
 
 def sampling_fields(
-    options: OpenAiOptions | OipOptions, *, max_tokens: int, whole_length: bool, seed: int
+    options: OpenAiOptions | OipOptions, *, max_tokens: int, whole_length: bool, seed: int, greedy: bool = False
 ) -> dict[str, Any]:
-    """What a greedy request says of its answer. `whole_length` asks for exactly `max_tokens`, where the server can."""
+    """What a request says of its answer. `whole_length` asks for exactly `max_tokens`, where the server can.
+
+    It is greedy unless `extra` says otherwise, and with `greedy` whatever that says.
+    """
     sampling: dict[str, Any] = {"temperature": 0, "seed": seed & 0x7FFFFFFF}
+    length: dict[str, Any] = {}
     if whole_length:
-        sampling |= {name: True if name == "ignore_eos" else max_tokens for name in options.length_fields}
-    return {**sampling, **options.extra}
+        length = {name: True if name == "ignore_eos" else max_tokens for name in options.length_fields}
+    return {**sampling, **length, **options.extra, **(sampling if greedy else {})}
 
 
 SECURITY_KEYS = tuple(item.name for item in fields(SecurityConfig))

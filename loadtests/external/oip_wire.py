@@ -42,8 +42,10 @@ def infer_request(
     whole_length: bool,
     seed: int,
     request_id: str,
+    greedy: bool = False,
 ) -> bytes:
-    """One serialised ModelInferRequest. `whole_length` asks for exactly `max_tokens`, where the server can."""
+    """One serialised ModelInferRequest. `whole_length` asks for exactly `max_tokens`, where the server can; `greedy` is
+    as for `sampling_fields`."""
     request = ModelInferRequest(model_name=model, id=request_id)
     batch = [1] if options.batched else []
 
@@ -61,7 +63,7 @@ def infer_request(
     add(options.max_tokens_tensor, "INT32", [max_tokens])
     add(options.stream_tensor, "BOOL", [options.stream != "off"])
     if options.parameters_tensor:
-        sampling = sampling_fields(options, max_tokens=max_tokens, whole_length=whole_length, seed=seed)
+        sampling = sampling_fields(options, max_tokens=max_tokens, whole_length=whole_length, seed=seed, greedy=greedy)
         add(options.parameters_tensor, "BYTES", [json.dumps({"max_tokens": max_tokens, **sampling}).encode()])
     request.outputs.add(name=options.output_tensor)
     return request.SerializeToString()
@@ -94,6 +96,40 @@ def read_response(options: OipOptions, message: bytes) -> Piece:
         named = ", ".join(output.name for output in response.outputs)
         return Piece(0, f'the response has no tensor "{options.output_tensor}" but {named}: set oip.output_tensor')
     return Piece(0)  # such as the empty one with which a stream may end
+
+
+def said_in(options: OipOptions, message: bytes) -> list[str | int]:
+    """The pieces of text, or the token ids, that one message of the answer brings; none for what is no answer."""
+    try:
+        if options.stream == "triton":
+            response = ModelStreamInferResponse.FromString(message).infer_response
+        else:
+            response = ModelInferResponse.FromString(message)
+    except DecodeError:
+        return []
+    for place, output in enumerate(response.outputs):
+        if output.name == options.output_tensor:
+            return _values(response, place)
+    return []
+
+
+def _values(response: ModelInferResponse, place: int) -> list[str | int]:
+    output = response.outputs[place]
+    field, size = _FIELDS.get(output.datatype, ("", 0))
+    if not field:
+        return []
+    values, raws = list(getattr(output.contents, field)), response.raw_output_contents
+    raw = raws[place] if place < len(raws) else b""
+    if output.datatype != "BYTES":
+        signed = output.datatype.startswith("INT")
+        return values or [
+            int.from_bytes(raw[at : at + size], "little", signed=signed) for at in range(0, len(raw) - size + 1, size)
+        ]
+    while raw:
+        length = int.from_bytes(raw[:4], "little")
+        values.append(raw[4 : 4 + length])
+        raw = raw[4 + length :]
+    return [value.decode("utf-8", "replace") for value in values]
 
 
 def _elements(response: ModelInferResponse, place: int) -> Piece:

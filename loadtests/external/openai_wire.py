@@ -53,8 +53,11 @@ def request_body(
     max_tokens: int,
     whole_length: bool,
     seed: int,
+    greedy: bool = False,
+    alternatives: int = 0,
 ) -> bytes:
-    """One streaming, greedy request as JSON. `whole_length` asks for exactly `max_tokens`, where the server can.
+    """One streaming request as JSON. `whole_length` asks for exactly `max_tokens`, where the server can; `greedy` is as
+    for `sampling_fields`. `alternatives`: of each token the log-probability is asked for, and so many others'.
 
     A chat takes text, as its one message, or messages; a completion takes text or token ids.
     """
@@ -71,7 +74,11 @@ def request_body(
     if options.usage != "off":
         each = {"continuous_usage_stats": True} if options.usage == "each" else {}
         body["stream_options"] = {"include_usage": True, **each}
-    body |= sampling_fields(options, max_tokens=max_tokens, whole_length=whole_length, seed=seed)
+    body |= sampling_fields(options, max_tokens=max_tokens, whole_length=whole_length, seed=seed, greedy=greedy)
+    if alternatives and options.endpoint == "chat":
+        body |= {"logprobs": True, "top_logprobs": alternatives}
+    elif alternatives:
+        body["logprobs"] = alternatives
     return json.dumps(body, separators=(",", ":")).encode()
 
 
@@ -182,6 +189,57 @@ def read_event(data: bytes) -> Chunk:
         completion_tokens=tokens,
         prompt_tokens=_count(usage, "prompt_tokens"),
     )
+
+
+class SaidToken(NamedTuple):
+    """One token of an answer, its log-probability, and those of the tokens that were likeliest in its place."""
+
+    text: str
+    log_prob: float
+    likeliest: dict[str, float]
+
+
+def said_in(data: bytes) -> tuple[str, list[SaidToken]]:
+    """The text that one event brings, and its tokens where the server gives their log-probabilities.
+
+    Completions state them as lists side by side, chats (and llama.cpp everywhere) as a list of tables. What is neither
+    is none. ValueError for what is no JSON object.
+    """
+    event = json.loads(data)
+    if type(event) is not dict:
+        raise ValueError(f"an event is no JSON object: {data[:80]!r}")
+    choices = event.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    delta = choice.get("delta")
+    text = (
+        choice.get("text")
+        if not isinstance(delta, dict)
+        else ((delta.get("reasoning_content") or delta.get("reasoning") or "") + (delta.get("content") or ""))
+    )
+    told = choice.get("logprobs")
+    try:
+        tokens = _tokens_told(told) if isinstance(told, dict) else []
+    except (TypeError, ValueError, LookupError, AttributeError):
+        tokens = []
+    return (text if isinstance(text, str) else ""), tokens
+
+
+def _tokens_told(told: dict[str, Any]) -> list[SaidToken]:
+    if isinstance(rows := told.get("content"), list):
+        return [
+            SaidToken(
+                str(row["token"]),
+                float(row["logprob"]),
+                {str(other["token"]): float(other["logprob"]) for other in row.get("top_logprobs") or ()},
+            )
+            for row in rows
+        ]
+    texts, values = told.get("tokens") or [], told.get("token_logprobs") or []
+    likeliest = told.get("top_logprobs") or [{}] * len(texts)
+    return [
+        SaidToken(str(text), float(value), {str(key): float(other) for key, other in (others or {}).items()})
+        for text, value, others in zip(texts, values, likeliest, strict=True)
+    ]
 
 
 def _count(usage: Any, key: str) -> int | None:

@@ -20,8 +20,9 @@ import grpc
 
 from loadtests.external import oip_wire, openai_wire
 from loadtests.external.addresses import Address, ExternalConfig, OipOptions, OpenAiOptions, parse_address
-from loadtests.external.client_security import bearer_token, client_context, explain, server_name, without_token
+from loadtests.external.client_security import bearer_token, explain, server_name, without_token
 from loadtests.external.grpc_channel import open_channel
+from loadtests.external.openai_http import connect, events, headers_with, post
 from loadtests.external.openai_wire import shortened
 from servers.rpc import oip_pb2, oip_pb2_grpc
 
@@ -127,24 +128,16 @@ _HTTP_REMEDIES = {
 def _probe_openai(config: ExternalConfig, address: Address, timeout_s: float) -> Probe:
     options = config.options
     assert isinstance(options, OpenAiOptions)
-    headers = {"User-Agent": "tailgate", "Accept-Encoding": "identity"}
     token = bearer_token(config.security)
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
+    headers = headers_with(token)
     context = _check_health(config, address, headers, token)
     body = openai_wire.request_body(
         options, model=config.model_name, prompt=_prompt(config), max_tokens=TOKENS, whole_length=True, seed=0
     )
-    connection = _http(config, address, timeout_s)
+    connection = connect(config, address, timeout_s)
     try:
         began = time.monotonic()
-        connection.request(
-            "POST",
-            openai_wire.request_path(options, address.path),
-            body,
-            {**headers, "Content-Type": "application/json", "Accept": "text/event-stream"},
-        )
-        answer = connection.getresponse()
+        answer = post(connection, openai_wire.request_path(options, address.path), body, token)
         if answer.status != 200 or "text/event-stream" not in (answer.getheader("content-type") or ""):
             status, error = openai_wire.error_of_body(
                 answer.status, answer.read(openai_wire.LARGEST_ERROR), answer.getheader("location") or ""
@@ -161,7 +154,7 @@ def _check_health(config: ExternalConfig, address: Address, headers: dict[str, s
     The longest context that the list tells.
     """
     for path in ("/health", f"{address.path}/models"):
-        connection = _http(config, address, 10.0)
+        connection = connect(config, address, 10.0)
         try:
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
@@ -173,23 +166,9 @@ def _check_health(config: ExternalConfig, address: Address, headers: dict[str, s
     return openai_wire.context_of(body, config.model_name) if answer.status == 200 else None
 
 
-def _http(config: ExternalConfig, address: Address, timeout_s: float) -> http.client.HTTPConnection:
-    if not address.tls:
-        return http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
-    name = server_name(config.security, address.host)
-    context = client_context(config.security, protocols=("http/1.1",))
-    connection = http.client.HTTPSConnection(address.host, address.port, timeout=timeout_s, context=context)
-    if name != address.host:
-        # The certificate is for another name than is dialled.
-        plain = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
-        plain.connect()
-        connection.sock = context.wrap_socket(plain.sock, server_hostname=name)
-    return connection
-
-
 def _read_openai(answer: http.client.HTTPResponse, began: float, token: str) -> Probe:
     chunks, tokens, prompt_tokens, ended = 0, None, None, False
-    for data in _events(answer):
+    for data in events(answer):
         if data.strip() == openai_wire.DONE:
             ended = True
             break
@@ -204,15 +183,6 @@ def _read_openai(answer: http.client.HTTPResponse, began: float, token: str) -> 
         raise UnusableError("its stream ended without a finish_reason and without [DONE]")
     seconds = time.monotonic() - began
     return Probe(asked=TOKENS, chunks=chunks, tokens=tokens, prompt_tokens=prompt_tokens, streams=True, seconds=seconds)
-
-
-def _events(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    events = openai_wire.EventStream()
-    while piece := answer.read1(65_536):
-        yield from events.feed(piece)
-    tail = events.close()
-    if tail is not None:
-        yield tail
 
 
 # --- Open Inference Protocol ------------------------------------------------------------------------------------------

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from analysis.parity.vectors import LEAST_COSINE
+from analysis.records.asked_answers import AFTER, BEFORE
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import Schedule
 from loadtests.trials.bed_watch import BedWatch
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
+from loadtests.trials.external_answers import ExternalAnswers
 from loadtests.trials.external_arms import find_external_arms
 from loadtests.trials.load import LoadGenerator
 from loadtests.trials.pressure import Pressure
@@ -97,10 +99,13 @@ class Trial:
         self._references.measure("before")
         self._replicas.start()
         self._replicas.compare()
+        answers = ExternalAnswers(context, self._schedule)
+        answers.ask(BEFORE)
         self._send_traffic(self._start_splitter())
         self._end_records(hurry=False)
         context.facts.complete = True
         context.write_facts()
+        answers.ask(AFTER)
         if experiment.parity.served and not experiment.compare_models:
             self._compare_answers()
 

@@ -14,7 +14,7 @@ from loadtests.traffic.schedule import Schedule
 from servers.config import STALLING_KINDS
 
 # Left out until they are known: a trial that was cut off has none.
-_LATE = ("final", "answers", "bed", "pressure", "ended", "ended_arms")
+_LATE = ("final", "answers", "asked", "bed", "pressure", "ended", "ended_arms")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +52,7 @@ class TrialFacts:
     pressure: list[dict[str, Any]] | None = None  # what weighed on the machines, and from when to when
     final: dict[str, dict[str, Any]] | None = None
     answers: dict[str, Any] | None = None
+    asked: list[str] | None = None  # external arms whose answers are in files of their own
     ended: str | None = None  # why the trial was ended before its time; None where it was not
     ended_arms: dict[str, dict[str, Any]] | None = None  # arms that got no more from an instant on, and why
 

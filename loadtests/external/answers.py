@@ -1,0 +1,182 @@
+"""One greedy answer of a server that others wrote: its text, and the log-probability of each token where it tells.
+
+Blocking and without gevent: the orchestrator asks beside the load. What goes wrong is a line of the answer and no
+exception, because one answer that is missing is no reason to end a run.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc
+
+from loadtests.external import oip_wire, openai_wire
+from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions, parse_address
+from loadtests.external.client_security import bearer_token, explain, server_name, without_token
+from loadtests.external.grpc_channel import open_channel
+from loadtests.external.openai_http import connect, events, post
+from loadtests.external.openai_wire import shortened
+from loadtests.traffic.prompts import Message
+from servers.fields import ConfigError
+
+ALTERNATIVES: Final = 5  # tokens of which a server is asked for the log-probability: OpenAI's completions give no more
+_REFUSED: Final = (400, 422)  # how servers say that they do not take a field
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """What came. `tokens` are those whose log-probabilities the server told, else empty; `pieces` is in how many parts
+    the text came. `error` says why there is no answer; `refused`, why there are no log-probabilities."""
+
+    text: str = ""
+    pieces: int = 0
+    tokens: list[openai_wire.SaidToken] = field(default_factory=list)
+    error: str = ""
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """One prompt as the arm takes it, and how it is asked."""
+
+    prompt: str | Sequence[int] | Sequence[Message]
+    max_tokens: int
+    whole_length: bool
+    seed: int
+
+
+def ask(config: ExternalConfig, address: str, asking: Asking, *, timeout_s: float, alternatives: int) -> Answer:
+    """The answer of the replica at `address`, within `timeout_s`. A server that refuses a request for `alternatives`
+    is asked again without."""
+    deadline = time.monotonic() + timeout_s
+    asked = _ask_openai if config.kind == "openai" else _ask_oip
+    host = parse_address(address, config.kind).host
+    try:
+        token = bearer_token(config.security)
+    except ConfigError as error:
+        return Answer(error=str(error))
+    try:
+        answer = asked(config, address, asking, token, deadline, alternatives)
+    except ssl.SSLError as error:
+        answer = Answer(error=explain(error, server_name(config.security, host)))
+    except TimeoutError:
+        answer = Answer(error=f"no answer within {timeout_s:g} s")
+    except Exception as error:  # whatever a server does costs its own answer alone
+        answer = Answer(error=f"{type(error).__name__}: {error}")
+    answer.error = shortened(without_token(answer.error, token))
+    answer.refused = shortened(without_token(answer.refused, token))
+    answer.text = without_token(answer.text, token)
+    return answer
+
+
+def _ask_openai(
+    config: ExternalConfig, address: str, asking: Asking, token: str, deadline: float, alternatives: int
+) -> Answer:
+    options = config.options
+    assert isinstance(options, OpenAiOptions)
+    where = parse_address(address, config.kind)
+    body = openai_wire.request_body(
+        options,
+        model=config.model_name,
+        prompt=asking.prompt,
+        max_tokens=asking.max_tokens,
+        whole_length=asking.whole_length,
+        seed=asking.seed,
+        greedy=True,
+        alternatives=alternatives,
+    )
+    connection = connect(config, where, _left_s(deadline))
+    try:
+        reply = post(connection, openai_wire.request_path(options, where.path), body, token)
+        if reply.status == 200 and "text/event-stream" in (reply.getheader("content-type") or ""):
+            return _read(_until(events(reply), deadline))
+        said = reply.read(openai_wire.LARGEST_ERROR)
+        problem = openai_wire.error_of_body(reply.status, said, reply.getheader("location") or "")[1]
+        if not alternatives or reply.status not in _REFUSED:
+            return Answer(error=problem)
+    except http.client.HTTPException as error:
+        return Answer(error=f"{type(error).__name__}: {error}")
+    finally:
+        connection.close()
+    again = _ask_openai(config, address, asking, token, deadline, 0)
+    # What is refused all the same was not refused for the log-probabilities.
+    again.refused = "" if again.error else problem
+    return again
+
+
+def _read(stream: Iterator[bytes]) -> Answer:
+    answer, parts, ended = Answer(), [], False
+    for data in stream:
+        if data.strip() == openai_wire.DONE:
+            ended = True
+            break
+        chunk = openai_wire.read_event(data)
+        if chunk.failed is not None:
+            return Answer(error=f"{chunk.failed[0]}: {chunk.failed[1]}")
+        text, tokens = openai_wire.said_in(data)
+        answer.tokens += tokens
+        parts += [text] if text else []
+        ended = ended or chunk.ended
+    answer.text, answer.pieces = "".join(parts), len(parts)
+    if not ended:
+        answer.error = "its stream ended without a finish_reason and without [DONE]"
+    return answer
+
+
+def _ask_oip(
+    config: ExternalConfig, address: str, asking: Asking, token: str, deadline: float, alternatives: int
+) -> Answer:
+    """The protocol knows no log-probabilities, so that `alternatives` says nothing here."""
+    options = config.options
+    assert isinstance(options, OipOptions)
+    assert isinstance(asking.prompt, str) or not any(isinstance(item, Message) for item in asking.prompt)
+    prompt: Any = asking.prompt
+    body = oip_wire.infer_request(
+        options,
+        model=config.model_name,
+        prompt=prompt,
+        max_tokens=asking.max_tokens,
+        whole_length=asking.whole_length,
+        seed=asking.seed,
+        request_id=f"parity-{asking.seed}",
+        greedy=True,
+    )
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    path, left_s = oip_wire.method_path(options), _left_s(deadline)
+    where = parse_address(address, config.kind)
+    with open_channel(where, config.security, [("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            if options.stream == "off":
+                messages: Iterator[bytes] = iter([channel.unary_unary(path)(body, timeout=left_s, metadata=metadata)])
+            else:
+                call = channel.stream_stream(path)(iter([body]), timeout=left_s, metadata=metadata)
+                messages = iter(call)
+            values: list[str | int] = []
+            for message in messages:
+                if problem := oip_wire.read_response(options, message).error:
+                    return Answer(error=problem)
+                values += [value for value in oip_wire.said_in(options, message) if value != ""]
+        except grpc.RpcError as error:
+            return Answer(error=f"{error.code().name}: {error.details()}")
+    # Token ids stand as words, so that answers of ids are compared as those of text are.
+    text = "".join(value if isinstance(value, str) else f" {value}" for value in values)
+    return Answer(text=text, pieces=len(values))
+
+
+def _until(stream: Iterator[bytes], deadline: float) -> Iterator[bytes]:
+    for data in stream:
+        _left_s(deadline)
+        yield data
+
+
+def _left_s(deadline: float) -> float:
+    """Seconds until the deadline; TimeoutError past it."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
