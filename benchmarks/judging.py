@@ -2,7 +2,8 @@
 
     python benchmarks/judging.py [SECTION ...] [--seeds 400] [--processes 2]
 
-Sections: comparisons, promises, detection, closed, frontiers, sequential, ramps, separate; all where none is named.
+Sections: comparisons, promises, detection, closed, frontiers, sequential, ramps, separate, greedy; all where none is
+named.
 
 Each line is a share of seeded runs (or a time) beside what it must reach. The last line on stdout is one JSON object.
 Exit code 1 when a line misses its goal. The simulator is in benchmarks/simulation. 400 seeds take some ten minutes on
@@ -26,6 +27,7 @@ from benchmarks.simulation.calibration import calibration_table
 from benchmarks.simulation.closed import closed_loop_table
 from benchmarks.simulation.detection import detection_table
 from benchmarks.simulation.frontiers import frontiers_table
+from benchmarks.simulation.greedy import greedy_table
 from benchmarks.simulation.promises import promises_table
 from benchmarks.simulation.ramps import ramps_table
 from benchmarks.simulation.separate import separate_table
@@ -41,6 +43,7 @@ SECTIONS = {
     "sequential": sequential_table,
     "ramps": ramps_table,
     "separate": separate_table,
+    "greedy": greedy_table,
 }
 
 

@@ -10,7 +10,6 @@ fail by it. Decision 0019 says why the limits are what they are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,13 +21,14 @@ from analysis.judging.wording import counted, digits, percent
 from analysis.records.asked_answers import AFTER, BEFORE, Twice, answers_in
 from analysis.run.greedy_answers import CONFIDENCE, GreedyAnswers, greedy_answers
 
-# With none that departs of so many prompts, at most 1 answer in 10 can be another one (95 %).
-LEAST_ANSWERS: Final = 29
-# Departures per token: random weights in bfloat16, whose logits are nearly flat, part at about 1 token in 20.
+MOST_APART: Final = 0.1  # of the answers, may part from the control's at no near tie
+# Two servers of one model in bfloat16 preferred their own tokens by more together in 2 of 300 answers.
+NEAR_TIE: Final = 1.0  # nats, where the experiment does not say
+FAR: Final = 3.0  # times that, which no rounding explains: a single such answer leaves parity open
+# What log-probabilities of equal tokens may differ by on average, of `near_tie`. The same two: 0.029 nats.
+SHIFT_SHARE: Final = 0.1
+# Departures per token, where no log-probability is known. The same two, of which logits are nearly flat: 0.029.
 BEYOND_ROUNDING: Final = 0.25
-# Of `near_tie`: what log-probabilities of equal tokens may differ by on average.
-SHIFT_SHARE: Final = 0.2
-NEAR_TIE: Final = 0.5  # nats, where the experiment does not say
 _TIMES_CONTROL: Final = 1.5
 _MOST_SAMPLED: Final = 0.05
 _LOOKS: Final = 2  # before and after the load, each with its part of alpha
@@ -142,10 +142,11 @@ def _surely_other(answers: GreedyAnswers, *, limit: float, alpha: float) -> str:
     chance = float(stats.binom.sf(answers.repeated - 1, pairs, 1 / 3)) if pairs else 1.0
     shift = answers.shift
     if answers.told:
-        if chance <= alpha:
+        if chance <= alpha and _least(answers.repeated, answers.answered, alpha) > MOST_APART:
             return (
                 f"{counted(answers.repeated, 'answer')} that both repeat part where the two prefer their tokens by up "
-                f"to {digits(answers.lead or 0.0)} nats together, which is no near tie{_first(answers)}."
+                f"to {digits(answers.lead or 0.0)} nats together, which is no near tie, and 1 in "
+                f"{1 / MOST_APART:.0f} is allowed{_first(answers)}."
             )
         if answers.apart and shift is not None and shift.low is not None and shift.low > limit:
             return (
@@ -154,13 +155,22 @@ def _surely_other(answers: GreedyAnswers, *, limit: float, alpha: float) -> str:
             )
         return ""
     departures = len(answers.departs)
-    least = float(stats.beta.ppf(alpha, departures, answers.tokens - departures + 1)) if departures else 0.0
-    if chance <= alpha and least > BEYOND_ROUNDING:
+    if chance <= alpha and _least(departures, answers.tokens, alpha) > BEYOND_ROUNDING:
         return (
             f"They part at {departures} of the {answers.tokens} tokens compared, more than rounding explains "
             f"({BEYOND_ROUNDING:g} a token){_first(answers)}."
         )
     return ""
+
+
+def _least(count: int, of: int, alpha: float) -> float:
+    """The one-sided lower limit of a share at level `alpha`, by Clopper and Pearson."""
+    return float(stats.beta.ppf(alpha, count, of - count + 1)) if count else 0.0
+
+
+def _most(count: int, of: int) -> float:
+    """The one-sided upper limit of a share (95 %)."""
+    return float(stats.beta.ppf(CONFIDENCE, count + 1, of - count)) if count < of else 1.0
 
 
 def _first(answers: GreedyAnswers) -> str:
@@ -174,7 +184,6 @@ def _open(arm: str, answers: GreedyAnswers, *, near_tie: float, limit: float) ->
     """What leaves it open, else PASS with what that can carry."""
     shift = answers.shift
     others = answers.answered - answers.same
-    more = "Give more parity.prompts"
     if 2 * answers.control_agrees < answers.answered:
         return INCONCLUSIVE, (
             "The control does not repeat itself, so that nothing can be blamed on the arm: it ignores temperature = 0, "
@@ -190,10 +199,11 @@ def _open(arm: str, answers: GreedyAnswers, *, near_tie: float, limit: float) ->
             "Without log-probabilities from both, near ties cannot be told from another result: serve them with such, "
             "or look at the answers."
         )
-    if answers.apart:
+    if answers.lead is not None and answers.lead > FAR * near_tie:
         return INCONCLUSIVE, (
-            f"{counted(answers.apart, 'answer')} part at no near tie (up to {digits(answers.lead or 0.0)} nats, limit "
-            f"{digits(near_tie)}), too few to tell a fault from chance. {more}."
+            f"An answer parts where the two prefer their tokens by {digits(answers.lead)} nats together, which "
+            f"rounding does not explain, and {answers.apart} such answers are too few to tell how many there are: look at "
+            "them, or give more parity.prompts."
         )
     if shift is not None and (shift.high is None or shift.high > limit):
         return INCONCLUSIVE, (
@@ -201,17 +211,14 @@ def _open(arm: str, answers: GreedyAnswers, *, near_tie: float, limit: float) ->
             f"{digits(limit)}): the weights or their precision are not the same, or the servers state them by other "
             "rules."
         )
-    if len(answers.departs) > answers.ties and answers.told:
+    most = _most(answers.parted, answers.held)
+    if most > MOST_APART:
+        left = answers.answered - answers.control_agrees
+        also = f"; {left} more it does not repeat" if left else ""
         return INCONCLUSIVE, (
-            f"Of {counted(len(answers.departs) - answers.ties, 'answer')} nobody can tell whether they part at a near "
-            "tie: a token is not among the likeliest of the other server, or one answer ended. " + more + "."
-        )
-    if answers.never_apart < LEAST_ANSWERS:
-        open_ones = answers.answered - answers.control_agrees
-        also = f", the control not repeating {open_ones}" if open_ones else ""
-        return INCONCLUSIVE, (
-            f"{counted(answers.never_apart, 'different answer')} of the control can be held against the arm's{also}, "
-            f"and {LEAST_ANSWERS} are needed to rule out that 1 in 10 is another. {more}, or prompts that differ."
+            f"Of {counted(answers.held, 'different answer')} that the control repeats {answers.parted} part at no near "
+            f"tie, or nobody knows{also}. So up to {percent(most)} may be others, and {percent(MOST_APART)} is "
+            "allowed: give more parity.prompts, or such as differ."
         )
     return PASS, _carries(answers)
 
@@ -220,11 +227,10 @@ def _carries(answers: GreedyAnswers) -> str:
     """What a PASS says, and what it does not."""
     parts = []
     if answers.departs:
-        parts.append(f"The others part at near ties of {digits(answers.lead or 0.0)} nats at most.")
+        parts.append(f"Where others part, the two prefer their tokens by {digits(answers.lead or 0.0)} nats at most.")
     if answers.shift is not None:
         parts.append(f"Log-probabilities of equal tokens differ by {digits(answers.shift.mean)} nats on average.")
     else:
         parts.append("No log-probabilities were told: equal words are all that is known.")
-    unseen = 1.0 - (1.0 - CONFIDENCE) ** (1.0 / answers.never_apart)
-    parts.append(f"Answers that differ in fewer than 1 of {math.floor(1.0 / unseen)} prompts would not show.")
+    parts.append(f"Up to {percent(_most(answers.parted, answers.held))} of all prompts may get another answer unseen.")
     return " ".join(parts)

@@ -156,6 +156,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             ramp_steps=looks.ramp_steps(summary),
             ramp_picture=looks.ramp_picture(summary),
             parity=reading.parity(summary),
+            asked=reading.was_asked(summary),
             externals=reading.externals(summary),
             joined_head=joined.head(summary),
             joined_runs=joined.runs(summary),

@@ -329,7 +329,61 @@ def parity(summary: Row) -> list[Figure]:
         if embeds(summary)
         else [(asked, "greedy answers as the control's", _same_as_control, ("answers",))],
     )
-    return figures + [row for row in served if row.known]
+    return figures + [row for row in served if row.known] + _asked(summary, answers)
+
+
+def was_asked(summary: Row) -> bool:
+    """Whether external arms were asked the same prompts."""
+    return any(rows(arm, "asked") for arm in rows(summary, "parity", "arms"))
+
+
+def _asked(summary: Row, parities: Sequence[Row]) -> list[Figure]:
+    """What external arms answered before and after the load beside the control, which has no values of its own."""
+    figures: list[Figure] = []
+    for when in ("before", "after"):
+        group = f"Asked greedily {when} the load"
+        told = [next((row for row in rows(arm, "asked") if row.get("when") == when), {}) for arm in parities]
+        shown: tuple[Shown, ...] = (
+            (group, "verdict", verdict, ("verdict",)),
+            (group, "answers as the control’s", _same_asked, ()),
+            (group, "the control’s own second answers as its first", _of_answered("control_same"), ()),
+            (group, "the arm’s own second answers as its first", _of_answered("own_same"), ()),
+            (group, "token at which others part: middle (first to last)", _departures, ("departs",)),
+            (group, "of them at a near tie", count, ("ties",)),
+            (group, "of them at no near tie", count, ("apart",)),
+            (group, "largest lead where they part (nats)", figure, ("lead",)),
+            (group, "log-probability of equal tokens: mean difference (nats)", _shift, ("shift",)),
+            (group, "the control’s from itself", _shift, ("control_shift",)),
+            (group, "different answers that the control repeats", count, ("held",)),
+        )
+        figures += [row for row in figures_of(told, shown) if row.known]
+    return figures
+
+
+def _same_asked(row: object) -> str:
+    limits = interval(at(row, "low_pct"), at(row, "high_pct"), percent)
+    same = _of_answered("same")(row)
+    return same if DASH in (same, limits) else f"{same} {limits}"
+
+
+def _of_answered(key: str) -> Callable[[object], str]:
+    def shown(row: object) -> str:
+        same, answered = at(row, key), at(row, "answered")
+        return f"{count(same)} of {count(answered)}" if is_number(same) and answered else DASH
+
+    return shown
+
+
+def _departures(value: object) -> str:
+    places = [int(place) + 1 for place in value if is_number(place)] if isinstance(value, list) else []
+    if not places:
+        return DASH
+    return f"{places[(len(places) - 1) // 2]} ({places[0]} to {places[-1]})"
+
+
+def _shift(value: object) -> str:
+    mean, limits = at(value, "mean"), interval(at(value, "low"), at(value, "high"), figure)
+    return DASH if not is_number(mean) else figure(mean) if limits == DASH else f"{figure(mean)} {limits}"
 
 
 _ACCURACY = "Accuracy of quantised weights"

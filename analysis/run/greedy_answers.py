@@ -36,10 +36,10 @@ class GreedyAnswers:
     Of `prompts`, `answered` have all four answers with something in them; `failure` is why the first other has not.
     `same` are the control's, and `low` and `high` limit their share (95 %); `control_same` and `own_same` are each
     arm's own second answers that are its first. `departs` are the tokens at which the others part, rising, of `tokens`
-    compared. `ties` are near ties, `apart` are not, and of the rest nobody knows; `never_apart` counts prompts that
-    the control repeats and of whose four answers no two of different arms part but at a near tie, equal answers once.
-    `repeated` departures are of arms that both repeat themselves, and `swapped` of the two other ways to make pairs of
-    the four. `sampled` is the largest share of an arm's tokens than which others would have been likelier.
+    compared. `ties` are near ties, `apart` are not, and of the rest nobody knows. `held` counts the different answers
+    that the control repeats, and `parted` those of them from which an answer of the arm parts at no near tie, or
+    nobody knows whether. `repeated` departures are of arms that both repeat themselves, and `swapped` of the two other
+    ways to make pairs of the four. `sampled` is the largest share of tokens than which others would have been likelier.
     """
 
     prompts: int
@@ -61,7 +61,8 @@ class GreedyAnswers:
     repeated: int
     swapped: int
     distinct: int
-    never_apart: int
+    held: int
+    parted: int
     lead: float | None  # the largest at a departure, both servers' added up
     shift: Shift | None
     control_shift: Shift | None
@@ -140,7 +141,8 @@ def greedy_answers(control: Sequence[Twice], own: Sequence[Twice], *, near_tie: 
         repeated=sum(row.repeated(told) for row in rows),
         swapped=sum(row.swapped(told) for row in rows),
         distinct=len({_words(row.first) for row in rows}),
-        never_apart=len({_words(row.first) for row in stable if not row.parts}),
+        held=len({_words(row.first) for row in stable}),
+        parted=len({_words(row.first) for row in stable if row.parts}),
         lead=max((row.across.lead for row in rows if row.across.lead is not None), default=None),
         shift=_shift([row.across.shifts for row in rows]),
         control_shift=_shift([row.control.shifts for row in rows]),

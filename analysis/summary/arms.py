@@ -122,7 +122,8 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
     notes = [
         f"Tailgate did not start it: there are no sections on its {unseen}, and nothing resets it between trials.",
         *_told(account),
-        "Its weights, precision, limits, batching and answers were not checked.",
+        "Its weights, precision, limits and batching were not checked"
+        + (", its greedy answers were." if account.asked_in else ", nor were its answers."),
     ]
     if not counts:
         notes.append("It does not count its tokens: TPOT, ITL and token rates are per piece of text.")

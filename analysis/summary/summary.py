@@ -20,9 +20,11 @@ from analysis.foresight.costs import summary_rows as break_even
 from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiority_name
+from analysis.judging.greedy_parity import GreedyParity
 from analysis.judging.judgement import Judgement, judge
 from analysis.judging.load_steps import summary_rows
 from analysis.judging.rates import RateComparison
+from analysis.judging.run_gates import greedy_parities
 from analysis.judging.validity import Check
 from analysis.records import scratch
 from analysis.records.columns import taken
@@ -188,6 +190,15 @@ def _check_row(check: Check) -> dict[str, Any]:
     return row
 
 
+def _asked_row(parity: GreedyParity) -> dict[str, Any]:
+    """What an external arm answered beside the control, before the load or after it."""
+    answers = asdict(parity.answers)
+    shares = {
+        f"{name}_pct": None if (share := answers.pop(name)) is None else 100.0 * share for name in ("low", "high")
+    }
+    return {"when": parity.when, **answers, **shares, "verdict": parity.verdict, "reason": parity.reason}
+
+
 _PARITY_FACTS = ("verdict", "dtype", "reference", "requests", "positions", "vocabulary", "control")
 
 
@@ -202,6 +213,7 @@ def _parity(run: Run) -> dict[str, Any]:
                 **({"weights": apart} if (apart := run.weights_apart(arm)) else {}),
                 "measured": dict(run.account(arm).parity) or None,
                 "answers": [dict(row) for row in run.account(arm).answers],
+                **({"asked": asked} if (asked := [_asked_row(item) for item in greedy_parities(run, arm)]) else {}),
             }
             for arm in run.arms
         ],

@@ -132,7 +132,7 @@ class ParityConfig:
     max_perplexity_ratio: Annotated[float, Range(1, 1000)] = 1.02
     max_kl: Annotated[float, Range(1e-9, 100)] = 0.05
     min_cosine: Annotated[float, Range(0, 1)] = 0.0
-    near_tie: Annotated[float, Range(1e-6, 100)] = 0.5
+    near_tie: Annotated[float, Range(1e-6, 100)] = 1.0
 
     def __post_init__(self) -> None:
         check_fields(self, "parity")

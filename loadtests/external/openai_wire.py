@@ -8,7 +8,8 @@ section 9.2 "Server-sent events".
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from loadtests.external.addresses import OpenAiOptions, sampling_fields
@@ -202,8 +203,8 @@ class SaidToken(NamedTuple):
 def said_in(data: bytes) -> tuple[str, list[SaidToken]]:
     """The text that one event brings, and its tokens where the server gives their log-probabilities.
 
-    Completions state them as lists side by side, chats (and llama.cpp everywhere) as a list of tables. What is neither
-    is none. ValueError for what is no JSON object.
+    Completions state them as lists side by side, chats (and llama.cpp everywhere) as a list of tables. What is neither,
+    or says that a token had no chance and chose it, is none. ValueError for what is no JSON object.
     """
     event = json.loads(data)
     if type(event) is not dict:
@@ -219,6 +220,8 @@ def said_in(data: bytes) -> tuple[str, list[SaidToken]]:
     told = choice.get("logprobs")
     try:
         tokens = _tokens_told(told) if isinstance(told, dict) else []
+        if not all(math.isfinite(token.log_prob) for token in tokens):
+            tokens = []
     except (TypeError, ValueError, LookupError, AttributeError):
         tokens = []
     return (text if isinstance(text, str) else ""), tokens
@@ -230,16 +233,20 @@ def _tokens_told(told: dict[str, Any]) -> list[SaidToken]:
             SaidToken(
                 str(row["token"]),
                 float(row["logprob"]),
-                {str(other["token"]): float(other["logprob"]) for other in row.get("top_logprobs") or ()},
+                _finite((other["token"], other["logprob"]) for other in row.get("top_logprobs") or ()),
             )
             for row in rows
         ]
     texts, values = told.get("tokens") or [], told.get("token_logprobs") or []
     likeliest = told.get("top_logprobs") or [{}] * len(texts)
     return [
-        SaidToken(str(text), float(value), {str(key): float(other) for key, other in (others or {}).items()})
+        SaidToken(str(text), float(value), _finite((others or {}).items()))
         for text, value, others in zip(texts, values, likeliest, strict=True)
     ]
+
+
+def _finite(pairs: Iterable[tuple[Any, Any]]) -> dict[str, float]:
+    return {str(token): float(value) for token, value in pairs if math.isfinite(float(value))}
 
 
 def _count(usage: Any, key: str) -> int | None:
