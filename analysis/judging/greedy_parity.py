@@ -201,9 +201,9 @@ def _open(arm: str, answers: GreedyAnswers, *, near_tie: float, limit: float) ->
         )
     if answers.lead is not None and answers.lead > FAR * near_tie:
         return INCONCLUSIVE, (
-            f"An answer parts where the two prefer their tokens by {digits(answers.lead)} nats together, which "
-            f"rounding does not explain, and {answers.apart} such answers are too few to tell how many there are: look at "
-            "them, or give more parity.prompts."
+            f"An answer parts where the two prefer their tokens by {digits(answers.lead)} nats together, which no "
+            f"rounding explains. {answers.apart} at no near tie are too few to tell how many there are: look at them, "
+            "or give more parity.prompts."
         )
     if shift is not None and (shift.high is None or shift.high > limit):
         return INCONCLUSIVE, (

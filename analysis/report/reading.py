@@ -341,20 +341,20 @@ def _asked(summary: Row, parities: Sequence[Row]) -> list[Figure]:
     """What external arms answered before and after the load beside the control, which has no values of its own."""
     figures: list[Figure] = []
     for when in ("before", "after"):
-        group = f"Asked greedily {when} the load"
+        group = f"Greedy answers {when} the load"
         told = [next((row for row in rows(arm, "asked") if row.get("when") == when), {}) for arm in parities]
         shown: tuple[Shown, ...] = (
             (group, "verdict", verdict, ("verdict",)),
-            (group, "answers as the control’s", _same_asked, ()),
-            (group, "the control’s own second answers as its first", _of_answered("control_same"), ()),
-            (group, "the arm’s own second answers as its first", _of_answered("own_same"), ()),
-            (group, "token at which others part: middle (first to last)", _departures, ("departs",)),
-            (group, "of them at a near tie", count, ("ties",)),
-            (group, "of them at no near tie", count, ("apart",)),
-            (group, "largest lead where they part (nats)", figure, ("lead",)),
-            (group, "log-probability of equal tokens: mean difference (nats)", _shift, ("shift",)),
-            (group, "the control’s from itself", _shift, ("control_shift",)),
-            (group, "different answers that the control repeats", count, ("held",)),
+            (group, "as the control’s", _same_asked, ()),
+            (group, "the control’s own, asked twice", _of_answered("control_same"), ()),
+            (group, "the arm’s own, asked twice", _of_answered("own_same"), ()),
+            (group, "others part at token: middle (first to last)", _departures, ("departs",)),
+            (group, "at a near tie", count, ("ties",)),
+            (group, "at no near tie", count, ("apart",)),
+            (group, "largest lead there (nats)", figure, ("lead",)),
+            (group, "log-probability of equal tokens, mean difference (nats)", _shift, ("shift",)),
+            (group, "the same of the control, asked twice", _shift, ("control_shift",)),
+            (group, "different ones that the control repeats", count, ("held",)),
         )
         figures += [row for row in figures_of(told, shown) if row.known]
     return figures
