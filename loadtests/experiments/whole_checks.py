@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from loadtests.experiments.model import Experiment, ExperimentArm
 
 MAX_ARMS = 26
+MOST_ASKED_TOKENS = 32_768  # with their log-probabilities some 16 MiB of a trial's records an arm
 
 
 def check_whole(experiment: Experiment) -> None:
@@ -287,6 +288,12 @@ def _check_external(experiment: Experiment) -> None:
     if experiment.splitter != type(experiment.splitter)():
         raise ConfigError(
             f'[splitter] is set but arm "{name}" is external, so that all arms are dialled directly: remove the table'
+        )
+    settings = experiment.parity
+    if settings.served and settings.prompts * settings.tokens > MOST_ASKED_TOKENS:
+        raise ConfigError(
+            f"parity.prompts {settings.prompts} × parity.tokens {settings.tokens} are asked of every external arm, and "
+            f"{MOST_ASKED_TOKENS} tokens is the limit: lower one of them, or set parity.served = false"
         )
     if experiment.parity.full:
         check_parity(experiment)

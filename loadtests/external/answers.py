@@ -25,6 +25,7 @@ from loadtests.traffic.prompts import Message
 from servers.fields import ConfigError
 
 ALTERNATIVES: Final = 5  # tokens of which a server is asked for the log-probability: OpenAI's completions give no more
+LARGEST: Final = 1_000_000  # characters of an answer, each of which goes into a record
 _REFUSED: Final = (400, 422)  # how servers say that they do not take a field
 
 
@@ -110,7 +111,7 @@ def _ask_openai(
 
 
 def _read(stream: Iterator[bytes]) -> Answer:
-    answer, parts, ended = Answer(), [], False
+    answer, parts, ended, size = Answer(), [], False, 0
     for data in stream:
         if data.strip() == openai_wire.DONE:
             ended = True
@@ -121,6 +122,9 @@ def _read(stream: Iterator[bytes]) -> Answer:
         text, tokens = openai_wire.said_in(data)
         answer.tokens += tokens
         parts += [text] if text else []
+        size += len(data)
+        if size > LARGEST:
+            return Answer(error=f"its answer has more than {LARGEST} characters")
         ended = ended or chunk.ended
     answer.text, answer.pieces = "".join(parts), len(parts)
     if not ended:
@@ -157,9 +161,13 @@ def _ask_oip(
                 call = channel.stream_stream(path)(iter([body]), timeout=left_s, metadata=metadata)
                 messages = iter(call)
             values: list[str | int] = []
+            size = 0
             for message in messages:
                 if problem := oip_wire.read_response(options, message).error:
                     return Answer(error=problem)
+                size += len(message)
+                if size > LARGEST:
+                    return Answer(error=f"its answer has more than {LARGEST} characters")
                 values += [value for value in oip_wire.said_in(options, message) if value != ""]
         except grpc.RpcError as error:
             return Answer(error=f"{error.code().name}: {error.details()}")
