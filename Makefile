@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LLAMA_CPP := $(VENV)-llama-cpp
 
-.PHONY: demo test test-slow test-all test-weights test-external test-gpu fuzz day bench bench-load bench-judging check format proto clean
+.PHONY: demo test test-slow test-all test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
@@ -45,6 +45,14 @@ fuzz: $(VENV)/installed-fuzz
 day: $(VENV)/installed-dev
 	$(BIN)/python -m tests.faults.day $(ARGS)
 	$(BIN)/python -m tests.faults.made_up_day
+
+# RUNS runs in which something goes wrong, planned from SEED on, held against every promise: some 20 s each, minutes where
+# something is stopped for long. A line a run, and the files of runs that broke a promise, go to build/faults.
+RUNS := 300
+SEED := 1
+faults: $(VENV)/installed-dev
+	mkdir -p build/faults
+	$(BIN)/python -m tests.faults.campaign --runs $(RUNS) --seed $(SEED) --out build/faults/faults.jsonl --keep build/faults $(ARGS)
 
 test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -60,7 +60,10 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
         token_s: float = TOKEN_S,
         prefill_s: float | None = None,
         memory_bytes: int = 0,
+        answers: Path | None = None,
     ) -> None:
+        # Appended to in one write a line: what a kill leaves is whole.
+        self._answers = None if answers is None else answers.open("ab", buffering=0)
         self.prefill_s = token_s if prefill_s is None else prefill_s
         self.token_s = token_s
         self.memory_bytes = memory_bytes
@@ -176,8 +179,19 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
         self.publish_step(batch, kind, start, end, length)
         return FirstStep(batch=batch, start_ns=start, end_ns=end, stall_ns=stall_ns, length=length)
 
-    def trail(self, context: grpc.ServicerContext, step: FirstStep, *, received: int, end: int, tokens: int) -> None:
+    def trail(
+        self,
+        context: grpc.ServicerContext,
+        step: FirstStep,
+        request_id: str,
+        *,
+        received: int,
+        end: int,
+        tokens: int,
+    ) -> None:
         """The call ends with what happened to it."""
+        if self._answers is not None:
+            self._answers.write(f"{request_id} {self.config.name} {end}\n".encode())
         values: dict[str, Any] = {
             "arm": self.config.name,
             "replica": self.replica,
@@ -210,7 +224,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             )
             if not last:
                 time.sleep(self.token_s)
-        self.trail(context, step, received=received, end=now_ns(), tokens=request.max_tokens)
+        self.trail(context, step, request.request_id, received=received, end=now_ns(), tokens=request.max_tokens)
 
     def Embed(  # noqa: N802
         self, request: inference_pb2.EmbedRequest, context: grpc.ServicerContext
@@ -219,7 +233,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
         received = now_ns()
         length = len(request.token_ids.ids) or len(request.text)
         step = self.run_first_step("encode", request.request_id, length, self.token_s)
-        self.trail(context, step, received=received, end=step.end_ns, tokens=0)
+        self.trail(context, step, request.request_id, received=received, end=step.end_ns, tokens=0)
         angle = sum(request.token_ids.ids) % 7 + self.token
         return inference_pb2.EmbedResponse(values=[math.cos(angle), math.sin(angle)], tokens=length)
 
@@ -299,6 +313,7 @@ def main() -> None:
     parser.add_argument("--token-s", type=float, default=TOKEN_S)
     parser.add_argument("--prefill-s", action="append", default=[], metavar="REPLICA=S", help="one request at a time")
     parser.add_argument("--memory-bytes", type=int, default=0)
+    parser.add_argument("--answers", type=Path, help="gets a line for each request that was answered to its end")
     parser.add_argument("--never-ready", action="append", default=[], metavar="REPLICA")
     arguments = parser.parse_args()
     with Path(arguments.config).open() as file:
@@ -321,6 +336,7 @@ def main() -> None:
         token_s=arguments.token_s * float(faults.get("decode", 1.0)),
         prefill_s=prefill_s,
         memory_bytes=int(arguments.memory_bytes * float(faults.get("memory", 1.0))),
+        answers=arguments.answers,
     )
     gates = [TokenGate(os.environ[arguments.token_env])] if arguments.token_env else []
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=96), interceptors=gates)

@@ -1,0 +1,128 @@
+"""What a fault is, and what it may take hold of: the words that all families of faults share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol
+
+Kind = Literal["run", "until-decided", "ramp", "workers", "remote worker", "external", "engine", "users' ramp"]
+Truth = Literal["good", "naive", "slow", "other answers", "dies"]
+Family = Literal["safety", "liveness", "none"]
+
+CONTROL, CANDIDATE = "control", "candidate"
+# As a run shows them on stderr, in their order.
+PHASES = (
+    "preparing",
+    "starting arms",
+    "starting the splitter",
+    "starting the load",
+    "traffic",
+    "waiting for the last answers",
+    "comparing answers",
+    "stopping",
+    "judging",
+)
+USERS_PHASES = ("preparing", "meeting the arms", "traffic of users", "stopping", "judging")
+
+
+def phases(kind: Kind) -> tuple[str, ...]:
+    """The phases of a run of the kind, in their order."""
+    return USERS_PHASES if kind == "users' ramp" else PHASES
+
+
+@dataclass(slots=True)
+class Setup:
+    """What a run is started with; a fault may change it before. `settings` are those of --set, `environment` what is
+    added to the environment of every process, `arm_flags` those of tests/fakes/arm.py, and `arm_command` what starts an
+    arm; empty: the paced fake."""
+
+    folder: Path
+    settings: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    arm_flags: list[str] = field(default_factory=list)
+    arm_command: list[str] = field(default_factory=list)
+
+
+class Live(Protocol):
+    """A run that goes on."""
+
+    setup: Setup
+
+    def pids(self, role: str) -> list[int]:
+        """The processes that have the role now, such as "envoy" (see tests/faults/processes.py)."""
+
+    def run_dir(self) -> Path | None:
+        """The run directory, once it is there."""
+
+    @property
+    def phase(self) -> str:
+        """The last phase that the run has shown."""
+
+
+class Fault:
+    """Something that goes wrong: its families override what they need. A fault is plain data that prints itself.
+
+    `name` is its row in the tables. The others are what promises allow for: the arms (`control`, `candidate`) that it
+    may make slower or fail; those that answer nothing any more once it is there; whether what is answered from then on
+    may go unrecorded; whether the run may end without a verdict; how much longer the run may take.
+    """
+
+    hurts: ClassVar[frozenset[str]] = frozenset()
+    silences: ClassVar[frozenset[str]] = frozenset()
+    ends_records: ClassVar[bool] = False
+    extra_s: ClassVar[float] = 0.0
+
+    @property
+    def name(self) -> str:
+        """Its row in the tables."""
+        raise NotImplementedError
+
+    def arrange(self, setup: Setup) -> None:
+        """The run is started so that the fault can come."""
+
+    def inject(self, live: Live) -> str:
+        """The fault is there. What it hit, in words; empty where there was nothing to hit."""
+        raise NotImplementedError
+
+    def lift(self, live: Live) -> None:
+        """The fault is gone again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The fault comes `after_s` after the run has shown `phase`, and is lifted after `lasts_s`; None: never."""
+
+    phase: str
+    after_s: float
+    fault: Fault
+    lasts_s: float | None = None
+
+    def __str__(self) -> str:
+        lasts = "" if self.lasts_s is None else f", for {self.lasts_s:g} s"
+        return f"{self.fault.name} {self.after_s:g} s into {self.phase!r}{lasts}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What a moment is drawn for. `liveness`: it is lifted again, or hits what the run can do without, so that the run
+    must come to its usual end. `quick`: nothing lasts longer than two seconds."""
+
+    kind: Kind
+    truth: Truth
+    duration_s: float
+    liveness: bool
+    quick: bool
+
+
+# Draws a moment; None where the family has no fault for the situation.
+Draw = Callable[[random.Random, Situation], Moment | None]
+
+
+def some_instant(rng: random.Random, situation: Situation) -> tuple[str, float]:
+    """A phase and seconds into it: every phase is as likely as any other."""
+    phase = rng.choice(phases(situation.kind))
+    within = situation.duration_s if phase.startswith("traffic") else 1.5
+    return phase, round(rng.uniform(0.0, within), 2)
