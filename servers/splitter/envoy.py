@@ -6,14 +6,12 @@ import contextlib
 import http.client
 import importlib
 import json
-import os
 import platform
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.parse
@@ -30,6 +28,7 @@ from servers.splitter.access_log import FLUSH_MS
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.bootstrap import LISTENER, bootstrap, secrets
 from servers.splitter.envoy_config import SplitterConfig
+from servers.splitter.private_folder import PrivateFolder
 
 # For every arm: (replicas that may get traffic, replicas).
 Health = dict[str, tuple[int, int]]
@@ -64,7 +63,7 @@ class Envoy:
         log_path: Path,
         port: int,
         admin: str,
-        private: Path,
+        private: PrivateFolder,
     ) -> None:
         self.config = config
         self.log_path = log_path
@@ -93,9 +92,9 @@ class Envoy:
             *("--disable-hot-restart", "--file-flush-interval-msec", str(FLUSH_MS)),
         ]
         log_start = log_path.stat().st_size if log_path.exists() else 0
-        private, process = _private_folder(), None
+        private, process = PrivateFolder(), None
         try:
-            socket = "" if config.admin_port else str(private / "admin")
+            socket = "" if config.admin_port else str(private.path / "admin")
             document = bootstrap(config, admin_socket=socket, folder=str(work_dir))
             for name, content in {"envoy": document, **secrets(config)}.items():
                 (work_dir / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
@@ -114,7 +113,7 @@ class Envoy:
         except BaseException:
             if process is not None:
                 _end(process)
-            shutil.rmtree(private, ignore_errors=True)
+            private.remove()
             raise
 
     @property
@@ -180,12 +179,11 @@ class Envoy:
                 while self._active_streams() and time.monotonic() < deadline and self.poll() is None:
                     time.sleep(0.02)
         _end(self._process)
-        shutil.rmtree(self._private, ignore_errors=True)
+        self._private.remove()
 
     def kill(self) -> None:
-        """Envoy was sent SIGKILL, if it still runs. Safe in a signal handler."""
+        """Envoy was sent SIGKILL, if it still runs; its folder goes with this process. Safe in a signal handler."""
         self._process.kill()
-        shutil.rmtree(self._private, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -203,12 +201,6 @@ class Envoy:
         code = self.poll()
         state = "does not answer" if code is None else f"ended with exit code {code}"
         return f"Envoy {state} ({type(error).__name__}): see {self.log_path}"
-
-
-def _private_folder() -> Path:
-    """A new folder that this user alone may enter, with a path short enough for a socket in it (107 bytes)."""
-    place = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="tailgate-envoy-", dir=place if len(os.fsencode(place)) < 70 else "/tmp"))
 
 
 def _spawn(arguments: list[str], log_path: Path) -> subprocess.Popen[bytes]:

@@ -32,7 +32,7 @@ _TRUTHS: dict[Kind, tuple[Truth, ...]] = {
 }
 _ALL_TRUTHS: tuple[Truth, ...] = ("good", "good", "naive", "slow", "other answers", "dies")
 # Beside its traffic and what faults add, a run may take this long: its start, its stop and its judgement.
-_BESIDES_S = 60.0
+_BESIDES_S = 120.0
 _ENGINE_S = 60.0  # two arms load torch, on two processors one after the other
 
 

@@ -57,11 +57,12 @@ def role(process: Process, every: Mapping[int, Process], orchestrator: int) -> s
         return "envoy"
     if "-m locust" in command:
         return "worker" if parent in ("load", "worker", "remote worker") else "load"
+    if "-m analysis.looks" in command:
+        return "preview" if "--preview" in words else "judge"
     modules = {
         "-m loadtests.bed": "watcher",
         "-m loadtests.page": "page",
         "-m loadtests.users": "users",
-        "-m analysis.looks": "judge",
         "-m loadtests.commands.main worker": "remote worker",
         "-m loadtests.commands.main split": "split",
         "tests.faults.external_server": "server",
