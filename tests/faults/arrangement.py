@@ -29,7 +29,7 @@ seed = {seed}
 slo = {{p50_ttft_ms = 2000, p50_e2e_ms = 6000}}
 [traffic]
 duration_s = {duration_s}
-rate = 30
+rate = {rate}
 length_scale = 0.05
 block_s = 0.5
 timeout_s = 6
@@ -111,7 +111,7 @@ def experiment(plan: Plan, address: str = "") -> str:
     """The experiment of the plan, as TOML."""
     # Whoever else uses the machine would keep every run from a PASS: machines are watched where a fault needs it.
     watched = any("watcher" in moment.fault.name for moment in plan.moments)
-    head = _HEAD.format(seed=plan.seed, duration_s=plan.duration_s, sample_s=float(watched))
+    head = _HEAD.format(seed=plan.seed, duration_s=plan.duration_s, sample_s=float(watched), rate=8 if plan.kind == "external" else 30)
     if plan.kind == "external":
         return "compare_models = true\n" + head + _EXTERNAL.format(address=address)
     candidate = "compiled-naive" if plan.truth == "naive" else "compiled-padded"

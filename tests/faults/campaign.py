@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -86,6 +87,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="folder for the files of runs that broke a promise")
     parser.add_argument("--plans", action="store_true", help="print the plans alone")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what runs is ended in order
     rows = []
     for seed in range(options.seed, options.seed + options.runs):
         planned = plan(seed, quick=options.quick, families=options.families, kind=options.kind)

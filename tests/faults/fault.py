@@ -121,8 +121,10 @@ class Situation:
 Draw = Callable[[random.Random, Situation], Moment | None]
 
 
-def some_instant(rng: random.Random, situation: Situation) -> tuple[str, float]:
-    """A phase and seconds into it: every phase is as likely as any other."""
-    phase = rng.choice(phases(situation.kind))
+def some_instant(rng: random.Random, situation: Situation, first: str = "", last: str = "") -> tuple[str, float]:
+    """A phase from `first` to `last`, where they are given, and seconds into it: each phase is as likely as another."""
+    every = phases(situation.kind)
+    begin, end = every.index(first) if first else 0, every.index(last) if last else len(every) - 1
+    phase = rng.choice(every[begin : end + 1])
     within = situation.duration_s if phase.startswith("traffic") else 1.5
     return phase, round(rng.uniform(0.0, within), 2)

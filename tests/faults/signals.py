@@ -26,6 +26,16 @@ _NOT_THERE: dict[Kind, frozenset[str]] = {
     "external": frozenset({"envoy", CANDIDATE}),
     "users' ramp": frozenset({"load"}),
 }
+# From which phase to which a process is there; elsewhere from the first to the last.
+_WHEN = {
+    **dict.fromkeys((*ARMS, "watcher"), ("starting arms", "stopping")),
+    **dict.fromkeys(("engine of control", "engine of candidate"), ("starting arms", "stopping")),
+    "envoy": ("starting the splitter", "stopping"),
+    **dict.fromkeys(("load", "worker"), ("starting the load", "waiting for the last answers")),
+    "page": ("starting arms", "judging"),
+    "judge": ("starting arms", "stopping"),
+}
+_WHEN_USERS = {"users": ("traffic of users", "stopping"), "judge": ("meeting the arms", "stopping")}
 # What a run goes on without.
 _SPARE = frozenset({"page", "watcher"})
 _RECORDERS = frozenset({"load", "worker", "remote worker", "orchestrator", "users"})
@@ -102,7 +112,8 @@ class Signal(Fault):
 def draw(rng: random.Random, situation: Situation) -> Moment | None:
     """A signal at a random instant for somebody who is there."""
     role = rng.choice(roles(situation.kind))
-    phase, after_s = some_instant(rng, situation)
+    when = _WHEN_USERS if situation.kind == "users' ramp" else _WHEN
+    phase, after_s = some_instant(rng, situation, *when.get(role, ("", "")))
     numbers = [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP]
     number = rng.choice(numbers if not situation.liveness or role in _SPARE else [signal.SIGSTOP])
     lasts_s = None

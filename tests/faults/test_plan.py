@@ -48,3 +48,10 @@ def test_quick_plans_take_seconds_and_all_state_a_limit(seed: int) -> None:
     assert sum(moment.lasts_s or 0.0 for moment in quick.moments) <= 6.0
     for item in (quick, plan(seed)):
         assert item.duration_s < item.limit_s < 500.0
+
+
+def test_nobody_is_hit_before_or_after_it_is_there() -> None:
+    for seed in range(1000):
+        for moment in plan(seed).moments:
+            if moment.fault.name.endswith(" of load"):
+                assert moment.phase not in ("preparing", "starting arms", "judging"), plan(seed)
