@@ -8,16 +8,16 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from servers.artifact import made_for
 from servers.complaint import fault, one_line
 from servers.config import ArmConfig
 from servers.fields import ConfigError
+from servers.temporary_folder import TemporaryFolder
 from servers.visible_card import only_card
 
 
@@ -35,12 +35,17 @@ def log_to_stderr(level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s")
 
 
-def compile_cache(folder: str) -> AbstractContextManager[str]:
+@contextmanager
+def compile_cache(folder: str) -> Iterator[str]:
     """Where compiled code is kept: in `folder`, or in a fresh one that is gone afterwards.
 
     A cold cache is the honest default: a replica with last week's artifacts would hide what a rollout costs.
     """
-    return nullcontext(folder) if folder else TemporaryDirectory(prefix="tailgate-compile-", ignore_cleanup_errors=True)
+    if folder:
+        yield folder
+        return
+    with TemporaryFolder("tailgate-compile-") as fresh:
+        yield str(fresh.path)
 
 
 # What would carry decisions of earlier processes into this one, or out of it: profiles of sizes, under a name or in

@@ -7,7 +7,6 @@ import contextlib
 import json
 import re
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, upstream_tls
 from servers.splitter.kubernetes import grpc_route_manifest
 from servers.splitter.weights import reshare
+from servers.temporary_folder import TemporaryFolder
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -115,10 +115,10 @@ def main(options: argparse.Namespace) -> int:
             envoy.kill()
 
     with (
-        tempfile.TemporaryDirectory(prefix="tailgate-split-") as scratch,
+        TemporaryFolder("tailgate-split-") as scratch,
         stopping(lambda: stopped.append(1), kill, _note),
     ):
-        folder = Path(options.log_dir or scratch)
+        folder = Path(options.log_dir or scratch.path)
         log_path = folder / "envoy.log"
         try:
             with Envoy.start(config, log_path=log_path, work_dir=folder) as envoy:

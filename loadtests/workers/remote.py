@@ -49,7 +49,9 @@ def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:
         command = [*_LOCUST, "--worker", "--master-host", host, "--master-port", str(port), "--only-summary"]
         # Settings of Locust that were meant for others.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")}
-        process = subprocess.Popen(launched([*command, "--keep", str(keep)]), env=environment, stdin=subprocess.DEVNULL)
+        # SIGTERM, at which it stops in order: what it has recorded is kept, whatever ends this process.
+        command = launched([*command, "--keep", str(keep)], death_signal=signal.SIGTERM)
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
         try:
             code = process.wait()
         except KeyboardInterrupt as stop:

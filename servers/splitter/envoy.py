@@ -28,7 +28,7 @@ from servers.splitter.access_log import FLUSH_MS
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.bootstrap import LISTENER, bootstrap, secrets
 from servers.splitter.envoy_config import SplitterConfig
-from servers.splitter.private_folder import PrivateFolder
+from servers.temporary_folder import TemporaryFolder
 
 # For every arm: (replicas that may get traffic, replicas).
 Health = dict[str, tuple[int, int]]
@@ -63,7 +63,7 @@ class Envoy:
         log_path: Path,
         port: int,
         admin: str,
-        private: PrivateFolder,
+        private: TemporaryFolder,
     ) -> None:
         self.config = config
         self.log_path = log_path
@@ -92,7 +92,7 @@ class Envoy:
             *("--disable-hot-restart", "--file-flush-interval-msec", str(FLUSH_MS)),
         ]
         log_start = log_path.stat().st_size if log_path.exists() else 0
-        private, process = PrivateFolder(), None
+        private, process = TemporaryFolder("tailgate-envoy-", for_sockets=True), None
         try:
             socket = "" if config.admin_port else str(private.path / "admin")
             document = bootstrap(config, admin_socket=socket, folder=str(work_dir))

@@ -45,7 +45,7 @@ max_generator_lag_ms = 2000
 draws = 999
 [trials]
 starting_at_once = 2
-ready_timeout_s = 20
+ready_timeout_s = 60
 [bed]
 reference_s = 0
 sample_s = {sample_s}
@@ -111,7 +111,11 @@ def experiment(plan: Plan, address: str = "") -> str:
     """The experiment of the plan, as TOML."""
     # Whoever else uses the machine would keep every run from a PASS: machines are watched where a fault needs it.
     watched = any("watcher" in moment.fault.name for moment in plan.moments)
-    head = _HEAD.format(seed=plan.seed, duration_s=plan.duration_s, sample_s=float(watched), rate=8 if plan.kind == "external" else 30)
+    # The fake server outside does one step at a time.
+    rate = 8 if plan.kind == "external" else 30
+    head = _HEAD.format(seed=plan.seed, duration_s=plan.duration_s, sample_s=float(watched), rate=rate)
+        seed=plan.seed, duration_s=plan.duration_s, sample_s=float(watched), rate=8 if plan.kind == "external" else 30
+    )
     if plan.kind == "external":
         return "compare_models = true\n" + head + _EXTERNAL.format(address=address)
     candidate = "compiled-naive" if plan.truth == "naive" else "compiled-padded"

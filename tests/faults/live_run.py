@@ -26,7 +26,7 @@ from tests.faults.story import Answered, Command, Injected, Story
 
 _POLL_S = 0.02
 _SOCKETS_EVERY_S = 1.0
-_ANALYZE_S = 90.0
+_ANALYZE_S = 180.0
 _GOES_S = 30.0  # until whatever is left is called left
 _OF_TRAFFIC = re.compile(r"\d+-\d+")  # others ask too: whether arms answer alike
 _LINE = re.compile(r"^\[\d+:\d\d\] (?:trial \d+/\d+)? ?· (.*)$")
@@ -147,7 +147,7 @@ def carry_out(plan: Plan, folder: Path) -> Story:
             if run.code == 2 and not live.injected:
                 raise AssertionError(f"{plan}: the run was refused: {run.stderr}")
             gone_after_s, left = _gone(live, others)
-        left += [f"{path.name} among the temporary files" for path in sorted(temporary.iterdir())]
+        left += _left_in(temporary)
         run_dir = live.run_dir()
         analysis = None if run_dir is None else _analyzed(live, run_dir)
         return Story(
@@ -203,6 +203,14 @@ def _gone(live: LiveRun, others: set[int]) -> tuple[float, list[str]]:
     now = {item for pid in owners for item in listeners(pid)}
     left += [f"{item.address}:{item.port} of {item.command[:200]!r}" for item in live.sockets & now]
     return took_s, left
+
+
+def _left_in(temporary: Path) -> list[str]:
+    """The temporary files that are there after `_GOES_S`."""
+    end_s = time.monotonic() + _GOES_S
+    while any(temporary.iterdir()) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return [f"{path.name} among the temporary files" for path in sorted(temporary.iterdir())]
 
 
 def _analyzed(live: LiveRun, run_dir: Path) -> Command:

@@ -31,9 +31,7 @@ def leaks(folders: Iterable[Path], commands: Iterable[str]) -> tuple[str, ...]:
 
 def tracebacks(folders: Iterable[Path]) -> tuple[str, ...]:
     """The files that hold a traceback, but for what the fake server outside the run says."""
-    return tuple(
-        str(path) for path, content in _files(folders) if _TRACEBACK in content and path.name != "server.err"
-    )
+    return tuple(str(path) for path, content in _files(folders) if _TRACEBACK in content and path.name != "server.err")
 
 
 def _files(folders: Iterable[Path]) -> Iterator[tuple[Path, bytes]]:

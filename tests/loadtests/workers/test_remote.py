@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from loadtests.trials.progress import read_workers
 from loadtests.workers.channel_token import TOKEN_VARIABLE
 from loadtests.workers.remote import parse_master
 from servers.fields import ConfigError
+from tests.fakes.listening import command_of, family
 from tests.loadtests.test_chat import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,6 +115,27 @@ def test_sigterm_stops_a_worker_and_its_load_in_order_as_a_container_does(tmp_pa
     assert told == "stops in order\n"
     assert "interrupted" in complaint
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_drives_the_load_ends_with_the_worker_whatever_ends_that(number: signal.Signals, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as master:
+        command = ["worker", "--master", f"127.0.0.1:{master.getsockname()[1]}", "--keep", "kept"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "loadtests.commands.main", *command],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), TOKEN_VARIABLE: SECRET},
+            stdin=subprocess.DEVNULL,
+        )
+        while len(driving := family(process.pid)[1:]) < 1:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+        process.wait()
+    deadline = time.monotonic() + 60
+    while any(command_of(pid) for pid in driving):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A folder for sockets is gone with the process that made it, also after kill -9."""
+"""A temporary folder is gone with the process that made it, also after kill -9."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from servers.splitter.private_folder import PrivateFolder
+from servers.temporary_folder import TemporaryFolder
 
 _MAKER = """
 import sys, time
-from servers.splitter.private_folder import PrivateFolder
-print(PrivateFolder().path, flush=True)
+from servers.temporary_folder import TemporaryFolder
+folder = TemporaryFolder("of-this-test-")
+print(folder.path, flush=True)
 time.sleep(60)
 """
 
 
 def test_it_is_this_users_alone_and_goes_when_it_is_removed() -> None:
-    folder = PrivateFolder()
+    with TemporaryFolder("of-this-test-") as folder:
+        pass
+    assert not folder.path.exists()
+    folder = TemporaryFolder("of-this-test-")
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     (folder.path / "admin").touch()
     folder.remove()
@@ -36,7 +40,7 @@ def test_its_path_is_short_where_that_of_temporary_files_is_long(
     long = tmp_path / ("x" * 80)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    folder = PrivateFolder()
+    folder = TemporaryFolder("of-this-test-", for_sockets=True)
     folder.remove()
     assert len(str(folder.path / "admin")) <= 107
 
