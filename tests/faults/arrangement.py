@@ -114,8 +114,6 @@ def experiment(plan: Plan, address: str = "") -> str:
     # The fake server outside does one step at a time.
     rate = 8 if plan.kind == "external" else 30
     head = _HEAD.format(seed=plan.seed, duration_s=plan.duration_s, sample_s=float(watched), rate=rate)
-        seed=plan.seed, duration_s=plan.duration_s, sample_s=float(watched), rate=8 if plan.kind == "external" else 30
-    )
     if plan.kind == "external":
         return "compare_models = true\n" + head + _EXTERNAL.format(address=address)
     candidate = "compiled-naive" if plan.truth == "naive" else "compiled-padded"
