@@ -1,0 +1,158 @@
+"""A TCP relay that does to connections what networks do. As a program it takes orders over a socket of its own:
+
+    python -m tests.faults.relay HOST:PORT    prints {"port": where it listens, "orders": where it takes orders}
+
+An order is one line of JSON with the fields of `Weather`, or {"reset": true}; the answer is "done".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+
+PIECE = 1 << 14
+_ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
+_LOOK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What happens to whatever passes: each piece comes `delay_s` late; at most `bytes_per_s` are read (0: any); `held`:
+    nothing passes, and nobody is told; `refused`: connections are ended, and no new one is taken."""
+
+    delay_s: float = 0.0
+    bytes_per_s: float = 0.0
+    held: bool = False
+    refused: bool = False
+
+
+FAIR = Weather()
+
+
+class Relay:
+    """Whoever connects to `port` of loopback reaches `target`, in the weather of the moment."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self.weather = FAIR
+        self.port = 0
+        self._target = target
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """It listens; after `refused`, where it did before."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=PIECE)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def change(self, weather: Weather) -> None:
+        """The weather is so from now on."""
+        was, self.weather = self.weather, weather
+        if weather.refused and not was.refused and self._server is not None:
+            self._server.close()
+            self.reset()
+        if was.refused and not weather.refused:
+            await self.start()
+
+    def reset(self) -> None:
+        """Every connection ended with a reset on both sides."""
+        for writer in list(self._writers):
+            with contextlib.suppress(OSError):
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
+            writer.transport.abort()
+
+    async def _accept(self, near_in: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
+        self._writers.add(near_out)
+        far_out = None
+        try:
+            while self.weather.held:
+                await asyncio.sleep(_LOOK_S)
+            far_in, far_out = await asyncio.open_connection(*self._target, limit=PIECE)
+            self._writers.add(far_out)
+            await asyncio.gather(self._pass_on(near_in, far_out), self._pass_on(far_in, near_out))
+        except OSError:
+            pass  # one side has ended it
+        finally:
+            for writer in filter(None, (near_out, far_out)):
+                self._writers.discard(writer)
+                writer.transport.abort()
+
+    async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        """Pieces keep their order; the reading stops where much waits, as behind any full buffer."""
+        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=1024)
+        writing = asyncio.create_task(self._write(waiting, sink))
+        self._tasks.add(writing)
+        try:
+            while True:
+                while self.weather.held:
+                    await asyncio.sleep(_LOOK_S)
+                rate = self.weather.bytes_per_s
+                piece = await source.read(max(1, min(PIECE, int(rate * _LOOK_S))) if rate else PIECE)
+                await waiting.put((asyncio.get_running_loop().time() + self.weather.delay_s, piece))
+                if not piece:
+                    break
+                if rate:
+                    await asyncio.sleep(len(piece) / rate)
+            await writing
+        finally:
+            writing.cancel()
+            self._tasks.discard(writing)
+
+    async def _write(self, waiting: asyncio.Queue[tuple[float, bytes]], sink: asyncio.StreamWriter) -> None:
+        while True:
+            due_s, piece = await waiting.get()
+            await asyncio.sleep(max(0.0, due_s - asyncio.get_running_loop().time()))
+            while self.weather.held:
+                await asyncio.sleep(_LOOK_S)
+            if not piece:
+                sink.write_eof()
+                return
+            sink.write(piece)
+            await sink.drain()
+
+
+async def serve(target: tuple[str, int]) -> tuple[Relay, int]:
+    """A relay to `target` that listens, and the port where it takes orders."""
+    relay = Relay(target)
+    await relay.start()
+
+    async def obey(orders: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
+        while line := await orders.readline():
+            order = json.loads(line)
+            if order.pop("reset", False):
+                relay.reset()
+            else:
+                await relay.change(Weather(**order))
+            answers.write(b"done\n")
+            await answers.drain()
+        answers.close()
+
+    place = await asyncio.start_server(obey, "127.0.0.1", 0)
+    return relay, int(place.sockets[0].getsockname()[1])
+
+
+def order(port: int, weather: Weather | None = None) -> None:
+    """The relay that takes orders at the port has this weather from now on; without one it resets all connections."""
+    line = {"reset": True} if weather is None else dataclasses.asdict(weather)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
+        wire.sendall(json.dumps(line).encode() + b"\n")
+        if wire.makefile().readline() != "done\n":
+            raise ConnectionError(f"the relay at {port} did not obey {line}")
+
+
+async def _main() -> None:
+    host, _, port = sys.argv[1].rpartition(":")
+    relay, orders = await serve((host, int(port)))
+    print(json.dumps({"port": relay.port, "orders": orders}), flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_main())
