@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import sys
@@ -42,6 +43,17 @@ def named(error: BaseException) -> str:
     """The class of the error and the first line of its text."""
     kind, text = type(error).__name__, str(error).strip().partition("\n")[0]
     return f"{kind}: {shortened(text)}" if text else kind
+
+
+def unwritten(error: OSError) -> str:
+    """Why something could not be written, and what to do about it."""
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        remedy = "let it be written to"
+    elif error.errno == errno.ENOENT:
+        remedy = "leave its folder where it is"
+    else:
+        remedy = "free the disk"
+    return f"{error}: {remedy}"
 
 
 def fault(error: BaseException, folder: Path | None = None) -> str:

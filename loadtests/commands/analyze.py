@@ -20,7 +20,7 @@ from loadtests.commands.joined_folder import join_runs
 from loadtests.commands.result_folder import names_results, run_of_results
 from loadtests.experiments.config_errors import as_config_error
 from servers import stdout
-from servers.complaint import fault
+from servers.complaint import fault, unwritten
 from servers.fields import ConfigError
 from servers.security import check_named
 
@@ -107,7 +107,7 @@ def judge_run(
     except RecordError as error:
         return unjudged(str(error), EXIT_BROKE if ended else EXIT_USAGE)
     except OSError as error:
-        return unjudged(f"{error}: the records are kept in {run_dir}", EXIT_BROKE)
+        return unjudged(f"{unwritten(error)}, then tailgate analyze {run_dir}: the records are kept", EXIT_BROKE)
     except KeyboardInterrupt:
         return unjudged(f"interrupted: the records are kept: tailgate analyze {run_dir}", EXIT_BROKE)
     except Exception as error:

@@ -33,6 +33,7 @@ from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule
 from servers.clock import now_ns
+from servers.complaint import unwritten
 from servers.fields import ConfigError
 
 _IN_A_ROW = 16  # requests started late or booked before others take their turn: some 0.3 ms
@@ -392,7 +393,7 @@ class Generator:
             write()
         except OSError as error:
             if self.failure is None:
-                self.failure = f"records cannot be written ({error}): free the disk and run again"
+                self.failure = f"records cannot be written: {unwritten(error)} and run again"
                 self._log.error = self.failure
                 if self._dispatcher is not None:
                     self._dispatcher.kill(block=False)

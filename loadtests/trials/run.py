@@ -35,7 +35,7 @@ from loadtests.trials.trial import Trial
 from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.trial_schedule import TrialSchedules
 from loadtests.trials.users_trial import UsersTrial
-from servers.complaint import fault
+from servers.complaint import fault, unwritten
 from servers.fields import ConfigError
 from servers.splitter.admin import SplitterError
 
@@ -96,6 +96,7 @@ class Orchestrator:
         self._running: Trial | UsersTrial | ParityRun | None = None
         self._judge: Judge | None = None
         self._asked: AskedWeights | None = None
+        self._folders: list[Path] = []  # which the run has made, and needs
         # A plain flag: the signal handler that sets it may interrupt any line of the main thread, where taking a lock
         # could deadlock.
         self._interrupted = False
@@ -153,9 +154,9 @@ class Orchestrator:
         except StopRequestedError:
             return ended(interrupted=True)
         except (RunError, SplitterError, ConfigError) as error:
-            return ended(error=str(error))
+            return ended(error=self._removed() or str(error))
         except OSError as error:
-            return ended(error=f"{error}: see {run_dir}")
+            return ended(error=self._removed() or f"{unwritten(error)} and run again: see {run_dir}")
         except Exception as error:  # what was recorded until then is judged all the same
             return ended(error=fault(error, run_dir))
         finally:
@@ -164,6 +165,11 @@ class Orchestrator:
                     status.note(failure)
                 self._judge.stop()
         return RunOutcome(run_dir=run_dir, complete=True)
+
+    def _removed(self) -> str:
+        """That a folder of the run is gone; empty where all are there. What failed then failed for want of it."""
+        gone = next((folder for folder in self._folders if not folder.is_dir()), None)
+        return "" if gone is None else f"{gone} was removed while the run went on: run again, and leave it where it is"
 
     def _measure_parity(self, run_dir: Path) -> dict[str, Any]:
         self._running = measuring = ParityRun(
@@ -182,6 +188,7 @@ class Orchestrator:
     def _directory(self) -> Path:
         """The run directory, which says what is run, and where."""
         run_dir = new_run_dir(self._out, self.experiment.name)
+        self._folders = [run_dir]
         (run_dir / "experiment.toml").write_text(vouched_toml(to_toml(self.experiment)), encoding="utf-8")
         write_document(run_dir / "environment.json", describe_environment(), indent=2)
         return run_dir
@@ -223,6 +230,7 @@ class Orchestrator:
             expected=expected,
             steering=Together(self._steering(context), self._asked),
         )
+        self._folders.append(context.folder)
         clean = False
         try:
             trial.run()

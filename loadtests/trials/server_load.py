@@ -16,6 +16,7 @@ from loadtests.external.openai_wire import shortened
 from loadtests.external.server_metrics import ServerLoad, load_of_page
 from loadtests.trials.context import TrialContext
 from servers.clock import now_ns
+from servers.complaint import unwritten
 
 EVERY_S = 1.0
 _ANSWER_S = 5.0
@@ -125,4 +126,4 @@ class ServerLoads:
             if last:
                 self._writer.close()
         except OSError as error:
-            self._trial.status.note(f"the load of external arms cannot be recorded ({error}): free the disk")
+            self._trial.status.note(f"the load of external arms cannot be recorded: {unwritten(error)}")

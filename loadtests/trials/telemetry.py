@@ -20,6 +20,7 @@ from analysis.records.tables import RecordWriter, read_pieces
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.progress import ReplicaState, Status
 from loadtests.trials.under_way import UnderWay
+from servers.complaint import unwritten
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
 FLUSH_EVERY_S = 1.0
@@ -279,7 +280,7 @@ class Collector:
         try:
             write()
         except OSError as error:
-            self.failure = self.failure or f"telemetry cannot be written ({error}): free the disk and run again"
+            self.failure = self.failure or f"telemetry cannot be written: {unwritten(error)} and run again"
 
 
 def _recorded(folder: Path) -> tuple[dict[str, int], dict[str, int]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from loadtests.users.observed import OBSERVED, Observed
 from loadtests.users.observer import Observer
+from servers.complaint import unwritten
 
 EVERY_S = 0.5
 _LAST_S = 1.5  # by then the splitter has written what had ended when the end was asked for
@@ -45,7 +46,7 @@ def main() -> int:
         time.sleep(_LAST_S)
         observer.close(time.time_ns())
     except OSError as error:
-        print(f"users' requests cannot be recorded ({error}): free the disk, then --resume", file=sys.stderr)
+        print(f"users' requests cannot be recorded: {unwritten(error)}, then --resume", file=sys.stderr)
         return 1
     return 0
 

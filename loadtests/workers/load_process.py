@@ -25,6 +25,7 @@ from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import OnWritten
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.workers.locust_flags import goodput_flag
+from servers.complaint import unwritten
 from servers.config import Task
 
 logger = logging.getLogger("tailgate")
@@ -135,7 +136,7 @@ class LoadProcess:
                 if self.log is not None:
                     self.log.write()  # with what the disk took at last
             except OSError as error:
-                logger.error("records cannot be written (%s): free the disk and run again", error)
+                logger.error("records cannot be written: %s and run again", unwritten(error))
 
     def take(self, record: RequestRecord) -> None:
         """Locust and the goodput count this request; after the last of --num-prompts the test ends."""

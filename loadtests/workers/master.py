@@ -41,6 +41,7 @@ from loadtests.workers.messages import (
 )
 from loadtests.workers.shipping import Inbox, ShareParts
 from servers.clock import now_ns
+from servers.complaint import unwritten
 
 logger = logging.getLogger("tailgate")
 
@@ -300,7 +301,7 @@ class Master:
             planned = {} if load.planned is None else {"planned": load.planned}
             write_document(path, {**account, **planned, **lost})
         except OSError as error:
-            self._fail(f"records cannot be written ({error}): free the disk and run again")
+            self._fail(f"records cannot be written: {unwritten(error)} and run again")
 
     def _show_connected(self) -> None:
         """workers.json says how many load processes are connected, until they are assigned."""

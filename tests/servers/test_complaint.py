@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.complaint import LONGEST, fault, one_line
+from servers.complaint import LONGEST, fault, one_line, unwritten
 from servers.config import ModelConfig
 from servers.fields import ConfigError
 
@@ -51,3 +52,16 @@ def test_a_fault_is_told_where_no_folder_can_be_written_to(tmp_path: Path, monke
     said = fault(MemoryError(), tmp_path / "gone")
     assert said.startswith("out of memory")
     assert str(os.getpid()) in said
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free the disk"),
+        (errno.EROFS, "let it be written to"),
+        (errno.ENOENT, "leave its folder where it is"),
+    ],
+)
+def test_a_disk_that_takes_nothing_has_the_remedy_of_its_reason(number: int, remedy: str) -> None:
+    error = OSError(number, os.strerror(number))
+    assert unwritten(error) == f"[Errno {number}] {os.strerror(number)}: {remedy}"

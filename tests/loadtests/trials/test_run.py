@@ -1,7 +1,9 @@
 import json
 import os
 import re
+import shutil
 import sys
+import threading
 import time
 import tomllib
 from pathlib import Path
@@ -488,3 +490,22 @@ def test_an_arm_that_stands_still_holds_the_end_of_a_run_no_longer_than_its_limi
     assert still["error"] == "it stands still: no answer came and its processes did nothing for 3 s"
     lost = [row for row in requests(outcome) if row["arm"] == "naive" and row["status"] != "OK"]
     assert {row["status"] for row in lost} == {"DEADLINE_EXCEEDED"}
+
+
+@pytest.mark.parametrize("what", ["*-small", "*-small/trial-01"])
+def test_a_folder_that_is_removed_in_mid_run_is_named_as_the_reason(what: str, tmp_path: Path) -> None:
+    def remove() -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if any(path.stat().st_size > 8000 for path in tmp_path.glob("*-small/trial-01/requests-0.arrow")):
+                shutil.rmtree(next(tmp_path.glob(what)), ignore_errors=True)
+                return
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=remove, daemon=True)
+    thread.start()
+    outcome, _ = run(experiment(traffic={"duration_s": 20}), tmp_path)
+    thread.join(120)
+    assert not outcome.complete
+    assert outcome.error is not None
+    assert " was removed while the run went on: run again" in outcome.error
