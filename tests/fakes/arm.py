@@ -293,7 +293,7 @@ class TokenGate(grpc.ServerInterceptor):  # type: ignore[misc]
         )
 
 
-def main() -> None:
+def main(kind: type[Arm] = Arm) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", required=True)
     parser.add_argument("--port", type=int, default=0)
@@ -326,7 +326,7 @@ def main() -> None:
     faults = dict(item.split("=") for item in os.environ.get("PLANTED", "").split(",") if item)
     prefills = dict(item.split("=") for item in arguments.prefill_s)
     prefill_s = float(prefills[arguments.replica]) if arguments.replica in prefills else None
-    arm = Arm(
+    arm = kind(
         config,
         arguments.replica,
         stall_s=arguments.stall_s,

@@ -23,8 +23,9 @@ _LOOK_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What happens to whatever passes: each piece comes `delay_s` late; at most `bytes_per_s` are read (0: any); `held`:
-    nothing passes, and nobody is told; `refused`: connections are ended, and no new one is taken."""
+    """What happens to whatever passes: each piece comes `delay_s` late; at most `bytes_per_s` are read (0: any).
+
+    `held`: nothing passes, and nobody is told; `refused`: connections are ended, and no new one is taken."""
 
     delay_s: float = 0.0
     bytes_per_s: float = 0.0

@@ -1,0 +1,124 @@
+"""The arm without a model, which says what is not so: --lie REPLICA=LIE beside the command line of tests/fakes/arm.py.
+
+What a client can see for itself is as it was seen, whatever the arm says; the rest, nobody but the arm knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import grpc
+
+from servers.clock import now_ns
+from servers.rpc import inference_pb2, telemetry_pb2
+from tests.fakes.arm import Arm, FirstStep, main
+
+Lie = Literal[
+    "more tokens than came",  # output-tokens in the trailers
+    "every token twice",
+    "one token of all",  # and the trailers say that all were sent
+    "nothing at once",  # OK, without a token
+    "no trailers",
+    "late trailers",
+    "times that go backwards",  # in the trailers
+    "another name",
+    "compiles twice",
+    "compiles lost",  # and counted all the same
+    "compiles hidden",  # while serving: neither told nor counted, nor in the trailers
+    "compiles from the future",
+    "compiles of negative length",
+    "steps that go backwards",
+]
+LIES: tuple[Lie, ...] = get_args(Lie)
+LATE_S = 2.0
+_HOUR_NS = 3_600_000_000_000
+_told: dict[str, str] = {}
+
+
+class LyingArm(Arm):
+    """An arm that lies as --lie says."""
+
+    _hidden = 0  # compiles that were not told
+
+    @property
+    def lie(self) -> str:
+        """Its lie; empty for a replica that tells the truth."""
+        return _told.get(self.replica, "")
+
+    def publish(self, event: telemetry_pb2.TelemetryEvent) -> None:
+        """Telemetry, as the lie has it."""
+        kind = event.WhichOneof("event")
+        if kind == "compile":
+            if self.lie == "compiles lost" or (self.lie == "compiles hidden" and event.compile.phase == "serving"):
+                self._hidden += 1
+                return
+            if self.lie == "compiles from the future":
+                event.compile.start_ns += _HOUR_NS
+                event.compile.end_ns += _HOUR_NS
+            if self.lie == "compiles of negative length":
+                start, end = event.compile.start_ns, event.compile.end_ns
+                event.compile.start_ns, event.compile.end_ns = end, start
+            if self.lie == "compiles twice":
+                super().publish(event)
+        if kind == "under_way" and self.lie in ("compiles lost", "compiles hidden"):
+            return
+        if kind == "steps" and self.lie == "steps that go backwards":
+            for record in event.steps.records:
+                record.step_id = 1_000_000 - record.step_id
+                record.start_ns, record.end_ns = record.end_ns - _HOUR_NS, record.start_ns - _HOUR_NS
+        super().publish(event)
+
+    def trail(self, context: grpc.ServicerContext, step: FirstStep, request_id: str, **told: Any) -> None:
+        """The end of a call, as the lie has it."""
+        if self.lie == "no trailers":
+            return
+        if self.lie == "late trailers":
+            time.sleep(LATE_S)
+        if self.lie == "more tokens than came":
+            told["tokens"] += 5
+        if self.lie == "times that go backwards":
+            told["received"], told["end"] = told["end"] + _HOUR_NS, told["received"] - _HOUR_NS
+        if self.lie == "compiles hidden":
+            step = replace(step, stall_ns=0)
+        super().trail(context, step, request_id, **told)
+
+    def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[inference_pb2.GenerateChunk]:
+        """Answers, as the lie has them."""
+        if self.lie == "nothing at once":
+            at_ns = now_ns()
+            step = FirstStep(batch=0, start_ns=at_ns, end_ns=at_ns, stall_ns=0, length=len(request.token_ids.ids))
+            self.trail(context, step, request.request_id, received=at_ns, end=at_ns, tokens=request.max_tokens)
+            return
+        for number, chunk in enumerate(super().Generate(request, context)):
+            if self.lie == "one token of all" and number:
+                continue
+            yield chunk
+            if self.lie == "every token twice":
+                yield chunk
+
+    def Snapshot(  # noqa: N802
+        self, request: telemetry_pb2.SnapshotRequest, context: grpc.ServicerContext
+    ) -> telemetry_pb2.SnapshotResponse:
+        """What it is, as the lie has it."""
+        said = super().Snapshot(request, context)
+        if self.lie == "another name":
+            said.arm, said.replica = "eager", "eager-0"
+        if self.lie == "compiles hidden":
+            said.counters["compile_events"] -= self._hidden
+        return said
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--lie", action="append", default=[], metavar="REPLICA=LIE")
+    known, sys.argv[1:] = parser.parse_known_args()
+    _told.update(item.split("=", 1) for item in known.lie)
+    assert set(_told.values()) <= set(LIES), f"a lie is one of {', '.join(LIES)}"
+    main(LyingArm)
