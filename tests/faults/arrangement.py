@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from servers.clock import anchored_environment
@@ -153,7 +153,7 @@ def beside(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
                 words = ["run", *common, "--set", "traffic.workers=0", "--set", "traffic.remote_workers=1"]
                 words += ["--set", f"traffic.master_bind={master}"]
                 worker = ["worker", "--master", master, "--keep", "kept", "--trials", "1"]
-                stack.enter_context(_running(tailgate(*worker), "worker", mark, setup))
+                stack.enter_context(_running(tailgate(*worker), "worker", mark, setup, setup.worker_environment))
             case "external":
                 words = ["run", *common]
                 server = [sys.executable, "-m", "tests.faults.external_server", str(folder / "server.log")]
@@ -173,11 +173,8 @@ def command(plan: Plan, setup: Setup, words: list[str]) -> list[str]:
         return tailgate(*words)
     arm = setup.arm_command or [sys.executable, str(ROOT / "tests" / "fakes" / "arm.py")]
     given = "" if plan.kind == "engine" else f", arm_command={[*arm, *setup.arm_flags]!r}"
-    return [
-        sys.executable,
-        "-c",
-        f"import sys; from loadtests.commands.main import main; sys.exit(main({words!r}{given}))",
-    ]
+    code = f"from loadtests.commands.main import main; sys.exit(main({words!r}{given}))"
+    return [sys.executable, "-c", "; ".join(["import sys", *([setup.prelude] if setup.prelude else []), code])]
 
 
 def tailgate(*words: str) -> list[str]:
@@ -186,9 +183,12 @@ def tailgate(*words: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _running(words: list[str], name: str, mark: str, setup: Setup) -> Iterator[subprocess.Popen[bytes]]:
+def _running(
+    words: list[str], name: str, mark: str, setup: Setup, more: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    given = {**environment(mark, setup), **(more or {})}
     with (setup.folder / f"{name}.out").open("wb") as out, (setup.folder / f"{name}.err").open("wb") as err:
-        process = subprocess.Popen(words, cwd=setup.folder, env=environment(mark, setup), stdout=out, stderr=err)
+        process = subprocess.Popen(words, cwd=setup.folder, env=given, stdout=out, stderr=err)
     try:
         yield process
     finally:

@@ -59,6 +59,10 @@ class LiveRun:
         orchestrator = self._process.pid if self._process.poll() is None else 0
         return by_role(self.mark, orchestrator).get(role, [])
 
+    def every_pid(self) -> list[int]:
+        """All processes of the run."""
+        return list(marked(self.mark))
+
     def run_dir(self) -> Path | None:
         """The run directory, once it is there."""
         found = sorted(self.setup.folder.glob("out/*-*/experiment.toml"))
@@ -170,6 +174,7 @@ def carry_out(plan: Plan, folder: Path) -> Story:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(temporary, ignore_errors=True)
+        live.setup.closing.close()
 
 
 def recorded(folder: Path) -> set[str]:

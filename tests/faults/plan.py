@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-from tests.faults import signals
+from tests.faults import lies, machine, network, signals, storage
 from tests.faults.fault import CANDIDATE, Draw, Family, Kind, Moment, Situation, Truth
 
 # Where faults come from, by the name that the campaign's --families takes.
-FAMILIES: dict[str, Draw] = {"signals": signals.draw}
+FAMILIES: dict[str, Draw] = {
+    "signals": signals.draw,
+    "network": network.draw,
+    "storage": storage.draw,
+    "machine": machine.draw,
+    "lies": lies.draw,
+}
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # How often each kind is planned; those that take minutes are rare.
@@ -33,6 +39,7 @@ _TRUTHS: dict[Kind, tuple[Truth, ...]] = {
 _ALL_TRUTHS: tuple[Truth, ...] = ("good", "good", "naive", "slow", "other answers", "dies")
 # Beside its traffic and what faults add, a run may take this long: its start, its stop and its judgement.
 _BESIDES_S = 120.0
+_TRIES = 100  # a family may have no fault for a kind of run
 _ENGINE_S = 60.0  # two arms load torch, on two processors one after the other
 
 
@@ -87,7 +94,9 @@ def plan(
     situation = Situation(kind=kind, truth=truth, duration_s=duration_s, liveness=family == "liveness", quick=quick)
     count = 0 if family == "none" else rng.choices((1, 2, 3), (6, 3, 1))[0]
     moments: list[Moment] = []
-    while len(moments) < count:
+    for _ in range(_TRIES):
+        if len(moments) == count:
+            break
         moment = FAMILIES[rng.choice(list(families))](rng, situation)
         if moment is not None:
             moments.append(moment)

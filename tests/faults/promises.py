@@ -28,6 +28,7 @@ def no_wrong_pass(story: Story) -> list[str]:
     if not passed:
         return []
     why = [f"its candidate is {story.plan.truth!r}"] if story.plan.is_bad else []
+    why += [item.moment.fault.name for item in story.injected if item.hit and item.moment.fault.forbids_pass]
     for item in story.injected:
         for arm in item.moment.fault.silences if item.hit else ():
             # By the word of the others: requests were answered afterwards, which the arm was sent too.
@@ -64,7 +65,8 @@ def nothing_is_left(story: Story) -> list[str]:
 def records_stay(story: Story) -> list[str]:
     """What was on the disk stays there; what an arm answered is recorded, but for the last second before its recorder
     ended."""
-    lost = story.recorded_before - story.recorded
+    removed = any(item.moment.fault.removes_records and item.hit for item in story.injected)
+    lost = frozenset() if removed else story.recorded_before - story.recorded
     breaches = [f"{len(lost)} records were on the disk and are gone, such as {min(lost)}"] if lost else []
     late = [row for row in unrecorded(story) if _before_end_s(story, row.at_ns) > FLUSHED_S + HASTE_S]
     if late:

@@ -14,13 +14,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from servers.launcher import launched
 from tests.faults.relay import serve
 
 VARIABLE = "TAILGATE_FAULTS_RELAYS"
 
 
 async def _main(command: list[str]) -> int:
-    arm = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=subprocess.PIPE)
+    words = launched([sys.executable, *command])  # it goes when this process is killed
+    arm = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
     assert arm.stdout is not None
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: arm.returncode is None and arm.terminate())
