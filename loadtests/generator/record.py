@@ -80,10 +80,14 @@ def record_of(call: Call | None, copy: RequestCopy, trial: int, at_ns: int, *, t
         output_tokens = call.output_tokens
         if call.token_ns:
             token_ns = np.frombuffer(call.token_ns, dtype=np.int64) - sent_ns
-    answered = trailing.get(_ARM) or initial.get(ARM_HEADER) or trailing.get(ARM_HEADER) or None
-    if copy.arm is not None and answered is not None and answered != copy.arm and status == "OK":
+    routed = initial.get(ARM_HEADER) or trailing.get(ARM_HEADER) or None
+    answered = trailing.get(_ARM) or routed
+    # The splitter knows where it sent the request, whatever the server calls itself.
+    expected = copy.arm or routed or answered
+    if answered != expected and answered is not None and status == "OK":
         # A record under the wrong arm would poison both sides of the comparison; a failed one cannot.
-        status, error = "INTERNAL", f'pinned to arm "{copy.arm}" but arm "{answered}" answered: check the routes'
+        how = "routed" if copy.arm is None else "pinned"
+        status, error = "INTERNAL", f'{how} to arm "{expected}" but arm "{answered}" answered: check the routes'
     *served, prompt_tokens, counted = _figures(trailing)
     if status == "OK" and (fault := _fault(error, output_tokens, counted) if tokens else _ended_with(error)):
         status, error = "INTERNAL", fault
@@ -92,7 +96,7 @@ def record_of(call: Call | None, copy: RequestCopy, trial: int, at_ns: int, *, t
         session_id=plan.session_id,
         turn=plan.turn,
         trial=trial,
-        arm=copy.arm or answered,
+        arm=expected,
         replica=trailing.get(_REPLICA) or (copy.lane.replica if copy.lane is not None else "") or None,
         pair_id=copy.pair_id,
         scheduled_ns=copy.scheduled_ns,

@@ -24,7 +24,7 @@ from loadtests.trials.errors import RunError, StartError
 from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
 from loadtests.trials.progress import MetricsPage
 from loadtests.trials.served_parity import STILL_S, TIMEOUT_S, Question
-from loadtests.trials.snapshots import check_alike, start_up
+from loadtests.trials.snapshots import check_alike, check_name, start_up
 from loadtests.trials.telemetry import Collector
 from servers.address import FREE_PORT
 from servers.clock import now_ns
@@ -172,6 +172,7 @@ class Replicas:
             snapshot = self._collector.snapshot(replica.name)
             if snapshot is None:
                 raise RunError(f"{replica.name} does not report what it runs: see {replica.child.log_path}")
+            check_name(replica.name, replica.arm.name, snapshot)
             self.snapshots[replica.name] = snapshot
         self._trial.facts.startup = {
             arm.name: start_up([self.snapshots[name] for name in arm.replica_names]) for arm in experiment.own_arms

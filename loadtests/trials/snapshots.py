@@ -33,6 +33,15 @@ def start_up(snapshots: Sequence[SnapshotResponse]) -> dict[str, Any]:
     }
 
 
+def check_name(name: str, arm: str, snapshot: SnapshotResponse) -> None:
+    """The replica is the one that was started as `name`. Otherwise ConfigError."""
+    if (snapshot.arm, snapshot.replica) != (arm, name):
+        raise ConfigError(
+            f'{name} of arm "{arm}" answers as "{snapshot.replica}" of arm "{snapshot.arm}": see which program its '
+            "port belongs to, and run again"
+        )
+
+
 def check_alike(snapshots: Mapping[str, SnapshotResponse], control: SnapshotResponse) -> None:
     """By their own reports all replicas run the same thing as the control. Otherwise ConfigError."""
     for name, snapshot in snapshots.items():

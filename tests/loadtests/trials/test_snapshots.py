@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from loadtests.trials.snapshots import check_alike, start_up
+from loadtests.trials.snapshots import check_alike, check_name, start_up
 from servers.fields import ConfigError
 from servers.rpc.telemetry_pb2 import SnapshotResponse
 
@@ -54,3 +54,9 @@ def test_a_configuration_that_cannot_be_read_is_one_line(said: str) -> None:
     with pytest.raises(ConfigError, match=r"compiled-0 tells no configuration but .*: is it a replica") as caught:
         check_alike({"compiled-0": SnapshotResponse(config_json=said)}, snapshot())
     assert len(str(caught.value)) < 200
+
+
+def test_a_replica_that_answers_under_another_name_is_none_of_the_run() -> None:
+    check_name("new-0", "new", SnapshotResponse(arm="new", replica="new-0"))
+    with pytest.raises(ConfigError, match='new-0 of arm "new" answers as "eager-0" of arm "eager"'):
+        check_name("new-0", "new", SnapshotResponse(arm="eager", replica="eager-0"))
