@@ -73,6 +73,18 @@ def test_memory_and_files_that_grow_are_said_with_their_process() -> None:
     assert misses(seen(processes=[row]), memory=False) == ["envoy #0: 30 files were open, and 31"]
 
 
+def test_of_the_page_and_of_a_look_as_much_is_taken_as_they_say() -> None:
+    page = {"first": 32.0 * 2**20, "last": 36.0 * 2**20, "growth": 0.125}
+    look = {"first": 1e8, "last": 1e8 + 15_000, "growth": 0.2}
+    row = seen()["processes"][0]
+    assert not misses(seen(processes=[{**row, "process": "loadtests.page #0", "own": page}]), memory=True)
+    assert misses(seen(processes=[{**row, "process": "locust #0", "own": page}]), memory=True)
+    assert misses(seen(processes=[{**row, "process": "analysis.looks #0", "own": look}]), memory=True)
+    many = {"eager": 10**6, "compiled": 10**6}
+    looks = seen(processes=[{**row, "process": "analysis.looks #0", "own": look}], requests=many, planned=many)
+    assert not misses(looks, memory=True)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_short_day_leaves_no_process_and_no_open_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     days = ["--requests", "3000", "--rate", "300", "--compile-s", "2", "--no-memory", "--no-drawing"]
