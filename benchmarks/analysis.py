@@ -59,10 +59,13 @@ _PEER_BATCH = 1  # what a batch larger than the processor's cache gains is lost 
 # --- The run ----------------------------------------------------------------------------------------------------------
 
 
-def write_run(directory: Path, *, requests: int, tokens: int, seed: int, seconds: int = SECONDS) -> int:
+def write_run(
+    directory: Path, *, requests: int, tokens: int, seed: int, seconds: int = SECONDS, together: int = 1
+) -> int:
     """A run of `requests` rows, half of each arm, lies in `directory`. Returns the bytes of its records.
 
-    Each second is a batch, as the recorder writes it. `tokens` is the times kept for each request, 0 for none.
+    Each second is a batch, as the recorder writes it; of a long run so many seconds `together`, a divisor of 30.
+    `tokens` is the times kept for each request, 0 for none.
     """
     folder = directory / "trial-01"
     folder.mkdir(parents=True)
@@ -83,7 +86,8 @@ def write_run(directory: Path, *, requests: int, tokens: int, seed: int, seconds
     }
     (folder / "trial.json").write_text(json.dumps(trial))
     rng = np.random.default_rng(seed)
-    counts = rng.multinomial(pairs, np.full(seconds, 1.0 / seconds))
+    batches = seconds // together
+    counts = rng.multinomial(pairs, np.full(batches, 1.0 / batches))
     level = np.repeat(np.exp(0.1 * rng.standard_normal(seconds // 30)), 30)
     first = 0
     path = folder / "requests-0.arrow"
@@ -95,9 +99,9 @@ def write_run(directory: Path, *, requests: int, tokens: int, seed: int, seconds
             sums.add(memoryview(piece), rows)
 
         write(REQUESTS.serialize(), 0)
-        for second, count in enumerate(counts.tolist()):
+        for second, count in zip(range(0, batches * together, together), counts.tolist(), strict=True):
             if count:
-                due = second + np.sort(rng.random(count))
+                due = second + together * np.sort(rng.random(count))
                 batch = _batch(first, due, float(level[second]), tokens, rng)
                 write(batch.serialize(), batch.num_rows)
                 first += count

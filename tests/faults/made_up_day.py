@@ -36,7 +36,7 @@ COMPILE_EVERY_S = 60
 
 def write_day(directory: Path, *, requests: int, seconds: int) -> None:
     """`directory` holds the run: 30 s blocks, a compile while serving each minute, and what two cards did."""
-    write_run(directory, requests=requests, tokens=0, seed=24, seconds=seconds)
+    write_run(directory, requests=requests, tokens=0, seed=24, seconds=seconds, together=30)
     folder = directory / "trial-01"
     arms = ("eager", "compiled")
     with RecordWriter(folder / "compile_events.arrow", COMPILE_EVENTS) as writer:
