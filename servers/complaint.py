@@ -15,6 +15,8 @@ from pathlib import Path
 # A line keeps its beginning (what, and the start of a value) and its end (the limit and the remedy).
 LONGEST = 1000
 _TAIL = 300
+# What Python says of it where there is no memory for one more, or no room in a limit.
+_NO_THREAD = "can't start new thread"
 
 
 def shortened(text: str) -> str:
@@ -49,6 +51,8 @@ def unwritten(error: OSError) -> str:
     """Why something could not be written, and what to do about it."""
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         remedy = "let it be written to"
+    elif error.errno == errno.ENOMEM:
+        remedy = "free memory"
     elif error.errno == errno.ENOENT:
         remedy = "leave its folder where it is"
     else:
@@ -60,7 +64,7 @@ def fault(error: BaseException, folder: Path | None = None) -> str:
     """How an unforeseen exception reads. Its traceback is in the file that the text names: in `folder`, or among the
     temporary files where that is impossible."""
     what = named(error)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or str(error) == _NO_THREAD:
         return f"out of memory ({what}): free some, or ask for less; {_kept(error, folder)}"
     if isinstance(error, OSError):
         return f"a file or a stream cannot be used, {what}: free the disk or give another; {_kept(error, folder)}"

@@ -8,6 +8,7 @@ kernel has what was written even if this process is killed.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import deque
 from collections.abc import Callable
@@ -99,7 +100,7 @@ class Spool:
             while self._waiting:
                 piece, rows = self._waiting[0]
                 if self.error is None:
-                    self.error = self._thread.apply(_write_whole, (self._descriptor, piece, rows, self._sums))
+                    self.error = self._write(piece, rows)
                 self._waiting.popleft()
                 self.waiting_bytes -= len(piece)
                 if self.error is not None:
@@ -110,6 +111,14 @@ class Spool:
                 if self._on_written is not None:
                     self._on_written(at, len(piece), rows)
             self._empty.set()
+
+    def _write(self, piece: bytes | memoryview, rows: int) -> OSError | None:
+        """Why the piece is not in the file."""
+        try:
+            failure: OSError | None = self._thread.apply(_write_whole, (self._descriptor, piece, rows, self._sums))
+        except (MemoryError, RuntimeError) as error:  # no memory for the thread that writes
+            return OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {error}")
+        return failure
 
 
 def _write_whole(descriptor: int, piece: bytes | memoryview, rows: int, sums: SumsWriter | None) -> OSError | None:

@@ -38,13 +38,14 @@ class Disk:
 
     def fill(self, *, leave: int = 0) -> None:
         """No more than `leave` bytes have room, in whole blocks."""
-        with (self.path / _FILLER).open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), (self.path / _FILLER).open("ab", buffering=0) as file:
             while (room := self.room() - leave) > 0:
                 file.write(bytes(min(room, MIB)))
 
     def free(self) -> None:
         """What `fill` took has room again."""
-        (self.path / _FILLER).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it may be read-only by now
+            (self.path / _FILLER).unlink(missing_ok=True)
 
     def room(self) -> int:
         """Bytes that have room."""

@@ -59,9 +59,14 @@ def test_a_fault_is_told_where_no_folder_can_be_written_to(tmp_path: Path, monke
     [
         (errno.ENOSPC, "free the disk"),
         (errno.EROFS, "let it be written to"),
+        (errno.ENOMEM, "free memory"),
         (errno.ENOENT, "leave its folder where it is"),
     ],
 )
 def test_a_disk_that_takes_nothing_has_the_remedy_of_its_reason(number: int, remedy: str) -> None:
     error = OSError(number, os.strerror(number))
     assert unwritten(error) == f"[Errno {number}] {os.strerror(number)}: {remedy}"
+
+
+def test_a_thread_that_cannot_start_is_no_fault_of_tailgate(tmp_path: Path) -> None:
+    assert fault(RuntimeError("can't start new thread"), tmp_path).startswith("out of memory")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import gevent
+import pytest
+from gevent.threadpool import ThreadPool
 
 from loadtests.generator.spool import Spool
 
@@ -70,4 +73,20 @@ def test_nothing_follows_a_piece_that_failed(tmp_path: Path) -> None:
     assert isinstance(spool.error, BrokenPipeError)
     assert spool.offer(b"y", 2) is False
     assert spool.dropped_rows == 3
+    spool.close()
+
+
+def test_a_thread_that_has_no_memory_to_start_is_a_reason_and_not_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def apply(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ThreadPool, "apply", apply)
+    spool = Spool(os.open(tmp_path / "a", os.O_WRONLY | os.O_CREAT))
+    assert spool.offer(b"x", 1)
+    assert spool.settle(20.0)
+    assert spool.error is not None
+    assert (spool.error.errno, spool.dropped_rows) == (errno.ENOMEM, 1)
+    assert not spool.offer(b"y", 2)
     spool.close()
