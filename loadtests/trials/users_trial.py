@@ -14,7 +14,7 @@ from typing import Any
 from loadtests.external.client_security import bearer_token
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
-from loadtests.trials.processes import Child, child_environment
+from loadtests.trials.processes import Child, child_environment, describe_exit
 from loadtests.trials.progress import Load, ReplicaState, read_load
 from loadtests.trials.pulse import Pulse
 from loadtests.trials.snapshots import check_alike, configuration, start_up
@@ -87,7 +87,10 @@ class UsersTrial:
         while now_ns() < (end_ns if self._end_ns is None else self._end_ns):
             context.check()
             if (code := self._observer.poll()) is not None:
-                raise RunError(f"users' requests are not recorded any more: {self._observer.log_tail(2)} ({code})")
+                raise RunError(
+                    f"users' requests are not recorded any more: who does it ended with {describe_exit(code)}: "
+                    f"{self._observer.log_tail(2)}"
+                )
             if self.collector.failure is not None:
                 raise RunError(self.collector.failure)
             context.status.load = read_load(context.folder)

@@ -65,7 +65,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """How often each promise held, each fault came, and each truth got which verdict."""
     lines = [f"{'promise':<36}held  of    seeds that broke it"]
     for name in PROMISES:
-        judged = [row for row in rows if name != "goes on once faults are lifted" or row["family"] != "safety"]
+        judged = [row for row in rows if _is_held_to(row, name)]
         broken = [row["seed"] for row in judged if name in row["breaches"]]
         lines.append(f"{name:<36}{len(judged) - len(broken):<6}{len(judged):<6}{' '.join(map(str, broken))}")
     came = Counter(fault["fault"] for row in rows for fault in row["faults"] if fault["hit"])
@@ -73,6 +73,15 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     said = Counter((row["truth"], row["verdict"] or "none") for row in rows)
     lines += ["", *(f"{count:>5}  {truth}: {verdict}" for (truth, verdict), count in sorted(said.items()))]
     return "\n".join(lines)
+
+
+def _is_held_to(row: dict[str, Any], promise: str) -> bool:
+    match promise:
+        case "goes on once faults are lifted":
+            return bool(row["family"] != "safety")
+        case "can be judged afterwards":
+            return row["analyzed"] is not None
+    return True
 
 
 def main() -> int:

@@ -56,8 +56,9 @@ class Command:
 class Story:
     """`left` are processes, sockets and files that the run left behind, in words, and `gone_after_s` says how long its
     processes took to go; `recorded` has the ids of all recorded requests, and `recorded_before` of those that were on
-    the disk when a fault came; `analysis` is `tailgate analyze` afterwards; `leaks` names files and command lines that
-    hold a secret."""
+    the disk when a fault came; `analysis` is `tailgate analyze` afterwards, where the run did not come to its end;
+    `leaks` names files and command lines that hold a secret.
+    """
 
     plan: Plan
     run: Command

@@ -23,9 +23,17 @@ def test_whatever_goes_wrong_every_promise_holds(seed: int, tmp_path: Path) -> N
 
 def test_the_table_counts_each_promise_fault_and_verdict() -> None:
     rows = [
-        {"seed": 4, "family": "safety", "truth": "good", "verdict": "PASS", "breaches": {}, "faults": []},
         {
-            **{"seed": 5, "family": "liveness", "truth": "naive", "verdict": None},
+            "seed": 4,
+            "family": "safety",
+            "truth": "good",
+            "verdict": "PASS",
+            "analyzed": None,
+            "breaches": {},
+            "faults": [],
+        },
+        {
+            **{"seed": 5, "family": "liveness", "truth": "naive", "verdict": None, "analyzed": 3},
             "breaches": {"no wrong PASS": ["it did"]},
             "faults": [{"fault": "SIGKILL of page", "hit": "1 of page"}, {"fault": "SIGKILL of load", "hit": ""}],
         },
@@ -33,6 +41,7 @@ def test_the_table_counts_each_promise_fault_and_verdict() -> None:
     lines = table(rows).splitlines()
     assert f"{'no wrong PASS':<36}{1:<6}{2:<6}5" in lines
     assert f"{'goes on once faults are lifted':<36}{1:<6}{1:<6}" in lines
+    assert f"{'can be judged afterwards':<36}{1:<6}{1:<6}" in lines
     assert [line for line in lines if "SIGKILL" in line] == ["    1  SIGKILL of page"]
     assert "    1  good: PASS" in lines
     assert all(any(line.startswith(name) for line in lines) for name in PROMISES)
