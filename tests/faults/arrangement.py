@@ -119,8 +119,12 @@ def experiment(plan: Plan, address: str = "") -> str:
     candidate = "compiled-naive" if plan.truth == "naive" else "compiled-padded"
     if plan.kind == "engine":
         return head + _ENGINE + _ARMS.format(candidate="eager-padded")
-    # Arms check a token where no worker needs to know it beforehand.
-    return head + '[security]\ntoken_env = "FAULTS_TOKEN"\n' + _ARMS.format(candidate=candidate)
+    # In float32 arms must answer alike: elsewhere other answers alone are no fault.
+    return (
+        head
+        + '[model]\ndtype = "float32"\n[security]\ntoken_env = "FAULTS_TOKEN"\n'
+        + _ARMS.format(candidate=candidate)
+    )
 
 
 def arranged(plan: Plan, folder: Path) -> Setup:

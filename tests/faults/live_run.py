@@ -19,7 +19,7 @@ from servers.clock import now_ns
 from tests.fakes.listening import Listener, listeners
 from tests.faults import arrangement, look_over
 from tests.faults.arrangement import ANSWERS
-from tests.faults.fault import Moment, Setup, phases
+from tests.faults.fault import Kind, Moment, Setup, phases
 from tests.faults.plan import Plan
 from tests.faults.processes import by_role, marked
 from tests.faults.story import Answered, Command, Injected, Story
@@ -29,7 +29,7 @@ _SOCKETS_EVERY_S = 1.0
 _ANALYZE_S = 180.0
 _GOES_S = 30.0  # until whatever is left is called left
 _OF_TRAFFIC = re.compile(r"\d+-\d+")  # others ask too: whether arms answer alike
-_LINE = re.compile(r"^\[\d+:\d\d\] (?:trial \d+/\d+)? ?· (.*)$")
+_LINE = re.compile(r"\[\d+:\d\d\] (?:· trial \d+/\d+ )?· (.*)")
 
 
 class LiveRun:
@@ -85,8 +85,8 @@ class LiveRun:
         waiting, lifts = list(self.plan.moments), list[tuple[float, Moment]]()
         sockets_s = 0.0
         while process.poll() is None and time.monotonic() - began_s < limit_s:
-            self._follow(folder / "run.err")
-            for moment in [item for item in waiting if self._is_due(item)]:
+            self.follow(folder / "run.err")
+            for moment in [item for item in waiting if self.is_due(item)]:
                 waiting.remove(moment)
                 self._inject(moment)
                 if moment.lasts_s is not None:
@@ -115,19 +115,17 @@ class LiveRun:
             limit_s=limit_s,
         )
 
-    def _follow(self, path: Path) -> None:
-        """The phase is what stderr said last."""
+    def follow(self, path: Path) -> None:
+        """The phase is what the run has said last on stderr, which goes to the file."""
         text = _text(path)
         for line in text[self._read : text.rfind("\n") + 1].splitlines():
-            shown = "judging" if line.startswith("judging ") else (_LINE.match(line) or ("", ""))[1]
-            for phase in phases(self.plan.kind):
-                if shown.startswith(phase) and not (phase == "traffic" and shown.startswith("traffic of")):
-                    self._phase = phase
-                    self._seen_s.setdefault(phase, time.monotonic())
+            if phase := phase_of(line, self.plan.kind):
+                self._phase = phase
+                self._seen_s.setdefault(phase, time.monotonic())
         self._read = text.rfind("\n") + 1
 
-    def _is_due(self, moment: Moment) -> bool:
-        """So long after the phase was seen, or a later one where it was too short to be seen."""
+    def is_due(self, moment: Moment) -> bool:
+        """Whether it is so long after the phase was seen, or a later one where it was too short to be seen."""
         order = phases(self.plan.kind)
         seen = [self._seen_s[phase] for phase in order[order.index(moment.phase) :] if phase in self._seen_s]
         return bool(seen) and time.monotonic() - min(seen) >= moment.after_s
@@ -137,6 +135,15 @@ class LiveRun:
         at_ns = now_ns()
         hit = moment.fault.inject(self)
         self.injected.append(Injected(moment=moment, at_ns=at_ns, phase=self._phase, hit=hit))
+
+
+def phase_of(line: str, kind: Kind) -> str:
+    """The phase that a line on stderr shows; empty where it shows none."""
+    if line.startswith("judging "):
+        return "judging"
+    shown = _LINE.match(line)
+    known = (phase for phase in phases(kind) if shown is not None and shown[1].startswith(phase))
+    return next(known, "")
 
 
 def carry_out(plan: Plan, folder: Path) -> Story:
