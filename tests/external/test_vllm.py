@@ -84,5 +84,14 @@ def test_a_run_judges_eager_against_compiled(arms: tuple[dict[str, str], Path], 
     summary = json.loads((run_dir / "summary.json").read_text())
     assert all(arm["external"]["counts_tokens"] for arm in summary["arms"])
     assert faults(summary) == []
+
+    # Equal weights in float32: whatever compiling rounds otherwise turns near ties at most.
+    [gate] = [gate for gate in summary["gates"] if gate["gate"] == "parity"]
+    assert (gate["arm"], gate["verdict"]) == ("compiled", "PASS"), gate["reason"]
+    asked = {arm["name"]: arm.get("asked") for arm in summary["parity"]["arms"]}["compiled"]
+    for row in asked:
+        assert (row["answered"], row["told"], row["control_same"], row["apart"]) == (48, True, 48, 0)
+        assert row["shift"]["mean"] < 0.001
+    print([(row["when"], row["same"], row["departs"], row["lead"], row["shift"]) for row in asked])
     assert "External arms: what was not checked" in (run_dir / "report.md").read_text()
     assert "<html" in (run_dir / "report.html").read_text()
