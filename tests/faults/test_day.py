@@ -87,7 +87,7 @@ def test_of_the_page_and_of_a_look_as_much_is_taken_as_they_say() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_short_day_leaves_no_process_and_no_open_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    days = ["--requests", "3000", "--rate", "300", "--compile-s", "2", "--no-memory", "--no-drawing"]
+    days = ["--requests", "2000", "--rate", "330", "--compile-s", "1", "--no-memory", "--no-drawing"]
     code = main([*days, "--out", str(tmp_path / "day")])
     shown = capsys.readouterr()
     day = json.loads(shown.out.splitlines()[-1])
