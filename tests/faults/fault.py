@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
-
-from tests.faults.disks import Disk
+from typing import Literal, Protocol
 
 Kind = Literal["run", "until-decided", "ramp", "workers", "remote worker", "external", "engine", "users' ramp"]
 Truth = Literal["good", "naive", "slow", "other answers", "dies"]
@@ -40,18 +37,13 @@ def phases(kind: Kind) -> tuple[str, ...]:
 class Setup:
     """What a run is started with; a fault may change it before. `settings` are those of --set, `environment` what is
     added to the environment of every process, `arm_flags` those of tests/fakes/arm.py, and `arm_command` what starts an
-    arm; empty: the paced fake. `prelude` is Python that the run begins with, `disk` its results lie on, where it
-    has one of its own, `worker_environment` is for a worker elsewhere alone; `closing` is closed once all was seen."""
+    arm; empty: the paced fake."""
 
     folder: Path
     settings: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     arm_flags: list[str] = field(default_factory=list)
     arm_command: list[str] = field(default_factory=list)
-    prelude: str = ""
-    disk: Disk | None = None
-    worker_environment: dict[str, str] = field(default_factory=dict)
-    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 
 class Live(Protocol):
@@ -62,9 +54,6 @@ class Live(Protocol):
     def pids(self, role: str) -> list[int]:
         """The processes that have the role now, such as "envoy" (see tests/faults/processes.py)."""
 
-    def every_pid(self) -> list[int]:
-        """All processes of the run."""
-
     def run_dir(self) -> Path | None:
         """The run directory, once it is there."""
 
@@ -74,25 +63,35 @@ class Live(Protocol):
 
 
 class Fault:
-    """Something that goes wrong: its families override what they need. A fault is plain data that prints itself.
+    """Something that goes wrong: plain data. Its families override what they need.
 
-    `name` is its row in the tables. The others are what promises allow for: the arms (`control`, `candidate`) that it
-    may make slower or fail; those that answer nothing any more once it is there; whether what is answered from then on
-    may go unrecorded; whether what was recorded is gone; whether a candidate of whom it tells must never pass; how much
-    longer the run may take.
+    Beside its `name`, a row of the tables, it says what promises allow for.
     """
-
-    hurts: ClassVar[frozenset[str]] = frozenset()
-    silences: ClassVar[frozenset[str]] = frozenset()
-    ends_records: ClassVar[bool] = False
-    removes_records: ClassVar[bool] = False
-    forbids_pass: ClassVar[bool] = False
-    extra_s: ClassVar[float] = 0.0
 
     @property
     def name(self) -> str:
         """Its row in the tables."""
         raise NotImplementedError
+
+    @property
+    def hurts(self) -> frozenset[str]:
+        """The arms (`CONTROL`, `CANDIDATE`) that it may make slower, or whose requests it may make fail."""
+        return frozenset()
+
+    @property
+    def silences(self) -> frozenset[str]:
+        """The arms that answer nothing any more once it is there."""
+        return frozenset()
+
+    @property
+    def ends_records(self) -> bool:
+        """Whether what is answered from then on may go unrecorded."""
+        return False
+
+    @property
+    def extra_s(self) -> float:
+        """How much longer the run may take, beside the time until it is lifted."""
+        return 0.0
 
     def arrange(self, setup: Setup) -> None:
         """The run is started so that the fault can come."""

@@ -62,24 +62,24 @@ class Signal(Fault):
         return f"{self.number.name} of {self.role}"
 
     @property
-    def hurts(self) -> frozenset[str]:  # type: ignore[override]
+    def hurts(self) -> frozenset[str]:
         """The arm, or both where it is what they share."""
         arm = self._arm
         return frozenset({arm}) if arm else frozenset(ARMS if self.role in ("envoy", "split") else ())
 
     @property
-    def silences(self) -> frozenset[str]:  # type: ignore[override]
+    def silences(self) -> frozenset[str]:
         """The arm that is gone."""
         arm = self._arm
         return frozenset({arm}) if arm and self.number != signal.SIGSTOP else frozenset()
 
     @property
-    def ends_records(self) -> bool:  # type: ignore[override]
+    def ends_records(self) -> bool:
         """Whether nobody may be there to record what is answered."""
         return self.number != signal.SIGSTOP and self.role in _RECORDERS
 
     @property
-    def extra_s(self) -> float:  # type: ignore[override]
+    def extra_s(self) -> float:
         """A load that does not end is waited for."""
         return _LOAD_S if self.role in ("load", "worker", "remote worker") else 0.0
 
