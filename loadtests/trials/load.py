@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 import socket
 import sys
@@ -19,7 +20,7 @@ from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
-from loadtests.trials.processes import Child, child_environment, describe_exit
+from loadtests.trials.processes import Child, child_environment, describe_exit, log_tail
 from loadtests.trials.progress import read_load, read_workers
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 from loadtests.workers.end_file import write_end
@@ -28,6 +29,8 @@ from loadtests.workers.end_file import write_end
 _LOCUST_COMMAND = (sys.executable, "-P", "-m", "locust")
 _LOCUSTFILE = Path(__file__).resolve().parents[1] / "chat.py"
 _LOOPBACK = "127.0.0.1"
+_OWN_ERROR = re.compile(r"/ERROR/tailgate: (.+)")
+_READ_BYTES = 1 << 20
 _START_S = 120.0
 _STOP_GRACE_S = 15.0
 _DRAIN_S = 5.0  # beside the time limit of the last request
@@ -95,7 +98,7 @@ class LoadGenerator:
                 f"raise trials.ready_timeout_s: see {self._child.log_path}"
             )
         return (
-            f"the load generator ended with {describe_exit(code)}: {self._child.log_tail(3)}: "
+            f"the load generator ended with {describe_exit(code)}: {why_it_ended(self._child.log_path)}: "
             f"see {self._child.log_path}"
         )
 
@@ -179,6 +182,17 @@ def _latency_limits(experiment: Experiment) -> dict[str, float]:
     if experiment.traffic.arrivals != "saturation" or others or experiment.goodput:
         return {}
     return {metric: max(target.limit for target in targets if target.metric == metric) for metric in metrics}
+
+
+def why_it_ended(log_path: Path) -> str:
+    """The last error of our own in Locust's log; without one the end of the log, which Locust fills with tables."""
+    try:
+        with log_path.open("rb") as log:
+            log.seek(max(0, log_path.stat().st_size - _READ_BYTES))
+            errors = _OWN_ERROR.findall(log.read().decode(errors="replace"))
+    except OSError:
+        errors = []
+    return str(errors[-1]) if errors else log_tail(log_path, 3)
 
 
 def locust_command(

@@ -10,7 +10,7 @@ import pytest
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
 from loadtests.trials.context import TrialContext
-from loadtests.trials.load import trial_config
+from loadtests.trials.load import trial_config, why_it_ended
 from loadtests.trials.progress import Status
 from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.trial_schedule import TrialSchedules
@@ -71,3 +71,17 @@ def test_other_limits_of_goodput_and_other_traffic_wait_for_all(tmp_path: Path) 
     assert limits(experiment(slo, goodput={"ttft": 2000}), tmp_path) == (0.0, 0.0)
     poisson = experiment(slo, traffic={"rate": 2, "duration_s": 60, "length_scale": 0.05})
     assert limits(poisson, tmp_path) == (0.0, 0.0)
+
+
+def test_why_the_load_ended_is_our_own_error_and_none_of_locusts_tables(tmp_path: Path) -> None:
+    log = tmp_path / "locust.log"
+    table = "Type     Name  50%    66%\n--------|-----|------|-----\n" * 300
+    log.write_text(
+        "[2026-01-01 00:00:00,000] vm/ERROR/tailgate: load process 0 is lost (it no longer answers)\n"
+        "[2026-01-01 00:00:01,000] vm/ERROR/tailgate: every load process is lost: it no longer answers\n"
+        f"[2026-01-01 00:00:02,000] vm/INFO/locust.main: Shutting down (exit code 1)\n{table}"
+    )
+    assert why_it_ended(log) == "every load process is lost: it no longer answers"
+    log.write_text("ImportError: no such module\n")
+    assert why_it_ended(log) == "ImportError: no such module"
+    assert why_it_ended(tmp_path / "none.log") == "no log"
