@@ -49,8 +49,8 @@ def role(process: Process, every: Mapping[int, Process], orchestrator: int) -> s
     above = every.get(process.parent)
     parent = role(above, every, orchestrator) if above is not None else ""
     if "--replica" in words:
-        name = words[words.index("--replica") + 1]
-        return "control" if name.startswith(f"{_CONTROL}-") else "candidate"
+        arm = words[words.index("--replica") + 1].rpartition("-")[0]
+        return "control" if arm == _CONTROL else "candidate"
     if any("spawn_main" in word for word in words):
         return f"engine of {parent}" if parent in ("control", "candidate") else ""
     if any(word.rsplit("/", 1)[-1] == "envoy" for word in words[:8]):

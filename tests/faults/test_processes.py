@@ -36,6 +36,7 @@ def test_only_marked_processes_are_found_and_their_children_with_them() -> None:
     [
         ("python tests/fakes/arm.py --config x.json --replica eager-0", "control"),
         ("python -P -m servers.front.serve --replica compiled-padded-0", "candidate"),
+        ("python -P -m servers.front.serve --replica eager-padded-0", "candidate"),
         ("/opt/envoy/_bin/envoy --config-path envoy.json", "envoy"),
         ("python -P -m locust -f chat.py --headless", "load"),
         ("python -P -m loadtests.bed", "watcher"),
