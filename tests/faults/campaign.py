@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.live_run import carry_out
-from tests.faults.plan import FAMILIES, KINDS, Plan, plan
+from tests.faults.plan import FAMILIES, KINDS, Plan, covering, plan
 from tests.faults.promises import PROMISES, breaches, lost_s
 from tests.faults.story import Story
 
@@ -95,11 +95,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("faults.jsonl"), help="a line a run (default %(default)s)")
     parser.add_argument("--keep", type=Path, help="folder for the files of runs that broke a promise")
     parser.add_argument("--plans", action="store_true", help="print the plans alone")
+    parser.add_argument("--covering", action="store_true", help="the quick plans of make test, which cover the most")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what runs is ended in order
     rows = []
-    for seed in range(options.seed, options.seed + options.runs):
-        planned = plan(seed, quick=options.quick, families=options.families, kind=options.kind)
+    seeds = covering(options.runs) if options.covering else range(options.seed, options.seed + options.runs)
+    for seed in seeds:
+        planned = plan(seed, quick=options.quick or options.covering, families=options.families, kind=options.kind)
         print(planned, flush=True)
         if options.plans:
             continue

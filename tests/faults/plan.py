@@ -33,7 +33,7 @@ _WEIGHTS: dict[Kind, int] = {
 }
 _TRUTHS: dict[Kind, tuple[Truth, ...]] = {
     "engine": ("good",),
-    "external": ("good", "dies"),
+    "external": ("good",),
     "users' ramp": ("good", "naive"),
 }
 _ALL_TRUTHS: tuple[Truth, ...] = ("good", "good", "naive", "slow", "other answers", "dies")
@@ -103,3 +103,23 @@ def plan(
     return Plan(
         seed=seed, kind=kind, truth=truth, family=family, quick=quick, duration_s=duration_s, moments=tuple(moments)
     )
+
+
+def covering(count: int, within: int = 600) -> list[int]:
+    """The seeds of so many quick plans with one fault each, which together cover the most: each next one has what those
+    before it did not. They follow from the families alone."""
+    waiting = [item for seed in range(1, within + 1) if len((item := plan(seed, quick=True)).moments) == 1]
+    waiting.sort(key=lambda item: item.moments[0].fault.name)  # of equals, SIGKILL comes first
+    seen: set[str] = set()
+    seeds = []
+    for _ in range(count):
+        best = max(waiting, key=lambda item: len(_features(item) - seen))
+        waiting.remove(best)
+        seen |= _features(best)
+        seeds.append(best.seed)
+    return seeds
+
+
+def _features(item: Plan) -> set[str]:
+    (moment,) = item.moments
+    return {item.kind, item.truth, item.family, moment.phase, f"a {moment.fault.name}"}

@@ -8,10 +8,10 @@ import pytest
 
 from tests.faults.campaign import table
 from tests.faults.live_run import carry_out
-from tests.faults.plan import plan
+from tests.faults.plan import covering, plan
 from tests.faults.promises import PROMISES, breaches
 
-SEEDS = range(1, 21)
+SEEDS = covering(20)
 
 
 @pytest.mark.timeout(420)
