@@ -53,6 +53,10 @@ def test_secrets_and_tracebacks_are_found_wherever_they_lie(tmp_path: Path) -> N
     assert look_over.leaks([tmp_path], []) == (f"{tmp_path}/logs/arm.log ({name})",)
     assert len(look_over.leaks([], [f"python --token {secret}"])) == 1
     assert look_over.tracebacks([tmp_path]) == (f"{tmp_path}/logs/page.log",)
+    (tmp_path / "logs" / "page.log").write_text(
+        "Exception ignored in atexit callback:\nTraceback (most recent call last):\n"
+    )
+    assert look_over.tracebacks([tmp_path]) == ()
     assert look_over.leaks([tmp_path / "none"], ["python"]) == ()
 
 
