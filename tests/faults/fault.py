@@ -139,5 +139,5 @@ def some_instant(rng: random.Random, situation: Situation, first: str = "", last
     every = phases(situation.kind)
     begin, end = every.index(first) if first else 0, every.index(last) if last else len(every) - 1
     phase = rng.choice(every[begin : end + 1])
-    within = situation.duration_s if phase.startswith("traffic") else 1.5
+    within = situation.duration_s if phase.startswith("traffic") else 0.6  # others may be over soon
     return phase, round(rng.uniform(0.0, within), 2)
