@@ -21,7 +21,7 @@ from tests.faults import arrangement, look_over
 from tests.faults.arrangement import ANSWERS
 from tests.faults.fault import Kind, Moment, Setup, phases
 from tests.faults.plan import Plan
-from tests.faults.processes import by_role, marked
+from tests.faults.processes import ancestry, by_role, marked
 from tests.faults.story import Answered, Command, Injected, Story
 
 _POLL_S = 0.02
@@ -158,6 +158,7 @@ def carry_out(plan: Plan, folder: Path) -> Story:
             if run.code == 2 and not live.injected:
                 raise AssertionError(f"{plan}: the run was refused: {run.stderr}")
             gone_after_s, left = _gone(live, others)
+        left += [item for item in _gone(live, set())[1] if item not in left]
         left += _left_in(temporary)
         run_dir = live.run_dir()
         # One that came to its end was just judged by the same code, which takes as long as half the run.
@@ -204,10 +205,12 @@ def answered(folder: Path) -> Iterator[Answered]:
 
 
 def _gone(live: LiveRun, others: set[int]) -> tuple[float, list[str]]:
-    """How long it took until no process of the run was there, and what is left after `_GOES_S`."""
+    """How long it took until no process was there but `others` and what those started, and what is left after
+    `_GOES_S`."""
     began_s = time.monotonic()
     while True:
-        rest = {pid: process for pid, process in marked(live.mark).items() if pid not in others}
+        every = marked(live.mark)
+        rest = {pid: process for pid, process in every.items() if not others & ancestry(process, every)}
         took_s = time.monotonic() - began_s
         if not rest or took_s > _GOES_S:
             break

@@ -70,6 +70,12 @@ def role(process: Process, every: Mapping[int, Process], orchestrator: int) -> s
     return next((name for words_of, name in modules.items() if words_of in command), "")
 
 
+def ancestry(process: Process, every: Mapping[int, Process]) -> set[int]:
+    """The process and those above it, of the marked ones."""
+    above = every.get(process.parent)
+    return {process.pid} | (ancestry(above, every) if above is not None else set())
+
+
 def by_role(mark: str, orchestrator: int) -> dict[str, list[int]]:
     """The process ids of each role, oldest first."""
     every = marked(mark)

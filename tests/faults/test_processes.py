@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.faults.processes import MARK, Process, by_role, marked, role
+from tests.faults.processes import MARK, Process, ancestry, by_role, marked, role
 
 
 def process(pid: int, command: str, parent: int = 1) -> Process:
@@ -66,5 +66,6 @@ def test_children_are_known_by_their_parent() -> None:
             process(31, "python -c from multiprocessing.spawn import spawn_main;", parent=30),
         )
     }
+    assert ancestry(every[21], every) == {20, 21}
     roles = {pid: role(item, every, 1) for pid, item in every.items()}
     assert [roles[pid] for pid in (10, 11, 21, 31)] == ["load", "worker", "worker", "engine of control"]
