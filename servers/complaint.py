@@ -47,17 +47,17 @@ def named(error: BaseException) -> str:
     return f"{kind}: {shortened(text)}" if text else kind
 
 
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free the disk"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "let it be written to"),
+    errno.ENOENT: "leave its folder where it is",
+    errno.ENOMEM: "free memory",
+}
+
+
 def unwritten(error: OSError) -> str:
     """Why something could not be written, and what to do about it."""
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        remedy = "let it be written to"
-    elif error.errno == errno.ENOMEM:
-        remedy = "free memory"
-    elif error.errno == errno.ENOENT:
-        remedy = "leave its folder where it is"
-    else:
-        remedy = "free the disk"
-    return f"{error}: {remedy}"
+    return f"{error}: {_REMEDIES.get(error.errno or 0, 'look after the disk')}"
 
 
 def fault(error: BaseException, folder: Path | None = None) -> str:

@@ -156,7 +156,7 @@ class Orchestrator:
         except (RunError, SplitterError, ConfigError) as error:
             return ended(error=self._removed() or str(error))
         except OSError as error:
-            return ended(error=self._removed() or f"{unwritten(error)} and run again: see {run_dir}")
+            return ended(error=self._removed() or f"{unwritten(error)}, and see {run_dir}")
         except Exception as error:  # what was recorded until then is judged all the same
             return ended(error=fault(error, run_dir))
         finally:

@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.faults import clocks
+from tests.faults.clocks import why_no_clocks
 from tests.faults.fault import CANDIDATE, CONTROL, Fault, Live, Moment, Setup, Situation, some_instant
 
 ARMS = frozenset({CONTROL, CANDIDATE})
-_FAKETIME = "/usr/lib/*/faketime/libfaketimeMT.so.1"
 _BURNERS = 2
 _ROOM = 1 << 20
 
@@ -32,25 +33,16 @@ class Clock(Fault):
 
     def arrange(self, setup: Setup) -> None:
         """Processes ask a library for the time, which asks a file."""
-        path = setup.folder / "clock"
-        path.write_text("+0")
-        setup.environment |= {
-            "LD_PRELOAD": faketime(),
-            "FAKETIME_TIMESTAMP_FILE": str(path),
-            "FAKETIME_CACHE_DURATION": "0",
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "DONT_FAKE_MONOTONIC": "1",
-        }
+        setup.environment |= clocks.environment(setup.folder)
 
     def inject(self, live: Live) -> str:
         """The clock has stepped."""
-        (live.setup.folder / "clock").write_text(f"{self.seconds:+d}")
+        clocks.step(live.setup.folder, self.seconds)
         return "all processes"
 
     def lift(self, live: Live) -> None:
         """It has stepped back."""
-        (live.setup.folder / "clock").write_text("+0")
+        clocks.step(live.setup.folder, 0)
 
 
 @dataclass(frozen=True)
@@ -66,7 +58,7 @@ class Skew(Fault):
 
     def arrange(self, setup: Setup) -> None:
         """The worker asks a library for the time."""
-        setup.worker_environment |= {"LD_PRELOAD": faketime(), "FAKETIME": f"+0 x{self.rate}"}
+        setup.worker_environment |= clocks.environment(setup.folder, rate=self.rate)
 
     def inject(self, live: Live) -> str:
         """They are fast already."""
@@ -153,11 +145,6 @@ class Memory(Fault):
                 resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
-def faketime() -> str:
-    """The path of libfaketime for several threads; empty where it is not installed."""
-    return str(next(iter(sorted(Path("/").glob(_FAKETIME.lstrip("/")))), ""))
-
-
 def _pin(live: Live, processors: set[int]) -> int:
     count = 0
     for pid in live.every_pid():
@@ -175,10 +162,10 @@ def draw(rng: random.Random, situation: Situation) -> Moment | None:
         lasts_s = None
     phase, after_s = some_instant(rng, situation)
     match rng.choice(("clock", "skew", "processors", "memory")):
-        case "clock" if faketime() and situation.kind != "users' ramp":
+        case "clock" if not why_no_clocks() and situation.kind != "users' ramp":
             fault: Fault = Clock(rng.choice((-3600, -30, 30, 3600)))
-        case "skew" if faketime() and situation.kind == "remote worker":
-            fault, phase, after_s, lasts_s = Skew(rng.choice((0.999, 1.0002, 1.002, 1.01))), "starting arms", 0.0, None
+        case "skew" if not why_no_clocks() and situation.kind == "remote worker":
+            fault, phase, after_s, lasts_s = Skew(rng.choice((0.998, 1.0002, 1.002))), "starting arms", 0.0, None
         case "processors":
             fault = Processors()
         case "memory" if not situation.liveness and situation.kind not in ("users' ramp", "engine"):

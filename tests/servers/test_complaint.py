@@ -60,6 +60,7 @@ def test_a_fault_is_told_where_no_folder_can_be_written_to(tmp_path: Path, monke
         (errno.ENOSPC, "free the disk"),
         (errno.EROFS, "let it be written to"),
         (errno.ENOMEM, "free memory"),
+        (errno.EIO, "look after the disk"),
         (errno.ENOENT, "leave its folder where it is"),
     ],
 )
