@@ -95,11 +95,11 @@ class Relay:
                     await asyncio.sleep(_LOOK_S)
                 rate = self.weather.bytes_per_s
                 piece = await source.read(max(1, min(PIECE, int(rate * _LOOK_S))) if rate else PIECE)
+                if rate := self.weather.bytes_per_s:  # it may have changed while nothing came
+                    await asyncio.sleep(len(piece) / rate)
                 await waiting.put((asyncio.get_running_loop().time() + self.weather.delay_s, piece))
                 if not piece:
                     break
-                if rate:
-                    await asyncio.sleep(len(piece) / rate)
             await writing
         finally:
             writing.cancel()
