@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.live_run import carry_out
-from tests.faults.plan import FAMILIES, KINDS, Plan, covering, plan
+from tests.faults.plan import DEFAULT, FAMILIES, KINDS, Plan, covering, plan
 from tests.faults.promises import PROMISES, breaches, lost_s
 from tests.faults.story import Story
 
@@ -90,7 +90,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
     parser.add_argument("--quick", action="store_true", help="the short plans that make test carries out")
-    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
+    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(DEFAULT))
     parser.add_argument("--kind", choices=KINDS, help="runs of one kind alone")
     parser.add_argument("--out", type=Path, default=Path("faults.jsonl"), help="a line a run (default %(default)s)")
     parser.add_argument("--keep", type=Path, help="folder for the files of runs that broke a promise")

@@ -19,6 +19,9 @@ FAMILIES: dict[str, Draw] = {
     "lies": lies.draw,
 }
 
+# What is planned where nothing else is asked for: a seed stays the plan that it was when a family is added.
+DEFAULT = ("signals",)
+
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # How often each kind is planned; those that take minutes are rare.
 _WEIGHTS: dict[Kind, int] = {
@@ -77,9 +80,7 @@ class Plan:
         return f"seed {self.seed}: {self.family}, {self.kind} of a candidate that is {self.truth!r}: {wrong}"
 
 
-def plan(
-    seed: int, *, quick: bool = False, families: Sequence[str] = tuple(FAMILIES), kind: Kind | None = None
-) -> Plan:
+def plan(seed: int, *, quick: bool = False, families: Sequence[str] = DEFAULT, kind: Kind | None = None) -> Plan:
     """The plan of the seed. `quick` ones take seconds: no users' ramp, no engine, and nothing is stopped for long.
 
     One plan in twelve has no fault at all: it shows what the run comes to by itself.
@@ -105,10 +106,11 @@ def plan(
     )
 
 
-def covering(count: int, within: int = 600) -> list[int]:
+def covering(count: int, within: int = 600, families: Sequence[str] = DEFAULT) -> list[int]:
     """The seeds of so many quick plans with one fault each, which together cover the most: each next one has what those
     before it did not. They follow from the families alone."""
-    waiting = [item for seed in range(1, within + 1) if len((item := plan(seed, quick=True)).moments) == 1]
+    every = (plan(seed, quick=True, families=families) for seed in range(1, within + 1))
+    waiting = [item for item in every if len(item.moments) == 1]
     waiting.sort(key=lambda item: item.moments[0].fault.name)  # of equals, SIGKILL comes first
     seen: set[str] = set()
     seeds = []
