@@ -54,6 +54,9 @@ class LoadProcess:
         self.environment = environment
         self.task = task  # under a schedule, that of the trial
         setattr(environment, _KEPT_ON_ENVIRONMENT, self)
+        logging.raiseExceptions = (
+            False  # a full disk takes no line of the log either: no traceback of that in its place
+        )
         self.generator: Generator | None = None
         self.log: LoadLog | None = None
         self.recorder: RequestRecorder | None = None
