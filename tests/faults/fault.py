@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
+
+from tests.faults.disks import Disk
 
 Kind = Literal["run", "until-decided", "ramp", "workers", "remote worker", "external", "engine", "users' ramp"]
 Truth = Literal["good", "naive", "slow", "other answers", "dies"]
@@ -37,13 +40,18 @@ def phases(kind: Kind) -> tuple[str, ...]:
 class Setup:
     """What a run is started with; a fault may change it before. `settings` are those of --set, `environment` what is
     added to the environment of every process, `arm_flags` those of tests/fakes/arm.py, and `arm_command` what starts an
-    arm; empty: the paced fake."""
+    arm; empty: the paced fake. `prelude` is Python that the run begins with, `disk` its results lie on, where it
+    has one of its own, `worker_environment` is for a worker elsewhere alone; `closing` is closed once all was seen."""
 
     folder: Path
     settings: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     arm_flags: list[str] = field(default_factory=list)
     arm_command: list[str] = field(default_factory=list)
+    prelude: str = ""
+    disk: Disk | None = None
+    worker_environment: dict[str, str] = field(default_factory=dict)
+    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 
 class Live(Protocol):
@@ -53,6 +61,9 @@ class Live(Protocol):
 
     def pids(self, role: str) -> list[int]:
         """The processes that have the role now, such as "envoy" (see tests/faults/processes.py)."""
+
+    def every_pid(self) -> list[int]:
+        """All processes of the run."""
 
     def run_dir(self) -> Path | None:
         """The run directory, once it is there."""
@@ -86,6 +97,16 @@ class Fault:
     @property
     def ends_records(self) -> bool:
         """Whether what is answered from then on may go unrecorded."""
+        return False
+
+    @property
+    def removes_records(self) -> bool:
+        """Whether what was recorded is gone."""
+        return False
+
+    @property
+    def forbids_pass(self) -> bool:
+        """Whether no candidate may pass, however good it is."""
         return False
 
     @property

@@ -58,12 +58,12 @@ class Lying(Fault):
         return f"{self.lie}, says {self.arm}"
 
     @property
-    def hurts(self) -> frozenset[str]:  # type: ignore[override]
+    def hurts(self) -> frozenset[str]:
         """The arm that lies; a control that cheats is faster than any candidate, which then may well fail."""
         return frozenset({CONTROL, CANDIDATE})
 
     @property
-    def forbids_pass(self) -> bool:  # type: ignore[override]
+    def forbids_pass(self) -> bool:
         """Whether no candidate may pass so."""
         return self.lie in _NO_PASS
 

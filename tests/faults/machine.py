@@ -77,7 +77,7 @@ class Processors(Fault):
         return "one processor for all, and two that compute on it"
 
     @property
-    def hurts(self) -> frozenset[str]:  # type: ignore[override]
+    def hurts(self) -> frozenset[str]:
         """Both."""
         return ARMS
 
@@ -115,17 +115,17 @@ class Memory(Fault):
         return f"no more memory for {self.role}"
 
     @property
-    def hurts(self) -> frozenset[str]:  # type: ignore[override]
+    def hurts(self) -> frozenset[str]:
         """The arm, or both where it is what they share."""
         return frozenset({self.role}) if self.role in ARMS else ARMS if self.role == "envoy" else frozenset()
 
     @property
-    def ends_records(self) -> bool:  # type: ignore[override]
+    def ends_records(self) -> bool:
         """Whoever records may not be able to."""
         return self.role not in (*ARMS, "envoy")
 
     @property
-    def extra_s(self) -> float:  # type: ignore[override]
+    def extra_s(self) -> float:
         """A load that does not end is waited for."""
         return 130.0 if self.role in ("load", "worker") else 0.0
 

@@ -43,18 +43,18 @@ class Network(Fault):
         return f"{self.weather} before {self.where}"
 
     @property
-    def hurts(self) -> frozenset[str]:  # type: ignore[override]
+    def hurts(self) -> frozenset[str]:
         """The arm, or both behind the splitter."""
         return frozenset(ARMS if self.where == SPLITTER else (self.where,))
 
     @property
-    def silences(self) -> frozenset[str]:  # type: ignore[override]
+    def silences(self) -> frozenset[str]:
         """The arm that nobody reaches any more."""
         gone = self.weather in ("silence", "no connection") and not self.lifted and self.where != SPLITTER
         return frozenset({self.where} if gone else ())
 
     @property
-    def extra_s(self) -> float:  # type: ignore[override]
+    def extra_s(self) -> float:
         """Whoever waits for an answer gives up."""
         return 0.0 if self.lifted else _SILENT_S
 
@@ -95,7 +95,7 @@ class Filtered(Fault):
         return f"{self.what} by the splitter before {self.arm}"
 
     @property
-    def hurts(self) -> frozenset[str]:  # type: ignore[override]
+    def hurts(self) -> frozenset[str]:
         """The arm."""
         return frozenset({self.arm})
 

@@ -77,8 +77,8 @@ class Relay:
             far_in, far_out = await asyncio.open_connection(*self._target, limit=PIECE)
             self._writers.add(far_out)
             await asyncio.gather(self._pass_on(near_in, far_out), self._pass_on(far_in, near_out))
-        except OSError:
-            pass  # one side has ended it
+        except (OSError, asyncio.CancelledError):
+            pass  # one side has ended it, or the relay ends
         finally:
             for writer in filter(None, (near_out, far_out)):
                 self._writers.discard(writer)

@@ -7,7 +7,6 @@ import random
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from tests.faults.disks import Disk, why_no_disks
 from tests.faults.fault import Fault, Live, Moment, Setup, Situation, some_instant
@@ -24,7 +23,6 @@ class Storage(Fault):
     """What happens to the folder of a run."""
 
     what: str
-    ends_records: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -32,7 +30,12 @@ class Storage(Fault):
         return self.what
 
     @property
-    def removes_records(self) -> bool:  # type: ignore[override]
+    def ends_records(self) -> bool:
+        """Nothing more can be written, or it is gone."""
+        return True
+
+    @property
+    def removes_records(self) -> bool:
         """A folder goes with what is in it."""
         return self.what in FOLDERS
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.faults.fault import PHASES
-from tests.faults.plan import KINDS, covering, plan
+from tests.faults.plan import FAMILIES, KINDS, covering, plan
 from tests.faults.signals import roles
 
 
@@ -63,3 +63,11 @@ def test_the_plans_of_make_test_cover_all_quick_kinds_and_as_many_faults_as_they
     assert {item.kind for item in plans} == set(KINDS) - {"engine", "users' ramp"}
     assert {item.family for item in plans} == {"safety", "liveness"}
     assert len({moment.fault.name for item in plans for moment in item.moments}) >= 18
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_each_family_alone_plans_faults_for_every_seed(name: str) -> None:
+    for seed in range(100):
+        item = plan(seed, families=(name,), kind="run")
+        assert item.moments or item.family == "none"
+        assert item.limit_s < 500.0
