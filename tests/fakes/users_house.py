@@ -26,6 +26,7 @@ from loadtests.experiments.reading import load
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin
 from servers.splitter.weights import live_weights
+from tests.fakes.listening import command_of, family
 
 ROOT = Path(__file__).resolve().parents[2]
 _START_S = 20.0
@@ -112,8 +113,9 @@ class UsersHouse:
         self.children[name].wait()
 
     def envoy_pid(self) -> int:
-        """The process id of the split's Envoy: its only child, or the child of its launcher."""
-        return _last_child(self.children["split"].pid)
+        """The process id of the split's Envoy."""
+        (envoy,) = [pid for pid in family(self.children["split"].pid) if "--config-path" in command_of(pid).split()]
+        return envoy
 
     def ramp(self, *arguments: str) -> subprocess.Popen[str]:
         """`tailgate ramp` with these arguments, started in the folder."""
@@ -177,10 +179,3 @@ class UsersHouse:
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-def _last_child(pid: int) -> int:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    every = children or [child for thread in threads for child in (thread / "children").read_text().split()]
-    return _last_child(int(every[0])) if every else pid
