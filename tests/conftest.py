@@ -1,4 +1,5 @@
-"""Every summary that a test produces is as docs/schema publishes it, whoever made it."""
+"""What holds for all tests: every summary that one produces is as docs/schema publishes it, whoever made it, and no
+example that Hypothesis draws fails by the time it takes on a busy machine."""
 
 from __future__ import annotations
 
@@ -7,9 +8,13 @@ from functools import wraps
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from analysis.summary import summary as summaries
 from tests.fakes.summary_schema import hold, hold_file
+
+settings.register_profile("busy machine", deadline=None)
+settings.load_profile("busy machine")
 
 _analyze = summaries.analyze
 

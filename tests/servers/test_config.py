@@ -260,7 +260,7 @@ def shapes_of_prompt(arm: ArmConfig, length: int) -> set[StepShape]:
     return {policy.prefill(1, ends[0]), *later}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     preset=st.sampled_from(["compiled-padded", "compiled-bucketed"]),
     longest=st.integers(1, 300),

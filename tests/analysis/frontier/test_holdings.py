@@ -88,7 +88,7 @@ def test_an_arm_that_held_everything_is_open_above() -> None:
         max_size=25,
     )
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_statements_never_contradict_each_other(drawn: list[tuple[str, int, str, int]]) -> None:
     steps = [step(arm, rate, held, trial) for arm, rate, held, trial in drawn]  # type: ignore[arg-type]
     frontier = frontier_of(steps, ["a", "b", "c"])

@@ -130,7 +130,7 @@ def test_the_least_time_is_that_of_two_shortest_starts_of_every_arm() -> None:
     lanes=st.integers(1, 4),
     step_s=st.floats(5.0, 120.0),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_round_never_plans_more_than_is_left(
     total_s: float, spent: float, number: int, lanes: int, step_s: float
 ) -> None:

@@ -188,7 +188,7 @@ def test_steps_that_contradict_each_other_widen_the_bracket(
     assert (found.passed_rps, found.failed_rps) == (passed, failed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.sampled_from(["held", "missed", "undecided"])), max_size=30),
 )

@@ -87,7 +87,7 @@ def test_rows_come_back_from_files_as_they_went_in(most, monkeypatch):
 
 @pytest.mark.parametrize("most", [0, 1 << 27])
 @pytest.mark.parametrize("longest", [3, 90], ids=["short texts", "texts too long for a print"])
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(texts=st.lists(st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=8), max_size=6))
 def test_equal_texts_have_one_number(most, longest, texts):
     with mock.patch.object(scratch, "LARGEST_IN_MEMORY", most):

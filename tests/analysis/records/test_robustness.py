@@ -250,7 +250,7 @@ CHANGES = st.lists(
     min_size=1,
     max_size=60,
 )
-FUZZ = settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=6, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @FUZZ

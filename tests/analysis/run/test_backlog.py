@@ -254,7 +254,7 @@ def recorded(served: Served, *, replica: str = "compiled-0") -> list[dict[str, o
     compile_s=st.floats(0.2, 10.0),
 )
 @example(seed=988, slots=5, load=1.0, compile_s=6.0)  # the second compile begins in the backlog of the first
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_replay_of_a_queue_with_slots_is_the_queue_without_compiles(
     seed: int, slots: int, load: float, compile_s: float
 ) -> None:

@@ -91,7 +91,7 @@ def test_an_arm_far_above_another_is_surely_higher_and_never_the_other_way_round
 
 
 @given(st.lists(st.tuples(st.floats(2.0, 50.0), st.booleans(), st.integers(1, 3)), min_size=1, max_size=12))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_equal_steps_are_no_order(drawn: list[tuple[float, bool, int]]) -> None:
     rates, held, starts = zip(*drawn, strict=True)
     one = knee_profile(rates, held, starts, grid=GRID)

@@ -68,7 +68,7 @@ def test_nothing_is_decided_before_it_is_known_how_groups_resemble_each_other() 
     assert np.isfinite(evidence.payment[FEWEST_GROUPS - 1 :]).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), kept=st.integers(2, 39))
 def test_what_comes_later_changes_nothing_of_what_was_known(seed: int, kept: int) -> None:
     rng = np.random.default_rng(seed)

@@ -23,7 +23,7 @@ def one_by_one(treatment: Floats, control: Floats, q: float) -> tuple[int, int]:
     return int((treatment > threshold).sum()), int((control > threshold).sum())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 10_000),
     sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=6),
@@ -61,7 +61,7 @@ def test_the_treatment_alone_is_slow() -> None:
     assert counts.by_request() == pytest.approx(2.0 / spread)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(own=st.integers(1, 60), other=st.integers(1, 60), data=st.data())
 def test_bets_are_fair_by_the_hypergeometric_distribution(own: int, other: int, data: st.DataObject) -> None:
     slow = data.draw(st.integers(0, own + other))

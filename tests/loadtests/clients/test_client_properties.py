@@ -155,7 +155,7 @@ def expected(answer: dict[str, Any]) -> tuple[str, int]:
     return statuses[answer["status"]], 0 if answer["only"] else sum(map(len, answer["chunks"]))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(answers=st.lists(ANSWER, min_size=1, max_size=5), seed=st.integers(0, 2**32), cuts=st.lists(st.floats(0, 1)))
 def test_cuts_and_mixing_change_nothing(answers: list[dict[str, Any]], seed: int, cuts: list[float]) -> None:
     data = stream(answers, random.Random(seed))
@@ -178,7 +178,7 @@ def test_cuts_and_mixing_change_nothing(answers: list[dict[str, Any]], seed: int
         cut.close()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(answers=st.lists(ANSWER, min_size=1, max_size=3), seed=st.integers(0, 2**32))
 def test_bytes_may_come_one_at_a_time(answers: list[dict[str, Any]], seed: int) -> None:
     fed = Fed(len(answers))
@@ -190,7 +190,7 @@ def test_bytes_may_come_one_at_a_time(answers: list[dict[str, Any]], seed: int) 
         fed.close()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.binary(max_size=200), seed=st.integers(0, 2**32), place=st.floats(0, 1))
 def test_garbage_fails_calls_and_raises_nothing_but_a_protocol_error(data: bytes, seed: int, place: float) -> None:
     """A good stream with garbage written over a part of it: each call ends once or goes on, and nothing else breaks."""
@@ -213,7 +213,7 @@ def test_garbage_fails_calls_and_raises_nothing_but_a_protocol_error(data: bytes
         fed.close()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     size=st.integers(0, 70_000),
     first=st.integers(0, 70_000),

@@ -138,7 +138,7 @@ def cutting_peer() -> Iterator[tuple[Peer, InferenceClient, dict[str, object]]]:
         client.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     chunks=st.lists(st.lists(st.integers(0, 50_000), max_size=5), min_size=1, max_size=12),
     cuts=st.lists(st.floats(0, 1), max_size=20),

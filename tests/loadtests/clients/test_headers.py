@@ -28,7 +28,6 @@ def joined(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return table
 
 
-@settings(deadline=None)
 @given(
     blocks=st.lists(
         st.tuples(st.lists(st.tuples(FIELD, st.booleans()), max_size=12), st.booleans(), st.integers(0, 4096)),
@@ -60,13 +59,13 @@ def agree(blocks: list[bytes]) -> None:
         assert ours.decode(block) == expected
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(blocks=st.lists(st.binary(max_size=60), max_size=4))
 def test_any_bytes_mean_what_they_mean_to_hpack(blocks: list[bytes]) -> None:
     agree(blocks)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     fields=st.lists(FIELD, min_size=1, max_size=6), cut=st.floats(0, 1), flip=st.integers(0, 7), huffman=st.booleans()
 )

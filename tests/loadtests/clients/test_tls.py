@@ -60,7 +60,7 @@ def shaken(
     return stream, server
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     pieces=st.lists(st.one_of(st.binary(max_size=200), st.integers(10_000, 70_000).map(bytes)), max_size=8),
     cuts=st.lists(st.floats(0, 1), max_size=10),

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.judging.validity import LENGTH_CHECKS
@@ -234,7 +234,6 @@ def test_a_bad_target_of_the_command_line_is_refused() -> None:
         load("demo", slo=["p99_ttft_ms 3"])
 
 
-@settings(deadline=None)
 @given(
     duration_s=st.floats(1, 1e5),
     rate=st.floats(0.01, 1e4),

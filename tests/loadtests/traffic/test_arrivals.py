@@ -38,7 +38,7 @@ durations = st.floats(min_value=0.01, max_value=10)
 shapes = st.floats(min_value=0.05, max_value=50)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rate=rates, duration_s=durations, burstiness=shapes, seed=st.integers(0, 2**32))
 def test_gamma_offsets_are_sorted_and_inside_the_duration(
     rate: float, duration_s: float, burstiness: float, seed: int
@@ -50,7 +50,7 @@ def test_gamma_offsets_are_sorted_and_inside_the_duration(
     assert np.array_equal(offsets, gamma(rate, burstiness, duration_s, rng=rng(seed)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     levels=st.lists(st.just(0.0) | st.floats(min_value=1e-6, max_value=300), min_size=1, max_size=6).filter(any),
     duration_s=st.floats(min_value=0.5, max_value=10),
@@ -66,7 +66,7 @@ def test_steps_are_piecewise_rates_of_equal_length(levels: list[float], duration
     assert ((offsets >= 0) & (offsets < duration_s * 1e9)).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rate=rates, short_s=durations, factor=st.floats(min_value=1, max_value=5), burstiness=shapes)
 def test_longer_schedule_starts_with_the_shorter_one(
     rate: float, short_s: float, factor: float, burstiness: float
@@ -151,7 +151,7 @@ def test_replay_time_scale_below_one_is_faster() -> None:
     assert (arrivals.replay(trace, 11, time_scale=2)[0] / SECOND).tolist() == [0, 2, 4, 4, 10]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     gaps=st.lists(st.integers(0, 3 * SECOND), min_size=1, max_size=50),
     scale=st.floats(min_value=0.1, max_value=10),

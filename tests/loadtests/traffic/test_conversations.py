@@ -52,7 +52,7 @@ def test_json_lines_read_as_an_array_does(tmp_path: Path) -> None:
     assert len(read_conversations(written(tmp_path, lines + "\n")).kept) == 5
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(texts=st.lists(st.text(min_size=1).filter(str.strip), min_size=2, max_size=20))
 def test_every_text_comes_back(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     texts = [text.encode("utf-8", "replace").decode() for text in texts]

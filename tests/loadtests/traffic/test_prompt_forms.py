@@ -274,7 +274,7 @@ def test_a_search_sends_each_rate_for_its_time() -> None:
     assert [step["rate"] for step in again.steps] == [6.0, 7.0, 8.0, 9.0, 10.0]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**62), trial=st.integers(1, 20), split=st.booleans())
 def test_searches_and_closed_loops_are_equal_for_equal_seeds(seed: int, trial: int, split: bool) -> None:
     for config in (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from loadtests.traffic.prompt_words import prompt_words, token_ids
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 2**63 - 1),
     short=st.integers(0, 200),

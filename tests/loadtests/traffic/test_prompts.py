@@ -83,7 +83,7 @@ def source(folder: Path, kind: PromptKind) -> PromptSource:
     return PromptSource.of(kind, model=str(folder), vocab_size=600)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(tokens=st.integers(2, 700), seed=st.integers(0, 2**62))
 def test_text_has_exactly_the_planned_tokens_for_the_servers_own_tokenizer(
     folder: Path, tokens: int, seed: int

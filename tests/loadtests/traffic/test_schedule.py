@@ -113,7 +113,7 @@ def test_a_damaged_schedule_is_refused_and_no_offset_leads_out_of_it(tmp_path: P
         Schedule.read(path)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**63),
     trial=st.integers(0, 50),

@@ -72,7 +72,7 @@ def test_mooncake_rows_with_equal_times_are_read(tmp_path: Path) -> None:
     assert trace.output_tokens.tolist() == [500, 490, 1]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 10**6), st.integers(1, 10**6), st.integers(1, 10**6)), min_size=1, max_size=30

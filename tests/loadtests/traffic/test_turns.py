@@ -34,7 +34,7 @@ def test_sessions_have_the_asked_mean_turns_and_think_time() -> None:
     assert gaps.std() == pytest.approx(7, rel=0.03)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(counts=st.lists(st.integers(1, 6), max_size=40), seed=st.integers(0, 2**32))
 def test_turns_count_up_from_zero_and_never_step_back(counts: list[int], seed: int) -> None:
     starts = np.sort(rng(seed).integers(0, 100 * SECOND, size=len(counts)))

@@ -31,7 +31,7 @@ def experiment(devices: list[str], *, seed: int = 1, swap: bool = True) -> Exper
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**40), count=st.integers(2, 4), group=st.integers(0, 5))
 def test_every_arm_has_every_device_once_in_a_group(seed: int, count: int, group: int) -> None:
     what = experiment([f"cuda:{number}" for number in range(count)], seed=seed)

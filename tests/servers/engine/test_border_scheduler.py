@@ -59,7 +59,7 @@ def test_with_nothing_asked_for_it_is_the_scheduler() -> None:
     assert played(BorderScheduler(limits), requests) == played(Scheduler(limits), requests)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     slots=st.integers(1, 20),
     batch=st.integers(1, 6),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
@@ -33,7 +33,6 @@ def test_given_bounds_are_met_from_both_sides() -> None:
     assert {18, 19, 20} <= borders, "decoded at 19 and 20, extended to 19 and 20"
 
 
-@settings(deadline=None)
 @given(
     ladder=st.lists(st.integers(1, 39), max_size=5, unique=True).map(lambda steps: (*sorted(steps), 40)),
     contexts=st.lists(st.integers(1, 51), max_size=3, unique=True).map(lambda steps: (*sorted(steps), 52)),
