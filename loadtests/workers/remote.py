@@ -56,7 +56,7 @@ def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:
             code = process.wait()
         except KeyboardInterrupt as stop:
             if isinstance(stop, _Terminated):
-                process.send_signal(signal.SIGINT)  # a terminal's Ctrl-C it got by itself
+                process.terminate()  # a Ctrl-C of the terminal it gets by itself
             with contextlib.suppress(KeyboardInterrupt):
                 process.wait()  # it stops in order
             process.kill()

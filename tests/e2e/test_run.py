@@ -263,7 +263,7 @@ def test_a_really_recompiling_arm_fails_by_its_recompiles_and_the_records_say_wh
 
 
 def test_a_run_that_may_be_looked_at_ends_when_it_is_decided(tmp_path: Path) -> None:
-    settings = ["--until-decided", "--at-most", "300s", "--seed", "3", "--out", "out"]
+    settings = ["--until-decided", "--at-most", "440s", "--seed", "3", "--out", "out"]
     settings += ["--set", "traffic.block_s=1", "--set", "traffic.rate=30", "--set", "gates.cold_s=2"]
     settings += ["--set", "trials.starting_at_once=3", "--set", "trials.count=2", "--set", "gates.margin=1.0"]
     done = with_fake_arms(["run", "demo", *settings], tmp_path)
@@ -274,7 +274,7 @@ def test_a_run_that_may_be_looked_at_ends_when_it_is_decided(tmp_path: Path) -> 
     assert list(trial["ended_arms"]) == ["compiled-naive"]
     assert "recompile" in trial["ended_arms"]["compiled-naive"]["why"]
     assert trial["ended"].startswith("decided after")
-    assert trial["duration_s"] < 140, "the decision, which takes 25 s on a quiet machine, ends a trial of 150 s"
+    assert trial["duration_s"] < 210, "the decision, which takes 25 s on a quiet machine, ends a trial of 220 s"
     assert not (run_dir / "trial-02").exists()
     planned = trial["planned"]
     assert planned["compiled-naive"] < planned["eager"] == planned["compiled-padded"]

@@ -127,7 +127,13 @@ def test_stalls_are_seen_from_outside_and_left_open_without_a_witness(tmp_path: 
             stalled[other] = Sent(due_s=due_s, first_s=until_s - due_s + 0.1 * rank, prompt_tokens=24)
     files = [write(tmp_path / f"{name}.json", results.vllm(own)) for name, own in (("a", calm), ("b", stalled))]
     code, summary = judged(capsys, f"eager={files[0]}", f"compiled={files[1]}", "--out", tmp_path / "run")
-    assert (code, summary["overall"]) == (99, "FAIL")  # by its latency
+    # Its p95 is surely worse. How far p99 may reach, which lies in twelve pieces of luck, one run does not say.
+    (p95,) = [
+        row for row in summary["comparisons"] if (row["metric"], row["quantile"], row["phase"]) == ("ttft", 0.95, "all")
+    ]
+    assert p95["low"] > 1.5
+    assert (code, summary["overall"]) == (3, "INCONCLUSIVE")
+    assert "so little of the tail sets no limits" in gates(summary)["noninferiority p99_ttft"]["reason"]
     longest = gates(summary)["longest stall"]
     assert longest["verdict"] == "INCONCLUSIVE"
     assert "compiled, with no other arm to compare, stood still 12 times, up to 3.1 s" in longest["reason"]

@@ -498,7 +498,8 @@ def test_a_folder_that_is_removed_in_mid_run_is_named_as_the_reason(what: str, t
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             if any(path.stat().st_size > 8000 for path in tmp_path.glob("*-small/trial-01/requests-0.arrow")):
-                shutil.rmtree(next(tmp_path.glob(what)), ignore_errors=True)
+                while found := next(tmp_path.glob(what), None):  # what is written meanwhile makes it fail
+                    shutil.rmtree(found, ignore_errors=True)
                 return
             time.sleep(0.05)
 

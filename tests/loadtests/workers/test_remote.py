@@ -82,7 +82,7 @@ import signal, sys, time
 def stop(number, frame):
     print("stops in order", flush=True)
     sys.exit(0)
-signal.signal(signal.SIGINT, stop)
+signal.signal(signal.SIGTERM, stop)
 print("load", flush=True)
 time.sleep(120)
 """
