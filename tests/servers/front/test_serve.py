@@ -90,9 +90,9 @@ def no_replica_outlives_its_test() -> Iterator[None]:
     yield
     for process in STARTED[before:]:
         if process.poll() is None:
-            for child in children_of(process):
+            for child in engines_of(process):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)  # an engine that was stopped would stay
+                    os.kill(child, signal.SIGKILL)  # one that was stopped would stay
             process.kill()
             process.wait()
 
@@ -142,14 +142,15 @@ def ask(*, tokens: int = 5, max_tokens: int = 4, **fields: object) -> inference_
     )
 
 
-def children_of(process: subprocess.Popen[str]) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+def engines_of(process: subprocess.Popen[str]) -> list[int]:
+    """The engine of a replica's process, beside what removes its temporary folder."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
 def engine_of(replica: Replica) -> int:
     """The process id of the replica's engine."""
-    children = children_of(replica.process)
-    (engine,) = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+    (engine,) = engines_of(replica.process)
     return engine
 
 
