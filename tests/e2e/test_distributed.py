@@ -29,6 +29,7 @@ from analysis.summary.summary import analyze
 from loadtests.traffic.schedule import Schedule
 from loadtests.workers.channel_token import TOKEN_VARIABLE
 from tests.fakes.inference import Behaviour
+from tests.fakes.listening import family
 from tests.fakes.locust_process import locust_command, records
 from tests.loadtests.test_chat import account, free_port, planned
 
@@ -206,7 +207,7 @@ def test_after_kill_9_of_the_whole_run_the_last_second_is_missing_and_the_verdic
     run, folder = long_run
     wait_for_records(run, folder, 120)
     trial = trial_of(folder)
-    children = family(run.pid)
+    children = family(run.pid)[1:]
     assert len(children) >= 6  # two arms, Envoy, Locust's master, two workers
     run.kill()
     killed_ns = ANCHOR_NS + time.monotonic_ns()
@@ -263,15 +264,6 @@ def test_a_host_behind_a_slow_wire_is_followed_in_a_network_namespace(tmp_path: 
 # --- Processes and networks -------------------------------------------------------------------------------------------
 
 
-def family(pid: int) -> list[int]:
-    """The process's children and theirs."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *family(child)]
-    return found
-
-
 def alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
@@ -279,7 +271,7 @@ def alive(pid: int) -> bool:
 
 
 def kill_tree(process: subprocess.Popen[str]) -> None:
-    for pid in (*family(process.pid), process.pid):
+    for pid in (*family(process.pid)[1:], process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 

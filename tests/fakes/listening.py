@@ -25,10 +25,11 @@ class Listener:
 def family(pid: int) -> list[int]:
     """The process, its children and theirs."""
     found = [pid]
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, task.read_text().split()):
-                found += family(child)
+    with contextlib.suppress(OSError):  # it may end meanwhile
+        for task in list(Path(f"/proc/{pid}/task").glob("*/children")):
+            with contextlib.suppress(OSError):
+                for child in map(int, task.read_text().split()):
+                    found += family(child)
     return found
 
 
