@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import random
 from collections.abc import Callable
@@ -73,16 +74,16 @@ class Live(Protocol):
         """The last phase that the run has shown."""
 
 
-class Fault:
+class Fault(abc.ABC):
     """Something that goes wrong: plain data. Its families override what they need.
 
     Beside its `name`, a row of the tables, it says what promises allow for.
     """
 
     @property
+    @abc.abstractmethod
     def name(self) -> str:
         """Its row in the tables."""
-        raise NotImplementedError
 
     @property
     def hurts(self) -> frozenset[str]:
@@ -114,14 +115,14 @@ class Fault:
         """How much longer the run may take, beside the time until it is lifted."""
         return 0.0
 
-    def arrange(self, setup: Setup) -> None:
+    def arrange(self, setup: Setup) -> None:  # noqa: B027  (most need nothing)
         """The run is started so that the fault can come."""
 
+    @abc.abstractmethod
     def inject(self, live: Live) -> str:
         """The fault is there. What it hit, in words; empty where there was nothing to hit."""
-        raise NotImplementedError
 
-    def lift(self, live: Live) -> None:
+    def lift(self, live: Live) -> None:  # noqa: B027  (most are not lifted)
         """The fault is gone again."""
 
 

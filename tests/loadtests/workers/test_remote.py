@@ -131,7 +131,7 @@ def test_what_drives_the_load_ends_with_the_worker_whatever_ends_that(number: si
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(number)
-        process.wait()
+        process.wait(60)
     deadline = time.monotonic() + 60
     while any(command_of(pid) for pid in driving):
         assert time.monotonic() < deadline
