@@ -110,7 +110,7 @@ def temporary(plan_mark: str) -> Path:
 def experiment(plan: Plan, address: str = "") -> str:
     """The experiment of the plan, as TOML."""
     # Whoever else uses the machine would keep every run from a PASS: machines are watched where a fault needs it.
-    watched = any("watcher" in moment.fault.name for moment in plan.moments)
+    watched = any(moment.fault.is_watched for moment in plan.moments)
     # The fake server outside does one step at a time.
     rate = 8 if plan.kind == "external" else 30
     head = _HEAD.format(seed=plan.seed, duration_s=plan.duration_s, sample_s=float(watched), rate=rate)

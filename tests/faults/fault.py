@@ -111,6 +111,11 @@ class Fault(abc.ABC):
         return False
 
     @property
+    def is_watched(self) -> bool:
+        """Whether the run watches its machines: whoever else uses them keeps it from a PASS."""
+        return False
+
+    @property
     def extra_s(self) -> float:
         """How much longer the run may take, beside the time until it is lifted."""
         return 0.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-from tests.faults import lies, machine, network, signals, storage
+from tests.faults import devices, lies, machine, network, signals, storage
 from tests.faults.fault import CANDIDATE, Draw, Family, Kind, Moment, Situation, Truth
 
 # Where faults come from, by the name that the campaign's --families takes.
@@ -17,6 +17,7 @@ FAMILIES: dict[str, Draw] = {
     "storage": storage.draw,
     "machine": machine.draw,
     "lies": lies.draw,
+    "devices": devices.draw,
 }
 
 # What is planned where nothing else is asked for: a seed stays the plan that it was when a family is added.

@@ -79,6 +79,11 @@ class Signal(Fault):
         return self.number != signal.SIGSTOP and self.role in _RECORDERS
 
     @property
+    def is_watched(self) -> bool:
+        """A watcher that is hit has to be there."""
+        return self.role == "watcher"
+
+    @property
     def extra_s(self) -> float:
         """A load that does not end is waited for."""
         return _LOAD_S if self.role in ("load", "worker", "remote worker") else 0.0

@@ -1,0 +1,181 @@
+"""What watching the live page costs the load: how late it is with no page, with nobody, with readers, with browsers.
+
+    python benchmarks/live_page.py [EXPERIMENT] [--repeats 3] [--watchers 5] [--set KEY=VALUE ...]
+
+Runs of the experiment (two arms of the tiny model that compile nothing, unless another is named) in turn, in an order
+that changes from repeat to repeat: without a page; with one that nobody opens; with programs that read its stream; with
+windows of Chromium, on this machine. A line a run: the p99 of how late the load began requests and of how late a
+waiting greenlet of it ran, and the processor time of the page. The last line on stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.records.documents import content_of
+from tests.fakes.browser import Browser
+
+WATCHED = ("no page", "nobody", "readers", "browsers")
+_RUN = (sys.executable, "-P", "-m", "loadtests.commands.main", "run")
+_JUDGED = (0, 3, 99)
+_QUIET = """\
+name = "quiet"
+seed = 1
+[model]
+id = "random:tiny"
+dtype = "float32"
+device = "cpu"
+[engine]
+slots = 8
+max_prompt_tokens = 192
+max_new_tokens = 48
+threads = 1
+[[arms]]
+name = "eager"
+preset = "eager"
+control = true
+[[arms]]
+name = "eager-padded"
+preset = "eager-padded"
+[traffic]
+design = "mirrored"
+duration_s = 40
+rate = 4.0
+workload = "conversation"
+length_scale = 0.06
+[gates]
+max_recompiles = 0
+"""
+
+
+class Readers:
+    """Programs that read the stream of the page at `url` from `with` on."""
+
+    def __init__(self, url: str, count: int) -> None:
+        self._threads = [threading.Thread(target=self._read, args=(url,), daemon=True) for _ in range(count)]
+        self.read_bytes = 0
+
+    def __enter__(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join(30)
+
+    def _read(self, url: str) -> None:
+        address = urlsplit(url)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+        connection.request("GET", "/events")
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise SystemExit(f"the page answered {answer.status}")
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            while content := answer.read1(65536):
+                self.read_bytes += len(content)
+
+
+@contextlib.contextmanager
+def watching(watched: str, url: str, count: int) -> Iterator[None]:
+    """So many of them watch."""
+    with contextlib.ExitStack() as stack:
+        if watched == "readers":
+            stack.enter_context(Readers(url, count))
+        elif watched == "browsers":
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+            browser = stack.enter_context(Browser(folder))
+            for _ in range(count):
+                browser.open(url)
+        yield
+
+
+def measured(experiment: Path, settings: Sequence[str], watched: str, count: int) -> dict[str, float]:
+    """The figures of one run, in milliseconds and seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*_RUN, str(experiment), "--out", folder, "--json"]
+        command += ["--page", "off"] if watched == "no page" else []
+        command += [part for setting in settings for part in ("--set", setting)]
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        page_cpu_s = 0.0
+        with contextlib.ExitStack() as stack:
+            while run.poll() is None and watched != "no page":
+                found = [*Path(folder).glob("*/page.json")]
+                if found:
+                    stack.enter_context(watching(watched, content_of(found[0])["url"], count))
+                    break
+                time.sleep(0.2)
+            while run.poll() is None:
+                page_cpu_s = max(page_cpu_s, _page_cpu_s(run.pid))
+                time.sleep(0.5)
+        errors = run.stderr.read() if run.stderr else ""
+        if run.returncode not in _JUDGED:
+            raise SystemExit(f"the run ended with exit code {run.returncode}: {errors[-2000:]}")
+        (trial,) = Path(folder).glob("*/trial-01")
+        account = content_of(trial / "generator-0.json")
+        looks = [*trial.parent.glob("preview.jsonl")]
+        return {
+            "lag_p99_ms": account["lag_ms"]["p99"],
+            "loop_lag_p99_ms": account["loop_lag_ms"]["p99"],
+            "page_cpu_s": page_cpu_s,
+            "looks": len(looks[0].read_text().splitlines()) if looks else 0,
+        }
+
+
+def _page_cpu_s(run: int) -> float:
+    """Processor time of the page of the run and of its looks, in seconds."""
+    total = 0.0
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(run).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "loadtests.page" in process.cmdline() or "loadtests.page" in (process.parent() or process).cmdline():
+                    times = process.cpu_times()
+                    total += times.user + times.system
+    return total
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What watching the live page costs the load.")
+    parser.add_argument("experiment", type=Path, nargs="?")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--watchers", type=int, default=5)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of tailgate run")
+    options = parser.parse_args()
+    rows: dict[str, list[dict[str, float]]] = {watched: [] for watched in WATCHED}
+    order = random.Random(1)
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = options.experiment or Path(folder) / "quiet.toml"
+        if options.experiment is None:
+            experiment.write_text(_QUIET)
+        for _ in range(options.repeats):
+            for watched in order.sample(WATCHED, len(WATCHED)):
+                row = measured(experiment, options.set, watched, options.watchers)
+                rows[watched].append(row)
+                print(f"{watched:<10}{json.dumps(row)}", flush=True)
+    for watched, found in rows.items():
+        middle = {name: statistics.median(row[name] for row in found) for name in found[0]}
+        print(f"{watched:<10}{' '.join(f'{name} {value:.3g}' for name, value in middle.items())}")
+    summary: dict[str, Any] = {"benchmark": "live_page", "watchers": options.watchers, "rows": rows}
+    print(json.dumps(summary))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
