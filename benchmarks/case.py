@@ -20,15 +20,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.records.export import export
-from analysis.records.run_list import RunList, write_run_list
+from analysis.records.run_list import RunList, read_run_list, write_run_list
 from analysis.summary.summary import analyze
 
 CASES = Path(__file__).parent / "results" / "case"
 _TABLES = ("requests", "compile_events", "bed")
 
 
-def keep(case: Path, run_dir: Path) -> None:
-    """`case` holds the run, thin, and lists all its runs."""
+def keep(case: Path, run_dir: Path, accepted: Sequence[str] = ()) -> None:
+    """`case` holds the run, thin, and lists all its runs, which may differ in `accepted` and in what was before."""
     searched = (run_dir / "frontier.json").exists()
     export(
         run_dir,
@@ -38,7 +38,9 @@ def keep(case: Path, run_dir: Path) -> None:
         empty=("token_ns",) if searched else (),
     )
     runs = sorted(path.parent for path in case.glob("*/experiment.toml"))
-    write_run_list(case, RunList(directories=tuple(runs)))
+    before = read_run_list(case)
+    keys = dict.fromkeys([*(before.accepted if before else ()), *accepted])
+    write_run_list(case, RunList(directories=tuple(runs), accepted=tuple(keys)))
 
 
 def verdict_of(case: Path) -> dict[str, Any]:
@@ -72,11 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keeping = commands.add_parser("keep")
     keeping.add_argument("case")
     keeping.add_argument("run_dir", type=Path, nargs="+")
+    keeping.add_argument("--allow-different", default="", metavar="KEY,...", help="as of tailgate analyze")
     commands.add_parser("judge")
     options = parser.parse_args(arguments)
     if options.command == "keep":
         for run_dir in options.run_dir:
-            keep(CASES / options.case, run_dir)
+            keep(CASES / options.case, run_dir, [key for key in options.allow_different.split(",") if key])
     for case in sorted(path.parent for path in CASES.glob("*/runs.json")):
         verdict = verdict_of(case)
         (case / "verdict.json").write_text(json.dumps(verdict, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -15,9 +15,13 @@ _VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 def only_card(device: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """What `device` is called in a process that sees no other card, and the variables that make it so.
 
-    Each of them that is set is narrowed: which one counts depends on whose card it is. Anything but cuda:N stays as it
-    is, and so does a card that `environment` does not show: whoever resolves the name says that it is not there.
+    Each of them that is set is narrowed: which one counts depends on whose card it is. An arm on the processor sees no
+    card: torch's compiler asks for the state of every card that it sees, which takes half a gigabyte on the first one,
+    beside whatever is measured there. Anything else stays as it is, and so does a card that `environment` does not
+    show: whoever resolves the name says that it is not there.
     """
+    if device == "cpu":
+        return device, dict.fromkeys(_VARIABLES, "")
     match = re.fullmatch(r"cuda:(\d+)", device)
     if match is None:
         return device, {}

@@ -8,22 +8,24 @@ import pytest
 from benchmarks.outside import SCENARIOS, agreements, experiment, trace
 from loadtests.experiments.reading import load
 
-KEPT = sorted((Path(__file__).resolve().parents[2] / "benchmarks/results/h100-from-outside").iterdir())
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
+KEPT = sorted(run for name in ("h100-from-outside", "cpu-from-outside") for run in (RESULTS / name).iterdir())
+CALLED = {"h100-from-outside": {"longer": 16, "batches": 4}, "cpu-from-outside": {"longer": 3}}
 
 
 def test_there_are_real_runs() -> None:
-    assert len(KEPT) >= 5
+    assert len(KEPT) >= 9
 
 
-@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_all_compiles_of_a_real_run_are_seen_and_nothing_is_called_that_is_none(kept: Path) -> None:
     rows = {row["arm"]: row for row in agreements(kept)}
     assert rows["eager"]["telemetry"] == rows["eager"]["unexplained"] == rows["eager"]["extra"] == 0
     for arm in ("naive", "lengths", "steps"):
-        assert rows[arm]["seen"] == rows[arm]["telemetry"] >= 3
+        assert rows[arm]["seen"] == rows[arm]["telemetry"] >= 1
         assert rows[arm]["extra"] == 0
         assert rows[arm]["onset_error_ms"] < 50
-    assert rows["steps"]["called"] == {"longer": 16, "batches": 4}.get(kept.name, 0)
+    assert rows["steps"]["called"] == CALLED[kept.parent.name].get(kept.name, 0)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

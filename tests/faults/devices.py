@@ -31,8 +31,9 @@ sys.stdin.readline()
 
 @dataclass(frozen=True)
 class DeviceMemory(Fault):
-    """Both arms run on one card, and a process of somebody else has the rest of its memory."""
+    """Both arms run on one card, and somebody else has the rest of its memory; to the end, if it `stays`."""
 
+    stays: bool
     _neighbours: list[subprocess.Popen[str]] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -52,8 +53,8 @@ class DeviceMemory(Fault):
 
     @property
     def forbids_pass(self) -> bool:
-        """Others worked on the card."""
-        return True
+        """Others worked on the card all the time; one that goes may be gone before the traffic."""
+        return self.stays
 
     def arrange(self, setup: Setup) -> None:
         """The engine is on the card, and the neighbour beside it, small as yet."""
@@ -69,7 +70,8 @@ class DeviceMemory(Fault):
     def inject(self, live: Live) -> str:
         """It has all that was left."""
         (neighbour,) = self._neighbours
-        assert neighbour.stdin is not None and neighbour.stdout is not None
+        assert neighbour.stdin is not None
+        assert neighbour.stdout is not None
         neighbour.stdin.write("take\n")
         neighbour.stdin.flush()
         return f"{int(neighbour.stdout.readline()) / 2**30:.1f} GiB taken"
@@ -94,10 +96,10 @@ def why_no_device() -> str:
 
 
 def draw(rng: random.Random, situation: Situation) -> Moment | None:
-    """The memory of the card is taken at a random instant of a run of the engine. An engine that asked for more meanwhile
+    """The memory of the card is taken at a random instant of a run of the engine. One that asked for more meanwhile
     may not go on afterwards: those are of safety."""
     phase, after_s = some_instant(rng, situation, "starting arms", "waiting for the last answers")
     lasts_s = round(rng.uniform(0.5, 3.0), 1) if rng.random() < 0.5 else None
     if situation.kind != "engine" or situation.liveness or why_no_device():
         return None
-    return Moment(phase=phase, after_s=after_s, fault=DeviceMemory(), lasts_s=lasts_s)
+    return Moment(phase=phase, after_s=after_s, fault=DeviceMemory(lasts_s is None), lasts_s=lasts_s)

@@ -106,6 +106,11 @@ class Fault(abc.ABC):
         return False
 
     @property
+    def silenced_logs(self) -> tuple[str, ...]:
+        """How the logs begin in which a process may leave a traceback, since it had nothing left to say more with."""
+        return ()
+
+    @property
     def forbids_pass(self) -> bool:
         """Whether no candidate may pass, however good it is."""
         return False

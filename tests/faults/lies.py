@@ -84,6 +84,6 @@ def draw(rng: random.Random, situation: Situation) -> Moment | None:
     lie, arm = rng.choice(_ANSWERS + _COMPILES), rng.choice((CANDIDATE, CANDIDATE, CONTROL))
     if lie in _COMPILES:
         arm = CANDIDATE
-    if situation.liveness and lie in _REFUSED:
-        return None
+    if situation.liveness and (lie in _REFUSED or (lie in _COMPILES and situation.truth == "naive")):
+        return None  # compiles that cannot be placed are no reason to fail
     return Moment(phase="starting arms", after_s=0.0, fault=Lying(lie, arm, situation.truth))

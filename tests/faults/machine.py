@@ -85,7 +85,7 @@ class Processors(Fault):
         """All threads are on one processor."""
         one = {min(os.sched_getaffinity(0))}
         for _ in range(_BURNERS):
-            burner = subprocess.Popen([sys.executable, "-c", "while True: pass"], process_group=0)
+            burner = subprocess.Popen([sys.executable, "-c", "while True: pass"], env={}, process_group=0)
             os.sched_setaffinity(burner.pid, one)
             self._burners.append(burner)
         live.setup.closing.callback(self._end)
@@ -123,6 +123,11 @@ class Memory(Fault):
     def ends_records(self) -> bool:
         """Whoever records may not be able to."""
         return self.role not in (*ARMS, "envoy")
+
+    @property
+    def silenced_logs(self) -> tuple[str, ...]:
+        """Python, grpcio and Locust print where they were when there was no memory."""
+        return {CONTROL: ("eager-",), CANDIDATE: ("compiled-",), "load": ("locust",)}.get(self.role, ())
 
     @property
     def extra_s(self) -> float:

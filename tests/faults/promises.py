@@ -69,7 +69,9 @@ def records_stay(story: Story) -> list[str]:
     removed = any(item.moment.fault.removes_records and item.hit for item in story.injected)
     lost = frozenset() if removed else story.recorded_before - story.recorded
     breaches = [f"{len(lost)} records were on the disk and are gone, such as {min(lost)}"] if lost else []
-    late = [row for row in unrecorded(story) if _before_end_s(story, row.at_ns) > FLUSHED_S + HASTE_S]
+    late = (
+        [] if removed else [row for row in unrecorded(story) if _before_end_s(story, row.at_ns) > FLUSHED_S + HASTE_S]
+    )
     if late:
         most = max(_before_end_s(story, row.at_ns) for row in late)
         breaches.append(f"{len(late)} answers are not recorded, the first {most:.2f} s before the recorder ended")
@@ -94,7 +96,12 @@ def one_line_reasons(story: Story) -> list[str]:
     """Whatever is said of a failure is one line, and nowhere is a traceback."""
     # Of what had no memory the line names a file with the traceback.
     said = story.run.stderr if "out of memory" in story.run.stderr else ""
-    breaches = [f"a traceback is in {where}" for where in story.tracebacks if Path(where).name not in said]
+    spared = tuple(name for item in story.injected if item.hit for name in item.moment.fault.silenced_logs)
+    breaches = [
+        f"a traceback is in {where}"
+        for where in story.tracebacks
+        if Path(where).name not in said and not Path(where).name.startswith(spared)
+    ]
     for who, command in (("the run", story.run), ("analyze", story.analysis)):
         if command is None:
             continue

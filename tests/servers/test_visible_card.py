@@ -33,7 +33,6 @@ def test_a_process_sees_its_card_alone_and_calls_it_the_first(
 @pytest.mark.parametrize(
     ("device", "environment"),
     [
-        ("cpu", {}),
         ("auto", {}),
         ("cuda", {}),
         ("cuda:2", {"CUDA_VISIBLE_DEVICES": "0,1"}),
@@ -42,3 +41,8 @@ def test_a_process_sees_its_card_alone_and_calls_it_the_first(
 )
 def test_what_names_no_visible_card_stays_as_it_is(device: str, environment: dict[str, str]) -> None:
     assert only_card(device, environment) == (device, {})
+
+
+@pytest.mark.parametrize("environment", [{}, {"CUDA_VISIBLE_DEVICES": "2,3"}])
+def test_a_process_on_the_processor_sees_no_card(environment: dict[str, str]) -> None:
+    assert only_card("cpu", environment) == ("cpu", {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""})
