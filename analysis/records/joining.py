@@ -366,7 +366,8 @@ def joined_experiment(runs: Sequence[JoinedRun]) -> dict[str, Any]:
 
 
 def joined_environment(runs: Sequence[JoinedRun]) -> dict[str, Any]:
-    """What the runs' environments have in common; where they differ, every value, with semicolons between."""
+    """What the runs' environments have in common; where they differ, every value, with semicolons between: of numbers
+    none, as no one number is that of all."""
     return _together([run.documents.environment for run in runs])
 
 
@@ -380,7 +381,9 @@ def _together(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             joined[key] = list(dict.fromkeys(str(item) for value in values for item in value))
         else:
             known = list(dict.fromkeys("unknown" if one.get(key) is None else str(one[key]) for one in tables))
-            joined[key] = (values[0] if values else None) if len(known) == 1 else "; ".join(known)
+            numbers = all(isinstance(value, int | float) for value in values)
+            differing = None if numbers else "; ".join(known)
+            joined[key] = (values[0] if values else None) if len(known) == 1 else differing
     return joined
 
 

@@ -154,6 +154,13 @@ def test_the_machine_is_that_of_the_environment_or_of_the_bed_or_unknown(tmp_pat
     assert records.environment["machine"] == "0123456789ab; unknown"
 
 
+def test_of_numbers_that_differ_from_machine_to_machine_none_is_given(tmp_path):
+    small, large = ({"memory_bytes": size, "cpu": {"model": "Xeon", "count": size}} for size in (32, 64))
+    records = joined(tmp_path / "joined", runs_in(tmp_path, *(replace(SHORT, environment=it) for it in (small, large))))
+    assert records.environment["memory_bytes"] is None
+    assert records.environment["cpu"] == {"model": "Xeon", "count": None}
+
+
 def test_of_parity_before_the_traffic_the_worst_counts(tmp_path):
     directories = runs_in(tmp_path, SHORT, SHORT)
     for directory, verdict in zip(directories, ("PASS", "FAIL"), strict=True):
