@@ -1,6 +1,6 @@
 """What watching the live page costs the load: how late it is with no page, with nobody, with readers, with browsers.
 
-    python benchmarks/live_page.py [EXPERIMENT] [--repeats 3] [--watchers 5] [--set KEY=VALUE ...]
+    python -m tests.loadtests.page.cost [EXPERIMENT] [--repeats 3] [--watchers 5] [--set KEY=VALUE ...]
 
 Runs of the experiment (two arms of the tiny model that compile nothing, unless another is named) in turn, in an order
 that changes from repeat to repeat: without a page; with one that nobody opens; with programs that read its stream; with
@@ -27,8 +27,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil  # type: ignore[import-untyped]
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.records.documents import content_of
 from tests.fakes.browser import Browser
