@@ -88,9 +88,11 @@ def _run_to_resume(options: argparse.Namespace) -> Path | None:
         if options.experiment is None:
             raise ConfigError("no experiment is given: name a TOML file, or a run directory with --resume")
         return None
-    if options.experiment is not None or options.settings or options.trace or options.slo or options.admin:
+    told = options.experiment, options.seed, options.at_most
+    if any(item is not None for item in told) or options.settings or options.trace or options.slo or options.admin:
         raise ConfigError(
-            "--resume goes on with the experiment as it was: leave out EXPERIMENT, --set, --trace, --slo and --admin"
+            "--resume goes on with the experiment as it was: leave out EXPERIMENT, --set, --trace, --slo, --admin, "
+            "--seed and --at-most"
         )
     return run_directory(options.resume, "tailgate ramp")
 

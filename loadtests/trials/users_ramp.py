@@ -5,9 +5,11 @@ A controller that is killed leaves the splitter with the weights that it had. Th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.records.documents import read_document
+from analysis.records.plain_values import number
 from analysis.records.weight_journal import BY_HAND, BY_OTHERS, WeightChange, append, read_weights
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import SCHEDULE, Schedule
@@ -26,7 +28,7 @@ from servers.fields import ConfigError
 from servers.splitter.access_log import log_path
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.replicas import replica_addresses
-from servers.splitter.weights import configured_weights
+from servers.splitter.weights import configured_weights, live_shares
 
 _READ_NS = 1_000_000_000
 
@@ -85,6 +87,11 @@ class UsersRamp(Orchestrator):
                 self._arms.setdefault(arm, addresses)
         candidate = self.experiment.ramp.candidate
         moves = isinstance(self._splitter, EnvoySplitter) and self.experiment.users.moved_by == "tailgate"
+        if moves and (percent := live_shares(admin).shadows.get(candidate)):
+            raise ConfigError(
+                f"{candidate} gets copies of {percent:g} % of the requests: end them first, by tailgate split --admin "
+                f"{admin.address} --set-shadow {candidate}=0%"
+            )
         if moves and (share := configured_weights(admin).get(candidate, 0)):
             # Envoy forgets live weights when it starts anew.
             raise ConfigError(
@@ -144,6 +151,8 @@ class UsersRamp(Orchestrator):
         document = read_document(folder / "trial.json")
         if document is not None and document.content is not None:
             facts.start_ns = document.content.get("start_ns")
+            before_s = number(document.content.get("duration_s"))
+            facts.duration_s = (before_s or facts.duration_s) + _lost_s(read_weights(folder.parent), now_ns())
             facts.deaths = list(document.content.get("deaths", ()))
         return facts
 
@@ -192,6 +201,14 @@ class Onlooker:
                 self._run_dir,
                 WeightChange(at_ns=at_ns, weights=weights, why=why, action=BY_OTHERS, step=0, done_ns=at_ns),
             )
+
+
+def _lost_s(changes: Sequence[WeightChange], at_ns: int) -> float:
+    """Seconds of the step that a controller was killed in: it begins anew, however long nobody moved the weights."""
+    began = [
+        change.done_ns or change.at_ns for change in changes if change.step is not None and change.action != "hold"
+    ]
+    return max(0.0, (at_ns - began[-1]) / 1e9) if began else 0.0
 
 
 def resumed(experiment: Experiment, run_dir: Path) -> Experiment:
