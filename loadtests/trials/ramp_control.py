@@ -28,6 +28,8 @@ from servers.clock import now_ns
 WHOLE = 10_000  # the sum of all weights, so that a step may have two decimals
 _AFTER_NS = 10_000_000_000  # of traffic that goes on after a rollback, to show that the control serves it
 _READ_NS = 1_000_000_000  # between two readings of the weights in force
+_LAST_NS = 2_000_000_000  # before the traffic ends: what a rollback may take
+_UNSEEN_NS = 120_000_000_000  # without a look, after which a step whose time is over does not wait for one
 
 
 class RampControl:
@@ -55,7 +57,7 @@ class RampControl:
         self._judge = judge
         self._began_ns = 0
         self._end_ns: int | None = None  # when the load ends, once the ramp has
-        self._looked = 0
+        self._looked = self._looked_ns = 0
         self._failed_before = self._finished_before = 0
         own = [change for change in before if change.step is not None]
         self._step = own[-1].step or 0 if own else 0
@@ -93,16 +95,27 @@ class RampControl:
             self._act(trial, Decision(action="rollback", why=cause.why), cause_ns=cause.at_ns)
             self._tell(trial, splitter)
             return
+        if self._limits.on_inconclusive == "rollback" and self._is_over(trial):
+            why = "the time of the ramp was over before the step was decided"
+            self._act(trial, Decision(action="rollback", why=why))
+            self._tell(trial, splitter)
+            return
         if self._due is not None or not self._holds(trial, splitter, self._last):
             return
         look = self._judge.last()
         if look is None or int(look["look"]) == self._looked:
+            self._act_unseen(trial, splitter, [alarm.why for alarm in alarms])
             return
-        self._looked = int(look["look"])
+        self._looked, self._looked_ns = int(look["look"]), now_ns()
         if int(look["at_ns"]) < self._began_ns:
             return  # it was begun before the step, and counts the requests of the one before
         self._act(trial, decide(self._standing(look, [alarm.why for alarm in alarms]), self._limits))
         self._tell(trial, splitter)
+
+    def _is_over(self, trial: Steered) -> bool:
+        """Whether the traffic ends in a moment, after which nobody moves the weights."""
+        facts = trial.context.facts
+        return facts.start_ns is not None and now_ns() >= facts.start_ns + round(facts.duration_s * 1e9) - _LAST_NS
 
     def _standing(self, look: Mapping[str, Any], alarms: Sequence[str]) -> Standing:
         outlook = look["arms"][self._candidate]
@@ -118,6 +131,20 @@ class RampControl:
             requests=int(step.get("requests") or 0),
             uneven=step.get("uneven"),
         )
+
+    def _act_unseen(self, trial: Steered, splitter: Splitter, alarms: Sequence[str]) -> None:
+        """A step that nobody looks at ends by its longest time all the same: nothing about it is sure. The last one,
+        which would be promoted by its time alone, waits."""
+        unseen_ns, step_s = now_ns() - max(self._looked_ns, self._began_ns), (now_ns() - self._began_ns) / 1e9
+        is_last = self._step == len(self._limits.steps) - 1
+        if is_last or unseen_ns < _UNSEEN_NS or step_s < max(self._limits.most_step_s, self._limits.least_step_s):
+            return
+        why = f"nobody has looked at the run for {unseen_ns / 1e9:.0f} s"
+        standing = Standing(
+            step=self._step, step_s=step_s, alarms=alarms, requests=self._limits.least_requests, uneven=why
+        )
+        self._act(trial, decide(standing, self._limits))
+        self._tell(trial, splitter)
 
     def _alarms(self, trial: Steered) -> list[Alarm]:
         """What happened to the candidate while it served, in order."""

@@ -58,7 +58,7 @@ class Ramp:
         self.folder, self.splitter = folder, splitter
         self.look: dict[str, Any] | None = None
         self.ends: list[int | None] = []
-        self.facts = SimpleNamespace(start_ns=now_ns(), deaths=[], ended=None)
+        self.facts = SimpleNamespace(start_ns=now_ns(), duration_s=1e9, deaths=[], ended=None)
         self.status = SimpleNamespace(detail="", note=lambda _: None, load=SimpleNamespace(arms={}))
         self.trial = cast(
             Steered,
@@ -71,11 +71,11 @@ class Ramp:
         )
         self.control = self.controller(())
 
-    def controller(self, before: Sequence[WeightChange]) -> RampControl:
+    def controller(self, before: Sequence[WeightChange], **limits: Any) -> RampControl:
         """One that goes on after these changes."""
         return RampControl(
             self.folder,
-            limits=RampLimits(candidate="new", steps=(1.0, 50.0, 100.0), step_s=1.0),
+            limits=RampLimits(candidate="new", steps=(1.0, 50.0, 100.0), step_s=1.0, **limits),
             gates=GateLimits(),
             control="eager",
             judge=cast(Judge, SimpleNamespace(last=lambda: self.look)),
@@ -172,6 +172,49 @@ def test_nothing_is_decided_while_nobody_knows_the_weights(ramp: Ramp) -> None:
     ramp.poll(3)
     assert ramp.actions == ["start"]
     assert "does not answer" in ramp.status.detail
+
+
+@pytest.mark.parametrize(("on_inconclusive", "share"), [("hold", 100), ("rollback", 0)])
+def test_a_step_that_nobody_looks_at_ends_by_its_longest_time(
+    ramp: Ramp, monkeypatch: pytest.MonkeyPatch, on_inconclusive: str, share: int
+) -> None:
+    ramp.control = ramp.controller((), most_step_s=60.0, on_inconclusive=on_inconclusive)
+    ramp.poll(2)
+    monkeypatch.setattr(ramp_control, "now_ns", lambda: now_ns() + 100_000_000_000)
+    ramp.poll(2)
+    assert ramp.actions == ["start"], "a look may be late"
+    monkeypatch.setattr(ramp_control, "now_ns", lambda: now_ns() + 130_000_000_000)
+    ramp.poll(3)
+    last = read_weights(ramp.folder)[-1]
+    assert (ramp.actions, ramp.splitter.kept["new"]) == (["start", on_inconclusive], share)
+    assert last.why == "still open after 60 s: nobody has looked at the run for 130 s"
+
+
+@pytest.mark.parametrize(("on_inconclusive", "share"), [("hold", 100), ("rollback", 0)])
+def test_a_step_that_is_open_when_the_time_is_over_stays_or_goes_back_as_was_asked(
+    ramp: Ramp, monkeypatch: pytest.MonkeyPatch, on_inconclusive: str, share: int
+) -> None:
+    ramp.control = ramp.controller((), on_inconclusive=on_inconclusive)
+    ramp.facts.duration_s = 300.0
+    ramp.poll(2)
+    monkeypatch.setattr(ramp_control, "now_ns", lambda: now_ns() + 297_000_000_000)
+    ramp.poll(2)
+    assert ramp.splitter.kept["new"] == 100
+    monkeypatch.setattr(ramp_control, "now_ns", lambda: now_ns() + 299_000_000_000)
+    ramp.poll(3)
+    assert ramp.splitter.kept["new"] == share
+    assert ramp.actions == (["start"] if share else ["start", "rollback"])
+
+
+def test_the_last_step_is_not_promoted_without_a_look(ramp: Ramp, monkeypatch: pytest.MonkeyPatch) -> None:
+    for change in (START, of("advance", {"eager": 0, "new": 10_000}, 2, done=True, at_ns=10**18 + 10**9)):
+        append(ramp.folder, change)
+    ramp.splitter.kept = {"eager": 0, "new": 10_000}
+    ramp.resume()
+    ramp.poll(2)
+    monkeypatch.setattr(ramp_control, "now_ns", lambda: now_ns() + 10**13)
+    ramp.poll(3)
+    assert ramp.actions[-1] == "resume"
 
 
 def of(action: str, weights: Mapping[str, int], step: int, *, done: bool, at_ns: int) -> WeightChange:
