@@ -9,13 +9,14 @@ from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.generators import unfinished_requests
 from analysis.judging.validity import ESTIMATES, Check
 from analysis.records.plain_values import table
-from analysis.records.weight_journal import WeightChange
+from analysis.records.weight_journal import BY_HAND, WeightChange
 from analysis.run.run import Run
 from analysis.run.weight_stretches import weight_stretches
 from analysis.settings.ramp_limits import RampLimits
 
 _FAR = 4.5  # standard deviations that an arm's share may be from its weight by chance
 OUTCOMES = {"promoted": PASS, "rollback": FAIL}
+_DECIDED = ("hold", "promoted", "rollback", BY_HAND)  # what ends a ramp; any other change begins a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,16 @@ class RampAccount:
     def outcome(self) -> str:
         """promoted, rollback, or hold where it ended in between."""
         return self.last.action if self.last.action in OUTCOMES else "hold"
+
+    @property
+    def why(self) -> str:
+        """Why it ended so."""
+        last, why = self.last, self.last.why.rstrip(".")
+        if last.action not in _DECIDED:
+            return "the run ended before that step was decided"
+        # Decided is not done: the splitter may be gone.
+        is_due = self.outcome == "rollback" and last.done_ns is None
+        return f"{why}, which the splitter had not taken when the run ended" if is_due else why
 
     @property
     def rollback_s(self) -> float | None:
@@ -74,8 +85,8 @@ def ramp_gate(account: RampAccount) -> Gate:
     at = f"at {account.limits.steps[last.step or 0]:g} %"
     reason = {
         "promoted": f"It reached all of the traffic; {seen}.",
-        "rollback": f"It was rolled back {at}: {last.why.rstrip('.')}; {seen}.",
-        "hold": f"It was held {at}: {last.why.rstrip('.')}; {seen}.",
+        "rollback": f"It was rolled back {at}: {account.why}; {seen}.",
+        "hold": f"It was held {at}: {account.why}; {seen}.",
     }[account.outcome]
     return Gate(
         arm=account.candidate,

@@ -17,7 +17,7 @@ def ramp_row(run: Run) -> dict[str, Any]:
         "candidate": account.candidate,
         "steps_pct": list(account.limits.steps),
         "outcome": account.outcome,
-        "reason": account.last.why,
+        "reason": account.why,
         "exposed": account.exposed,
         "hurt": account.hurt,
         "rollback_s": account.rollback_s,

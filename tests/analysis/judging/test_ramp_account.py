@@ -52,6 +52,27 @@ def test_a_rollback_fails_and_counts_who_was_exposed_and_hurt(tmp_path: Path) ->
     assert "and 0 hurt" not in reason
 
 
+def test_a_rollback_that_no_splitter_took_is_told(tmp_path: Path) -> None:
+    back = change(306, 0, "rollback", 0, why="It died.")
+    for done_ns, words in (
+        (None, "which the splitter had not taken when the run ended"),
+        (back.at_ns + 1, "It died; "),
+    ):
+        path = tmp_path / str(done_ns)
+        verdict, reason = gate(ramped(path, HALF, change(0, 50, "start", 0), replace(back, done_ns=done_ns)), "ramp")
+        assert verdict == "FAIL"
+        assert words in reason
+
+
+def test_a_step_that_the_end_of_the_run_cut_off_is_not_held_for_what_began_it(tmp_path: Path) -> None:
+    begun = change(300, 50, "advance", 2, why="nothing speaks against 25 %")
+    _, reason = gate(ramped(tmp_path / "cut", HALF, change(0, 50, "start", 1), begun), "ramp")
+    assert reason.startswith("It was held at 25 %: the run ended before that step was decided; ")
+    held = change(500, 50, "hold", 2, why="still open after 200 s: so")
+    _, reason = gate(ramped(tmp_path / "held", HALF, change(0, 50, "start", 1), begun, held), "ramp")
+    assert reason.startswith("It was held at 25 %: still open after 200 s: so; ")
+
+
 def test_what_was_held_is_open(tmp_path: Path) -> None:
     verdict, reason = gate(ramped(tmp_path, HALF, change(0, 50, "start", 1)), "ramp")
     assert (verdict, reason.startswith("It was held at 5 %")) == ("INCONCLUSIVE", True)
