@@ -56,21 +56,25 @@ class Path:
 
     def hopeless(self, left_s: float) -> bool:
         """Whether `left_s` seconds more will hardly decide it, as even the pace that luck may have hidden would not."""
-        groups = len(self.at_s)
-        if self.outcome is not None or groups < _FEWEST_FOR_HOPELESS:
+        if self.outcome is not None or self.may_fail(left_s):
             return False
+        return not self._may_reach(self.safety, self.needed_safety, left_s)
+
+    def may_fail(self, left_s: float) -> bool:
+        """Whether `left_s` seconds more may still make it fail."""
+        return self.outcome is None and self._may_reach(self.harm, self.needed, left_s)
+
+    def _may_reach(self, evidence: Floats, needed: float, left_s: float) -> bool:
+        groups = len(self.at_s)
+        steps = np.diff(evidence[np.isfinite(evidence)])
+        if groups < _FEWEST_FOR_HOPELESS or len(steps) < 2:
+            return True
         left = left_s / (float(self.at_s[-1]) / groups)
-        for evidence, needed in ((self.harm, self.needed), (self.safety, self.needed_safety)):
-            steps = np.diff(evidence[np.isfinite(evidence)])
-            if len(steps) < 2:
-                return False
-            # After as many groups again, the sum of steps like those so far strays by no more than this.
-            most = left * float(steps.mean()) + _FAR * float(steps.std(ddof=1)) * (
-                math.sqrt(left) + left / math.sqrt(len(steps))
-            )
-            if float(evidence[-1]) + most >= needed:
-                return False
-        return True
+        # After as many groups again, the sum of steps like those so far strays by no more than this.
+        most = left * float(steps.mean()) + _FAR * float(steps.std(ddof=1)) * (
+            math.sqrt(left) + left / math.sqrt(len(steps))
+        )
+        return float(evidence[-1]) + most >= needed
 
 
 def _left_s(at_s: Floats, evidence: Floats, needed: float) -> float | None:

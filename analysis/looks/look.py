@@ -13,6 +13,7 @@ from analysis.judging.checks.compiled import check_compiled
 from analysis.judging.checks.telemetry import check_telemetry
 from analysis.judging.comparisons import gated_comparisons, step_comparisons
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.memory import ratio_gate
 from analysis.judging.ramp_account import ramp_of
 from analysis.judging.run_checks import checks_of_all, checks_of_arm
 from analysis.judging.run_gates import (
@@ -27,6 +28,7 @@ from analysis.judging.run_gates import (
 from analysis.judging.unforeseen import unforeseen_gates
 from analysis.judging.validity import Check, apply_checks
 from analysis.judging.verdict import KIND_ORDER
+from analysis.run.memory import memory_of
 from analysis.run.run import Run
 
 # What only the end of a run can tell.
@@ -97,8 +99,13 @@ def look_at(run: Run, *, left_s: float) -> Look:
         raw += unforeseen_gates(run, arm)
         raw += error_gates(run, arm)
         raw += parity_gates(run, arm)
+    ramp = ramp_of(run)
+    if ramp is not None and (most := run.limits.max_memory_ratio) is not None:
+        # A peak is one observation of a start, which more looks at it do not make more of.
+        raw.append(ratio_gate(memory_of(run), ramp.candidate, run.control, most, run.limits.alpha))
     gates = apply_checks(raw, checks)
-    one_look = has_one_look(run)
+    # No step of a ramp can wait for the end of the run.
+    one_look = has_one_look(run) and ramp is None
     return Look(
         seconds=run.seconds,
         trial=max((trial.number for trial in run.trials), default=1),
@@ -169,7 +176,9 @@ def outlook_of(
             reason="Every gate that may be looked at has passed.",
         )
     known = [value for value in left if value is not None]
-    hopeless = any(gate.path is not None and gate.path.hopeless(left_s) for gate in still)
+    paths = [gate.path for gate in still if gate.path is not None]
+    # No PASS is left to wait for, and no FAIL either.
+    hopeless = any(path.hopeless(left_s) for path in paths) and not any(path.may_fail(left_s) for path in paths)
     return ArmOutlook(
         arm=arm,
         decision=None,

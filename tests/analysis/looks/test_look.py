@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from analysis.arrays import Floats
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.judgement import judge
+from analysis.judging.paths import Path as EvidencePath
 from analysis.looks.journal import JOURNAL, append, read_looks, row_of
 from analysis.looks.look import look_at, outlook_of
 from analysis.looks.watch import Watch
 from analysis.records.run_records import read_run
+from analysis.records.weight_journal import WeightChange
+from analysis.records.weight_journal import append as append_weights
 from analysis.run.horizon import settled
 from analysis.run.run import Run
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.resources import GIB, sample
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, start_of, write_run
 
 GATES = {"draws": 99, "sequential": True}
 SLO = {"p99_e2e_ms": 60_000}
@@ -91,6 +98,34 @@ def test_gates_with_one_look_alone_keep_a_pass_from_coming_early(tmp_path: Path)
     assert (look.arms[0].decision, look.arms[0].reason) == (None, "Some gates are decided at the end of the run.")
 
 
+def ramping(path: Path, **limits: float) -> Path:
+    """A ramp at half of the traffic whose experiment has these limits too."""
+    run = replace(LONG, design="split", gates={**GATES, "margin": 0.5, **limits})
+    directory = write_run(path / "run", run)
+    start = WeightChange(at_ns=start_of(1), weights={"eager": 1, "compiled": 1}, why="so", step=3, done_ns=start_of(1))
+    append_weights(directory, start)
+    return directory
+
+
+def test_a_ramp_waits_for_no_gate_that_only_its_end_decides(tmp_path: Path) -> None:
+    directory = ramping(tmp_path, max_memory_growth_pct_per_hour=5.0)
+    (arm,) = look_at(run_until(directory, 1500), left_s=300).arms
+    assert (arm.decision, arm.reason) == (PASS, "Every gate that may be looked at has passed.")
+
+
+@pytest.mark.parametrize(("size", "decision"), [(1.2, PASS), (1.8, FAIL)])
+def test_a_ramp_looks_at_the_memory_of_its_candidate(tmp_path: Path, size: float, decision: str) -> None:
+    directory = ramping(tmp_path, max_memory_ratio=1.5)
+    for name, held in (("eager", 1.0), ("compiled", size)):
+        sample(directory, "process", f"{name}-0", {"memory_bytes": partial(_flat, held * GIB)}, arm=name)
+    (arm,) = look_at(run_until(directory, 1500), left_s=300).arms
+    assert arm.decision == decision
+
+
+def _flat(size: float, _: int, at_s: Floats) -> Floats:
+    return np.full(at_s.size, size)
+
+
 def test_an_arm_at_the_margin_becomes_hopeless_when_little_is_left(tmp_path: Path) -> None:
     near = replace(LONG, arms=(EAGER, FakeArm(name="compiled", ratio=1.1)))
     run = run_until(write_run(tmp_path / "run", near), 1500)
@@ -104,6 +139,33 @@ def test_an_arm_at_the_margin_becomes_hopeless_when_little_is_left(tmp_path: Pat
 def gate(verdict: str, kind: str = "recompile", **more: object) -> Gate:
     shown = {"arm": "a", "gate": kind, "value": 1.0, "limit": 1.0, "unit": "count", "reason": "So."}
     return Gate(**{**shown, "kind": kind, "verdict": verdict, **more})  # type: ignore[arg-type]
+
+
+def path_of(*, harm: float, safety: float) -> EvidencePath:
+    """Twenty groups whose evidence grew evenly, to these decimal logarithms."""
+    at_s = np.linspace(60.0, 1200.0, 20)
+    nothing = np.ones(20)
+    return EvidencePath(
+        at_s=at_s,
+        value=nothing,
+        low=nothing,
+        high=nothing,
+        harm=harm * at_s / at_s[-1],
+        safety=safety * at_s / at_s[-1],
+        limit=1.1,
+        needed=1.3,
+        needed_safety=1.3,
+        outcome=None,
+        decided_s=None,
+    )
+
+
+def test_an_arm_that_may_still_fail_is_not_hopeless() -> None:
+    lost = gate(INCONCLUSIVE, "noninferiority", path=path_of(harm=-1.0, safety=-1.0))
+    failing = gate(INCONCLUSIVE, "slo", path=path_of(harm=1.2, safety=-5.0))
+    passing = gate(INCONCLUSIVE, "slo", path=path_of(harm=-5.0, safety=1.2))
+    for others, hopeless in (([], True), ([failing], False), ([passing], True)):
+        assert outlook_of("a", [lost, *others], seconds=1200.0, left_s=600.0).hopeless is hopeless
 
 
 @pytest.mark.parametrize(
