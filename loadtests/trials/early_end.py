@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.judging.alarms import compile_alarms, death_alarms
 from analysis.judging.gates import FAIL
 from loadtests.trials.judge import Judge
 from loadtests.trials.steering import Steered
@@ -37,6 +39,23 @@ def early_end(look: Mapping[str, Any], ended: Collection[str] = ()) -> EarlyEnd:
     return EarlyEnd(why=None, arms={arm: reason for arm, reason in failed.items() if arm not in ended})
 
 
+def harmed(trial: Steered) -> Mapping[str, str]:
+    """Arms that surely fail, each with the reason, which no look has to be waited for: counts over their limits. Cold
+    starts that have a budget of their own are left to the looks, which know when they are over."""
+    experiment, facts = trial.context.experiment, trial.context.facts
+    limits, found = experiment.gates, {}
+    for arm in experiment.arms:
+        if arm.control or arm.name in (facts.ended_arms or {}):
+            continue
+        alarms = death_alarms(arm.name, facts.deaths, now_ns=now_ns())
+        if limits.cold is None:
+            events, most = trial.collector.served_compiles, limits.max_recompiles
+            alarms += compile_alarms(arm.name, events, stall_limit_s=math.inf, max_recompiles=most)
+        if alarms:
+            found[arm.name] = min(alarms).why
+    return found
+
+
 class EarlyEnding:
     """Ends the load of a trial, as a whole or for one arm, once what was looked at decides it. trial.json says why."""
 
@@ -49,9 +68,12 @@ class EarlyEnding:
         """What the last look decides was done."""
         facts, status = trial.context.facts, trial.context.status
         look = self._judge.last()
-        if facts.ended is not None or facts.start_ns is None or look is None or look["trial"] != trial.context.number:
+        if facts.ended is not None or facts.start_ns is None:
             return
-        end = early_end(look, facts.ended_arms or {})
+        seen = EarlyEnd(why=None, arms={})
+        if look is not None and look["trial"] == trial.context.number:
+            seen = early_end(look, facts.ended_arms or {})
+        end = EarlyEnd(why=seen.why, arms={**harmed(trial), **seen.arms})
         if end.why is None and not end.arms:
             return
         at_ns = now_ns() + END_DELAY_NS

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
-from loadtests.trials.early_end import early_end
+import pytest
+
+from analysis.judging.alarms import ServedCompile
+from analysis.settings.gate_limits import CompileBudget, GateLimits
+from loadtests.trials.early_end import EarlyEnding, early_end
+from loadtests.trials.judge import Judge
+from loadtests.trials.steering import Steered
 
 
 def look(**arms: tuple[str | None, bool]) -> dict[str, Any]:
@@ -37,3 +44,39 @@ def test_a_run_ends_when_what_is_open_is_hopeless() -> None:
 
 def test_no_arm_at_all_ends_nothing() -> None:
     assert early_end({"seconds": 0.0, "arms": {}}).why is None
+
+
+COMPILE = ServedCompile(arm="new", kind="recompile", seconds=0.1, end_ns=5, shape="2x64")
+DEATH = {"arm": "new", "replica": "new-0", "at_ns": 5}
+
+
+@pytest.mark.parametrize(
+    ("compiles", "deaths", "limits", "why"),
+    [
+        ([COMPILE], [], GateLimits(), "new recompiled 1 times while serving for 2x64"),
+        ([COMPILE] * 3, [], GateLimits(max_recompiles=3), None),
+        ([COMPILE], [], GateLimits(cold=CompileBudget()), None),
+        ([], [DEATH], GateLimits(cold=CompileBudget()), "new-0 died"),
+        ([], [{**DEATH, "arm": "eager"}], GateLimits(), None),
+    ],
+)
+def test_an_arm_that_surely_fails_is_ended_before_any_look(
+    compiles: list[ServedCompile], deaths: list[dict[str, Any]], limits: GateLimits, why: str | None
+) -> None:
+    ends: list[int | None] = []
+    facts = SimpleNamespace(start_ns=1, ended=None, ended_arms=None, deaths=deaths)
+    arms = [SimpleNamespace(name=name, control=name == "eager") for name in ("eager", "new", "other")]
+    context = SimpleNamespace(
+        facts=facts,
+        number=1,
+        status=SimpleNamespace(note=lambda _: None),
+        experiment=SimpleNamespace(arms=arms, gates=limits),
+    )
+    trial = SimpleNamespace(
+        context=context, collector=SimpleNamespace(served_compiles=compiles), splitter=None, end_load=ends.append
+    )
+    ending = EarlyEnding(cast(Judge, SimpleNamespace(last=lambda: None)))
+    for _ in range(2):
+        ending.poll(cast(Steered, trial))
+    assert ends == ([] if why is None else [None]), "once"
+    assert {arm: row["why"] for arm, row in (facts.ended_arms or {}).items()} == ({} if why is None else {"new": why})
