@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-from tests.faults import devices, lies, machine, network, signals, storage
+from tests.faults import devices, lies, machine, memory_groups, network, signals, storage
 from tests.faults.fault import CANDIDATE, Draw, Family, Kind, Moment, Situation, Truth
 
 # Where faults come from, by the name that the campaign's --families takes.
@@ -18,6 +18,7 @@ FAMILIES: dict[str, Draw] = {
     "machine": machine.draw,
     "lies": lies.draw,
     "devices": devices.draw,
+    "groups": memory_groups.draw,
 }
 
 # What is planned where nothing else is asked for: a seed stays the plan that it was when a family is added.

@@ -82,8 +82,9 @@ class Story:
 
     @property
     def was_killed(self) -> bool:
-        """Whether whoever writes the verdict was killed or asked to end."""
-        return self.hit("SIGKILL of orchestrator") or self.hit("SIGTERM of orchestrator")
+        """Whether whoever writes the verdict was killed or asked to end, or might be killed by the kernel."""
+        ends = ("SIGKILL of orchestrator", "SIGTERM of orchestrator", "the kernel holds the memory of orchestrator")
+        return any(map(self.hit, ends))
 
     def hit(self, name: str) -> bool:
         """Whether a fault of the name came."""
