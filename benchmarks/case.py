@@ -2,6 +2,7 @@
 
     python benchmarks/case.py keep ab runs/20261122T182031Z-case-ab     # thin, into benchmarks/results/case/ab
     python benchmarks/case.py judge                                     # every case again, over all its runs
+    python benchmarks/case.py plant decode=1.1 --out runs               # a run of case-planted whose twin is slower
 
 A run is kept as Parquet without its engine steps, which judging does not need. A search is kept with them, for its
 table of step times, and without the times of single tokens, which are nine tenths of its size and judge none of its
@@ -12,17 +13,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.records.export import export
 from analysis.records.run_list import RunList, read_run_list, write_run_list
 from analysis.summary.summary import analyze
+from benchmarks.planted_arm import ARM_VARIABLE, VARIABLE
+from loadtests.commands.main import main as tailgate
 
+PLANTED_ARM = (sys.executable, "-m", "benchmarks.planted_arm")
 CASES = Path(__file__).parent / "results" / "case"
 _TABLES = ("requests", "compile_events", "bed")
 
@@ -41,6 +50,18 @@ def keep(case: Path, run_dir: Path, accepted: Sequence[str] = ()) -> None:
     before = read_run_list(case)
     keys = dict.fromkeys([*(before.accepted if before else ()), *accepted])
     write_run_list(case, RunList(directories=tuple(runs), accepted=tuple(keys)))
+
+
+def plant(faults: str, out: Path, more: Sequence[str]) -> int:
+    """`case-planted` has run with the faults in its candidate, under their name; the exit code of `tailgate run`."""
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"case-planted-{faults.replace('=', '-').replace(',', '-')}"
+    table = tomllib.loads((files("loadtests.experiments") / "case-planted.toml").read_text(encoding="utf-8"))
+    (candidate,) = (arm["name"] for arm in table["arms"] if not arm.get("control"))
+    path = out / f"{name}.toml"
+    path.write_text(tomli_w.dumps({**table, "name": name}), encoding="utf-8")
+    os.environ |= {VARIABLE: faults, ARM_VARIABLE: candidate}
+    return tailgate(["run", str(path), "--out", str(out), *more], arm_command=PLANTED_ARM)
 
 
 def verdict_of(case: Path) -> dict[str, Any]:
@@ -76,7 +97,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keeping.add_argument("run_dir", type=Path, nargs="+")
     keeping.add_argument("--allow-different", default="", metavar="KEY,...", help="as of tailgate analyze")
     commands.add_parser("judge")
-    options = parser.parse_args(arguments)
+    planting = commands.add_parser("plant", epilog="What follows -- is for tailgate run.")
+    planting.add_argument("faults", help="as of benchmarks/planted_arm.py")
+    planting.add_argument("--out", type=Path, default=Path("runs"))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    own = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:own])
+    if options.command == "plant":
+        return plant(options.faults, options.out, words[own + 1 :])
     if options.command == "keep":
         for run_dir in options.run_dir:
             keep(CASES / options.case, run_dir, [key for key in options.allow_different.split(",") if key])

@@ -1,7 +1,9 @@
 """An arm with a fault that is known: `python -m benchmarks.planted_arm` stands where servers.front.serve stands.
 
 PLANTED says what is wrong with it: "decode=1.1" makes every engine step last that much longer, busy on the processor as
-slower code would be; "memory=1.3" has the engine process hold that many times its peak.
+slower code would be; "memory=1.3" has the engine hold that many times its peak, of its card where it has one;
+"stall_s=2,every_s=300" stops it for two seconds in every five minutes, and nobody says why. PLANTED_ARM names the one
+arm that it is about; without it, all are so.
 """
 
 from __future__ import annotations
@@ -10,14 +12,25 @@ import os
 import resource
 import sys
 import time
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-VARIABLE = "PLANTED"
+if TYPE_CHECKING:
+    from servers.engine.runner import ModelRunner
+
+VARIABLE, ARM_VARIABLE = "PLANTED", "PLANTED_ARM"
 
 
 def planted(text: str) -> dict[str, float]:
     """The faults in "decode=1.1,memory=1.3"."""
     return {name: float(value) for name, value in (item.split("=") for item in text.split(",") if item)}
+
+
+def is_meant(arm: str, arguments: Sequence[str]) -> bool:
+    """Whether the process with these arguments is of a replica of the arm; of any arm where none is named."""
+    names = [arguments[at + 1] for at, word in enumerate(arguments[:-1]) if word == "--replica"]
+    return not arm or any(name.rpartition("-")[0] == arm for name in names)
 
 
 def plant(faults: dict[str, float]) -> None:
@@ -26,10 +39,15 @@ def plant(faults: dict[str, float]) -> None:
     from servers.engine.runner import ModelRunner
 
     advance, memory_bytes = Engine.advance, ModelRunner.memory_bytes
-    held: list[bytearray] = []
+    held: list[Any] = []
+    stalled = time.perf_counter()
 
     def slower(engine: Engine, arrivals: Any) -> Any:
+        nonlocal stalled
         began = time.perf_counter()
+        if began - stalled >= faults.get("every_s", float("inf")):
+            time.sleep(faults["stall_s"])
+            stalled = began
         outputs = advance(engine, arrivals)
         if outputs[0]:
             until = began + faults.get("decode", 1.0) * (time.perf_counter() - began)
@@ -38,18 +56,29 @@ def plant(faults: dict[str, float]) -> None:
         return outputs
 
     def fatter(runner: ModelRunner) -> dict[str, int]:
-        if not held:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            # Written to, so that its pages are there; the peak may lie above what is held now.
-            now = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")  # noqa: PTH123, SIM115
-            held.append(bytearray(b"\1") * max(0, int(faults.get("memory", 1.0) * peak) - now))
+        if not held and "memory" in faults:
+            held.append(_weight(runner, faults["memory"]))
         return memory_bytes(runner)
 
     Engine.advance = slower  # type: ignore[method-assign,assignment]
     ModelRunner.memory_bytes = fatter  # type: ignore[method-assign,assignment]
 
 
-if __name__ == "__mp_main__":  # the engine's process, which imports the main module of the front's
+def _weight(runner: ModelRunner, times: float) -> Any:
+    """What makes the memory of the engine so many times its peak: of its card, or of the host where it has none."""
+    if runner.device.type == "cuda":
+        import torch
+
+        more = (times - 1.0) * torch.cuda.max_memory_allocated(runner.device)
+        return torch.empty(int(more), dtype=torch.uint8, device=runner.device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Written to, so that its pages are there; the peak may lie above what is held now.
+    now = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return bytearray(b"\1") * max(0, int(times * peak) - now)
+
+
+# The engine's process, which imports the main module of the front's and has its arguments.
+if __name__ == "__mp_main__" and is_meant(os.environ.get(ARM_VARIABLE, ""), sys.argv):
     plant(planted(os.environ.get(VARIABLE, "")))
 
 if __name__ == "__main__":

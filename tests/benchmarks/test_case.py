@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from benchmarks.case import CASES, keep, verdict_of
+from benchmarks.case import CASES, keep, main, verdict_of
+from loadtests.experiments.reading import load
 from tests.fakes.runs import FakeRun, write_run
 
 KEPT = sorted(path.parent for path in CASES.glob("*/runs.json"))
@@ -45,3 +47,16 @@ def test_runs_of_a_case_are_judged_together(tmp_path: Path) -> None:
     verdict = verdict_of(tmp_path / "case")
     assert verdict["trials"] == 2
     assert verdict["overall"] == "INCONCLUSIVE"
+
+
+def test_a_planted_run_has_the_fault_in_its_name_and_its_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    seen: list[list[str]] = []
+    monkeypatch.setattr("benchmarks.case.tailgate", lambda words, arm_command: seen.append(words) or 99)
+    assert main(["plant", "stall_s=2,every_s=300", "--out", str(tmp_path), "--", "--seed", "7"]) == 99
+    path = tmp_path / "case-planted-stall_s-2-every_s-300.toml"
+    assert seen == [["run", str(path), "--out", str(tmp_path), "--seed", "7"]]
+    assert load(str(path)).name == path.stem
+    assert os.environ["PLANTED_ARM"] == "eager-twin"

@@ -76,10 +76,12 @@ def test_built_in_experiment_survives_a_round_trip(name: str, tmp_path: Path) ->
 def test_every_experiment_in_the_package_is_offered() -> None:
     assert builtin_names() == [
         "case-aa",
+        "case-aa-bucketed",
         "case-ab",
         "case-encoder",
         "case-frontier",
         "case-naive",
+        "case-planted",
         "case-ramp",
         "demo",
         "embed",
