@@ -19,7 +19,7 @@ from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import Schedule
 from loadtests.workers.live_link import LiveLink
 from loadtests.workers.load_process import LoadProcess, end_with_parent
-from loadtests.workers.locust_channel import close_channel
+from loadtests.workers.locust_channel import close_channel, keep_channel
 from loadtests.workers.locust_flags import add_arguments, goodput_flag, hand_config
 from loadtests.workers.master import Master
 from loadtests.workers.worker import Worker
@@ -31,6 +31,7 @@ logger = logging.getLogger("tailgate")
 
 def listen(task: Task) -> None:
     """The locustfile that is being loaded sends requests of this task. A bad secret of the channel ends the process."""
+    keep_channel()
     try:
         close_channel()
     except ConfigError as problem:

@@ -111,6 +111,11 @@ class Fault(abc.ABC):
         return ()
 
     @property
+    def spares_temporary(self) -> bool:
+        """Whether temporary folders may stay, as whatever removes them is gone too."""
+        return False
+
+    @property
     def forbids_pass(self) -> bool:
         """Whether no candidate may pass, however good it is."""
         return False

@@ -22,7 +22,7 @@ from tests.faults.arrangement import ANSWERS
 from tests.faults.fault import Kind, Moment, Setup, phases
 from tests.faults.plan import Plan
 from tests.faults.processes import ancestry, by_role, marked
-from tests.faults.story import Answered, Command, Injected, Story
+from tests.faults.story import AMONG_TEMPORARY, Answered, Command, Injected, Story
 
 _POLL_S = 0.02
 _SOCKETS_EVERY_S = 1.0
@@ -227,7 +227,7 @@ def _left_in(temporary: Path) -> list[str]:
     end_s = time.monotonic() + _GOES_S
     while any(temporary.iterdir()) and time.monotonic() < end_s:
         time.sleep(0.05)
-    return [f"{path.name} among the temporary files" for path in sorted(temporary.iterdir())]
+    return [f"{path.name} {AMONG_TEMPORARY}" for path in sorted(temporary.iterdir())]
 
 
 def _analyzed(live: LiveRun, run_dir: Path) -> Command:

@@ -46,6 +46,25 @@ class Clock(Fault):
 
 
 @dataclass(frozen=True)
+class WorkerClock(Clock):
+    """The wall clock of the worker elsewhere steps alone."""
+
+    @property
+    def name(self) -> str:
+        """Such as "the worker's wall clock steps by +3600 s"."""
+        return f"the worker's wall clock steps by {self.seconds:+d} s"
+
+    def arrange(self, setup: Setup) -> None:
+        """The worker asks a library for the time; how fast its clocks are is another fault."""
+        setup.worker_environment |= clocks.environment(setup.folder) | setup.worker_environment
+
+    def inject(self, live: Live) -> str:
+        """Its clock has stepped, if it is there."""
+        super().inject(live)
+        return "the remote worker" if live.pids("remote worker") else ""
+
+
+@dataclass(frozen=True)
 class Skew(Fault):
     """All clocks of the worker elsewhere are fast from its start on."""
 
@@ -168,7 +187,8 @@ def draw(rng: random.Random, situation: Situation) -> Moment | None:
     phase, after_s = some_instant(rng, situation)
     match rng.choice(("clock", "skew", "processors", "memory")):
         case "clock" if not why_no_clocks() and situation.kind != "users' ramp":
-            fault: Fault = Clock(rng.choice((-3600, -30, 30, 3600)))
+            steps = WorkerClock if situation.kind == "remote worker" and rng.random() < 0.5 else Clock
+            fault: Fault = steps(rng.choice((-3600, -30, 30, 3600)))
         case "skew" if not why_no_clocks() and situation.kind == "remote worker":
             fault, phase, after_s, lasts_s = Skew(rng.choice((0.998, 1.0002, 1.002))), "starting arms", 0.0, None
         case "processors":

@@ -86,6 +86,11 @@ class HeldMemory(Fault):
         return self.role in ("load", "worker", "orchestrator")
 
     @property
+    def spares_temporary(self) -> bool:
+        """What the orchestrator starts is in its group, also what would remove its folders."""
+        return self.role == "orchestrator"
+
+    @property
     def extra_s(self) -> float:
         """A load that does not end is waited for."""
         return 130.0 if self.role in ("load", "worker") else 0.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.fakes.summary_schema import faults
 from tests.faults.fault import CANDIDATE, CONTROL
-from tests.faults.story import Command, Story
+from tests.faults.story import AMONG_TEMPORARY, Command, Story
 
 VERDICTS = {0: "PASS", 3: "INCONCLUSIVE", 99: "FAIL"}
 BROKE = (1, 2)
@@ -59,8 +59,10 @@ def ends_by_itself(story: Story) -> list[str]:
 
 def nothing_is_left(story: Story) -> list[str]:
     """No process, listening socket or temporary file stays."""
+    spared = any(item.moment.fault.spares_temporary for item in story.injected if item.hit)
+    left = [what for what in story.left if not (spared and what.endswith(AMONG_TEMPORARY))]
     late = [f"its processes took {story.gone_after_s:.1f} s to go"] if story.gone_after_s > GONE_S else []
-    return [*story.left, *late]
+    return [*left, *late]
 
 
 def records_stay(story: Story) -> list[str]:

@@ -11,6 +11,8 @@ from typing import Any
 from tests.faults.fault import Moment
 from tests.faults.plan import Plan
 
+AMONG_TEMPORARY = "among the temporary files"  # how a folder that stayed is told
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:

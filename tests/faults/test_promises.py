@@ -12,6 +12,7 @@ import pytest
 from tests.faults.devices import DeviceMemory
 from tests.faults.fault import Moment
 from tests.faults.machine import Memory
+from tests.faults.memory_groups import HeldMemory
 from tests.faults.plan import Plan
 from tests.faults.promises import PROMISES, breaches, lost_s
 from tests.faults.signals import Signal
@@ -181,3 +182,12 @@ def test_a_card_that_others_had_all_the_time_keeps_from_a_pass() -> None:
         moment = Moment(phase="traffic", after_s=1.0, fault=DeviceMemory(stays))
         hit = Injected(moment=moment, at_ns=10 * S, phase="traffic", hit="70.0 GiB taken")
         assert ("no wrong PASS" in broken(replace(passed, injected=(hit,)))) == stays
+
+
+def test_only_a_kernel_that_holds_the_run_itself_may_leave_temporary_folders() -> None:
+    left = ("tailgate-envoy-x among the temporary files",)
+    for role, is_spared in (("orchestrator", True), ("load", False)):
+        moment = Moment(phase="traffic", after_s=1.0, fault=HeldMemory(role))
+        hit = Injected(moment=moment, at_ns=10 * S, phase="traffic", hit=f"1 of {role}")
+        assert ("nothing is left behind" not in broken(story(injected=(hit,), left=left))) == is_spared
+        assert "nothing is left behind" in broken(story(injected=(hit,), left=("process x",)))

@@ -24,6 +24,21 @@ from tests.loadtests.test_chat import CHAT, account, free_port, planned, records
 ROOT = Path(__file__).parents[3]
 SECRET = "0123456789abcdef"
 
+_STEPPED = """\
+import time
+from loadtests.workers.locust_channel import keep_channel
+from locust import runners
+keep_channel()
+before_s, true_s = runners.time.time(), time.time
+assert abs(before_s - true_s()) < 60
+time.time = lambda: true_s() + 3600
+assert abs(runners.time.time() - before_s) < 60
+"""
+
+
+def test_heartbeats_do_not_go_by_a_wall_clock_that_steps() -> None:
+    subprocess.run([sys.executable, "-c", _STEPPED], check=True, timeout=60, cwd=ROOT)
+
 
 @contextlib.contextmanager
 def started(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
