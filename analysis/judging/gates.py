@@ -46,6 +46,7 @@ class Gate:
     needed_s: float | None = None  # run length that would decide it; None when decided or out of reach
     needed_starts: int | None = None  # trials that it takes for that, where it is more than the run had
     blocked_by: tuple[str, ...] = ()  # checks that forbid to believe it
+    caveat: str = ""  # the end of its reason, where failed checks turned its verdict; empty where none did
     low: float | None = None  # limits of a ratio, which a machine may have moved
     high: float | None = None
     unseen: bool = False  # open because the arm is only seen from outside

@@ -86,9 +86,5 @@ def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
         return replace(gate, blocked_by=blocked)
     # By name: the reason of a check concerns several gates and is reported once, with the checks.
     because = f"the check{'' if len(blocked) == 1 else 's'} that failed: {', '.join(blocked)}"
-    return replace(
-        gate,
-        verdict=INCONCLUSIVE,
-        blocked_by=blocked,
-        reason=f"{gate.reason} That would be a {gate.verdict}, but for {because}.",
-    )
+    caveat = f"That would be a {gate.verdict}, but for {because}."
+    return replace(gate, verdict=INCONCLUSIVE, blocked_by=blocked, caveat=caveat, reason=f"{gate.reason} {caveat}")

@@ -116,7 +116,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             pressure=reading.pressure(summary),
             deciders=reading.deciders(summary),
             arms=[{"index": index, "name": name, **_arm(arms.get(name), summary)} for index, name in enumerate(names)],
-            gates={name: reading.gate_list(summary, name) for name in names},
+            gates=reading.gate_lists(summary),
             ratios={
                 name: {metric: comparing.ratio_of(summary, name, metric) for metric in metric_names} for name in names
             },

@@ -96,7 +96,7 @@ def mark(value: object) -> str:
 
 
 def _gates(summary: Row) -> str:
-    lists = {arm: reading.gate_list(summary, arm) for arm in reading.arm_names(summary)}
+    lists = reading.gate_lists(summary)
     body = [
         [
             code(arm),
@@ -106,16 +106,12 @@ def _gates(summary: Row) -> str:
             quantity(gate.get("limit"), gate.get("unit")),
             prose(reason),
         ]
-        for arm, gates in lists.items()
-        for gate, reason in gates.rows
+        for arm, gates in lists.arms.items()
+        for gate, reason in gates
     ]
     if not body:
         return "No gate was judged."
-    shared = [
-        f"- {code(arm)}, {prose(names)}: {prose(reason)}"
-        for arm, gates in lists.items()
-        for names, reason in gates.shared
-    ]
+    shared = [f"- **{prose(whose)}**: {prose(reason)}" for whose, reason in lists.shared]
     head = ("Arm", "Verdict", "Gate", "Value", "Limit", "Reason")
     about = "Non-inferiority leaves out the cold start and what a compile held up; all else is of all traffic."
     return "\n\n".join([*(["\n".join(shared)] if shared else []), table(head, body, right=(3, 4)), about])

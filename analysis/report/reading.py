@@ -154,33 +154,62 @@ def gates_of(summary: Row, arm: str) -> list[Row]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateList:
-    """One arm's gates as a reader wants them: what several that did not pass have in common stands once, on top."""
+class GateLists:
+    """The gates of all arms as a reader wants them: what several that did not pass share stands once, on top."""
 
-    shared: tuple[tuple[str, str], ...]  # names of gates, the reason that they share
-    rows: tuple[tuple[Row, str], ...]  # a gate, its own reason
+    shared: tuple[tuple[str, str], ...]  # whose gates, the reason that they share
+    arms: Mapping[str, tuple[tuple[Row, str], ...]]  # of each arm: a gate, its own reason
 
 
 SHARED = "see above"
 
 
-def gate_list(summary: Row, arm: str) -> GateList:
-    """One arm's gates in the order of `gates_of`, with the reasons that two or more of them share taken out."""
-    gates = gates_of(summary, arm)
-    by_reason: dict[str, list[str]] = {}
-    for gate in gates:
-        if verdict(gate.get("verdict")) != "PASS" and (reason := text(gate.get("reason"))) != DASH:
-            by_reason.setdefault(reason, []).append(label(gate.get("gate")))
-    shared = {reason: names for reason, names in by_reason.items() if len(names) > 1}
+def gate_lists(summary: Row) -> GateLists:
+    """The gates of each arm in the order of `gates_of`, with what two or more of them share taken out of their reasons:
+    the whole reason, or the sentence at its end in which failed checks turn a verdict."""
+    arms = {arm: gates_of(summary, arm) for arm in arm_names(summary)}
+    unsettled = [gate for gates in arms.values() for gate in gates if verdict(gate.get("verdict")) != "PASS"]
+    sharing: dict[str, list[Row]] = {}
+    for gate in unsettled:
+        for said in dict.fromkeys((text(gate.get("reason")), _caveat(gate))):
+            if said != DASH:
+                sharing.setdefault(said, []).append(gate)
+    shared = {said: gates for said, gates in sharing.items() if len(gates) > 1}
 
     def own(gate: Row) -> str:
-        reason = text(gate.get("reason"))
-        return SHARED if verdict(gate.get("verdict")) != "PASS" and reason in shared else reason
+        reason, caveat = text(gate.get("reason")), _caveat(gate)
+        if verdict(gate.get("verdict")) == "PASS":
+            return reason
+        if reason in shared:
+            return SHARED
+        return reason.removesuffix(caveat).rstrip() or SHARED if caveat in shared else reason
 
-    return GateList(
-        shared=tuple((", ".join(names), reason) for reason, names in shared.items()),
-        rows=tuple((gate, own(gate)) for gate in gates),
+    def told(gate: Row, said: str) -> bool:
+        # A reason that is shared whole says its caveat itself.
+        return text(gate.get("reason")) == said or text(gate.get("reason")) not in shared
+
+    concerned = ((said, [gate for gate in gates if told(gate, said)]) for said, gates in shared.items())
+    return GateLists(
+        shared=tuple((_whose(gates), said) for said, gates in concerned if gates),
+        arms={arm: tuple((gate, own(gate)) for gate in gates) for arm, gates in arms.items()},
     )
+
+
+def _caveat(gate: Row) -> str:
+    """The sentence in which failed checks turn the gate's verdict, an en dash where it has none."""
+    caveat = text(gate.get("caveat"))
+    return caveat if text(gate.get("reason")).endswith(caveat) else DASH
+
+
+def _whose(gates: Sequence[Row]) -> str:
+    """Arms and names of gates: "a, b: errors, SLO p99 TTFT; c: errors"."""
+    by_arm: dict[str, list[str]] = {}
+    for gate in gates:
+        by_arm.setdefault(text(gate.get("arm")), []).append(label(gate.get("gate")))
+    by_names: dict[tuple[str, ...], list[str]] = {}
+    for arm, names in by_arm.items():
+        by_names.setdefault(tuple(names), []).append(arm)
+    return "; ".join(f"{', '.join(arms)}: {', '.join(names)}" for names, arms in by_names.items())
 
 
 def failed_checks(summary: Row) -> list[Row]:

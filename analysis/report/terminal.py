@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console, Group
@@ -54,8 +54,11 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
     for check in reading.failed_checks(summary):
         if (reason := text(check.get("reason"))) not in reading.headline(summary):
             console.print(noted("limited by", f"{reading.check_name(check)}: {reason}"))
-    for arm in reading.arm_names(summary):
-        if lines := _open(summary, arm, width):
+    lists = reading.gate_lists(summary)
+    for whose, reason in lists.shared:
+        console.print(noted(whose, reason))
+    for arm, gates in lists.arms.items():
+        if lines := _open(gates, width):
             console.print()
             console.print(Text(text(arm), "bold"))
             console.print(Group(*lines))
@@ -197,11 +200,10 @@ def _knees(knees: Sequence[Mapping[str, str]]) -> Table:
     return table
 
 
-def _open(summary: Row, arm: str, width: int) -> list[Text | Padding]:
+def _open(gates: Iterable[tuple[Row, str]], width: int) -> list[Text | Padding]:
     """The gates of one arm that did not pass, each with its reason below it; empty where all passed."""
-    gates = reading.gate_list(summary, arm)
-    lines: list[Text | Padding] = [Text.assemble((names, "bold"), f": {reason}") for names, reason in gates.shared]
-    for gate, reason in gates.rows:
+    lines: list[Text | Padding] = []
+    for gate, reason in gates:
         if gate.get("verdict") == "PASS":
             continue
         unit = gate.get("unit")

@@ -179,6 +179,8 @@ def _gate_row(gate: Gate) -> dict[str, Any]:
     row = asdict(replace(gate, path=None))
     for name in ("unseen", "low", "high", "path"):
         del row[name]
+    if not gate.caveat:
+        del row["caveat"]
     return row | ({} if gate.path is None else {"decided_s": gate.path.decided_s})
 
 

@@ -45,8 +45,21 @@ def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(
 ) -> None:
     text = read_page(html_report(sharing)).text
     shared = sharing["gates"][0]["reason"]
-    assert text.count(shared) == 2  # once an arm
-    assert text.index("What limits this run") < text.index(shared) < text.index("Verdict Gate Value")
+    assert text.count(shared) == 1
+    assert text.index(sharing["headline"]) < text.index(shared) < text.index("What limits this run")
+
+
+def test_what_failed_checks_turned_is_said_once_on_the_first_screen(demo: Summary, read_page: Reader) -> None:
+    caveat = "That would be a PASS, but for the check that failed: bed drift."
+    for gate in demo["gates"]:
+        if gate["kind"] == "slo":
+            reason = f"{gate['gate']} of {gate['arm']}."
+            gate |= {"verdict": "INCONCLUSIVE", "reason": f"{reason} {caveat}", "caveat": caveat}
+    text = read_page(html_report(demo)).text
+    assert text.count(caveat) == 1
+    whose = "compiled-padded, compiled-naive: SLO p99 TTFT, SLO p99 E2E"
+    assert text.index(f"{whose} {caveat}") < text.index("What limits this run")
+    assert text.count("slo p99_ttft_ms of compiled-naive.") == 1
 
 
 def test_every_event_has_a_row_with_what_sorting_and_filtering_need(demo: Summary, read_page: Reader) -> None:

@@ -30,7 +30,7 @@ def test_verdict_gates_and_deciders_stand_before_the_numbers(demo: Summary) -> N
 def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(sharing: Summary) -> None:
     report = markdown_report(sharing)
     shared = sharing["gates"][0]["reason"]
-    assert report.count(shared) == 2  # once an arm
+    assert report.count(shared) == 1
     assert report.index("### What limits this run") < report.index(shared) < report.index("| Arm | Verdict | Gate |")
 
 

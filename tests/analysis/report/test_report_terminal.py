@@ -30,7 +30,7 @@ def test_no_figure_of_an_arm_is_cut(demo: Summary, width: int) -> None:
 def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(sharing: Summary) -> None:
     shown = " ".join(verdict_table(sharing).split())
     shared = sharing["gates"][0]["reason"]
-    assert shown.count(shared) == 2  # once an arm
+    assert shown.count(shared) == 1
     assert shown.index("limited by: blocks") < shown.index(shared) < shown.index("? INCONCLUSIVE non-inferiority")
 
 
