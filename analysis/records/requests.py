@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 from analysis.arrays import Bools, Codes, Floats, Ints
 from analysis.records import scratch
 from analysis.records.arrow import codes, groups, integers, is_named, moments
+from analysis.records.columns import as_one, filled
 from analysis.records.fingerprints import alike, fingerprints
-from analysis.records.schemas import QUEUE_COLUMNS
+from analysis.records.schemas import BACKLOG_COLUMNS, PART_COLUMNS
 from analysis.records.scratch import lean, parts, pieces
 from analysis.records.tables import RecordError
 
@@ -67,6 +68,9 @@ class Requests:
     recv_us: Codes  # when it came to the server, from start_ns on
     queue_us: Codes  # how long it queued there
     stay_us: Codes  # from when it came to the end of its answer
+    queued_us: Codes  # as the server reported it, whatever the client saw; -1 where it did not, as the next two
+    prefill_us: Codes
+    decode_us: Codes
     gaps_ms: npt.NDArray[np.float32]  # every token gap, request after request
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
     token_times: Codes  # how many times of tokens are recorded
@@ -135,7 +139,7 @@ def requests_of(
     their last second broke with the run, and their requests are cut off, not failed. Without `deadline_ms`, a failure
     counts as the longest time seen. Where some requests name no arm they are left out. Without
     `tokens` nothing but an end was to come, so that no request, failed or not, has a TTFT, a TPOT or a gap. Without
-    `queues`, the servers' times are left out: only a backlog needs them.
+    `queues`, when a server got and ended each request is left out: only a backlog needs it.
     """
     if nameless := table.column("arm").null_count:
         if nameless == table.num_rows:
@@ -242,8 +246,10 @@ def requests_of(
 
     if not tokens:
         ttft = tpot = max_itl = np.broadcast_to(math.nan, rows)
-    times_of_server = [columns.pop(name, None) for name in QUEUE_COLUMNS]
+    times_of_server = [columns["queue_ns"], *(columns.pop(name, None) for name in BACKLOG_COLUMNS)]
     server_timed, recv, queue, stay = _server_times(times_of_server if queues else [None], start, sent, end)
+    del times_of_server
+    queued, prefill, decode = (_micros(columns.pop(name)) for name in PART_COLUMNS)
     phase, phases = codes(columns.pop("phase"))
     return Requests(
         arms=arms,
@@ -277,6 +283,9 @@ def requests_of(
         recv_us=recv,
         queue_us=queue,
         stay_us=stay,
+        queued_us=queued,
+        prefill_us=prefill,
+        decode_us=decode,
         gaps_ms=gaps,
         gap_offsets=offsets,
         token_times=times,
@@ -337,6 +346,17 @@ def _server_times(
         for shown, took in ((came, arrived - began), (queued, waited), (stayed, gone - arrived)):
             shown[part] = (np.where(known, took, 0) // 1000).clip(0, np.iinfo(np.int32).max)
     return timed, came, queued, stayed
+
+
+def _micros(column: pa.ChunkedArray) -> Codes:
+    """Times in ns as µs of 32 bits, of half an hour at most; -1 for null. One value for all takes no memory."""
+    if column.null_count == len(column):
+        return np.broadcast_to(np.int32(-1), len(column))
+    times = filled(as_one(column), -1)
+    micros = scratch.empty(len(times), np.int32)
+    for part in parts(len(times)):
+        micros[part] = np.minimum(times[part].astype(np.int64) // 1000, np.iinfo(np.int32).max)
+    return lean(micros)
 
 
 def _longest(age: Floats) -> float:

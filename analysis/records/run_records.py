@@ -28,10 +28,10 @@ from analysis.records.plain_values import mapping, number
 from analysis.records.run_files import RunFiles
 from analysis.records.run_list import RunList, read_run_list
 from analysis.records.schemas import (
+    BACKLOG_COLUMNS,
     BED,
     COMPILE_EVENTS,
     JUDGED_REQUESTS,
-    QUEUE_COLUMNS,
     REQUESTS,
     REQUIRED_BED_COLUMNS,
     REQUIRED_EVENT_COLUMNS,
@@ -174,7 +174,7 @@ def _read(
         for files, folder in silent:
             files.lacks(folder, "compile_events")
     # Most of the memory that judging takes is that of requests, so that only columns are read that are used.
-    unused = () if may_serve(events) else QUEUE_COLUMNS
+    unused = () if may_serve(events) else BACKLOG_COLUMNS
     judged = pa.schema(field for field in JUDGED_REQUESTS if field.name not in unused)
     requests = None
     generators: list[dict[str, Any]] = []

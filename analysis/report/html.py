@@ -23,6 +23,7 @@ from analysis.report import (
     outside,
     reading,
     server_load,
+    time_parts,
     values,
 )
 from analysis.report.resources import memory_events
@@ -167,6 +168,9 @@ def html_report(summary: Mapping[str, Any]) -> str:
             stalls=outside.stalls(summary),
             server_load=server_load.server_load(summary),
             beside=server_load.beside,
+            time_bars=time_parts.bars(summary),
+            time_names=time_parts.PARTS,
+            time_width=time_parts.BAR_WIDTH,
             startup=reading.startup_costs(summary),
             shortfalls=reading.shortfalls(summary),
             environment=reading.flattened(values.at(summary, "environment")),

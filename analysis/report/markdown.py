@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from analysis.report import bed, breakeven, comparing, frontier, joined, load, looks, outside, reading
+from analysis.report import bed, breakeven, comparing, frontier, joined, load, looks, outside, reading, time_parts
 from analysis.report.resources import memory_events
 from analysis.report.server_load import server_load
 from analysis.report.tables import Figure, Table
@@ -373,6 +373,7 @@ def markdown_report(summary: Row) -> str:
         *_section("At the same load", comparing.rates(summary)),
         "### Key numbers",
         _arms(summary),
+        *_section("Where time goes, of completed requests around a quantile", time_parts.table(summary)),
         *_section("Allocations in need", memory_events(summary)),
         *_variation(summary),
         *_test_bed(summary),

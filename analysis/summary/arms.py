@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from analysis.run.run import Run
 from analysis.run.slo import meets_all
 from analysis.run.spikes import BACKLOG, CAUSES, JIT, excursions, held_s
 from analysis.run.startup import ENCODE, blind_spots, compiler_facts, startup_row
+from analysis.run.time_parts import time_parts
 from analysis.statistics.quantiles import quantiles
 from analysis.summary.resources import cost_row, decode_row, energy_row, memory_row
 
@@ -60,6 +62,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "metrics": _metrics(run, usable),
         "steady": _metrics(run, steady),
         "cold": _metrics(run, usable & run.cold),
+        **({"time_parts": parts} if (parts := [asdict(item) for item in time_parts(run, arm)]) else {}),
         "slo": [
             {
                 "key": target.key,

@@ -330,6 +330,8 @@ def _request(
         row |= dict.fromkeys(("first_token_ns", "token_ns", "output_tokens", "max_tokens"))
     if run.server_columns:
         row |= {"queue_ns": 1_000_000, "compile_stall_ns": int(stall * SECOND), "batch_size": 1, "padded_batch": 1}
+        computed = row["first_token_ns"] or row["end_ns"]  # an embedding has its prompt run alone
+        row |= {"prefill_ns": computed - sent - 1_000_000, "decode_ns": row["end_ns"] - computed}
     return row
 
 

@@ -34,6 +34,23 @@ def test_what_requests_waited_for_on_the_server_is_read_where_an_event_may_have_
     assert requests.queue_us.tolist() == [7000 if served else 0]
 
 
+def test_the_parts_of_a_requests_time_are_read_whatever_was_compiled(tmp_path):
+    parts = [(7_000_000, 90_000_000, 4_000_000_000_000), (0, 100, None), (None, None, None)]
+    names = ("queue_ns", "prefill_ns", "decode_ns")
+    rows = [row(number, **dict(zip(names, times, strict=True))) for number, times in enumerate(parts)]
+    write_rows(tmp_path / "requests.arrow", rows)
+    requests = requests_of(read_run(tmp_path).requests)
+    assert requests.queued_us.tolist() == [7000, 0, -1]
+    assert requests.prefill_us.tolist() == [90_000, 0, -1]
+    assert requests.decode_us.tolist() == [2**31 - 1, -1, -1]
+
+
+def test_times_of_a_server_that_are_all_short_are_read_too(tmp_path):
+    write_rows(tmp_path / "requests.arrow", [row(number, queue_ns=0, prefill_ns=99) for number in range(3)])
+    requests = requests_of(read_run(tmp_path).requests)
+    assert [requests.queued_us.tolist(), requests.prefill_us.tolist()] == [[0] * 3] * 2
+
+
 def test_counts_are_wide_enough_to_be_worked_with(tmp_path):
     write_rows(tmp_path / "requests.arrow", [row(prompt_tokens=100, output_tokens=100, max_tokens=100, batch_id=3)])
     records = read_run(tmp_path)
