@@ -20,7 +20,7 @@ from analysis.records import scratch
 from analysis.records.arrow import codes, groups, integers, is_named, moments
 from analysis.records.columns import as_one, filled
 from analysis.records.fingerprints import alike, fingerprints
-from analysis.records.schemas import BACKLOG_COLUMNS, PART_COLUMNS
+from analysis.records.schemas import BACKLOG_COLUMNS, PART_COLUMNS, SHAPE_COLUMNS
 from analysis.records.scratch import lean, parts, pieces
 from analysis.records.tables import RecordError
 
@@ -71,6 +71,9 @@ class Requests:
     queued_us: Codes  # as the server reported it, whatever the client saw; -1 where it did not, as the next two
     prefill_us: Codes
     decode_us: Codes
+    batch_size: Codes  # rows of the step that first ran it, -1 where unknown, as the next two; as narrow as it was read
+    padded_batch: Codes
+    padded_length: Codes  # of a row of that step
     gaps_ms: npt.NDArray[np.float32]  # every token gap, request after request
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
     token_times: Codes  # how many times of tokens are recorded
@@ -250,6 +253,7 @@ def requests_of(
     server_timed, recv, queue, stay = _server_times(times_of_server if queues else [None], start, sent, end)
     del times_of_server
     queued, prefill, decode = (_micros(columns.pop(name)) for name in PART_COLUMNS)
+    batch_size, padded_batch, padded_length = (_sizes(columns.pop(name)) for name in SHAPE_COLUMNS)
     phase, phases = codes(columns.pop("phase"))
     return Requests(
         arms=arms,
@@ -286,6 +290,9 @@ def requests_of(
         queued_us=queued,
         prefill_us=prefill,
         decode_us=decode,
+        batch_size=batch_size,
+        padded_batch=padded_batch,
+        padded_length=padded_length,
         gaps_ms=gaps,
         gap_offsets=offsets,
         token_times=times,
@@ -357,6 +364,13 @@ def _micros(column: pa.ChunkedArray) -> Codes:
     for part in parts(len(times)):
         micros[part] = np.minimum(times[part].astype(np.int64) // 1000, np.iinfo(np.int32).max)
     return lean(micros)
+
+
+def _sizes(column: pa.ChunkedArray) -> Codes:
+    """Sizes as they were read, which may be in less than 32 bits; -1 for null. One value for all takes no memory."""
+    if column.null_count == len(column):
+        return np.broadcast_to(np.int32(-1), len(column))
+    return lean(filled(as_one(column), -1))
 
 
 def _longest(age: Floats) -> float:

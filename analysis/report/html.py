@@ -23,6 +23,7 @@ from analysis.report import (
     outside,
     reading,
     server_load,
+    shapes,
     time_parts,
     values,
 )
@@ -171,6 +172,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             time_bars=time_parts.bars(summary),
             time_names=time_parts.PARTS,
             time_width=time_parts.BAR_WIDTH,
+            heat_maps=shapes.heat_maps(summary),
             startup=reading.startup_costs(summary),
             shortfalls=reading.shortfalls(summary),
             environment=reading.flattened(values.at(summary, "environment")),

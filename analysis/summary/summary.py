@@ -51,6 +51,7 @@ from analysis.summary.resources import memory_events
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
 from analysis.summary.server_load import server_load_row
+from analysis.summary.shapes import shapes_row
 
 SCHEMA = 1
 EXIT_CODES = {PASS: 0, INCONCLUSIVE: 3, FAIL: 99}
@@ -121,6 +122,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "series": latency_series(run),
         **({"server_load": told} if (told := server_load_row(run, load)) else {}),
         "distribution": _distribution(run),
+        **({"shapes": shapes} if (shapes := shapes_row(run)) else {}),
         "design": _design(run),
         **({"sequential": looks} if (looks := looks_row(run, judgement)) else {}),
         **({"ramp": ramp} if (ramp := ramp_row(run)) else {}),
