@@ -228,13 +228,23 @@ def crowded(demo: Summary) -> Summary:
     return summary
 
 
+@pytest.fixture
+def mapped(demo: Summary) -> Summary:
+    """The demo with a map of shapes that has all the cells that it may have, each with a long count and both marks."""
+    spans = [[2**octave // 2 + 1, 2**octave] for octave in range(16)]
+    counted = {"requests": 123_456, "shapes": 99, "new": 98, "compiles": 7}
+    cells = [{"batch": batch, "length": length, **counted} for batch in range(16) for length in range(16)]
+    arms = [{"arm": arm["name"], "requests": 1, "unknown": 0, "cells": cells} for arm in demo["arms"]]
+    return demo | {"shapes": {"batches": spans, "lengths": spans, "arms": arms}}
+
+
 @pytest.mark.parametrize("width", [520, 800, 1280])
-@pytest.mark.parametrize("name", ["demo", "rollout", "crowded", "bedded"])
+@pytest.mark.parametrize("name", ["demo", "rollout", "crowded", "bedded", "mapped"])
 def test_no_label_is_cut_or_covered(name: str, width: int, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     assert _faults(html_report(request.getfixturevalue(name)), tmp_path, width) == []
 
 
-@pytest.mark.parametrize("name", ["demo", "crowded", "bedded"])
+@pytest.mark.parametrize("name", ["demo", "crowded", "bedded", "mapped"])
 def test_no_label_is_cut_in_print(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     # A4 less its margins. The styles of print are shown on the screen, where they can be measured.
     page = html_report(request.getfixturevalue(name))
