@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,22 +13,39 @@ from servers.engine.engine import Engine
 from servers.engine.runner import ModelRunner
 
 
+class Clock:
+    """Time that passes when somebody waits for it, and a millisecond at every look."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def perf_counter(self) -> float:
+        self._now_s += 0.001
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine whose steps take 10 ms, which plant() changes until the test is over."""
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of an engine whose steps take 10 ms, which plant() changes until the test is over."""
+    clock = Clock()
 
     def advance(engine: Any, arrivals: Any) -> Any:
-        time.sleep(0.01)
+        clock.sleep(0.01)
         return (["a token"],)
 
+    monkeypatch.setattr("benchmarks.planted_arm.time", clock)
     monkeypatch.setattr(Engine, "advance", advance)
     monkeypatch.setattr(ModelRunner, "memory_bytes", lambda runner: {})
+    return clock
 
 
-def step_s() -> float:
-    began_s = time.perf_counter()
+def step_s(clock: Clock) -> float:
+    began_s = clock.perf_counter()
     Engine.advance(None, [])  # type: ignore[arg-type]
-    return time.perf_counter() - began_s
+    return clock.perf_counter() - began_s
 
 
 def test_faults_are_read_by_name() -> None:
@@ -45,25 +61,27 @@ def test_only_replicas_of_the_arm_are_meant() -> None:
     assert not is_meant("eager", ["serve"])
 
 
-@pytest.mark.usefixtures("quick")
-def test_steps_last_as_much_longer_as_planted() -> None:
+def test_steps_last_as_much_longer_as_planted(clock: Clock) -> None:
     plant({"decode": 3.0})
-    assert step_s() >= 0.03
+    assert step_s(clock) == pytest.approx(0.036, abs=0.005)
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_engine_stops_once_in_a_while() -> None:
-    plant({"stall_s": 0.2, "every_s": 1.0})
-    time.sleep(1.01)
-    assert step_s() >= 0.2
-    assert step_s() < 0.2
+def test_the_engine_stops_once_in_a_while(clock: Clock) -> None:
+    plant({"stall_s": 2.0, "every_s": 300.0})
+    assert step_s(clock) < 0.1
+    clock.sleep(300.0)
+    assert step_s(clock) == pytest.approx(2.0, abs=0.1)
+    assert step_s(clock) < 0.1
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("clock")
 def test_memory_is_held_once_and_only_where_it_is_planted(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[float] = []
     monkeypatch.setattr("benchmarks.planted_arm._weight", lambda runner, times: made.append(times))
     runner: Any = SimpleNamespace(device=torch.device("cpu"))
+    plant({"decode": 1.1})
+    ModelRunner.memory_bytes(runner)
+    assert made == []
     plant({"memory": 1.3})
     ModelRunner.memory_bytes(runner)
     ModelRunner.memory_bytes(runner)

@@ -6,6 +6,9 @@ import contextlib
 import functools
 import os
 import random
+import signal
+import subprocess
+import sys
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -16,6 +19,7 @@ from tests.faults.fault import CANDIDATE, CONTROL, Fault, Live, Moment, Situatio
 _ROOT = Path("/sys/fs/cgroup")
 _ROOM = 2 << 20  # bytes that a process may take beyond those that it has
 _GONE_S = 5.0
+_HELD_S = 30.0
 
 
 class MemoryGroup:
@@ -56,10 +60,22 @@ def why_no_groups() -> str:
     if os.geteuid() != 0:
         return "not root"
     try:
-        MemoryGroup(_ROOM).close()
+        group = MemoryGroup(_ROOM)
     except OSError as error:
         return str(error)
-    return ""
+    # Some kernels count and hold nobody to it.
+    takes = f"import sys; sys.stdin.read(); bytearray(b'1') * {16 * _ROOM}"
+    process = subprocess.Popen([sys.executable, "-c", takes], stdin=subprocess.PIPE)
+    try:
+        group.take(process.pid)
+        process.communicate(timeout=_HELD_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        process.kill()
+        process.communicate()
+        return str(error)
+    finally:
+        group.close()
+    return "" if process.returncode == -signal.SIGKILL else "nobody is held to a group"
 
 
 @dataclass(frozen=True)
