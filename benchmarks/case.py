@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.records.export import export
 from analysis.records.run_list import RunList, read_run_list, write_run_list
 from analysis.summary.summary import analyze
-from benchmarks.planted_arm import ARM_VARIABLE, VARIABLE
+from benchmarks.planted_arm import ARM_VARIABLE, VARIABLE, planted
 from loadtests.commands.main import main as tailgate
 
 PLANTED_ARM = (sys.executable, "-m", "benchmarks.planted_arm")
@@ -104,6 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:own])
     if options.command == "plant":
+        try:
+            planted(options.faults)
+        except ValueError as error:
+            parser.error(f'faults "{options.faults}": {error}')
         return plant(options.faults, options.out, words[own + 1 :])
     if options.command == "keep":
         for run_dir in options.run_dir:

@@ -19,12 +19,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from servers.engine.runner import ModelRunner
 
+FAULTS = ("decode", "memory", "stall_s", "every_s")
 VARIABLE, ARM_VARIABLE = "PLANTED", "PLANTED_ARM"
 
 
 def planted(text: str) -> dict[str, float]:
-    """The faults in "decode=1.1,memory=1.3"."""
-    return {name: float(value) for name, value in (item.split("=") for item in text.split(",") if item)}
+    """The faults in "decode=1.1,memory=1.3". ValueError for what is none."""
+    faults = dict(item.partition("=")[::2] for item in text.split(",") if item)
+    if unknown := faults.keys() - FAULTS:
+        raise ValueError(f"{', '.join(sorted(unknown))} cannot be planted: use {', '.join(FAULTS)}")
+    return {name: float(value) for name, value in faults.items()}
 
 
 def is_meant(arm: str, arguments: Sequence[str]) -> bool:

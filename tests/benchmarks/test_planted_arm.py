@@ -51,6 +51,9 @@ def step_s(clock: Clock) -> float:
 def test_faults_are_read_by_name() -> None:
     assert planted("stall_s=2,every_s=300") == {"stall_s": 2.0, "every_s": 300.0}
     assert planted("") == {}
+    for wrong in ("speed=2", "decode", "decode=fast"):
+        with pytest.raises(ValueError, match=r"cannot be planted|could not convert"):
+            planted(wrong)
 
 
 def test_only_replicas_of_the_arm_are_meant() -> None:

@@ -14,7 +14,8 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.faults.fault import CANDIDATE, CONTROL, Fault, Live, Moment, Situation, some_instant
+from tests.faults.fault import CANDIDATE, CONTROL, Live, Moment, Situation, some_instant
+from tests.faults.machine import Memory
 
 _ROOT = Path("/sys/fs/cgroup")
 _ROOM = 2 << 20  # bytes that a process may take beyond those that it has
@@ -79,10 +80,9 @@ def why_no_groups() -> str:
 
 
 @dataclass(frozen=True)
-class HeldMemory(Fault):
+class HeldMemory(Memory):
     """The kernel gives a process 2 MiB more and then kills it."""
 
-    role: str
     _groups: list[MemoryGroup] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -91,25 +91,14 @@ class HeldMemory(Fault):
         return f"the kernel holds the memory of {self.role}"
 
     @property
-    def hurts(self) -> frozenset[str]:
-        """The arm, or both where it is what they share."""
-        both = frozenset({CONTROL, CANDIDATE})
-        return frozenset({self.role}) if self.role in both else both if self.role == "envoy" else frozenset()
-
-    @property
-    def ends_records(self) -> bool:
-        """It may be killed at any moment."""
-        return self.role in ("load", "worker", "orchestrator")
+    def silenced_logs(self) -> tuple[str, ...]:
+        """Whoever is killed says nothing at all."""
+        return ()
 
     @property
     def spares_temporary(self) -> bool:
         """What the orchestrator starts is in its group, also what would remove its folders."""
         return self.role == "orchestrator"
-
-    @property
-    def extra_s(self) -> float:
-        """A load that does not end is waited for."""
-        return 130.0 if self.role in ("load", "worker") else 0.0
 
     def inject(self, live: Live) -> str:
         """It is in a group of its own."""

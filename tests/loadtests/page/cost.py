@@ -20,13 +20,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
+import tomllib
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psutil  # type: ignore[import-untyped]
+import tomli_w
 
 from analysis.records.documents import content_of
 from tests.fakes.browser import Browser
@@ -34,34 +36,15 @@ from tests.fakes.browser import Browser
 WATCHED = ("no page", "nobody", "readers", "browsers")
 _RUN = (sys.executable, "-P", "-m", "loadtests.commands.main", "run")
 _JUDGED = (0, 3, 99)
-_QUIET = """\
-name = "quiet"
-seed = 1
-[model]
-id = "random:tiny"
-dtype = "float32"
-device = "cpu"
-[engine]
-slots = 8
-max_prompt_tokens = 192
-max_new_tokens = 48
-threads = 1
-[[arms]]
-name = "eager"
-preset = "eager"
-control = true
-[[arms]]
-name = "eager-padded"
-preset = "eager-padded"
-[traffic]
-design = "mirrored"
-duration_s = 40
-rate = 4.0
-workload = "conversation"
-length_scale = 0.06
-[gates]
-max_recompiles = 0
-"""
+
+
+def quiet(path: Path) -> Path:
+    """The demo without its arm that compiles, and with eager steps of padded shapes in place of compiled ones."""
+    table = tomllib.loads((files("loadtests.experiments") / "demo.toml").read_text(encoding="utf-8"))
+    eager, padded, _ = table["arms"]
+    table["arms"] = [eager, {**padded, "name": "eager-padded", "preset": "eager-padded"}]
+    path.write_text(tomli_w.dumps(table), encoding="utf-8")
+    return path
 
 
 class Readers:
@@ -111,21 +94,18 @@ def measured(experiment: Path, settings: Sequence[str], watched: str, count: int
         command = [*_RUN, str(experiment), "--out", folder, "--json"]
         command += ["--page", "off"] if watched == "no page" else []
         command += [part for setting in settings for part in ("--set", setting)]
-        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        page_cpu_s = 0.0
+        errors = Path(folder) / "errors.txt"
+        with errors.open("w") as file:
+            run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
+        page_cpu_s, is_watched = 0.0, watched == "no page"
         with contextlib.ExitStack() as stack:
-            while run.poll() is None and watched != "no page":
-                found = [*Path(folder).glob("*/page.json")]
-                if found:
-                    stack.enter_context(watching(watched, content_of(found[0])["url"], count))
-                    break
-                time.sleep(0.2)
-            while run.poll() is None:
+            while _goes_on(run):
                 page_cpu_s = max(page_cpu_s, _page_cpu_s(run.pid))
-                time.sleep(0.5)
-        errors = run.stderr.read() if run.stderr else ""
+                if not is_watched and (found := [*Path(folder).glob("*/page.json")]):
+                    stack.enter_context(watching(watched, content_of(found[0])["url"], count))
+                    is_watched = True
         if run.returncode not in _JUDGED:
-            raise SystemExit(f"the run ended with exit code {run.returncode}: {errors[-2000:]}")
+            raise SystemExit(f"the run ended with exit code {run.returncode}: {errors.read_text()[-2000:]}")
         (trial,) = Path(folder).glob("*/trial-01")
         account = content_of(trial / "generator-0.json")
         looks = [*trial.parent.glob("preview.jsonl")]
@@ -135,6 +115,13 @@ def measured(experiment: Path, settings: Sequence[str], watched: str, count: int
             "page_cpu_s": page_cpu_s,
             "looks": len(looks[0].read_text().splitlines()) if looks else 0,
         }
+
+
+def _goes_on(run: subprocess.Popen[bytes]) -> bool:
+    """Whether the run goes on after half a second more. It ends by itself."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        run.wait(0.5)
+    return run.returncode is None
 
 
 def _page_cpu_s(run: int) -> float:
@@ -159,9 +146,7 @@ def main() -> int:
     rows: dict[str, list[dict[str, float]]] = {watched: [] for watched in WATCHED}
     order = random.Random(1)
     with tempfile.TemporaryDirectory() as folder:
-        experiment = options.experiment or Path(folder) / "quiet.toml"
-        if options.experiment is None:
-            experiment.write_text(_QUIET)
+        experiment = options.experiment or quiet(Path(folder) / "quiet.toml")
         for _ in range(options.repeats):
             for watched in order.sample(WATCHED, len(WATCHED)):
                 row = measured(experiment, options.set, watched, options.watchers)
