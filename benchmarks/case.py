@@ -2,7 +2,7 @@
 
     python benchmarks/case.py keep ab runs/20261122T182031Z-case-ab     # thin, into benchmarks/results/case/ab
     python benchmarks/case.py judge                                     # every case again, over all its runs
-    python benchmarks/case.py plant decode=1.1 --out runs               # a run of case-planted whose twin is slower
+    python benchmarks/case.py plant case-planted-decode --out runs      # a run whose arms are what their names say
 
 A run is kept as Parquet without its engine steps, which judging does not need. A search is kept with them, for its
 table of step times, and without the times of single tokens, which are nine tenths of its size and judge none of its
@@ -21,18 +21,25 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.records.export import export
 from analysis.records.run_list import RunList, read_run_list, write_run_list
 from analysis.summary.summary import analyze
-from benchmarks.planted_arm import ARM_VARIABLE, VARIABLE, planted
+from benchmarks.planted_arm import VARIABLE
 from loadtests.commands.main import main as tailgate
 
 PLANTED_ARM = (sys.executable, "-m", "benchmarks.planted_arm")
+# What is planted in the arms of this name.
+PLANTED = {
+    "decode-plus-5": "decode=1.05",
+    "decode-plus-10": "decode=1.1",
+    "decode-plus-20": "decode=1.2",
+    "stall-2s-in-300s": "stall_s=2,every_s=300",
+    "memory-plus-30": "memory=1.3",
+}
 CASES = Path(__file__).parent / "results" / "case"
+_EXPERIMENTS = Path(str(files("loadtests.experiments")))
 _TABLES = ("requests", "compile_events", "bed")
 
 
@@ -52,16 +59,11 @@ def keep(case: Path, run_dir: Path, accepted: Sequence[str] = ()) -> None:
     write_run_list(case, RunList(directories=tuple(runs), accepted=tuple(keys)))
 
 
-def plant(faults: str, out: Path, more: Sequence[str]) -> int:
-    """`case-planted` has run with the faults in its candidate, under their name; the exit code of `tailgate run`."""
-    out.mkdir(parents=True, exist_ok=True)
-    name = f"case-planted-{faults.replace('=', '-').replace(',', '-')}"
-    table = tomllib.loads((files("loadtests.experiments") / "case-planted.toml").read_text(encoding="utf-8"))
-    (candidate,) = (arm["name"] for arm in table["arms"] if not arm.get("control"))
-    path = out / f"{name}.toml"
-    path.write_text(tomli_w.dumps({**table, "name": name}), encoding="utf-8")
-    os.environ |= {VARIABLE: faults, ARM_VARIABLE: candidate}
-    return tailgate(["run", str(path), "--out", str(out), *more], arm_command=PLANTED_ARM)
+def plant(case: str, more: Sequence[str]) -> int:
+    """The case has run with the fault in each arm that is named after one; the exit code of `tailgate run`."""
+    arms = [arm["name"] for arm in tomllib.loads((_EXPERIMENTS / f"{case}.toml").read_text(encoding="utf-8"))["arms"]]
+    os.environ[VARIABLE] = ";".join(f"{arm}:{PLANTED[arm]}" for arm in arms if arm in PLANTED)
+    return tailgate(["run", case, *more], arm_command=PLANTED_ARM)
 
 
 def verdict_of(case: Path) -> dict[str, Any]:
@@ -97,18 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keeping.add_argument("run_dir", type=Path, nargs="+")
     keeping.add_argument("--allow-different", default="", metavar="KEY,...", help="as of tailgate analyze")
     commands.add_parser("judge")
-    planting = commands.add_parser("plant", epilog="What follows -- is for tailgate run.")
-    planting.add_argument("faults", help="as of benchmarks/planted_arm.py")
-    planting.add_argument("--out", type=Path, default=Path("runs"))
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    own = words.index("--") if "--" in words else len(words)
-    options = parser.parse_args(words[:own])
+    planting = commands.add_parser("plant", help="what follows the case is for tailgate run")
+    planting.add_argument("case", choices=sorted(path.stem for path in _EXPERIMENTS.glob("case-planted-*.toml")))
+    options, more = parser.parse_known_args(arguments)
     if options.command == "plant":
-        try:
-            planted(options.faults)
-        except ValueError as error:
-            parser.error(f'faults "{options.faults}": {error}')
-        return plant(options.faults, options.out, words[own + 1 :])
+        return plant(options.case, more)
+    if more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
     if options.command == "keep":
         for run_dir in options.run_dir:
             keep(CASES / options.case, run_dir, [key for key in options.allow_different.split(",") if key])

@@ -2,8 +2,8 @@
 
 PLANTED says what is wrong with it: "decode=1.1" makes every engine step last that much longer, busy on the processor as
 slower code would be; "memory=1.3" has the engine hold that many times its peak, of its card where it has one;
-"stall_s=2,every_s=300" stops it for two seconds in every five minutes, and nobody says why. PLANTED_ARM names the one
-arm that it is about; without it, all are so.
+"stall_s=2,every_s=300" stops it for two seconds in every five minutes, and nobody says why. Where arms are named, as in
+"slow:decode=1.1;fat:memory=1.3", each has its own, and those that are not named have none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from servers.engine.runner import ModelRunner
 
 FAULTS = ("decode", "memory", "stall_s", "every_s")
-VARIABLE, ARM_VARIABLE = "PLANTED", "PLANTED_ARM"
+VARIABLE = "PLANTED"
 
 
 def planted(text: str) -> dict[str, float]:
@@ -31,10 +31,16 @@ def planted(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in faults.items()}
 
 
-def is_meant(arm: str, arguments: Sequence[str]) -> bool:
-    """Whether the process with these arguments is of a replica of the arm; of any arm where none is named."""
+def planted_in(text: str, arguments: Sequence[str]) -> dict[str, float]:
+    """The faults of the process with these arguments: those of the arm that it is a replica of, where arms are named.
+
+    ValueError for what is none.
+    """
+    by_arm = dict(item.split(":") if ":" in item else ("", item) for item in text.split(";") if item)
+    faults = {arm: planted(own) for arm, own in by_arm.items()}
     names = [arguments[at + 1] for at, word in enumerate(arguments[:-1]) if word == "--replica"]
-    return not arm or any(name.rpartition("-")[0] == arm for name in names)
+    arm = names[0].rpartition("-")[0] if names else ""
+    return faults.get(arm, faults.get("", {}))
 
 
 def plant(faults: dict[str, float]) -> None:
@@ -82,8 +88,8 @@ def _weight(runner: ModelRunner, times: float) -> Any:
 
 
 # The engine's process, which imports the main module of the front's and has its arguments.
-if __name__ == "__mp_main__" and is_meant(os.environ.get(ARM_VARIABLE, ""), sys.argv):
-    plant(planted(os.environ.get(VARIABLE, "")))
+if __name__ == "__mp_main__" and (own_faults := planted_in(os.environ.get(VARIABLE, ""), sys.argv)):
+    plant(own_faults)
 
 if __name__ == "__main__":
     from servers.front.serve import main

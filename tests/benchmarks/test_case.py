@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.case import CASES, keep, main, verdict_of
+from benchmarks.planted_arm import planted_in
 from loadtests.experiments.reading import load
 from tests.fakes.runs import FakeRun, write_run
 
@@ -49,14 +50,13 @@ def test_runs_of_a_case_are_judged_together(tmp_path: Path) -> None:
     assert verdict["overall"] == "INCONCLUSIVE"
 
 
-def test_a_planted_run_has_the_fault_in_its_name_and_its_candidate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("case", ["case-planted-decode", "case-planted-others"])
+def test_each_arm_of_a_planted_case_is_what_its_name_says(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     monkeypatch.setattr("os.environ", dict(os.environ))
     seen: list[list[str]] = []
     monkeypatch.setattr("benchmarks.case.tailgate", lambda words, arm_command: seen.append(words) or 99)
-    assert main(["plant", "stall_s=2,every_s=300", "--out", str(tmp_path), "--", "--seed", "7"]) == 99
-    path = tmp_path / "case-planted-stall_s-2-every_s-300.toml"
-    assert seen == [["run", str(path), "--out", str(tmp_path), "--seed", "7"]]
-    assert load(str(path)).name == path.stem
-    assert os.environ["PLANTED_ARM"] == "eager-twin"
+    assert main(["plant", case, "--out", "runs", "--seed", "7"]) == 99
+    assert seen == [["run", case, "--out", "runs", "--seed", "7"]]
+    faults = {arm.name: planted_in(os.environ["PLANTED"], ["--replica", f"{arm.name}-0"]) for arm in load(case).arms}
+    assert faults["eager"] == faults.get("eager-twin", {}) == {}
+    assert sum(map(bool, faults.values())) == len(set(faults) - {"eager", "eager-twin"})

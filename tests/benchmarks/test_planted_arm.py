@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.planted_arm import is_meant, plant, planted
+from benchmarks.planted_arm import plant, planted, planted_in
 from servers.engine.engine import Engine
 from servers.engine.runner import ModelRunner
 
@@ -56,12 +56,13 @@ def test_faults_are_read_by_name() -> None:
             planted(wrong)
 
 
-def test_only_replicas_of_the_arm_are_meant() -> None:
-    words = ["serve", "--replica", "eager-twin-1", "--port", "0"]
-    assert is_meant("eager-twin", words)
-    assert is_meant("", words)
-    assert not is_meant("eager", words)
-    assert not is_meant("eager", ["serve"])
+def test_an_arm_has_the_faults_that_are_planted_in_it() -> None:
+    words = ["serve", "--replica", "decode-plus-5-1", "--port", "0"]
+    assert planted_in("slow:decode=2;decode-plus-5:decode=1.05,memory=1.3", words) == {"decode": 1.05, "memory": 1.3}
+    assert planted_in("slow:decode=2", words) == {}
+    assert planted_in("slow:decode=2", ["serve"]) == {}
+    assert planted_in("decode=1.1", words) == planted_in("decode=1.1", ["serve"]) == {"decode": 1.1}
+    assert planted_in("", words) == {}
 
 
 def test_steps_last_as_much_longer_as_planted(clock: Clock) -> None:
