@@ -49,6 +49,7 @@ class Gate:
     caveat: str = ""  # the end of its reason, where failed checks turned its verdict; empty where none did
     low: float | None = None  # limits of a ratio, which a machine may have moved
     high: float | None = None
+    lasting: tuple[float, float] | None = None  # both, where trials are what it counts and one state may outlast some
     unseen: bool = False  # open because the arm is only seen from outside
     path: Path | None = None  # how its evidence grew, where it may be looked at while it forms
 
@@ -100,6 +101,7 @@ def noninferiority_gate(
         low=comparison.low,
         # The ratio over the run must be within the margin too.
         high=None if comparison.high is None else max(comparison.high, comparison.whole or 0.0),
+        lasting=comparison.lasting,
         needed_s=needed_s if comparison.verdict == INCONCLUSIVE else None,
         needed_starts=needed_starts if comparison.verdict == INCONCLUSIVE else None,
         path=path,

@@ -40,6 +40,7 @@ class Check:
     affects: tuple[str, ...]  # kinds of gates
     gates: tuple[str, ...] = ()  # the only ones of these kinds that it concerns; empty: all
     shift: float | None = None  # the most that it can have moved the log of a ratio by; None: nobody knows
+    among_trials: bool = False  # what it saw falls on some trials and not on others, so their differences have it in
     remedy: str = ""  # what to change where it is not ok; empty when a longer run is the answer
 
 
@@ -68,7 +69,24 @@ def _withstands(gate: Gate, shift: float) -> bool:
     return apart >= shift if gate.verdict == PASS else -apart > shift
 
 
+def _by_trials(gate: Gate, failed: Sequence[Check]) -> tuple[Gate, list[Check]]:
+    """The gate and the checks that are left to it where its evidence is what trials differ by, which has in it what
+    falls on some of them. What it decides must be so too where a state of the machines lasts for several trials."""
+    among = [check for check in failed if check.among_trials]
+    if not among or gate.lasting is None or gate.limit is None:
+        return gate, list(failed)
+    low, high = gate.lasting
+    if not {PASS: high <= gate.limit, FAIL: low > gate.limit}.get(gate.verdict, True):
+        return gate, list(failed)
+    if gate.verdict != INCONCLUSIVE:
+        names = ", ".join(dict.fromkeys(check.check for check in among))
+        sure = f"between {low:.2f} and {high:.2f} where it outlasts a trial"
+        gate = replace(gate, reason=f"{gate.reason} Its trials differ by what {names} saw, too: {sure}.")
+    return gate, [check for check in failed if not check.among_trials]
+
+
 def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
+    gate, failed = _by_trials(gate, failed)
     shift = sum(check.shift or 0.0 for check in failed)
     if shift and _withstands(gate, shift):
         moved = [check for check in failed if check.shift]

@@ -32,7 +32,7 @@ from analysis.records.scratch import parts
 from analysis.settings.gate_limits import RESTART_SPREAD, Method, Question
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.dependence import Dependence, block_differences, dependence_of
-from analysis.statistics.machines import mean_over_trials
+from analysis.statistics.machines import lasting_reach, mean_over_trials
 from analysis.statistics.quantiles import (
     BlockHistogram,
     block_histogram,
@@ -100,6 +100,7 @@ class Comparison:
     cross_p_inferior: float | None = None
     autocorrelation: float | None = None  # between neighbouring groups, as far as blocks foretell it
     spread: float | None = None  # standard error of the log ratio, but for the luck of starts
+    lasting: tuple[float, float] | None = None  # limits that also hold where a state outlasts a trial; None below six
     restart_spread: float = 0.0  # standard deviation of the log ratio of one start
     machine_spread: float = 0.0  # standard error of the log ratio that the machines of the trials add
     question: Question = "run"
@@ -419,6 +420,8 @@ def _by_trials(base: Comparison, ratios: Floats, machine: Ints) -> Comparison:
         (degrees, spread), added = known.reach, math.sqrt(known.between)
     reach, anchor = max(reaches), math.log1p(base.margin)
 
+    lasting = max(reach, lasting_reach(ratios, base.alpha))
+
     def above(bound: float) -> float:
         return float(stats.t.sf((mean - bound) / spread, degrees))
 
@@ -432,6 +435,7 @@ def _by_trials(base: Comparison, ratios: Floats, machine: Ints) -> Comparison:
         ratio=math.exp(mean),
         low=math.exp(mean - reach),
         high=math.exp(mean + reach),
+        lasting=(math.exp(mean - lasting), math.exp(mean + lasting)),
         p_worse=above(0.0),
         p_noninferior=float(stats.t.cdf((mean - anchor) / spread, degrees)),
         p_inferior=above(anchor),

@@ -179,7 +179,7 @@ def _rate_row(item: RateComparison, least: float | None) -> dict[str, Any]:
 
 def _gate_row(gate: Gate) -> dict[str, Any]:
     row = asdict(replace(gate, path=None))
-    for name in ("unseen", "low", "high", "path"):
+    for name in ("unseen", "low", "high", "lasting", "path"):
         del row[name]
     if not gate.caveat:
         del row["caveat"]
@@ -188,7 +188,7 @@ def _gate_row(gate: Gate) -> dict[str, Any]:
 
 def _check_row(check: Check) -> dict[str, Any]:
     row = asdict(check) | ({"remedy": ""} if check.ok else {})
-    for name in ("gates", "shift"):
+    for name in ("gates", "shift", "among_trials"):
         if not row[name]:
             del row[name]
     return row

@@ -16,7 +16,9 @@ from analysis.settings.known_speeds import DEVICES, HOSTS, LEAST_SHARE
 DRIFT = Aspect(
     check="bed drift",
     sound="Devices and hosts were as fast after each trial as before it, and from trial to trial.",
-    remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host.",
+    remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host, "
+    "or run six trials or more, on several days.",
+    among_trials=True,
 )
 APART = Aspect(
     check="bed apart",

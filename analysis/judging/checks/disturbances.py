@@ -26,6 +26,7 @@ class Aspect:
     sound: str
     remedy: str
     affects: tuple[str, ...] = ESTIMATES
+    among_trials: bool = False  # as of the check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,7 @@ def _check(aspect: Aspect, ok: bool, own: Sequence[Disturbance], arm: str | None
         limit=own[0].limit if own else None,
         reason=reason,
         affects=aspect.affects,
+        among_trials=aspect.among_trials,
         shift=None if not own or any(item.shift is None for item in own) else LEVER * sum(it.shift or 0 for it in own),
         remedy=aspect.remedy,
     )

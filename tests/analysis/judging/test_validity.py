@@ -67,6 +67,29 @@ class TestChecksOnGates:
         assert (result.verdict == verdict) is stands
         assert ("What bed drift, bed apart saw can have moved it by" in result.reason) is stands
 
+    @pytest.mark.parametrize(
+        ("verdict", "lasting", "stands"),
+        [
+            ("PASS", (0.9, 1.05), True),
+            ("PASS", (0.8, 1.15), False),
+            ("FAIL", (1.2, 1.6), True),
+            ("FAIL", (1.0, 1.8), False),
+            ("PASS", None, False),
+        ],
+    )
+    def test_what_falls_on_some_trials_is_in_what_they_differ_by(self, verdict, lasting, stands):
+        decided = replace(gate(verdict=verdict), lasting=lasting)
+        (result,) = apply_checks([decided], [replace(check(name="bed drift"), among_trials=True)])
+        assert (result.verdict == verdict) is stands
+        assert ("Its trials differ by what bed drift saw, too" in result.reason) is stands
+        (result,) = apply_checks([decided], [replace(check(name="bed drift"), among_trials=True), check()])
+        assert result.verdict == "INCONCLUSIVE"
+
+    def test_a_gate_that_trials_leave_open_is_not_open_for_what_falls_on_some(self):
+        left = replace(gate(verdict="INCONCLUSIVE"), lasting=(0.8, 1.2))
+        (result,) = apply_checks([left], [replace(check(name="bed drift"), among_trials=True)])
+        assert result == left
+
     def test_a_gate_without_limits_stands_no_shift(self):
         (result,) = apply_checks([gate("slo")], [check(name="bed drift", shift=0.1)])
         assert result.verdict == "INCONCLUSIVE"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.statistics.machines import between_machines, disagreement, mean_over_trials
+from analysis.statistics.machines import between_machines, disagreement, lasting_reach, mean_over_trials
 
 
 def upper(ratios, machine, alpha=0.05):
@@ -75,3 +75,30 @@ def test_cochran_q_is_chi_square_over_machines_that_share_a_ratio():
     assert disagreement(np.array([0.0, 0.2]), np.array([0.02, 0.02])) < 1e-6
     assert disagreement(np.array([0.1]), np.array([0.02])) is None
     assert disagreement(np.array([0.1, 0.2]), np.array([0.02, 0.0])) is None
+
+
+def false_passes_in_weather(trials, stays, seeds=1000):
+    """How often the limits over trials, and over groups of them too, lie below a true log ratio of 0, where a host of two
+    speeds stays as it was from one trial to the next with the chance `stays`; of runs that met both."""
+    rng = np.random.default_rng(11)
+    plain = lasting = seen = 0
+    while seen < seeds:
+        turns = rng.random(trials) > stays
+        turns[0] = rng.random() < 0.5
+        state = np.cumsum(turns) % 2
+        if np.ptp(state) == 0:
+            continue  # nobody saw a drift
+        seen += 1
+        ratios = 0.1 * (state - 0.5) + 0.02 * rng.standard_normal(trials)
+        reach = stats.t.ppf(0.95, trials - 1) * ratios.std(ddof=1) / math.sqrt(trials)
+        plain += ratios.mean() + reach < 0
+        lasting += ratios.mean() + max(reach, lasting_reach(ratios, 0.05)) < 0
+    return plain / seeds, lasting / seeds
+
+
+@pytest.mark.parametrize("trials", [6, 8, 12])
+@pytest.mark.parametrize("stays", [0.5, 0.7, 0.85])
+def test_limits_over_groups_of_trials_hold_where_a_speed_outlasts_a_trial(trials, stays):
+    plain, lasting = false_passes_in_weather(trials, stays)
+    assert lasting <= 0.08
+    assert lasting <= plain
