@@ -3,6 +3,7 @@
     python benchmarks/case.py keep ab runs/20261122T182031Z-case-ab     # thin, into benchmarks/results/case/ab
     python benchmarks/case.py judge                                     # every case again, over all its runs
     python benchmarks/case.py plant decode=1.1 --out runs               # a run of case-planted whose twin is slower
+    python benchmarks/case.py others                                    # what other tools' rules say, into others.json
 
 A run is kept as Parquet without its engine steps, which judging does not need. A search is kept with them, for its
 table of step times, and without the times of single tokens, which are nine tenths of its size and judge none of its
@@ -28,11 +29,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.records.export import export
 from analysis.records.run_list import RunList, read_run_list, write_run_list
 from analysis.summary.summary import analyze
+from benchmarks.other_verdicts import markdown, other_verdicts
 from benchmarks.planted_arm import ARM_VARIABLE, VARIABLE, planted
 from loadtests.commands.main import main as tailgate
 
 PLANTED_ARM = (sys.executable, "-m", "benchmarks.planted_arm")
 CASES = Path(__file__).parent / "results" / "case"
+OTHERS = CASES / "others.json"
 _TABLES = ("requests", "compile_events", "bed")
 
 
@@ -84,6 +87,13 @@ def verdict_of(case: Path) -> dict[str, Any]:
     }
 
 
+def write_others() -> None:
+    """others.json says what the rules of other tools make of the cases, and a person reads it as tables."""
+    document = other_verdicts(CASES)
+    OTHERS.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(markdown(document))
+
+
 def _short(gate: Mapping[str, Any]) -> dict[str, Any]:
     return {name: gate[name] for name in ("arm", "gate", "verdict", "value", "reason")}
 
@@ -97,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keeping.add_argument("run_dir", type=Path, nargs="+")
     keeping.add_argument("--allow-different", default="", metavar="KEY,...", help="as of tailgate analyze")
     commands.add_parser("judge")
+    commands.add_parser("others")
     planting = commands.add_parser("plant", epilog="What follows -- is for tailgate run.")
     planting.add_argument("faults", help="as of benchmarks/planted_arm.py")
     planting.add_argument("--out", type=Path, default=Path("runs"))
@@ -109,6 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ValueError as error:
             parser.error(f'faults "{options.faults}": {error}')
         return plant(options.faults, options.out, words[own + 1 :])
+    if options.command == "others":
+        write_others()
+        return 0
     if options.command == "keep":
         for run_dir in options.run_dir:
             keep(CASES / options.case, run_dir, [key for key in options.allow_different.split(",") if key])
