@@ -9,8 +9,11 @@ Hodges and Lehmann estimate. The tolerance is a share of the estimated shift and
 a shift is High once it is known well enough. `allowedIncrease` (default 1) asks for a ratio of the means as well. Where
 both sides are constant the judge adds noise to compare them; here it cannot say.
 
-[1] github.com/spinnaker/spinnaker, kayenta/kayenta-judge/src/main/scala/com/netflix/kayenta/judge: NetflixACAJudge.scala,
-    classifiers/metric/MannWhitneyClassifier.scala; kayenta/kayenta-mannwhitney: MannWhitney.scala
+What it compares is a series of points, of which Spinnaker's guide asks for at least 50 a metric [2].
+
+[1] github.com/spinnaker/spinnaker, kayenta/kayenta-judge/src/main/scala/com/netflix/kayenta/judge:
+    NetflixACAJudge.scala, classifiers/metric/MannWhitneyClassifier.scala; kayenta/kayenta-mannwhitney: MannWhitney.scala
+[2] spinnaker.io/docs/guides/user/canary/best-practices, "Run the canary for enough time"
 """
 
 from __future__ import annotations
@@ -52,7 +55,10 @@ class Answers:
     window_s: Mapping[int, float]  # of each trial
 
     def series(self, width_s: float) -> Floats:
-        """The p99 of what ended in each whole interval of a window, as a monitor keeps it; intervals of none are out."""
+        """The p99 of what ended in each whole interval of a window, as a monitor has it.
+
+        Where nothing ended there is no point, and what ended after the window is in none.
+        """
         points = []
         for trial, window_s in self.window_s.items():
             own = self.trial == trial
@@ -130,7 +136,7 @@ def kayenta(
     )
     if not values.size or not control_values.size:
         return Opinion(verdict=CANNOT_SAY, figures={"class": "Nodata"})
-    figures: dict[str, float | str] = {"points": min(values.size, control_values.size)}
+    figures: dict[str, float | str] = {"points": values.size, "control_points": control_values.size}
     if np.array_equal(np.sort(values), np.sort(control_values)):
         return Opinion(verdict=PASS, figures={**figures, "class": "Pass", "shift_ms": 0.0})
     if not np.ptp(values) and not np.ptp(control_values):
@@ -138,10 +144,8 @@ def kayenta(
     low, shift, high = shift_interval(values, control_values, confidence=KAYENTA_CONFIDENCE)
     ratio = _ratio(float(values.mean()), float(control_values.mean()))
     bound = KAYENTA_TOLERANCE * abs(shift)
-    if low > bound and ratio >= allowed_increase:
-        name = "High"
-    else:  # no decrease is allowed for, so any ratio below 1 does
-        name = "Low" if high < -bound and ratio <= 1.0 else "Pass"
+    # As no decrease is asked for by default, any ratio of at most 1 is one.
+    name = "High" if low > bound and ratio >= allowed_increase else "Low" if high < -bound and ratio <= 1 else "Pass"
     figures |= {"class": name, "shift_ms": shift, "low_ms": low, "high_ms": high, "mean_ratio": ratio}
     return Opinion(verdict=FAIL if name == "High" else PASS, figures=figures)
 

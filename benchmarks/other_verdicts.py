@@ -25,6 +25,8 @@ from analysis.settings.metrics import quantile_label
 from benchmarks.other_rules import CANNOT_SAY, RULE_NAMES, RULES, TAIL, Answers, Opinion
 
 EQUAL_ARMS: Final = ("aa", "aa-h100")  # cases whose arms are the same, with several whole trials
+_GATES: Final = {f"noninferiority p{100 * TAIL:g}_{metric}": metric for metric in ("ttft", "e2e")}
+_ENOUGH_POINTS: Final = 50  # of a series, as Spinnaker's guide has it
 _SLACK_NS: Final = 1_000_000  # the last request of a trial that was cut off starts at its end
 
 
@@ -91,7 +93,9 @@ def other_verdicts(cases: Path) -> dict[str, Any]:
     counts: dict[str, dict[str, Any]] = {}
     for case in sorted(path.parent for path in cases.glob("*/runs.json")):
         verdict = json.loads((case / "verdict.json").read_text(encoding="utf-8"))
-        gates = {(row["arm"], row["gate"]): row["verdict"] for row in verdict["gates"]}
+        gates = {(row["arm"], row["gate"]): row["verdict"] for row in verdict["gates"] if row["gate"] in _GATES}
+        if not gates:  # a search for the highest load compares no latencies
+            continue
         run = Run.of(read_run(case))
         rows += _rows_of_case(case.name, run, gates, verdict["overall"])
         if case.name in EQUAL_ARMS:
@@ -104,21 +108,18 @@ def other_verdicts(cases: Path) -> dict[str, Any]:
 
 def _rows_of_case(case: str, run: Run, gates: Mapping[tuple[str, str], str], overall: str) -> Iterator[dict[str, Any]]:
     windows = {trial.number: Window.past_cold_start(run, trial) for trial in run.trials}
-    for arm in run.treatments:
-        for metric in run.limits.metrics:
-            gate = gates.get((arm, f"noninferiority p{100 * TAIL:g}_{metric}"))
-            if gate is None:  # a search for the highest load compares no latencies
-                continue
-            said = opinions(run, arm, run.control, metric, windows)
-            yield {
-                "case": case,
-                "arm": arm,
-                "metric": f"p{100 * TAIL:g}_{metric}",
-                "trials": len(run.trials),
-                "requests": {name: _fates(run, name) for name in (arm, run.control)},
-                "tailgate": {"gate": gate, "overall": overall},
-                "rules": {name: {"verdict": item.verdict, **_rounded(item.figures)} for name, item in said.items()},
-            }
+    for (arm, gate), verdict in gates.items():
+        metric = _GATES[gate]
+        said = opinions(run, arm, run.control, metric, windows)
+        yield {
+            "case": case,
+            "arm": arm,
+            "metric": metric,
+            "trials": len(run.trials),
+            "requests": {name: _fates(run, name) for name in (arm, run.control)},
+            "tailgate": {"gate": verdict, "overall": overall},
+            "rules": {name: {"verdict": item.verdict, **_rounded(item.figures)} for name, item in said.items()},
+        }
 
 
 def _fates(run: Run, arm: str) -> dict[str, int]:
@@ -171,7 +172,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     rows = [
         [
             row["case"],
-            f"{row['arm']}, {quantile_label(row['metric'].partition('_')[2], TAIL)}",
+            f"{row['arm']}, {quantile_label(row['metric'], TAIL)}",
             "{completed} of {sent}".format(**row["requests"][row["arm"]]),
             f"{row['tailgate']['gate']}, in all {row['tailgate']['overall']}",
             *(_in_words(row["rules"][rule]) for rule in RULES),
@@ -191,7 +192,11 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 
 def _in_words(opinion: Mapping[str, Any]) -> str:
-    return f"{opinion['verdict']} (Low)" if opinion.get("class") == "Low" else str(opinion["verdict"])
+    """The verdict, and of Kayenta its class where that says more, and the candidate's points where they are few."""
+    more = ["Low"] if opinion.get("class") == "Low" else []
+    points = opinion.get("points", _ENOUGH_POINTS)
+    more += [f"{points:g} {'point' if points == 1 else 'points'}"] if points < _ENOUGH_POINTS else []
+    return f"{opinion['verdict']} ({', '.join(more)})" if more else str(opinion["verdict"])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
