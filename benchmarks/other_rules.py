@@ -12,7 +12,8 @@ both sides are constant the judge adds noise to compare them; here it cannot say
 What it compares is a series of points, of which Spinnaker's guide asks for at least 50 a metric [2].
 
 [1] github.com/spinnaker/spinnaker, kayenta/kayenta-judge/src/main/scala/com/netflix/kayenta/judge:
-    NetflixACAJudge.scala, classifiers/metric/MannWhitneyClassifier.scala; kayenta/kayenta-mannwhitney: MannWhitney.scala
+    NetflixACAJudge.scala, classifiers/metric/MannWhitneyClassifier.scala, stats/EffectSizes.scala;
+    kayenta/kayenta-mannwhitney: MannWhitney.scala
 [2] spinnaker.io/docs/guides/user/canary/best-practices, "Run the canary for enough time"
 """
 
@@ -183,17 +184,18 @@ def shift_interval(values: Floats, others: Floats, *, confidence: float) -> tupl
     confidence: three values against three never reach 98 %, and the interval is then narrower than its name.
     """
     least, most = float(values.min() - others.max()), float(values.max() - others.min())
-    ordered = np.sort(others)
+    values, others = np.sort(values), np.sort(others)
+    count, pairs = values.size + others.size, values.size * others.size
+    own_ties = _ties(values) + _ties(others)
 
     def excess(shift: float, quantile_of_law: float) -> float:
         moved = values - shift
-        below = np.searchsorted(ordered, moved, "left") + np.searchsorted(ordered, moved, "right")
-        apart = below.sum() / 2 - values.size * others.size / 2
-        _, ties = np.unique(np.concatenate((moved, others)), return_counts=True)
-        count = values.size + others.size
-        tied = float((ties.astype(np.float64) ** 3 - ties).sum()) / (count * (count - 1))
-        spread = math.sqrt(values.size * others.size / 12 * (count + 1 - tied))
-        return float((apart - np.sign(apart) * 0.5) / spread - quantile_of_law)
+        left, right = np.searchsorted(others, moved, "left"), np.searchsorted(others, moved, "right")
+        apart = float(left.sum() + right.sum() - pairs) / 2
+        # To sort all of them takes longest, and few shifts make a value meet another.
+        ties = own_ties if (left == right).all() else _ties(np.concatenate((moved, others)))
+        spread = math.sqrt(pairs / 12 * (count + 1 - ties / (count * (count - 1))))
+        return (apart - math.copysign(0.5, apart) * (apart != 0)) / spread - quantile_of_law
 
     def root(quantile_of_law: float) -> float:
         if excess(least, quantile_of_law) <= 0:
@@ -204,6 +206,12 @@ def shift_interval(values: Floats, others: Floats, *, confidence: float) -> tupl
 
     law = float(stats.norm.ppf((1 + confidence) / 2))
     return root(law), root(0.0), root(-law)
+
+
+def _ties(values: Floats) -> float:
+    """The sum of t³ - t over groups of t equal values."""
+    _, sizes = np.unique(values, return_counts=True)
+    return float((sizes.astype(np.float64) ** 3 - sizes).sum())
 
 
 def p99_interval(values: Floats, *, rng: np.random.Generator, confidence: float = 0.95) -> tuple[float, float]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,14 +136,15 @@ def _fates(run: Run, arm: str) -> dict[str, int]:
 def _count_false_alarms(run: Run, counts: dict[str, dict[str, Any]]) -> None:
     """Comparisons of equal arms, each arm in turn the candidate, are added to the counts.
 
-    Stretches overlap and arms differ by their cards, so that a share is no estimate of a rule's error: it says what
-    somebody would have been told who had run so long.
+    Of the two directions and the two metrics one follows the other, and arms sat on different cards, so that a share
+    is no estimate of a rule's error: it says what somebody would have been told who had run so long.
     """
     whole = {trial.number: Window.past_cold_start(run, trial) for trial in run.trials}
+    trials = list(whole.items())
     stretches: dict[str, list[Windows]] = {
         "half a trial": [{number: half} for number, item in whole.items() for half in item.halves()],
         "a trial": [{number: item} for number, item in whole.items()],
-        "two trials": [{one: whole[one], other: whole[other]} for one, other in combinations(whole, 2)],
+        "two trials": [dict(pair) for pair in zip(trials[::2], trials[1::2], strict=False)],
         "all trials": [whole],
     }
     for name, windows_of in stretches.items():
