@@ -3,11 +3,12 @@
     python benchmarks/case.py keep ab runs/20261122T182031Z-case-ab     # thin, into benchmarks/results/case/ab
     python benchmarks/case.py judge                                     # every case again, over all its runs
     python benchmarks/case.py plant decode=1.1 --out runs               # a run of case-planted whose twin is slower
-    python benchmarks/case.py others                                    # what other tools' rules say, into others.json
+    python benchmarks/case.py others                                    # what other tools' rules say, as tables
 
 A run is kept as Parquet without its engine steps, which judging does not need. A search is kept with them, for its
 table of step times, and without the times of single tokens, which are nine tenths of its size and judge none of its
-steps. verdict.json says what follows from all runs of a case together; a test judges them again.
+steps. verdict.json says what follows from all runs of a case together, and others.json what the rules of other tools
+make of the same records; a test judges them again.
 """
 
 from __future__ import annotations
@@ -87,11 +88,11 @@ def verdict_of(case: Path) -> dict[str, Any]:
     }
 
 
-def write_others() -> None:
-    """others.json says what the rules of other tools make of the cases, and a person reads it as tables."""
+def write_others() -> dict[str, Any]:
+    """others.json says what the rules of other tools make of every case as it is kept and judged now."""
     document = other_verdicts(CASES)
     OTHERS.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(markdown(document))
+    return document
 
 
 def _short(gate: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f'faults "{options.faults}": {error}')
         return plant(options.faults, options.out, words[own + 1 :])
     if options.command == "others":
-        write_others()
+        print(markdown(write_others()))
         return 0
     if options.command == "keep":
         for run_dir in options.run_dir:
@@ -130,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdict = verdict_of(case)
         (case / "verdict.json").write_text(json.dumps(verdict, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(f"{case.name}: {verdict['overall']}, {verdict['trials']} trials: {verdict['headline']}")
+    write_others()
     return 0
 
 
