@@ -3,10 +3,12 @@
     python benchmarks/case.py keep ab runs/20261122T182031Z-case-ab     # thin, into benchmarks/results/case/ab
     python benchmarks/case.py judge                                     # every case again, over all its runs
     python benchmarks/case.py plant case-planted-decode --out runs      # a run whose arms are what their names say
+    python benchmarks/case.py others                                    # what other tools' rules say, as tables
 
 A run is kept as Parquet without its engine steps, which judging does not need. A search is kept with them, for its
 table of step times, and without the times of single tokens, which are nine tenths of its size and judge none of its
-steps. verdict.json says what follows from all runs of a case together; a test judges them again.
+steps. verdict.json says what follows from all runs of a case together, and others.json what the rules of other tools
+make of the same records; a test judges them again.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.records.export import export
 from analysis.records.run_list import RunList, read_run_list, write_run_list
 from analysis.summary.summary import analyze
+from benchmarks.other_verdicts import markdown, other_verdicts
 from benchmarks.planted_arm import VARIABLE
 from loadtests.commands.main import main as tailgate
 
@@ -39,6 +42,7 @@ PLANTED = {
     "memory-plus-30": "memory=1.3",
 }
 CASES = Path(__file__).parent / "results" / "case"
+OTHERS = CASES / "others.json"
 _EXPERIMENTS = Path(str(files("loadtests.experiments")))
 _TABLES = ("requests", "compile_events", "bed")
 
@@ -86,6 +90,13 @@ def verdict_of(case: Path) -> dict[str, Any]:
     }
 
 
+def write_others() -> dict[str, Any]:
+    """others.json says what the rules of other tools make of every case as it is kept and judged now."""
+    document = other_verdicts(CASES)
+    OTHERS.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return document
+
+
 def _short(gate: Mapping[str, Any]) -> dict[str, Any]:
     return {name: gate[name] for name in ("arm", "gate", "verdict", "value", "reason")}
 
@@ -99,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keeping.add_argument("run_dir", type=Path, nargs="+")
     keeping.add_argument("--allow-different", default="", metavar="KEY,...", help="as of tailgate analyze")
     commands.add_parser("judge")
+    commands.add_parser("others")
     planting = commands.add_parser("plant", help="what follows the case is for tailgate run")
     planting.add_argument("case", choices=sorted(path.stem for path in _EXPERIMENTS.glob("case-planted-*.toml")))
     options, more = parser.parse_known_args(arguments)
@@ -106,6 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return plant(options.case, more)
     if more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if options.command == "others":
+        write_others()
+        return 0
     if options.command == "keep":
         for run_dir in options.run_dir:
             keep(CASES / options.case, run_dir, [key for key in options.allow_different.split(",") if key])
@@ -113,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdict = verdict_of(case)
         (case / "verdict.json").write_text(json.dumps(verdict, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(f"{case.name}: {verdict['overall']}, {verdict['trials']} trials: {verdict['headline']}")
+    write_others()
     return 0
 
 
