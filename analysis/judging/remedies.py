@@ -123,8 +123,10 @@ def _met(shapes: ShapeMap | None, arm: str) -> Iterator[str]:
     own = next((item for item in shapes.arms if item.arm == arm), None) if shapes is not None else None
     if own is not None and all(cell.new is not None for cell in own.cells):
         new, all_of_them = sum(cell.new or 0 for cell in own.cells), sum(cell.shapes for cell in own.cells)
-        if new:
-            yield f"{new} of the {counted(all_of_them, 'shape')} in which requests began had not been warmed up."
+        if new == all_of_them == 1:
+            yield "The one shape in which requests began had not been warmed up."
+        elif new:
+            yield f"{new} of the {all_of_them} shapes in which requests began had not been warmed up."
 
 
 def _warmed(run: Run, arm: str) -> set[str] | None:
