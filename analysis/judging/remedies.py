@@ -132,20 +132,26 @@ def _met(shapes: ShapeMap | None, arm: str) -> Iterator[str]:
 def _warmed(run: Run, arm: str) -> set[str] | None:
     """The steps that every start of the arm warmed up; None where some start does not say."""
     starts = [
-        {item for item in mapping(start.get("items_ns")) if _STEP.match(str(item))}
+        {step for item in mapping(start.get("items_ns")) if (step := _plain(str(item)))}
         for start in run.account(arm).startups
     ]
     return set.intersection(*starts) if starts and all(starts) else None
 
 
 def _shape(event: CompileEvent) -> str:
-    shape = str(event.row.get("shape") or "")
-    return shape if _STEP.match(shape) else ""
+    return _plain(str(event.row.get("shape") or ""))
+
+
+def _plain(text: str) -> str:
+    """The step that the text names, whether it ran or was captured; empty where it names none."""
+    named = _STEP.match(text)
+    return named[0].removeprefix("capture ") if named else ""
 
 
 def _guard(events: Sequence[CompileEvent]) -> str:
-    """The guard that the first compile with a reason names first; empty without one."""
-    reason = next((text for event in events if (text := str(event.row.get("reason") or "").strip())), "")
+    """The guard that the first recompile with a reason names first; empty without one."""
+    reasons = (str(event.row.get("reason") or "").strip() for event in events if event.kind == "recompile")
+    reason = next(filter(None, reasons), "")
     first = " ".join(_GUARD.sub("", reason.partition("\n")[0]).split()).rstrip(".")
     return first if len(first) <= _LONGEST_GUARD else f"{first[:_LONGEST_GUARD]}…"
 
@@ -173,7 +179,7 @@ def _inspect(arm: str, steps: Sequence[str]) -> str:
 def _of_eager_steps(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> Iterator[str]:
     events = [event for event in evidence.run.serving_events(arm) if event.kind == "eager_fallback"]
     if steps := list(dict.fromkeys(shape for event in events if (shape := _shape(event)))):
-        yield f"No graph fitted {_listed(steps)}: plan and warm up these steps, or widen the bounds of the arm."
+        yield f"It fell back to eager for {_listed(steps)}: plan and warm up these steps, or widen the arm's bounds."
     yield f"{_inspect(arm, steps)} shows which steps run eagerly."
 
 

@@ -64,6 +64,15 @@ class TestCompiles:
         assert "had run each step" in text
         assert "compile.warmup" not in text
 
+    def test_a_step_that_was_captured_was_warmed_up(self, tmp_path: Path) -> None:
+        captured = Startup(warmed={f"capture {NEW}": 1.0})
+        text = text_of(remedies(evidence(tmp_path, compiling(NEW, startup=captured)), [RECOMPILES]))
+        assert "had run each step" in text
+
+    def test_what_a_kernel_says_of_itself_is_no_guard(self, tmp_path: Path) -> None:
+        kernel = replace(ARM, compiles=(Compile(at_s=10.0, seconds=0.5, kind="jit", shape=NEW),))
+        assert "guard" not in text_of(remedies(evidence(tmp_path, kernel), [RECOMPILES]))
+
     def test_only_those_that_were_not_warmed_up_are_counted(self, tmp_path: Path) -> None:
         text = text_of(remedies(evidence(tmp_path, compiling(WARMED, NEW)), [RECOMPILES]))
         assert text.startswith("1 of 2 compiles while serving were for steps")
