@@ -16,7 +16,19 @@ ADDED: Final[Mapping[str, Any]] = {
     "model.pooling": "mean",
     "engine.max_wait_ms": 0.0,
     "parity.min_cosine": 0.0,
+    # No weights were quantised, and nothing else is held to these limits.
     "model.quantisation": "none",
+    "parity.texts": "",
+    "parity.max_perplexity_ratio": 1.02,
+    "parity.max_kl": 0.05,
+    # Nothing pressed.
+    "pressure.start_s": 0.0,
+    "pressure.end_s": 0.0,
+    "pressure.memory_share": 0.0,
+    "pressure.compute_share": 0.0,
+    "pressure.tenant_rps": 0.0,
+    "pressure.cpus": 0.0,
+    "pressure.schedule": [],
     # The compiler had the whole model, as it came, and kept nothing over a start.
     "compile.backend_module": "",
     "compile.regions": [],

@@ -13,7 +13,7 @@ from loadtests.experiments.writing import to_table
 
 OLDEST = Path(__file__).parents[3] / "benchmarks/results/h200-llama-3.2-1b-from-outside/experiment.toml"
 # Where and how often, and tables that runs may differ in or lack, as joining knows.
-APART = ("bed.", "rollout.", "pressure.", "security.", "parity.texts", "parity.max_perplexity_ratio", "parity.max_kl")
+APART = ("bed.", "rollout.", "security.")
 # Open: whoever adds a setting lists it among ADDED with what was done before, or here if that is not known or not one
 # value. Then runs that lack it are joined with others by --allow-different alone.
 UNKNOWN = ("slo.", "goodput.", "compile.options.", "compile.dynamic")
