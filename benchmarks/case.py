@@ -7,8 +7,9 @@
 
 A run is kept as Parquet without its engine steps, which judging does not need. A search is kept with them, for its
 table of step times, and without the times of single tokens, which are nine tenths of its size and judge none of its
-steps. verdict.json says what follows from all runs of a case together, and others.json what the rules of other tools
-make of the same records; a test judges them again.
+steps. A run that is not of the registered experiment of its name is refused. verdict.json says what follows from all
+runs of a case together, and others.json what the rules of other tools make of the same records; a test judges them
+again.
 """
 
 from __future__ import annotations
@@ -18,19 +19,23 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from analysis.records.added_settings import value_before
 from analysis.records.export import export
+from analysis.records.plain_values import rows_of
 from analysis.records.run_list import RunList, read_run_list, write_run_list
 from analysis.summary.summary import analyze
 from benchmarks.other_verdicts import markdown, other_verdicts
 from benchmarks.planted_arm import VARIABLE
 from loadtests.commands.main import main as tailgate
+from loadtests.experiments.reading import load
+from loadtests.experiments.writing import to_table
 
 PLANTED_ARM = (sys.executable, "-m", "benchmarks.planted_arm")
 # What is planted in the arms of this name.
@@ -45,6 +50,7 @@ CASES = Path(__file__).parent / "results" / "case"
 OTHERS = CASES / "others.json"
 _EXPERIMENTS = Path(str(files("loadtests.experiments")))
 _TABLES = ("requests", "compile_events", "bed")
+_OWN = ("name", "seed", "trials.count")  # of each run
 
 
 def keep(case: Path, run_dir: Path, accepted: Sequence[str] = ()) -> None:
@@ -61,6 +67,40 @@ def keep(case: Path, run_dir: Path, accepted: Sequence[str] = ()) -> None:
     before = read_run_list(case)
     keys = dict.fromkeys([*(before.accepted if before else ()), *accepted])
     write_run_list(case, RunList(directories=tuple(runs), accepted=tuple(keys)))
+
+
+def deviations(run_dir: Path, accepted: Sequence[str] = ()) -> list[str]:
+    """In what the run's experiment differs from the registered one of its name, each in words, but for `accepted` keys
+    or tables of them."""
+    run = tomllib.loads((run_dir / "experiment.toml").read_text(encoding="utf-8"))
+    name = str(run.get("name"))
+    if not (files("loadtests.experiments") / f"{name}.toml").is_file():
+        return [] if "name" in accepted else [f'name is "{name}", which no registered experiment has']
+    own, registered = dict(_flat(run)), dict(_flat(to_table(load(name))))
+    found = []
+    for key in sorted({*own, *registered}):
+        if any(key == one or key.startswith(f"{one}.") for one in (*_OWN, *accepted)):
+            continue
+        # A run of an older version did what was done before there was the setting.
+        value = own[key] if key in own else value_before(key, own)
+        if value != registered.get(key):
+            found.append(f"{key} is {_shown(value)}, registered {_shown(registered.get(key))}")
+    return found
+
+
+def _flat(table: Mapping[str, Any], front: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if key == "arms":
+            for arm in rows_of(value):
+                yield from _flat({name: item for name, item in arm.items() if name != "name"}, f"arms.{arm['name']}.")
+        elif isinstance(value, Mapping):
+            yield from _flat(value, f"{front}{key}.")
+        else:
+            yield f"{front}{key}", value
+
+
+def _shown(value: Any) -> str:
+    return "not given" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def plant(case: str, more: Sequence[str]) -> int:
@@ -108,7 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keeping = commands.add_parser("keep")
     keeping.add_argument("case")
     keeping.add_argument("run_dir", type=Path, nargs="+")
-    keeping.add_argument("--allow-different", default="", metavar="KEY,...", help="as of tailgate analyze")
+    keeping.add_argument(
+        "--allow-different", default="", metavar="KEY,...", help="from the registered experiment, and as of analyze"
+    )
     commands.add_parser("judge")
     commands.add_parser("others")
     planting = commands.add_parser("plant", help="what follows the case is for tailgate run")
@@ -122,8 +164,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_others()
         return 0
     if options.command == "keep":
+        accepted = [key for key in options.allow_different.split(",") if key]
         for run_dir in options.run_dir:
-            keep(CASES / options.case, run_dir, [key for key in options.allow_different.split(",") if key])
+            if found := deviations(run_dir, accepted):
+                keys = ",".join(line.partition(" is ")[0] for line in found)
+                parser.error(
+                    f"{run_dir} is no run of the registered experiment: {'; '.join(found)}: run that, or accept what "
+                    f"differs with --allow-different {keys}"
+                )
+        for run_dir in options.run_dir:
+            keep(CASES / options.case, run_dir, accepted)
     for case in sorted(path.parent for path in CASES.glob("*/runs.json")):
         verdict = verdict_of(case)
         (case / "verdict.json").write_text(json.dumps(verdict, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.records.added_settings import value_before
 from analysis.records.columns import filled
 from analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from analysis.records.schemas import RUN_HOST
@@ -266,11 +267,20 @@ def _differences(first: RunDocuments, other: RunDocuments) -> dict[str, tuple[An
     if first.search is not None or other.search is not None:
         # The trials of a search last as long as it decides.
         one, two = (settings | {"traffic.duration_s": None} for settings in (one, two))
-    keys = [key for key in sorted({*one, *two}) if one.get(key) != two.get(key) and not _is_among(key, _MAY_DIFFER)]
+    keys = [key for key in sorted({*one, *two}) if _differs(key, one, two) and not _is_among(key, _MAY_DIFFER)]
     # What all arms share is said once.
     shared = {key for key in keys if key.startswith(("model.", "engine."))}
     kept = [key for key in keys if not (key.startswith("arms.") and _in_arm(key) in shared)]
     return {key: (one.get(key), two.get(key)) for key in kept}
+
+
+def _differs(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
+    """Whether the settings differ in `key`. One that a version of tailgate added is in the other as it was before."""
+    values = [
+        settings[key] if settings.get(key) is not None else _comparable(key, value_before(key, settings))
+        for settings in (one, two)
+    ]
+    return bool(values[0] != values[1])
 
 
 def _in_arm(key: str) -> str:

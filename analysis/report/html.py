@@ -86,7 +86,7 @@ def environment() -> Environment:
     for show in (
         *(values.text, values.count, values.milliseconds, values.column_ms, values.seconds, values.percent),
         *(values.ratio, values.quantity, values.label, values.metric_label, values.kind_label, values.verdict),
-        *(values.moment, values.first_line, reading.ratio_of_limit, reading.check_name),
+        *(values.moment, values.first_line, values.with_code, reading.ratio_of_limit, reading.check_name),
     ):
         environment.filters[show.__name__] = show
     environment.filters["number"] = lambda value: value if values.is_number(value) else ""
@@ -116,6 +116,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             bed_line=reading.bed_line(summary),
             bed_verdict=values.text(values.at(summary, "bed", "verdict")),
             pressure=reading.pressure(summary),
+            remedies=reading.remedies(summary),
             deciders=reading.deciders(summary),
             arms=[{"index": index, "name": name, **_arm(arms.get(name), summary)} for index, name in enumerate(names)],
             gates=reading.gate_lists(summary),

@@ -21,12 +21,12 @@ def _measured(row: Row) -> str:
     return f"value {quantity(row.get('value'), unit)}, limit {quantity(row.get('limit'), unit)}"
 
 
-def _gate(suite: ET.Element, classname: str, gate: Row) -> None:
+def _gate(suite: ET.Element, classname: str, gate: Row, remedy: str) -> None:
     case = _case(suite, classname, label(gate.get("gate")))
     judged, reason = verdict(gate.get("verdict")), text(gate.get("reason"))
     if judged == "FAIL":
         failure = ET.SubElement(case, "failure", {"message": reason, "type": text(gate.get("kind"))})
-        failure.text = _measured(gate)
+        failure.text = "\n".join(filter(None, (_measured(gate), remedy)))
     elif judged != "PASS":
         # A gate without a verdict must never count as passed.
         ET.SubElement(case, "skipped", {"message": f"{judged}: {reason} ({_measured(gate)})"})
@@ -69,7 +69,7 @@ def junit_xml(summary: Row) -> str:
         if gates := reading.gates_of(summary, arm):
             element = suite(text(arm))
             for gate in gates:
-                _gate(element, f"{name}.{text(arm)}", gate)
+                _gate(element, f"{name}.{text(arm)}", gate, reading.remedy_of(summary, gate))
     if checks := rows(summary, "validity"):
         element = suite("validity")
         for check in checks:

@@ -44,6 +44,17 @@ def prose(value: object) -> str:
     return shown.replace("@", "@" + ZERO_WIDTH_SPACE).replace("://", ":" + ZERO_WIDTH_SPACE + "//")
 
 
+def _with_code(line: str) -> str:
+    """Prose in which what stands between backticks is a code span."""
+    return "".join(code(part) if place % 2 else _spaced(part) for place, part in enumerate(line.split("`")))
+
+
+def _spaced(part: str) -> str:
+    """The part as prose, with the spaces at its ends."""
+    before, after = (" " if part[at : at + 1 or None] == " " else "" for at in (0, -1))
+    return f"{before}{prose(part)}{after}" if part.strip() else part
+
+
 def code(value: object) -> str:
     """Text as a code span that fits in a table cell: nothing in it is markup; an en dash for nothing."""
     shown = " ".join(text(value).split())
@@ -362,6 +373,11 @@ def markdown_report(summary: Row) -> str:
         *_joined(summary),
         *_externals(summary),
     ]
+    if remedies := reading.remedies(summary):
+        parts += [
+            "### What to do about what failed",
+            "\n".join(f"- {code(arm)}: {_with_code(line)}" for arm, line in remedies),
+        ]
     if deciders := reading.deciders(summary):
         parts += ["### What would decide the open gates", "\n".join(f"- {prose(line)}" for line in deciders)]
     parts += _frontier(summary)

@@ -231,8 +231,30 @@ def worst_events(summary: Row, limit: int) -> list[Row]:
 def deciders(summary: Row) -> list[str]:
     """Sentences that say what would decide the gates that are open; empty when none is."""
     advice = text(at(summary, "advice", "text"))
-    verdicts = {at(summary, "overall"), *(gate.get("verdict") for gate in rows(summary, "gates"))}
+    gates = rows(summary, "gates")
+    failed = {gate.get("arm") for gate in gates if gate.get("verdict") == "FAIL"}
+    if rows(summary, "advice", "remedies"):
+        # What else is open of an arm that failed decides nothing.
+        gates = [gate for gate in gates if gate.get("arm") not in failed]
+    verdicts = {at(summary, "overall"), *(gate.get("verdict") for gate in gates)}
     return [advice] if advice != DASH and "INCONCLUSIVE" in verdicts else []
+
+
+def remedies(summary: Row) -> list[tuple[str, str]]:
+    """Each arm that failed and what to do about it; what explains other failures comes first."""
+    lines: dict[str, list[str]] = {}
+    for row in rows(summary, "advice", "remedies"):
+        lines.setdefault(text(row.get("arm")), []).append(text(row.get("text")))
+    return [(arm, " ".join(own)) for arm, own in lines.items()]
+
+
+def remedy_of(summary: Row, gate: Row) -> str:
+    """What to do about a gate that failed; empty where nothing is said."""
+    for row in rows(summary, "advice", "remedies"):
+        gates = row.get("gates")
+        if row.get("arm") == gate.get("arm") and isinstance(gates, list) and gate.get("gate") in gates:
+            return text(row.get("text"))
+    return ""
 
 
 JIT_COMPILES, BACKGROUND = "of which JIT compiles of kernels", "Compiles in the background"

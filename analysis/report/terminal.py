@@ -74,6 +74,7 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
         console.print(noted(name.lower(), line))
     notes = [(name.lower(), line) for name, line in load.traffic(summary) if not name.startswith("Started")]
     notes += [("external", f"{text(row.arm)}: {' '.join(row.notes)}") for row in reading.externals(summary)]
+    notes += [(f"to mend {arm}", line) for arm, line in reading.remedies(summary)]
     notes += [("to decide", line) for line in reading.deciders(summary)]
     if notes:
         console.print()

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
+from markupsafe import Markup
+
 from analysis.judging.wording import gate_label
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import CONTROL
@@ -32,6 +34,14 @@ def rows(source: object, *keys: str) -> list[Row]:
     """The tables in the list below `keys`; an empty list where there is none."""
     items = at(source, *keys)
     return [row for row in items if isinstance(row, Mapping)] if isinstance(items, list | tuple) else []
+
+
+def with_code(value: object) -> Markup:
+    """Text as HTML, in which what stands between backticks is code."""
+    parts = text(value).split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts)
+    )
 
 
 def is_number(value: object) -> TypeGuard[float]:

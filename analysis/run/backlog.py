@@ -71,10 +71,15 @@ def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution
         rest = delay.ms[visits.rows] - attribution.stall_ms[visits.rows]
         late = likely.touched & (rest >= _LEAST_US / 1e3)
         backlog[visits.rows[late]] = rest[late]
+        # In order of their begin, so that a day of compiles does not look at millions of requests for each.
+        places = np.flatnonzero(late)
+        places = places[np.argsort(visits.begin_us[places], kind="stable")]
+        begun_us = visits.begin_us[places]
         for event in mine:
             end_us = next((end for start, end in likely.stretches if start <= event.start_ns // 1000 <= end), 0)
-            inside = late & (visits.begin_us * 1000 >= event.start_ns) & (visits.begin_us <= end_us)
-            behind[id(event)] = visits.rows[inside]
+            first = np.searchsorted(begun_us, -(-event.start_ns // 1000), side="left")
+            last = np.searchsorted(begun_us, end_us, side="right")
+            behind[id(event)] = visits.rows[np.sort(places[first:last])]
         failed = own[requests.failed[own] | requests.cut[own]]
         for start, end in likely.stretches:
             unserved[failed] |= (requests.end_ns[failed] // 1000 > start) & (requests.start_ns[failed] // 1000 < end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -25,12 +25,12 @@ from analysis.run.run import Run
 from analysis.run.slo import meets_all
 from analysis.run.spikes import BACKLOG, CAUSES, JIT, excursions, held_s
 from analysis.run.startup import ENCODE, blind_spots, compiler_facts, startup_row
-from analysis.run.time_parts import time_parts
+from analysis.run.time_parts import TimeParts
 from analysis.statistics.quantiles import quantiles
 from analysis.summary.resources import cost_row, decode_row, energy_row, memory_row
 
 
-def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
+def arm_row(run: Run, arm: str, judgement: Judgement, parts: Sequence[TimeParts]) -> dict[str, Any]:
     """The arm's row of the summary."""
     requests = run.requests
     own = run.of_arm(arm)
@@ -62,7 +62,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "metrics": _metrics(run, usable),
         "steady": _metrics(run, steady),
         "cold": _metrics(run, usable & run.cold),
-        **({"time_parts": parts} if (parts := [asdict(item) for item in time_parts(run, arm)]) else {}),
+        **({"time_parts": [asdict(item) for item in parts]} if parts else {}),
         "slo": [
             {
                 "key": target.key,

@@ -24,6 +24,7 @@ from analysis.judging.greedy_parity import GreedyParity
 from analysis.judging.judgement import Judgement, judge
 from analysis.judging.load_steps import summary_rows
 from analysis.judging.rates import RateComparison
+from analysis.judging.remedies import Evidence, Remedy, remedies
 from analysis.judging.run_gates import greedy_parities
 from analysis.judging.validity import Check
 from analysis.records import scratch
@@ -35,8 +36,10 @@ from analysis.records.scratch import kept
 from analysis.run.pressure import in_words, phases_of
 from analysis.run.run import Run
 from analysis.run.server_load import LoadSamples, load_samples, meanwhile
+from analysis.run.shape_map import shape_map
 from analysis.run.slo import design_effect
 from analysis.run.spikes import Spike, find_spikes
+from analysis.run.time_parts import time_parts
 from analysis.run.trials import SECOND
 from analysis.settings.metrics import EMBED, EMBED_METRICS
 from analysis.settings.slo_targets import merged
@@ -51,7 +54,6 @@ from analysis.summary.resources import memory_events
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
 from analysis.summary.server_load import server_load_row
-from analysis.summary.shapes import shapes_row
 
 SCHEMA = 1
 EXIT_CODES = {PASS: 0, INCONCLUSIVE: 3, FAIL: 99}
@@ -94,6 +96,8 @@ def exit_code(summary: Mapping[str, Any]) -> int:
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
     load = load_samples(run)
+    parts, shapes = {arm: time_parts(run, arm) for arm in run.arms}, shape_map(run)
+    evidence = Evidence(run=run, shapes=shapes, parts=parts, slo=judgement.slo[run.control])
     spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control, machine=run.machine)
     return {
         "schema": SCHEMA,
@@ -106,7 +110,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "headline": headline_of(frontier) or judgement.headline,
         "control": run.control,
         "seed": run.seed,
-        "arms": [arm_row(run, arm, judgement) for arm in run.arms],
+        "arms": [arm_row(run, arm, judgement, parts[arm]) for arm in run.arms],
         "comparisons": [
             *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.steady),
             *(_comparison_row(item, None) for item in judgement.beside),
@@ -122,7 +126,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "series": latency_series(run),
         **({"server_load": told} if (told := server_load_row(run, load)) else {}),
         "distribution": _distribution(run),
-        **({"shapes": shapes} if (shapes := shapes_row(run)) else {}),
+        **({} if shapes is None else {"shapes": asdict(shapes)}),
         "design": _design(run),
         **({"sequential": looks} if (looks := looks_row(run, judgement)) else {}),
         **({"ramp": ramp} if (ramp := ramp_row(run)) else {}),
@@ -132,9 +136,19 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         **({"saturation": search} if (search := summary_rows(run)) else {}),
         **({"frontier": frontier} if frontier else {}),
         **({"break_even": weighed} if (weighed := break_even(run, judgement)) else {}),
-        "advice": {"needed_s": judgement.advice.needed_s, "text": judgement.advice.text},
+        "advice": {
+            "needed_s": judgement.advice.needed_s,
+            "text": judgement.advice.text,
+            "remedies": []
+            if asks_nothing(frontier)
+            else [_remedy_row(item) for item in remedies(evidence, judgement.gates)],
+        },
         "environment": run.records.environment,
     }
+
+
+def _remedy_row(item: Remedy) -> dict[str, Any]:
+    return {"arm": item.arm, "gates": list(item.gates), "text": item.text}
 
 
 def _created(run: Run) -> str | None:

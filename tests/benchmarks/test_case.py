@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.case import CASES, keep, main, verdict_of
+from benchmarks.case import CASES, deviations, keep, main, verdict_of
 from benchmarks.planted_arm import planted_in
 from loadtests.experiments.reading import load
+from loadtests.experiments.writing import to_toml
 from tests.fakes.runs import FakeRun, write_run
 
 KEPT = sorted(path.parent for path in CASES.glob("*/runs.json"))
@@ -60,3 +61,39 @@ def test_each_arm_of_a_planted_case_is_what_its_name_says(monkeypatch: pytest.Mo
     faults = {arm.name: planted_in(os.environ["PLANTED"], ["--replica", f"{arm.name}-0"]) for arm in load(case).arms}
     assert faults["eager"] == faults.get("eager-twin", {}) == {}
     assert sum(map(bool, faults.values())) == len(set(faults) - {"eager", "eager-twin"})
+
+
+def written(folder: Path, *settings: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    text = to_toml(load("case-aa", settings=["trials.count=5", *settings], seed=77))
+    (folder / "experiment.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_a_run_of_the_registered_experiment_may_have_its_own_seed_and_number_of_trials(tmp_path: Path) -> None:
+    assert deviations(written(tmp_path / "run")) == []
+
+
+def test_what_is_not_as_registered_is_said_with_both_values(tmp_path: Path) -> None:
+    run = written(tmp_path / "run", "gates.margin=0.2")
+    assert deviations(run) == ["gates.margin is 0.2, registered 0.1"]
+    assert deviations(run, ["gates"]) == deviations(run, ["gates.margin"]) == []
+
+
+def test_a_run_of_a_version_before_a_setting_is_as_registered(tmp_path: Path) -> None:
+    path = written(tmp_path / "run") / "experiment.toml"
+    path.write_text(path.read_text(encoding="utf-8").replace("near_tie = 1.0\n", ""), encoding="utf-8")
+    assert deviations(tmp_path / "run") == []
+
+
+def test_a_run_that_nobody_registered_is_refused_before_anything_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.case.CASES", tmp_path / "cases")
+    run = written(tmp_path / "run")
+    path = run / "experiment.toml"
+    path.write_text(path.read_text(encoding="utf-8").replace('"case-aa"', '"mine"'), encoding="utf-8")
+    with pytest.raises(SystemExit):
+        main(["keep", "aa", str(run)])
+    assert 'name is "mine", which no registered experiment has' in capsys.readouterr().err
+    assert not (tmp_path / "cases").exists()

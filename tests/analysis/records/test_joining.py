@@ -400,3 +400,52 @@ def test_of_searches_an_arm_is_let_go_that_each_let_go(tmp_path):
     search = joined(tmp_path / "cut", directories).search
     assert (search["gated"], search["stop"], search["left"]) == (True, "", [])
     assert "spent_s" not in search
+
+
+@pytest.mark.parametrize(
+    ("more", "differs"),
+    [
+        ('[users]\nroute_kind = "GRPCRoute"\n', ""),
+        ('[users]\nroute_kind = "HTTPRoute"\n', "users.route_kind"),
+        ('[engine]\nmax_wait_ms = 0\n[model]\ntask = "generate"\n', ""),
+        ("[engine]\nmax_wait_ms = 5\n", "engine.max_wait_ms"),
+        ("[ramp]\nstep_s = 300\nfailure_limit = 0\n", ""),
+        ("[engine]\nof_tomorrow = 0\n", "engine.of_tomorrow"),
+    ],
+)
+@pytest.mark.parametrize("newer_first", [False, True])
+def test_a_setting_that_a_version_added_is_before_it_what_that_version_did(tmp_path, more, differs, newer_first):
+    older, newer = runs_in(tmp_path, SHORT, SHORT)
+    if newer_first:
+        older, newer = newer, older
+    path = newer / "experiment.toml"
+    path.write_text(f"{path.read_text()}\n{more}")
+    if not differs:
+        assert joined(tmp_path / "joined", [older, newer]).runs
+    else:
+        assert f"--allow-different {differs}" in refusal(older, newer)
+
+
+def test_of_a_table_that_came_as_a_whole_a_part_is_not_filled_in(tmp_path):
+    older, newer = runs_in(tmp_path, SHORT, SHORT)
+    for run, more in ((older, ""), (newer, "failure_limit = 0\n")):
+        path = run / "experiment.toml"
+        path.write_text(f"{path.read_text()}\n[ramp]\nstep_s = 300\n{more}")
+    assert "ramp.failure_limit 0 (there not given)" in refusal(older, newer)
+
+
+def test_an_arm_that_was_resolved_before_a_setting_was_added_had_what_came_before(tmp_path):
+    older, newer = runs_in(tmp_path, SHORT, SHORT)
+
+    def resolve(run: Path, **policy: object) -> None:
+        for path in run.glob("trial-*/trial.json"):
+            info = json.loads(path.read_text())
+            for arm in info["arms"]:
+                arm["config"] = {**(arm.get("config") or {}), "compile": {"enabled": True, **policy}}
+            path.write_text(json.dumps(info))
+
+    resolve(older)
+    resolve(newer, strict=False, regions=[])
+    check_runs(listed_runs([older, newer]))
+    resolve(newer, strict=True)
+    assert "compile.strict" in refusal(older, newer)

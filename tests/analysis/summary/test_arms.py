@@ -9,6 +9,7 @@ from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
 from analysis.records.tables import RecordWriter, read_table
 from analysis.run.run import Run
+from analysis.run.time_parts import time_parts
 from analysis.summary.arms import arm_row
 from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
@@ -21,7 +22,7 @@ SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 6000}
 def rows_of(directory):
     run = Run.of(read_run(directory))
     judgement = judge(run)
-    return {arm: arm_row(run, arm, judgement) for arm in run.arms}
+    return {arm: arm_row(run, arm, judgement, time_parts(run, arm)) for arm in run.arms}
 
 
 @pytest.fixture(scope="module")
