@@ -72,22 +72,22 @@ def entries() -> list[Entry | Gap]:
         Entry(
             "fail",
             "FAIL",
-            "May torch.compile with its defaults replace eager, a card each, the shapes of Llama-3-8B in bfloat16, after "
-            "a warm-up with prompts of eight lengths?",
+            "May torch.compile with its defaults replace eager, a card each, the shapes of Llama-3-8B in bfloat16, "
+            "after a warm-up with prompts of eight lengths?",
             CASES / "naive",
         ),
         Entry(
             "inconclusive",
             "INCONCLUSIVE",
-            "May compiled-bucketed replace eager, a card each, the shapes of Llama-3-8B in bfloat16? It is four times as "
-            "fast at the tail, and there were too few blocks on a host that was not steady.",
+            "May compiled-bucketed replace eager, a card each, the shapes of Llama-3-8B in bfloat16? It is four times "
+            "as fast at the tail, and there were too few blocks on a host that was not steady.",
             CASES / "ab-h100",
         ),
         Entry(
             "ramp-on",
             "A ramp that goes on",
-            "Users' own traffic, 15 requests/s: may compiled-bucketed have 5, 25, 50 and 100 % of it, step by step, the "
-            "shapes of Llama-3.2-1B in bfloat16?",
+            "Users' own traffic, 15 requests/s: may compiled-bucketed have 5, 25, 50 and 100 % of it, step by step, "
+            "the shapes of Llama-3.2-1B in bfloat16?",
             RESULTS / "h100-users-ramp" / "bucketed",
             experiment="case-ramp",
             machine="2 NVIDIA H100s of one host, 32 processors",
