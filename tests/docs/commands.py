@@ -1,5 +1,5 @@
-"""The commands that the documentation shows: lines of its shell blocks, of the steps of its workflows, indented lines, and
-what its sentences name."""
+"""The commands that the documentation shows: lines of its shell blocks, of the steps of its workflows, indented lines,
+and what its sentences name."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # What a line has to begin with to be taken for a command. A block that begins with one holds nothing else.
-PROGRAMS = frozenset(
-    ["tailgate", "python", "locust", "make", "pip", "kubectl", "podman", "docker", "vllm", "prometheus", "curl", "check-jsonschema", "nvidia-smi", "sudo", "export", "printf", "echo", "mkdir"]
+PROGRAMS = (
+    *("tailgate", "python", "locust", "make", "pip", "kubectl", "podman", "docker", "vllm", "prometheus", "curl"),
+    *("check-jsonschema", "nvidia-smi", "sudo", "export", "printf", "echo", "mkdir"),
 )
 _BLOCK = re.compile(r"^( *)```([\w-]*)\n(.*?)^ *```\n?", re.M | re.S)
 _NAMED = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _INDENTED = re.compile(r"^ {4}(?=[a-z])(.+)$", re.M)
 _STEP = re.compile(r"^ *(?:- run: )?(tailgate .+)$", re.M)
 _PLACEHOLDER = re.compile(r"<([\w' -]+)>")
-PLACED = {"id": "20260101T120000Z-canary", "later": "20260108T120000Z-canary", "run": "20260101T120000Z-canary"}
+FIRST, SECOND = "20260101T120000Z-canary", "20260108T120000Z-canary"
+PLACED = {"id": FIRST, "run": FIRST, "later": SECOND, "other": SECOND}
 _SEPARATORS = frozenset("|&;()")
 
 

@@ -1,6 +1,6 @@
 """Whether programs take argument lists: a process of its own reads them as JSON and says what each program said.
 
-    python -m tests.docs.parsed < lists.json     # [["benchmarks/judging.py", "--help"], ["-m", "servers.reference"], ...]
+    python -m tests.docs.parsed < lists.json     # [["benchmarks/judging.py", "--help"], ...]
 
 A program runs until its parser has taken the arguments, and no further; one without a parser is refused. Locust, which
 patches the standard library, is ["locust", "-f", FILE, ...] and comes last.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import json
 import runpy
@@ -17,6 +18,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+COUNTING = "benchmarks.simulation."
 
 
 class TakenError(BaseException):
@@ -30,6 +33,8 @@ def complaint(words: Sequence[str]) -> str:
         with contextlib.redirect_stderr(told), contextlib.redirect_stdout(told):
             if words[0] == "locust":
                 _locust(list(words[1:]))
+            elif words[0] == "-m" and words[1].startswith(COUNTING):
+                return _counting(words)
             elif words[0] == "-m":
                 sys.argv = [words[1], *words[2:]]
                 runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -41,6 +46,12 @@ def complaint(words: Sequence[str]) -> str:
     except (Exception, SystemExit) as error:
         return f"{told.getvalue()} {error!r}".strip()
     return f"it ended without parsing: {told.getvalue()}"
+
+
+def _counting(words: Sequence[str]) -> str:
+    """Of a program that has no parser and takes whole numbers."""
+    there = importlib.util.find_spec(words[1]) is not None
+    return "" if there and all(word.isdecimal() for word in words[2:]) else "no such program, or no whole number"
 
 
 def _locust(words: list[str]) -> NoReturn:
