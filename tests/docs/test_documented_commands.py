@@ -315,3 +315,23 @@ def test_programs_of_the_project_take_what_is_written(folder: Path) -> None:
         if text and not (item.named and any(part in text for part in MISSING))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_what_a_processor_can_do_of_the_device_programs_is_done(there: Path) -> None:
+    """An arm without an experiment is inspected, and the reference measured: on the processor, whatever the page has."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = []
+    for item, words in of_program("tailgate"):
+        if not item.named and words[1:3] == ["inspect", "--arm"]:
+            line = [sys.executable, "-m", "loadtests.commands.main", *words[1:]]
+            ended = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+            assert ended.returncode in (0, 99), f"{item}\n{ended.stderr[-1000:]}"
+            done.append(json.loads(ended.stdout.splitlines()[-1])["device"])
+    for item, words in of_program("python"):
+        if not item.named and words[1:3] == ["-m", "servers.reference"]:
+            line = [sys.executable, *(word.replace("cuda:0", "cpu") for word in words[1:])]
+            ended = subprocess.run(line, env=environment, input="go\n", capture_output=True, text=True, check=False)
+            assert ended.returncode == 0, f"{item}\n{ended.stderr[-1000:]}"
+            done.append(json.loads(ended.stdout.splitlines()[-1])["device"])
+    assert done == ["cpu", "cpu"]
