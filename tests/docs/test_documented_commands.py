@@ -276,7 +276,8 @@ def test_tailgate_judges_plans_and_forecasts(there: Path, capsys: pytest.Capture
                 ended.add(line)
                 for left in (*there.glob("runs/*-parquet"), *there.glob("*-csv")):  # two pages export the same run
                     shutil.rmtree(left)
-                if said := complaint(list(line), capsys):
+                fewer = ["--splits", "20"] if line[0] == "calibrate" else []  # a fifth of the time
+                if said := complaint([*line, *fewer], capsys):
                     wrong.append(f"{item}\n    {said}")
     assert not wrong, "\n".join(wrong)
     assert {line[0] for line in ended} == ENDS
@@ -317,21 +318,16 @@ def test_programs_of_the_project_take_what_is_written(folder: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.slow
-def test_what_a_processor_can_do_of_the_device_programs_is_done(there: Path) -> None:
-    """An arm without an experiment is inspected, and the reference measured: on the processor, whatever the page has."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = []
-    for item, words in of_program("tailgate"):
-        if not item.named and words[1:3] == ["inspect", "--arm"]:
-            line = [sys.executable, "-m", "loadtests.commands.main", *words[1:]]
-            ended = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
-            assert ended.returncode in (0, 99), f"{item}\n{ended.stderr[-1000:]}"
-            done.append(json.loads(ended.stdout.splitlines()[-1])["device"])
-    for item, words in of_program("python"):
-        if not item.named and words[1:3] == ["-m", "servers.reference"]:
-            line = [sys.executable, *(word.replace("cuda:0", "cpu") for word in words[1:])]
-            ended = subprocess.run(line, env=environment, input="go\n", capture_output=True, text=True, check=False)
-            assert ended.returncode == 0, f"{item}\n{ended.stderr[-1000:]}"
-            done.append(json.loads(ended.stdout.splitlines()[-1])["device"])
-    assert done == ["cpu", "cpu"]
+def test_the_reference_is_measured_on_the_processor_whatever_the_page_has(there: Path) -> None:
+    (line,) = [words[1:] for item, words in of_program("python") if not item.named and "servers.reference" in words]
+    ended = subprocess.run(
+        [sys.executable, *(word.replace("cuda:0", "cpu") for word in line)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        input="go\n",
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-1000:]
+    assert json.loads(ended.stdout.splitlines()[-1])["device"] == "cpu"
