@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LLAMA_CPP := $(VENV)-llama-cpp
 
-.PHONY: demo test test-slow test-all test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging check format proto clean
+.PHONY: demo test test-slow test-all test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging gallery check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
@@ -72,6 +72,10 @@ bench-load: $(VENV)/installed
 bench-judging: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/judging.py $(ARGS)
 	$(BIN)/python benchmarks/analysis.py
+
+# docs/gallery from the kept records: pages, pictures (of Chromium) and index, in half a minute.
+gallery: $(VENV)/installed
+	$(BIN)/python benchmarks/gallery.py $(ARGS)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if options.command == "others":
-        write_others()
+        print(markdown(write_others()))
         return 0
     if options.command == "keep":
         accepted = [key for key in options.allow_different.split(",") if key]

