@@ -153,13 +153,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands.add_parser("judge")
     commands.add_parser("others")
-    planting = commands.add_parser("plant", help="what follows the case is for tailgate run")
+    planting = commands.add_parser("plant")
     planting.add_argument("case", choices=sorted(path.stem for path in _EXPERIMENTS.glob("case-planted-*.toml")))
-    options, more = parser.parse_known_args(arguments)
+    planting.add_argument("more", nargs=argparse.REMAINDER, help="for tailgate run")
+    options = parser.parse_args(arguments)
     if options.command == "plant":
-        return plant(options.case, more)
-    if more:
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+        return plant(options.case, options.more)
     if options.command == "others":
         print(markdown(write_others()))
         return 0

@@ -134,7 +134,8 @@ def _with_more_trials(run: Run, advice: Advice, gates: Sequence[Gate], steady: S
     if not run.records.joined or advice.needed_s is None or run.seconds <= 0:
         return advice
     have = len(run.trials)
-    asked = max(math.ceil(advice.needed_s / run.seconds * have - 1e-9), *(gate.needed_starts or 0 for gate in gates))
+    starts = [gate.needed_starts or 0 for gate in gates if gate.needed_s is not None]
+    asked = max(math.ceil(advice.needed_s / run.seconds * have - 1e-9), *starts)
     more = f"That is {counted(max(1, asked - have), 'trial')} more, if they are like the {have} that are here."
     if any(item.machine_spread > 0 and item.verdict == INCONCLUSIVE for item in steady):
         more += " Only more machines average out what differs between machines."

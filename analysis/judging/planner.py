@@ -24,6 +24,7 @@ from analysis.statistics.resampling import group_count
 
 POWER = 0.80
 LONGEST_S = 7 * 24 * 3600.0  # longer than anybody waits for one verdict
+MOST_STARTS = 1000  # more trials than anybody makes for one
 # A few slow stretches make a tail's spread, so it is known less well than from as many normal differences. In
 # simulation (`python -m benchmarks.simulation.planning`) spreads of pilots scatter as with this share of the degrees.
 _KNOWN_SHARE = 1.0 / 3.0

@@ -28,6 +28,7 @@ from analysis.judging.logged_gates import logged_gates
 from analysis.judging.paths import Path, share_path
 from analysis.judging.planner import (
     LONGEST_S,
+    MOST_STARTS,
     POWER,
     comparison_needed_s,
     least_length_s,
@@ -56,12 +57,16 @@ def latency_gate(run: Run, item: Comparison, path: Path | None = None) -> Gate:
         short = item.obstacle is None and item.blocks < run.limits.min_blocks
         least_s = least_length_s(run.limits, rate=run.rate(item.requests, item.arm), block_s=run.block_s)
         needed_s = least_s + run.limits.cold_s if short else None
-        return noninferiority_gate(item, needed_s, needed_starts=None if short else item.needed_trials)
+        return noninferiority_gate(item, needed_s, needed_starts=None if short else _within_reach(item.needed_trials))
     power = power_of_each(run.limits)
     starts = starts_needed(item, power=power)
-    return noninferiority_gate(
-        item, _needed_s(run, item, power=power), needed_starts=starts if starts > item.trials else None
-    )
+    more = _within_reach(starts) if starts > item.trials else None
+    return noninferiority_gate(item, _needed_s(run, item, power=power), needed_starts=more)
+
+
+def _within_reach(starts: int | None) -> int | None:
+    """The number of starts, or None where a ratio lies so near its margin that nobody makes as many."""
+    return None if starts is None or starts > MOST_STARTS else starts
 
 
 def _needed_s(run: Run, item: Comparison, *, power: float = POWER) -> float | None:

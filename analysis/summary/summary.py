@@ -201,8 +201,9 @@ def _gate_row(gate: Gate) -> dict[str, Any]:
 
 
 def _check_row(check: Check) -> dict[str, Any]:
-    row = asdict(check) | ({"remedy": ""} if check.ok else {})
-    for name in ("gates", "shift", "among_trials"):
+    row = asdict(replace(check, remedy="" if check.ok else check.remedy))
+    del row["among_trials"]
+    for name in ("gates", "shift"):
         if not row[name]:
             del row[name]
     return row

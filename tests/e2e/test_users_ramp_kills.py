@@ -33,7 +33,7 @@ SEED = int(os.environ.get("SEED", "42"))
 STEPS = ["--set", "ramp.steps=[5,50,100]", "--set", "ramp.step_s=4", "--set", "ramp.most_step_s=90"]
 LATEST_S = 20.0  # after the start of the ramp: it is at 50 % by then
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(700)]
 
 
 class Guard:
@@ -196,7 +196,7 @@ def test_whoever_is_killed_the_candidate_never_has_more_than_was_decided(
         at = journal(house)[-1]
         killed_ns = time.time_ns()
         allowed = WHO[who](ramping)
-        code, line = ended(ramping.ramp, timeout_s=350.0)
+        code, line = ended(ramping.ramp, timeout_s=600.0)
         actions = [row["action"] for row in journal(house)]
         outcome, last = actions[-1], journal(house)[-1]
         summary: dict[str, Any] = json.loads((run_dir(house) / "summary.json").read_text())
@@ -224,5 +224,5 @@ def test_whoever_is_killed_the_candidate_never_has_more_than_was_decided(
         hold(summary, str(run_dir(house)))
         assert summary["ramp"]["outcome"] == outcome
         assert (run_dir(house) / "report.html").stat().st_size > 10_000
-        # Envoy keeps lines for a fifth of a second, and this machine is busy.
+        # Envoy keeps lines for a fifth of a second.
         nothing_is_lost(house, killed_s=0.5 if who == "splitter" else 0.0)

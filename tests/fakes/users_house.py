@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from typing import Any
 import grpc
 
 from loadtests.experiments.reading import load
+from servers.metadata import SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin
 from servers.splitter.weights import live_weights
@@ -41,8 +43,11 @@ def free_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a user's request ended, by the trailing metadata of who answered."""
+    """How a user's request ended, by the trailing metadata of who answered. Each is a session of its own, by which its
+    record can be told."""
 
+    session: str
+    sent_s: float
     at_s: float
     status: str
     arm: str
@@ -166,7 +171,8 @@ class UsersHouse:
 
     def _ask(self, stub: Any, length: int, tokens: int) -> None:
         request = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[1] * length), max_tokens=tokens)
-        call = stub.Generate(request, timeout=20.0)
+        session, sent_s = uuid.uuid4().hex, time.time()
+        call = stub.Generate(request, timeout=20.0, metadata=((SESSION_HEADER, session),))
         try:
             for _ in call:
                 pass
@@ -174,7 +180,8 @@ class UsersHouse:
         except grpc.RpcError as error:
             status = error.code().name  # type: ignore[attr-defined]
         trailing = dict(call.trailing_metadata() or ())
-        self.answers.append(Answer(time.time(), status, str(trailing.get("tailgate-arm", ""))))
+        arm = str(trailing.get("tailgate-arm", ""))
+        self.answers.append(Answer(session, sent_s, time.time(), status, arm))
 
 
 def _environment() -> dict[str, str]:

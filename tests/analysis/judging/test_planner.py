@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +19,10 @@ from analysis.judging.planner import (
     share_needed_s,
     starts_needed,
 )
+from analysis.judging.run_gates import latency_gate
 from analysis.judging.wording import duration_text
 from analysis.run.slo import ShareResult, judge_share
+from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import Comparison
 from benchmarks.simulation.planning import planned_power
 from benchmarks.simulation.scenario import Scenario
@@ -210,3 +213,12 @@ def test_what_differs_between_machines_asks_for_more_of_them_and_not_for_time():
     assert starts_needed(alone) == 3
     assert starts_needed(apart) > 6
     assert Noise.of(apart).restart == pytest.approx(math.hypot(0.01, 0.05 * math.sqrt(3)))
+
+
+@pytest.mark.parametrize(("ratio", "asked"), [(1.05, True), (1.1 + 1e-12, False)])
+def test_a_ratio_at_its_margin_asks_for_no_number_of_starts_that_nobody_makes(ratio, asked):
+    open_one = replace(SEEN, trials=2, spread=0.02, machine_spread=0.05, ratio=ratio, verdict="INCONCLUSIVE")
+    run = SimpleNamespace(separate=False, limits=GateLimits(), block_s=30.0, trials=[1, 2])
+    gate = latency_gate(run, open_one)
+    assert starts_needed(open_one) > 2
+    assert (gate.needed_starts is not None) is asked
