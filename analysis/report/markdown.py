@@ -379,7 +379,7 @@ def markdown_report(summary: Row) -> str:
             "\n".join(f"- {code(arm)}: {_with_code(line)}" for arm, line in remedies),
         ]
     if deciders := reading.deciders(summary):
-        parts += ["### What would decide the open gates", "\n".join(f"- {prose(line)}" for line in deciders)]
+        parts += ["### What would decide the open gates", "\n".join(f"- {_with_code(line)}" for line in deciders)]
     parts += _frontier(summary)
     parts += _search(summary)
     parts += _break_even(summary)
