@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from analysis.judging.wording import counted
 from analysis.report import bed, breakeven, comparing, frontier, joined, load, looks, outside, reading, time_parts
 from analysis.report.resources import memory_events
 from analysis.report.server_load import server_load
@@ -292,7 +293,7 @@ def _search(summary: Row) -> list[str]:
         "### What load each arm holds",
         f"A step is held when it keeps: {prose(load.objectives(summary))}.",
         _cells(knees),
-        _folded(f"{len(steps.rows)} steps", _cells(steps)),
+        _folded(counted(len(steps.rows), "step"), _cells(steps)),
     ]
 
 
