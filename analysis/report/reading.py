@@ -76,7 +76,7 @@ def facts(summary: Row) -> list[Fact]:
     """Design, duration, blocks, requests, machine: what the verdict rests on."""
     design = at(summary, "design")
     trials, blocks, each = at(design, "trials"), at(design, "blocks"), at(design, "block_s")
-    loop = at(design, "open_loop")
+    loop, lag = at(design, "open_loop"), at(design, "generator_lag_p99_ms")
     joined = head(summary)
     return [
         *([Fact(name="Joined", value=joined)] if joined else []),
@@ -92,7 +92,7 @@ def facts(summary: Row) -> list[Fact]:
         ),
         Fact(name="Blocks", value=count(blocks), note=f"of {seconds(each)}" if is_number(each) else ""),
         Fact(name="Requests", value=_requests(summary), note=_planned(summary)),
-        Fact(name="Generator lag", value=milliseconds(at(design, "generator_lag_p99_ms")), note="p99"),
+        *([Fact(name="Generator lag", value=milliseconds(lag), note="p99")] if is_number(lag) else []),
         Fact(name="Machine", value=machine(summary), note=device(summary)),
     ]
 
