@@ -26,6 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from analysis.judging.wording import counted
 from analysis.records.added_settings import value_before
 from analysis.records.export import export
 from analysis.records.plain_values import rows_of
@@ -176,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for case in sorted(path.parent for path in CASES.glob("*/runs.json")):
         verdict = verdict_of(case)
         (case / "verdict.json").write_text(json.dumps(verdict, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        print(f"{case.name}: {verdict['overall']}, {verdict['trials']} trials: {verdict['headline']}")
+        print(f"{case.name}: {verdict['overall']}, {counted(verdict['trials'], 'trial')}: {verdict['headline']}")
     write_others()
     return 0
 

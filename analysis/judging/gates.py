@@ -176,11 +176,13 @@ def error_gate(arm: str, result: ShareResult, limit_pct: float, needed_s: float 
         reason = "No request completed or failed, so the error rate is unknown."
     elif result.verdict == INCONCLUSIVE:
         reason = (
-            f"{result.missed} of {result.requests} requests failed; so few requests only show that fewer than "
-            f"{percent(result.high)} fail, and the limit is {limit_pct:g} %."
+            f"{result.missed} of {counted(result.requests, 'request')} failed; so few requests only show that fewer "
+            f"than {percent(result.high)} fail, and the limit is {limit_pct:g} %."
         )
     else:
-        reason = f"{result.missed} of {result.requests} requests failed ({value:.3g} %), limit {limit_pct:g} %."
+        reason = (
+            f"{result.missed} of {counted(result.requests, 'request')} failed ({value:.3g} %), limit {limit_pct:g} %."
+        )
     return Gate(
         arm=arm,
         gate="errors",
@@ -218,7 +220,7 @@ def recompile_gates(arm: str, facts: CompileFacts, budget: CompileBudget, *, par
     during = {"": "while serving", "cold": "in the cold start", "steady": "past the cold start"}[part]
     per_trial = "" if facts.trials == 1 else f" in one trial, {facts.recompiles} in all"
     hit_pct = 100.0 * facts.requests_hit / facts.requests if facts.requests else 0.0
-    waited = f"{facts.requests_hit} of {facts.requests} requests waited"
+    waited = f"{facts.requests_hit} of {counted(facts.requests, 'request')} waited"
     longest = f", longest {facts.longest_event_s:.1f} s" if facts.most_in_a_trial else ""
     kernels = f" ({facts.kernels} of them JIT compiles of kernels)" if facts.kernels else ""
     count = f"{counted(facts.most_in_a_trial, 'recompile')} {during}{per_trial}{kernels}{longest}"

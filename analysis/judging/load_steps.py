@@ -22,7 +22,7 @@ import numpy as np
 from analysis.arrays import Floats
 from analysis.judging.checks.records import allowed_missing
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.wording import digits
+from analysis.judging.wording import counted, digits
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
 from analysis.run.slo import meets_all, units
@@ -180,12 +180,12 @@ def _step(run: Run, arm: str, window: StepWindow) -> Step:
             reasons.append(f"{bad} of {seen} {what} miss {target.key}")
     share = run.attainment
     if share is not None and count and good / count < share - 1e-12:
-        reasons.append(f"{good} of {count} requests meet every limit, {100 * share:g} % must")
+        reasons.append(f"{good} of {counted(count, 'request')} meet every limit, {100 * share:g} % must")
     if reasons:
         held = "missed"
     if count < FEWEST or not window.whole:
         held = "undecided"
-        reasons = [f"{count} requests, {FEWEST} are needed" if window.whole else "the trial ended before it"]
+        reasons = [f"{counted(count, 'request')}, {FEWEST} are needed" if window.whole else "the trial ended before it"]
     return Step(
         arm=arm,
         trial=trial.number,

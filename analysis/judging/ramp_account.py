@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.generators import unfinished_requests
 from analysis.judging.validity import ESTIMATES, Check
+from analysis.judging.wording import counted
 from analysis.records.plain_values import table
 from analysis.records.weight_journal import BY_HAND, WeightChange
 from analysis.run.run import Run
@@ -81,7 +82,8 @@ def ramp_of(run: Run) -> RampAccount | None:
 def ramp_gate(account: RampAccount) -> Gate:
     """Whether the candidate was promoted."""
     last = account.last
-    seen = f"{account.exposed} requests were exposed to it and {account.hurt} hurt"
+    were = "was" if account.exposed == 1 else "were"
+    seen = f"{counted(account.exposed, 'request')} {were} exposed to it and {account.hurt} hurt"
     at = f"at {account.limits.steps[last.step or 0]:g} %"
     reason = {
         "promoted": f"It reached all of the traffic; {seen}.",
@@ -117,7 +119,7 @@ def share_of_candidate(run: Run, candidate: str) -> Check:
         value=apart,
         limit=_FAR,
         arm=candidate,
-        reason=f"{candidate} got {got} requests, and its weights gave it {due:.0f}"
+        reason=f"{candidate} got {counted(got, 'request')}, and its weights gave it {due:.0f}"
         + ("." if apart <= _FAR else ": farther than chance."),
         affects=(*ESTIMATES, "error"),
         remedy="Look for requests that pin an arm, and for long sessions.",

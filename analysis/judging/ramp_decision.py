@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from analysis.judging.wording import counted
 from analysis.settings.ramp_limits import RampLimits
 
 Action = Literal["stay", "hold", "advance", "rollback", "promoted"]
@@ -64,7 +65,7 @@ def decide(standing: Standing, limits: RampLimits) -> Decision:
 def lacks(standing: Standing, limits: RampLimits, *, to_whole: bool) -> str | None:
     """What the next step lacks, `to_whole` where it is all of the traffic; None where it lacks nothing."""
     if standing.requests < limits.least_requests:
-        return f"the candidate had {standing.requests} of {limits.least_requests} requests"
+        return f"the candidate had {standing.requests} of {counted(limits.least_requests, 'request')}"
     if standing.uneven is not None:
         return standing.uneven
     if to_whole:

@@ -111,8 +111,8 @@ def checks_of_all(run: Run) -> Iterable[Check]:
         yield check_control_errors(run.control, failed, int(answered.sum()), limits.max_error_pct)
     if phases := pressure.phases_of(run.records.experiment):
         yield check_pressure(pressure.faults(phases, infos))
-    # What another tool does not keep, the check on its loop says.
-    if run.generator_lag_ms is not None or not run.pace:
+    # What another tool does not keep, the check on its loop says; users are never late.
+    if run.generator_lag_ms is not None or not (run.pace or run.of_users):
         yield check_generator_lag(run.generator_lag_ms, limits.max_generator_lag_ms)
     yield from check_generators(run.records.generators, infos, limit_ms=limits.max_generator_lag_ms)
     scheduled = bool(requests.scheduled.all()) if len(requests) else False

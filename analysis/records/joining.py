@@ -7,8 +7,11 @@ are missing included. Ids are unique within a run only, so each gets the place o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -388,7 +391,8 @@ def _together(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if values and all(isinstance(value, Mapping) for value in values):
             joined[key] = _together([one.get(key) or {} for one in tables])
         elif values and all(isinstance(value, list) for value in values):
-            joined[key] = list(dict.fromkeys(str(item) for value in values for item in value))
+            # One that a run has twice is there twice, such as two cards of a kind; another run has the same ones.
+            joined[key] = list(reduce(or_, (Counter(map(str, value)) for value in values)).elements())
         else:
             known = list(dict.fromkeys("unknown" if one.get(key) is None else str(one[key]) for one in tables))
             numbers = all(isinstance(value, int | float) for value in values)

@@ -16,6 +16,7 @@ from scipy import stats
 
 from analysis.judging.checks.bed_traffic import BUSY, STEAL, THROTTLING
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from analysis.judging.wording import counted
 from analysis.releases.history import days
 from analysis.releases.machine import MachineSpeeds
 from analysis.releases.release import Release, ReleaseArm
@@ -293,7 +294,7 @@ def _worded(row: FigureRow, item: _Estimate, limits: ReleaseLimits) -> FigureRow
     if row.low is None:
         advice = "more traffic or more trials would set some"
     elif needed is not None:
-        advice = f"with {needed} trials in each run such a ratio would pass"
+        advice = f"with {counted(needed, 'trial')} in each run such a ratio would pass"
     elif item.difference.effect > item.bound:
         advice = "more trials would tell whether it is really worse"
     else:
@@ -313,7 +314,8 @@ def _count(row: FigureRow, baseline: ReleaseArm, candidate: ReleaseArm, limits: 
         verdict = FAIL if min(two) > max(one) + more else INCONCLUSIVE
         return replace(row, verdict=verdict, reason=f"{seen}, and {more:g} more are allowed.")
     rates = sum(one) / len(one), sum(two) / len(two)
-    seen = f"{label}: {sum(two):g} in {_trials(len(two))}, in the baseline {sum(one):g} in {_trials(len(one))}"
+    new, old = (f"{sum(counts):g} in {counted(len(counts), 'trial')}" for counts in (two, one))
+    seen = f"{label}: {new}, in the baseline {old}"
     if rates[1] <= rates[0] + more:
         return replace(row, verdict=PASS, reason=f"{seen}.")
     if not sum(one):
@@ -328,10 +330,6 @@ def _count(row: FigureRow, baseline: ReleaseArm, candidate: ReleaseArm, limits: 
 
 def _span(counts: Sequence[float]) -> str:
     return f"{min(counts):g}" if min(counts) == max(counts) else f"{min(counts):g} to {max(counts):g}"
-
-
-def _trials(count: int) -> str:
-    return "1 trial" if count == 1 else f"{count} trials"
 
 
 # --- What may be believed ---------------------------------------------------------------------------------------------

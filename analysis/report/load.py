@@ -70,8 +70,8 @@ def traffic(summary: Row) -> list[tuple[str, str]]:
     facts = at(summary, "traffic")
     lines: list[tuple[str, str]] = []
     if isinstance(facts, Mapping) and "closed_loop" in facts:
-        slots = count(facts["closed_loop"])
-        lines.append(("Closed loop", f"{slots} requests under way to each arm; its tails are not judged."))
+        slots = _many(facts["closed_loop"], "request")
+        lines.append(("Closed loop", f"{slots} under way to each arm; its tails are not judged."))
     lines += _over_limit(at(facts, "over_limit"), texts=embeds(summary))
     lines += _template(at(facts, "template"))
     shared = at(facts, "shared_prefixes", "shared_pct")
@@ -102,16 +102,21 @@ def _over_limit(over: object, *, texts: bool) -> list[tuple[str, str]]:
     if input_over or output_over:
         done = {"clip": "cut to them", "drop": "left out"}.get(str(at(over, "policy")), text(at(over, "policy")))
         dropped = at(over, "requests_dropped")
-        more = f" ({count(dropped)} requests left out)" if is_number(dropped) and dropped else ""
+        more = f" ({_many(dropped, 'request')} left out)" if is_number(dropped) and dropped else ""
         what = (
-            f"{count(input_over)} texts" if texts else f"{count(input_over)} prompts and {count(output_over)} answers"
+            _many(input_over, "text") if texts else f"{_many(input_over, 'prompt')} and {_many(output_over, 'answer')}"
         )
-        sentence = f"{what} were longer: {done}{more}."
+        were = "was" if texts and input_over == 1 else "were"
+        sentence = f"{what} {were} longer: {done}{more}."
         lines.append(("Over the model's limits", sentence))
     late = at(over, "turns_after_end")
     if is_number(late) and late:
         lines.append(("Turns after the end", f"{count(late)} were not sent."))
     return lines
+
+
+def _many(number: object, noun: str) -> str:
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def _template(template: object) -> list[tuple[str, str]]:

@@ -37,7 +37,7 @@ def words(summary: Row) -> list[tuple[str, str]]:
         told = {"promoted": "promoted", "rollback": "rolled back", "hold": "held"}.get(str(outcome), text(outcome))
         exposed, hurt = at(summary, "ramp", "exposed"), at(summary, "ramp", "hurt")
         parts = [f"{text(at(summary, 'ramp', 'candidate'))} was {told}: {text(at(summary, 'ramp', 'reason'))}"]
-        parts.append(f"{count(exposed)} requests exposed, {count(hurt)} hurt")
+        parts.append(f"{count(exposed)} request{'' if exposed == 1 else 's'} exposed, {count(hurt)} hurt")
         if is_number(back := at(summary, "ramp", "rollback_s")):
             parts.append(f"back within {seconds(back)} of what was told")
         lines.append(("Ramp", "; ".join(parts)))

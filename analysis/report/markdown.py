@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from analysis.judging.wording import counted
 from analysis.report import bed, breakeven, comparing, frontier, joined, load, looks, outside, reading, time_parts
 from analysis.report.resources import memory_events
 from analysis.report.server_load import server_load
@@ -292,7 +293,7 @@ def _search(summary: Row) -> list[str]:
         "### What load each arm holds",
         f"A step is held when it keeps: {prose(load.objectives(summary))}.",
         _cells(knees),
-        _folded(f"{len(steps.rows)} steps", _cells(steps)),
+        _folded(counted(len(steps.rows), "step"), _cells(steps)),
     ]
 
 
@@ -379,7 +380,7 @@ def markdown_report(summary: Row) -> str:
             "\n".join(f"- {code(arm)}: {_with_code(line)}" for arm, line in remedies),
         ]
     if deciders := reading.deciders(summary):
-        parts += ["### What would decide the open gates", "\n".join(f"- {prose(line)}" for line in deciders)]
+        parts += ["### What would decide the open gates", "\n".join(f"- {_with_code(line)}" for line in deciders)]
     parts += _frontier(summary)
     parts += _search(summary)
     parts += _break_even(summary)

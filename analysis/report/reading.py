@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from analysis.records.schemas import RUN_HOST
 from analysis.report.joined import head
 from analysis.report.resources import resources
 from analysis.report.tables import Figure, Shown, Table, figures_of
@@ -76,7 +78,7 @@ def facts(summary: Row) -> list[Fact]:
     """Design, duration, blocks, requests, machine: what the verdict rests on."""
     design = at(summary, "design")
     trials, blocks, each = at(design, "trials"), at(design, "blocks"), at(design, "block_s")
-    loop = at(design, "open_loop")
+    loop, lag = at(design, "open_loop"), at(design, "generator_lag_p99_ms")
     joined = head(summary)
     return [
         *([Fact(name="Joined", value=joined)] if joined else []),
@@ -92,7 +94,7 @@ def facts(summary: Row) -> list[Fact]:
         ),
         Fact(name="Blocks", value=count(blocks), note=f"of {seconds(each)}" if is_number(each) else ""),
         Fact(name="Requests", value=_requests(summary), note=_planned(summary)),
-        Fact(name="Generator lag", value=milliseconds(at(design, "generator_lag_p99_ms")), note="p99"),
+        *([Fact(name="Generator lag", value=milliseconds(lag), note="p99")] if is_number(lag) else []),
         Fact(name="Machine", value=machine(summary), note=device(summary)),
     ]
 
@@ -127,11 +129,29 @@ def machine(summary: Row) -> str:
     return processor if processor != DASH else text(at(environment, "platform"))
 
 
+def _cards_of_arms(summary: Row) -> Counter[str]:
+    """How many cards of each model arms ran on, on the machine that had most; empty where no card was watched."""
+    machine_of = {
+        row.get("trial"): row.get("machine") for row in rows(summary, "bed", "machines") if row.get("host") == RUN_HOST
+    }
+    cards: dict[object, dict[str, str]] = {}
+    for row in rows(summary, "bed", "devices"):
+        if row.get("host") == RUN_HOST and row.get("arms") and isinstance(row.get("model"), str):
+            cards.setdefault(machine_of.get(row.get("trial")), {})[text(row.get("identity"))] = text(row["model"])
+    return max((Counter(own.values()) for own in cards.values()), key=Counter.total, default=Counter())
+
+
 def device(summary: Row) -> str:
-    """The GPUs, or how many CPUs where there is none."""
+    """The GPUs of the arms where the records tell them, else those of the machine; how many CPUs where there is
+    none."""
     gpus, cpus = at(summary, "environment", "gpus"), at(summary, "environment", "cpu", "usable")
-    if isinstance(gpus, list) and gpus:
-        return f"{len(gpus)} × {text(gpus[0])}" if len(gpus) > 1 else text(gpus[0])
+    listed = Counter(map(text, gpus)) if isinstance(gpus, list) else Counter[str]()
+    if used := _cards_of_arms(summary):
+        # The environment also tells the driver.
+        named = {gpu.partition(",")[0]: gpu for gpu in listed}
+        listed = Counter({named.get(model, model): number for model, number in used.items()})
+    if listed:
+        return "; ".join(f"{number} × {gpu}" if number > 1 else gpu for gpu, number in listed.items())
     return _many(cpus, "CPU") if is_number(cpus) else ""
 
 

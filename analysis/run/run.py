@@ -214,6 +214,11 @@ class Run:
         return all(known) if known else None
 
     @property
+    def of_users(self) -> bool:
+        """Whether users sent the requests, and nothing was generated."""
+        return table(self.records.experiment, "traffic").get("arrivals") == "users"
+
+    @property
     def pace(self) -> str:
         """How another tool sent its requests and what latency counts from, as trials say; empty for our own load."""
         return " ".join(dict.fromkeys(str(info["pace"]) for info in self.infos if info.get("pace")))
@@ -247,7 +252,10 @@ class Run:
 
     @property
     def generator_lag_ms(self) -> float | None:
-        """The largest p99 lag that a generator or the records report."""
+        """The largest p99 lag that a generator or the records report; None of users' own requests, whose records give
+        the instant at which the splitter took them for both times."""
+        if self.of_users:
+            return None
         lags = [number(mapping(row.get("lag_ms")).get("p99")) for row in self.records.generators]
         known = [lag for lag in lags if lag is not None]
         from_records = quantile(self.requests.lag_ms(~self.requests.broken), 0.99)

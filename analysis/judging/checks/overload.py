@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from analysis.judging.overload import Load
 from analysis.judging.validity import OVERLOAD, Check
+from analysis.judging.wording import counted
 
 _BELOW = 0.8  # of what the arms answered: a rate at which a queue stays short
 
@@ -54,7 +55,7 @@ def _overloaded(
         f"{_listed([_rate(answered[name]) for name in arms])}{_left(arms, rows)}"
     )
     if len(rows[arms[-1]]) < len(trials[arms[-1]]):
-        reason += f"; in {len(rows[arms[-1]])} of {len(trials[arms[-1]])} trials"
+        reason += f"; in {len(rows[arms[-1]])} of {counted(len(trials[arms[-1]]), 'trial')}"
     safe = _rate(_BELOW * min(answered.values()), 2)
     return Check(
         check=OVERLOAD,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
-from analysis.judging.wording import into_compile
+from analysis.judging.wording import counted, into_compile
 
 _MISSING_SLACK = 2  # requests that may be under way when recorders stop
 _MISSING_SHARE = 0.001
@@ -19,7 +19,7 @@ def check_records(problems: Sequence[str], broken: int, repeated: int, *, stated
     if broken:
         faults.append(f"{broken} request{'s have' if broken > 1 else ' has'} times that are missing or run backwards")
     if repeated:
-        faults.append(f"{repeated} rows repeat a request")
+        faults.append(f"{counted(repeated, 'row')} repeat{'s' if repeated == 1 else ''} a request")
     return Check(
         check="records",
         ok=not faults,
@@ -81,7 +81,7 @@ def check_counts(
         if count == 0:
             missing.append(f"{arm} has no request")
         elif short > allowed_missing(expected):
-            missing.append(f"{arm} has {count} of {expected} requests")
+            missing.append(f"{arm} has {count} of {counted(expected, 'request')}")
     total = planned.get("*", 0)
     short = total - sum(counts.values())
     if short > allowed_missing(total):

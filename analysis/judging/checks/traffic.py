@@ -11,6 +11,7 @@ from scipy import stats
 from analysis.arrays import Floats, Ints
 from analysis.judging.checks.loop import Loop
 from analysis.judging.validity import ESTIMATES, Check
+from analysis.judging.wording import counted
 from analysis.records.scratch import ordered, parts
 
 _RATIO_ALPHA = 0.001  # a sample-ratio alarm is a bug report: rare by chance
@@ -29,7 +30,7 @@ def check_sample_ratio(counts: Mapping[str, int], weights: Mapping[str, float]) 
     strays = [name for name in counts if name in weights and weights[name] == 0 and counts[name] > 0]
     if strays and names:
         p_value = 0.0
-        reason = f"{strays[0]} has weight 0 and got {counts[strays[0]]} sessions."
+        reason = f"{strays[0]} has weight 0 and got {counted(counts[strays[0]], 'session')}."
         remedy = "Check the splitter's weights, and that no client pins an arm."
     elif len(names) < 2 or total == 0:
         return None
@@ -140,7 +141,7 @@ def check_open_loop(
     reason = "Requests started on schedule, whatever the server did."
     remedy = "Drive the arms by a schedule and record scheduled_ns."
     if open_loop is False:
-        most = "" if concurrency is None else f", at most {concurrency} requests under way to each arm"
+        most = "" if concurrency is None else f", at most {counted(concurrency, 'request')} under way to each arm"
         reason = f"The load waited for the server (closed loop{most}), which hides the tail."
     elif not scheduled:
         reason = "Requests carry no scheduled time, so waiting before they were sent may be missing."
@@ -194,7 +195,8 @@ def check_control_errors(control: str, failed: int, requests: int, limit_pct: fl
         ok=ok,
         value=share,
         limit=limit_pct,
-        reason=f"{failed} of {requests} requests of {control} failed ({share:.3g} %), limit {limit_pct:g} %.",
+        reason=f"{failed} of {counted(requests, 'request')} of {control} failed ({share:.3g} %), "
+        f"limit {limit_pct:g} %.",
         affects=(*ESTIMATES, "error"),
         remedy=f"Find out why {control} fails, then run again.",
     )

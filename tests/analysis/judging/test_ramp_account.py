@@ -6,9 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis.judging.judgement import judge
+from analysis.judging.ramp_account import ramp_gate, ramp_of
 from analysis.records.run_records import read_run
 from analysis.records.weight_journal import JOURNAL, WeightChange, append, read_weights
+from analysis.report.html import html_report
+from analysis.report.looks import words as ramp_words
 from analysis.run.run import Run
+from analysis.summary.summary import analyze
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 GATES = {"draws": 99, "sequential": True}
@@ -99,3 +103,26 @@ def test_the_journal_keeps_the_last_line_of_an_instant_and_no_torn_one(tmp_path:
         file.write('{"at_ns": 1, "weights": {"a"')
     assert read_weights(tmp_path) == (replace(first, done_ns=7),)
     assert read_weights(tmp_path / "none") == ()
+
+
+def test_one_request_that_was_exposed_is_one(tmp_path: Path) -> None:
+    run = ramped(tmp_path, HALF, change(0, 50, "start", 1))
+    account = ramp_of(run)
+    assert account is not None
+    assert "; 1 request was exposed to it and 0 hurt" in ramp_gate(replace(account, exposed=1, hurt=0)).reason
+    assert "; 2 requests were exposed to it and 1 hurt" in ramp_gate(replace(account, exposed=2, hurt=1)).reason
+    ramp = {"outcome": "hold", "candidate": "compiled", "reason": "so", "exposed": 1, "hurt": 0}
+    assert ramp_words({"ramp": ramp}) == [("Ramp", "compiled was held: so; 1 request exposed, 0 hurt")]
+
+
+def test_users_have_no_generator_that_lags(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", HALF)
+    assert "generator lag" in {check.check for check in judge(Run.of(read_run(directory))).checks}
+    experiment = directory / "experiment.toml"
+    experiment.write_text(experiment.read_text().replace("[traffic]", '[traffic]\narrivals = "users"') + "\n# edited\n")
+    run = Run.of(read_run(directory))
+    assert run.generator_lag_ms is None
+    assert "generator lag" not in {check.check for check in judge(run).checks}
+    summary = analyze(directory)
+    assert summary["design"]["generator_lag_p99_ms"] is None
+    assert "Generator lag" not in html_report(summary)

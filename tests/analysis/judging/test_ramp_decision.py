@@ -33,6 +33,11 @@ def test_a_step_is_kept_while_something_lacks(change: dict[str, object], why: st
     assert (decision.action, decision.why) == ("stay", why)
 
 
+def test_one_request_is_no_requests() -> None:
+    lacking = decide(replace(READY, requests=0), replace(LIMITS, least_requests=1))
+    assert lacking.why == "the candidate had 0 of 1 request"
+
+
 def test_the_last_step_is_taken_only_when_every_gate_has_passed() -> None:
     assert decide(replace(READY, step=3, passed=True, safe=False), LIMITS).action == "advance"
 

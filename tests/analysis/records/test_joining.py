@@ -161,6 +161,19 @@ def test_of_numbers_that_differ_from_machine_to_machine_none_is_given(tmp_path):
     assert records.environment["cpu"] == {"model": "Xeon", "count": None}
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        (["H100, 580"] * 2, ["H100, 580"] * 2, ["H100, 580"] * 2),
+        (["H100, 580"], ["H100, 580"] * 2, ["H100, 580"] * 2),
+        (["H100, 580"] * 2, ["H100, 575"], ["H100, 580", "H100, 580", "H100, 575"]),
+    ],
+)
+def test_cards_of_a_kind_stay_as_many_as_one_run_has(tmp_path, one, other, both):
+    directories = runs_in(tmp_path, *(replace(SHORT, environment={"gpus": gpus}) for gpus in (one, other)))
+    assert joined(tmp_path / "joined", directories).environment["gpus"] == both
+
+
 def test_of_parity_before_the_traffic_the_worst_counts(tmp_path):
     directories = runs_in(tmp_path, SHORT, SHORT)
     for directory, verdict in zip(directories, ("PASS", "FAIL"), strict=True):

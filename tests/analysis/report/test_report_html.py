@@ -203,3 +203,12 @@ def test_a_spike_reads_from_its_trials_start(demo: Summary, read_page: Reader) -
         event = events[spike["event_ids"][0]]
         expected = event["offset_s"] + (spike["start_ns"] - event["start_ns"]) / 1e9
         assert shown["start_s"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_what_stands_between_backticks_is_code_and_no_markup(demo: Summary) -> None:
+    demo["advice"]["text"] = "Run `tailgate parity <x>` & look."
+    failed = demo["validity"][0]
+    failed |= {"ok": False, "remedy": "Stop what else runs (`nvidia-smi` lists it)."}
+    page = html_report(demo)
+    assert "</strong> Run <code>tailgate parity &lt;x&gt;</code> &amp; look.</p>" in page
+    assert "Stop what else runs (<code>nvidia-smi</code> lists it)." in page

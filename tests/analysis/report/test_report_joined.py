@@ -7,6 +7,7 @@ import pytest
 
 from analysis.report import html_report, markdown_report, verdict_table
 from analysis.report.joined import head, ratios, runs
+from analysis.report.reading import device
 from tests.analysis.report.conftest import HOSTILE
 
 JOINED = {
@@ -85,3 +86,28 @@ def test_names_of_runs_are_shown_and_never_run(summary: dict[str, Any]) -> None:
     assert "<script>document.title" not in page
     assert "<img src=x" not in page
     assert "<img" not in markdown_report(summary)
+
+
+def test_the_machine_is_told_with_the_cards_of_the_arms(summary: dict[str, Any]) -> None:
+    card = "NVIDIA H100 80GB HBM3"
+    summary["environment"]["gpus"] = [f"{card}, 580.159.04"] * 4
+    assert device(summary) == f"4 × {card}, 580.159.04", "where nobody watched cards, those of the machine"
+    summary["bed"] = {
+        "machines": [{"trial": trial, "host": "run", "machine": "one" if trial < 3 else "two"} for trial in (1, 2, 3)],
+        "devices": [
+            {"trial": trial, "host": host, "identity": identity, "model": card, "arms": arms}
+            for trial, host, identity, arms in (
+                (1, "run", "GPU-a", ["eager"]),
+                (1, "run", "GPU-b", ["compiled-bucketed"]),
+                (2, "run", "GPU-b", ["eager"]),
+                (2, "run", "GPU-a", ["compiled-bucketed"]),
+                (2, "run", "GPU-c", []),
+                (3, "run", "GPU-d", ["eager", "compiled-bucketed"]),
+                (3, "worker", "GPU-e", ["eager"]),
+            )
+        ],
+    }
+    assert device(summary) == f"2 × {card}, 580.159.04"
+    assert f"2 × {card}, 580.159.04" in html_report(summary)
+    summary["bed"]["devices"] = summary["bed"]["devices"][-2:]
+    assert device(summary) == f"{card}, 580.159.04"

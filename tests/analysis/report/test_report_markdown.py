@@ -96,3 +96,8 @@ def test_an_empty_summary_reads_in_sentences(summary: Summary) -> None:
 
 def test_nulls_read_as_dashes_in_markdown(nulls: Summary) -> None:
     assert not re.search(r"\b(None|nan|inf|null)\b", markdown_report(nulls))
+
+
+def test_advice_keeps_its_code_as_code(demo: Summary) -> None:
+    demo["advice"]["text"] = "Run `tailgate parity` on the_experiment."
+    assert "- Run `tailgate parity` on the\\_experiment." in markdown_report(demo)

@@ -98,3 +98,10 @@ def test_figures_of_all_traffic_are_told_from_gates_without_stalls_where_a_compi
 
 def test_the_table_ends_with_its_last_word(rollout: Summary) -> None:
     assert verdict_table(rollout).splitlines()[-1]
+
+
+def test_one_request_under_way_is_one(demo: Summary) -> None:
+    demo["traffic"] = {"closed_loop": 1, "over_limit": {"input_over": 1, "output_over": 0, "policy": "clip"}}
+    shown = " ".join(verdict_table(demo, width=200).split())
+    assert "closed loop: 1 request under way to each arm" in shown
+    assert "1 prompt and 0 answers were longer: cut to them." in shown
