@@ -36,8 +36,8 @@ def planted_in(text: str, arguments: Sequence[str]) -> dict[str, float]:
 
     ValueError for what is none.
     """
-    by_arm = dict(item.split(":") if ":" in item else ("", item) for item in text.split(";") if item)
-    faults = {arm: planted(own) for arm, own in by_arm.items()}
+    parts = [item.rpartition(":") for item in text.split(";") if item]
+    faults = {arm: planted(own) for arm, _, own in parts}
     names = [arguments[at + 1] for at, word in enumerate(arguments[:-1]) if word == "--replica"]
     arm = names[0].rpartition("-")[0] if names else ""
     return faults.get(arm, faults.get("", {}))
