@@ -101,4 +101,4 @@ def false_passes_in_weather(trials, stays, seeds=1000):
 def test_limits_over_groups_of_trials_hold_where_a_speed_outlasts_a_trial(trials, stays):
     plain, lasting = false_passes_in_weather(trials, stays)
     assert lasting <= 0.11  # of 1,000; .094 of 2,000 where a speed lasts for half the trials
-    assert lasting <= plain
+    assert lasting < plain  # a reach of nothing would leave them equal
