@@ -46,13 +46,20 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
             first = next(gate for gate in own if gate.verdict == FAIL)
             parts.append(f"{arm} must not replace {control}: {_clause(first.reason)}.")
         elif arms[arm] == PASS:
-            worst = max((gate.value or 0.0 for gate in own if gate.kind == "noninferiority"), default=None)
-            slower = "" if worst is None else f" (at most {worst:.2f} times its latency at the tail)"
+            bounds = [bound for gate in own if (bound := _bound(gate)) is not None]
+            slower = f" (latency at most {max(bounds):.2f} times {control}'s, error bars included)" if bounds else ""
             parts.append(f"{arm} may replace {control}: every gate passed{slower}.")
         else:
             undecided = f"This run cannot decide whether {arm} may replace {control}."
             parts.append(f"{undecided} {_open_reason(own, checks)}".rstrip())
     return " ".join(parts)
+
+
+def _bound(gate: Gate) -> float | None:
+    """What the ratio of a latency surely does not exceed; None where there is no such limit."""
+    if gate.kind != "noninferiority" or gate.high is None:
+        return None
+    return max(gate.high, gate.lasting[1] if gate.lasting else gate.high)
 
 
 def _is_overload(check: Check, arms: Sequence[str]) -> bool:

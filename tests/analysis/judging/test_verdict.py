@@ -36,6 +36,14 @@ class TestWords:
         text = headline({"compiled": "FAIL"}, gates, [], "eager")
         assert text == "compiled must not replace eager: It is so."
 
+    @pytest.mark.parametrize(("lasting", "bound"), [(None, "0.90"), ((0.4, 0.95), "0.95")])
+    def test_headline_of_a_pass_gives_what_latency_surely_does_not_exceed(self, lasting, bound):
+        gates = [gate(low=0.5, high=0.9, lasting=lasting), gate(low=0.1, high=0.3), gate("recompile")]
+        text = headline({"compiled": "PASS"}, gates, [], "eager")
+        assert text == (
+            f"compiled may replace eager: every gate passed (latency at most {bound} times eager's, error bars included)."
+        )
+
     def test_headline_prefers_a_fault_to_a_short_run(self):
         gates = [gate(verdict="INCONCLUSIVE", blocked_by=("blocks", "generator lag"))]
         short = Check(check="blocks", ok=False, reason="Too short.", affects=ESTIMATES)
