@@ -39,6 +39,7 @@ ADDED: Final[Mapping[str, Any]] = {
     "compile.profile": False,
     "compile.background": False,
     "traffic.shadow_pct": 100.0,
+    "traffic.length_scales": [],
     # What judges, and is no part of a run: one without the limit is judged by its default.
     "gates.max_eager_steps_pct": 1.0,
     "gates.max_refused_pct": 0.0,

@@ -114,11 +114,12 @@ class Lengths:
         """The chosen rows, input with its output."""
         return Lengths(input_tokens=self.input_tokens[chosen], output_tokens=self.output_tokens[chosen])
 
-    def scaled(self, scale: float) -> Lengths:
-        """Every length times `scale`, rounded, never below 1."""
-        if not 0 < scale < math.inf:
-            raise ConfigError(f"length_scale is {scale}: give a factor above 0")
-        if scale == 1.0:
+    def scaled(self, scale: float | npt.NDArray[np.float64]) -> Lengths:
+        """Every length times `scale`, or times its own, shape (n,), rounded, never below 1."""
+        low, high = (float(edge(scale, initial=1.0)) for edge in (np.min, np.max))
+        if not 0 < low <= high < math.inf:
+            raise ConfigError(f"length_scale is {low if low <= 0 else high}: give a factor above 0")
+        if low == high == 1.0:
             return self
         inputs = _whole(self.input_tokens * scale)
         if not self.output_tokens.any():

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from loadtests.traffic.conversations import Conversation
 from loadtests.traffic.lengths import FITS, FitName, IntArray, Lengths, fitted_lengths
@@ -55,11 +56,18 @@ def draw_sessions(
         counts = rng["turns"].geometric(1 / config.turns_mean, size=len(starts_ns))
         own, trace_row = _lengths(config, source.trace, window, int(counts.sum()), rng["lengths"])
     turns = session_turns(starts_ns, counts, think_time_s=config.think_time_s, rng=rng["think"])
-    own = own.scaled(config.length_scale)
+    own = own.scaled(_factors(config, turns.offset_ns))
     if not max_new_tokens:
         own = own.without_answers()
     context = growing_context(own, turns, max_new_tokens=max_new_tokens)
     return Sessions(turns=turns, own=own, context=context, trace_row=trace_row, conversations=chosen)
+
+
+def _factors(config: TrafficConfig, offset_ns: IntArray) -> npt.NDArray[np.float64]:
+    """The factor on the lengths of what is due at each offset, shape (n,)."""
+    starts_s, factors = np.array(config.length_factors).T
+    chosen: npt.NDArray[np.float64] = factors[np.searchsorted(starts_s * 1e9, offset_ns, side="right") - 1]
+    return chosen
 
 
 def _lengths(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -30,8 +31,9 @@ class TrafficConfig:
     times come from `rates` or a trace. A trial lasts `duration_s`; its first `rampup_s` carry a load that rises from
     nothing and are marked "rampup". `rates` is [[start_s, rate], ...] for piecewise, [first, last] for ramp,
     [rate, rate, ...] for steps, which share the duration equally, and [lowest, highest] for a saturation search, whose
-    steps last `step_s` each. A closed loop keeps `concurrency` requests under way to each arm. Where arrivals are those
-    of "users", nothing is sent.
+    steps last `step_s` each. `length_scales` is [[start_s, factor], ...]: lengths are those of the workload times
+    `length_scale` times the factor of the time at which a request is due. A closed loop keeps `concurrency` requests
+    under way to each arm. Where arrivals are those of "users", nothing is sent.
     """
 
     design: Design = "mirrored"
@@ -49,6 +51,7 @@ class TrafficConfig:
     num_prompts: Annotated[int, Range(0, 20_000_000)] = 0
     workload: Workload = "conversation"
     length_scale: Annotated[float, Range(1e-6, 1e6)] = 1.0
+    length_scales: tuple[tuple[float, ...], ...] = ()
     over_limit: OverLimitPolicy = "clip"
     trace: str = ""
     conversations: str = ""
@@ -80,6 +83,8 @@ class TrafficConfig:
         self._check_combinations()
         if self._listed:
             self._check_rates()
+        if self.length_scales:
+            self._check_length_scales()
         if self.arrivals == "saturation":
             self._check_saturation()
         if self.arrivals == "closed":
@@ -117,6 +122,16 @@ class TrafficConfig:
             form = forms.get(self.arrivals, "[rate, rate, ...]")
             raise ConfigError(f"traffic.rates is {json.dumps(self.rates)}: give {form} for {self.arrivals}")
         return tuple(numbers)
+
+    @property
+    def length_factors(self) -> tuple[tuple[float, float], ...]:
+        """The factors on all lengths as (start_s, factor) pairs, the first from 0 on."""
+        if any(len(item) != 2 for item in self.length_scales):
+            raise ConfigError(
+                f"traffic.length_scales is {json.dumps(self.length_scales)}: give [[0, factor], [start_s, factor], ...]"
+            )
+        pairs = self.length_scales or ((0.0, 1.0),)
+        return tuple((float(start), self.length_scale * float(factor)) for start, factor in pairs)
 
     @property
     def _constant(self) -> bool:
@@ -167,7 +182,11 @@ class TrafficConfig:
         texts = 'remove {key} or use prompts = "text" or "chat"'
         leave_out(as_ids and not written, 'prompts = "ids" needs none', texts, "tokenizer")
         ids = 'remove {key} or use prompts = "ids"'
-        leave_out(written and not as_ids, "conversations are sent as they are written", ids, "length_scale")
+        scales = ("length_scale", "length_scales")
+        leave_out(written and not as_ids, "conversations are sent as they are written", ids, *scales)
+        leave_out(bool(of_trace), "a trace has lengths of its own", "remove {key} or the trace", "length_scales")
+        timeless = self.arrivals in ("closed", "users", "saturation")
+        leave_out(timeless, f"{arrivals} has no times to change lengths at", "remove {key}", "length_scales")
 
         steps = 'remove {key} or use arrivals = "saturation"'
         leave_out(not saturation, f"{arrivals} has no such steps", steps, "step_s", "settle_s")
@@ -203,11 +222,19 @@ class TrafficConfig:
             check_range("traffic.rates", rate, Range(0, 1e9))
         if not any(rates):
             raise ConfigError(f"traffic.rates is {json.dumps(self.rates)}: give at least one rate above 0")
-        starts = [start for start, _ in pairs]
+        if pairs:
+            self._check_starts("rates", [start for start, _ in pairs])
+
+    def _check_length_scales(self) -> None:
+        for _, factor in self.length_factors:
+            check_range("traffic.length_scales times length_scale", factor, Range(1e-6, 1e6))
+        self._check_starts("length_scales", [start for start, _ in self.length_factors])
+
+    def _check_starts(self, name: str, starts: Sequence[float]) -> None:
         rising = all(before < after for before, after in pairwise(starts))
-        if pairs and not (starts[0] == 0 and rising and starts[-1] < self.duration_s):
+        if not (starts[0] == 0 and rising and starts[-1] < self.duration_s):
             raise ConfigError(
-                f"traffic.rates has segments from {starts} s: start the first at 0, let them rise, "
+                f"traffic.{name} has segments from {list(starts)} s: start the first at 0, let them rise, "
                 f"and start the last before duration_s = {self.duration_s}"
             )
 

@@ -84,6 +84,8 @@ def test_every_experiment_in_the_package_is_offered() -> None:
         "case-planted-decode",
         "case-planted-others",
         "case-ramp",
+        "case-turns",
+        "case-widening",
         "demo",
         "embed",
         "external",

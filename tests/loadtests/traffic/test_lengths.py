@@ -90,6 +90,15 @@ def test_more_rows_leave_the_first_as_they_are(fit: str) -> None:
     assert np.array_equal(few.output_tokens, many.output_tokens[:100])
 
 
+def test_each_row_may_have_a_factor_of_its_own() -> None:
+    scaled = lengths_of([(10, 4), (10, 4), (10, 4)]).scaled(np.array([0.1, 1.0, 2.5]))
+    assert scaled.input_tokens.tolist() == [1, 10, 25]
+    assert scaled.output_tokens.tolist() == [1, 4, 10]
+    assert len(lengths_of([]).scaled(np.array([]))) == 0
+    with pytest.raises(ConfigError, match="length_scale is -1"):
+        lengths_of([(1, 1), (1, 1)]).scaled(np.array([1.0, -1.0]))
+
+
 def test_scaled_lengths_never_fall_below_one() -> None:
     scaled = lengths_of([(1, 1), (10, 4), (1000, 99)]).scaled(0.1)
     assert scaled.input_tokens.tolist() == [1, 1, 100]

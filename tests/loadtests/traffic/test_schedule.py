@@ -66,6 +66,19 @@ def test_columns_are_sorted_indexed_and_complete() -> None:
     assert schedule.table["arm"].null_count == 0
 
 
+def test_lengths_change_at_their_times_and_nothing_else_does() -> None:
+    base = built(TrafficConfig(rate=20, duration_s=30), max_prompt_tokens=100_000, max_new_tokens=10_000)
+    changes = TrafficConfig(rate=20, duration_s=30, length_scale=0.5, length_scales=((0.0, 1.0), (10.0, 4.0)))
+    changed = built(changes, max_prompt_tokens=100_000, max_new_tokens=10_000)
+    factors = np.where(base.offset_ns < 10 * SECOND, 0.5, 2.0)
+    assert 0 < (factors == 0.5).sum() < len(factors)
+    for name in ("prompt_tokens", "max_tokens"):
+        expected = np.maximum(np.rint(base.ints(name) * factors), 1)
+        assert changed.ints(name).tolist() == expected.tolist()
+    same = [name for name in SCHEDULE.names if name not in ("prompt_tokens", "max_tokens")]
+    assert changed.table.select(same).equals(base.table.select(same))
+
+
 def test_written_schedule_reads_back_equal(tmp_path: Path) -> None:
     schedule = built(TrafficConfig(rate=20, duration_s=30, turns_mean=2, design="split"))
     path = tmp_path / "schedule.arrow"
@@ -370,6 +383,12 @@ def test_traffic_survives_its_own_plain_table() -> None:
         ({"rate": 1, "max_concurrency": -1}, "traffic.max_concurrency is -1"),
         ({"rate": 1, "timeout_s": 0}, "traffic.timeout_s is 0"),
         ({"rate": 1, "length_scale": 0}, "traffic.length_scale is 0"),
+        ({"rate": 1, "length_scales": ((0.0, 1.0, 2.0),)}, r"\[\[0, factor\]"),
+        ({"rate": 1, "length_scales": ((0.0, 1.0), (9.0, 0.0))}, "length_scales times length_scale is 0"),
+        ({"rate": 1, "length_scales": ((5.0, 1.0),)}, "traffic.length_scales has segments from"),
+        ({"rate": 1, "length_scales": ((0.0, 1.0), (60.0, 2.0))}, "before duration_s"),
+        ({"arrivals": "trace", "trace": "a.csv", "length_scales": ((0.0, 1.0),)}, "lengths of its own"),
+        ({"arrivals": "closed", "concurrency": 1, "length_scales": ((0.0, 1.0),)}, "no times to change lengths"),
         ({"rate": 1, "block_s": 0}, "traffic.block_s is 0"),
         ({"rate": 1, "burstiness": 0.5}, 'use arrivals = "gamma"'),
         ({"rate": 1, "rates": (1.0,)}, "does not use it"),
