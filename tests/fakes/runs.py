@@ -102,6 +102,7 @@ class FakeRun:
     task: str = "generate"  # "embed": requests have an end and no tokens
     design: str = "mirrored"
     duration_s: float = 780.0
+    turn_s: float = 30.0  # of an arm under a switchback
     trials: int = 1
     rate: float = 4.0
     drift: float = 0.15  # spread of the shared drift, in log scale
@@ -202,7 +203,7 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
     levels = run.day_ratio * np.exp(run.start_spread * np.random.default_rng([run.seed, number, 1]).standard_normal(9))
     chosen = rng.choice(len(run.arms), size=count, p=weights / weights.sum())
     if run.design == "switchback":
-        chosen = (offsets // 30).astype(int) % len(run.arms)
+        chosen = (offsets // run.turn_s).astype(int) % len(run.arms)
     planned = {"*": count} if run.design != "mirrored" else {arm.name: count for arm in run.arms}
     with RecordWriter(folder / "requests-0.arrow", REQUESTS) as writer:
         for position, arm in enumerate(run.arms):
@@ -248,7 +249,7 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
         ],
         "start_ns": start,
         "duration_s": run.duration_s,
-        "block_s": 30,
+        "block_s": run.turn_s if run.design == "switchback" else 30,
         "open_loop": run.open_loop,
         "max_concurrency": None,
         "complete": run.complete,
