@@ -272,6 +272,25 @@ def remedies(summary: Row) -> list[tuple[str, str]]:
     return [(arm, " ".join(own)) for arm, own in lines.items()]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sentences:
+    """What stands below the headline: the first in full, the others folded away, so that the arms' figures are on the
+    first screen."""
+
+    lines: tuple[tuple[str, str], ...]  # whose or what for, a sentence with code between backticks
+    others: tuple[str, ...]  # what all but the first are about, in words
+
+
+def below_headline(summary: Row, shared: Sequence[tuple[str, str]]) -> Sentences:
+    """Remedies, then what would decide what is open, then what gates share."""
+    lines = [(f"To mend {arm}", line) for arm, line in remedies(summary)]
+    lines += [("To decide what is open", line) for line in deciders(summary)]
+    others = [title[0].lower() + title[1:] for title, _ in lines[1:]]
+    if shared[not lines :]:
+        others.append("what several gates share")
+    return Sentences(lines=(*lines, *shared), others=tuple(others))
+
+
 def remedy_of(summary: Row, gate: Row) -> str:
     """What to do about a gate that failed; empty where nothing is said."""
     for row in rows(summary, "advice", "remedies"):

@@ -419,7 +419,9 @@ def test_a_search_of_an_older_version_lacks_settings_and_is_gone_on_with(tmp_pat
             part.get(table, {}).pop(name, None)
     file.write_text(tomli_w.dumps(older))
     assert check_continued(experiment(seed=4), [ended.run_dir]).directories == (ended.run_dir,)
-    with pytest.raises(RecordError, match=r"pressure\.cpus 0.5 \(there not given\): .*--allow-different pressure\.cpus$"):
+    with pytest.raises(
+        RecordError, match=r"pressure\.cpus 0.5 \(there not given\): .*--allow-different pressure\.cpus$"
+    ):
         check_continued(experiment(seed=4, pressure={"cpus": 0.5}), [ended.run_dir])
 
 
