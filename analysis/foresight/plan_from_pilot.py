@@ -14,6 +14,7 @@ from analysis.judging.load_steps import is_search
 from analysis.judging.planner import Noise, comparison_needed_s, decidable_margin, starts_needed
 from analysis.judging.run_gates import judge_target
 from analysis.judging.validity import LENGTH_CHECKS
+from analysis.judging.wording import counted
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
@@ -87,7 +88,7 @@ def _of_comparison(run: Run, item: Comparison, goal: Goal, *, gate: bool) -> Nee
         )
     note = item.obstacle or ""
     if Noise.of(item) is not None and item.groups < 6:
-        note = f"a guess: {item.groups} groups of blocks tell the spread"
+        note = f"a guess: {counted(item.groups, 'group')} of blocks tell the spread"
     starts = starts_needed(item, power=goal.power, ratio=goal.ratio)
     if starts > item.trials:
         # Time cannot average out what every request of a start shares.

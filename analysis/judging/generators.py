@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
-from analysis.judging.wording import sentence
+from analysis.judging.wording import counted, sentence
 from analysis.records.plain_values import mapping, number
 
 BUSY_SHARE = 0.05  # of the time that a core may be used up: hiccups of a second happen
@@ -64,7 +64,7 @@ def check_processes(accounts: Sequence[Account], expected: Mapping[int, int]) ->
         elif not complete:
             faults.append(f"{_name(account)} was cut off{f' ({error})' if error else ''}: {recorded}")
         elif rows is not None and ended is not None and rows < ended:
-            faults.append(f"{_name(account)} ended {ended:.0f} requests and {rows:.0f} are recorded")
+            faults.append(f"{_name(account)} ended {counted(int(ended), 'request')} and {rows:.0f} are recorded")
         else:
             continue
         missing += 1
@@ -91,8 +91,8 @@ def check_dropped(accounts: Sequence[Account]) -> Check:
         ok=not total,
         value=float(total),
         limit=0.0,
-        reason=f"{total} records were dropped, {dropped[worst]} of them by {worst}, because the disk or the process "
-        "could not keep up."
+        reason=f"{counted(total, 'record')} {'was' if total == 1 else 'were'} dropped, {dropped[worst]} of them by "
+        f"{worst}, because the disk or the process could not keep up."
         if total
         else "No record was dropped.",
         affects=ALL_KINDS,
@@ -102,17 +102,17 @@ def check_dropped(accounts: Sequence[Account]) -> Check:
 
 def check_users(account: Account) -> Check:
     """The splitter's log held what the splitter itself counted, and every request that was under way has ended."""
-    counted = number(mapping(account.get("splitter")).get("count")) or 0.0
+    known = number(mapping(account.get("splitter")).get("count")) or 0.0
     passed, cut = (number(account.get(key)) or 0.0 for key in ("passed", "unplaced"))
-    missing = max(0.0, counted - passed)
+    missing = max(0.0, known - passed)
     unfinished = float(sum(unfinished_requests([account]).values()))
-    limit = UNSEEN_SHARE * max(counted, passed)
+    limit = UNSEEN_SHARE * max(known, passed)
     return Check(
         check="users' requests",
         ok=missing + cut + unfinished <= limit,
         value=missing + cut + unfinished,
         limit=limit,
-        reason=f"Of {max(counted, passed):.0f} requests of users {missing:.0f} are not in the splitter's log, "
+        reason=f"Of {max(known, passed):.0f} requests of users {missing:.0f} are not in the splitter's log, "
         f"{cut:.0f} were under way when it ended, and {unfinished:.0f} had no end within traffic.timeout_s, "
         f"limit {limit:.0f}.",
         affects=(*ESTIMATES, "error"),

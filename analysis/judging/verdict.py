@@ -40,8 +40,12 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
     open_arms = [arm for arm, verdict in arms.items() if verdict != PASS]
     # Whatever else is true of a run that overloaded its arms, it is true of an overload.
     parts = [f"{check.reason} {check.remedy}" for check in checks if _is_overload(check, open_arms)]
+    of_arm = {
+        arm: sorted((gate for gate in gates if gate.arm == arm), key=lambda gate: KIND_ORDER[gate.kind]) for arm in arms
+    }
+    reasons = {arm: _open_reason(of_arm[arm], checks) for arm in arms if arms[arm] == INCONCLUSIVE}
     for arm in sorted(arms, key=lambda name: ((FAIL, INCONCLUSIVE, PASS).index(arms[name]), list(arms).index(name))):
-        own = sorted((gate for gate in gates if gate.arm == arm), key=lambda gate: KIND_ORDER[gate.kind])
+        own = of_arm[arm]
         if arms[arm] == FAIL:
             first = next(gate for gate in own if gate.verdict == FAIL)
             parts.append(f"{arm} must not replace {control}: {_clause(first.reason)}.")
@@ -50,8 +54,11 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
             slower = f" (latency at most {max(bounds):.2f} times {control}'s, error bars included)" if bounds else ""
             parts.append(f"{arm} may replace {control}: every gate passed{slower}.")
         else:
-            undecided = f"This run cannot decide whether {arm} may replace {control}."
-            parts.append(f"{undecided} {_open_reason(own, checks)}".rstrip())
+            # What leaves several arms open is said once.
+            alike = [name for name, reason in reasons.items() if reason == reasons[arm]]
+            if arm == alike[0]:
+                whether = " or ".join(filter(None, (", ".join(alike[:-1]), alike[-1])))
+                parts.append(f"This run cannot decide whether {whether} may replace {control}. {reasons[arm]}".rstrip())
     return " ".join(parts)
 
 

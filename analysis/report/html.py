@@ -100,6 +100,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
     events = values.rows(summary, "events")
     style, script = template_text("report.css"), bundle()
     metric_names = reading.metric_names(summary)
+    gates = reading.gate_lists(summary)
     return (
         environment()
         .get_template("report.html")
@@ -116,10 +117,9 @@ def html_report(summary: Mapping[str, Any]) -> str:
             bed_line=reading.bed_line(summary),
             bed_verdict=values.text(values.at(summary, "bed", "verdict")),
             pressure=reading.pressure(summary),
-            remedies=reading.remedies(summary),
-            deciders=reading.deciders(summary),
+            below_headline=reading.below_headline(summary, gates.shared),
             arms=[{"index": index, "name": name, **_arm(arms.get(name), summary)} for index, name in enumerate(names)],
-            gates=reading.gate_lists(summary),
+            gates=gates,
             ratios={
                 name: {metric: comparing.ratio_of(summary, name, metric) for metric in metric_names} for name in names
             },

@@ -22,6 +22,7 @@ from analysis.report.values import (
 )
 
 _KINDS = {"Arm": "arm", "Gate": "words", "Verdict": "words", "Did": "words", "Why": "reason"}
+_OUTCOMES = {"promoted": "promoted", "rollback": "rolled back", "hold": "held"}
 WIDTH, HEIGHT = 720.0, 140.0  # of the picture of a ramp
 
 
@@ -34,7 +35,7 @@ def words(summary: Row) -> list[tuple[str, str]]:
         how = "looked at after every block; each verdict errs as often over all looks as it would in one"
         lines.append(("Looks", how if ended == DASH else f"{how}; {ended}"))
     if (outcome := at(summary, "ramp", "outcome")) is not None:
-        told = {"promoted": "promoted", "rollback": "rolled back", "hold": "held"}.get(str(outcome), text(outcome))
+        told = _OUTCOMES.get(str(outcome), text(outcome))
         exposed, hurt = at(summary, "ramp", "exposed"), at(summary, "ramp", "hurt")
         parts = [f"{text(at(summary, 'ramp', 'candidate'))} was {told}: {text(at(summary, 'ramp', 'reason'))}"]
         parts.append(f"{count(exposed)} request{'' if exposed == 1 else 's'} exposed, {count(hurt)} hurt")
@@ -46,6 +47,26 @@ def words(summary: Row) -> list[tuple[str, str]]:
         if by_hand:
             lines.append(("Weights", "; ".join(map(_by_hand, by_hand))))
     return lines
+
+
+def ramp_facts(summary: Row) -> list[tuple[str, str, str]]:
+    """(name, value, note): how far a ramp came and what it cost users; empty for any other run."""
+    if (outcome := at(summary, "ramp", "outcome")) is None:
+        return []
+    candidate = at(summary, "ramp", "candidate")
+    reached = max((_share(row, candidate) or 0.0 for row in rows(summary, "ramp", "changes")), default=None)
+    return [
+        ("Share reached", quantity(reached, "pct"), _OUTCOMES.get(str(outcome), text(outcome))),
+        ("Exposed", count(at(summary, "ramp", "exposed")), f"{count(at(summary, 'ramp', 'hurt'))} hurt"),
+    ]
+
+
+def _share(row: Row, candidate: object) -> float | None:
+    """The candidate's share of the traffic in percent after a change of weights; None where nobody had any."""
+    weights = row.get("weights")
+    known = {arm: value for arm, value in weights.items() if is_number(value)} if isinstance(weights, dict) else {}
+    total = sum(known.values())
+    return 100.0 * known.get(candidate, 0) / total if total else None
 
 
 def _by_hand(row: Row) -> str:
@@ -78,18 +99,14 @@ def decisions(summary: Row) -> Table:
 
 def ramp_steps(summary: Row) -> Table:
     """What share of the traffic the candidate had from when on, and why."""
-    candidate = text(at(summary, "ramp", "candidate"))
+    candidate = at(summary, "ramp", "candidate")
     body = []
     for row in rows(summary, "ramp", "changes"):
-        weights = row.get("weights")
-        known = weights if isinstance(weights, dict) else {}
-        total = sum(value for value in known.values() if is_number(value))
-        share = 100.0 * (known.get(candidate) or 0) / total if total else None
         body.append(
             {
                 "At": span(row.get("offset_s")),
                 "Did": text(row.get("action")),
-                "Share": quantity(share, "pct"),
+                "Share": quantity(_share(row, candidate), "pct"),
                 "Why": text(row.get("reason")),
             }
         )

@@ -359,7 +359,6 @@ def markdown_report(summary: Row) -> str:
     facts = " · ".join(
         f"{fact.name.lower()} **{prose(fact.value)}**" + (f" ({prose(fact.note)})" if fact.note else "")
         for fact in reading.facts(summary)
-        if fact.value != DASH
     )
     parts = [
         f"## {frontier.title(summary) or mark(at(summary, 'overall'))} · {prose(at(summary, 'name'))}",

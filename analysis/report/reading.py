@@ -10,6 +10,7 @@ from functools import partial
 
 from analysis.records.schemas import RUN_HOST
 from analysis.report.joined import head
+from analysis.report.looks import ramp_facts
 from analysis.report.resources import resources
 from analysis.report.tables import Figure, Shown, Table, figures_of
 from analysis.report.values import (
@@ -75,12 +76,13 @@ def pressure(summary: Row) -> str:
 
 
 def facts(summary: Row) -> list[Fact]:
-    """Design, duration, blocks, requests, machine: what the verdict rests on."""
+    """Design, duration, blocks, requests, machine: what the verdict rests on, and how far a ramp came. What is unknown
+    is left out."""
     design = at(summary, "design")
     trials, blocks, each = at(design, "trials"), at(design, "blocks"), at(design, "block_s")
     loop, lag = at(design, "open_loop"), at(design, "generator_lag_p99_ms")
     joined = head(summary)
-    return [
+    facts = [
         *([Fact(name="Joined", value=joined)] if joined else []),
         Fact(
             name="Design",
@@ -94,9 +96,11 @@ def facts(summary: Row) -> list[Fact]:
         ),
         Fact(name="Blocks", value=count(blocks), note=f"of {seconds(each)}" if is_number(each) else ""),
         Fact(name="Requests", value=_requests(summary), note=_planned(summary)),
-        *([Fact(name="Generator lag", value=milliseconds(lag), note="p99")] if is_number(lag) else []),
+        *(Fact(name=name, value=value, note=note) for name, value, note in ramp_facts(summary)),
+        Fact(name="Generator lag", value=milliseconds(lag), note="p99"),
         Fact(name="Machine", value=machine(summary), note=device(summary)),
     ]
+    return [fact for fact in facts if fact.value != DASH]
 
 
 def bed_line(summary: Row) -> str:
@@ -268,6 +272,25 @@ def remedies(summary: Row) -> list[tuple[str, str]]:
     return [(arm, " ".join(own)) for arm, own in lines.items()]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sentences:
+    """What stands below the headline: the first in full, the others folded away, so that the arms' figures are on the
+    first screen."""
+
+    lines: tuple[tuple[str, str], ...]  # whose or what for, a sentence with code between backticks
+    others: tuple[str, ...]  # what all but the first are about, in words
+
+
+def below_headline(summary: Row, shared: Sequence[tuple[str, str]]) -> Sentences:
+    """Remedies, then what would decide what is open, then what gates share."""
+    lines = [(f"To mend {arm}", line) for arm, line in remedies(summary)]
+    lines += [("To decide what is open", line) for line in deciders(summary)]
+    others = [title[0].lower() + title[1:] for title, _ in lines[1:]]
+    if shared[not lines :]:
+        others.append("what several gates share")
+    return Sentences(lines=(*lines, *shared), others=tuple(others))
+
+
 def remedy_of(summary: Row, gate: Row) -> str:
     """What to do about a gate that failed; empty where nothing is said."""
     for row in rows(summary, "advice", "remedies"):
@@ -342,7 +365,7 @@ def side_by_side(summary: Row) -> list[Figure]:
         BACKGROUND: not any(at(arm, "compile", "background", "events") for arm in arms),
     }
     figures = figures_of(arms, _defined(summary, shown), keys=KEY_FIGURES)
-    return [row for row in figures if not (none.get(row.name) or none.get(row.group))] + resources(arms)
+    return [row for row in figures if row.known and not (none.get(row.name) or none.get(row.group))] + resources(arms)
 
 
 def parity(summary: Row) -> list[Figure]:

@@ -16,7 +16,15 @@ import pyarrow as pa
 from analysis.arrays import Floats, Ints
 from analysis.records.plain_values import mapping, number, rows_of, text_of
 from analysis.records.tables import RecordError
-from analysis.results.result import CLOSED_LOOP, Result, count_or_none, numbers, requests_table, times_table
+from analysis.results.result import (
+    CLOSED_LOOP,
+    Result,
+    count_or_none,
+    numbers,
+    requests_table,
+    requests_text,
+    times_table,
+)
 
 TOOL = "AIPerf"
 
@@ -99,16 +107,12 @@ def _pace(config: Mapping[str, Any]) -> tuple[str, bool | None, int | None, dict
     load = {key: phase[key] for key in _OF_LOAD if phase.get(key) is not None}
     kind, limit = text_of(phase, "type"), number(phase.get("concurrency"))
     most = int(limit) if limit else None
-    if kind in _OPEN and most is None:
-        return f"{counted}.", True, None, load
     if kind in _OPEN:
-        return (
-            f"{TOOL} kept at most {most} requests under way, and not what others waited for room {CLOSED_LOOP}.",
-            False,
-            most,
-            load,
-        )
-    how = f"kept {most} requests under way" if most else "had users who waited for their answers"
+        if most is None:
+            return f"{counted}.", True, None, load
+        how = f"kept at most {requests_text(most)} under way, and not what others waited for room"
+        return f"{TOOL} {how} {CLOSED_LOOP}.", False, most, load
+    how = f"kept {requests_text(most)} under way" if most else "had users who waited for their answers"
     return f"{TOOL} {how} and sent the next when one ended {CLOSED_LOOP}.", False, most, load
 
 

@@ -15,7 +15,15 @@ import numpy as np
 from analysis.arrays import Floats
 from analysis.records.plain_values import mapping, number, rows_of, text_of
 from analysis.records.tables import RecordError
-from analysis.results.result import CLOSED_LOOP, LAST_S, Result, count_or_none, ns_or_null, requests_table
+from analysis.results.result import (
+    CLOSED_LOOP,
+    LAST_S,
+    Result,
+    count_or_none,
+    ns_or_null,
+    requests_table,
+    requests_text,
+)
 
 TOOL = "GuideLLM"
 REMEDY = "run it again without a sample size, so that the report keeps every request"
@@ -23,7 +31,7 @@ REMEDY = "run it again without a sample size, so that the report keeps every req
 _STATUS = {"successful": "OK", "incomplete": "CANCELLED", "errored": "UNKNOWN"}
 _CLOSED = {
     "synchronous": f"sent each request when the one before had ended {CLOSED_LOOP}",
-    "concurrent": f"kept {{limit}} requests under way and sent the next when one ended {CLOSED_LOOP}",
+    "concurrent": f"kept {{limit}} under way and sent the next when one ended {CLOSED_LOOP}",
     "throughput": "sent requests as fast as they were taken: they waited for each other, as in no traffic",
 }
 _SLACK_S = 0.001
@@ -103,7 +111,7 @@ def _was_sent(row: Mapping[str, Any]) -> bool:
 def _how(kind: str, limit: float | None) -> str:
     """How requests were sent, in words that follow the tool's name."""
     if kind in _CLOSED:
-        return _CLOSED[kind].format(limit=f"{limit:g}" if limit else "so many")
+        return _CLOSED[kind].format(limit=requests_text(limit) if limit else "so many requests")
     if kind in _OPEN:
         return f"sent on schedule ({kind}), and latency counts from it"
     return f'had a strategy "{kind}" that is not known here'

@@ -24,6 +24,7 @@ from analysis.results.result import (
     ns_or_null,
     numbers,
     requests_table,
+    requests_text,
     times_table,
 )
 
@@ -101,7 +102,7 @@ def result_of(document: Mapping[str, Any]) -> Result:
         load={key: document[key] for key in _OF_LOAD if document.get(key) is not None},
         problems=()
         if completed is None or completed == ok.sum()
-        else (f"says that {completed:g} requests completed, and {int(ok.sum())} did by its lists",),
+        else (f"says that {requests_text(completed)} completed, and {int(ok.sum())} did by its lists",),
     )
 
 
@@ -121,7 +122,7 @@ def _pace(document: Mapping[str, Any], start_s: Floats, queued_s: Floats | None)
     rate, limit = number(document.get("request_rate")), number(document.get("max_concurrency"))
     if rate is None and document.get("ramp_up_strategy") is None:
         if limit is not None:
-            how = f"kept {limit:g} requests under way and sent the next when one ended"
+            how = f"kept {requests_text(limit)} under way and sent the next when one ended"
             return f"{TOOL} {how} {CLOSED_LOOP}.", False, None
         issued_s = start_s if queued_s is None else start_s - queued_s
         if np.ptp(issued_s) < _AT_ONCE_SHARE * (number(document.get("duration")) or np.inf):
@@ -131,7 +132,7 @@ def _pace(document: Mapping[str, Any], start_s: Floats, queued_s: Floats | None)
         counted = "latency counts from when its client took a request up"
         return f"{TOOL} sent on schedule and keeps none: {counted}.", True, np.maximum(queued_s, 0.0)
     if limit is not None:
-        how = f"kept at most {limit:g} requests under way, and not what others waited for room"
+        how = f"kept at most {requests_text(limit)} under way, and not what others waited for room"
         return f"{TOOL} {how} {CLOSED_LOOP}.", False, None
     return f"{TOOL} sent on schedule and keeps none: latency counts from when a request was sent.", True, None
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis.judging.wording import counted
 from analysis.report.values import count, fine_ratio, ratio, scientific
 from loadtests.commands.command_line import CommandParser, add_experiment, add_set, seed
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
@@ -97,7 +98,7 @@ def show_parity(outcome: Mapping[str, Any], folder: Path, *, as_json: bool) -> i
 def parity_table(document: Mapping[str, Any]) -> str:
     """The outcome for a terminal: a heading, one line an arm, and why an arm did not pass."""
     control = document["control"]
-    head = f"parity of {document['name']} · {document['dtype']} · {document['requests']} answers, "
+    head = f"parity of {document['name']} · {document['dtype']} · {counted(document['requests'], 'answer')}, "
     head += (
         f"{count(document['positions'])} positions × {count(document['vocabulary'])} logits · control {control['name']}"
     )
@@ -113,7 +114,8 @@ def parity_table(document: Mapping[str, Any]) -> str:
 
 def vector_table(document: Mapping[str, Any]) -> str:
     """The outcome of encoders for a terminal, as `parity_table`."""
-    head = f"parity of {document['name']} · {document['dtype']} · {document['texts']} texts, alone and in batches: "
+    texts = counted(document["texts"], "text")
+    head = f"parity of {document['name']} · {document['dtype']} · {texts}, alone and in batches: "
     head += f"{count(document['rows'])} vectors of {document['width']} · control {document['control']['name']}"
     own = document["control"]["figures"].get("cosine")
     if own:

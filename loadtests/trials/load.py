@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from analysis.judging.wording import counted
 from analysis.settings.slo_targets import parse_slo
 from loadtests.experiments.model import Experiment
 from loadtests.generator.trial_config import TrialConfig
@@ -92,9 +93,10 @@ class LoadGenerator:
     def _failure(self, code: int) -> str:
         traffic = self._trial.experiment.traffic
         if traffic.remote_workers and (workers := read_workers(self._trial.folder)) is not None:
+            hosts = counted(traffic.remote_workers, "host")
             return (
                 f"{workers[0]} of {workers[1]} load workers came within {self._workers_s:g} s: start `tailgate worker "
-                f"--master {traffic.master_bind}` on {traffic.remote_workers} hosts with the same {TOKEN_VARIABLE}, or "
+                f"--master {traffic.master_bind}` on {hosts} with the same {TOKEN_VARIABLE}, or "
                 f"raise trials.ready_timeout_s: see {self._child.log_path}"
             )
         return (

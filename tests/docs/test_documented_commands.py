@@ -2,8 +2,8 @@
 
 `tailgate` commands that judge, plan and forecast run to their end on small records. Those that would serve, send
 traffic or load a model stop where they would start it: by then arguments, experiment and settings have been read and
-checked. Other programs of the project parse their arguments, targets of make are asked for, and what is not there is
-listed.
+checked; a slow test lets `tailgate inspect` run to its end where it needs no card. Other programs of the project parse
+their arguments, targets of make are asked for, and what is not there is listed.
 """
 
 from __future__ import annotations
@@ -281,6 +281,27 @@ def test_tailgate_judges_plans_and_forecasts(there: Path, capsys: pytest.Capture
                     wrong.append(f"{item}\n    {said}")
     assert not wrong, "\n".join(wrong)
     assert {line[0] for line in ended} == ENDS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # it compiles for 100 s of a processor, of which a busy machine gives it a quarter
+def test_tailgate_inspect_of_a_preset_runs_to_its_end(there: Path) -> None:
+    lines = [
+        words[1:] for item, words in of_program("tailgate") if not item.named and words[1:3] == ["inspect", "--arm"]
+    ]
+    assert lines
+    for line in lines:
+        ended = subprocess.run(
+            [sys.executable, "-m", "loadtests.commands.main", *line],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode in (0, 99), ended.stderr[-1000:]
+        met = {row["shape"]: row["outcome"] for row in json.loads(ended.stdout.splitlines()[-1])["shapes"]}
+        assert list(met) == line[line.index("--shapes") + 1].split(", ")
+        assert set(met.values()) <= {"ready", "recompile"}
 
 
 def test_targets_of_make_are_there() -> None:

@@ -229,7 +229,7 @@ class WatchedRun:
                 "value": number * 2,
                 "limit": 18,
                 "reason": f"{number * 2} blocks of 30 s, where 18 carry a verdict.",
-                "remedy": "Let it run on.",
+                "remedy": "Let it run on; `tailgate plan` says how long.",
             },
             {
                 "check": "generator lag",

@@ -3,6 +3,9 @@
 const at = (selector) => document.querySelector(selector);
 const fact = (name, value, note) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, ` ${note}`) : null));
 
+// The text as nodes, in which what stands between two backticks is code.
+const withCode = (text) => text.split(/`([^`]*)`/).map((part, place) => (place % 2 ? el("code", {}, part) : part));
+
 // The children of `host` become these, and nodes that are alike stay: so do the focus, the place to which a table was
 // scrolled, what is marked, and where a screen reader reads.
 function renew(host, ...children) {
@@ -110,7 +113,7 @@ function showState(seen) {
   }
   const title = at("#state-title");
   if (title.textContent !== state.word) title.textContent = state.word;
-  at("[data-headline]").textContent = state.line;
+  renew(at("[data-headline]"), withCode(state.line)); // an error may name a command
   if (!now) return state;
   linked(seen.lost ? "lost" : now.ended ? "ended" : isNumber(now.silent_s) ? "silent" : "live");
   const advance = at("[data-advance]");
@@ -425,7 +428,7 @@ function checkRows(checks, caption) {
             el("th", { scope: "row" }, check.arm ? `${check.check} (${check.arm})` : check.check),
             el("td", { class: "num" }, figure(check.value)),
             el("td", { class: "num" }, figure(check.limit)),
-            el("td", { class: "reason" }, [check.reason, stands === "limits" ? check.remedy : ""].filter(Boolean).join(" ")),
+            el("td", { class: "reason" }, check.reason, stands === "limits" && check.remedy ? [" ", ...withCode(check.remedy)] : null),
           ),
         ),
       ),
@@ -517,5 +520,5 @@ function showBed({ series }) {
 
 function showNotes({ notes }) {
   if (!notes?.length) return;
-  renew(at("[data-notes]"), notes.slice().reverse().map((note) => el("li", {}, note)));
+  renew(at("[data-notes]"), notes.slice().reverse().map((note) => el("li", {}, withCode(note))));
 }

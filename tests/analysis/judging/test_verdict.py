@@ -49,6 +49,16 @@ class TestWords:
         text = headline({"compiled": "INCONCLUSIVE"}, gates, [short, check()], "eager")
         assert text == "This run cannot decide whether compiled may replace eager. The generator was late."
 
+    def test_what_leaves_several_arms_open_is_said_once(self):
+        arms = dict.fromkeys(("a", "b", "c", "d"), "INCONCLUSIVE") | {"naive": "FAIL", "fine": "PASS"}
+        gates = [replace(gate(arm=name, verdict="INCONCLUSIVE"), reason=f"Open {name == 'b'}.") for name in "abcd"]
+        gates += [gate("recompile", "FAIL", arm="naive"), gate("recompile", arm="fine")]
+        assert headline(arms, gates, [], "eager") == (
+            "naive must not replace eager: It is so. This run cannot decide whether a, c or d may replace eager. Open "
+            "False. This run cannot decide whether b may replace eager. Open True. fine may replace eager: every gate "
+            "passed."
+        )
+
     @pytest.mark.parametrize("verdict", ["FAIL", "INCONCLUSIVE"])
     def test_an_overload_is_said_before_everything_else(self, verdict):
         gates = [gate(verdict=verdict), gate("slo", "INCONCLUSIVE", blocked_by=("blocks", "overload"))]

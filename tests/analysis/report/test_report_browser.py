@@ -178,11 +178,22 @@ addEventListener("load", () => setTimeout(() => {
 """
 
 
-def _faults(page: str, folder: Path, width: int) -> list[str]:
+# What of the verdict, the remedies that are not folded away and the arms' figures ends below a screen of 900 px.
+FIRST_SCREEN = """
+addEventListener("load", () => {
+  const all = [...document.querySelectorAll(".verdict p, .facts dd, .cards dd")];
+  const shown = all.filter((one) => one.checkVisibility());
+  const below = shown.filter((one) => one.getBoundingClientRect().bottom > 900).map((one) => one.textContent);
+  document.body.append(Object.assign(document.createElement("pre"), { id: "faults", textContent: below.join("\\n") }));
+});
+"""
+
+
+def _faults(page: str, folder: Path, width: int, *, measure: str = MEASURE) -> list[str]:
     """What is cut or covered in the page, in a window so wide."""
     measured = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
     file = folder / "measured.html"
-    file.write_text(measured.replace("</body>", f"<script>{MEASURE}</script></body>"), encoding="utf-8")
+    file.write_text(measured.replace("</body>", f"<script>{measure}</script></body>"), encoding="utf-8")
     assert BROWSER is not None
     ran = subprocess.run(
         [BROWSER, *QUIET, f"--window-size={width},900", f"--user-data-dir={folder / 'profile'}", file.as_uri()],
@@ -250,3 +261,28 @@ def test_no_label_is_cut_in_print(name: str, request: pytest.FixtureRequest, tmp
     page = html_report(request.getfixturevalue(name))
     page = page.replace("@media screen", "@media not all").replace("@media print", "@media all")
     assert _faults(page, tmp_path, 718) == []
+
+
+def test_the_verdict_the_first_remedy_and_the_figures_of_all_arms_are_on_the_first_screen(
+    demo: Summary, tmp_path: Path
+) -> None:
+    remedy = (
+        "All 3 compiles while serving were for steps that its start had not warmed up. First failed guard: tensor "
+        "'input_ids' size mismatch at index 1. expected 5, actual 192. Warm up every planned step (compile.warmup = "
+        '"shapes", not "minimal"), plan its shapes (preset compiled-bucketed) or mark what varies, with bounds (preset '
+        "compiled-dynamic). Try without traffic: `tailgate inspect experiment.toml --arm compiled-naive --shapes "
+        '"prefill 1x192, decode 1@193, decode 2@194"`.'
+    )
+    failed = ("compiled-naive", "compiled-padded")
+    demo["advice"]["remedies"] = [{"arm": arm, "gates": [], "text": remedy} for arm in failed]
+    slower = "The host launched small work 44.8 % slower before trial 1 than after it; the processor multiplied "
+    slower += "matrices 17.2 % slower before trial 1 than after it."
+    demo["headline"] = (
+        "compiled-naive must not replace eager: 3 recompiles while serving, longest 13.7 s, limit 0; 106 of 378 "
+        f"requests waited. This run cannot decide whether compiled-padded may replace eager. {slower}"
+    )
+    demo["bed"] = {"verdict": "disturbed", "line": f"Disturbed: {slower}"}
+    page = html_report(demo)
+    assert "<summary>Also: to mend compiled-padded, to decide what is open, what several gates share</summary>" in page
+    assert _faults(page, tmp_path, 1280, measure=FIRST_SCREEN) == []
+    assert _faults(page.replace('class="fold others"', "open"), tmp_path, 1280, measure=FIRST_SCREEN)

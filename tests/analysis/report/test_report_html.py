@@ -32,6 +32,26 @@ def test_the_verdict_its_headline_and_the_facts_come_first(demo: Summary, read_p
         assert said in before_gates
 
 
+def test_a_ramp_shows_how_far_it_came_and_no_figure_that_no_arm_has(demo: Summary, read_page: Reader) -> None:
+    demo["ramp"] = {
+        **{"candidate": "compiled-naive", "outcome": "rollback", "exposed": 31, "hurt": 2, "reason": "it died"},
+        "changes": [{"weights": weights} for weights in ({"eager": 95, "compiled-naive": 5}, {"eager": 100})],
+    }
+    del demo["environment"], demo["created"]
+    for arm in demo["arms"]:
+        arm["goodput_rps"] = None
+        arm["metrics"]["itl"] = {"n": 0}
+        for metric in arm["cold"].values():
+            metric["n"] = 0
+    text = read_page(html_report(demo)).text
+    assert "Share reached 5 % rolled back Exposed 31 2 hurt" in text
+    first_screen = text[: text.index("An arm passes when")]
+    for unknown in ("–", "Machine", "Goodput"):
+        assert unknown not in first_screen
+    assert "goodput –" not in text
+    assert text.count("No request.") == len(demo["arms"])
+
+
 def test_every_gate_shows_its_verdict_value_limit_and_reason(demo: Summary, read_page: Reader) -> None:
     text = read_page(html_report(demo)).text
     for gate in demo["gates"]:

@@ -34,6 +34,7 @@ def test_latency_counts_from_the_targeted_start() -> None:
         ({"type_": "trace"}, True, None, "on schedule (trace)"),
         ({"type_": "synchronous"}, False, None, "when the one before had ended (closed loop)"),
         ({"type_": "concurrent", "streams": 8}, False, 8, "kept 8 requests under way"),
+        ({"type_": "concurrent", "streams": 1}, False, 1, "kept 1 request under way"),
         ({"type_": "throughput"}, False, None, "as in no traffic"),
         ({"type_": "tides"}, None, None, 'a strategy "tides" that is not known'),
     ],

@@ -42,7 +42,7 @@ def test_problems_of_a_file_are_those_of_the_run(tmp_path: Path) -> None:
     named = [write(tmp_path / f"{seed}.json", results.vllm(traffic(9, seed=seed), completed=seed)) for seed in (1, 2)]
     write_run(tmp_path / "run", list(zip(("a", "b"), named, strict=True)))
     assert read_run(tmp_path / "run").problems == (
-        "1.json says that 1 requests completed, and 36 did by its lists",
+        "1.json says that 1 request completed, and 36 did by its lists",
         "2.json says that 2 requests completed, and 36 did by its lists",
     )
 

@@ -112,6 +112,18 @@ def test_one_look_tells_the_state_of_the_run(run: WatchedRun, open_page: Any) ->
     assert tab.complaints == []
 
 
+def test_commands_in_remedies_notes_and_errors_are_code(tmp_path: Path, open_page: Any) -> None:
+    run = WatchedRun(folder=tmp_path / "run", notes=["see `nvidia-smi`, and one ` alone"])
+    run.minutes(9)
+    run.status("stopped", ended={"complete": False, "error": "start `tailgate worker`"})
+    tab = open_page(run)
+    assert tab.text("#checks .reason").endswith("Let it run on; tailgate plan says how long.")
+    assert tab.text("#notes").endswith("see nvidia-smi, and one ` alone")
+    for place, named in (("#checks", "tailgate plan"), ("#notes", "nvidia-smi"), ("#state", "tailgate worker")):
+        assert tab.text(f"{place} code") == named
+    assert tab.complaints == []
+
+
 def test_vectors_have_no_first_token(tmp_path: Path, open_page: Any) -> None:
     run = WatchedRun(folder=tmp_path / "run", streams=False)
     run.minutes(1)

@@ -6,14 +6,17 @@ import json
 import shutil
 import sys
 import threading
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tomli_w
 
 from analysis.frontier.search import Turn
+from analysis.records.added_settings import ADDED
 from analysis.records.documents import write_document
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
@@ -405,6 +408,21 @@ def test_what_cannot_be_gone_on_with_is_refused_in_a_line(tmp_path: Path) -> Non
     (ended.run_dir / "frontier.json").unlink()
     with pytest.raises(RecordError, match=r"is no search, as it holds no frontier.json"):
         check_continued(experiment(), [ended.run_dir])
+
+
+def test_a_search_of_an_older_version_lacks_settings_and_is_gone_on_with(tmp_path: Path) -> None:
+    _, ended = made_up(tmp_path, budget_s=130.0)
+    file = ended.run_dir / "experiment.toml"
+    older = tomllib.loads(file.read_text())
+    for table, name in (key.split(".") for key in ADDED):
+        for part in (older, *older["arms"]):
+            part.get(table, {}).pop(name, None)
+    file.write_text(tomli_w.dumps(older))
+    assert check_continued(experiment(seed=4), [ended.run_dir]).directories == (ended.run_dir,)
+    with pytest.raises(
+        RecordError, match=r"pressure\.cpus 0.5 \(there not given\): .*--allow-different pressure\.cpus$"
+    ):
+        check_continued(experiment(seed=4, pressure={"cpus": 0.5}), [ended.run_dir])
 
 
 def test_a_budget_that_is_no_use_is_refused() -> None:
