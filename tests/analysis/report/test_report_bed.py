@@ -62,6 +62,13 @@ def test_a_summary_of_before_the_test_bed_still_renders(demo: Summary, read_page
     assert "Test bed" not in markdown_report(demo)
 
 
+def test_a_pass_on_a_disturbed_bed_says_that_gates_allowed_for_it(made: Callable[..., Summary]) -> None:
+    summary, allowed = made(DISTURBED), "Every gate passed with that allowed for."
+    assert allowed not in html_report(summary)
+    assert allowed in html_report({**summary, "overall": "PASS"}).split('<section id="gates"')[0]
+    assert allowed not in html_report({**made(FakeBed()), "overall": "PASS"})
+
+
 def test_a_disturbed_bed_names_each_trouble_and_what_it_leaves_open(
     made: Callable[..., Summary], read_page: Callable[[str], Any]
 ) -> None:
