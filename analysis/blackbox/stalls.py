@@ -132,7 +132,9 @@ def look(requests: Requests, shapes: Mapping[str, Shapes]) -> tuple[dict[str, li
     # Only stalls need to know what prompts take, and many runs have none.
     @cache
     def prefills() -> list[Prefills]:
-        return [_prefills(requests, server, shapes.get(requests.arms[server.arm])) for server in servers]
+        return [
+            _prefills(requests, server, _stretches(server), shapes.get(requests.arms[server.arm])) for server in servers
+        ]
 
     @cache
     def work(arm: int) -> Work:
@@ -145,9 +147,10 @@ def look(requests: Requests, shapes: Mapping[str, Shapes]) -> tuple[dict[str, li
         if name not in shapes:
             continue
         others = [one for one in servers if one.trial == server.trial and one is not server]
-        watch, whole = _stalls(requests, server, others, shapes[name], work)
+        stretches = _stretches(server)
+        watch, whole = _stalls(requests, server, stretches, others, shapes[name], work)
         watches[name].append(watch)
-        stalls[name] += [*whole, *_parts(requests, server)]
+        stalls[name] += [*whole, *_parts(requests, server, stretches)]
     for of_arm in stalls.values():
         of_arm.sort(key=lambda stall: (stall.trial, stall.start_ns, stall.replica or ""))
     return stalls, watches
@@ -279,8 +282,21 @@ class _Silences:
     limit: float  # the score beyond which a silence is a stall
 
 
-def _stretches(server: _Server) -> tuple[Ints, Ints]:
-    """The begins and ends of all stretches without a sign while something was in flight."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Stretches:
+    """All stretches of one server without a sign while something was in flight, (n,) each."""
+
+    start_ns: Ints
+    end_ns: Ints
+    sent: Ints  # how many were sent, and how many ended, up to its start
+    ended: Ints
+
+    @property
+    def in_flight(self) -> Ints:
+        return self.sent - self.ended
+
+
+def _stretches(server: _Server) -> _Stretches:
     signs = server.signs
     last = int(server.ends[-1]) if server.ends.size else 0
     if signs.size:
@@ -289,28 +305,31 @@ def _stretches(server: _Server) -> tuple[Ints, Ints]:
         signs = np.append(signs, last) if last > signs[-1] else signs
     starts, ends = signs[:-1], signs[1:]
     # With nothing in flight, silence begins with the next request.
-    idle = server.in_flight(starts) <= 0
-    following = np.searchsorted(server.sent_ns, starts, side="right")
-    arrival = np.append(server.sent_ns, np.iinfo(np.int64).max)[following]
-    starts = np.where(idle, np.minimum(arrival, ends), starts)
+    sent, ended = (np.searchsorted(times, starts, side="right") for times in (server.sent_ns, server.ends))
+    idle = np.flatnonzero(sent <= ended)
+    arrival = np.append(server.sent_ns, _LAST_NS)[sent[idle]]
+    starts = starts.copy()
+    starts[idle] = np.minimum(arrival, ends[idle])
+    for count, times in ((sent, server.sent_ns), (ended, server.ends)):
+        count[idle] = np.searchsorted(times, starts[idle], side="right")
     kept = ends > starts
-    return starts[kept], ends[kept]
+    return _Stretches(start_ns=starts[kept], end_ns=ends[kept], sent=sent[kept], ended=ended[kept])
 
 
-def _silences(server: _Server, *, witnesses: int) -> tuple[_Silences | None, Watch]:
+def _silences(server: _Server, stretches: _Stretches, *, witnesses: int) -> tuple[_Silences | None, Watch]:
     """All silences with work in flight, and how improbable each is by the server's own usual ones.
 
     None where there are too few of them to know what is usual.
     """
-    starts, ends = _stretches(server)
+    starts, ends = stretches.start_ns, stretches.end_ns
     lengths = ends - starts
     busy = float(lengths.sum()) / 1e9
     watch = Watch(silences=int(lengths.size), busy_s=busy, detectable_s=math.nan, witnesses=witnesses)
     if lengths.size < _FEWEST:
         return None, watch
     due = _Due.of(server)
-    raw = due.between(starts, ends)
-    level = _level(server.in_flight(starts))
+    raw = due.within(stretches)
+    level = _level(stretches.in_flight)
     # Where tokens were not looked at, a silence seems longer than it was: it does not count for what is usual.
     telling = server.fine.touch(starts, ends)
     telling = telling if telling.sum() >= _FEWEST else np.ones_like(telling)
@@ -351,10 +370,12 @@ class _Due:
             per_answering=1.0 / server.gap_s,
         )
 
-    def between(self, start_ns: Ints, end_ns: Ints) -> Floats:
-        """Signs due from `start_ns` to `end_ns`."""
-        low, high = (start_ns - self.base_ns) / 1e9, (end_ns - self.base_ns) / 1e9
-        sent, first, end = ((part.upto(high) - part.upto(low)) for part in (self.sent, self.first, self.end))
+    def within(self, stretches: _Stretches) -> Floats:
+        """Signs due in each of the stretches."""
+        low, high = ((times - self.base_ns) / 1e9 for times in (stretches.start_ns, stretches.end_ns))
+        begun = self.first.count(low)
+        passed = ((self.sent, stretches.sent), (self.first, begun), (self.end, stretches.ended))
+        sent, first, end = (part.between(low, high, count) for part, count in passed)
         return np.asarray(self.per_waiting * (sent - first) + self.per_answering * (first - end))
 
     def in_stall(self, start_ns: Ints, seconds: float) -> Floats:
@@ -387,6 +408,14 @@ class _Integral:
     def upto(self, at: Floats) -> Floats:
         passed = self.count(at)
         return np.asarray(passed * at - self.summed[passed])
+
+    def between(self, low: Floats, high: Floats, passed: Ints) -> Floats:
+        """The integral from each `low`, at which so many had `passed`, to its `high`."""
+        before = passed * low - self.summed[passed]
+        # Most stretches end where the next one begins.
+        upto, apart = np.append(before[1:], 0.0), np.flatnonzero(np.append(low[1:] != high[:-1], True))
+        upto[apart] = self.upto(high[apart])
+        return np.asarray(upto - before)
 
 
 def _detectable_s(server: _Server, due: _Due, limits: Floats) -> float:
@@ -436,9 +465,9 @@ def _chances(score: Floats, telling: Bools) -> tuple[Floats, float]:
 # --- Work -------------------------------------------------------------------------------------------------------------
 
 
-def _prefills(requests: Requests, server: _Server, shapes: Shapes | None) -> Prefills:
+def _prefills(requests: Requests, server: _Server, stretches: _Stretches, shapes: Shapes | None) -> Prefills:
     """The server's silences that ended with first tokens of prompts of known length."""
-    starts, ends = _stretches(server)
+    starts, ends = stretches.start_ns, stretches.end_ns
     begun = np.flatnonzero((server.first_ns > 0) & (taken(requests.prompt_tokens, server.rows) > 0))
     begun = kept(in_order(begun, taken(server.first_ns, begun)))
     if not begun.size or not starts.size:
@@ -474,9 +503,14 @@ def _work(arm: int, servers: Sequence[_Server], prefills: Sequence[Prefills]) ->
 
 
 def _stalls(
-    requests: Requests, server: _Server, others: Sequence[_Server], shapes: Shapes, work_of: Callable[[int], Work]
+    requests: Requests,
+    server: _Server,
+    stretches: _Stretches,
+    others: Sequence[_Server],
+    shapes: Shapes,
+    work_of: Callable[[int], Work],
 ) -> tuple[Watch, list[Stall]]:
-    silences, watch = _silences(server, witnesses=len(others))
+    silences, watch = _silences(server, stretches, witnesses=len(others))
     if silences is None:
         return watch, []
     lengths = silences.end_ns - silences.start_ns
@@ -542,11 +576,10 @@ def first_seen_rows(answering: Ints, some: Ints) -> tuple[Bools, Floats]:
     return new[some], (before[some] - before[low] + 1.0) / (some - low + 1.0)
 
 
-def _parts(requests: Requests, server: _Server) -> list[Stall]:
+def _parts(requests: Requests, server: _Server, stretches: _Stretches) -> list[Stall]:
     """The stalls that only some requests of the server show."""
-    starts, ends = _stretches(server)
-    silent = ends - starts >= FLOOR_NS
-    silences = Windows(start_ns=starts[silent], end_ns=ends[silent])
+    silent = stretches.end_ns - stretches.start_ns >= FLOOR_NS
+    silences = Windows(start_ns=stretches.start_ns[silent], end_ns=stretches.end_ns[silent])
     return [
         Stall(
             arm=requests.arms[server.arm],
