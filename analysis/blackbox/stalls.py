@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.arrays import Bools, Floats, Ints
+from analysis.arrays import Bools, Codes, Floats, Ints
 from analysis.blackbox.firstseen import Shapes, chance_of_new, longest_of
 from analysis.blackbox.partial import partial_stalls
 from analysis.blackbox.prefills import Prefills, Work
@@ -274,12 +274,9 @@ def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Silences:
-    start_ns: Ints
-    end_ns: Ints
-    usual_ns: Floats  # the mean silence with as many requests in flight
-    score: Floats  # signs that were due in it, by what is usual; 1 on average
-    chance: Floats
-    limit: float  # the score beyond which a silence is a stall
+    long: Ints  # which of a server's stretches are stalls: more signs were due in them than chance explains
+    usual_ns: Floats  # the mean silence with as many requests in flight as in each of those
+    chance: Floats  # of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -288,8 +285,8 @@ class _Stretches:
 
     start_ns: Ints
     end_ns: Ints
-    sent: Ints  # how many were sent, and how many ended, up to its start
-    ended: Ints
+    sent: Codes  # how many were sent, and how many ended, up to its start
+    ended: Codes
 
     @property
     def in_flight(self) -> Ints:
@@ -305,7 +302,9 @@ def _stretches(server: _Server) -> _Stretches:
         signs = np.append(signs, last) if last > signs[-1] else signs
     starts, ends = signs[:-1], signs[1:]
     # With nothing in flight, silence begins with the next request.
-    sent, ended = (np.searchsorted(times, starts, side="right") for times in (server.sent_ns, server.ends))
+    sent, ended = (
+        np.searchsorted(times, starts, side="right").astype(np.int32) for times in (server.sent_ns, server.ends)
+    )
     idle = np.flatnonzero(sent <= ended)
     arrival = np.append(server.sent_ns, _LAST_NS)[sent[idle]]
     starts = starts.copy()
@@ -334,10 +333,13 @@ def _silences(server: _Server, stretches: _Stretches, *, witnesses: int) -> tupl
     telling = server.fine.touch(starts, ends)
     telling = telling if telling.sum() >= _FEWEST else np.ones_like(telling)
     usual = _usual(level, raw, telling)
-    score = raw / usual[level]
-    chance, limit = _chances(score, telling)
-    means = _usual(level, lengths.astype(np.float64), telling)[level]
-    silences = _Silences(start_ns=starts, end_ns=ends, usual_ns=means, score=score, chance=chance, limit=limit)
+    score = np.divide(raw, usual[level], out=raw)  # signs that were due, by what is usual; 1 on average
+    high, slope = _tail(score[telling])
+    limit = high + slope * math.log(0.05 * score.size / _CHANCE)
+    long = np.flatnonzero((lengths >= FLOOR_NS) & (score > limit))
+    chance = np.minimum(1.0, 0.05 * np.exp(-(score[long] - high) / slope))
+    means = _usual(level, lengths.astype(np.float64), telling)[level[long]]
+    silences = _Silences(long=long, usual_ns=means, chance=chance)
     return silences, replace(watch, detectable_s=_detectable_s(server, due, usual * limit))
 
 
@@ -372,11 +374,14 @@ class _Due:
 
     def within(self, stretches: _Stretches) -> Floats:
         """Signs due in each of the stretches."""
-        low, high = ((times - self.base_ns) / 1e9 for times in (stretches.start_ns, stretches.end_ns))
-        begun = self.first.count(low)
-        passed = ((self.sent, stretches.sent), (self.first, begun), (self.end, stretches.ended))
-        sent, first, end = (part.between(low, high, count) for part, count in passed)
-        return np.asarray(self.per_waiting * (sent - first) + self.per_answering * (first - end))
+        due = scratch.empty(len(stretches.start_ns), np.float64)
+        for part in parts(len(due)):
+            low, high = ((times[part] - self.base_ns) / 1e9 for times in (stretches.start_ns, stretches.end_ns))
+            sent = self.sent.between(low, high, stretches.sent[part])
+            first = self.first.between(low, high, self.first.count(low))
+            end = self.end.between(low, high, stretches.ended[part])
+            due[part] = self.per_waiting * (sent - first) + self.per_answering * (first - end)
+        return due
 
     def in_stall(self, start_ns: Ints, seconds: float) -> Floats:
         """Signs that would be due, and not come, in a stall of `seconds` from each of `start_ns` on."""
@@ -448,18 +453,14 @@ def _usual(level: Ints, values: Floats, telling: Bools) -> Floats:
     return np.asarray(np.maximum([means[number] for number in source], 1e-9), dtype=np.float64)
 
 
-def _chances(score: Floats, telling: Bools) -> tuple[Floats, float]:
-    """The chance of each score by the tail of the `telling` ones, and the score that hardly one of so many exceeds.
-
-    The tail falls by e for each `slope`: that of an exponential or a heavier one, as seen between the median and the
-    99th percentile, where even a server that stalls now and then shows its usual silences.
-    """
-    middle, high, top = np.quantile(score[telling], [0.5, 0.95, 0.99], method="linear")
+def _tail(score: Floats) -> tuple[float, float]:
+    """The 95th percentile of the scores, and the `slope` by each of which chance falls by e beyond it: that of an
+    exponential tail or a heavier one, as seen between the median and the 99th percentile, where even a server that
+    stalls now and then shows its usual silences."""
+    middle, high, top = np.quantile(score, [0.5, 0.95, 0.99], method="linear")
     body = float(high - middle) / math.log(10.0)
     tail = float(top - high) / math.log(5.0)
-    slope = max(_LEAST_SLOPE, body, min(tail, 2.0 * body))
-    chance = np.minimum(1.0, 0.05 * np.exp(-(score - float(high)) / slope))
-    return chance, float(high) + slope * math.log(0.05 * score.size / _CHANCE)
+    return float(high), max(_LEAST_SLOPE, body, min(tail, 2.0 * body))
 
 
 # --- Work -------------------------------------------------------------------------------------------------------------
@@ -511,18 +512,14 @@ def _stalls(
     work_of: Callable[[int], Work],
 ) -> tuple[Watch, list[Stall]]:
     silences, watch = _silences(server, stretches, witnesses=len(others))
-    if silences is None:
-        return watch, []
-    lengths = silences.end_ns - silences.start_ns
-    long = np.flatnonzero((lengths >= FLOOR_NS) & (silences.score > silences.limit))
-    if not long.size:
+    if silences is None or not silences.long.size:
         return watch, []
     busiest, work = _busiest(server), work_of(server.arm)
-    new_rows, chance_rows = first_seen_rows(server.answering(silences.end_ns), long)
+    new_rows, chance_rows = first_seen_rows(server.answering(stretches.end_ns), silences.long)
     stalls = []
-    for place, index in enumerate(long.tolist()):
-        start, end = int(silences.start_ns[index]), int(silences.end_ns[index])
-        begun = _begun_with(server, start, end, float(silences.usual_ns[index]), busiest)
+    for place, index in enumerate(silences.long.tolist()):
+        start, end = int(stretches.start_ns[index]), int(stretches.end_ns[index])
+        begun = _begun_with(server, start, end, float(silences.usual_ns[place]), busiest)
         rows = server.rows[begun]
         new = rows[shapes.new[rows]]
         trigger = int(new[0]) if new.size else -1
@@ -547,7 +544,7 @@ def _stalls(
                 start_ns=start,
                 end_ns=end,
                 cause=cause,
-                chance=float(silences.chance[index]),
+                chance=float(silences.chance[place]),
                 begun=bool(rows.size),
                 trigger=trigger,
                 shape=int(shapes.shape[trigger]) if trigger >= 0 else -1,

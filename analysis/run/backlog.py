@@ -18,6 +18,7 @@ import numpy as np
 from scipy.ndimage import median_filter
 
 from analysis.arrays import Bools, Ints
+from analysis.records.columns import in_order
 from analysis.records.requests import Requests
 from analysis.run.spikes import BACKLOG, NOBODY, OTHER, Attribution, CompileEvent, Delay, Windows, stall_windows
 
@@ -64,12 +65,13 @@ def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution
         visits = _in_own_time(visits, windows, attribution)
         mine = [event for event in relevant if (event.arm, event.trial) == (arm, trial)]
         stalls = sorted((event.start_ns // 1000, event.end_ns // 1000) for event in mine)
-        likely = replay(visits, windows, stalls)
+        follow = partial(replay, windows=windows, stalls=stalls, slots=_slots(visits), batches=_takes_batches(visits))
+        likely = follow(visits)
         misfit[arm] = max(misfit.get(arm, 0.0), likely.misfit)
         _put(delay, visits, likely)
-        fixed = likely if len(windows) == 1 else replay(visits, windows, stalls, routed=False)
+        fixed = likely if len(windows) == 1 else follow(visits, routed=False)
         _put(least, visits, fixed, upto=(np.minimum, delay))
-        paced = replay(_paced(visits, requests, likely.touched), windows, stalls)
+        paced = follow(_paced(visits, requests, likely.touched))
         _put(most, visits, paced, upto=(np.maximum, delay))
         rest = delay.ms[visits.rows] - attribution.stall_ms[visits.rows]
         late = likely.touched & (rest >= _LEAST_US / 1e3)
@@ -195,7 +197,9 @@ def _visits(requests: Requests, attribution: Attribution, own: Ints) -> Visits:
         saved_us=nothing,
         first_saved_us=nothing,
     )
-    return visits.of(np.argsort(recv, kind="stable"))
+    places = np.arange(len(own))
+    order = in_order(places, recv)
+    return visits if order is places else visits.of(order)
 
 
 def _in_own_time(visits: Visits, windows: dict[int, Windows], attribution: Attribution) -> Visits:
@@ -267,14 +271,19 @@ class Replay:
 
 
 def replay(
-    visits: Visits, windows: Mapping[int, Windows], stalls: Sequence[tuple[int, int]], *, routed: bool = True
+    visits: Visits,
+    *,
+    windows: Mapping[int, Windows],
+    stalls: Sequence[tuple[int, int]],
+    slots: Mapping[int, int],
+    batches: bool,
+    routed: bool = True,
 ) -> Replay:
     """The visits with and without `stalls`, (begin, end) in µs in order of time.
 
-    With `routed`, requests go where the splitter would have sent them, else where they went.
+    `slots` of each replica; `batches`: whether it answers a batch whole. With `routed`, requests go where the splitter
+    would have sent them, else where they went.
     """
-    slots = _slots(visits)
-    batches = _takes_batches(visits)
     edges = np.array(stalls, dtype=np.int64).reshape(-1, 2)
     earlier = np.zeros(len(visits.rows), dtype=np.int64)
     off = np.zeros(len(visits.rows), dtype=np.int64)
@@ -295,6 +304,8 @@ def replay(
             if drained or high == len(visits.rows):
                 break
             reach *= 3
+            while end + reach <= stretch.end_us:  # up to there something is late
+                reach *= 3
         within = visits.recv_us[rows] <= stretch.end_us
         earlier[rows[within]] = stretch.earlier[within]
         off[rows[within]] = stretch.off[within]
@@ -427,8 +438,8 @@ class _Stretch:
         # What is in flight on each replica, as it was and as it would have been.
         free, seen, without = (_nothing(self.slots) for _ in range(3))
         gate = dict.fromkeys(self.slots, 0)
-        arrays = (before.replica, before.own_begin_us, before.left_us, before.own_over_us - before.saved_us)
-        for number, began, left, over in zip(*(array.tolist() for array in arrays), strict=True):
+        begun = (before.replica, before.own_begin_us, before.left_us, before.own_over_us - before.saved_us)
+        for number, began, left, over in zip(*(array.tolist() for array in begun), strict=True):
             gate[number] = max(gate[number], began)
             heapq.heappush(free[number], over - _SLACK_US)
             heapq.heappush(seen[number], left)
