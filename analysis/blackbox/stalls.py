@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.arrays import Bools, Floats, Ints
+from analysis.arrays import Bools, Codes, Floats, Ints
 from analysis.blackbox.firstseen import Shapes, chance_of_new, longest_of
 from analysis.blackbox.partial import partial_stalls
 from analysis.blackbox.prefills import Prefills, Work
@@ -132,7 +132,9 @@ def look(requests: Requests, shapes: Mapping[str, Shapes]) -> tuple[dict[str, li
     # Only stalls need to know what prompts take, and many runs have none.
     @cache
     def prefills() -> list[Prefills]:
-        return [_prefills(requests, server, shapes.get(requests.arms[server.arm])) for server in servers]
+        return [
+            _prefills(requests, server, _stretches(server), shapes.get(requests.arms[server.arm])) for server in servers
+        ]
 
     @cache
     def work(arm: int) -> Work:
@@ -145,9 +147,10 @@ def look(requests: Requests, shapes: Mapping[str, Shapes]) -> tuple[dict[str, li
         if name not in shapes:
             continue
         others = [one for one in servers if one.trial == server.trial and one is not server]
-        watch, whole = _stalls(requests, server, others, shapes[name], work)
+        stretches = _stretches(server)
+        watch, whole = _stalls(requests, server, stretches, others, shapes[name], work)
         watches[name].append(watch)
-        stalls[name] += [*whole, *_parts(requests, server)]
+        stalls[name] += [*whole, *_parts(requests, server, stretches)]
     for of_arm in stalls.values():
         of_arm.sort(key=lambda stall: (stall.trial, stall.start_ns, stall.replica or ""))
     return stalls, watches
@@ -271,16 +274,26 @@ def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Silences:
+    long: Ints  # which of a server's stretches are stalls: more signs were due in them than chance explains
+    usual_ns: Floats  # the mean silence with as many requests in flight as in each of those
+    chance: Floats  # of each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Stretches:
+    """All stretches of one server without a sign while something was in flight, (n,) each."""
+
     start_ns: Ints
     end_ns: Ints
-    usual_ns: Floats  # the mean silence with as many requests in flight
-    score: Floats  # signs that were due in it, by what is usual; 1 on average
-    chance: Floats
-    limit: float  # the score beyond which a silence is a stall
+    sent: Codes  # how many were sent, and how many ended, up to its start
+    ended: Codes
+
+    @property
+    def in_flight(self) -> Ints:
+        return self.sent - self.ended
 
 
-def _stretches(server: _Server) -> tuple[Ints, Ints]:
-    """The begins and ends of all stretches without a sign while something was in flight."""
+def _stretches(server: _Server) -> _Stretches:
     signs = server.signs
     last = int(server.ends[-1]) if server.ends.size else 0
     if signs.size:
@@ -289,36 +302,44 @@ def _stretches(server: _Server) -> tuple[Ints, Ints]:
         signs = np.append(signs, last) if last > signs[-1] else signs
     starts, ends = signs[:-1], signs[1:]
     # With nothing in flight, silence begins with the next request.
-    idle = server.in_flight(starts) <= 0
-    following = np.searchsorted(server.sent_ns, starts, side="right")
-    arrival = np.append(server.sent_ns, np.iinfo(np.int64).max)[following]
-    starts = np.where(idle, np.minimum(arrival, ends), starts)
+    sent, ended = (
+        np.searchsorted(times, starts, side="right").astype(np.int32) for times in (server.sent_ns, server.ends)
+    )
+    idle = np.flatnonzero(sent <= ended)
+    arrival = np.append(server.sent_ns, _LAST_NS)[sent[idle]]
+    starts = starts.copy()
+    starts[idle] = np.minimum(arrival, ends[idle])
+    for count, times in ((sent, server.sent_ns), (ended, server.ends)):
+        count[idle] = np.searchsorted(times, starts[idle], side="right")
     kept = ends > starts
-    return starts[kept], ends[kept]
+    return _Stretches(start_ns=starts[kept], end_ns=ends[kept], sent=sent[kept], ended=ended[kept])
 
 
-def _silences(server: _Server, *, witnesses: int) -> tuple[_Silences | None, Watch]:
+def _silences(server: _Server, stretches: _Stretches, *, witnesses: int) -> tuple[_Silences | None, Watch]:
     """All silences with work in flight, and how improbable each is by the server's own usual ones.
 
     None where there are too few of them to know what is usual.
     """
-    starts, ends = _stretches(server)
+    starts, ends = stretches.start_ns, stretches.end_ns
     lengths = ends - starts
     busy = float(lengths.sum()) / 1e9
     watch = Watch(silences=int(lengths.size), busy_s=busy, detectable_s=math.nan, witnesses=witnesses)
     if lengths.size < _FEWEST:
         return None, watch
     due = _Due.of(server)
-    raw = due.between(starts, ends)
-    level = _level(server.in_flight(starts))
+    raw = due.within(stretches)
+    level = _level(stretches.in_flight)
     # Where tokens were not looked at, a silence seems longer than it was: it does not count for what is usual.
     telling = server.fine.touch(starts, ends)
     telling = telling if telling.sum() >= _FEWEST else np.ones_like(telling)
     usual = _usual(level, raw, telling)
-    score = raw / usual[level]
-    chance, limit = _chances(score, telling)
-    means = _usual(level, lengths.astype(np.float64), telling)[level]
-    silences = _Silences(start_ns=starts, end_ns=ends, usual_ns=means, score=score, chance=chance, limit=limit)
+    score = np.divide(raw, usual[level], out=raw)  # signs that were due, by what is usual; 1 on average
+    high, slope = _tail(score[telling])
+    limit = high + slope * math.log(0.05 * score.size / _CHANCE)
+    long = np.flatnonzero((lengths >= FLOOR_NS) & (score > limit))
+    chance = np.minimum(1.0, 0.05 * np.exp(-(score[long] - high) / slope))
+    means = _usual(level, lengths.astype(np.float64), telling)[level[long]]
+    silences = _Silences(long=long, usual_ns=means, chance=chance)
     return silences, replace(watch, detectable_s=_detectable_s(server, due, usual * limit))
 
 
@@ -351,11 +372,16 @@ class _Due:
             per_answering=1.0 / server.gap_s,
         )
 
-    def between(self, start_ns: Ints, end_ns: Ints) -> Floats:
-        """Signs due from `start_ns` to `end_ns`."""
-        low, high = (start_ns - self.base_ns) / 1e9, (end_ns - self.base_ns) / 1e9
-        sent, first, end = ((part.upto(high) - part.upto(low)) for part in (self.sent, self.first, self.end))
-        return np.asarray(self.per_waiting * (sent - first) + self.per_answering * (first - end))
+    def within(self, stretches: _Stretches) -> Floats:
+        """Signs due in each of the stretches."""
+        due = scratch.empty(len(stretches.start_ns), np.float64)
+        for part in parts(len(due)):
+            low, high = ((times[part] - self.base_ns) / 1e9 for times in (stretches.start_ns, stretches.end_ns))
+            sent = self.sent.between(low, high, stretches.sent[part])
+            first = self.first.between(low, high, self.first.count(low))
+            end = self.end.between(low, high, stretches.ended[part])
+            due[part] = self.per_waiting * (sent - first) + self.per_answering * (first - end)
+        return due
 
     def in_stall(self, start_ns: Ints, seconds: float) -> Floats:
         """Signs that would be due, and not come, in a stall of `seconds` from each of `start_ns` on."""
@@ -388,6 +414,14 @@ class _Integral:
         passed = self.count(at)
         return np.asarray(passed * at - self.summed[passed])
 
+    def between(self, low: Floats, high: Floats, passed: Ints) -> Floats:
+        """The integral from each `low`, at which so many had `passed`, to its `high`."""
+        before = passed * low - self.summed[passed]
+        # Most stretches end where the next one begins.
+        upto, apart = np.append(before[1:], 0.0), np.flatnonzero(np.append(low[1:] != high[:-1], True))
+        upto[apart] = self.upto(high[apart])
+        return np.asarray(upto - before)
+
 
 def _detectable_s(server: _Server, due: _Due, limits: Floats) -> float:
     """The shortest stall that counts as one at the moments at which nine tenths of the requests came."""
@@ -419,26 +453,22 @@ def _usual(level: Ints, values: Floats, telling: Bools) -> Floats:
     return np.asarray(np.maximum([means[number] for number in source], 1e-9), dtype=np.float64)
 
 
-def _chances(score: Floats, telling: Bools) -> tuple[Floats, float]:
-    """The chance of each score by the tail of the `telling` ones, and the score that hardly one of so many exceeds.
-
-    The tail falls by e for each `slope`: that of an exponential or a heavier one, as seen between the median and the
-    99th percentile, where even a server that stalls now and then shows its usual silences.
-    """
-    middle, high, top = np.quantile(score[telling], [0.5, 0.95, 0.99], method="linear")
+def _tail(score: Floats) -> tuple[float, float]:
+    """The 95th percentile of the scores, and the `slope` by each of which chance falls by e beyond it: that of an
+    exponential tail or a heavier one, as seen between the median and the 99th percentile, where even a server that
+    stalls now and then shows its usual silences."""
+    middle, high, top = np.quantile(score, [0.5, 0.95, 0.99], method="linear")
     body = float(high - middle) / math.log(10.0)
     tail = float(top - high) / math.log(5.0)
-    slope = max(_LEAST_SLOPE, body, min(tail, 2.0 * body))
-    chance = np.minimum(1.0, 0.05 * np.exp(-(score - float(high)) / slope))
-    return chance, float(high) + slope * math.log(0.05 * score.size / _CHANCE)
+    return float(high), max(_LEAST_SLOPE, body, min(tail, 2.0 * body))
 
 
 # --- Work -------------------------------------------------------------------------------------------------------------
 
 
-def _prefills(requests: Requests, server: _Server, shapes: Shapes | None) -> Prefills:
+def _prefills(requests: Requests, server: _Server, stretches: _Stretches, shapes: Shapes | None) -> Prefills:
     """The server's silences that ended with first tokens of prompts of known length."""
-    starts, ends = _stretches(server)
+    starts, ends = stretches.start_ns, stretches.end_ns
     begun = np.flatnonzero((server.first_ns > 0) & (taken(requests.prompt_tokens, server.rows) > 0))
     begun = kept(in_order(begun, taken(server.first_ns, begun)))
     if not begun.size or not starts.size:
@@ -474,21 +504,22 @@ def _work(arm: int, servers: Sequence[_Server], prefills: Sequence[Prefills]) ->
 
 
 def _stalls(
-    requests: Requests, server: _Server, others: Sequence[_Server], shapes: Shapes, work_of: Callable[[int], Work]
+    requests: Requests,
+    server: _Server,
+    stretches: _Stretches,
+    others: Sequence[_Server],
+    shapes: Shapes,
+    work_of: Callable[[int], Work],
 ) -> tuple[Watch, list[Stall]]:
-    silences, watch = _silences(server, witnesses=len(others))
-    if silences is None:
-        return watch, []
-    lengths = silences.end_ns - silences.start_ns
-    long = np.flatnonzero((lengths >= FLOOR_NS) & (silences.score > silences.limit))
-    if not long.size:
+    silences, watch = _silences(server, stretches, witnesses=len(others))
+    if silences is None or not silences.long.size:
         return watch, []
     busiest, work = _busiest(server), work_of(server.arm)
-    new_rows, chance_rows = first_seen_rows(server.answering(silences.end_ns), long)
+    new_rows, chance_rows = first_seen_rows(server.answering(stretches.end_ns), silences.long)
     stalls = []
-    for place, index in enumerate(long.tolist()):
-        start, end = int(silences.start_ns[index]), int(silences.end_ns[index])
-        begun = _begun_with(server, start, end, float(silences.usual_ns[index]), busiest)
+    for place, index in enumerate(silences.long.tolist()):
+        start, end = int(stretches.start_ns[index]), int(stretches.end_ns[index])
+        begun = _begun_with(server, start, end, float(silences.usual_ns[place]), busiest)
         rows = server.rows[begun]
         new = rows[shapes.new[rows]]
         trigger = int(new[0]) if new.size else -1
@@ -513,7 +544,7 @@ def _stalls(
                 start_ns=start,
                 end_ns=end,
                 cause=cause,
-                chance=float(silences.chance[index]),
+                chance=float(silences.chance[place]),
                 begun=bool(rows.size),
                 trigger=trigger,
                 shape=int(shapes.shape[trigger]) if trigger >= 0 else -1,
@@ -542,11 +573,10 @@ def first_seen_rows(answering: Ints, some: Ints) -> tuple[Bools, Floats]:
     return new[some], (before[some] - before[low] + 1.0) / (some - low + 1.0)
 
 
-def _parts(requests: Requests, server: _Server) -> list[Stall]:
+def _parts(requests: Requests, server: _Server, stretches: _Stretches) -> list[Stall]:
     """The stalls that only some requests of the server show."""
-    starts, ends = _stretches(server)
-    silent = ends - starts >= FLOOR_NS
-    silences = Windows(start_ns=starts[silent], end_ns=ends[silent])
+    silent = stretches.end_ns - stretches.start_ns >= FLOOR_NS
+    silences = Windows(start_ns=stretches.start_ns[silent], end_ns=stretches.end_ns[silent])
     return [
         Stall(
             arm=requests.arms[server.arm],

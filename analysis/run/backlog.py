@@ -10,13 +10,15 @@ Wolfowitz (1955), from the begin of a compile to the moment from which both cour
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from scipy.ndimage import median_filter
 
 from analysis.arrays import Bools, Ints
+from analysis.records.columns import in_order
 from analysis.records.requests import Requests
 from analysis.run.spikes import BACKLOG, NOBODY, OTHER, Attribution, CompileEvent, Delay, Windows, stall_windows
 
@@ -29,6 +31,8 @@ _ALWAYS = 0.98
 # How far behind a compile its backlog is first looked for: so many times as long as it took, and so many seconds.
 _REACH = 3
 _REACH_US = 1_000_000
+# Visits that are followed together, and those that are one by one from the first that waits for a slot on.
+_AT_ONCE, _ONE_BY_ONE = 4096, 256
 
 
 def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution: Attribution) -> Attribution:
@@ -61,12 +65,13 @@ def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution
         visits = _in_own_time(visits, windows, attribution)
         mine = [event for event in relevant if (event.arm, event.trial) == (arm, trial)]
         stalls = sorted((event.start_ns // 1000, event.end_ns // 1000) for event in mine)
-        likely = replay(visits, windows, stalls)
+        follow = partial(replay, windows=windows, stalls=stalls, slots=_slots(visits), batches=_takes_batches(visits))
+        likely = follow(visits)
         misfit[arm] = max(misfit.get(arm, 0.0), likely.misfit)
         _put(delay, visits, likely)
-        fixed = likely if len(windows) == 1 else replay(visits, windows, stalls, routed=False)
+        fixed = likely if len(windows) == 1 else follow(visits, routed=False)
         _put(least, visits, fixed, upto=(np.minimum, delay))
-        paced = replay(_paced(visits, requests, likely.touched), windows, stalls)
+        paced = follow(_paced(visits, requests, likely.touched))
         _put(most, visits, paced, upto=(np.maximum, delay))
         rest = delay.ms[visits.rows] - attribution.stall_ms[visits.rows]
         late = likely.touched & (rest >= _LEAST_US / 1e3)
@@ -142,6 +147,11 @@ class Visits:
     saved_us: Ints  # how much shorter it would be at another pace
     first_saved_us: Ints
 
+    @property
+    def own_over_us(self) -> Ints:
+        """When each was over; own time."""
+        return self.own_begin_us + self.served_us
+
     def of(self, places: Ints) -> Visits:
         """Some of the visits, in the order of `places`."""
         return Visits(**{name: getattr(self, name)[places] for name in self.__dataclass_fields__})
@@ -187,7 +197,9 @@ def _visits(requests: Requests, attribution: Attribution, own: Ints) -> Visits:
         saved_us=nothing,
         first_saved_us=nothing,
     )
-    return visits.of(np.argsort(recv, kind="stable"))
+    places = np.arange(len(own))
+    order = in_order(places, recv)
+    return visits if order is places else visits.of(order)
 
 
 def _in_own_time(visits: Visits, windows: dict[int, Windows], attribution: Attribution) -> Visits:
@@ -259,14 +271,20 @@ class Replay:
 
 
 def replay(
-    visits: Visits, windows: Mapping[int, Windows], stalls: Sequence[tuple[int, int]], *, routed: bool = True
+    visits: Visits,
+    *,
+    windows: Mapping[int, Windows],
+    stalls: Sequence[tuple[int, int]],
+    slots: Mapping[int, int],
+    batches: bool,
+    routed: bool = True,
 ) -> Replay:
     """The visits with and without `stalls`, (begin, end) in µs in order of time.
 
-    With `routed`, requests go where the splitter would have sent them, else where they went.
+    `slots` of each replica; `batches`: whether it answers a batch whole. With `routed`, requests go where the splitter
+    would have sent them, else where they went.
     """
-    slots = _slots(visits)
-    batches = _takes_batches(visits)
+    edges = np.array(stalls, dtype=np.int64).reshape(-1, 2)
     earlier = np.zeros(len(visits.rows), dtype=np.int64)
     off = np.zeros(len(visits.rows), dtype=np.int64)
     touched = np.zeros(len(visits.rows), dtype=np.bool_)
@@ -281,14 +299,16 @@ def replay(
             high = int(np.searchsorted(visits.recv_us, end + reach, side="right"))
             rows = np.arange(low, high)
             rows = rows[visits.left_us[rows] > start]
-            stretch = _Stretch.of(visits.of(rows), windows, slots, stalls[position:], batches=batches)
+            stretch = _Stretch.of(visits.of(rows), windows, slots, edges[position:], batches=batches)
             drained = stretch.batched() if batches else stretch.queued(routed=routed)
             if drained or high == len(visits.rows):
                 break
             reach *= 3
+            while end + reach <= stretch.end_us:  # up to there something is late
+                reach *= 3
         within = visits.recv_us[rows] <= stretch.end_us
-        earlier[rows[within]] = np.array(stretch.earlier, dtype=np.int64)[within]
-        off[rows[within]] = np.array(stretch.off, dtype=np.int64)[within]
+        earlier[rows[within]] = stretch.earlier[within]
+        off[rows[within]] = stretch.off[within]
         touched[rows[within]] = True
         stretches.append((start, stretch.end_us))
         while position < len(stalls) and stalls[position][0] <= stretch.end_us:
@@ -341,9 +361,9 @@ class _Stretch:
     visits: Visits
     held: Ints  # see `_held`
     slots: Mapping[int, int]
-    stalls: Sequence[tuple[int, int]]
-    earlier: list[int]  # how much earlier each would have begun
-    off: list[int]  # how far the begin with the stalls is from what was seen
+    stalls: Ints  # begin and end, shape (stalls, 2)
+    earlier: Ints  # how much earlier each would have begun
+    off: Ints  # how far the begin with the stalls is from what was seen
     end_us: int
     passed: int = 1  # how many of the stalls began in the stretch
 
@@ -353,18 +373,18 @@ class _Stretch:
         visits: Visits,
         windows: Mapping[int, Windows],
         slots: Mapping[int, int],
-        stalls: Sequence[tuple[int, int]],
+        stalls: Ints,
         *,
         batches: bool,
     ) -> _Stretch:
         """The stretch that begins with the first of `stalls`."""
-        start = stalls[0][0]
+        start = int(stalls[0, 0])
         shift = np.zeros(len(visits.rows), dtype=np.int64)
         for number, spans in windows.items():
             stood = spans.overlap_ns(np.zeros(1, dtype=np.int64), np.array([start * 1000]))
             shift[visits.replica == number] = int(stood[0] / 1e3)
         visits = replace(visits, own_recv_us=visits.own_recv_us + shift, own_begin_us=visits.own_begin_us + shift)
-        nothing = [0] * len(visits.rows)
+        nothing = np.zeros(len(visits.rows), dtype=np.int64)
         return cls(
             visits=visits,
             held=(_held_batches if batches else _held)(visits, slots),
@@ -375,77 +395,83 @@ class _Stretch:
             end_us=start,
         )
 
-    def _columns(self) -> Iterator[list[int]]:
-        """Lists, since the courses are followed visit by visit."""
-        visits = self.visits
-        arrays = (visits.replica, visits.recv_us, visits.begin_us, visits.own_begin_us, visits.left_us)
-        return (array.tolist() for array in (*arrays, visits.served_us, visits.saved_us, self.held))
-
-    def _over(self, now: int, late: int, until: int) -> tuple[bool, int]:
-        """Whether a request that comes `now` finds both courses the same, and the end of the stalls so far."""
-        while self.passed < len(self.stalls) and self.stalls[self.passed][0] <= now:
-            until = max(until, self.stalls[self.passed][1])
-            self.passed += 1
-        return now > late and now > until, until
-
     def queued(self, *, routed: bool) -> bool:
         """A server with slots, which takes requests as they come; whether both courses are one at the end."""
-        replica, recv, begin, own_begin, left, served, saved, held = self._columns()
-        own_recv = self.visits.own_recv_us.tolist()
-        late, until = self.stalls[0]
-        start = late
-        several = routed and len(self.slots) > 1
-        free, free_without = _nothing(self.slots), _nothing(self.slots)
-        gate, gate_without = (dict.fromkeys(self.slots, 0) for _ in range(2))
+        start = int(self.stalls[0, 0])
+        waits = self.visits.begin_us > start
+        before, queue, held = (
+            self.visits.of(np.flatnonzero(~waits)),
+            self.visits.of(np.flatnonzero(waits)),
+            self.held[waits],
+        )
+        began, without = (np.empty_like(queue.recv_us) for _ in range(2))
+        served = queue.served_us - queue.saved_us
+        for number, slots in self.slots.items():
+            ahead, own = before.of(np.flatnonzero(before.replica == number)), np.flatnonzero(queue.replica == number)
+            begins = partial(_begins, held=held[own], gate=int(ahead.own_begin_us.max(initial=0)), slots=slots)
+            busy = ahead.own_over_us - _SLACK_US
+            began[own] = begins(queue.own_recv_us[own], served=queue.served_us[own], busy=busy)
+            without[own] = begins(queue.recv_us[own], served=served[own], busy=busy - ahead.saved_us)
+        off = began - queue.own_begin_us
+        # The end of the stalls so far, when each of the queue comes and after all.
+        moments = np.append(queue.recv_us, queue.recv_us.max(initial=0))
+        passed = np.maximum(np.searchsorted(self.stalls[:, 0], moments, side="right"), 1)
+        until = np.maximum.accumulate(self.stalls[:, 1])[passed - 1]
+        late = int(before.left_us.max(where=before.left_us - before.own_over_us >= _LEAST_US, initial=start))
+        if routed and len(self.slots) > 1:
+            without = self._routed_begins(before, queue, held, off, np.maximum(until, late))
+        differs = queue.left_us + off - (without + served) >= _LEAST_US
+        late_by = np.maximum.accumulate(np.append(late, np.where(differs, queue.left_us, late)))
+        both = np.maximum(late_by, until)
+        # One that comes later finds both courses the same.
+        place = int(np.append(np.flatnonzero(queue.recv_us > both[:-1]), len(off))[0])
+        followed = np.flatnonzero(waits)[:place]
+        waited = queue.begin_us - queue.recv_us
+        self.off[followed] = off[:place]
+        self.earlier[followed] = np.minimum(np.maximum(queue.begin_us + off - without, 0), waited)[:place]
+        self.end_us = int(both[place])
+        return place < len(off)
+
+    def _routed_begins(self, before: Visits, queue: Visits, held: Ints, off: Ints, until: Ints) -> Ints:
+        """When each of the queue would have begun without the stalls where the splitter would have sent it, up to the
+        one that finds both courses the same: no earlier than `until`, (n + 1,)."""
         # What is in flight on each replica, as it was and as it would have been.
-        seen, without = _nothing(self.slots), _nothing(self.slots)
-        for place, number in enumerate(replica):
-            if begin[place] > start:
-                continue
-            over = own_begin[place] + served[place]
-            gate[number] = gate_without[number] = max(gate[number], own_begin[place])
+        free, seen, without = (_nothing(self.slots) for _ in range(3))
+        gate = dict.fromkeys(self.slots, 0)
+        begun = (before.replica, before.own_begin_us, before.left_us, before.own_over_us - before.saved_us)
+        for number, began, left, over in zip(*(array.tolist() for array in begun), strict=True):
+            gate[number] = max(gate[number], began)
             heapq.heappush(free[number], over - _SLACK_US)
-            heapq.heappush(free_without[number], over - _SLACK_US - saved[place])
-            if several:
-                heapq.heappush(seen[number], left[place])
-                heapq.heappush(without[number], over - saved[place])
-            if left[place] - over >= _LEAST_US:
-                late = max(late, left[place])
-        for place, number in enumerate(replica):
-            if begin[place] <= start:
-                continue
-            same, until = self._over(recv[place], late, until)
-            if same:
-                self.end_us = max(late, until)
-                return True
-            ready = max(own_recv[place], gate[number])
-            if len(free[number]) >= self.slots[number]:
-                ready = max(ready, heapq.heappop(free[number]))
-            gate[number] = ready + held[place]
-            heapq.heappush(free[number], ready + held[place] + served[place] - _SLACK_US)
-            other = _routed(number, recv[place], seen, without) if several else number
-            moment = max(recv[place], gate_without[other])
-            if len(free_without[other]) >= self.slots[other]:
-                moment = max(moment, heapq.heappop(free_without[other]))
-            began = moment + held[place]
-            gate_without[other] = began
-            over = began + served[place] - saved[place]
-            heapq.heappush(free_without[other], over - _SLACK_US)
-            if several:
-                heapq.heappush(seen[number], left[place])
-                heapq.heappush(without[other], over)
-            self.off[place] = ready + held[place] - own_begin[place]
-            waited = begin[place] - recv[place]
-            self.earlier[place] = min(max(0, begin[place] + self.off[place] - began), waited)
-            if left[place] + self.off[place] - over >= _LEAST_US:
-                late = max(late, left[place])
-        self.end_us = max(late, until)
-        return False
+            heapq.heappush(seen[number], left)
+            heapq.heappush(without[number], over)
+        begins, late = queue.begin_us.copy(), 0
+        served, seen_left = queue.served_us - queue.saved_us, queue.left_us + off
+        arrays = (queue.replica, queue.recv_us, queue.left_us, seen_left, served, held, until[:-1])
+        columns = zip(*(array.tolist() for array in arrays), strict=True)
+        for place, (number, came, left, left_with, took, wait, least) in enumerate(columns):
+            if came > max(late, least):
+                break
+            other = _routed(number, came, seen, without)
+            moment = max(came, gate[other])
+            if len(free[other]) >= self.slots[other]:
+                moment = max(moment, heapq.heappop(free[other]))
+            begins[place] = gate[other] = moment + wait
+            over = gate[other] + took
+            heapq.heappush(free[other], over - _SLACK_US)
+            heapq.heappush(seen[number], left)
+            heapq.heappush(without[other], over)
+            if left_with - over >= _LEAST_US:
+                late = max(late, left)
+        return begins
 
     def batched(self) -> bool:
         """A server that takes what has come, up to its slots, and answers it whole before it takes more."""
-        replica, recv, begin, own_begin, left, served, saved, held = self._columns()
-        start, until = self.stalls[0]
+        visits = self.visits
+        arrays = (visits.replica, visits.recv_us, visits.begin_us, visits.own_begin_us, visits.left_us)
+        # Lists, since the courses are followed visit by visit.
+        columns = (array.tolist() for array in (*arrays, visits.served_us, visits.saved_us, self.held))
+        replica, recv, begin, own_begin, left, served, saved, held = columns
+        start, until = self.stalls[0].tolist()
         latest, drained = start, True
         for number, slots in self.slots.items():
             own = [place for place, one in enumerate(replica) if one == number]
@@ -476,29 +502,70 @@ class _Stretch:
         self.end_us = max(latest, until)
         return drained
 
+    def _over(self, now: int, late: int, until: int) -> tuple[bool, int]:
+        """Whether a request that comes `now` finds both courses the same, and the end of the stalls so far."""
+        while self.passed < len(self.stalls) and self.stalls[self.passed, 0] <= now:
+            until = max(until, int(self.stalls[self.passed, 1]))
+            self.passed += 1
+        return now > late and now > until, until
+
 
 def _nothing(slots: Mapping[int, int]) -> dict[int, list[int]]:
     return {number: [] for number in slots}
 
 
+def _begins(arrived: Ints, *, held: Ints, served: Ints, gate: int, busy: Ints, slots: int) -> Ints:
+    """When a server begins with visits that it takes in this order, (n,): not before it has begun with the one before
+    (`gate` at first) and a slot is free, and `held` later. `busy`: until when slots are taken already."""
+    begins = np.empty_like(arrived)
+    slots = max(slots, len(busy))
+    busy = np.sort(busy)
+    done = 0
+    while done < len(arrived):
+        part = slice(done, done + _AT_ONCE)
+        # Lindley's recursion as a running maximum, which is right up to the first that waits for a slot.
+        passed = np.cumsum(held[part])
+        began = np.maximum(np.maximum.accumulate(arrived[part] + held[part] - passed), gate) + passed
+        ready, over = began - held[part], began + served[part] - _SLACK_US
+        ends = np.sort(np.concatenate((busy, np.maximum(over, began))))
+        serving = len(busy) + np.arange(len(began)) - np.searchsorted(ends, ready, side="left")
+        free = int(np.append(np.flatnonzero(serving >= slots), len(began))[0])
+        begins[done : done + free] = began[:free]
+        # What is over before the next begins is as good as nothing.
+        busy = np.sort(np.concatenate((busy, over[:free])))[-slots:]
+        gate = int(began[free - 1]) if free else gate
+        done += free
+        if free == len(began):
+            continue
+        heap, part = busy.tolist(), slice(done, done + _ONE_BY_ONE)
+        columns = zip(arrived[part].tolist(), held[part].tolist(), served[part].tolist(), strict=True)
+        for place, (came, wait, took) in enumerate(columns, done):
+            moment = max(came, gate)
+            if len(heap) >= slots:
+                moment = max(moment, heapq.heappop(heap))
+            begins[place] = gate = moment + wait
+            heapq.heappush(heap, gate + took - _SLACK_US)
+        done += _ONE_BY_ONE
+        busy = np.sort(np.array(heap, dtype=np.int64))
+    return begins
+
+
 def _held(visits: Visits, slots: Mapping[int, int]) -> Ints:
     """How long each visit was held for another reason than a full server, or the one that began before it; own time."""
-    recv, begin, served = visits.own_recv_us, visits.own_begin_us, visits.served_us
-    held = np.zeros(len(recv), dtype=np.int64)
+    held = np.zeros(len(visits.rows), dtype=np.int64)
     for number, limit in slots.items():
         own = np.flatnonzero(visits.replica == number)
-        own = own[np.argsort(begin[own], kind="stable")]
-        taken: list[int] = []
-        before = 0
-        delays = []
-        for came, began, took in zip(recv[own].tolist(), begin[own].tolist(), served[own].tolist(), strict=True):
-            ready = max(came, before)
-            if len(taken) >= limit:
-                ready = max(ready, heapq.heappop(taken))
-            delays.append(max(0, began - ready))
-            before = began
-            heapq.heappush(taken, began + took - _SLACK_US)
-        held[own] = delays
+        own = own[np.argsort(visits.own_begin_us[own], kind="stable")]
+        began = visits.own_begin_us[own]
+        ready = np.maximum(visits.own_recv_us[own], np.append(0, began)[:-1])
+        # As late as the next may begin, since no later one asks for less.
+        over = np.maximum(visits.own_over_us[own] - _SLACK_US, began)
+        free = np.sort(over)[: max(0, len(own) - limit)]
+        if (free >= began[limit:]).any():  # perhaps more at once than slots, which free themselves in no order then
+            heap = np.sort(over[:limit]).tolist()
+            free = np.array([heapq.heapreplace(heap, end) for end in over[limit:].tolist()], dtype=np.int64)
+        ready[limit:] = np.maximum(ready[limit:], free)
+        held[own] = np.maximum(began - ready, 0)
     return held
 
 

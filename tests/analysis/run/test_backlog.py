@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from analysis.records.requests import Requests, requests_of
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
+from analysis.run import backlog
 from analysis.run.backlog import with_backlog
 from analysis.run.spikes import (
     CAUSES,
@@ -273,6 +274,24 @@ def test_the_replay_of_a_queue_with_slots_is_the_queue_without_compiles(
     table, _, found = followed(recorded(seen), events)
     assert without_stalls_ms(table, found, "e2e") == pytest.approx(without.e2e_ms, abs=25)
     assert without_stalls_ms(table, found, "ttft") == pytest.approx(without.ttft_ms, abs=25)
+
+
+@pytest.mark.parametrize(("at_once", "one_by_one"), [(1, 1), (3, 2), (7, 1000)])
+def test_a_queue_is_the_same_however_many_visits_are_followed_at_once(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, one_by_one: int
+) -> None:
+    rng = np.random.default_rng(5)
+    times, work = np.cumsum(rng.exponential(0.4, 200)), rng.exponential(1.0, 200)
+    compiles = np.isin(np.arange(200), [40, 120])
+    seen = serve(times, work, np.arange(200), slots=3, compile_s=4.0, compiles=compiles)
+    events = [event(pause.start_s, pause.start_s + pause.seconds, name=str(pause.start_s)) for pause in seen.pauses]
+    _, _, usual = followed(recorded(seen), events)
+    monkeypatch.setattr(backlog, "_AT_ONCE", at_once)
+    monkeypatch.setattr(backlog, "_ONE_BY_ONE", one_by_one)
+    _, _, found = followed(recorded(seen), events)
+    assert (usual.backlog_ms > 0).sum() > 20
+    assert (found.delay.ms == usual.delay.ms).all()
+    assert found.misfit == usual.misfit
 
 
 @pytest.mark.parametrize("damage", ["ends first", "far future", "queue longer than the request", "negative queue"])
