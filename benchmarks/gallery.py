@@ -62,8 +62,8 @@ def entries() -> list[Entry]:
         Entry(
             "pass",
             "PASS",
-            "May compiled-bucketed replace eager, a card each, the shapes of Llama-3-8B in bfloat16? Six trials of three "
-            "runs, on two machines.",
+            "May compiled-bucketed replace eager, a card each, the shapes of Llama-3-8B in bfloat16? Six trials of "
+            "three runs, on two machines.",
             CASES / "ab-h100",
         ),
         Entry(

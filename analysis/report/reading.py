@@ -104,7 +104,7 @@ def facts(summary: Row) -> list[Fact]:
 
 
 def bed_line(summary: Row) -> str:
-    """Whether the machines were quiet, and what that means for a PASS; empty for a summary that knows of no test bed."""
+    """Whether the machines were quiet, and what that means for a PASS; empty where no test bed is known."""
     line = text(at(summary, "bed", "line"))
     allowed = " Every gate passed with that allowed for."
     passed = at(summary, "overall") == "PASS" and at(summary, "bed", "verdict") == "disturbed"

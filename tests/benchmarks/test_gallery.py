@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import struct
-from pathlib import Path
 
 import pytest
 
