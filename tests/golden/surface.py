@@ -108,5 +108,8 @@ def version() -> str:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=GOLDEN, help="the folder (default: tests/golden)")
+    out: Path = parser.parse_args().out
     text = json.dumps(surface(), indent=1, sort_keys=True, ensure_ascii=False)
-    (GOLDEN / f"stable-{version()}.json").write_text(f"{text}\n", encoding="utf-8")
+    (out / f"stable-{version()}.json").write_text(f"{text}\n", encoding="utf-8")
