@@ -88,7 +88,7 @@ def test_headless_run_by_hand_writes_csv_and_html(server: ServedFake, tmp_path: 
     assert "Traceback" not in output
     assert code == 1, output  # Locust's own rule: some requests failed
     rows = records(tmp_path / "records")
-    assert 20 < len(rows) < 160  # 4 users x 5/s x about 4 s
+    assert 8 < len(rows) < 160  # 4 users x 5/s x about 4 s, of which a busy machine takes most to start them
     statuses = Counter(row["status"] for row in rows)
     assert set(statuses) == {"OK", "RESOURCE_EXHAUSTED"}
     stats = {row["name"]: row for row in json.loads((tmp_path / "out.json").read_text())}
