@@ -174,6 +174,9 @@ async def ask(
             received += 1
     except grpc.aio.AioRpcError:
         pass
+    except asyncio.CancelledError:
+        call.cancel()  # grpc cancels no call whose task is cancelled while it still begins
+        raise
     return Answer(
         await call.code(),
         await call.details() or "",
