@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.records.added_settings import value_before
 from analysis.records.export import export
 from analysis.records.plain_values import rows_of

@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from analysis.nouns import counted
 from analysis.records.run_list import joins_runs
 from analysis.report.html import html_report
 from analysis.summary.summary import analyze
@@ -163,7 +164,7 @@ def index() -> str:
     for entry in entries():
         parts.append(f"## {entry.title}")
         found = outcome(entry)
-        count = f"{found['trials']} trial{'' if found['trials'] == 1 else 's'}"
+        count = counted(found["trials"], "trial")
         parts += [
             entry.asked,
             f"> **{found['overall']}.** {found['headline']}",

@@ -17,6 +17,7 @@ import numpy as np
 
 from analysis.arrays import Ints
 from analysis.judging.gates import FAIL
+from analysis.nouns import counted
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.run.trials import SECOND, Trial
@@ -195,7 +196,7 @@ def _in_words(opinion: Mapping[str, Any]) -> str:
     """The verdict, and of Kayenta its class where that says more, and the candidate's points where they are few."""
     more = ["Low"] if opinion.get("class") == "Low" else []
     points = opinion.get("points", _ENOUGH_POINTS)
-    more += [f"{points:g} {'point' if points == 1 else 'points'}"] if points < _ENOUGH_POINTS else []
+    more += [counted(points, "point")] if points < _ENOUGH_POINTS else []
     return f"{opinion['verdict']} ({', '.join(more)})" if more else str(opinion["verdict"])
 
 

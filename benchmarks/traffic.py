@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from analysis.nouns import counted
 from servers.fields import ConfigError
 
 FIRST_TOKEN_ID = 3  # ids below are padding, start and end of text in the common vocabularies
@@ -155,7 +156,7 @@ def paced(rows: Rows, *, tokens_per_s: float, share: float, duration_s: float) -
             f"take {needed:.0f}: lower --duration or --saturation-share"
         )
     if count < 2 or rows.offset_ns[count - 1] == 0:
-        raise ConfigError(f"{duration_s:g} s hold {count} requests at this pace: raise --duration")
+        raise ConfigError(f"{duration_s:g} s hold {counted(count, 'request')} at this pace: raise --duration")
     scale = duration_s * 1e9 / float(rows.offset_ns[count - 1])
     return rows.take(slice(count), time_scale=scale), scale
 

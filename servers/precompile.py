@@ -58,8 +58,9 @@ def _precompile(arm: ArmConfig, path: str, *, as_json: bool) -> int:
         written = artifacts.save(path, arm, runner.device)
     unkept = sum(event.cache == "bypass" for event in compiles)
     size, seconds, graphs = Path(path).stat().st_size, (now_ns() - begun_ns) / 1e9, int(written.facts["graphs"])
+    kept = "1 graph" if graphs == 1 else f"{graphs} graphs"
     words = (
-        f"{path}\n{graphs} graphs of {arm.name} in {size / 2**20:.1f} MiB, compiled in {seconds:.1f} s\n"
+        f"{path}\n{kept} of {arm.name} in {size / 2**20:.1f} MiB, compiled in {seconds:.1f} s\n"
         f"for {written.facts['device']}; load it with compile.artifact"
     )
     if unkept:

@@ -23,6 +23,7 @@ from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
 from analysis.judging.planner import Noise
 from analysis.judging.validity import LENGTH_CHECKS, Check
+from analysis.nouns import counted
 from analysis.records.tables import RecordError
 from analysis.run.gaps import gaps_of
 from analysis.run.run import Run
@@ -416,7 +417,7 @@ def _wants(run: Run, halves: Sequence[Halves]) -> Iterator[str]:
     for item in halves:
         label = quantile_label(item.metric, item.quantile)
         if item.blocks < limits.min_blocks:
-            yield f"Halves share {item.blocks} steady blocks; {limits.min_blocks} are needed."
+            yield f"Halves share {counted(item.blocks, 'steady block')}; {limits.min_blocks} are needed."
         if item.requests * (1.0 - item.quantile) < TAIL_REQUESTS - 1e-9:
             needed = math.ceil(TAIL_REQUESTS / (1.0 - item.quantile) - 1e-9)
             yield f"A half has {item.requests} values; {label} needs {needed}."

@@ -18,6 +18,7 @@ from analysis.judging.gates import FAIL, PASS
 from analysis.judging.judgement import Judgement
 from analysis.judging.load_steps import FEWEST_STARTS, Bracket, brackets, is_search
 from analysis.judging.wording import digits
+from analysis.nouns import counted
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
 from analysis.run.startup import startup_row
@@ -317,7 +318,11 @@ def _hours_text(hours: float | None) -> str:
         return "never"
     if hours < 1.0 / 60.0:
         return f"after {digits(hours * 3600, 2)} s"
-    return f"after {digits(hours * 60, 2)} minutes" if hours < 2.0 else f"after {digits(hours)} hours"
+    return (
+        f"after {counted(hours * 60, 'minute', lambda value: digits(value, 2))}"
+        if hours < 2.0
+        else f"after {digits(hours)} hours"
+    )
 
 
 def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:

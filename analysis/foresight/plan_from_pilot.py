@@ -14,7 +14,7 @@ from analysis.judging.load_steps import is_search
 from analysis.judging.planner import Noise, comparison_needed_s, decidable_margin, starts_needed
 from analysis.judging.run_gates import judge_target
 from analysis.judging.validity import LENGTH_CHECKS
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run

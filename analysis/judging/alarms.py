@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.nouns import counted
 from analysis.records.plain_values import text_of
 from analysis.run.spikes import RECOMPILE_KINDS
 
@@ -48,7 +49,9 @@ def compile_alarms(
                 Alarm(at_ns=event.end_ns, why=f"{arm} compiled for {event.seconds:.1f} s while serving{shape}")
             )
         elif recompiles > max_recompiles:
-            found.append(Alarm(at_ns=event.end_ns, why=f"{arm} recompiled {recompiles} times while serving{shape}"))
+            found.append(
+                Alarm(at_ns=event.end_ns, why=f"{arm} recompiled {counted(recompiles, 'time')} while serving{shape}")
+            )
     return found
 
 

@@ -9,7 +9,8 @@ from analysis.judging.checks.bed import check_bed
 from analysis.judging.checks.bed_speed import drifts
 from analysis.judging.checks.disturbances import Disturbance
 from analysis.judging.validity import Check
-from analysis.judging.wording import counted, percent
+from analysis.judging.wording import percent
+from analysis.nouns import counted
 from analysis.records.schemas import RUN_HOST
 from analysis.run.references import FIGURES
 from analysis.run.test_bed import TestBed

@@ -13,7 +13,8 @@ from typing import Any
 
 from analysis.judging.paths import Path
 from analysis.judging.rates import RateComparison
-from analysis.judging.wording import counted, digits, percent
+from analysis.judging.wording import digits, percent
+from analysis.nouns import counted
 from analysis.run.slo import ShareResult
 from analysis.settings.gate_limits import CompileBudget
 from analysis.settings.metrics import quantile_label
@@ -353,6 +354,6 @@ def _departure(row: Mapping[str, Any]) -> str:
     departs, prompts = row.get("departs"), row.get("prompts")
     try:
         question, token = departs  # type: ignore[misc]
-        return f"token {token + 1} after a prompt of {prompts[question]} tokens"  # type: ignore[index]
+        return f"token {token + 1} after a prompt of {counted(prompts[question], 'token')}"  # type: ignore[index]
     except (TypeError, ValueError, IndexError):
         return "an unknown place"

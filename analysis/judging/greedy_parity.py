@@ -17,7 +17,8 @@ from typing import Any, Final
 from scipy import stats
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.wording import counted, digits, percent
+from analysis.judging.wording import digits, percent
+from analysis.nouns import counted
 from analysis.records.asked_answers import AFTER, BEFORE, Twice, answers_in
 from analysis.run.greedy_answers import CONFIDENCE, GreedyAnswers, greedy_answers
 

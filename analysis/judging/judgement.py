@@ -39,7 +39,7 @@ from analysis.judging.run_gates import (
 from analysis.judging.unforeseen import unforeseen_gates
 from analysis.judging.validity import Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.run.memory import RunMemory, memory_of
 from analysis.run.run import Run
 from analysis.run.test_bed import TestBed

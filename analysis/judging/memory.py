@@ -12,7 +12,8 @@ import numpy as np
 from scipy import stats
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.wording import bytes_text, counted, digits, sentence
+from analysis.judging.wording import bytes_text, digits, sentence
+from analysis.nouns import counted
 from analysis.run.memory import DEVICE_FIGURES, FIGURES, HeldMemory, RunMemory
 from analysis.settings.gate_limits import GateLimits
 

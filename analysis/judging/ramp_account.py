@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.generators import unfinished_requests
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.records.plain_values import table
 from analysis.records.weight_journal import BY_HAND, WeightChange
 from analysis.run.run import Run

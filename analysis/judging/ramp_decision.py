@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.settings.ramp_limits import RampLimits
 
 Action = Literal["stay", "hold", "advance", "rollback", "promoted"]

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.judging.gates import FAIL, Gate
-from analysis.judging.wording import counted, digits, gate_label, into_compile
+from analysis.judging.wording import digits, gate_label, into_compile
+from analysis.nouns import counted
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
@@ -205,8 +206,10 @@ def _of_errors(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> Iterator[
     count, shed = int(failed.sum()), int((failed & requests.shed).sum())
     behind = int((failed & run.attribution.hit).sum())
     if behind:
-        which = f"All {count}" if behind == count else f"{behind} of {count}"
-        yield f"{which} failed requests had waited for a compile: mend the compiles first."
+        which = f"{behind} of {counted(count, 'failed request')}"
+        if behind == count:
+            which = "The failed request" if count == 1 else f"All {count} failed requests"
+        yield f"{which} had waited for a compile: mend the compiles first."
     if 2 * behind < count:
         if 2 * shed > count:
             yield f"{shed} of the {count} that failed found no room or no time (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED):"

@@ -1,4 +1,4 @@
-"""How figures read in reasons and advice: counts, shares, lengths of time, lists of faults."""
+"""How figures read in reasons and advice: digits, shares, lengths of time, lists of faults."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from analysis.nouns import counted
 from analysis.records.plain_values import mapping, number, text_of
 from analysis.settings.metrics import METRIC_NAMES
 
@@ -18,11 +19,6 @@ def gate_label(gate: str) -> str:
     for raw, name in (("noninferiority", "non-inferiority"), ("error_pct", "error rate"), ("slo", "SLO")):
         label = re.sub(rf"\b{raw}\b", name, label)
     return label
-
-
-def counted(number: int, noun: str) -> str:
-    """The count with its noun: "1 stall", "3 stalls"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def digits(value: float, most: int = 3) -> str:
@@ -61,7 +57,7 @@ def sentence(faults: Sequence[str]) -> str:
 def duration_text(seconds: float) -> str:
     """The length in the unit a reader thinks in: "90 seconds", "20 minutes", "3.5 hours"."""
     if seconds < 180:
-        return f"{seconds:.0f} seconds"
+        return counted(round(seconds), "second")
     if seconds < 2 * 3600:
         return f"{math.ceil(seconds / 60)} minutes"
     return f"{seconds / 3600:.1f} hours"

@@ -16,6 +16,7 @@ from scipy import special
 
 from analysis.arrays import Floats, Ints
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from analysis.nouns import counted
 from analysis.parity.finding import Finding
 from analysis.parity.measures import Matrix, Measures
 
@@ -89,10 +90,11 @@ def judge_accuracy(
     if not total:
         reason = f"{against} rules out every token of {texts.source}: they are no texts of this model."
         return [Finding(name="perplexity", verdict=INCONCLUSIVE, reason=reason)], {}
-    seen = f"{known_texts} texts ({total} tokens, {texts.source})"
+    seen = f"{counted(known_texts, 'text')} ({counted(total, 'token')}, {texts.source})"
     perplexity = estimated(lost, counts, limits.perplexity_ratio, rng, of_divergence=False)
     divergence = estimated(apart, counts, limits.kl, rng, of_divergence=True)
     own_perplexity, due_perplexity = (_perplexity(values[known]) for values in (own, due))
+    same = "this text" if known_texts == 1 else f"these {known_texts} texts"
     findings = [
         _finding(
             "perplexity",
@@ -103,8 +105,7 @@ def judge_accuracy(
         ),
         _finding(
             "kl",
-            f"The mean KL divergence of {name} from {against} on these {known_texts} texts is "
-            f"{divergence.value:.3g} nats a token",
+            f"The mean KL divergence of {name} from {against} on {same} is {divergence.value:.3g} nats a token",
             divergence,
             limits.kl,
             texts,

@@ -13,6 +13,7 @@ import numpy as np
 
 from analysis.arrays import Floats
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from analysis.nouns import counted
 from analysis.parity.finding import Finding
 from analysis.parity.flips import Places
 from analysis.parity.measures import EPSILON, Measures, median
@@ -42,7 +43,7 @@ def judge_evenness(name: str, own: Measures, control: Measures | None, place: Pl
         by_prompt = _multiples(errors, calm, dtype)
         worst = int(np.argmax(by_prompt))
         request = int(place.request[whole[worst][0]])
-        where = f"request {request} (prompt of {place.prompts[request]} tokens)"
+        where = f"request {request} (prompt of {counted(place.prompts[request], 'token')})"
         seen = f"The typical error of {name} at {where}"
         yield _finding("worst prompt", seen, by_prompt[worst], PROMPT_LIMIT, errors[worst])
     yield _finding(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.arrays import Floats, Ints
+from analysis.nouns import counted
 from analysis.parity.measures import Matrix, Measures
 
 
@@ -58,7 +59,8 @@ class Places:
         """Such as "request 3 (prompt of 57 tokens), token 5 of 24"; tokens count from 1."""
         request = int(self.request[position])
         token = position - self.position(request, 0) + 1
-        return f"request {request} (prompt of {self.prompts[request]} tokens), token {token} of {self.lengths[request]}"
+        asked = counted(self.prompts[request], "token")
+        return f"request {request} (prompt of {asked}), token {token} of {self.lengths[request]}"
 
 
 def flips_of(

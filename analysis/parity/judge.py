@@ -17,7 +17,7 @@ import numpy as np
 from analysis.arrays import Floats
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.verdict import combined
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.parity.accuracy import AccuracyLimits, Texts, judge_accuracy
 from analysis.parity.borders import Borders, judge_borders
 from analysis.parity.evenness import judge_evenness
@@ -311,7 +311,8 @@ def _as_computed(arm: Answers, left: Sequence[tuple[int, int]], bound: Floats, p
         verdict=FAIL if strange else PASS,
         value=float(len(strange)),
         limit=0.0,
-        reason=f"{counted(len(strange), 'token')} of {arm.name}'s answers are not what it computes; worst at "
+        reason=f"{counted(len(strange), 'token')} of {arm.name}'s answers "
+        f"{'is' if len(strange) == 1 else 'are'} not what it computes; worst at "
         f"{place.text(worst.position)}: it takes {worst.token}, and its own logits prefer another by {worst.lead:.3g} "
         f"where noise can turn {worst.bound:.2g}."
         if worst is not None
@@ -396,7 +397,11 @@ def _errors(
         value, low, high = ratio_interval(values, getattr(base, column), place.request, statistic, rng)
         verdict = PASS if high <= limit else FAIL if low > limit else INCONCLUSIVE
         verdict = INCONCLUSIVE if few else verdict
-        around = f"({len(place.lengths)} prompts set no interval)" if few else f"({low:.3g} to {high:.3g})"
+        around = (
+            f"({counted(len(place.lengths), 'prompt')} {'sets' if len(place.lengths) == 1 else 'set'} no interval)"
+            if few
+            else f"({low:.3g} to {high:.3g})"
+        )
         yield Finding(
             name=key,
             verdict=verdict,
@@ -430,7 +435,7 @@ def _errors(
 def _explained(name: str, flips: Sequence[Flip], place: Places) -> Finding:
     strange = [flip for flip in flips if not flip.explained]
     turned = [flip for flip in flips if flip.lead > 0]
-    within = f"{name} prefers another token than float64 {len(turned)} times, always within noise"
+    within = f"{name} prefers another token than float64 {counted(len(turned), 'time')}, always within noise"
     return Finding(
         name="flips",
         verdict=FAIL if strange else PASS,

@@ -15,7 +15,7 @@ import numpy as np
 from analysis.arrays import Floats
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.verdict import combined
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.parity.borders import Borders
 from analysis.parity.finding import Finding
 from analysis.parity.judge import ArmParity, Parity, concluded

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.nouns import counted
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.requests import Requests
 
@@ -106,7 +107,7 @@ def misplaced_requests(table: pa.Table, *, arms: Collection[str], trials: Collec
 
 def words_of(unplaced: Sequence[Unplaced], what: str) -> list[str]:
     """One phrase for each reason: "5 compile events of an unknown kind (recompila)"."""
-    return [f"{item.rows} {what}{'' if item.rows == 1 else 's'} {item.reason}" for item in unplaced]
+    return [f"{counted(item.rows, what)} {item.reason}" for item in unplaced]
 
 
 def _shown(value: object) -> str:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Codes, Floats, Ints
+from analysis.nouns import counted
 from analysis.records import scratch
 from analysis.records.arrow import codes, groups, integers, is_named, moments
 from analysis.records.columns import as_one, filled
@@ -146,7 +147,9 @@ def requests_of(
     """
     if nameless := table.column("arm").null_count:
         if nameless == table.num_rows:
-            raise RecordError(f"{nameless} requests name no arm: fill the column arm")
+            raise RecordError(
+                f"{counted(nameless, 'request')} {'names' if nameless == 1 else 'name'} no arm: fill the column arm"
+            )
         table = table.filter(table.column("arm").is_valid())  # see `misplaced_requests`
     unique = _first_of_each(table)
     repeated = 0

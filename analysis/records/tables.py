@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.parquet
 
+from analysis.nouns import counted
 from analysis.records.documents import parse_json
 from analysis.records.sums import Piece, Statement, SumsWriter, append, changed, read_statement, sums_path
 
@@ -291,10 +292,10 @@ def _damage(statement: Statement, size: int, *, lost: int) -> str:
     if statement.end is not None and size < statement.end[0]:
         what = f"is cut off: it has {size} of {statement.end[0]} bytes"
     elif statement.end is not None and size > statement.end[0]:
-        what = f"holds {size - statement.end[0]} bytes more than were written"
+        what = f"holds {counted(size - statement.end[0], 'byte')} more than were written"
     else:
         what = NOT_AS_WRITTEN
-    return f"{what}, {lost} row{'' if lost == 1 else 's'} of it are gone" if lost else what
+    return f"{what}, {counted(lost, 'row')} of it {'is' if lost == 1 else 'are'} gone" if lost else what
 
 
 def _apart(table: pa.Table) -> pa.Table:

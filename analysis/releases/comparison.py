@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.records.tables import RecordError
 from analysis.releases.conditions import Departure, departures, obstacles
 from analysis.releases.gates import FigureRow, arm_rows

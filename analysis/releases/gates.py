@@ -16,7 +16,7 @@ from scipy import stats
 
 from analysis.judging.checks.bed_traffic import BUSY, STEAL, THROTTLING
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.releases.history import days
 from analysis.releases.machine import MachineSpeeds
 from analysis.releases.release import Release, ReleaseArm

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.judging.wording import sentence
+from analysis.nouns import counted
 from analysis.report.reading import arm_names, arms_of
 from analysis.report.tables import Figure, Table
 from analysis.report.values import (
@@ -262,7 +263,7 @@ def _notes(bed: object) -> tuple[str, ...]:
     unknown = at(bed, "unknown")
     notes = [f"Cannot tell: {text(line)}." for line in unknown] if isinstance(unknown, list) else []
     machines = (
-        f"{text(row.get('host'))}: {text(row.get('cpu'))}, {count(row.get('cpus'))} processors, kernel "
+        f"{text(row.get('host'))}: {text(row.get('cpu'))}, {counted(row.get('cpus'), 'processor', count)}, kernel "
         f"{text(row.get('kernel'))}{', virtual (' + text(row['virtual']) + ')' if row.get('virtual') else ''}."
         for row in rows(bed, "machines")
     )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoescape
 from markupsafe import Markup
 
+from analysis.nouns import counted
 from analysis.report import (
     bed,
     breakeven,
@@ -89,6 +91,7 @@ def environment() -> Environment:
         *(values.moment, values.first_line, values.with_code, reading.ratio_of_limit, reading.check_name),
     ):
         environment.filters[show.__name__] = show
+    environment.filters["counted"] = partial(counted, show=values.count)
     environment.filters["number"] = lambda value: value if values.is_number(value) else ""
     return environment
 

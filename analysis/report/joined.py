@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from analysis.nouns import counted
 from analysis.report.tables import Table
 from analysis.report.values import DASH, Row, at, count, interval, is_number, metric_label, ratio, rows, text
 
@@ -17,11 +18,9 @@ def head(summary: Row) -> str:
     if not runs:
         return ""
     trials, machines = at(summary, "design", "trials"), len(rows(summary, "joined", "machines"))
-    return ", ".join((_many(len(runs), "run"), _many(trials, "trial"), _many(machines, "machine")))
-
-
-def _many(number: object, noun: str) -> str:
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+    return ", ".join(
+        (counted(len(runs), "run", count), counted(trials, "trial", count), counted(machines, "machine", count))
+    )
 
 
 def runs(summary: Row) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from analysis.nouns import counted
 from analysis.report.comparing import load_ratios
 from analysis.report.reading import embeds
 from analysis.report.tables import Table
@@ -70,7 +71,7 @@ def traffic(summary: Row) -> list[tuple[str, str]]:
     facts = at(summary, "traffic")
     lines: list[tuple[str, str]] = []
     if isinstance(facts, Mapping) and "closed_loop" in facts:
-        slots = _many(facts["closed_loop"], "request")
+        slots = counted(facts["closed_loop"], "request", count)
         lines.append(("Closed loop", f"{slots} under way to each arm; its tails are not judged."))
     lines += _over_limit(at(facts, "over_limit"), texts=embeds(summary))
     lines += _template(at(facts, "template"))
@@ -102,35 +103,33 @@ def _over_limit(over: object, *, texts: bool) -> list[tuple[str, str]]:
     if input_over or output_over:
         done = {"clip": "cut to them", "drop": "left out"}.get(str(at(over, "policy")), text(at(over, "policy")))
         dropped = at(over, "requests_dropped")
-        more = f" ({_many(dropped, 'request')} left out)" if is_number(dropped) and dropped else ""
+        more = f" ({counted(dropped, 'request', count)} left out)" if is_number(dropped) and dropped else ""
         what = (
-            _many(input_over, "text") if texts else f"{_many(input_over, 'prompt')} and {_many(output_over, 'answer')}"
+            counted(input_over, "text", count)
+            if texts
+            else f"{counted(input_over, 'prompt', count)} and {counted(output_over, 'answer', count)}"
         )
         were = "was" if texts and input_over == 1 else "were"
         sentence = f"{what} {were} longer: {done}{more}."
         lines.append(("Over the model's limits", sentence))
     late = at(over, "turns_after_end")
     if is_number(late) and late:
-        lines.append(("Turns after the end", f"{count(late)} were not sent."))
+        lines.append(("Turns after the end", f"{count(late)} {'was' if late == 1 else 'were'} not sent."))
     return lines
-
-
-def _many(number: object, noun: str) -> str:
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def _template(template: object) -> list[tuple[str, str]]:
     least, most = at(template, "least"), at(template, "most")
     if not is_number(least) or not is_number(most):
         return []
-    size = count(least) if least == most else f"{count(least)} to {count(most)}"
-    sentence = f"adds {size} tokens to each of {count(at(template, 'prompts'))} prompts"
+    size = counted(most, "token", count) if least == most else f"{count(least)} to {count(most)} tokens"
+    sentence = f"adds {size} to each of {counted(at(template, 'prompts'), 'prompt', count)}"
     moved = at(template, "moved")
     for arm, number in moved.items() if isinstance(moved, Mapping) else ():
-        sentence += f"; {count(number)} move to a larger bucket of {text(arm)}"
+        sentence += f"; {count(number)} {'moves' if number == 1 else 'move'} to a larger bucket of {text(arm)}"
     over = at(template, "over_limit")
     if is_number(over) and over:
-        sentence += f"; {count(over)} go over the model's limit by it alone"
+        sentence += f"; {count(over)} {'goes' if over == 1 else 'go'} over the model's limit by it alone"
     return [("Chat template", f"{sentence}.")]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from analysis.nouns import counted
 from analysis.report.tables import Table
 from analysis.report.values import (
     DASH,
@@ -38,7 +39,7 @@ def words(summary: Row) -> list[tuple[str, str]]:
         told = _OUTCOMES.get(str(outcome), text(outcome))
         exposed, hurt = at(summary, "ramp", "exposed"), at(summary, "ramp", "hurt")
         parts = [f"{text(at(summary, 'ramp', 'candidate'))} was {told}: {text(at(summary, 'ramp', 'reason'))}"]
-        parts.append(f"{count(exposed)} request{'' if exposed == 1 else 's'} exposed, {count(hurt)} hurt")
+        parts.append(f"{counted(exposed, 'request', count)} exposed, {count(hurt)} hurt")
         if is_number(back := at(summary, "ramp", "rollback_s")):
             parts.append(f"back within {seconds(back)} of what was told")
         lines.append(("Ramp", "; ".join(parts)))

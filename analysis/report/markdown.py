@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.report import bed, breakeven, comparing, frontier, joined, load, looks, outside, reading, time_parts
 from analysis.report.resources import memory_events
 from analysis.report.server_load import server_load

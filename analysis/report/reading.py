@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from analysis.nouns import counted
 from analysis.records.schemas import RUN_HOST
 from analysis.report.joined import head
 from analysis.report.looks import ramp_facts
@@ -92,7 +93,7 @@ def facts(summary: Row) -> list[Fact]:
         Fact(
             name="Duration",
             value=span(at(design, "duration_s")),
-            note=_many(trials, "trial") if is_number(trials) else "",
+            note=counted(trials, "trial", count) if is_number(trials) else "",
         ),
         Fact(name="Blocks", value=count(blocks), note=f"of {seconds(each)}" if is_number(each) else ""),
         Fact(name="Requests", value=_requests(summary), note=_planned(summary)),
@@ -111,10 +112,6 @@ def bed_line(summary: Row) -> str:
     return "" if line == DASH else line + allowed * passed
 
 
-def _many(number: float, noun: str) -> str:
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
-
-
 def _requests(summary: Row) -> str:
     known = [arm["requests"] for arm in rows(summary, "arms") if is_number(at(arm, "requests"))]
     return count(sum(known)) if known else DASH
@@ -124,8 +121,8 @@ def _planned(summary: Row) -> str:
     planned = at(summary, "design", "planned")
     arms = len(rows(summary, "arms"))
     if not is_number(planned):
-        return _many(arms, "arm")
-    return f"{count(planned)} planned, {_many(arms, 'arm')}"
+        return counted(arms, "arm", count)
+    return f"{count(planned)} planned, {counted(arms, 'arm', count)}"
 
 
 def machine(summary: Row) -> str:
@@ -158,7 +155,7 @@ def device(summary: Row) -> str:
         listed = Counter({named.get(model, model): number for model, number in used.items()})
     if listed:
         return "; ".join(f"{number} × {gpu}" if number > 1 else gpu for gpu, number in listed.items())
-    return _many(cpus, "CPU") if is_number(cpus) else ""
+    return counted(cpus, "CPU", count) if is_number(cpus) else ""
 
 
 def arms_of(summary: Row) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analysis.nouns import counted
 from analysis.report.tables import Table
 from analysis.report.values import DASH, Row, at, count, is_number, percent, rows, text
 
@@ -37,5 +38,5 @@ def beside(spike: Row) -> str:
     if is_number(cache := at(spike, "server", "cache_pct")):
         parts.append(f"cache {percent(cache)}")
     if is_number(lost := at(spike, "server", "preemptions")):
-        parts.append(f"{count(lost)} preemption{'' if lost == 1 else 's'}")
+        parts.append(counted(lost, "preemption", count))
     return ", ".join(parts) or DASH

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from analysis.nouns import counted
 from analysis.report import reading
 from analysis.report.values import Row, at, count, is_number, rows, text
 
@@ -66,10 +67,11 @@ def _cell(cell: Row | None, batch: str, length: str, most: float) -> Cell | None
         return None
     new, compiles = cell.get("new") or 0, cell["compiles"]
     parts = [
-        f"batch {batch}, length {length}: {_many(cell['requests'], 'request')} in {_many(cell.get('shapes'), 'shape')}"
+        f"batch {batch}, length {length}: {counted(cell['requests'], 'request', count)} in "
+        f"{counted(cell.get('shapes'), 'shape', count)}"
     ]
     parts += [f"{count(new)} first seen while serving"] if new else []
-    parts += [f"{_many(compiles, 'compile')} while serving"] if compiles else []
+    parts += [f"{counted(compiles, 'compile', count)} while serving"] if compiles else []
     return Cell(
         requests=_short(cell["requests"]) if cell["requests"] else "",
         shade=_shade(cell["requests"], most),
@@ -97,16 +99,13 @@ def _about(row: Row) -> str:
     """How many shapes there were, and what of them is marked, in a sentence."""
     cells = _cells(row)
     said = [
-        f"{_many(sum(cell.get('shapes') or 0 for cell in cells), 'shape')} of {_many(row.get('requests'), 'request')}"
+        f"{counted(sum(cell.get('shapes') or 0 for cell in cells), 'shape', count)} of "
+        f"{counted(row.get('requests'), 'request', count)}"
     ]
     if any(is_number(cell.get("new")) for cell in cells):
         said.append(f"{count(sum(cell.get('new') or 0 for cell in cells))} of them first seen while serving")
     if compiles := sum(cell["compiles"] for cell in cells):
-        said.append(f"{_many(compiles, 'compile')} while serving")
+        said.append(f"{counted(compiles, 'compile', count)} while serving")
     if row.get("unknown"):
-        said.append(f"{_many(row['unknown'], 'request')} without a recorded shape")
+        said.append(f"{counted(row['unknown'], 'request', count)} without a recorded shape")
     return ", ".join(said)
-
-
-def _many(number: object, noun: str) -> str:
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.arrays import Floats, Ints
+from analysis.nouns import counted
 from analysis.records.plain_values import mapping, number, rows_of, text_of
 from analysis.records.tables import RecordError
 from analysis.results.result import (
@@ -22,7 +23,6 @@ from analysis.results.result import (
     count_or_none,
     numbers,
     requests_table,
-    requests_text,
     times_table,
 )
 
@@ -98,9 +98,9 @@ def result_of(lines: Sequence[Mapping[str, Any]], summary: Mapping[str, Any] | N
 def _pace(config: Mapping[str, Any]) -> tuple[str, bool | None, int | None, dict[str, Any]]:
     """How requests were sent, whether without waiting for answers, how many at most, and the settings of the load."""
     phases = [row for row in rows_of(config.get("phases")) if row.get("kind") != "warmup"]
-    counted = f"{TOOL} keeps when its rate limiter let a request go, and latency counts from there"
+    origin = f"{TOOL} keeps when its rate limiter let a request go, and latency counts from there"
     if not phases:
-        return f"{counted}; how the load was made is not known without the summary beside the records.", None, None, {}
+        return f"{origin}; how the load was made is not known without the summary beside the records.", None, None, {}
     if len(phases) > 1:
         raise RecordError(f"is of {len(phases)} phases, each of a load of its own: run it again with one")
     (phase,) = phases
@@ -109,10 +109,10 @@ def _pace(config: Mapping[str, Any]) -> tuple[str, bool | None, int | None, dict
     most = int(limit) if limit else None
     if kind in _OPEN:
         if most is None:
-            return f"{counted}.", True, None, load
-        how = f"kept at most {requests_text(most)} under way, and not what others waited for room"
+            return f"{origin}.", True, None, load
+        how = f"kept at most {counted(most, 'request')} under way, and not what others waited for room"
         return f"{TOOL} {how} {CLOSED_LOOP}.", False, most, load
-    how = f"kept {requests_text(most)} under way" if most else "had users who waited for their answers"
+    how = f"kept {counted(most, 'request')} under way" if most else "had users who waited for their answers"
     return f"{TOOL} {how} and sent the next when one ended {CLOSED_LOOP}.", False, most, load
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from analysis.arrays import Floats
+from analysis.nouns import counted
 from analysis.records.plain_values import mapping, number, rows_of, text_of
 from analysis.records.tables import RecordError
 from analysis.results.result import (
@@ -22,7 +23,6 @@ from analysis.results.result import (
     count_or_none,
     ns_or_null,
     requests_table,
-    requests_text,
 )
 
 TOOL = "GuideLLM"
@@ -111,7 +111,7 @@ def _was_sent(row: Mapping[str, Any]) -> bool:
 def _how(kind: str, limit: float | None) -> str:
     """How requests were sent, in words that follow the tool's name."""
     if kind in _CLOSED:
-        return _CLOSED[kind].format(limit=requests_text(limit) if limit else "so many requests")
+        return _CLOSED[kind].format(limit=counted(limit, "request") if limit else "so many requests")
     if kind in _OPEN:
         return f"sent on schedule ({kind}), and latency counts from it"
     return f'had a strategy "{kind}" that is not known here'

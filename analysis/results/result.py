@@ -37,11 +37,6 @@ class Result:
     problems: tuple[str, ...] = ()  # what is wrong with the file all the same, as what follows its name
 
 
-def requests_text(number: float) -> str:
-    """The count with its noun: "1 request", "8 requests". The one of `analysis.judging` is on a floor above."""
-    return f"{number:g} request{'' if number == 1 else 's'}"
-
-
 def requests_table(count: int, columns: Mapping[str, Any]) -> pa.Table:
     """A table of `count` requests with these columns of REQUESTS, null elsewhere."""
     return pa.table(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from analysis.arrays import Bools, Floats
+from analysis.nouns import counted
 from analysis.records.plain_values import number, text_of
 from analysis.records.tables import RecordError
 from analysis.results.result import (
@@ -24,7 +25,6 @@ from analysis.results.result import (
     ns_or_null,
     numbers,
     requests_table,
-    requests_text,
     times_table,
 )
 
@@ -102,7 +102,7 @@ def result_of(document: Mapping[str, Any]) -> Result:
         load={key: document[key] for key in _OF_LOAD if document.get(key) is not None},
         problems=()
         if completed is None or completed == ok.sum()
-        else (f"says that {requests_text(completed)} completed, and {int(ok.sum())} did by its lists",),
+        else (f"says that {counted(completed, 'request')} completed, and {int(ok.sum())} did by its lists",),
     )
 
 
@@ -122,17 +122,17 @@ def _pace(document: Mapping[str, Any], start_s: Floats, queued_s: Floats | None)
     rate, limit = number(document.get("request_rate")), number(document.get("max_concurrency"))
     if rate is None and document.get("ramp_up_strategy") is None:
         if limit is not None:
-            how = f"kept {requests_text(limit)} under way and sent the next when one ended"
+            how = f"kept {counted(limit, 'request')} under way and sent the next when one ended"
             return f"{TOOL} {how} {CLOSED_LOOP}.", False, None
         issued_s = start_s if queued_s is None else start_s - queued_s
         if np.ptp(issued_s) < _AT_ONCE_SHARE * (number(document.get("duration")) or np.inf):
             how = "sent every request at once (request_rate inf)"
             return f"{TOOL} {how}: they waited for each other, as in no traffic.", False, None
     if queued_s is not None:
-        counted = "latency counts from when its client took a request up"
-        return f"{TOOL} sent on schedule and keeps none: {counted}.", True, np.maximum(queued_s, 0.0)
+        origin = "latency counts from when its client took a request up"
+        return f"{TOOL} sent on schedule and keeps none: {origin}.", True, np.maximum(queued_s, 0.0)
     if limit is not None:
-        how = f"kept at most {requests_text(limit)} under way, and not what others waited for room"
+        how = f"kept at most {counted(limit, 'request')} under way, and not what others waited for room"
         return f"{TOOL} {how} {CLOSED_LOOP}.", False, None
     return f"{TOOL} sent on schedule and keeps none: latency counts from when a request was sent.", True, None
 

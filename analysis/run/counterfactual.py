@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
+from analysis.nouns import counted
 from analysis.records.columns import taken
 from analysis.records.scratch import kept
 from analysis.run.run import Run
@@ -80,7 +81,8 @@ def counterfactual(run: Run, arm: str, metric: str) -> Counterfactual:
     )
     unserved = int(attribution.unserved[own].sum())
     if unserved > (1.0 - _Q) * len(seen):
-        reason = f"{unserved} requests failed or were cut off behind a compile: what they would have taken is not known"
+        seen_of = f"{counted(unserved, 'request')} failed or {'was' if unserved == 1 else 'were'} cut off"
+        reason = f"{seen_of} behind a compile: what they would have taken is not known"
         return replace(known, withdrawn=reason)
     shares = (math.nan, math.nan)
     if (left < seen).any():

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from analysis.nouns import counted
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.placement import devices_in
 
@@ -44,7 +45,7 @@ def _what(phase: Row) -> str:
     done += [f"computed {100.0 * compute:g} % of the time"] if compute else []
     parts = [f"a neighbour on each device {' and '.join(done)}"] if done else []
     parts += [f"a second server on each device got {tenant:g} requests/s"] if tenant else []
-    parts += [f"each replica had {cpus:g} processor{'' if cpus == 1 else 's'}"] if cpus else []
+    parts += [f"each replica had {counted(cpus, 'processor')}"] if cpus else []
     return ", ".join(parts[:-1]) + (", and " if parts[1:] else "") + parts[-1]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.arrays import Floats, Ints
+from analysis.nouns import counted
 from analysis.records.plain_values import mapping
 from analysis.run.pairs import in_pairs
 from analysis.run.run import Run
@@ -87,7 +88,7 @@ def _beside_the_plan(run: Run, arm: str) -> str:
     first = int(wrong[0])
     return (
         f"{wrong.size} of {rows.size} answers of {arm} are not as long as asked for, such as "
-        f"{int(requests.output_tokens[first])} tokens of {int(requests.max_tokens[first])}"
+        f"{counted(int(requests.output_tokens[first]), 'token')} of {int(requests.max_tokens[first])}"
     )
 
 

@@ -28,6 +28,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
+from analysis.nouns import counted
 from analysis.records.scratch import parts
 from analysis.settings.gate_limits import RESTART_SPREAD, Method, Question
 from analysis.settings.metrics import quantile_label
@@ -380,7 +381,7 @@ def _obstacle(treatment: Sample, control: Sample, sizes: tuple[int, int], blocks
     for name, sample in (("the arm", treatment), ("the control", control)):
         distinct = _distinct(sample.values)
         if distinct < _FEWEST_DISTINCT:
-            return f"{name} shows only {distinct} different latencies"
+            return f"{name} shows only {counted(distinct, 'different latency')}"
     if blocks == 1:
         return "one time block cannot show how much blocks differ"
     return None

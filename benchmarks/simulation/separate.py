@@ -14,6 +14,7 @@ import numpy as np
 
 from analysis.arrays import Floats
 from analysis.judging.separate import compare_separate
+from analysis.nouns import counted
 from analysis.settings.gate_limits import RESTART_SPREAD
 from analysis.statistics.compare import Comparison, Sample, decide
 from benchmarks.simulation.calibration import covers, means
@@ -66,7 +67,7 @@ def separate_table(table: Table) -> None:
     for name, kind in SEPARATE.items():
         for trials in (1, 3):
             many = replace(kind, trials=trials)
-            front = f"{name}, {trials} separate {'run' if trials == 1 else 'runs'} of each arm"
+            front = f"{name}, {counted(trials, 'separate run')} of each arm"
             for label, share in zip(labels, mean(partial(coverage, many)), strict=True):
                 table.add(f"{front}: 95 % interval of {label} holds the truth", share, least=0.92)
             for label, share in zip(labels, mean(partial(verdicts, many, ratio=1.0 + MARGIN)), strict=True):

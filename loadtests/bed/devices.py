@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from analysis.nouns import counted
 from loadtests.bed.processes import Processes
 from loadtests.bed.readings import Probe, Readings, Seldom, probe
 
@@ -117,7 +118,7 @@ class Devices:
             if index is not None and index < len(cards):
                 self._cards[name] = cards[index]
             else:
-                readings.unreadable(name, "device", f"the driver shows {len(cards)} devices to the run")
+                readings.unreadable(name, "device", f"the driver shows {counted(len(cards), 'device')} to the run")
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """Of each device what does not change: host, index, uuid, name, driver, limits, and how to lock its clocks."""

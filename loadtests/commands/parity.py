@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.report.values import count, fine_ratio, ratio, scientific
 from loadtests.commands.command_line import CommandParser, add_experiment, add_set, seed
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict

@@ -11,6 +11,7 @@ from analysis.foresight.plan import Goal
 from analysis.foresight.plan_from_design import ARRIVALS, DESIGNS, Traffic, plan_from_design
 from analysis.foresight.plan_from_pilot import plan_from_run
 from analysis.judging.wording import duration_text
+from analysis.nouns import counted
 from analysis.records.tables import RecordError
 from analysis.settings.slo_targets import parse_targets
 from loadtests.commands.command_line import CommandParser, run_directory
@@ -100,8 +101,8 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     goal, source = plan["wanted"], plan["source"]
     pilot = source["from"] == "pilot"
     about = (
-        f"{source['run_dir']}: {duration_text(source['seconds'])} in {source['trials']} "
-        f"trial{'' if source['trials'] == 1 else 's'}, {source['design']}"
+        f"{source['run_dir']}: {duration_text(source['seconds'])} in "
+        f"{counted(source['trials'], 'trial')}, {source['design']}"
         if pilot
         else f"{source['design']}, {source['rate']:g} requests/s to each arm"
     )

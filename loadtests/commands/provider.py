@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+from analysis.nouns import counted
 from loadtests.commands.command_line import CommandParser, duration, run_directory
 from loadtests.commands.exits import stopping
 from loadtests.page.access import FEWEST_CHARACTERS, is_loopback
@@ -82,8 +83,8 @@ def _token(host: str, path: str | None) -> str:
     token = token_from_file(path, key="--token-file")
     if len(token) < FEWEST_CHARACTERS:
         raise ConfigError(
-            f'--token-file "{path}" holds {len(token)} characters; the least is {FEWEST_CHARACTERS}: make one with '
-            "`openssl rand -hex 16`"
+            f'--token-file "{path}" holds {counted(len(token), "character")}; the least is {FEWEST_CHARACTERS}: make '
+            "one with `openssl rand -hex 16`"
         )
     return token
 

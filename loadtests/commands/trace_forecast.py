@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.nouns import counted
 from analysis.statistics.decoding import DecodeSteps, decode_steps
 from analysis.statistics.exposure import Padding, batches, best_ladder, first_seen, padding, unseen_probability
 from loadtests.traffic.traces import Trace
@@ -109,7 +110,10 @@ def _policies(lengths: Any, sizes: Any, longest: Any, limit: int, settings: Fore
     row = partial(_row, settings)
 
     def bucketed(name: str, padded: Padding) -> dict[str, Any]:
-        note = ", ".join(map(str, padded.ladder)) + (f"; {padded.too_long:,} steps fit none" if padded.too_long else "")
+        note = ", ".join(map(str, padded.ladder))
+        if padded.too_long:
+            fit = "fits" if padded.too_long == 1 else "fit"
+            note += f"; {counted(padded.too_long, 'step', '{:,}'.format)} {fit} none"
         graphs = len(padded.ladder) * len(batch_sizes)
         return {
             **row(name, graphs, 0, padded.factor * rows_padded, note),
@@ -202,7 +206,7 @@ class _Shapes:
 def _static_rows(shapes: _Shapes, factor: float, settings: Forecast) -> list[dict[str, Any]]:
     """A graph for each shape: as the compiler limits them, and without limit."""
     distinct, limit, steps = len(shapes.first), settings.recompile_limit, int(shapes.times.sum())
-    note = f"{distinct:,} shapes"
+    note = counted(distinct, "shape", "{:,}".format)
     if distinct > limit:
         # compiled shapes stay compiled; all others run eagerly for ever
         eager_share = 1.0 - float(shapes.times[:limit].sum()) / steps

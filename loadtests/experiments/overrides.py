@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from analysis.nouns import counted
 from analysis.records.shallow_toml import DEEPEST
 from loadtests.experiments.files import FILE_KEYS
 from loadtests.experiments.toml_limits import parse_toml, table_of
@@ -51,7 +52,7 @@ def set_path(table: dict[str, Any], key: str, value: Any) -> None:
         if index is not None:
             size = len(current) if isinstance(current, list) else 0
             if int(index) >= size:
-                raise ConfigError(f"--set {key}: {name} has {size} entries, counted from 0")
+                raise ConfigError(f"--set {key}: {name} has {counted(size, 'entry')}, counted from 0")
             current = current[int(index)]
         if not isinstance(current, (dict, list)):
             raise ConfigError(f"--set {key}: {'.'.join(steps[: position + 1])} is {current!r}, not a table")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from analysis.nouns import counted
 from analysis.records.tables import RecordError
 from analysis.run.slo import parse_goodput
 from analysis.run.work import GAP_METRICS
@@ -79,7 +80,7 @@ def _check_sequential(experiment: Experiment) -> None:
 
 def _check_arms(arms: Sequence[ExperimentArm]) -> None:
     if not 2 <= len(arms) <= MAX_ARMS:
-        raise ConfigError(f"arms has {len(arms)} entries: give 2 to {MAX_ARMS} [[arms]] tables")
+        raise ConfigError(f"arms has {counted(len(arms), 'entry')}: give 2 to {MAX_ARMS} [[arms]] tables")
     names = [arm.name for arm in arms]
     for index, name in enumerate(names):
         # Statistics of the splitter cannot tell "." from "_".

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.judging.wording import counted, gate_label
+from analysis.judging.wording import gate_label
+from analysis.nouns import counted
 from analysis.records.documents import content_of
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import CONTROL, mapping, number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from analysis.nouns import counted
 from loadtests.experiments.model import ExternalArm
 from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
 from loadtests.traffic.lengths import IntArray
@@ -47,10 +48,11 @@ def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str, token
     except UnusableError as error:
         raise RunError(f'arm "{arm.name}": {address} cannot be used: {error}') from None
     if probe.context is not None and (over := tokens[tokens > probe.context]).size:
+        have = "has" if over.size == 1 else "have"
         raise RunError(
             f'arm "{arm.name}": {address} takes {probe.context} tokens for a prompt and its answer, and {over.size} of '
-            f"{tokens.size} requests have more, {over.max()} at most: serve it with a longer context, or lower "
-            "engine.max_prompt_tokens or engine.max_new_tokens"
+            f"{counted(tokens.size, 'request')} {have} more, {over.max()} at most: serve it with a longer "
+            "context, or lower engine.max_prompt_tokens or engine.max_new_tokens"
         )
     state.stage = "ready"
     if probe.tokens is None:

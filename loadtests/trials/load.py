@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.settings.slo_targets import parse_slo
 from loadtests.experiments.model import Experiment
 from loadtests.generator.trial_config import TrialConfig

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from analysis.nouns import counted
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.toml_limits import expanded
 from loadtests.trials.environment import count_gpus, gpu_capabilities, gpu_names, sees_gpu
@@ -80,8 +81,8 @@ def check_arm(config: ArmConfig) -> None:
         raise ConfigError(f"{what} but no GPU of NVIDIA or AMD is visible: use cpu, or run where a GPU is")
     if index and (gpus := count_gpus()) and int(index) >= gpus:
         raise ConfigError(
-            f"{what} but {gpus} GPU{'' if gpus == 1 else 's'} are visible: use cuda:0 to cuda:{gpus - 1}, or cuda "
-            "for the first"
+            f"{what} but {counted(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} visible: use "
+            f"{'cuda:0' if gpus == 1 else f'cuda:0 to cuda:{gpus - 1}'}, or cuda for the first"
         )
     on_cpu = device == "cpu" or (device == "auto" and not sees_gpu())
     if on_cpu and config.compile.enabled and config.compile.backend == "inductor":

@@ -18,6 +18,7 @@ from locust.env import Environment
 from locust.exception import RPCError
 from locust.runners import STATE_MISSING, MasterRunner
 
+from analysis.nouns import counted
 from analysis.records.documents import write_document
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import Schedule
@@ -171,7 +172,7 @@ class Master:
             self._error = self._error or data["error"]
             logger.error("%s", data["error"])
         if data.get("missing_rows"):
-            self._mark_lost(load, f"{data['missing_rows']} records did not reach the master: {data['kept']}")
+            self._mark_lost(load, f"{counted(data['missing_rows'], 'record')} did not reach the master: {data['kept']}")
         self._ended(load)
 
     def _on_part(self, load: _Load, data: dict[str, Any]) -> None:

@@ -26,7 +26,8 @@ def resolve_device(name: str) -> torch.device:
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         seen = torch.cuda.device_count()
-        raise ConfigError(f'model.device is "{name}" but torch sees {seen} GPUs: use cuda:0 to cuda:{seen - 1}')
+        sees = "one GPU: use cuda:0" if seen == 1 else f"{seen} GPUs: use cuda:0 to cuda:{seen - 1}"
+        raise ConfigError(f'model.device is "{name}" but torch sees {sees}')
     return device
 
 

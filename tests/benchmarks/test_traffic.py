@@ -67,7 +67,7 @@ def test_a_paced_trace_asks_the_given_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens_per_s", "message"), [(100, "the trace has 6 requests with 60 output tokens"), (1, "hold 1 requests")]
+    ("tokens_per_s", "message"), [(100, "the trace has 6 requests with 60 output tokens"), (1, "hold 1 request at")]
 )
 def test_a_trace_that_cannot_be_paced_says_why(tokens_per_s: float, message: str) -> None:
     trace = rows([0, 1, 2, 4, 8, 9], [10, 10, 10, 10, 10, 10])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from analysis.judging.checks.disturbances import BALANCED, Aspect, Disturbance, lost
 from analysis.judging.validity import ESTIMATES
 from analysis.judging.wording import digits, percent
+from analysis.nouns import counted
 from analysis.records.schemas import RUN_HOST
 from analysis.run.test_bed import POWER_CAP, THROTTLES, DeviceTraffic, HostTraffic, TestBed
 
@@ -58,8 +59,9 @@ def foreign_work(bed: TestBed) -> list[Disturbance] | None:
             seconds = device.foreign_s
             named = f" ({before})" if before else ""
             held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
-            what = f"process{'' if count == 1 else 'es'} of others{named}{held} {'was' if count == 1 else 'were'}"
-            text = f"{count} {what} on {device.name} {_how_long(device, seconds)}"
+            were = "was" if count == 1 else "were"
+            whose = f"{counted(count, 'process')} of others{named}{held}"
+            text = f"{whose} {were} on {device.name} {_how_long(device, seconds)}"
         else:
             # Whose the processes of the traffic were is hidden, but not that somebody was there first.
             held = _held_before(bed, device)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.run.compiled import CompiledSteps, compiled_steps
 from analysis.run.run import Run
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from analysis.judging.gates import FAIL, PASS, noninferiority_name
 from analysis.judging.validity import Check
-from analysis.judging.wording import counted, sentence
+from analysis.judging.wording import sentence
+from analysis.nouns import counted
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison
 from analysis.statistics.machines import disagreement

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from analysis.judging.overload import Load
 from analysis.judging.validity import OVERLOAD, Check
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 
 _BELOW = 0.8  # of what the arms answered: a rate at which a queue stays short
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.run.pairs import Copies
 
 _MISSING_SLACK = 2

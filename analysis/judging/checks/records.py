@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
-from analysis.judging.wording import counted, into_compile
+from analysis.judging.wording import into_compile
+from analysis.nouns import counted
 
 _MISSING_SLACK = 2  # requests that may be under way when recorders stop
 _MISSING_SHARE = 0.001
@@ -17,7 +18,9 @@ def check_records(problems: Sequence[str], broken: int, repeated: int, *, stated
     """Nothing is cut off, damaged, out of order or there twice; `stated` is whether files say what they should hold."""
     faults = list(problems)
     if broken:
-        faults.append(f"{broken} request{'s have' if broken > 1 else ' has'} times that are missing or run backwards")
+        faults.append(
+            f"{counted(broken, 'request')} {'has' if broken == 1 else 'have'} times that are missing or run backwards"
+        )
     if repeated:
         faults.append(f"{counted(repeated, 'row')} repeat{'s' if repeated == 1 else ''} a request")
     return Check(

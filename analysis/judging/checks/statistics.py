@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.validity import Check
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.metrics import METRIC_NAMES
 from analysis.statistics.compare import Comparison
@@ -40,7 +40,8 @@ def check_cold_starts(starts: int) -> Check:
 def check_tail(arm: str, requests: int, quantile: float) -> Check:
     """Enough requests lie beyond the quantile to speak of it."""
     beyond = requests * (1.0 - quantile)
-    seen = f"{requests} compared requests put {beyond:.1f} beyond p{100.0 * quantile:.10g}"
+    put = "puts" if requests == 1 else "put"
+    seen = f"{counted(requests, 'compared request')} {put} {beyond:.1f} beyond p{100.0 * quantile:.10g}"
     return _enough("tail", seen, beyond, TAIL_REQUESTS, "noninferiority", arm=arm, why=" to speak of it")
 
 

@@ -17,7 +17,8 @@ from analysis.arrays import Ints
 from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.judging.wording import counted, digits, into_compile, sentence
+from analysis.judging.wording import digits, into_compile, sentence
+from analysis.nouns import counted
 from analysis.records.placing import Unplaced, words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
@@ -100,14 +101,14 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
         dead = [death.get("replica") for death in run.account(arm).deaths]
         for replica in run.account(arm).replica_names(trial):
             own = ids[trial.number, replica]
-            counted = _count(trial, replica, "compile_events")
-            if counted is None:
+            known = _count(trial, replica, "compile_events")
+            if known is None:
                 vouched = False
                 if final and replica not in dead:
                     faults.append(f"{replica} did not tell its counts at the end of trial {trial.number}")
             if compiling := into_compile(mapping(final.get(replica)).get("compiling")):
                 faults.append(f"{replica} was {compiling} when the records of trial {trial.number} ended")
-            expected = max(int(counted or 0), _numbered(own, f"{trial.number}-{replica}-"))
+            expected = max(int(known or 0), _numbered(own, f"{trial.number}-{replica}-"))
             if len(own) < expected:
                 faults.append(f"{replica} counted {expected} in trial {trial.number} and {len(own)} are recorded")
         vouched &= bool(final)
@@ -192,8 +193,8 @@ def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> C
     if requests.size:
         longest = float(run.requests.stall_ns[requests].max()) / 1e9
         faults.append(
-            f"{requests.size} request{'s were' if requests.size > 1 else ' was'} held up by a compile by its server's "
-            f"account (for {digits(longest)} s at most) while no compile event tells of one"
+            f"{counted(requests.size, 'request')} {'was' if requests.size == 1 else 'were'} held up by a compile by "
+            f"its server's account (for {digits(longest)} s at most) while no compile event tells of one"
         )
     if stalls:
         longest = max(stall.seconds for stall in stalls)

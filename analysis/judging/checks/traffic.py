@@ -11,7 +11,7 @@ from scipy import stats
 from analysis.arrays import Floats, Ints
 from analysis.judging.checks.loop import Loop
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.judging.wording import counted
+from analysis.nouns import counted
 from analysis.records.scratch import ordered, parts
 
 _RATIO_ALPHA = 0.001  # a sample-ratio alarm is a bug report: rare by chance

@@ -17,7 +17,7 @@ function eventTable(table, form, show) {
       shown += row.hidden ? 0 : 1;
     }
     form.querySelector("output").textContent =
-      shown === rows.length ? `${shown} events` : `${shown} of ${rows.length} events`;
+      shown === rows.length ? `${shown} event${shown === 1 ? "" : "s"}` : `${shown} of ${rows.length} events`;
   };
   form.addEventListener("input", filter);
   form.addEventListener("submit", (event) => event.preventDefault());

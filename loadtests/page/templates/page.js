@@ -40,7 +40,7 @@ function showLocust({ now }) {
 }
 
 function showLooks({ look }) {
-  const said = look.look ? `Look ${count(look.look)}, after ${span(look.seconds)} of judged traffic${look.groups ? ` in ${count(look.groups)} groups` : ""}.` : "";
+  const said = look.look ? `Look ${count(look.look)}, after ${span(look.seconds)} of judged traffic${look.groups ? ` in ${count(look.groups)} ${look.groups === 1 ? "group" : "groups"}` : ""}.` : "";
   const valid = look.sequential && !look.decides ? " Intervals hold however often somebody looks. The run itself is judged once, at its end, by intervals that are narrower." : look.sequential ? " Intervals and decisions hold however often somebody looks." : " These figures decide nothing yet.";
   at("[data-looks]").textContent = said ? said + valid : "";
 }

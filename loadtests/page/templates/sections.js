@@ -494,12 +494,12 @@ function showBed({ series }) {
             const own = newest[name],
               device = own.kind === "device";
             const held = device
-              ? [...own.throttle.map((reason) => reason.replaceAll("_", " ")), ...(own.foreign ? [`${count(own.foreign)} processes of others`] : [])]
+              ? [...own.throttle.map((reason) => reason.replaceAll("_", " ")), ...(own.foreign ? [`${count(own.foreign)} ${own.foreign === 1 ? "process" : "processes"} of others`] : [])]
               : isNumber(own.steal_pct) && own.steal_pct >= 1 ? [`${pct(own.steal_pct)} stolen`] : [];
             return el(
               "tr",
               {},
-              el("th", { scope: "row" }, device ? name : "host", device ? null : el("small", {}, ` ${count(own.cpus)} processors`)),
+              el("th", { scope: "row" }, device ? name : "host", device ? null : el("small", {}, ` ${count(own.cpus)} ${own.cpus === 1 ? "processor" : "processors"}`)),
               cell(name, device ? "sm_mhz" : "frequency_mhz", mhz),
               cell(name, device ? "utilisation_pct" : "busy_pct", pct),
               cell(name, "power_w", watts, "power_limit_w"),

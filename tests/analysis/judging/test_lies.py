@@ -126,7 +126,7 @@ def test_one_short_answer_among_forced_ones_is_other_work(tmp_path: Path) -> Non
     summary = judged(tmp_path, FORCED, lambda number, row: cut_to(row, 1) if number == 700 else row)
     assert failed_checks(summary) == {"equal work"}
     reason = next(check["reason"] for check in summary["validity"] if check["check"] == "equal work")
-    assert "1 of 3120 answers of compiled are not as long as asked for, such as 1 tokens of" in reason
+    assert "1 of 3120 answers of compiled are not as long as asked for, such as 1 token of" in reason
 
 
 def test_a_control_that_answers_less_is_other_work_too(tmp_path: Path) -> None:

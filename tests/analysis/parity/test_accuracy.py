@@ -255,7 +255,7 @@ class TestQuantisedArm:
         parity = self.outcome(arm, reference)
         assert parity.verdict == "FAIL"
         (reason,) = parity.arms[0].reasons
-        assert "1 token of int8's answers are not what it computes; worst at request 5 (prompt of 6 tokens)" in reason
+        assert "1 token of int8's answers is not what it computes; worst at request 5 (prompt of 6 tokens)" in reason
         assert "token 3 of 6: it takes 11" in reason
 
     def test_what_follows_a_departure_is_not_asked(self):
@@ -301,7 +301,7 @@ class TestQuantisedArm:
         assert parity.verdict == "FAIL"
         found = {item.name: item.verdict for item in parity.arms[0].findings}
         assert (found["worst prompt"], found["perplexity"], found["kl"]) == ("FAIL", "PASS", "PASS")
-        assert "request 0 (prompt of 1 tokens)" in " ".join(parity.arms[0].reasons)
+        assert "request 0 (prompt of 1 token)" in " ".join(parity.arms[0].reasons)
 
     def test_a_control_that_computes_something_else_leaves_it_open(self):
         reference = self.reference()

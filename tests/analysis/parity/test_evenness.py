@@ -41,7 +41,7 @@ def test_one_prompt_of_nonsense_fails_though_typical_errors_are_great(size, with
     control = measured(0.01, seed=2) if with_control else None
     worst = found(measured(size, nonsense=slice(0, TOKENS)), control)["worst prompt"]
     assert (worst.verdict, worst.limit) == ("FAIL", PROMPT_LIMIT)
-    assert worst.reason.startswith("The typical error of int4 at request 0 (prompt of 1 tokens) is ")
+    assert worst.reason.startswith("The typical error of int4 at request 0 (prompt of 1 token) is ")
 
 
 def test_one_position_of_nonsense_fails():

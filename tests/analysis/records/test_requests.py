@@ -107,7 +107,7 @@ class TestLatency:
         assert (unplaced.rows, unplaced.arm) == (1, None)
 
     def test_requests_of_which_none_names_an_arm_are_refused(self):
-        with pytest.raises(RecordError, match="name no arm"):
+        with pytest.raises(RecordError, match="1 request names no arm"):
             requests_of(table_of([row(0) | {"arm": None}]))
 
     def test_the_first_of_repeated_rows_is_kept_with_all_its_columns(self):

@@ -345,7 +345,7 @@ def test_bad_experiment_is_refused_with_key_value_and_remedy(old: str, new: str,
 
 def test_one_arm_is_not_an_experiment(tmp_path: Path) -> None:
     text = 'name = "x"\n[[arms]]\npreset = "eager"\ncontrol = true\n[traffic]\nrate = 1\n'
-    assert "arms has 1 entries: give 2 to" in refusal(tmp_path, text)
+    assert "arms has 1 entry: give 2 to" in refusal(tmp_path, text)
 
 
 def test_models_may_differ_when_that_is_the_question(tmp_path: Path) -> None:

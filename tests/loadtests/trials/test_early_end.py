@@ -53,7 +53,7 @@ DEATH = {"arm": "new", "replica": "new-0", "at_ns": 5}
 @pytest.mark.parametrize(
     ("compiles", "deaths", "limits", "why"),
     [
-        ([COMPILE], [], GateLimits(), "new recompiled 1 times while serving for 2x64"),
+        ([COMPILE], [], GateLimits(), "new recompiled 1 time while serving for 2x64"),
         ([COMPILE] * 3, [], GateLimits(max_recompiles=3), None),
         ([COMPILE], [], GateLimits(cold=CompileBudget()), None),
         ([], [DEATH], GateLimits(cold=CompileBudget()), "new-0 died"),

@@ -225,7 +225,7 @@ def test_a_quantised_arm_is_judged_by_its_accuracy_and_the_others_as_ever(tmp_pa
     wrong = measured(experiment(arms=QUANTISED, parity={"prompts": 40}), tmp_path / "wrong", *noise)
     assert wrong["verdict"] == "FAIL"
     assert "1 not computed" in parity_table(wrong)
-    assert "1 token of int8's answers are not what it computes" in parity_table(wrong)
+    assert "1 token of int8's answers is not what it computes" in parity_table(wrong)
 
 
 def test_a_quantised_arm_answers_enough_prompts_for_an_interval_unless_told_how_many(tmp_path: Path) -> None:
