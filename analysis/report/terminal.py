@@ -44,16 +44,16 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
     console = console_of(width)
     console.print(Text.assemble(chip(at(summary, "overall")), "  ", (text(at(summary, "name")), "bold")))
     console.print(Text(reading.headline(summary)))
-    if line := reading.bed_line(summary):
-        console.print(noted("test bed", line))
-    if head := joined.head(summary):
-        console.print(noted("judged together", head))
+    for name, line in _conditions(summary):
+        console.print(noted(name, line))
     console.print(_arms(summary, narrow=width < WIDE))
     if any((at(arm, "compile", "requests_hit") or 0) > 0 for arm in reading.arms_of(summary)):
         console.print(noted("figures", "of all traffic; non-inferiority leaves out what a compile held up"))
     for check in reading.failed_checks(summary):
         if (reason := text(check.get("reason"))) not in reading.headline(summary):
-            console.print(noted("limited by", f"{reading.check_name(check)}: {reason}"))
+            # A gate that decided all the same decided with that in its error bars.
+            allowed = check.get("shift") and at(summary, "overall") == "PASS"
+            console.print(noted("allowed for" if allowed else "limited by", f"{reading.check_name(check)}: {reason}"))
     lists = reading.gate_lists(summary)
     for whose, reason in lists.shared:
         console.print(noted(whose, reason))
@@ -67,6 +67,9 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
         console.print(noted("which to ship", ship[0]))
         for line in ship[1:]:
             console.print(Text(line))
+        console.print(_holdings(frontier.holdings(summary).rows))
+        for line in frontier.search_notes(summary):
+            console.print(noted("search", line))
     if knees := load.knees(summary).rows:
         console.print()
         console.print(_knees(knees))
@@ -74,8 +77,7 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
         console.print(noted(name.lower(), line))
     notes = [(name.lower(), line) for name, line in load.traffic(summary) if not name.startswith("Started")]
     notes += [("external", f"{text(row.arm)}: {' '.join(row.notes)}") for row in reading.externals(summary)]
-    notes += [(f"to mend {arm}", line) for arm, line in reading.remedies(summary)]
-    notes += [("to decide", line) for line in reading.deciders(summary)]
+    notes += _advice(summary)
     if notes:
         console.print()
     for name, line in notes:
@@ -92,13 +94,30 @@ def frontier_words(summary: Row, *, width: int = 100, gated: bool = False) -> st
     console.print(Text(text(at(summary, "name")), "bold"))
     for line in frontier.answer(summary):
         console.print(Text(line))
-    console.print()
     console.print(_holdings(frontier.holdings(summary).rows))
-    for line in frontier.search_notes(summary):
-        console.print(noted("search", line))
-    if line := reading.bed_line(summary):
-        console.print(noted("test bed", line))
+    notes = [("search", line) for line in frontier.search_notes(summary)]
+    for name, line in (*notes, *_conditions(summary), *_advice(summary)):
+        console.print(noted(name, line))
     return printed_on(console) + "\n"
+
+
+def _conditions(summary: Row) -> list[tuple[str, str]]:
+    """(what, in words) of that under which the verdict was found: what weighed on the machines on purpose, what
+    disturbed them, which runs are judged as one."""
+    lines = (
+        ("under pressure", reading.pressure(summary).removeprefix("Under pressure: ")),
+        ("test bed", reading.bed_line(summary)),
+        ("judged together", joined.head(summary)),
+    )
+    return [(name, line) for name, line in lines if line]
+
+
+def _advice(summary: Row) -> list[tuple[str, str]]:
+    """(what for, in words) of what to do: about what failed, and to decide what is open."""
+    return [
+        *((f"to mend {arm}", line) for arm, line in reading.remedies(summary)),
+        *(("to decide", line) for line in reading.deciders(summary)),
+    ]
 
 
 def _holdings(arms: Sequence[Mapping[str, str]]) -> Table:
@@ -154,7 +173,9 @@ def _arms(summary: Row, *, narrow: bool) -> Table:
     table.add_column("arm", overflow="fold", min_width=len(MARKS["INCONCLUSIVE"]))
     if not narrow:
         table.add_column("verdict", no_wrap=True)
-    metrics = [metric for metric in ("ttft", "e2e") if metric in reading.metric_names(summary)]
+    # The latencies of a search are those of overload: what each arm holds stands in a table of its own.
+    judged_by = () if frontier.held(summary) else reading.metric_names(summary)
+    metrics = [metric for metric in ("ttft", "e2e") if metric in judged_by]
     for name in (*(metric_label(metric, 0.99) for metric in metrics), "compiles", "longest", "hit"):
         table.add_column(name, justify="right", no_wrap=True)
     for arm in reading.arms_of(summary):

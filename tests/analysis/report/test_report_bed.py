@@ -64,9 +64,20 @@ def test_a_summary_of_before_the_test_bed_still_renders(demo: Summary, read_page
 
 def test_a_pass_on_a_disturbed_bed_says_that_gates_allowed_for_it(made: Callable[..., Summary]) -> None:
     summary, allowed = made(DISTURBED), "Every gate passed with that allowed for."
-    assert allowed not in html_report(summary)
-    assert allowed in html_report({**summary, "overall": "PASS"}).split('<section id="gates"')[0]
-    assert allowed not in html_report({**made(FakeBed()), "overall": "PASS"})
+    passed, quiet = {**summary, "overall": "PASS"}, {**made(FakeBed()), "overall": "PASS"}
+    for report in (html_report, markdown_report, verdict_table):
+        assert allowed not in " ".join(report(summary).split())
+        assert allowed in " ".join(report(passed).split())
+        assert allowed not in " ".join(report(quiet).split())
+    assert allowed in html_report(passed).split('<section id="gates"')[0]
+    assert allowed in markdown_report(passed).split("### Gates")[0]
+
+
+def test_what_a_pass_allowed_for_is_not_called_a_limit_in_the_terminal(demo: Summary) -> None:
+    drift = {"check": "bed drift", "ok": False, "reason": "The host drifted.", "affects": ["slo"], "shift": 0.2}
+    demo["validity"] = [drift]
+    assert "limited by: bed drift: The host drifted." in verdict_table(demo)
+    assert "allowed for: bed drift: The host drifted." in verdict_table({**demo, "overall": "PASS"})
 
 
 def test_a_disturbed_bed_names_each_trouble_and_what_it_leaves_open(

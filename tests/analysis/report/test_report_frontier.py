@@ -11,7 +11,8 @@ import pytest
 from analysis.report.frontier import answer, costs, holdings, pairs, picture
 from analysis.report.html import html_report
 from analysis.report.markdown import markdown_report
-from analysis.report.terminal import verdict_table
+from analysis.report.terminal import frontier_words, verdict_table
+from analysis.report.values import rate
 from analysis.summary.summary import analyze
 from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.runs import FakeRun, write_run
@@ -143,3 +144,27 @@ def test_replicas_share_the_load_of_their_arm(tmp_path: Path) -> None:
     one, two = (row["seen_rps"] for row in analyze(folder)["frontier"]["arms"])
     assert one == pytest.approx(17.0, rel=0.1)
     assert two == pytest.approx(16.5, rel=0.1)
+
+
+def test_the_terminal_says_of_a_search_what_would_decide_it_and_which_runs_it_joins(summary: dict[str, Any]) -> None:
+    summary = {
+        **summary,
+        "overall": "INCONCLUSIVE",
+        "advice": {"text": "Run six trials or more."},
+        "joined": {"runs": [{}, {}], "machines": [{}]},
+        "design": {**summary["design"], "trials": 1, "pressure": "Under pressure: it had 1 processor."},
+    }
+    for gated in (False, True):
+        shown = " ".join(frontier_words(summary, gated=gated).split())
+        assert "to decide: Run six trials or more." in shown
+        assert "judged together: 2 runs, 1 trial, 1 machine" in shown
+        assert "under pressure: it had 1 processor." in shown
+
+
+def test_the_terminal_shows_what_each_arm_of_a_search_holds_and_no_latency_of_its_overload(
+    summary: dict[str, Any],
+) -> None:
+    shown = verdict_table(summary)
+    assert "p99" not in shown.split("limited by")[0].split("which to ship")[0].split("arm ")[1]
+    held = summary["frontier"]["arms"][0]
+    assert rate(held["low_rps"]) in shown.partition("not above")[2]

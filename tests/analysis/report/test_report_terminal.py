@@ -105,3 +105,9 @@ def test_one_request_under_way_is_one(demo: Summary) -> None:
     shown = " ".join(verdict_table(demo, width=200).split())
     assert "closed loop: 1 request under way to each arm" in shown
     assert "1 prompt and 0 answers were longer: cut to them." in shown
+
+
+def test_pressure_on_the_machines_stands_below_the_headline(demo: Summary) -> None:
+    demo["design"]["pressure"] = "Under pressure: from 60 to 120 s each replica had 2 processors."
+    lines = verdict_table(demo, width=200).split("test bed:")[0].splitlines()
+    assert lines[-1] == "under pressure: from 60 to 120 s each replica had 2 processors."
