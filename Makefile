@@ -10,8 +10,9 @@ LLAMA_CPP := $(VENV)-llama-cpp
 demo: $(VENV)/installed
 	@$(BIN)/tailgate run demo || [ $$? -eq 99 ]
 
-# Three processes, each of which computes with one thread: on two processors one of them mostly waits for traffic.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+# Three processes, each of which computes with one thread: on two processors one of them mostly waits for traffic. They
+# and the processes of runs write bytecode, whatever the environment says: a thousand of them import the same modules.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # What to run before every commit: 20 to 30 minutes on two processors.
 test: $(VENV)/installed-dev
