@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
@@ -75,8 +75,9 @@ def content_policy(style: str, script: str) -> str:
     )
 
 
+@cache
 def environment() -> Environment:
-    """Templates of the folder, with what shows a value as filters."""
+    """Templates of the folder, each compiled once a process, with what shows a value as filters."""
     environment = Environment(
         loader=FunctionLoader(template_text),
         autoescape=select_autoescape(default=True, default_for_string=True),
