@@ -371,12 +371,6 @@ OTHER_BACKEND = ("arms[1].compile.mode=default",)
     ("settings", "said"),
     [
         (['arms[1].compile.regions=["nothing"]'], "nothing"),
-        ([*OTHER_BACKEND, "arms[1].compile.backend=none-such"], "compile.backend is"),
-        (
-            [*OTHER_BACKEND, "arms[1].compile.backend=own", "arms[1].compile.backend_module=no_such_module"],
-            "no_such_module",
-        ),
-        (["arms[1].compile.options.foo=1"], "compile.options.foo is unknown"),
         (["arms[1].compile.artifact=/no/such/file"], "/no/such/file"),
         (["arms[1].model.quantisation=int8-weight-only", "parity.texts=/no/texts.jsonl"], "/no/texts.jsonl"),
         (["model.device=cuda"], "no GPU of NVIDIA or AMD is visible"),
@@ -386,6 +380,28 @@ def test_what_no_arm_can_be_measured_with_leaves_no_folder(
     settings: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loadtests.trials.preflight.sees_gpu", lambda: False)
+    assert_refused(settings, said, tmp_path, capsys)
+
+
+@pytest.mark.usefixtures("torch_asked_once")
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([*OTHER_BACKEND, "arms[1].compile.backend=none-such"], "compile.backend is"),
+        (
+            [*OTHER_BACKEND, "arms[1].compile.backend=own", "arms[1].compile.backend_module=no_such.module"],
+            "no_such.module",
+        ),
+        (["arms[1].compile.options.fastest=1"], "compile.options.fastest is unknown"),
+    ],
+)
+def test_what_torch_does_not_know_leaves_no_folder(
+    settings: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_refused(settings, said, tmp_path, capsys)
+
+
+def assert_refused(settings: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [flag for setting in settings for flag in ("--set", setting)]
     assert main(["parity", "demo", *flags, "--out", str(tmp_path / "out")]) == 2
     out, err = capsys.readouterr()
