@@ -126,7 +126,7 @@ def checks_of_all(run: Run) -> Iterable[Check]:
     if rates and not search:
         blocks = min(map(run.blocks_of, run.arms)) if run.separate else run.blocks
         yield check_length(blocks, limits, run.block_s)
-    yield check_interference(*_interference(run))
+    yield check_interference(*_interference(run), taking_turns=run.design == "switchback")
     answers = run.account(run.control).answers
     # a single replica is its own measure
     if len({row.get("replica") for row in answers}) > 1 or any(row.get("error") for row in answers):

@@ -108,6 +108,7 @@ class Advice:
 
 
 _LONG_S = 4 * 3600.0  # a gate that needs more is named by itself
+_MOST_NAMED = 3
 
 
 def _name(gate: Gate) -> str:
@@ -142,10 +143,13 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
             sentences.append(
                 f"A run of about {_length(soon)} would decide {which}, if the arms behave as they did here."
             )
-        for gate in long:
-            sentences.append(
-                f"About {_length([gate])} would decide {_name(gate)}, which is near its limit or varies much."
-            )
+        long.sort(key=lambda gate: gate.needed_s or 0.0)
+        sentences += [
+            f"About {_length([gate])} would decide {_name(gate)}, which is near its limit or varies much."
+            for gate in long[:_MOST_NAMED]
+        ]
+        if more := long[_MOST_NAMED:]:
+            sentences.append(f"{counted(len(more), 'more gate')} of that sort would take up to {_length(more)}.")
         short = [check for check in checks if check.check == "blocks" and not check.ok and check.arm in arms]
         fewest = min(short, key=lambda check: check.value or 0.0, default=None)
         if fewest is not None and (count := fewest.value or 0.0) < FEW_BLOCKS:

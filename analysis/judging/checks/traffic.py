@@ -202,7 +202,7 @@ def check_control_errors(control: str, failed: int, requests: int, limit_pct: fl
     )
 
 
-def check_interference(slowdown: float | None, p_value: float | None) -> Check:
+def check_interference(slowdown: float | None, p_value: float | None, *, taking_turns: bool = False) -> Check:
     """The control does not slow down while other arms compile."""
     if slowdown is None or p_value is None:
         return Check(
@@ -221,7 +221,10 @@ def check_interference(slowdown: float | None, p_value: float | None) -> Check:
         reason=f"While other arms compiled, requests of the control took {slowdown:.2f} times as long"
         + (": they share a machine." if not ok else ", which is within chance." if slowdown > _SLOWDOWN_LIMIT else "."),
         affects=ESTIMATES,
-        remedy="Give each arm its own cores or host, or use the switchback design.",
+        # Turns keep requests apart, but a compile outlasts its turn.
+        remedy="Give each arm its own cores or host, or judge those that compile while serving in a run of their own."
+        if taking_turns
+        else "Give each arm its own cores or host, or use the switchback design.",
     )
 
 

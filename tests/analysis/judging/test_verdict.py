@@ -93,6 +93,14 @@ class TestWords:
         assert "about 21 minutes would decide all other open gates" in advice.text
         assert 'About 78.8 hours would decide "SLO p99 TTFT" of compiled' in advice.text
 
+    def test_of_many_gates_that_take_long_the_soonest_are_named(self):
+        gates = [
+            gate(arm=f"arm-{hours}", verdict="INCONCLUSIVE", needed_s=hours * 3600.0) for hours in (9, 5, 30, 6, 70)
+        ]
+        text = advise(gates, []).text
+        assert [text.count(f"About {hours} hours") for hours in ("5.0", "6.0", "9.0", "30.0")] == [1, 1, 1, 0]
+        assert "2 more gates of that sort would take up to 70.0 hours." in text
+
     def test_advice_calls_a_gate_what_the_report_calls_it(self):
         stuck = replace(gate(verdict="INCONCLUSIVE"), gate="noninferiority p99_9_e2e")
         assert (

@@ -59,6 +59,11 @@ def test_a_control_that_slows_while_others_compile_is_seen():
     assert not check_interference(factor, p_value).ok
 
 
+def test_arms_that_take_turns_already_are_not_sent_to_the_design_that_they_have():
+    assert "switchback" in check_interference(1.6, 0.01).remedy
+    assert "a run of their own" in check_interference(1.6, 0.01, taking_turns=True).remedy
+
+
 def test_a_control_that_drifts_by_itself_is_not_blamed():
     blamed = sum(not check_interference(*slowed(1.0, seed=seed)).ok for seed in range(60))
     assert blamed <= 5
