@@ -351,7 +351,7 @@ def _checks(summary: Row) -> list[str]:
         for check in failed
         for opens in ["opens what it may have turned" if check.get("shift") else "opens"]
     ]
-    return ["### What limits this run", "\n".join(lines)]
+    return [f"### {reading.checks_heading(summary)}", "\n".join(lines)]
 
 
 def markdown_report(summary: Row) -> str:

@@ -239,6 +239,11 @@ def failed_checks(summary: Row) -> list[Row]:
     return [check for check in rows(summary, "validity") if check.get("ok") is not True]
 
 
+def checks_heading(summary: Row) -> str:
+    """What failed checks are to the verdict: gates that passed beside them have what they saw in their error bars."""
+    return "What the verdict allows for" if at(summary, "overall") == "PASS" else "What limits this run"
+
+
 def check_name(check: Row) -> str:
     """A validity check's name, with the arm that it is about."""
     name, arm = text(check.get("check")), text(check.get("arm"))

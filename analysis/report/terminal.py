@@ -51,9 +51,8 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
         console.print(noted("figures", "of all traffic; non-inferiority leaves out what a compile held up"))
     for check in reading.failed_checks(summary):
         if (reason := text(check.get("reason"))) not in reading.headline(summary):
-            # A gate that decided all the same decided with that in its error bars.
-            allowed = check.get("shift") and at(summary, "overall") == "PASS"
-            console.print(noted("allowed for" if allowed else "limited by", f"{reading.check_name(check)}: {reason}"))
+            name = "allowed for" if at(summary, "overall") == "PASS" else "limited by"
+            console.print(noted(name, f"{reading.check_name(check)}: {reason}"))
     lists = reading.gate_lists(summary)
     for whose, reason in lists.shared:
         console.print(noted(whose, reason))
@@ -102,9 +101,15 @@ def frontier_words(summary: Row, *, width: int = 100, gated: bool = False) -> st
 
 
 def _conditions(summary: Row) -> list[tuple[str, str]]:
-    """(what, in words) of that under which the verdict was found: what weighed on the machines on purpose, what
-    disturbed them, which runs are judged as one."""
+    """(what, in words) of that under which the verdict was found: what was run and where, what weighed on the machines
+    on purpose, what disturbed them, which runs are judged as one."""
+    facts = [
+        f"{fact.name.lower()} {fact.value}" + (f" ({fact.note})" if fact.note else "")
+        for fact in reading.facts(summary)
+        if fact.name != "Joined"
+    ]
     lines = (
+        ("run", " · ".join(facts)),
         ("under pressure", reading.pressure(summary).removeprefix("Under pressure: ")),
         ("test bed", reading.bed_line(summary)),
         ("judged together", joined.head(summary)),

@@ -205,9 +205,12 @@ def moment(value: object) -> str:
 
 
 def first_line(value: object, limit: int = 120) -> str:
-    """The first line of a text, cut to `limit` characters with an ellipsis."""
+    """The first line of a text, cut after a word to `limit` characters with an ellipsis."""
     line = text(value).splitlines()[0].strip()
-    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+    if len(line) <= limit:
+        return line
+    kept = line[:limit].rpartition(" ")[0] or line[: limit - 1]
+    return kept.rstrip(" ,;:") + "…"
 
 
 def first_sentence(value: object, limit: int = 160) -> str:

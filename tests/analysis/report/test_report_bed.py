@@ -73,11 +73,16 @@ def test_a_pass_on_a_disturbed_bed_says_that_gates_allowed_for_it(made: Callable
     assert allowed in markdown_report(passed).split("### Gates")[0]
 
 
-def test_what_a_pass_allowed_for_is_not_called_a_limit_in_the_terminal(demo: Summary) -> None:
+def test_what_a_pass_allowed_for_is_not_called_a_limit(demo: Summary) -> None:
     drift = {"check": "bed drift", "ok": False, "reason": "The host drifted.", "affects": ["slo"], "shift": 0.2}
     demo["validity"] = [drift]
     assert "limited by: bed drift: The host drifted." in verdict_table(demo)
     assert "allowed for: bed drift: The host drifted." in verdict_table({**demo, "overall": "PASS"})
+    for report in (html_report, markdown_report):
+        assert "What limits this run" in report(demo)
+        passed = report({**demo, "overall": "PASS"})
+        assert "What the verdict allows for" in passed
+        assert "What limits this run" not in passed
 
 
 def test_a_disturbed_bed_names_each_trouble_and_what_it_leaves_open(

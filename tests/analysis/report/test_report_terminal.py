@@ -111,3 +111,10 @@ def test_pressure_on_the_machines_stands_below_the_headline(demo: Summary) -> No
     demo["design"]["pressure"] = "Under pressure: from 60 to 120 s each replica had 2 processors."
     lines = verdict_table(demo, width=200).split("test bed:")[0].splitlines()
     assert lines[-1] == "under pressure: from 60 to 120 s each replica had 2 processors."
+
+
+def test_what_was_run_and_where_stands_above_the_figures(demo: Summary) -> None:
+    head = " ".join(verdict_table(demo).split("compiled-padded  ")[0].split())
+    assert "run: design mirrored (open loop) · duration" in head
+    assert "generator lag" in head
+    assert "machine" in head

@@ -71,6 +71,12 @@ def test_gate_names_read_in_the_fields_terms() -> None:
     assert values.metric_label("e2e", 0.999) == "p99.9 E2E"
 
 
+def test_a_long_line_ends_after_a_word() -> None:
+    assert values.first_line("the control compiled nothing", 28) == "the control compiled nothing"
+    assert values.first_line("the control, which compiled nothing", 16) == "the control…"
+    assert values.first_line("x" * 20, 10) == "x" * 9 + "…"
+
+
 def test_a_ratio_just_under_its_limit_does_not_look_like_a_tie() -> None:
     assert values.quantity(1.0959, "ratio") != values.quantity(1.1, "ratio")
 
