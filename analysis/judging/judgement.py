@@ -39,6 +39,7 @@ from analysis.judging.run_gates import (
 from analysis.judging.unforeseen import unforeseen_gates
 from analysis.judging.validity import Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
+from analysis.judging.wording import duration_text
 from analysis.nouns import counted
 from analysis.run.memory import RunMemory, memory_of
 from analysis.run.run import Run
@@ -131,12 +132,13 @@ def judge(run: Run) -> Judgement:
 
 def _with_more_trials(run: Run, advice: Advice, gates: Sequence[Gate], steady: Sequence[Comparison]) -> Advice:
     """The advice, which of joined runs also says how many trials more it asks for."""
-    if not run.records.joined or advice.needed_s is None or run.seconds <= 0:
+    if not run.records.joined or advice.soon_s is None or run.seconds <= 0:
         return advice
     have = len(run.trials)
-    starts = [gate.needed_starts or 0 for gate in gates if gate.needed_s is not None]
-    asked = max(math.ceil(advice.needed_s / run.seconds * have - 1e-9), *starts)
-    more = f"That is {counted(max(1, asked - have), 'trial')} more, if they are like the {have} that are here."
+    starts = [gate.needed_starts or 0 for gate in gates if gate.needed_s is not None and gate.needed_s <= advice.soon_s]
+    asked = max(math.ceil(advice.soon_s / run.seconds * have - 1e-9), *starts)
+    length = "That is" if advice.soon_s == advice.needed_s else f"{duration_text(advice.soon_s)} are"
+    more = f"{length} {counted(max(1, asked - have), 'trial')} more, if they are like the {have} that are here."
     if any(item.machine_spread > 0 and item.verdict == INCONCLUSIVE for item in steady):
         more += " Only more machines average out what differs between machines."
     return replace(advice, text=f"{advice.text} {more}")

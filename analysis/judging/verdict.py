@@ -101,9 +101,10 @@ FEW_BLOCKS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What would decide what is open."""
+    """What would decide what is open: all of it, and but for gates that only hours would decide."""
 
     needed_s: float | None
+    soon_s: float | None = None
     text: str
 
 
@@ -182,4 +183,5 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
         sentences.append(f"No run of up to a week would decide {', '.join(lengthy)}.")
     if failed:
         sentences.append(f"A longer run will not clear {', '.join(failed)}.")
-    return Advice(needed_s=needed, text=" ".join(sentences) or "Nothing is open.")
+    soon_s = max((length for gate in timed if (length := gate.needed_s or 0.0) <= _LONG_S), default=needed)
+    return Advice(needed_s=needed, soon_s=soon_s, text=" ".join(sentences) or "Nothing is open.")

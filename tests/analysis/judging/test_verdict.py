@@ -101,6 +101,12 @@ class TestWords:
         assert [text.count(f"About {hours} hours") for hours in ("5.0", "6.0", "9.0", "30.0")] == [1, 1, 1, 0]
         assert "2 more gates of that sort would take up to 70.0 hours." in text
 
+    def test_advice_knows_what_is_decided_soon_from_what_takes_long(self):
+        gates = [gate(verdict="INCONCLUSIVE", needed_s=hours * 3600.0) for hours in (1, 2, 30)]
+        advice = advise(gates, [])
+        assert (advice.soon_s, advice.needed_s) == (7_200.0, 108_000.0)
+        assert advise(gates[2:], []).soon_s == 108_000.0
+
     def test_advice_calls_a_gate_what_the_report_calls_it(self):
         stuck = replace(gate(verdict="INCONCLUSIVE"), gate="noninferiority p99_9_e2e")
         assert (
