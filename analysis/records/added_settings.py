@@ -38,6 +38,7 @@ ADDED: Final[Mapping[str, Any]] = {
     "compile.artifact": "",
     "compile.profile": False,
     "compile.background": False,
+    "bed.processor_turn_s": 0.0,
     "traffic.shadow_pct": 100.0,
     "traffic.length_scales": [],
     # What judges, and is no part of a run: one without the limit is judged by its default.

@@ -144,13 +144,15 @@ LEAST_SAMPLE_S = 0.05
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BedConfig:
     """How the machines are watched. Each host is sampled every `sample_s`, and before and after each trial a reference
-    of `reference_s` measures each device and the host. 0 leaves either out.
+    of `reference_s` measures each device and the host. 0 leaves either out. While traffic flows replicas change
+    processors every `processor_turn_s`, or never: 0.
 
     A sample takes the watcher some ms: with less than `LEAST_SAMPLE_S` between them it would do little else.
     """
 
     sample_s: Annotated[float, Range(0, 60)] = 1.0
     reference_s: Annotated[float, Range(0, 60)] = 2.0
+    processor_turn_s: Annotated[float, Range(0, 600)] = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self, "bed")

@@ -40,6 +40,7 @@ def check_whole(experiment: Experiment) -> None:
     _check_external(experiment)
     _check_security(experiment)
     _check_pressure(experiment)
+    _check_processor_turns(experiment)
     _check_sequential(experiment)
     with as_config_error(RecordError):
         check_goodput(experiment.goodput)
@@ -271,6 +272,22 @@ def _check_pressure(experiment: Experiment) -> None:
             raise ConfigError(
                 f"pressure.{key} is {value:g} but traffic.duration_s is {duration_s:g}: give a time within the traffic"
             )
+
+
+def _check_processor_turns(experiment: Experiment) -> None:
+    """All arms take turns on the processors, and nothing else binds them."""
+    turn_s = experiment.bed.processor_turn_s
+    if not turn_s:
+        return
+    if experiment.external_arms:
+        raise ConfigError(
+            f'bed.processor_turn_s is {turn_s:g} but arm "{experiment.external_arms[0].name}" is external, and its '
+            "processes stay where they are: set it to 0, or leave external arms out"
+        )
+    if any(phase.cpus for phase in experiment.pressure.phases):
+        raise ConfigError(
+            f"bed.processor_turn_s is {turn_s:g} but pressure.cpus binds replicas to processors too: remove one of them"
+        )
 
 
 def _check_external(experiment: Experiment) -> None:

@@ -20,6 +20,7 @@ from loadtests.trials.external_arms import find_external_arms
 from loadtests.trials.load import LoadGenerator
 from loadtests.trials.pressure import Pressure
 from loadtests.trials.processes import describe_exit
+from loadtests.trials.processor_turns import ProcessorTurns
 from loadtests.trials.progress import Load, MetricsPage, ReplicaState
 from loadtests.trials.references import References
 from loadtests.trials.replicas import Replicas
@@ -79,6 +80,7 @@ class Trial:
         self._references = References(context)
         self._replicas = Replicas(context, command=arm_command, cache=cache, collector=self._collector, bed=self._bed)
         self._pressure = Pressure(context, arm_command=arm_command)
+        self._turns = ProcessorTurns(context)
         self._envoy: Envoy | None = None
         self._weights: WeightWatch | None = None
         self._load: LoadGenerator | None = None
@@ -172,6 +174,7 @@ class Trial:
         self._pressure.start(self._replicas.process_ids)
         for name, pid in self._pressure.process_ids.items():
             self._bed.name(name, pid)
+        self._turns.start(self._replicas.process_ids)
         self._context.status.phase = "starting the load"
         sizes = [snapshot.vocab_size for snapshot in self._replicas.snapshots.values()]
         sizes += [arm.external.vocab_size for arm in self._context.experiment.external_arms if arm.external.vocab_size]
@@ -182,6 +185,7 @@ class Trial:
             load.show()
             self._watch()
             self._pressure.step()
+            self._turns.poll()
             if self._shadows is not None:
                 self._shadows.poll()
             self._watch_weights()
@@ -254,6 +258,7 @@ class Trial:
         take_all(
             lambda: self._load.stop() if self._load is not None else None,
             lambda: self._pressure.stop(hurry=hurry),
+            self._turns.stop,
             lambda: self._settle_shadows(hurry=hurry),
             lambda: self._hear_out(hurry=hurry),
             lambda: self._server_logs.stop(hurry=hurry),

@@ -1,0 +1,101 @@
+"""Replicas change processors while traffic flows, so that no processor's luck looks like an arm's.
+
+On a shared host a processor whose core a neighbour works on runs at half the speed of another, for tens of seconds, and
+a guest cannot see which. The usable processors are cut into as many sets as there are replicas, and after each turn
+every replica takes the set of the one before it: after as many turns as there are sets each has had all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from analysis.nouns import counted
+from loadtests.bed.family import GONE, family_of, threads_of
+from loadtests.trials.context import TrialContext
+
+
+def processor_sets(processors: Sequence[int], replicas: int) -> list[tuple[int, ...]]:
+    """`replicas` sets of equal size, neighbours together; what is left over is in none. Empty if there are too few."""
+    each = len(processors) // replicas if replicas else 0
+    return [tuple(processors[first * each : (first + 1) * each]) for first in range(replicas)] if each else []
+
+
+class ProcessorTurns:
+    """The turns of one trial. `poll` is called many times a turn; `stop` gives every thread all processors back."""
+
+    def __init__(self, trial: TrialContext) -> None:
+        self._trial = trial
+        self._every_s = trial.experiment.bed.processor_turn_s
+        self._pids: tuple[int, ...] = ()
+        self._sets: list[tuple[int, ...]] = []
+        self._usable: tuple[int, ...] = ()
+        self._next_s = 0.0
+        self._turns = 0
+
+    def start(self, replicas: Mapping[str, int]) -> None:
+        """Turns begin; `replicas` are the processes by name. Where there are fewer processors than replicas, or the
+        kernel binds none, the trial goes on without and says so."""
+        if not self._every_s:
+            return
+        self._pids = tuple(replicas.values())
+        self._usable = tuple(sorted(os.sched_getaffinity(0)))
+        self._sets = processor_sets(self._usable, len(self._pids))
+        if not self._sets:
+            are = "is" if len(self._usable) == 1 else "are"
+            few = f"{counted(len(self._usable), 'processor')} {are} too few"
+            self._give_up(f"{few} for {counted(len(self._pids), 'replica')}")
+            return
+        self.poll()
+
+    def poll(self) -> None:
+        """The replicas move on, if their turn is over."""
+        if not self._sets or time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + self._every_s
+        count = len(self._sets)
+        try:
+            for place, pid in enumerate(self._pids):
+                _bind(pid, self._sets[(place + self._turns) % count])
+        except OSError as error:
+            self._release()
+            self._give_up(f"no process could be bound: {error}")
+            return
+        self._turns += 1
+
+    def stop(self) -> None:
+        """Every thread may run where it might before, and trial.json has how many turns there were."""
+        if not self._sets:
+            return
+        sets, self._sets = self._sets, []
+        self._release()
+        self._trial.facts.processor_turns = {
+            "every_s": self._every_s,
+            "turns": self._turns,
+            "sets": sets,
+            "error": None,
+        }
+        self._trial.keep_facts()
+
+    def _release(self) -> None:
+        for pid in self._pids:
+            with contextlib.suppress(OSError):
+                _bind(pid, self._usable)
+
+    def _give_up(self, error: str) -> None:
+        self._sets = []
+        self._trial.status.note(f"replicas keep their processors: {error}")
+        self._trial.facts.processor_turns = {"every_s": self._every_s, "turns": self._turns, "sets": [], "error": error}
+        self._trial.keep_facts()
+
+
+def _bind(pid: int, processors: Sequence[int]) -> None:
+    """Every thread of the process and its descendants. One that has ended is passed over; OSError where the kernel
+    refuses."""
+    for member, _ in family_of(pid):
+        with contextlib.suppress(*GONE):
+            for path in threads_of(member):
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(path.name), processors)
