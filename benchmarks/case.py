@@ -54,7 +54,7 @@ _TABLES = ("requests", "compile_events", "bed")
 _OWN = ("name", "seed", "trials.count")  # of each run
 
 
-def keep(case: Path, run_dir: Path, accepted: Sequence[str] = ()) -> None:
+def keep(case: Path, run_dir: Path, accepted: Sequence[str] = (), *, token_times: bool = True) -> None:
     """`case` holds the run, thin, and lists all its runs, which may differ in `accepted` and in what was before."""
     searched = (run_dir / "frontier.json").exists()
     export(
@@ -62,7 +62,7 @@ def keep(case: Path, run_dir: Path, accepted: Sequence[str] = ()) -> None:
         case / run_dir.name.partition("-")[0],
         form="parquet",
         tables=(*_TABLES, "steps") if searched else _TABLES,
-        empty=("token_ns",) if searched else (),
+        empty=("token_ns",) if searched or not token_times else (),
     )
     runs = sorted(path.parent for path in case.glob("*/experiment.toml"))
     before = read_run_list(case)
@@ -152,6 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keeping.add_argument(
         "--allow-different", default="", metavar="KEY,...", help="from the registered experiment, and as of analyze"
     )
+    keeping.add_argument(
+        "--no-token-times", action="store_true", help="nine tenths of the size, where no gap between tokens is judged"
+    )
     commands.add_parser("judge")
     commands.add_parser("others")
     planting = commands.add_parser("plant")
@@ -173,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"differs with --allow-different {keys}"
                 )
         for run_dir in options.run_dir:
-            keep(CASES / options.case, run_dir, accepted)
+            keep(CASES / options.case, run_dir, accepted, token_times=not options.no_token_times)
     for case in sorted(path.parent for path in CASES.glob("*/runs.json")):
         verdict = verdict_of(case)
         (case / "verdict.json").write_text(json.dumps(verdict, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -209,8 +209,9 @@ def first_line(value: object, limit: int = 120) -> str:
     line = text(value).splitlines()[0].strip()
     if len(line) <= limit:
         return line
-    kept = line[:limit].rpartition(" ")[0] or line[: limit - 1]
-    return kept.rstrip(" ,;:") + "…"
+    words = line[:limit].rpartition(" ")[0]
+    # One very long word is cut: the little before it says nothing.
+    return (words if len(words) >= limit // 2 else line[: limit - 1]).rstrip(" ,;:") + "…"
 
 
 def first_sentence(value: object, limit: int = 160) -> str:

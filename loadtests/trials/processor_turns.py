@@ -67,17 +67,9 @@ class ProcessorTurns:
 
     def stop(self) -> None:
         """Every thread may run where it might before, and trial.json has how many turns there were."""
-        if not self._sets:
-            return
-        sets, self._sets = self._sets, []
-        self._release()
-        self._trial.facts.processor_turns = {
-            "every_s": self._every_s,
-            "turns": self._turns,
-            "sets": sets,
-            "error": None,
-        }
-        self._trial.keep_facts()
+        if self._sets:
+            self._release()
+            self._end(None)
 
     def _release(self) -> None:
         for pid in self._pids:
@@ -85,9 +77,12 @@ class ProcessorTurns:
                 _bind(pid, self._usable)
 
     def _give_up(self, error: str) -> None:
-        self._sets = []
         self._trial.status.note(f"replicas keep their processors: {error}")
-        self._trial.facts.processor_turns = {"every_s": self._every_s, "turns": self._turns, "sets": [], "error": error}
+        self._end(error)
+
+    def _end(self, error: str | None) -> None:
+        facts = {"every_s": self._every_s, "turns": self._turns, "sets": self._sets, "error": error}
+        self._trial.facts.processor_turns, self._sets = facts, []
         self._trial.keep_facts()
 
 

@@ -75,6 +75,7 @@ def test_a_long_line_ends_after_a_word() -> None:
     assert values.first_line("the control compiled nothing", 28) == "the control compiled nothing"
     assert values.first_line("the control, which compiled nothing", 16) == "the control…"
     assert values.first_line("x" * 20, 10) == "x" * 9 + "…"
+    assert values.first_line("a " + "x" * 20, 10) == "a " + "x" * 7 + "…"
 
 
 def test_a_ratio_just_under_its_limit_does_not_look_like_a_tie() -> None:

@@ -137,12 +137,17 @@ def test_a_kernel_that_refuses_ends_the_turns(tmp_path: Path, monkeypatch: pytes
     assert "no process could be bound" in context.facts.processor_turns["error"]
 
 
-def test_a_replica_that_died_takes_no_turn(tmp_path: Path, replicas: dict[str, tuple[int, int]]) -> None:
+def test_a_replica_that_died_takes_no_turn(
+    tmp_path: Path, replicas: dict[str, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = min(os.sched_getaffinity(0))
+    monkeypatch.setattr(processor_turns, "processor_sets", lambda usable, count: [(place,)] * count)
     context = trial(tmp_path)
     turns = ProcessorTurns(context)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    turns.start({"eager-0": replicas["eager-0"][0], "twin-0": gone.pid})
+    turns.start({"twin-0": gone.pid, "eager-0": replicas["eager-0"][0]})
+    assert bound(replicas["eager-0"][0]) == {place}
     turns.stop()
     assert context.facts.processor_turns is not None
     assert context.facts.processor_turns["error"] is None
