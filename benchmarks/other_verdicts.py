@@ -17,6 +17,7 @@ import numpy as np
 
 from analysis.arrays import Ints
 from analysis.judging.gates import FAIL
+from analysis.judging.verdict import combined
 from analysis.nouns import counted
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
@@ -97,7 +98,10 @@ def other_verdicts(cases: Path) -> dict[str, Any]:
         if not gates:  # a search for the highest load compares no latencies
             continue
         run = Run.of(read_run(case))
-        rows += _rows_of_case(case.name, run, gates, verdict["overall"])
+        in_all = {
+            arm: combined([row["verdict"] for row in verdict["gates"] if row["arm"] == arm]) for arm in run.treatments
+        }
+        rows += _rows_of_case(case.name, run, gates, in_all)
         if case.name in EQUAL_ARMS:
             _count_false_alarms(run, counts)
     rules = {
@@ -106,7 +110,9 @@ def other_verdicts(cases: Path) -> dict[str, Any]:
     return {"rules": rules, "rows": rows, "equal_arms": counts}
 
 
-def _rows_of_case(case: str, run: Run, gates: Mapping[tuple[str, str], str], overall: str) -> Iterator[dict[str, Any]]:
+def _rows_of_case(
+    case: str, run: Run, gates: Mapping[tuple[str, str], str], in_all: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
     windows = {trial.number: Window.past_cold_start(run, trial) for trial in run.trials}
     for (arm, gate), verdict in gates.items():
         metric = _GATES[gate]
@@ -117,7 +123,7 @@ def _rows_of_case(case: str, run: Run, gates: Mapping[tuple[str, str], str], ove
             "metric": metric,
             "trials": len(run.trials),
             "requests": {name: _fates(run, name) for name in (arm, run.control)},
-            "tailgate": {"gate": verdict, "overall": overall},
+            "tailgate": {"gate": verdict, "overall": in_all[arm]},
             "rules": {name: {"verdict": item.verdict, **_rounded(item.figures)} for name, item in said.items()},
         }
 

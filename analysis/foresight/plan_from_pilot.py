@@ -34,7 +34,10 @@ def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
         raise RecordError(f"{directory} holds one arm: a plan needs two arms to compare")
     judged = judge(run)
     rows = [_of_comparison(run, item, goal, gate=True) for item in judged.steady]
-    rows += [_of_comparison(run, item, goal, gate=False) for item in judged.beside if item.phase == "steady"]
+    # What is no gate is planned as if it were one of them.
+    tests = max((item.tests for item in judged.steady), default=1)
+    beside = [replace(item, tests=tests) for item in judged.beside if item.phase == "steady"]
+    rows += [_of_comparison(run, item, goal, gate=False) for item in beside]
     order = {row: place for place, row in enumerate(dict.fromkeys(row.arm for row in rows))}
     rows.sort(key=lambda row: (not row.gate, order[row.arm]))
     targets = list(run.targets)
@@ -89,8 +92,9 @@ def _of_comparison(run: Run, item: Comparison, goal: Goal, *, gate: bool) -> Nee
     note = item.obstacle or ""
     if Noise.of(item) is not None and item.groups < 6:
         note = f"a guess: {counted(item.groups, 'group')} of blocks tell the spread"
+    needed_s = None if item.obstacle and item.blocks != 1 else needed(goal.ratio)
     starts = starts_needed(item, power=goal.power, ratio=goal.ratio)
-    if starts > item.trials:
+    if needed_s is not None and starts > item.trials:
         # Time cannot average out what every request of a start shares.
         note = "; ".join(filter(None, (note, f"in {starts} fresh starts (trials.count)")))
     return Need(
@@ -99,7 +103,7 @@ def _of_comparison(run: Run, item: Comparison, goal: Goal, *, gate: bool) -> Nee
         gate=gate,
         seen=item.ratio,
         spread=item.spread,
-        needed_s=None if item.obstacle and item.blocks != 1 else needed(goal.ratio),
+        needed_s=needed_s,
         as_seen_s=needed(None),
         margin=margin,
         note=note,

@@ -73,10 +73,11 @@ class Noise:
 
     def reach(self, units: int, *, alpha: float, power: float) -> float:
         """The distance from the margin, in log ratio, that so many units resolve with this power."""
-        final = units if self.by_trial else group_count(units)
-        degrees = max(1, final - 1 if self.degrees is None else min(final - 1, self.degrees))
-        factor = float(stats.t.ppf(1.0 - alpha, degrees) + stats.t.ppf(power, degrees))
-        return factor * math.hypot(self.per_unit / math.sqrt(units), self.restart / math.sqrt(self.starts))
+        final = (units if self.by_trial else group_count(units)) - 1
+        known = final if self.degrees is None else min(final, self.degrees)
+        time, luck = (_factor(degrees, alpha=alpha, power=power) for degrees in (known, final))
+        # How far the luck of starts goes is no guess of the pilot's.
+        return math.hypot(time * self.per_unit / math.sqrt(units), luck * self.restart / math.sqrt(self.starts))
 
     def margin(self, units: float, *, alpha: float, power: float, ratio: float) -> float | None:
         """The smallest margin that the whole ones of so many units pass with this power; None of fewer than two."""
@@ -87,8 +88,7 @@ class Noise:
         """The fewest starts, from `starts` on, whose luck leaves half of the variance at `distance` to time."""
         if self.restart == 0.0 or distance == 0.0:
             return self.starts
-        degrees = group_count(10**6) - 1
-        factor = float(stats.t.ppf(1.0 - alpha, degrees) + stats.t.ppf(power, degrees))
+        factor = _factor(group_count(10**6) - 1, alpha=alpha, power=power)
         return max(self.starts, math.ceil(2.0 * (factor * self.restart / distance) ** 2 - 1e-9))
 
     def units_for(self, distance: float, *, alpha: float, power: float, fewest: int, most: int) -> int | None:
@@ -96,6 +96,11 @@ class Noise:
         candidates = range(fewest, max(most, fewest) + 1)
         index = bisect_left(candidates, True, key=lambda units: self.reach(units, alpha=alpha, power=power) <= distance)
         return candidates[index] if index < len(candidates) else None
+
+
+def _factor(degrees: float, *, alpha: float, power: float) -> float:
+    """How many standard errors the ratio must lie off the margin for this power, where so many degrees tell them."""
+    return float(stats.t.ppf(1.0 - alpha, max(1, degrees)) + stats.t.ppf(power, max(1, degrees)))
 
 
 def log_distance(margin: float, ratio: float) -> float:
@@ -132,14 +137,15 @@ def comparison_needed_s(
         return None
     if noise.per_unit == 0 and noise.restart == 0:
         return floor_s
-    noise = replace(noise, starts=noise.starts_for(distance, alpha=comparison.alpha, power=power))
+    alpha = _alpha(comparison, true)
+    noise = replace(noise, starts=noise.starts_for(distance, alpha=alpha, power=power))
     unit_s, lost_s = _unit_s(comparison, noise, block_s, overhead_s)
     fewest = math.ceil((floor_s - lost_s) / unit_s - 1e-9)
     if ratio is None and _left_open(comparison):
         fewest = max(fewest, math.ceil(_LONGER * (comparison.trials if noise.by_trial else comparison.blocks)))
     units = noise.units_for(
         distance,
-        alpha=comparison.alpha,
+        alpha=alpha,
         power=power,
         fewest=max(TRIALS_FOR_T_TEST if noise.by_trial else 2, fewest),
         most=int((LONGEST_S - lost_s) / unit_s),
@@ -153,14 +159,21 @@ def starts_needed(comparison: Comparison, *, power: float = POWER, ratio: float 
     true = comparison.ratio if ratio is None else ratio
     if noise is None or true is None:
         return comparison.trials
-    return noise.starts_for(log_distance(comparison.margin, true), alpha=comparison.alpha, power=power)
+    return noise.starts_for(log_distance(comparison.margin, true), alpha=_alpha(comparison, true), power=power)
+
+
+def _alpha(comparison: Comparison, ratio: float) -> float:
+    """The level at which a comparison with this true ratio is decided: a FAIL is one of several tests (Bonferroni, the
+    first step of Holm's), a PASS is not."""
+    return comparison.alpha / comparison.tests if ratio > 1.0 + comparison.margin else comparison.alpha
 
 
 def _left_open(comparison: Comparison) -> bool:
     """Whether neither side of the margin was shown, or one was that the whole run contradicts."""
+    inferior = comparison.p_inferior if comparison.p_inferior_holm is None else comparison.p_inferior_holm
     if comparison.whole is not None and comparison.whole > 1.0 + comparison.margin:
-        return (comparison.p_inferior or 0.0) > comparison.alpha
-    return min(comparison.p_noninferior or 0.0, comparison.p_inferior or 0.0) > comparison.alpha
+        return (inferior or 0.0) > comparison.alpha
+    return min(comparison.p_noninferior or 0.0, inferior or 0.0) > comparison.alpha
 
 
 def decidable_margin(

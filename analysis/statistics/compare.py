@@ -97,6 +97,7 @@ class Comparison:
     p_noninferior: float | None = None  # of H0: ratio >= 1 + margin; small speaks for the arm
     p_inferior: float | None = None  # of H0: ratio <= 1 + margin; small speaks against it
     p_inferior_holm: float | None = None
+    tests: int = 1  # over which that is adjusted
     cross_p_noninferior: float | None = None  # the same two from the exceedance scores
     cross_p_inferior: float | None = None
     autocorrelation: float | None = None  # between neighbouring groups, as far as blocks foretell it
@@ -469,12 +470,12 @@ def decide(comparisons: Sequence[Comparison]) -> list[Comparison]:
     ]
     adjusted = dict(zip(tested, holm([getattr(comparisons[index], key) for index, key in tested]), strict=True))
     return [
-        _decided(item, adjusted.get((index, "p_inferior")), adjusted.get((index, "p_inferior_whole")))
+        _decided(item, adjusted.get((index, "p_inferior")), adjusted.get((index, "p_inferior_whole")), len(tested))
         for index, item in enumerate(comparisons)
     ]
 
 
-def _decided(item: Comparison, adjusted: float | None, adjusted_whole: float | None) -> Comparison:
+def _decided(item: Comparison, adjusted: float | None, adjusted_whole: float | None, tests: int) -> Comparison:
     label = quantile_label(item.metric, item.quantile)
     if item.ratio is None or item.obstacle is not None:
         return replace(item, reason=f"{label} cannot be compared: {item.obstacle or 'a quantile is unknown'}.")
@@ -487,6 +488,11 @@ def _decided(item: Comparison, adjusted: float | None, adjusted_whole: float | N
         verdict, ending = "FAIL", f", above the limit of {bound:.2f}"
     elif adjusted_whole is not None and adjusted_whole <= item.alpha:
         verdict, ending = "FAIL", f", and {whole}, surely above the limit of {bound:.2f}"
+    elif adjusted is not None and item.p_inferior is not None and item.p_inferior <= item.alpha:
+        verdict = "INCONCLUSIVE"
+        ending = (
+            f", above the limit of {bound:.2f}, but one of {tests} tests may be so by chance (Holm: p = {adjusted:.2g})"
+        )
     elif item.p_noninferior is None or item.p_noninferior > item.alpha or item.ratio > bound:
         verdict, ending = "INCONCLUSIVE", f", which leaves the limit of {bound:.2f} open"
     elif item.whole is not None and item.whole > bound:
@@ -494,7 +500,7 @@ def _decided(item: Comparison, adjusted: float | None, adjusted_whole: float | N
         ending = f", below the limit of {bound:.2f}, but {whole}: its worst stretches are worse than the control's"
     else:
         verdict, ending = "PASS", f", below the limit of {bound:.2f}"
-    return replace(item, p_inferior_holm=adjusted, verdict=verdict, reason=f"{seen}{ending}.")
+    return replace(item, p_inferior_holm=adjusted, tests=tests, verdict=verdict, reason=f"{seen}{ending}.")
 
 
 def limits_text(low: float | None, high: float | None, neither: str = "so little of the tail sets no limits") -> str:

@@ -50,6 +50,7 @@ def bed_row(run: Run, judged: BedJudgement) -> dict[str, Any]:
 
 def _disturbance(item: Disturbance) -> dict[str, Any]:
     row = asdict(item)
+    del row["among_trials"]
     return {"check": row.pop("aspect")["check"], **row}
 
 

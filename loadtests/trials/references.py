@@ -1,7 +1,8 @@
 """How fast each device and the host are before and after a trial, apart from any arm: work that never changes.
 
 A process for each device that an arm of ours uses, each with the threads of its arms. They start together, as importing
-torch takes most of the time, and measure one after the other, so that none disturbs another on the host.
+torch takes most of the time, and measure one after the other, so that none disturbs another on the host: before a trial
+in the order of the arms and after it backwards, as a host may grow faster or slower meanwhile.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class References:
         status, facts = self._trial.status, self._trial.facts
         status.phase, status.detail = "measuring the machines", ""
         try:
-            for device, arm in arms.items():
+            for device, arm in arms.items() if when == "before" else reversed(arms.items()):
                 self._start(device, arm, when)
             # None measures while another still warms up.
             answers = [self._message(process, process.deadline, self._late) for process in self._running]

@@ -49,6 +49,11 @@ def test_rules_see_neither_the_requests_that_failed_nor_why() -> None:
         assert row["tailgate"]["overall"] == "FAIL"
 
 
+def test_beside_the_rules_stands_the_verdict_on_the_arm_and_not_on_the_run() -> None:
+    verdicts = {row["arm"]: row["tailgate"]["overall"] for row in rows("planted-decode-h200")}
+    assert verdicts == {"decode-plus-5": "INCONCLUSIVE", "decode-plus-10": "INCONCLUSIVE", "decode-plus-20": "FAIL"}
+
+
 def test_trials_in_a_cold_start_leave_nothing_to_compare() -> None:
     for row in rows("staged-heavy-neighbour"):
         assert {said["verdict"] for said in row["rules"].values()} == {"cannot say"}

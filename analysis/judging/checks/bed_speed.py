@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from analysis.judging.checks.disturbances import BALANCED, Aspect, Disturbance, lost
 from analysis.judging.wording import percent
 from analysis.records.schemas import RUN_HOST
@@ -18,12 +20,12 @@ DRIFT = Aspect(
     sound="Devices and hosts were as fast after each trial as before it, and from trial to trial.",
     remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host, "
     "or run six trials or more, on several days.",
-    among_trials=True,
 )
 APART = Aspect(
     check="bed apart",
     sound="The arms' devices and their hosts were equally fast.",
-    remedy="Put the arms on cards of one speed, or swap them over an even number of trials (trials.swap_devices).",
+    remedy="Put the arms on cards of one speed, or swap them over an even number of trials (trials.swap_devices): six "
+    "or more, where the host's speed will not stay.",
 )
 SLOW = Aspect(
     check="slow bed",
@@ -51,6 +53,20 @@ class _Change:
     text: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gap:
+    """One figure on the devices of an arm and of the control in one trial. `apart` is the logarithm of the ratio of
+    their speeds: negative where the arm's is slower. 0 on one device, of which `cards` are empty."""
+
+    arm: str
+    trial: int
+    own: str
+    other: str
+    cards: tuple[str, str]
+    apart: float
+    measured: bool
+
+
 def drifts(bed: TestBed) -> list[float]:
     """How far apart any two measurements of one figure on one device are, as shares: within trials and between."""
     return [lost(item.change) for item in _changes(bed)]
@@ -71,6 +87,7 @@ def drift(bed: TestBed, limit: float) -> list[Disturbance] | None:
             value=lost(item.change),
             limit=limit,
             shift=abs(item.change),
+            among_trials=True,
             text=item.text,
         )
         for item in changes
@@ -82,47 +99,74 @@ def apart(bed: TestBed, arms: Sequence[str], limit: float) -> list[Disturbance] 
     """Devices and hosts of an arm that are slower or faster than the control's; None where no two were measured.
 
     What counts is the mean of the logarithms over trials: by as much their speeds alone move the ratio of the arms.
+    What of it stays with a device is in all trials, as far as places do not balance it; the rest is the moment's, and
+    in what trials differ by.
     """
     measured = False
     found = []
-    for arm in arms[1:]:
-        for figure in FIGURES:
-            known = []
-            for trial, placed in bed.placed.items():
-                own, other = placed.get(arm), placed.get(arms[0])
-                if own is None or other is None:
+    for figure in FIGURES:
+        gaps = list(_gaps(bed, arms, figure))
+        measured = measured or any(gap.measured for gap in gaps)
+        staying = _staying(gaps)
+        for arm in arms[1:]:
+            own = [(gap, stays) for gap, stays in zip(gaps, staying, strict=True) if gap.arm == arm]
+            mean, stays = (
+                sum(values) / max(1, len(own)) for values in ([g.apart for g, _ in own], [s for _, s in own])
+            )
+            balanced = bool(own) and lost(mean) <= limit
+            for gap, _ in own:
+                if lost(gap.apart) <= limit:
                     continue
-                speeds = bed.speed(trial, own, figure), bed.speed(trial, other, figure)
-                if own == other:
-                    known.append((0.0, trial, own, other))
-                elif bed.sizes.get((trial, own, figure)) != bed.sizes.get((trial, other, figure)):
-                    continue
-                elif speeds[0] is not None and speeds[1] is not None:
-                    measured = True
-                    known.append((speeds[0] - speeds[1], trial, own, other))
-            mean = sum(row[0] for row in known) / max(1, len(known))
-            balanced = bool(known) and lost(mean) <= limit
-            for difference, trial, own, other in known:
-                if lost(difference) <= limit:
-                    continue
-                slower, faster = (own, other) if difference < 0 else (other, own)
+                slower, faster = (gap.own, gap.other) if gap.apart < 0 else (gap.other, gap.own)
                 text = (
-                    f"{_doer(slower, figure)} {_DEEDS[figure]} {percent(lost(difference))} slower than "
-                    f"{_doer(faster, figure)} in trial {trial}"
+                    f"{_doer(slower, figure)} {_DEEDS[figure]} {percent(lost(gap.apart))} slower than "
+                    f"{_doer(faster, figure)} in trial {gap.trial}"
                 )
                 found.append(
                     Disturbance(
                         aspect=APART,
-                        place=f"{bed.identity(trial, slower)}{' host' * (figure in HOST_FIGURES)}",
-                        trial=trial,
+                        place=f"{bed.identity(gap.trial, slower)}{' host' * (figure in HOST_FIGURES)}",
+                        trial=gap.trial,
                         arms=() if balanced else (arm,),
-                        value=lost(difference),
+                        value=lost(gap.apart),
                         limit=limit,
                         shift=abs(mean),
+                        among_trials=lost(stays) <= limit,
                         text=text + (BALANCED if balanced else ""),
                     )
                 )
     return found if measured else None
+
+
+def _gaps(bed: TestBed, arms: Sequence[str], figure: str) -> Iterator[_Gap]:
+    """How far each arm's device was from the control's, trial by trial, where the two did equal work."""
+    for arm in arms[1:]:
+        for trial, placed in bed.placed.items():
+            own, other = placed.get(arm), placed.get(arms[0])
+            if own is None or other is None:
+                continue
+            if own == other:
+                yield _Gap(arm=arm, trial=trial, own=own, other=other, cards=("", ""), apart=0.0, measured=False)
+                continue
+            speeds = bed.speed(trial, own, figure), bed.speed(trial, other, figure)
+            alike = bed.sizes.get((trial, own, figure)) == bed.sizes.get((trial, other, figure))
+            if alike and speeds[0] is not None and speeds[1] is not None:
+                cards = (bed.identity(trial, own), bed.identity(trial, other))
+                apart = speeds[0] - speeds[1]
+                yield _Gap(arm=arm, trial=trial, own=own, other=other, cards=cards, apart=apart, measured=True)
+
+
+def _staying(gaps: Sequence[_Gap]) -> list[float]:
+    """Of each gap, what its two devices differ by in all trials: least squares with a speed for each device."""
+    number = {card: place for place, card in enumerate(dict.fromkeys(card for gap in gaps for card in gap.cards))}
+    signs = np.zeros((len(gaps), len(number)))
+    for row, gap in enumerate(gaps):
+        signs[row, number[gap.cards[0]]] += 1.0
+        signs[row, number[gap.cards[1]]] -= 1.0
+    if not gaps:
+        return []
+    speeds = np.linalg.lstsq(signs, np.array([gap.apart for gap in gaps]))[0]
+    return [float(value) for value in signs @ speeds]
 
 
 def slow(bed: TestBed) -> list[Disturbance] | None:

@@ -27,7 +27,6 @@ class Aspect:
     sound: str
     remedy: str
     affects: tuple[str, ...] = ESTIMATES
-    among_trials: bool = False  # as of the check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +40,7 @@ class Disturbance:
     value: float
     limit: float
     shift: float | None = None  # by how much it changed a machine's speed, in logarithms; None: nobody knows
+    among_trials: bool = False  # as of the check
     text: str  # a sentence without its full stop
 
 
@@ -70,7 +70,8 @@ def gathered(found: Iterable[Disturbance], control: str) -> list[Disturbance]:
         shift = max(known) if len(known) == len(shifts) else None
         more = f", and in {counted(len(trials), 'more trial')}" if trials else ""
         scope = None if control in (arms or ()) else arms
-        worst.append(replace(items[0], shift=shift, arms=scope, text=items[0].text + more))
+        among = all(item.among_trials for item in items)
+        worst.append(replace(items[0], shift=shift, arms=scope, among_trials=among, text=items[0].text + more))
     return sorted(worst, key=lambda item: -item.value / item.limit)
 
 
@@ -100,7 +101,7 @@ def _check(aspect: Aspect, ok: bool, own: Sequence[Disturbance], arm: str | None
         limit=own[0].limit if own else None,
         reason=reason,
         affects=aspect.affects,
-        among_trials=aspect.among_trials,
+        among_trials=bool(own) and all(item.among_trials for item in own),
         shift=None if not own or any(item.shift is None for item in own) else LEVER * sum(it.shift or 0 for it in own),
         remedy=aspect.remedy,
     )

@@ -42,7 +42,11 @@ def test_a_duration_names_the_margin_that_needs_it(pilot: Path) -> None:
 
 
 def test_a_narrow_margin_takes_more_starts_and_not_only_time(pilot: Path) -> None:
-    assert "in 4 fresh starts" in row(plan_from_run(pilot, Goal(margin=0.03)), "p99 E2E")["note"]
+    narrow = row(plan_from_run(pilot, Goal(margin=0.03)), "p99 E2E")
+    assert "in 4 fresh starts" in narrow["note"]
+    assert narrow["needed_s"] is not None
+    at_margin = row(plan_from_run(pilot, Goal(margin=0.03, ratio=1.03)), "p99 E2E")
+    assert (at_margin["needed_s"], at_margin["note"]) == (None, "")
     assert "starts" not in row(plan_from_run(pilot, Goal(margin=0.10)), "p99 E2E")["note"]
 
 

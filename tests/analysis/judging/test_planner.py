@@ -52,6 +52,21 @@ def test_half_the_spread_asks_for_a_quarter_of_the_time():
     assert wide / narrow == pytest.approx(4, rel=0.02)
 
 
+def test_a_fail_among_many_tests_asks_for_more_time_and_a_pass_does_not():
+    worse = replace(SEEN, ratio=1.2)
+    assert needed(replace(worse, tests=36)) > 1.5 * needed(worse)
+    assert needed(replace(SEEN, tests=36)) == needed(SEEN)
+    assert starts_needed(replace(worse, tests=36, restart_spread=0.03)) > starts_needed(
+        replace(worse, restart_spread=0.03)
+    )
+
+
+def test_what_is_above_its_limit_but_for_holm_was_left_open():
+    above = replace(TRIALS, ratio=2.0, p_noninferior=0.999, p_inferior=0.003, p_inferior_holm=0.1, tests=36)
+    assert needed(above) >= 1.5 * 120 * 30
+    assert needed(replace(above, p_inferior_holm=0.04)) == 120 * 30
+
+
 def test_the_length_is_the_shortest_that_reaches_the_margin():
     seconds = needed(SEEN)
     noise = Noise.of(SEEN)

@@ -258,7 +258,11 @@ def test_holm_holds_back_one_failure_among_many():
         )
 
     assert decide([item(0.03)])[0].verdict == "FAIL"
-    assert [row.verdict for row in decide([item(0.03), item(0.5)])] == ["INCONCLUSIVE", "INCONCLUSIVE"]
+    two = decide([item(0.03), item(0.5)])
+    assert [row.verdict for row in two] == ["INCONCLUSIVE", "INCONCLUSIVE"]
+    assert [row.tests for row in two] == [2, 2]
+    assert "above the limit of 1.10, but one of 2 tests may be so by chance (Holm: p = 0.06)" in two[0].reason
+    assert "leaves the limit of 1.10 open" in two[1].reason
 
 
 def two_kinds(seed, *, slow, control_slow):

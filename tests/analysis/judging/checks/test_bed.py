@@ -45,6 +45,25 @@ def bed(*troubles, **more):
     return FakeBed(troubles=troubles, **more)
 
 
+def facts_of(bed, *, trials, seed=1, arms=("eager", "compiled", "other", "last")):
+    """The bed of a run without samples: what its references say."""
+    rng = np.random.default_rng([seed, 6])
+    infos = [bed.facts(arms[: bed.cards or 2], trial, rng) for trial in range(1, trials + 1)]
+    rows = [SimpleNamespace(number=at, info=info, seconds=180.0) for at, info in enumerate(infos, start=1)]
+    return Bed.of(SimpleNamespace(records=SimpleNamespace(bed=None), trials=rows)), list(arms[: bed.cards or 2])
+
+
+def apart_of(bed, **more):
+    """The failed checks *bed apart* of the run."""
+    checks, _ = check_bed(*facts_of(bed, **more), 0.05)
+    return [check for check in checks if check.check == "bed apart" and not check.ok]
+
+
+def slower(size, **more):
+    """A bed of which one card is slower in all trials."""
+    return FakeBed(troubles=(Trouble(what="slow", place="cuda:1", size=size),), **more)
+
+
 # In these runs eager, the control, sits on cuda:0 and compiled on cuda:1, unless they change places.
 class TestTroublesAreSeenAndNamed:
     def test_a_foreign_process_on_a_card(self):
@@ -138,6 +157,16 @@ class TestFairness:
     def test_an_odd_number_of_trials_balances_what_a_third_of_it_still_allows(self):
         assert opened(bed(Trouble(what="slow", size=0.9)), trials=3) == set()
         assert ("bed apart", "compiled") in opened(bed(Trouble(what="slow", size=0.82)), trials=3)
+
+    def test_what_is_the_moments_is_in_what_trials_differ_by_and_what_stays_with_a_card_is_not(self):
+        moment = apart_of(FakeBed(host_noise=0.15, cards=4), trials=6)
+        assert moment
+        assert all(check.among_trials for check in moment)
+        # Six trials on four cards leave a sixth of what a slow one does: of 15 % that is less than the limit.
+        assert all(check.among_trials for check in apart_of(slower(0.85, cards=4, host_noise=0.15), trials=6))
+        for stays in (slower(0.6, cards=4, host_noise=0.15), slower(0.85, cards=4, swap=False)):
+            checks = apart_of(stays, trials=6)
+            assert any(not check.among_trials for check in checks)
 
     def test_a_power_cap_that_follows_the_arm_over_cards_is_its_own(self):
         # The same arm draws the most power, on either card, at one limit.
@@ -235,10 +264,7 @@ class TestQuiet:
     def test_the_noise_of_a_good_reference_hardly_ever_looks_like_drift(self, noise, most):
         opened_runs = 0
         for seed in range(100):
-            rng, arms = np.random.default_rng([seed, 6]), ["eager", "compiled"]
-            infos = [FakeBed(host_noise=noise).facts(arms, trial, rng) for trial in range(1, 7)]
-            trials = [SimpleNamespace(number=at, info=info, seconds=180.0) for at, info in enumerate(infos, start=1)]
-            checks, _ = check_bed(Bed.of(SimpleNamespace(records=SimpleNamespace(bed=None), trials=trials)), arms, 0.05)
+            checks, _ = check_bed(*facts_of(FakeBed(host_noise=noise), trials=6, seed=seed), 0.05)
             opened_runs += any(not check.ok for check in checks)
         assert opened_runs <= most
 
