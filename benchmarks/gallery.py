@@ -75,6 +75,13 @@ def entries() -> list[Entry]:
             CASES / "naive",
         ),
         Entry(
+            "planted",
+            "FAIL by latency",
+            "Eager beside three copies of it whose engine steps last 5, 10 and 20 % longer, a card each, the shapes of "
+            "Llama-3-8B in bfloat16: which are found in six trials?",
+            CASES / "planted-decode-h200",
+        ),
+        Entry(
             "inconclusive",
             "INCONCLUSIVE",
             "The same on other cards. It is seven times as fast at the tail, in three trials on a host that was not "

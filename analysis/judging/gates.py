@@ -48,6 +48,7 @@ class Gate:
     needed_starts: int | None = None  # trials that it takes for that, where it is more than the run had
     blocked_by: tuple[str, ...] = ()  # checks that forbid to believe it
     caveat: str = ""  # the end of its reason, where failed checks turned its verdict; empty where none did
+    allowance: str = ""  # the part of its reason that says what it allows for of what failed checks saw
     low: float | None = None  # limits of a ratio, which a machine may have moved
     high: float | None = None
     lasting: tuple[float, float] | None = None  # both, where trials are what it counts and one state may outlast some

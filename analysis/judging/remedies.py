@@ -237,9 +237,11 @@ def _of_latency(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> Iterator
     where = _PART_NAMES.get(part, "where the server gives no name to it")
     longer = f"{digits(whole_ms)} ms longer than {control}'s"
     yield f"Around p99 E2E its requests took {longer}, {digits(more_ms)} ms of it {where}."
-    yield _PART_REMEDIES[part].format(arm=arm)
+    compiled = mapping(evidence.run.account(arm).config.get("compile")).get("enabled") is not False
+    yield _PART_REMEDIES[part].format(arm=arm) if compiled or part not in ("prefill", "decode") else _UNCOMPILED
 
 
+_UNCOMPILED = "Nothing of it is compiled: what differs is in its code, its shapes or its host."
 _PART_REMEDIES = {
     "queue": "`tailgate frontier` on the experiment finds which load it holds.",
     "prefill": "`tailgate inspect experiment.toml --arm {arm}` shows graph breaks and steps that are not compiled.",

@@ -81,8 +81,12 @@ def _by_trials(gate: Gate, failed: Sequence[Check]) -> tuple[Gate, list[Check]]:
     if gate.verdict != INCONCLUSIVE:
         names = ", ".join(dict.fromkeys(check.check for check in among))
         sure = f"between {low:.2f} and {high:.2f} where it outlasts a trial"
-        gate = replace(gate, reason=f"{gate.reason} Its trials differ by what {names} saw, too: {sure}.")
+        gate = _allowing(gate, f"Its trials differ by what {names} saw, too: {sure}.")
     return gate, [check for check in failed if not check.among_trials]
+
+
+def _allowing(gate: Gate, allowance: str) -> Gate:
+    return replace(gate, allowance=f"{gate.allowance} {allowance}".lstrip(), reason=f"{gate.reason} {allowance}")
 
 
 def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
@@ -92,7 +96,7 @@ def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
         moved = [check for check in failed if check.shift]
         failed = [check for check in failed if not check.shift]
         names = ", ".join(dict.fromkeys(check.check for check in moved))
-        gate = replace(gate, reason=f"{gate.reason} What {names} saw can have moved it by ×{math.exp(shift):.2f}.")
+        gate = _allowing(gate, f"What {names} saw can have moved it by ×{math.exp(shift):.2f}.")
     if not failed:
         return gate
     blocked = tuple(dict.fromkeys(check.check for check in failed))

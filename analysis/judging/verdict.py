@@ -49,7 +49,7 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
         own = of_arm[arm]
         if arms[arm] == FAIL:
             first = next(gate for gate in own if gate.verdict == FAIL)
-            parts.append(f"{arm} must not replace {control}: {_clause(first.reason)}.")
+            parts.append(f"{arm} must not replace {control}: {_clause(_plain(first))}.")
         elif arms[arm] == PASS:
             bounds = [bound for gate in own if (bound := _bound(gate)) is not None]
             slower = f" (latency at most {max(bounds):.2f} times {control}'s, error bars included)" if bounds else ""
@@ -72,6 +72,11 @@ def _bound(gate: Gate) -> float | None:
 
 def _is_overload(check: Check, arms: Sequence[str]) -> bool:
     return check.check == OVERLOAD and not check.ok and bool(arms) and check.arm in (None, *arms)
+
+
+def _plain(gate: Gate) -> str:
+    """The gate's reason without what it allows for, which stands beside the gate."""
+    return gate.reason.replace(f" {gate.allowance}", "") if gate.allowance else gate.reason
 
 
 def _clause(reason: str) -> str:

@@ -54,6 +54,7 @@ from analysis.statistics.resampling import (
 from analysis.statistics.windows import FEWEST_GROUPS, Windows, typical_ratio, window_limits
 
 TRIALS_FOR_T_TEST = 6
+TRIALS_METHOD = "t-test over trials"
 _FEWEST_DISTINCT = 10  # fewer different latencies are a coarse clock or made-up data
 
 
@@ -429,7 +430,7 @@ def _by_trials(base: Comparison, ratios: Floats, machine: Ints) -> Comparison:
 
     return replace(
         base,
-        method="t-test over trials",
+        method=TRIALS_METHOD,
         autocorrelation=None,  # what happens within a trial does not matter
         restart_spread=0.0,  # trials hold the luck of their starts
         machine_spread=added,

@@ -158,6 +158,15 @@ class TestLatency:
         text = text_of(remedies(evidence(tmp_path, parts=parts), [self.SLOWER]))
         assert text.startswith("Around p99 E2E its requests took 40 ms longer than eager's, 30 ms of it in the queue.")
 
+    @pytest.mark.parametrize(("compiled", "says"), [(True, "`tailgate inspect"), (False, "Nothing of it is compiled:")])
+    def test_an_arm_that_compiles_nothing_is_not_searched_for_graph_breaks(
+        self, tmp_path: Path, compiled: bool, says: str
+    ) -> None:
+        parts = {"eager": self.parts(), "compiled": self.parts(decode_ms=40.0)}
+        arm = replace(ARM, config={"compile": {"enabled": compiled}})
+        text = text_of(remedies(evidence(tmp_path, arm, parts=parts), [self.SLOWER]))
+        assert f"30 ms of it in decode. {says}" in text
+
     @pytest.mark.parametrize("known", [("eager",), ("compiled",), ()])
     def test_where_no_server_says_its_times_no_part_is_blamed(self, tmp_path: Path, known: tuple[str, ...]) -> None:
         parts = {arm: self.parts() for arm in known}

@@ -82,6 +82,8 @@ class TestChecksOnGates:
         (result,) = apply_checks([decided], [replace(check(name="bed drift"), among_trials=True)])
         assert (result.verdict == verdict) is stands
         assert ("Its trials differ by what bed drift saw, too" in result.reason) is stands
+        assert bool(result.allowance) is stands
+        assert result.reason.endswith(result.allowance)
         (result,) = apply_checks([decided], [replace(check(name="bed drift"), among_trials=True), check()])
         assert result.verdict == "INCONCLUSIVE"
 

@@ -36,6 +36,10 @@ class TestWords:
         text = headline({"compiled": "FAIL"}, gates, [], "eager")
         assert text == "compiled must not replace eager: It is so."
 
+    def test_headline_leaves_what_a_failure_allows_for_to_its_gate(self):
+        wrong = replace(gate("recompile", "FAIL"), reason="It is so. It may move.", allowance="It may move.")
+        assert headline({"compiled": "FAIL"}, [wrong], [], "eager") == "compiled must not replace eager: It is so."
+
     @pytest.mark.parametrize(("lasting", "bound"), [(None, "0.90"), ((0.4, 0.95), "0.95")])
     def test_headline_of_a_pass_gives_what_latency_surely_does_not_exceed(self, lasting, bound):
         gates = [gate(low=0.5, high=0.9, lasting=lasting), gate(low=0.1, high=0.3), gate("recompile")]

@@ -92,3 +92,10 @@ def test_a_gate_is_framed_in_the_colour_of_its_verdict(verdict, rollout):
     page = html_report(summary)
     named = "–" if verdict is None else verdict.lower()
     assert f'class="num gate gate-{named}"' in page
+
+
+def test_ratios_that_are_means_over_trials_say_so_beside_the_figures(demo):
+    assert "by\u00a0trial" not in html_report(demo)
+    for row in demo["comparisons"]:
+        row["method"] = "t-test over trials"
+    assert "by\u00a0trial" in html_report(demo)
