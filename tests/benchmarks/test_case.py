@@ -51,7 +51,9 @@ def test_runs_of_a_case_are_judged_together(tmp_path: Path) -> None:
     assert verdict["overall"] == "INCONCLUSIVE"
 
 
-@pytest.mark.parametrize("case", ["case-planted-decode", "case-planted-others", "case-planted-turns"])
+@pytest.mark.parametrize(
+    "case", ["case-planted-decode", "case-planted-others", "case-planted-processors", "case-planted-turns"]
+)
 def test_each_arm_of_a_planted_case_is_what_its_name_says(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     monkeypatch.setattr("os.environ", dict(os.environ))
     seen: list[list[str]] = []

@@ -83,6 +83,7 @@ def test_every_experiment_in_the_package_is_offered() -> None:
         "case-naive",
         "case-planted-decode",
         "case-planted-others",
+        "case-planted-processors",
         "case-planted-turns",
         "case-ramp",
         "case-turns",
