@@ -131,6 +131,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             checks=values.rows(summary, "validity"),
             failed_checks=reading.failed_checks(summary),
             checks_heading=reading.checks_heading(summary),
+            is_allowed_for=partial(reading.is_allowed_for, summary),
             events=events,
             # Where each event stands in the table, so that a spike can point at its events.
             event_numbers={values.text(event.get("event_id")): number for number, event in enumerate(events)},

@@ -341,15 +341,20 @@ def _externals(summary: Row) -> list[str]:
     return ["### External arms: what was not checked", "\n".join(lines)] if lines else []
 
 
+def _opening(summary: Row, check: Row) -> str:
+    if reading.is_allowed_for(summary, check):
+        return ""
+    return "opens what it may have turned" if check.get("shift") else "opens"
+
+
 def _checks(summary: Row) -> list[str]:
     failed = reading.failed_checks(summary)
     if not failed:
         return []
     lines = [
         f"- **{prose(reading.check_name(check))}**: {prose(check.get('reason'))}"
-        + (f" ({opens}: {prose(label(check.get('affects')))})" if check.get("affects") else "")
-        for check in failed
-        for opens in ["opens what it may have turned" if check.get("shift") else "opens"]
+        + (f" ({opens}: {prose(label(check.get('affects')))})" if check.get("affects") and opens else "")
+        for check, opens in ((check, _opening(summary, check)) for check in failed)
     ]
     return [f"### {reading.checks_heading(summary)}", "\n".join(lines)]
 

@@ -51,7 +51,7 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
         console.print(noted("figures", "of all traffic; non-inferiority leaves out what a compile held up"))
     for check in reading.failed_checks(summary):
         if (reason := text(check.get("reason"))) not in reading.headline(summary):
-            name = "allowed for" if at(summary, "overall") == "PASS" else "limited by"
+            name = "allowed for" if reading.is_allowed_for(summary, check) else "limited by"
             console.print(noted(name, f"{reading.check_name(check)}: {reason}"))
     lists = reading.gate_lists(summary)
     for whose, reason in lists.shared:

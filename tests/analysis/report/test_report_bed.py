@@ -73,9 +73,17 @@ def test_a_pass_on_a_disturbed_bed_says_that_gates_allowed_for_it(made: Callable
     assert allowed in markdown_report(passed).split("### Gates")[0]
 
 
-def test_what_a_pass_allowed_for_is_not_called_a_limit(demo: Summary) -> None:
+def test_what_a_verdict_allowed_for_is_not_called_a_limit(demo: Summary) -> None:
     drift = {"check": "bed drift", "ok": False, "reason": "The host drifted.", "affects": ["slo"], "shift": 0.2}
     demo["validity"] = [drift]
+    assert "allowed for: bed drift: The host drifted." in verdict_table(demo)
+    assert "What limits this run" not in html_report(demo)
+    apart = {"check": "bed apart", "arm": "compiled-naive", "ok": False, "reason": "It was slow.", "shift": 0.1}
+    both = {**demo, "validity": [drift, apart]}
+    both["gates"] = [{**gate, "blocked_by": ["bed apart"] * (gate["arm"] != "eager")} for gate in demo["gates"]]
+    assert "allowed for: bed drift" in verdict_table(both)
+    assert "limited by: bed apart (compiled-naive): It was slow." in verdict_table(both)
+    demo["gates"][0]["blocked_by"] = ["bed drift"]
     assert "limited by: bed drift: The host drifted." in verdict_table(demo)
     assert "allowed for: bed drift: The host drifted." in verdict_table({**demo, "overall": "PASS"})
     for report in (html_report, markdown_report):
