@@ -45,6 +45,7 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
         arm: sorted((gate for gate in gates if gate.arm == arm), key=lambda gate: KIND_ORDER[gate.kind]) for arm in arms
     }
     reasons = {arm: _open_reason(of_arm[arm], checks) for arm in arms if arms[arm] == INCONCLUSIVE}
+    undecided = list(reasons)
     for arm in sorted(arms, key=lambda name: ((FAIL, INCONCLUSIVE, PASS).index(arms[name]), list(arms).index(name))):
         own = of_arm[arm]
         if arms[arm] == FAIL:
@@ -54,13 +55,18 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
             bounds = [bound for gate in own if (bound := _bound(gate)) is not None]
             slower = f" (latency at most {max(bounds):.2f} times {control}'s, error bars included)" if bounds else ""
             parts.append(f"{arm} may replace {control}: every gate passed{slower}.")
-        else:
-            # What leaves several arms open is said once.
-            alike = [name for name, reason in reasons.items() if reason == reasons[arm]]
-            if arm == alike[0]:
-                whether = " or ".join(filter(None, (", ".join(alike[:-1]), alike[-1])))
-                parts.append(f"This run cannot decide whether {whether} may replace {control}. {reasons[arm]}".rstrip())
-    return " ".join(parts)
+        elif arm == undecided[0]:
+            whether = " or ".join(filter(None, (", ".join(undecided[:-1]), undecided[-1])))
+            parts += [f"This run cannot decide whether {whether} may replace {control}.", *_by_reason(reasons)]
+    return " ".join(filter(None, parts))
+
+
+def _by_reason(reasons: Mapping[str, str]) -> list[str]:
+    """What leaves arms open, each reason once, behind the arms that it is of where there are several reasons."""
+    arms: dict[str, list[str]] = {}
+    for arm, reason in reasons.items():
+        arms.setdefault(reason, []).append(arm)
+    return [f"{', '.join(own)}: {reason}" if len(arms) > 1 and reason else reason for reason, own in arms.items()]
 
 
 def _bound(gate: Gate) -> float | None:

@@ -58,9 +58,8 @@ class TestWords:
         gates = [replace(gate(arm=name, verdict="INCONCLUSIVE"), reason=f"Open {name == 'b'}.") for name in "abcd"]
         gates += [gate("recompile", "FAIL", arm="naive"), gate("recompile", arm="fine")]
         assert headline(arms, gates, [], "eager") == (
-            "naive must not replace eager: It is so. This run cannot decide whether a, c or d may replace eager. Open "
-            "False. This run cannot decide whether b may replace eager. Open True. fine may replace eager: every gate "
-            "passed."
+            "naive must not replace eager: It is so. This run cannot decide whether a, b, c or d may replace eager. "
+            "a, c, d: Open False. b: Open True. fine may replace eager: every gate passed."
         )
 
     @pytest.mark.parametrize("verdict", ["FAIL", "INCONCLUSIVE"])
