@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
@@ -56,15 +57,14 @@ class _Change:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gap:
     """One figure on the devices of an arm and of the control in one trial. `apart` is the logarithm of the ratio of
-    their speeds: negative where the arm's is slower. 0 on one device, of which `cards` are empty."""
+    their speeds, negative where the arm's is slower; `stays` is what of it is there in all trials."""
 
     arm: str
     trial: int
     own: str
     other: str
-    cards: tuple[str, str]
     apart: float
-    measured: bool
+    stays: float = 0.0
 
 
 def drifts(bed: TestBed) -> list[float]:
@@ -103,38 +103,12 @@ def apart(bed: TestBed, arms: Sequence[str], limit: float) -> list[Disturbance] 
     in what trials differ by.
     """
     measured = False
-    found = []
+    found: list[Disturbance] = []
     for figure in FIGURES:
-        gaps = list(_gaps(bed, arms, figure))
-        measured = measured or any(gap.measured for gap in gaps)
-        staying = _staying(gaps)
+        gaps = _with_stays(bed, list(_gaps(bed, arms, figure)))
+        measured = measured or any(gap.own != gap.other for gap in gaps)
         for arm in arms[1:]:
-            own = [(gap, stays) for gap, stays in zip(gaps, staying, strict=True) if gap.arm == arm]
-            mean, stays = (
-                sum(values) / max(1, len(own)) for values in ([g.apart for g, _ in own], [s for _, s in own])
-            )
-            balanced = bool(own) and lost(mean) <= limit
-            for gap, _ in own:
-                if lost(gap.apart) <= limit:
-                    continue
-                slower, faster = (gap.own, gap.other) if gap.apart < 0 else (gap.other, gap.own)
-                text = (
-                    f"{_doer(slower, figure)} {_DEEDS[figure]} {percent(lost(gap.apart))} slower than "
-                    f"{_doer(faster, figure)} in trial {gap.trial}"
-                )
-                found.append(
-                    Disturbance(
-                        aspect=APART,
-                        place=f"{bed.identity(gap.trial, slower)}{' host' * (figure in HOST_FIGURES)}",
-                        trial=gap.trial,
-                        arms=() if balanced else (arm,),
-                        value=lost(gap.apart),
-                        limit=limit,
-                        shift=abs(mean),
-                        among_trials=lost(stays) <= limit,
-                        text=text + (BALANCED if balanced else ""),
-                    )
-                )
+            found += _wide(bed, figure, [gap for gap in gaps if gap.arm == arm], limit)
     return found if measured else None
 
 
@@ -145,28 +119,53 @@ def _gaps(bed: TestBed, arms: Sequence[str], figure: str) -> Iterator[_Gap]:
             own, other = placed.get(arm), placed.get(arms[0])
             if own is None or other is None:
                 continue
-            if own == other:
-                yield _Gap(arm=arm, trial=trial, own=own, other=other, cards=("", ""), apart=0.0, measured=False)
-                continue
             speeds = bed.speed(trial, own, figure), bed.speed(trial, other, figure)
             alike = bed.sizes.get((trial, own, figure)) == bed.sizes.get((trial, other, figure))
-            if alike and speeds[0] is not None and speeds[1] is not None:
-                cards = (bed.identity(trial, own), bed.identity(trial, other))
-                apart = speeds[0] - speeds[1]
-                yield _Gap(arm=arm, trial=trial, own=own, other=other, cards=cards, apart=apart, measured=True)
+            if own == other:
+                yield _Gap(arm=arm, trial=trial, own=own, other=other, apart=0.0)
+            elif alike and speeds[0] is not None and speeds[1] is not None:
+                yield _Gap(arm=arm, trial=trial, own=own, other=other, apart=speeds[0] - speeds[1])
 
 
-def _staying(gaps: Sequence[_Gap]) -> list[float]:
-    """Of each gap, what its two devices differ by in all trials: least squares with a speed for each device."""
-    number = {card: place for place, card in enumerate(dict.fromkeys(card for gap in gaps for card in gap.cards))}
-    signs = np.zeros((len(gaps), len(number)))
-    for row, gap in enumerate(gaps):
-        signs[row, number[gap.cards[0]]] += 1.0
-        signs[row, number[gap.cards[1]]] -= 1.0
+def _with_stays(bed: TestBed, gaps: Sequence[_Gap]) -> list[_Gap]:
+    """The gaps with what their devices differ by in all trials: least squares with one speed for each device."""
     if not gaps:
         return []
+    cards = [(bed.identity(gap.trial, gap.own), bed.identity(gap.trial, gap.other)) for gap in gaps]
+    number = {card: place for place, card in enumerate(dict.fromkeys(card for pair in cards for card in pair))}
+    signs = np.zeros((len(gaps), len(number)))
+    for row, (own, other) in enumerate(cards):
+        signs[row, number[own]] += 1.0
+        signs[row, number[other]] -= 1.0
     speeds = np.linalg.lstsq(signs, np.array([gap.apart for gap in gaps]))[0]
-    return [float(value) for value in signs @ speeds]
+    return [replace(gap, stays=float(stays)) for gap, stays in zip(gaps, signs @ speeds, strict=True)]
+
+
+def _wide(bed: TestBed, figure: str, gaps: Sequence[_Gap], limit: float) -> Iterator[Disturbance]:
+    """The gaps of one arm that are too wide, with what all of them leave on it."""
+    if not gaps:
+        return
+    mean, stays = fmean(gap.apart for gap in gaps), fmean(gap.stays for gap in gaps)
+    balanced = lost(mean) <= limit
+    for gap in gaps:
+        if lost(gap.apart) <= limit:
+            continue
+        slower, faster = (gap.own, gap.other) if gap.apart < 0 else (gap.other, gap.own)
+        text = (
+            f"{_doer(slower, figure)} {_DEEDS[figure]} {percent(lost(gap.apart))} slower than {_doer(faster, figure)} "
+            f"in trial {gap.trial}"
+        )
+        yield Disturbance(
+            aspect=APART,
+            place=f"{bed.identity(gap.trial, slower)}{' host' * (figure in HOST_FIGURES)}",
+            trial=gap.trial,
+            arms=() if balanced else (gap.arm,),
+            value=lost(gap.apart),
+            limit=limit,
+            shift=abs(mean),
+            among_trials=lost(stays) <= limit,
+            text=text + (BALANCED if balanced else ""),
+        )
 
 
 def slow(bed: TestBed) -> list[Disturbance] | None:
