@@ -45,7 +45,6 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
         arm: sorted((gate for gate in gates if gate.arm == arm), key=lambda gate: KIND_ORDER[gate.kind]) for arm in arms
     }
     reasons = {arm: _open_reason(of_arm[arm], checks) for arm in arms if arms[arm] == INCONCLUSIVE}
-    undecided = list(reasons)
     for arm in sorted(arms, key=lambda name: ((FAIL, INCONCLUSIVE, PASS).index(arms[name]), list(arms).index(name))):
         own = of_arm[arm]
         if arms[arm] == FAIL:
@@ -55,8 +54,9 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
             bounds = [bound for gate in own if (bound := _bound(gate)) is not None]
             slower = f" (latency at most {max(bounds):.2f} times {control}'s, error bars included)" if bounds else ""
             parts.append(f"{arm} may replace {control}: every gate passed{slower}.")
-        elif arm == undecided[0]:
-            whether = " or ".join(filter(None, (", ".join(undecided[:-1]), undecided[-1])))
+        elif arm == next(iter(reasons)):
+            *others, last = reasons
+            whether = " or ".join(filter(None, (", ".join(others), last)))
             parts += [f"This run cannot decide whether {whether} may replace {control}.", *_by_reason(reasons)]
     return " ".join(filter(None, parts))
 

@@ -341,10 +341,12 @@ def _externals(summary: Row) -> list[str]:
     return ["### External arms: what was not checked", "\n".join(lines)] if lines else []
 
 
-def _opening(summary: Row, check: Row) -> str:
-    if reading.is_allowed_for(summary, check):
+def _opened(summary: Row, check: Row) -> str:
+    """What the failed check leaves open, in brackets; empty where nothing is."""
+    if not check.get("affects") or reading.is_allowed_for(summary, check):
         return ""
-    return "opens what it may have turned" if check.get("shift") else "opens"
+    turned = " what it may have turned" if check.get("shift") else ""
+    return f" (opens{turned}: {prose(label(check.get('affects')))})"
 
 
 def _checks(summary: Row) -> list[str]:
@@ -352,9 +354,8 @@ def _checks(summary: Row) -> list[str]:
     if not failed:
         return []
     lines = [
-        f"- **{prose(reading.check_name(check))}**: {prose(check.get('reason'))}"
-        + (f" ({opens}: {prose(label(check.get('affects')))})" if check.get("affects") and opens else "")
-        for check, opens in ((check, _opening(summary, check)) for check in failed)
+        f"- **{prose(reading.check_name(check))}**: {prose(check.get('reason'))}{_opened(summary, check)}"
+        for check in failed
     ]
     return [f"### {reading.checks_heading(summary)}", "\n".join(lines)]
 

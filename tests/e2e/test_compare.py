@@ -4,6 +4,7 @@ The same with a real model is `python benchmarks/releases.py`, for a machine tha
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,5 +30,7 @@ def test_planted_decode_time_and_memory_fail_and_equal_runs_do_not(tmp_path: Pat
         more="[bed]\nsample_s = 0\nreference_s = 0\n",
         limits=ReleaseLimits(need_references=False),
     )
-    rows = outcomes(plan, KINDS, 1, lambda row: None)
-    assert [line["met"] for line in shares(rows, KINDS)] == [True] * len(KINDS), rows
+    # One run cannot promise what nine of ten find: 10 % is for made-up runs (tests/analysis/releases/test_reach.py).
+    kinds = [replace(kind, planted="decode=1.25") if kind.name == "decode" else kind for kind in KINDS]
+    rows = outcomes(plan, kinds, 1, lambda row: None)
+    assert [line["met"] for line in shares(rows, kinds)] == [True] * len(kinds), rows
