@@ -44,7 +44,7 @@ PLANTED = {
     "decode-plus-5": "decode=1.05",
     "decode-plus-10": "decode=1.1",
     "decode-plus-20": "decode=1.2",
-    "stall-2s-in-300s": "stall_s=2,every_s=300",
+    "stall-2s-in-300s": "stall_s=2,every_s=300,first_s=120",
     "memory-plus-30": "memory=1.3",
 }
 CASES = Path(__file__).parent / "results" / "case"

@@ -2,7 +2,8 @@
 
 PLANTED says what is wrong with it: "decode=1.1" makes every engine step last that much longer, busy on the processor as
 slower code would be; "memory=1.3" has the engine hold that many times its peak, of its card where it has one;
-"stall_s=2,every_s=300" stops it for two seconds in every five minutes, and nobody says why. Where arms are named, as in
+"stall_s=2,every_s=300" stops it for two seconds in every five minutes, and nobody says why; with "first_s=120" for the
+first time two minutes after its start, as a trial may be shorter than that. Where arms are named, as in
 "slow:decode=1.1;fat:memory=1.3", each has its own, and those that are not named have none.
 """
 
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from servers.engine.runner import ModelRunner
 
-FAULTS = ("decode", "memory", "stall_s", "every_s")
+FAULTS = ("decode", "memory", "stall_s", "every_s", "first_s")
 VARIABLE = "PLANTED"
 
 
@@ -50,14 +51,15 @@ def plant(faults: dict[str, float]) -> None:
 
     advance, memory_bytes = Engine.advance, ModelRunner.memory_bytes
     held: list[Any] = []
-    stalled = time.perf_counter()
+    every_s = faults.get("every_s", float("inf"))
+    due = time.perf_counter() + faults.get("first_s", every_s)
 
     def slower(engine: Engine, arrivals: Any) -> Any:
-        nonlocal stalled
+        nonlocal due
         began = time.perf_counter()
-        if began - stalled >= faults.get("every_s", float("inf")):
+        if began >= due:
             time.sleep(faults["stall_s"])
-            stalled = began
+            due = began + every_s
         outputs = advance(engine, arrivals)
         if outputs[0]:
             until = began + faults.get("decode", 1.0) * (time.perf_counter() - began)

@@ -78,6 +78,18 @@ def test_the_engine_stops_once_in_a_while(clock: Clock) -> None:
     assert step_s(clock) < 0.1
 
 
+def test_the_first_stop_may_come_sooner(clock: Clock) -> None:
+    plant({"stall_s": 2.0, "every_s": 300.0, "first_s": 120.0})
+    clock.sleep(110.0)
+    assert step_s(clock) < 0.1
+    clock.sleep(10.0)
+    assert step_s(clock) == pytest.approx(2.0, abs=0.1)
+    clock.sleep(290.0)
+    assert step_s(clock) < 0.1
+    clock.sleep(10.0)
+    assert step_s(clock) == pytest.approx(2.0, abs=0.1)
+
+
 @pytest.mark.usefixtures("clock")
 def test_memory_is_held_once_and_only_where_it_is_planted(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[float] = []
