@@ -26,6 +26,9 @@ OVERLOAD = "overload"
 # Checks that a longer run of the same kind would pass.
 LENGTH_CHECKS = frozenset({"blocks", "run length", "tail", "cut requests"})
 
+# Checks that no longer run passes: what they saw stays in the records.
+LASTING_CHECKS = frozenset({"stalls of unknown cause", "compilers seen"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:

@@ -66,7 +66,12 @@ def _by_reason(reasons: Mapping[str, str]) -> list[str]:
     arms: dict[str, list[str]] = {}
     for arm, reason in reasons.items():
         arms.setdefault(reason, []).append(arm)
-    return [f"{', '.join(own)}: {reason}" if len(arms) > 1 and reason else reason for reason, own in arms.items()]
+    behind = len(arms) > 1
+    # A reason that begins with its arm says whose it is.
+    return [
+        f"{', '.join(own)}: {reason}" if behind and reason and not reason.startswith(f"{own[0]} ") else reason
+        for reason, own in arms.items()
+    ]
 
 
 def _bound(gate: Gate) -> float | None:

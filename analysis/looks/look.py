@@ -26,7 +26,7 @@ from analysis.judging.run_gates import (
     seen_outside,
 )
 from analysis.judging.unforeseen import unforeseen_gates
-from analysis.judging.validity import Check, apply_checks
+from analysis.judging.validity import LASTING_CHECKS, Check, apply_checks
 from analysis.judging.verdict import KIND_ORDER
 from analysis.run.memory import memory_of
 from analysis.run.run import Run
@@ -177,13 +177,15 @@ def outlook_of(
         )
     known = [value for value in left if value is not None]
     paths = [gate.path for gate in still if gate.path is not None]
+    lost = [gate for gate in still if LASTING_CHECKS.intersection(gate.blocked_by)]
     # No PASS is left to wait for, and no FAIL either.
-    hopeless = any(path.hopeless(left_s) for path in paths) and not any(path.may_fail(left_s) for path in paths)
+    no_pass = bool(lost) or any(path.hopeless(left_s) for path in paths)
+    hopeless = no_pass and not any(path.may_fail(left_s) for path in paths)
     return ArmOutlook(
         arm=arm,
         decision=None,
         decided_s=None,
         outlook_s=left_s if not still else max(known) if len(known) == len(left) else None,
         hopeless=hopeless,
-        reason=still[0].reason if still else "Some gates are decided at the end of the run.",
+        reason=(lost or still)[0].reason if still else "Some gates are decided at the end of the run.",
     )

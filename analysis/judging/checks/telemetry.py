@@ -10,25 +10,19 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
 
-from analysis.arrays import Ints
-from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
+from analysis.judging.checks.stalls import check_explained, check_unknown
+from analysis.judging.load_steps import is_search
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.judging.wording import digits, into_compile, sentence
-from analysis.nouns import counted
+from analysis.judging.wording import into_compile
 from analysis.records.placing import Unplaced, words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
-from analysis.run.spikes import BACKGROUND, CompileEvent, Windows, windows_of
 from analysis.run.startup import blind_spots
 from analysis.run.trials import Trial
 
-_SHORTEST_NS = 250_000_000  # of a stall that events must explain; shorter ones may be a garbage collection
-_SLACK_NS = 50_000_000  # by which clocks may differ, and what a request's own account may exceed the events'
-_SLACK_SHARE = 0.1
 _REMEDY = "Run again; see the logs of the arm and of the disk."
 
 
@@ -64,6 +58,9 @@ def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]
         )
         if not control:
             yield check_explained(run, arm, outside[arm], vouched=vouched and not lost)
+            # A search drives arms past what they hold, and such a server is silent for longer than users would see.
+            if not is_search(run):
+                yield check_unknown(run, outside[arm])
             yield check_sight(arm, blind_spots(run, arm))
     if run.records.steps is not None:
         yield from (check_steps(run, run.records.steps, arm) for arm in run.arms)
@@ -175,75 +172,3 @@ def _numbered(ids: Iterable[str], prefix: str) -> int:
     pattern = re.compile(re.escape(prefix) + r"(\d{1,9})")
     matches = [pattern.fullmatch(name) for name in ids]
     return max((int(match[1]) + 1 for match in matches if match), default=0)
-
-
-def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> Check:
-    """An event explains every compile that held requests up, by the server's account or as seen from outside.
-
-    A stall of unknown cause counts where it began with a first-seen shape and the number of events is not vouched for:
-    then a compile cannot be excluded.
-    """
-    requests = _unexplained_requests(run, arm)
-    stalls = [
-        stall
-        for stall in outside.of_cause(COMPILE, *(() if vouched else (UNKNOWN,)))
-        if (stall.cause == COMPILE or stall.trigger >= 0) and not _explained(stall, run.events)
-    ]
-    faults = []
-    if requests.size:
-        longest = float(run.requests.stall_ns[requests].max()) / 1e9
-        faults.append(
-            f"{counted(requests.size, 'request')} {'was' if requests.size == 1 else 'were'} held up by a compile by "
-            f"its server's account (for {digits(longest)} s at most) while no compile event tells of one"
-        )
-    if stalls:
-        longest = max(stall.seconds for stall in stalls)
-        faults.append(
-            f"{counted(len(stalls), 'stall')} that began with a first-seen shape "
-            f"({digits(longest)} s at most) show{'' if len(stalls) > 1 else 's'} from outside and in no compile event"
-        )
-    return Check(
-        check="stalls explained",
-        ok=not faults,
-        value=float(requests.size + len(stalls)),
-        limit=0.0,
-        arm=arm,
-        reason=f"{sentence(faults)}."
-        if faults
-        else f"The compile events of {arm} explain every stall that looks like one.",
-        affects=("recompile",),
-        remedy=_REMEDY,
-    )
-
-
-def _unexplained_requests(run: Run, arm: str) -> Ints:
-    """The rows of requests whose server reports a longer compile than its events lay over them."""
-    requests = run.requests
-    held = np.flatnonzero(run.of_arm(arm) & ~requests.broken & (requests.stall_ns > _SLACK_NS))
-    by_events = np.zeros(held.size)
-    for trial in np.unique(requests.trial[held]).tolist():
-        for replica in np.unique(requests.replica[held]).tolist():
-            own = (requests.trial[held] == trial) & (requests.replica[held] == replica)
-            name = requests.replicas[replica] if replica >= 0 else None
-            windows = _windows(run.events, arm, trial, name)
-            by_events[own] = windows.overlap_ns(requests.start_ns[held[own]], requests.end_ns[held[own]])
-    reported = requests.stall_ns[held]
-    return np.asarray(held[reported - by_events > np.maximum(_SLACK_NS, _SLACK_SHARE * reported)])
-
-
-def _explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
-    windows = _windows(events, stall.arm, stall.trial, stall.replica)
-    start, end = np.array([stall.start_ns]), np.array([stall.end_ns])
-    left = (stall.end_ns - stall.start_ns) - float(windows.overlap_ns(start, end)[0])
-    return left <= max(_SHORTEST_NS, 0.5 * (stall.end_ns - stall.start_ns))
-
-
-def _windows(events: Sequence[CompileEvent], arm: str, trial: int, replica: str | None) -> Windows:
-    """When the arm compiled, by its events of any phase, and of any kind that may hold a request up."""
-    return windows_of(
-        (event.start_ns, event.end_ns)
-        for event in events
-        if (event.arm, event.trial) == (arm, trial)
-        and (replica is None or event.replica in (None, replica))
-        and event.kind != BACKGROUND
-    )

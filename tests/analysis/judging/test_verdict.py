@@ -62,6 +62,14 @@ class TestWords:
             "a, c, d: Open False. b: Open True. fine may replace eager: every gate passed."
         )
 
+    def test_a_reason_that_begins_with_its_arm_stands_alone(self):
+        arms = dict.fromkeys(("a", "b"), "INCONCLUSIVE")
+        gates = [
+            replace(gate(arm=name, verdict="INCONCLUSIVE"), reason=reason)
+            for name, reason in zip("ab", ("a is open.", "Open."), strict=True)
+        ]
+        assert headline(arms, gates, [], "eager").endswith("may replace eager. a is open. b: Open.")
+
     @pytest.mark.parametrize("verdict", ["FAIL", "INCONCLUSIVE"])
     def test_an_overload_is_said_before_everything_else(self, verdict):
         gates = [gate(verdict=verdict), gate("slo", "INCONCLUSIVE", blocked_by=("blocks", "overload"))]

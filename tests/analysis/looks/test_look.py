@@ -168,6 +168,15 @@ def test_an_arm_that_may_still_fail_is_not_hopeless() -> None:
         assert outlook_of("a", [lost, *others], seconds=1200.0, left_s=600.0).hopeless is hopeless
 
 
+def test_an_arm_with_a_stall_that_nobody_explains_is_hopeless_unless_it_may_fail() -> None:
+    open_ = gate(INCONCLUSIVE, blocked_by=("stalls of unknown cause",), reason="Nobody says why.")
+    failing = gate(INCONCLUSIVE, "slo", path=path_of(harm=1.2, safety=-5.0))
+    passing = gate(INCONCLUSIVE, "slo", path=path_of(harm=-5.0, safety=1.2))
+    for others, hopeless in (([], True), ([failing], False), ([passing], True)):
+        outlook = outlook_of("a", [*others, open_], seconds=1200.0, left_s=600.0)
+        assert (outlook.hopeless, outlook.reason) == (hopeless, "Nobody says why.")
+
+
 @pytest.mark.parametrize(
     ("gates", "decision"),
     [

@@ -10,7 +10,7 @@ from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
 from analysis.records.sums import sums_path
 from analysis.records.tables import RecordWriter, read_table
 from analysis.summary.summary import analyze
-from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 # Lenient in all but the number of recompiles.
 GATES = {
@@ -131,69 +131,6 @@ def test_an_event_without_a_place_opens_the_gates_and_fails_none(tmp_path, chang
     assert f"3 compile events {reason}" in failed(summary)["placed compile events"]
 
 
-def test_stalls_that_servers_report_and_events_do_not_open_the_gates(tmp_path):
-    directory = write_run(tmp_path / "run", STALLED)
-    assert gate(analyze(directory))["verdict"] == "FAIL"
-    rewrite(directory, lambda rows: [row for row in rows if row["phase"] != "serving"])
-    summary = analyze(directory)
-    assert gate(summary)["verdict"] == "INCONCLUSIVE"
-    assert "by its server's account" in failed(summary)["stalls explained"]
-
-
-def test_stalls_that_only_show_from_outside_open_the_gates(tmp_path):
-    """Telemetry stopped after the warm-up, and nothing reports what held requests up."""
-    compiles = [Compile(at_s=20 + 20 * step, seconds=3) for step in range(12)]
-    arms = (EAGER, FakeArm(name="compiled", compiles=compiles))
-    run = replace(QUIET, arms=arms, rate=8, server_columns=False)
-    directory = write_run(tmp_path / "run", run)
-    path = directory / "trial-01" / "requests-0.arrow"
-    rows = read_table(path, REQUESTS)[0].to_pylist()
-    # What begins a compile is a length that none had before.
-    new = 1000
-    for row in rows:
-        offset = (row["scheduled_ns"] - rows[0]["scheduled_ns"]) / SECOND
-        if row["arm"] == "compiled" and any(item.at_s <= offset < item.at_s + 0.5 for item in compiles):
-            new += 1
-            row["prompt_tokens"] = new
-    write(path, rows)
-    rewrite(directory, lambda events: [row for row in events if row["phase"] != "serving"])
-    summary = analyze(directory)
-    assert gate(summary)["verdict"] == "INCONCLUSIVE"
-    assert "from outside and in no compile event" in failed(summary)["stalls explained"]
-
-
-def test_a_background_compile_explains_no_stall(tmp_path):
-    """It holds nobody up, however long it lasts, so a lost compile does not hide behind it."""
-    directory = write_run(tmp_path / "run", STALLED)
-
-    def hidden(rows):
-        serving = [row for row in rows if row["phase"] == "serving"]
-        span = {"start_ns": min(row["start_ns"] for row in serving), "end_ns": max(row["end_ns"] for row in serving)}
-        background = {**serving[0], **span, "kind": "background_compile", "request_ids": []}
-        return [*(row for row in rows if row["phase"] != "serving"), background]
-
-    rewrite(directory, hidden)
-    summary = analyze(directory)
-    assert gate(summary)["verdict"] == "INCONCLUSIVE"
-    assert "by its server's account" in failed(summary)["stalls explained"]
-
-
-BLIND = "torch 2.99.0 is not among the versions whose compiler is read"
-
-
-@pytest.mark.parametrize(("run", "verdict"), [(QUIET, "INCONCLUSIVE"), (STALLED, "FAIL")])
-def test_an_arm_that_cannot_see_its_compilers_never_passes_the_gates_on_compiles(tmp_path, run, verdict):
-    directory = write_run(tmp_path / "run", run)
-    path = directory / "trial-01" / "trial.json"
-    info = json.loads(path.read_text())
-    info["startup"] = {"compiled": {"items_ns": {}, "blind_spots": [BLIND]}, "eager": {"blind_spots": []}}
-    path.write_text(json.dumps(info))
-    summary = analyze(directory)
-    assert gate(summary)["verdict"] == verdict
-    assert BLIND in failed(summary)["compilers seen"]
-    assert [arm["compile"]["blind_spots"] for arm in summary["arms"]] == [[], [BLIND]]
-
-
 def test_a_kernel_that_is_first_met_under_traffic_fails_the_gate_on_recompiles(tmp_path):
     kernel = Compile(at_s=100, seconds=0.4, kind="jit", reason="triton compiled _decode for SPLITS=8")
     directory = write_run(tmp_path / "run", replace(QUIET, arms=(EAGER, FakeArm(name="compiled", compiles=[kernel]))))
@@ -232,3 +169,19 @@ def test_requests_without_a_place_decide_nothing(tmp_path, change):
     summary = analyze(directory)
     assert summary["overall"] == "INCONCLUSIVE"
     assert "1 request of an unknown" in failed(summary)["placed requests"]
+
+
+BLIND = "torch 2.99.0 is not among the versions whose compiler is read"
+
+
+@pytest.mark.parametrize(("run", "verdict"), [(QUIET, "INCONCLUSIVE"), (STALLED, "FAIL")])
+def test_an_arm_that_cannot_see_its_compilers_never_passes_the_gates_on_compiles(tmp_path, run, verdict):
+    directory = write_run(tmp_path / "run", run)
+    path = directory / "trial-01" / "trial.json"
+    info = json.loads(path.read_text())
+    info["startup"] = {"compiled": {"items_ns": {}, "blind_spots": [BLIND]}, "eager": {"blind_spots": []}}
+    path.write_text(json.dumps(info))
+    summary = analyze(directory)
+    assert gate(summary)["verdict"] == verdict
+    assert BLIND in failed(summary)["compilers seen"]
+    assert [arm["compile"]["blind_spots"] for arm in summary["arms"]] == [[], [BLIND]]
