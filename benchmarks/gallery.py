@@ -75,6 +75,14 @@ def entries() -> list[Entry]:
             CASES / "naive",
         ),
         Entry(
+            "widening",
+            "FAIL in mid-run",
+            "Eager, compiled-bucketed, compiled-dynamic and torch.compile's defaults, a card each, the shapes of "
+            "Llama-3-8B in bfloat16, under lengths that are an eighth of a conversation's for two minutes and then "
+            "whole: what compiles, and when?",
+            CASES / "widening",
+        ),
+        Entry(
             "planted",
             "FAIL by latency",
             "Eager beside three copies of it whose engine steps last 5, 10 and 20 % longer, a card each, the shapes of "
@@ -82,10 +90,17 @@ def entries() -> list[Entry]:
             CASES / "planted-decode-h200",
         ),
         Entry(
+            "unexplained",
+            "A stall that no compile explains",
+            "Eager beside one that stands still for two seconds once in a trial, one that holds 1.3 times its memory, "
+            "and one in which nothing is planted: which are found in three trials?",
+            CASES / "planted-others",
+        ),
+        Entry(
             "inconclusive",
             "INCONCLUSIVE",
-            "The same on other cards. It is seven times as fast at the tail, in three trials on a host that was not "
-            "steady.",
+            "May compiled-bucketed replace eager on H200s? It is seven times as fast at the tail, in three trials on a "
+            "host that was not steady.",
             CASES / "ab",
         ),
         Entry(

@@ -46,6 +46,7 @@ from analysis.judging.overload import MOST_COUNTED, Load, load_of
 from analysis.judging.ramp_account import ramp_of, share_of_candidate
 from analysis.judging.run_gates import held_to
 from analysis.judging.validity import Check
+from analysis.records.plain_values import mapping
 from analysis.run import pressure
 from analysis.run.pairs import copies_of, lag_apart, matters_ms
 from analysis.run.run import Run
@@ -144,7 +145,8 @@ def checks_of_arm(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[
     elif not is_search(run):
         yield check_blocks(arm, min((item.blocks for item in own), default=0), limits, run.block_s)
         yield check_tail(arm, min((item.requests for item in own), default=0), limits.quantile)
-        yield check_autocorrelation(arm, own)
+        lengths_change = bool(mapping(run.records.experiment.get("traffic")).get("length_scales"))
+        yield check_autocorrelation(arm, own, lengths_change=lengths_change)
         yield check_cross(arm, own)
     intended = run.records.experiment.get("compare_models") is True
     outside = {name: str(external["kind"]) for name in (arm, run.control) if (external := run.account(name).external)}

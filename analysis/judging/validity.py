@@ -27,7 +27,8 @@ OVERLOAD = "overload"
 LENGTH_CHECKS = frozenset({"blocks", "run length", "tail", "cut requests"})
 
 # Checks that no longer run passes: what they saw stays in the records.
-LASTING_CHECKS = frozenset({"stalls of unknown cause", "compilers seen"})
+UNKNOWN_STALLS = "stalls of unknown cause"
+LASTING_CHECKS = frozenset({UNKNOWN_STALLS, "compilers seen"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from analysis.blackbox.untold import with_lengths
 from analysis.judging.judgement import judge
-from analysis.judging.validity import LENGTH_CHECKS, Check
+from analysis.judging.validity import LENGTH_CHECKS, UNKNOWN_STALLS, Check
 from analysis.records.documents import read_document, write_document
 from analysis.records.plain_values import mapping, number, table
 from analysis.records.run_list import joins_runs
@@ -41,11 +41,13 @@ RECORD_SCHEMA = 1
 RESULT_ARM = "server"  # what the arm of another tool's result is called
 _LAST_NS = 9.2e18  # beyond any clock
 
-# Checks that leave the figures of one arm true: they compare arms of one run, or say that load was too much.
+# Checks that leave the figures of one arm true: they compare arms of one run, or say that load was too much or that the
+# arm really stood still.
 _BETWEEN_ARMS = frozenset(
     {
         *("interference", "pairs", "lag apart", "equal work", "comparable", "sample ratio", "arms", "control errors"),
         *("block autocorrelation", "cross-check", "alive", "overload", "answers", "step counts", "bed apart"),
+        UNKNOWN_STALLS,
     }
 )
 # Checks on the machine's speed. What changes from trial to trial is in their scatter; what lasts, in the references.

@@ -346,7 +346,7 @@ def _opened(summary: Row, check: Row) -> str:
     if not check.get("affects") or reading.is_allowed_for(summary, check):
         return ""
     turned = " what it may have turned" if check.get("shift") else ""
-    return f" (opens{turned}: {prose(label(check.get('affects')))})"
+    return f" (opens{turned}: {prose(label(check.get('gates') or check.get('affects')))})"
 
 
 def _checks(summary: Row) -> list[str]:

@@ -239,6 +239,15 @@ def failed_checks(summary: Row) -> list[Row]:
     return [check for check in rows(summary, "validity") if check.get("ok") is not True]
 
 
+def unknown_stalls(summary: Row) -> dict[str, object]:
+    """Of each arm that stood still for too long, and no compile event tells why, for how long; in seconds."""
+    return {
+        str(check.get("arm")): check.get("value")
+        for check in failed_checks(summary)
+        if check.get("check") == "stalls of unknown cause"
+    }
+
+
 def is_allowed_for(summary: Row, check: Row) -> bool:
     """Whether the failed check leaves no gate open: those that were decided beside it have what it saw in their error
     bars."""

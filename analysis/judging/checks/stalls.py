@@ -14,7 +14,7 @@ from analysis.arrays import Ints
 from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
 from analysis.judging.run_gates import cold_ends
-from analysis.judging.validity import Check
+from analysis.judging.validity import UNKNOWN_STALLS, Check
 from analysis.judging.wording import digits, sentence
 from analysis.nouns import counted
 from analysis.run.run import Run
@@ -88,7 +88,7 @@ def check_unknown(run: Run, outside: Outside) -> Check:
             stalls.append(stall)
             gates[f"cold {_LONGEST}" if of_cold else _LONGEST] = None
     return Check(
-        check="stalls of unknown cause",
+        check=UNKNOWN_STALLS,
         ok=not stalls,
         value=max((stall.seconds for stall in stalls), default=0.0),
         limit=limits.max_stall_s,

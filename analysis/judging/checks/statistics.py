@@ -70,8 +70,9 @@ def _enough(
     )
 
 
-def check_autocorrelation(arm: str, comparisons: Sequence[Comparison]) -> Check:
-    """Neighbouring groups of blocks do not resemble each other, as resampling them assumes."""
+def check_autocorrelation(arm: str, comparisons: Sequence[Comparison], *, lengths_change: bool = False) -> Check:
+    """Neighbouring groups of blocks do not resemble each other, as resampling them assumes. `lengths_change`: those
+    of the traffic do meanwhile, as the experiment asked."""
     worst = max(
         (item for item in comparisons if item.autocorrelation is not None),
         key=lambda item: item.autocorrelation or 0.0,
@@ -86,6 +87,8 @@ def check_autocorrelation(arm: str, comparisons: Sequence[Comparison]) -> Check:
             affects=("noninferiority",),
         )
     ok = worst.autocorrelation <= _MOST_CORRELATION
+    lasts = "something lasts for longer than a stretch"
+    lasts += ", as may the lengths that change while it runs (traffic.length_scales)" if lengths_change else ""
     return Check(
         check="block autocorrelation",
         ok=ok,
@@ -93,8 +96,7 @@ def check_autocorrelation(arm: str, comparisons: Sequence[Comparison]) -> Check:
         limit=_MOST_CORRELATION,
         arm=arm,
         reason=f"The difference to the control in neighbouring stretches ({worst.groups} in all) correlates by "
-        f"{worst.autocorrelation:.2f}"
-        + ("." if ok else f", limit {_MOST_CORRELATION:.2f}: something lasts for longer than a stretch."),
+        f"{worst.autocorrelation:.2f}" + ("." if ok else f", limit {_MOST_CORRELATION:.2f}: {lasts}."),
         affects=("noninferiority",),
         remedy="Run longer, so that stretches get longer, or run six trials or more.",
     )

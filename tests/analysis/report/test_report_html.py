@@ -216,6 +216,23 @@ def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_
     assert f"{passed} of {len(demo['validity'])} checks passed" in text
 
 
+def test_a_stall_of_unknown_cause_stands_beside_what_compiles_held_up(demo: Summary, read_page: Reader) -> None:
+    row = {
+        "check": "stalls of unknown cause",
+        "ok": False,
+        "arm": "compiled-naive",
+        "value": 2.04,
+        "limit": 1.0,
+        "reason": "It stood still.",
+        "affects": ["recompile"],
+        "gates": ["longest stall"],
+        "remedy": "See.",
+    }
+    text = read_page(html_report({**demo, "validity": [*demo["validity"], row]})).text
+    assert "It stood still. See. Leaves open: longest stall." in text
+    assert text.count("2.04 s unexplained") == 1
+
+
 def test_a_spike_reads_from_its_trials_start(demo: Summary, read_page: Reader) -> None:
     data = json.loads(read_page(html_report(demo)).scripts[0])
     events = {event["event_id"]: event for event in demo["events"]}
