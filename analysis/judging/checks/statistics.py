@@ -88,7 +88,7 @@ def check_autocorrelation(arm: str, comparisons: Sequence[Comparison], *, length
         )
     ok = worst.autocorrelation <= _MOST_CORRELATION
     lasts = "something lasts for longer than a stretch"
-    lasts += ", as may the lengths that change while it runs (traffic.length_scales)" if lengths_change else ""
+    lasts += ", perhaps the lengths that change (traffic.length_scales)" if lengths_change else ""
     return Check(
         check="block autocorrelation",
         ok=ok,

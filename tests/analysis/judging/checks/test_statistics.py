@@ -25,9 +25,7 @@ def test_stretches_that_look_alike_are_refused():
 
 def test_lengths_that_change_while_it_runs_may_be_what_lasts():
     failed = check_autocorrelation("a", [item(0.8)], lengths_change=True)
-    assert failed.reason.endswith(
-        "longer than a stretch, as may the lengths that change while it runs (traffic.length_scales)."
-    )
+    assert failed.reason.endswith("longer than a stretch, perhaps the lengths that change (traffic.length_scales).")
 
 
 def test_eighteen_blocks_are_needed():
