@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.blackbox.stalls import COMPILE, FLOOR_NS, Stall
 from analysis.blackbox.view import Outside
-from analysis.run.spikes import CompileEvent
+from analysis.run.spikes import BACKGROUND, CompileEvent, Windows, windows_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,27 @@ def agreement_of(outside: Outside, events: Sequence[CompileEvent], hits: Sequenc
         # A compile too short to show may still have made a stall.
         extra=sum(not any(_meet(event, stall) for event in every) for stall in called),
         onset_error_ms=float(np.median(errors)) if errors else math.nan,
+    )
+
+
+def is_explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
+    """Whether compiles of the arm lasted for most of the stall: for half of it, or for all but what is too short to be
+    looked at."""
+    windows = compile_windows(events, stall.arm, stall.trial, stall.replica)
+    start, end = np.array([stall.start_ns]), np.array([stall.end_ns])
+    left = (stall.end_ns - stall.start_ns) - float(windows.overlap_ns(start, end)[0])
+    return left <= max(FLOOR_NS, 0.5 * (stall.end_ns - stall.start_ns))
+
+
+def compile_windows(events: Sequence[CompileEvent], arm: str, trial: int, replica: str | None) -> Windows:
+    """When the arm compiled, by its events of any phase, and of any kind that may hold a request up; with `replica`, on
+    that one or on one not named."""
+    return windows_of(
+        (event.start_ns, event.end_ns)
+        for event in events
+        if (event.arm, event.trial) == (arm, trial)
+        and (replica is None or event.replica in (None, replica))
+        and event.kind != BACKGROUND
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from analysis.blackbox.agreement import agreement_of
+from analysis.blackbox.agreement import agreement_of, is_explained
 from analysis.blackbox.stalls import COMPILE, HOST, PART, UNKNOWN, WORK, Stall
 from analysis.blackbox.view import Outside
 from analysis.run.run import Run
@@ -61,5 +61,6 @@ def _stall_row(run: Run, stall: Stall) -> dict[str, Any]:
         "trigger": run.requests.request_ids[stall.trigger].as_py() if stall.trigger >= 0 else None,
         "chance": stall.chance if math.isfinite(stall.chance) else None,
         "chance_first_seen": stall.chance_new,
+        "explained": None if run.account(stall.arm).external else is_explained(stall, run.events),
         "work_s": stall.work_s if math.isfinite(stall.work_s) else None,
     }

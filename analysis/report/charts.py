@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.records.event_kinds import EVENT_KINDS
-from analysis.report import comparing, reading
+from analysis.report import comparing, outside, reading
 from analysis.report.values import Row, at, clean, is_number, metric_label, phase_label, rows, text
 from analysis.settings.metrics import METRIC_NAMES
 
@@ -31,6 +31,11 @@ def chart_data(summary: Row) -> dict[str, Any]:
         "series": [_columns(rows(summary, "series", "arms", name)) for name in names],
         "events": [_event(event, index) for event in rows(summary, "events")],
         "spikes": _spikes(summary, index),
+        "stalls": [
+            {"arm": index.get(str(name)), "trial": stall.get("trial")}
+            | {"at_s": stall.get("offset_s"), "seconds": stall.get("seconds")}
+            for name, stall in outside.own_stalls(summary)
+        ],
         **({"bed": bed} if (bed := _bed(summary, index)) else {}),
         **({"server_load": load} if (load := _server_load(summary, index)) else {}),
         "needs": [_need(event, index) for event in rows(summary, "memory", "events")],

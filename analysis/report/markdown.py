@@ -166,7 +166,7 @@ def _outside(summary: Row) -> list[str]:
         )
         if figures
     ]
-    return parts + _section("Stalls of arms without telemetry", outside.stalls(summary))
+    return parts + _section("Stalls that no compile event explains", outside.stalls(summary))
 
 
 def _joined(summary: Row) -> list[str]:

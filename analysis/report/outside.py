@@ -25,6 +25,7 @@ from analysis.report.values import (
 from analysis.run.spikes import CAUSES
 
 MOST_STALLS = 20
+_OWN = ("compile", "part", "unknown")
 NAMES = {
     "compile": "compile",
     "host": "the host: every server stood still",
@@ -109,16 +110,22 @@ def outside(summary: Row) -> list[Figure]:
     return [row for row in figures_of(arms, shown) if row.known]
 
 
-def stalls(summary: Row) -> Table:
-    """The longest stalls that are the arm's own, of arms without telemetry: the others' compiles are listed anyway."""
-    own = [
+def own_stalls(summary: Row) -> list[tuple[object, Row]]:
+    """The arm's own stalls, each with the arm's name; of an arm with telemetry, whose compiles are listed anyway, those
+    that no compile event explains."""
+    return [
         (arm.get("name"), stall)
         for arm in arms_of(summary)
-        if isinstance(at(arm, "external"), Mapping)
         for stall in rows(arm, "blackbox", "stalls")
-        if stall.get("cause") in ("compile", "part", "unknown")
+        if stall.get("cause") in _OWN and (isinstance(at(arm, "external"), Mapping) or stall.get("explained") is False)
     ]
-    own.sort(key=lambda item: -(item[1]["seconds"] if is_number(item[1].get("seconds")) else 0.0))
+
+
+def stalls(summary: Row) -> Table:
+    """The longest of them."""
+    own = sorted(
+        own_stalls(summary), key=lambda item: -(item[1]["seconds"] if is_number(item[1].get("seconds")) else 0.0)
+    )
     return Table(
         kinds={"Arm": "arm", "Cause": "words"},
         rows=[

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.arrays import Ints
+from analysis.blackbox.agreement import compile_windows, is_explained
 from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
 from analysis.judging.run_gates import cold_ends
@@ -18,9 +19,7 @@ from analysis.judging.validity import UNKNOWN_STALLS, Check
 from analysis.judging.wording import digits, sentence
 from analysis.nouns import counted
 from analysis.run.run import Run
-from analysis.run.spikes import BACKGROUND, CompileEvent, Windows, windows_of
 
-_SHORTEST_NS = 250_000_000  # of a stall that events must explain; shorter ones may be a garbage collection
 _SLACK_NS = 50_000_000  # by which clocks may differ, and what a request's own account may exceed the events'
 _SLACK_SHARE = 0.1
 _LONGEST = "longest stall"  # the gate that a stall of unknown cause opens
@@ -42,7 +41,7 @@ def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> C
     stalls = [
         stall
         for stall in outside.of_cause(COMPILE, *(() if vouched else (UNKNOWN,)))
-        if (stall.cause == COMPILE or stall.trigger >= 0) and not _explained(stall, run.events)
+        if (stall.cause == COMPILE or stall.trigger >= 0) and not is_explained(stall, run.events)
     ]
     faults = []
     if requests.size:
@@ -84,7 +83,7 @@ def check_unknown(run: Run, outside: Outside) -> Check:
         of_cold = cold is not None and stall.start_ns < ends.get(stall.trial, 0)
         budget = cold if cold is not None and of_cold else limits
         prompts = stall.begun and not stall.beyond_work  # that came about then may have taken as long
-        if stall.seconds > budget.max_stall_s and not prompts and not _explained(stall, run.events):
+        if stall.seconds > budget.max_stall_s and not prompts and not is_explained(stall, run.events):
             stalls.append(stall)
             gates[f"cold {_LONGEST}" if of_cold else _LONGEST] = None
     return Check(
@@ -125,25 +124,7 @@ def _unexplained_requests(run: Run, arm: str) -> Ints:
         for replica in np.unique(requests.replica[held]).tolist():
             own = (requests.trial[held] == trial) & (requests.replica[held] == replica)
             name = requests.replicas[replica] if replica >= 0 else None
-            windows = _windows(run.events, arm, trial, name)
+            windows = compile_windows(run.events, arm, trial, name)
             by_events[own] = windows.overlap_ns(requests.start_ns[held[own]], requests.end_ns[held[own]])
     reported = requests.stall_ns[held]
     return np.asarray(held[reported - by_events > np.maximum(_SLACK_NS, _SLACK_SHARE * reported)])
-
-
-def _explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
-    windows = _windows(events, stall.arm, stall.trial, stall.replica)
-    start, end = np.array([stall.start_ns]), np.array([stall.end_ns])
-    left = (stall.end_ns - stall.start_ns) - float(windows.overlap_ns(start, end)[0])
-    return left <= max(_SHORTEST_NS, 0.5 * (stall.end_ns - stall.start_ns))
-
-
-def _windows(events: Sequence[CompileEvent], arm: str, trial: int, replica: str | None) -> Windows:
-    """When the arm compiled, by its events of any phase, and of any kind that may hold a request up."""
-    return windows_of(
-        (event.start_ns, event.end_ns)
-        for event in events
-        if (event.arm, event.trial) == (arm, trial)
-        and (replica is None or event.replica in (None, replica))
-        and event.kind != BACKGROUND
-    )

@@ -29,6 +29,7 @@ function timelineReader(data, state, view, cross) {
       );
     });
     const running = view.events.filter((event) => event.at_s <= t && t <= endOf(event));
+    const still = view.stalls.filter((stall) => stall.at_s <= t && t <= endOf(stall));
     const spikes = view.spikes.filter((spike) => spike.start_s <= t && t <= spike.end_s);
     tip.show(
       px,
@@ -46,6 +47,7 @@ function timelineReader(data, state, view, cross) {
       running.map((event) =>
         el("p", {}, `${data.arms[event.arm].name}: ${kindName(event.kind)}, ${sec(event.seconds)}, ${event.shape}`),
       ),
+      still.map((stall) => el("p", {}, stallName(data, stall))),
       spikes.map((spike) =>
         el("p", {}, `${data.arms[spike.arm].name}: spike, ${spike.cause}, ${pct(spike.explained_pct)} explained`),
       ),

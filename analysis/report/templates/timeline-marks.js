@@ -37,6 +37,12 @@ function timelineLines(data, state, view) {
     body.append(
       rect(x(event.at_s), top, x(endOf(event)) - x(event.at_s), bottom - top, { class: `band ${armClass(event.arm)}` }),
     );
+  for (const stall of view.stalls) {
+    const size = Math.max(4, x(endOf(stall)) - x(stall.at_s));
+    const box = rect(x(stall.at_s), top, size, bottom - top, { class: `stall-mark ${armClass(stall.arm)}` });
+    box.append(svg("title", {}, stallName(data, stall)));
+    body.append(box);
+  }
   if (isNumber(view.limit))
     body.append(
       line(left, y(view.limit), right, y(view.limit), "limit"),
@@ -80,6 +86,9 @@ function timelineLines(data, state, view) {
   body.append(brush, cross);
   return { body, brush, cross };
 }
+
+const stallName = (data, stall) =>
+  `${data.arms[stall.arm].name} stood still at ${sec(stall.at_s)} for ${sec(stall.seconds)}, no compile event`;
 
 // Where bins are closer than 2 px: for every 4 px the median bin, with the lowest and the highest beside it.
 function thinned(points, view) {
@@ -135,13 +144,13 @@ function timelineLanes(data, view) {
   return { stops, nodes: [...nodes, svg("g", group, stops)] };
 }
 
-function timelineLegend(events, thin, needs) {
+function timelineLegend(events, { thin, needs, stalls }) {
   const kinds = [...new Set(events.map((event) => event.kind))];
   const bars = kinds.map((kind) => `${kindLetter(kind)} ${kindName(kind)}`).join(", ");
   const first = bars ? `Bars: ${bars}.` : "Nothing compiled in this stretch.";
   return el(
     "p",
     { class: "muted" },
-    `${first} Dotted lines: blocks. Rings: spikes. Crosses: failed requests.${needs ? " Triangles on top: allocations in need." : ""}${thin ? " Shades: the range of the bins that are too close to draw; zoom in to see each." : ""}`,
+    `${first} Dotted lines: blocks. Rings: spikes. Crosses: failed requests.${stalls ? " Dashed boxes: stalls that no compile event explains." : ""}${needs ? " Triangles on top: allocations in need." : ""}${thin ? " Shades: the range of the bins that are too close to draw; zoom in to see each." : ""}`,
   );
 }

@@ -98,11 +98,11 @@ function timeline(host, data) {
     root.append(body, surface, ...bars.nodes);
     plot.replaceChildren(
       root,
-      timelineLegend(
-        view.events,
-        view.lines.some(([, points]) => thinned(points, view) !== points),
-        view.needs.length > 0,
-      ),
+      timelineLegend(view.events, {
+        thin: view.lines.some(([, points]) => thinned(points, view) !== points),
+        needs: view.needs.length > 0,
+        stalls: view.stalls.length > 0,
+      }),
     );
     const choose = (i) =>
       host.dispatchEvent(new CustomEvent("event-chosen", { bubbles: true, detail: view.events[i].index }));
@@ -153,6 +153,7 @@ function timelineView(data, state, width) {
     .filter(visible)
     .sort((a, b) => a.at_s - b.at_s);
   const needs = data.needs.filter(visible);
+  const stalls = data.stalls.filter(visible);
   const spikes = data.spikes.filter(
     (spike) => spike.trial === state.trial && spike.metric === state.metric && shown.includes(spike.arm),
   );
@@ -178,6 +179,7 @@ function timelineView(data, state, width) {
     lines,
     events,
     needs,
+    stalls,
     spikes,
     limit,
     laned,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.blackbox.agreement import agreement_of
+from analysis.blackbox.agreement import agreement_of, is_explained
 from analysis.blackbox.firstseen import SlowFirst
 from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
@@ -109,3 +109,24 @@ def test_the_summary_holds_telemetry_against_what_shows_outside(tmp_path: Path) 
     assert rows["compiled"]["agreement"]["telemetry"] == 2
     assert rows["compiled"]["agreement"]["missed"] == 2 - rows["compiled"]["agreement"]["called"]
     assert rows["eager"]["agreement"] is None, "an arm without events has nothing to agree with"
+
+
+@pytest.mark.parametrize(
+    ("events", "explained"),
+    [
+        ([], False),
+        ([event(10.0, 3.0)], True),
+        ([event(11.2, 1.8)], True),
+        ([event(12.0, 1.0)], False),
+        ([event(10.0, 1.0), event(11.0, 0.8, serving=False)], True),
+        ([event(10.0, 3.0, kind="background_compile")], False),
+        ([event(5.0, 3.0)], False),
+    ],
+    ids=["none", "all of it", "more than half", "less", "two, one of a warm-up", "in the background", "before it"],
+)
+def test_a_stall_is_explained_by_compiles_that_last_for_most_of_it(events: list[CompileEvent], explained: bool) -> None:
+    assert is_explained(stall(10.0, 3.0), events) is explained
+
+
+def test_compiles_of_another_replica_explain_no_stall() -> None:
+    assert not is_explained(stall(10.0, 3.0, replica="new-1"), [event(10.0, 3.0)])

@@ -121,6 +121,25 @@ def test_allocations_in_need_are_marked_in_their_arms_colour(demo: Summary, open
     assert not any("need-mark" in (mark.get("class") or "") for mark in opened(demo).find("path"))
 
 
+def test_a_stall_that_no_compile_event_explains_is_marked(demo: Summary, opened: Callable[[Summary], Any]) -> None:
+    stall = {"trial": 1, "offset_s": 20.0, "seconds": 2.04, "cause": "unknown", "explained": False}
+    arms = [
+        {
+            **arm,
+            "blackbox": {**arm["blackbox"], "stalls": [stall, stall | {"explained": True}, stall | {"cause": "host"}]},
+        }
+        if arm["name"] == "compiled-naive"
+        else arm
+        for arm in demo["arms"]
+    ]
+    page = opened({**demo, "arms": arms})
+    assert page.find("p", class_="broken") == []
+    assert len([mark for mark in page.find("rect") if "stall-mark" in (mark.get("class") or "")]) == 1
+    assert "compiled-naive stood still at 20 s for 2.04 s, no compile event" in page.text
+    assert "Dashed boxes: stalls that no compile event explains." in page.text
+    assert "Dashed boxes" not in opened(demo).text
+
+
 def test_hostile_text_runs_nothing_in_a_browser(hostile: Summary, opened: Callable[[Summary], Any]) -> None:
     page = opened(hostile)
     assert page.find("html", data_ready="yes")

@@ -13,6 +13,7 @@ from analysis.report.html import html_report
 from analysis.report.markdown import markdown_report
 from analysis.summary.summary import analyze
 from benchmarks.simulation.scenario import Scenario, run
+from tests.analysis.judging.checks.test_stalls import stopped
 from tests.fakes.external_runs import write_external
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
@@ -72,6 +73,14 @@ def test_agreement_is_shown_where_there_is_telemetry(own: dict[str, Any], extern
     assert ("Beside telemetry", "missed") in {(row.group, row.name) for row in outside.outside(own)}
     assert not any(row.group == "Beside telemetry" for row in outside.outside(external))
     assert outside.stalls(own).rows == []
+
+
+def test_a_stall_that_no_compile_event_explains_is_listed(tmp_path: Path) -> None:
+    summary = stopped(tmp_path / "run", 100)
+    (line,) = outside.stalls(summary).rows
+    assert (line["Arm"], line["At"], line["Cause"]) == ("compiled", "100 s", "unexplained")
+    for report in (html_report(summary), markdown_report(summary)):
+        assert "Stalls that no compile event explains" in report
 
 
 def test_a_summary_without_compiles_has_no_such_section() -> None:
