@@ -26,8 +26,10 @@ OVERLOAD = "overload"
 # Checks that a longer run of the same kind would pass.
 LENGTH_CHECKS = frozenset({"blocks", "run length", "tail", "cut requests"})
 
-# Checks that no longer run passes: what they saw stays in the records.
+# An arm stood still for longer than a compile may hold up a request, and nobody says why.
 UNKNOWN_STALLS = "stalls of unknown cause"
+
+# Checks that no longer run passes: what they saw stays in the records.
 LASTING_CHECKS = frozenset({UNKNOWN_STALLS, "compilers seen"})
 
 

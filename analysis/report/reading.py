@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from analysis.judging.validity import UNKNOWN_STALLS
 from analysis.nouns import counted
 from analysis.records.schemas import RUN_HOST
 from analysis.report.joined import head
@@ -244,7 +245,7 @@ def unknown_stalls(summary: Row) -> dict[str, object]:
     return {
         str(check.get("arm")): check.get("value")
         for check in failed_checks(summary)
-        if check.get("check") == "stalls of unknown cause"
+        if check.get("check") == UNKNOWN_STALLS
     }
 
 

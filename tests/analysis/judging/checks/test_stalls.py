@@ -1,12 +1,20 @@
 """Stalls that look like compiles, or that are longer than one may be, open gates where no compile event has them."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from analysis.blackbox.stalls import UNKNOWN, Stall
+from analysis.judging.checks.stalls import check_unknown
+from analysis.judging.checks.telemetry import check_telemetry
+from analysis.judging.run_gates import seen_outside
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
-from analysis.summary.summary import analyze
+from analysis.releases.release import read_release
+from analysis.run.run import Run
+from analysis.summary.summary import analyze, read_run
 from tests.analysis.judging.checks.test_telemetry import QUIET, STALLED, count, failed, gate, rewrite, write
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, write_run
 
@@ -126,3 +134,44 @@ def test_a_stall_is_held_to_the_budget_of_its_part(tmp_path, at_s, opened):
     summary = stopped(tmp_path / "run", at_s, gates=gates)
     verdicts = {name: gate(summary, name)["verdict"] for name in ("cold longest stall", "longest stall")}
     assert [name for name, verdict in verdicts.items() if verdict == "INCONCLUSIVE"] == [opened]
+
+
+@pytest.mark.parametrize(
+    ("begun", "work_s", "ok"),
+    [(True, 0.1, False), (True, 9.0, True), (True, math.inf, True), (False, math.inf, False)],
+    ids=["beyond its prompts", "within them", "nobody knows what they take", "no prompt came"],
+)
+def test_what_its_prompts_may_have_taken_is_no_stall_of_unknown_cause(tmp_path, begun, work_s, ok):
+    run = Run.of(read_run(write_run(tmp_path / "run", replace(QUIET, gates=BUDGET))))
+    seen = seen_outside(run)["compiled"]
+    start_ns = run.trials[0].first_ns + 50 * SECOND
+    stall = Stall(
+        arm="compiled",
+        trial=1,
+        replica="compiled-0",
+        start_ns=start_ns,
+        end_ns=start_ns + 3 * SECOND,
+        cause=UNKNOWN,
+        requests=np.arange(4),
+        begun=begun,
+        work_s=work_s,
+    )
+    check = check_unknown(run, replace(seen, stalls=(stall,)))
+    assert (check.ok, check.gates) == (ok, () if ok else ("longest stall",))
+
+
+def test_a_search_for_load_does_not_ask(tmp_path, monkeypatch):
+    directory = tmp_path / "run"
+    stopped(directory, 100)
+    run = Run.of(read_run(directory))
+    for searched in (False, True):
+        monkeypatch.setattr("analysis.judging.checks.telemetry.is_search", lambda run, searched=searched: searched)
+        asked = {check.check for check in check_telemetry(run, seen_outside(run))}
+        assert (CHECK in asked) is not searched
+
+
+def test_a_release_that_stood_still_is_not_doubted_for_it(tmp_path):
+    directory = tmp_path / "run"
+    assert CHECK in failed(stopped(directory, 100))
+    arm = read_release(directory).arms["compiled"]
+    assert CHECK not in (*arm.doubts, *arm.compile_doubts)
