@@ -19,6 +19,7 @@ from benchmarks.environment import ROOT
 from benchmarks.inprocess import InProcess
 from benchmarks.traffic import Request, churn_set, prompts
 from servers.config import ArmConfig, EngineConfig, ModelConfig
+from tests.fakes.patience import PATIENCE_S
 from tests.servers.compiler.reset import reset_compiler
 
 SMALL = ["--workload", "small", "--set", "engine.threads=1", "--set", "model.device=cpu", "--repeats", "1"]
@@ -183,7 +184,7 @@ def test_a_time_limit_loses_nothing_that_was_measured() -> None:
             if "mixed, repeat 1:" in line:
                 break
         os.kill(process.pid, signal.SIGTERM)
-        stdout, _ = process.communicate(timeout=60)
+        stdout, _ = process.communicate(timeout=PATIENCE_S)
     outcome = json.loads(stdout.splitlines()[-1])
     assert process.returncode == 1
     assert not outcome["complete"]

@@ -29,6 +29,7 @@ from loadtests.trials.trial import ENVOY_METRICS
 from servers.clock import now_ns
 from servers.engine.messages import MemoryReading
 from servers.front.metrics import FrontMetrics
+from tests.fakes.patience import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "tailgate.json").read_text(encoding="utf-8"))
@@ -111,7 +112,9 @@ def test_prometheus_own_linter_has_nothing_to_say_of_the_names(
     page: Callable[[Path], CollectorRegistry], tmp_path: Path
 ) -> None:
     text = generate_latest(page(tmp_path))
-    done = subprocess.run([str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, timeout=30, check=False)
+    done = subprocess.run(
+        [str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, timeout=PATIENCE_S, check=False
+    )
     assert (done.returncode, done.stderr.decode()) == (0, "")
 
 
@@ -139,7 +142,7 @@ class Prometheus:
         self._url = f"http://127.0.0.1:{port}"
 
     def get(self, path: str, **query: Any) -> Any:
-        with urllib.request.urlopen(f"{self._url}{path}?{urllib.parse.urlencode(query)}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self._url}{path}?{urllib.parse.urlencode(query)}", timeout=PATIENCE_S) as answer:
             return json.loads(answer.read())["data"]
 
     def ready(self) -> bool:
@@ -170,15 +173,12 @@ def prometheus(folder: Path, metrics_port: int) -> Iterator[Prometheus]:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         server = Prometheus(port)
-        deadline = time.monotonic() + 30
-        while not server.ready():
-            assert process.poll() is None, (folder / "prometheus.log").read_text()[-2000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_for(lambda: server.ready() or process.poll() is not None)
+        assert process.poll() is None, (folder / "prometheus.log").read_text()[-2000:]
         yield server
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=PATIENCE_S)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from loadtests.workers.channel_token import TOKEN_VARIABLE
 from tests.fakes.inference import Behaviour
 from tests.fakes.listening import family
 from tests.fakes.locust_process import locust_command, records
+from tests.fakes.patience import PATIENCE_S, wait_for
 from tests.loadtests.test_chat import account, free_port, planned
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,13 +63,6 @@ served = false
 [bed]
 reference_s = 0
 """
-
-
-def wait_for(condition: Callable[[], Any], within_s: float = 60.0) -> None:
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)
 
 
 def wait_for_records(run: subprocess.Popen[str], folder: Path, more_than: int) -> None:
@@ -154,7 +148,7 @@ def test_a_lost_host_is_named_in_the_verdict_and_nothing_that_it_flushed_is_lost
         before = {row["request_id"] for row in records(trial) if int(row["request_id"].split("-")[1]) % 2 == lost}
         kill_tree(hosts["behind"])
         output, _ = run.communicate(timeout=90)
-        assert hosts["ahead"].wait(timeout=20) == 0
+        assert hosts["ahead"].wait(timeout=PATIENCE_S) == 0
     line = json.loads(output.splitlines()[-1])
     assert (run.returncode, line["verdict"], line["complete"]) == (3, "INCONCLUSIVE", True), output
 
@@ -248,8 +242,8 @@ def test_a_host_behind_a_slow_wire_is_followed_in_a_network_namespace(tmp_path: 
         command = tailgate("worker", "--master", f"{here}:{wire.port}", "--keep", "kept", "--trials", "1")
         worker = start_in(name, command, tmp_path / "worker", shift_ns=700 * MS)
         with ended(server, master, worker), wire:
-            output, _ = master.communicate(timeout=60)
-            assert (master.returncode, worker.wait(timeout=20)) == (0, 0), output
+            output, _ = master.communicate(timeout=PATIENCE_S)
+            assert (master.returncode, worker.wait(timeout=PATIENCE_S)) == (0, 0), output
     rows = records(run_dir)
     assert len(rows) == 2 * len(schedule)
     assert {row["status"] for row in rows} == {"OK"}

@@ -21,6 +21,7 @@ from loadtests.commands.main import build_parser
 from servers.address import host_port
 from servers.config import ArmConfig
 from tests.fakes.listening import Listener, family, listeners, unix_names
+from tests.fakes.patience import wait_for
 from tests.loadtests.test_chat import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,11 +122,8 @@ def said(process: subprocess.Popen[str], folder: Path) -> dict[str, object]:
 
 def waited_for(pid: int, number: int) -> set[Listener]:
     """What listens once so many sockets do."""
-    deadline = time.monotonic() + 60
-    while len(found := listeners(pid)) < number:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
-    return found
+    wait_for(lambda: len(listeners(pid)) >= number, otherwise=lambda: listeners(pid))
+    return listeners(pid)
 
 
 def test_a_run_listens_on_loopback_alone_and_its_admin_interface_is_for_its_user(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from servers.address import host_port
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.listening import Listener, command_of, family, listeners
 from tests.fakes.locust_process import records
+from tests.fakes.patience import PATIENCE_S
 from tests.fakes.tap import Tap
 from tests.loadtests.test_chat import free_port
 
@@ -224,7 +225,7 @@ def test_a_run_with_a_worker_elsewhere_writes_and_sends_no_secret(pem: Certifica
             while run.poll() is None:
                 answers |= {ask_for_weights(tmp_path, token) for token in (OTHER, TOKENS[PAGE_VARIABLE])}
                 time.sleep(0.2)
-            assert load.wait(60) == 0
+            assert load.wait(PATIENCE_S) == 0
         seen = bytes(tap.seen)
     assert run.returncode in (0, 3, 99), (tmp_path / "run.output").read_text()
     assert {row["status"] for row in trial_rows(tmp_path)} == {"OK"}

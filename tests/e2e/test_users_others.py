@@ -16,6 +16,7 @@ from analysis.records.weight_journal import BY_OTHERS, read_weights
 from servers.address import host_port
 from tests.e2e.test_users_ramp import LOOSE, ended, more_answers, run_dir
 from tests.fakes.controllers import asked
+from tests.fakes.patience import wait_for
 from tests.fakes.users_house import ROOT, UsersHouse
 
 
@@ -58,11 +59,14 @@ class Provider:
 
     def wait_for(self, question: str, verdict: str, *, timeout_s: float) -> dict[str, Any]:
         """The first answer with the verdict."""
-        deadline = time.monotonic() + timeout_s
-        while (answer := self.answer(question))["verdict"] != verdict:
-            assert time.monotonic() < deadline, answer
-            time.sleep(0.1)
-        return answer
+        answers = [self.answer(question)]
+
+        def is_given() -> bool:
+            answers.append(self.answer(question))
+            return bool(answers[-1]["verdict"] == verdict)
+
+        wait_for(is_given, timeout_s, every_s=0.1, otherwise=lambda: answers[-1])
+        return answers[-1]
 
 
 def give(house: UsersHouse, share: int) -> None:
@@ -73,18 +77,15 @@ def give(house: UsersHouse, share: int) -> None:
 
 
 def wait_for_run(house: UsersHouse) -> None:
-    deadline = time.monotonic() + 30
-    while not list((house.folder / "out").glob("*-demo/weights.jsonl")):
-        assert time.monotonic() < deadline, (house.folder / "ramp.log").read_text()
-        time.sleep(0.1)
+    wait_for(
+        lambda: list((house.folder / "out").glob("*-demo/weights.jsonl")),
+        otherwise=(house.folder / "ramp.log").read_text,
+    )
 
 
 def wait_for_weight(house: UsersHouse, share: int) -> None:
     """The run has seen it, and users have met the candidate with it."""
-    deadline = time.monotonic() + 20
-    while read_weights(run_dir(house))[-1].weights[house.arms[1]] != share:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: read_weights(run_dir(house))[-1].weights[house.arms[1]] == share)
     more_answers(house)
 
 

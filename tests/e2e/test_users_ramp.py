@@ -15,6 +15,7 @@ import pytest
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
+from tests.fakes.patience import PATIENCE_S, wait_for
 from tests.fakes.users_house import UsersHouse
 
 STEPS = ["--set", "ramp.steps=[50,100]", "--set", "ramp.step_s=3", "--set", "ramp.most_step_s=240"]
@@ -55,22 +56,18 @@ def journal(house: UsersHouse) -> list[dict[str, Any]]:
     return list({row["at_ns"]: row for row in rows}.values())
 
 
-def wait_for_action(house: UsersHouse, action: str, timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+def wait_for_action(house: UsersHouse, action: str) -> None:
+    def is_done() -> bool:
         rows = journal(house) if list((house.folder / "out").glob("*-demo")) else []
-        if any(row["action"] == action and row["done_ns"] is not None for row in rows):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"no {action}: {(house.folder / 'ramp.log').read_text()[-2000:]}")
+        return any(row["action"] == action and row["done_ns"] is not None for row in rows)
+
+    wait_for(is_done, otherwise=lambda: (house.folder / "ramp.log").read_text()[-2000:])
 
 
 def more_answers(house: UsersHouse, count: int = 40) -> None:
     """So many users were answered from now on."""
-    before, deadline = len(house.answers), time.monotonic() + 30
-    while len(house.answers) < before + count:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    enough = len(house.answers) + count
+    wait_for(lambda: len(house.answers) >= enough)
 
 
 def recorded(house: UsersHouse) -> list[dict[str, Any]]:
@@ -173,7 +170,7 @@ def test_a_killed_controller_leaves_the_weights_and_the_next_one_goes_on(house: 
     assert {answer.status for answer in house.answers} == {"OK"}
     nothing_is_lost(house)
     again = house.ramp("--resume", str(run_dir(house)), "--page", "off")
-    assert again.communicate(timeout=60) is not None
+    assert again.communicate(timeout=PATIENCE_S) is not None
     assert again.returncode == 2, "a ramp that has ended is not gone on with"
 
 
@@ -185,9 +182,7 @@ def test_a_split_that_started_anew_gets_its_weights_again(house: UsersHouse) -> 
     house.start_split()
     assert house.weights() in ({"eager": 1, "compiled-padded": 0}, {"eager": 5000, "compiled-padded": 5000})
     wait_for_action(house, "again")
-    deadline = time.monotonic() + 5
-    while house.weights()["compiled-padded"] != 5000 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: house.weights()["compiled-padded"] == 5000)
     assert house.weights() == {"eager": 5000, "compiled-padded": 5000}
     ramp.send_signal(signal.SIGKILL)
     ramp.wait()

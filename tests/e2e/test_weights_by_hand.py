@@ -7,14 +7,14 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from analysis.records.weight_journal import BY_HAND, WeightChange, read_weights
 from tests.e2e.test_run import FAKE_ARM, ROOT, last_line, requests, run
+from tests.fakes.patience import wait_for
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -25,16 +25,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for_traffic(folder: Path, requests_sent: int, timeout_s: float = 90.0) -> Path:
+def wait_for_traffic(folder: Path, requests_sent: int) -> Path:
     """The run's directory, once so many requests were answered."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        for path in folder.glob("out/*/trial-01/requests-0.arrow"):
-            rows = requests(path.parents[1])
-            if len(rows) >= requests_sent:
-                return path.parents[1]
-        time.sleep(0.2)
-    raise AssertionError(f"no {requests_sent} requests within {timeout_s:g} s")
+
+    def answered() -> Path | None:
+        runs = [path.parents[1] for path in folder.glob("out/*/trial-01/requests-0.arrow")]
+        return next((run for run in runs if len(requests(run)) >= requests_sent), None)
+
+    return cast("Path", wait_for(answered, every_s=0.2))
 
 
 def changed_by_hand(

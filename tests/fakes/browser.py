@@ -17,12 +17,13 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
+from tests.fakes.patience import PATIENCE_S
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-pipe"),
 )
-_PATIENCE_S = 30.0
 # The pipe has to be files 3 and 4 of the browser.
 _PIPED = """\
 import fcntl, os, sys
@@ -115,7 +116,7 @@ class Browser:
             message = {"id": number, "method": method, "params": parameters}
             os.write(self._to, json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0")
         try:
-            answer = answers.get(timeout=_PATIENCE_S)
+            answer = answers.get(timeout=PATIENCE_S)
         except Empty:
             raise BrowserError(f"no answer to {method}") from None
         if "error" in answer:
@@ -167,7 +168,7 @@ class Tab:
         shown = self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
         return " ".join(str(shown).split())
 
-    def wait_for(self, expression: str, *, within_s: float = _PATIENCE_S) -> None:
+    def wait_for(self, expression: str, *, within_s: float = PATIENCE_S) -> None:
         """The expression is true."""
         deadline = time.monotonic() + within_s
         while True:

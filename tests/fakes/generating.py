@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import gevent
@@ -15,6 +16,9 @@ from loadtests.clients.metadata import Metadata, encode_metadata
 from servers.clock import now_ns
 from servers.rpc.inference_pb2 import GenerateChunk, GenerateRequest
 from tests.fakes.http2 import Exchange, Peer, chunk
+from tests.fakes.patience import wait_for
+
+until = partial(wait_for, sleep=gevent.sleep, every_s=0.001)  # greenlets run meanwhile
 
 
 class KeepingCall(GrpcCall):
@@ -59,13 +63,6 @@ def generate(
 ) -> Any:
     """The started call of `request`: a KeepingCall where the client makes such."""
     return client.start(request.SerializeToString(), headers=encode_metadata(metadata), timeout_s=timeout_s)
-
-
-def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
-    """`condition()` came true; greenlets run meanwhile."""
-    with gevent.Timeout(within_s):
-        while not condition():
-            gevent.sleep(0.001)
 
 
 def read_slowly(*, peer: dict[str, Any] | None = None, client: dict[str, Any] | None = None) -> tuple[list[float], ...]:

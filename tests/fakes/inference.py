@@ -25,6 +25,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from servers.clock import now_ns
 from servers.rpc import inference_pb2, inference_pb2_grpc
+from tests.fakes.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -191,7 +192,7 @@ class ServedFake:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         if self.process.stdout is not None and not self.process.stdout.closed:
-            out, _ = self.process.communicate(timeout=20)
+            out, _ = self.process.communicate(timeout=PATIENCE_S)
             with contextlib.suppress(json.JSONDecodeError, IndexError):
                 told = json.loads(out.splitlines()[-1])
                 self.requests = [tuple(row) for row in told["requests"]]
@@ -207,7 +208,7 @@ def serve(behaviour: Behaviour, port: int = 0) -> Iterator[ServedFake]:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        process.wait(timeout=10)
+        process.wait(timeout=PATIENCE_S)
         raise RuntimeError(f"the fake server ended with exit code {process.returncode} before it listened")
     served = ServedFake(process, f"127.0.0.1:{json.loads(line)['port']}")
     try:

@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.fakes.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -55,7 +57,7 @@ def at_terminal(
         if process.poll() is None and time.monotonic() >= deadline:
             process.kill()
         os.close(master)
-    return process.wait(timeout=30.0), shown.decode().replace("\r\n", "\n").splitlines(), log.read_text()
+    return process.wait(timeout=PATIENCE_S), shown.decode().replace("\r\n", "\n").splitlines(), log.read_text()
 
 
 def tailgate(*arguments: str, arm_command: Sequence[str] = ()) -> str:

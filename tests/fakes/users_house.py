@@ -29,6 +29,7 @@ from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin
 from servers.splitter.weights import live_weights
 from tests.fakes.listening import command_of, family
+from tests.fakes.patience import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 _START_S = 20.0
@@ -147,13 +148,12 @@ class UsersHouse:
             )
 
     def _await_port(self, name: str) -> None:
-        deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.ports[name])) == 0:
-                    return
+        def is_open() -> bool:
             assert self.children[name].poll() is None, (self.folder / f"{name}.log").read_text()
-            time.sleep(0.05)
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.ports[name])) == 0
+
+        wait_for(is_open, every_s=0.05)
         raise AssertionError(f"{name} does not listen")
 
     def _send(self) -> None:

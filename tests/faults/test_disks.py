@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.patience import PATIENCE_S
 from tests.faults.disks import Disk, why_no_disks
 
 pytestmark = pytest.mark.skipif(bool(why := why_no_disks()), reason=why or "it has")
@@ -36,7 +37,7 @@ def test_a_frozen_disk_makes_writers_wait_until_it_is_thawed(disk: Disk) -> None
     writer.start()
     assert not done.wait(0.2)
     disk.thaw()
-    assert done.wait(20)
+    assert done.wait(PATIENCE_S)
 
 
 def test_a_disk_that_failed_is_read_only_also_for_open_files(disk: Disk) -> None:

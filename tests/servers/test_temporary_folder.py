@@ -6,12 +6,12 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from servers.temporary_folder import TemporaryFolder
+from tests.fakes.patience import wait_for
 
 _MAKER = """
 import sys, time
@@ -52,7 +52,4 @@ def test_after_kill_9_of_its_process_it_is_gone() -> None:
     assert path.is_dir()
     maker.kill()
     maker.communicate()
-    deadline = time.monotonic() + 30
-    while path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: not path.exists())

@@ -6,19 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from loadtests.bed.family import cpu_seconds, family_of, stat_of
+from tests.fakes.patience import wait_for
 
 
 def test_work_of_a_process_counts_with_that_of_its_children() -> None:
     busy = "import os; os.fork(); [None for _ in iter(int, 1)]"
     process = subprocess.Popen([sys.executable, "-c", busy], start_new_session=True)
     try:
-        deadline = time.monotonic() + 30
-        while (cpu_seconds(process.pid) or 0.0) < 1.0:
-            assert time.monotonic() < deadline
+        wait_for(lambda: (cpu_seconds(process.pid) or 0.0) >= 1.0)
         alone = stat_of(process.pid).cpu_ticks / os.sysconf("SC_CLK_TCK")
         assert (cpu_seconds(process.pid) or 0.0) > 1.3 * alone
     finally:

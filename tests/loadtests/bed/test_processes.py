@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from loadtests.bed.processes import Processes
 from loadtests.bed.readings import Readings
+from tests.fakes.patience import wait_for
 
 # A process with a thread and a child of that thread; both tell their pids and end with their stdin.
 FAMILY = """
@@ -161,10 +161,7 @@ def test_an_idle_descendant_that_ends_is_seen_at_once(family: tuple[int, int]) -
         processes.watch("child", pid=child)  # a new name is searched for at once
         processes.sample({})
     os.kill(child, 9)
-    ended = time.monotonic() + 30
-    while processes.sample({})[0]["threads"] == 3 and time.monotonic() < ended:
-        pass
-    assert processes.sample({})[0]["threads"] < 3
+    wait_for(lambda: processes.sample({})[0]["threads"] < 3)
 
 
 def test_an_ended_process_has_no_row() -> None:

@@ -16,6 +16,7 @@ import pytest
 from analysis.records.schemas import BED
 from analysis.records.sums import sums_path
 from analysis.records.tables import read_table
+from tests.fakes.patience import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 FAKE_DRIVER = """
@@ -66,13 +67,12 @@ class Watcher:
 
     def wait_for(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
         """Rows of the kind, once there are so many of them in the file."""
-        deadline = time.monotonic() + 60.0
-        while time.monotonic() < deadline:
-            found = [row for row in self.rows() if row["kind"] == kind] if self.path.exists() else []
-            if len(found) >= count:
-                return found
-            time.sleep(0.02)
-        raise AssertionError(f"no {count} rows of kind {kind}")
+
+        def found() -> list[dict[str, Any]]:
+            return [row for row in self.rows() if row["kind"] == kind] if self.path.exists() else []
+
+        wait_for(lambda: len(found()) >= count, otherwise=found)
+        return found()
 
 
 @pytest.mark.parametrize("by", ["stdin", "SIGTERM"])
@@ -88,7 +88,7 @@ def test_host_and_processes_are_sampled_until_the_run_ends(tmp_path: Path, by: s
     else:
         watcher.process.terminate()
     cost = watcher.message("watcher")
-    assert watcher.process.wait(60) == 0
+    assert watcher.process.wait(PATIENCE_S) == 0
     assert 0 < cost["cpu_s"] < cost["seconds"]
 
     table, truncated = read_table(watcher.path, BED)
@@ -108,7 +108,7 @@ def test_a_watcher_that_never_rests_hears_that_the_run_has_ended(tmp_path: Path)
     watcher.name("eager-0", os.getpid(), "eager")
     watcher.wait_for("process")
     watcher.stdin.close()
-    assert watcher.process.wait(60) == 0
+    assert watcher.process.wait(PATIENCE_S) == 0
 
 
 def test_a_name_that_is_taken_back_has_no_more_rows(tmp_path: Path) -> None:
@@ -174,4 +174,4 @@ def test_a_device_without_a_driver_is_said_and_the_host_is_watched(tmp_path: Pat
     assert devices == [{"host": "run", "name": "cuda:1", "what": "device", "why": why}]
     watcher.wait_for("host", 2)
     watcher.stdin.close()
-    assert watcher.process.wait(60) == 0
+    assert watcher.process.wait(PATIENCE_S) == 0

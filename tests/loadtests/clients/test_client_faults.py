@@ -18,11 +18,11 @@ from loadtests.clients.inference import InferenceClient
 from servers.clock import now_ns
 from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes import http2 as wire
-from tests.fakes.generating import generate, keeping_client
+from tests.fakes.generating import generate, keeping_client, until
 from tests.fakes.http2 import OK_END, OK_HEADERS, RawPeer, Wire, chunk, frame, grpc_message, literals
 from tests.fakes.inference import Behaviour, serve
+from tests.fakes.patience import PATIENCE_S
 
-WAIT_S = 10.0
 WHOLE = wire.END_HEADERS
 LAST = wire.END_HEADERS | wire.END_STREAM
 FLOW_CONTROL_ERROR, PROTOCOL_ERROR, FRAME_SIZE_ERROR = 3, 1, 6
@@ -35,7 +35,7 @@ def request(prompt: int = 4) -> GenerateRequest:
 
 
 def finished(call: Call) -> Call:
-    assert call.wait(WAIT_S), "the call did not end"
+    assert call.wait(PATIENCE_S), "the call did not end"
     return call
 
 
@@ -66,13 +66,6 @@ INITIAL_WINDOW, LARGEST_FRAME = 4, 5
 
 def window(stream_id: int, increment: int) -> bytes:
     return frame(wire.WINDOW_UPDATE, 0, stream_id, increment.to_bytes(4, "big"))
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        gevent.sleep(0.005)
 
 
 # --- Flow control -----------------------------------------------------------------------------------------------------
@@ -152,7 +145,7 @@ def test_a_stream_whose_window_overflows_is_reset_and_the_others_live(increment:
         client = InferenceClient(peer.target)
         first, second = generate(client, request()), generate(client, request())
         assert (finished(first).status, finished(second).status) == ("INTERNAL", "OK")
-        eventually(lambda: bool(peer.frames(wire.RST_STREAM)))
+        until(lambda: bool(peer.frames(wire.RST_STREAM)))
         client.close()
         assert peer.frames(wire.RST_STREAM) == [(wire.RST_STREAM, 0, 1, code.to_bytes(4, "big"))]
     assert "window" in first.error
@@ -170,7 +163,7 @@ def breaks(code: int, *bad: bytes) -> str:
 
     with RawPeer(script) as peer:
         call = ask(peer)
-        eventually(lambda: bool(peer.frames(wire.GOAWAY)))
+        until(lambda: bool(peer.frames(wire.GOAWAY)))
         assert struct.unpack(">II", peer.frames(wire.GOAWAY)[0][3]) == (0, code)
     assert call.status == "UNAVAILABLE"
     return call.error
@@ -235,7 +228,7 @@ def test_padding_counts_towards_the_window_and_is_thrown_away() -> None:
 
     with RawPeer(script) as peer:
         call = ask(peer, stream_window=2_000)
-        eventually(lambda: sum(int.from_bytes(item[3], "big") for item in peer.frames(wire.WINDOW_UPDATE)[1:]) > 2_000)
+        until(lambda: sum(int.from_bytes(item[3], "big") for item in peer.frames(wire.WINDOW_UPDATE)[1:]) > 2_000)
     assert (call.status, call.output_tokens) == ("OK", 10)
 
 
@@ -383,20 +376,20 @@ def test_a_graceful_goaway_lets_running_streams_end_and_retries_what_was_not_see
         link.request()
         link.send(frame(wire.HEADERS, WHOLE, first, OK_HEADERS), goaway(2**31 - 1))
         warned.set()
-        assert until_third.wait(WAIT_S)
+        assert until_third.wait(PATIENCE_S)
         link.send(goaway(first), frame(wire.DATA, 0, first, chunk([10])), frame(wire.HEADERS, LAST, first, OK_END))
 
     until_third = threading.Event()
     with RawPeer(script) as peer:
         client = keeping_client(peer.target)
         first, second = generate(client, request()), generate(client, request())
-        eventually(lambda: warned.is_set() and client.connections[0].draining)
+        until(lambda: warned.is_set() and client.connections[0].draining)
         third = generate(client, request())
-        eventually(lambda: len(peer.wires) == 2)
+        until(lambda: len(peer.wires) == 2)
         assert second.status == ""  # the warning alone restarts nothing
         until_third.set()
         ids = [[list(item.token_ids) for item in call] for call in (first, second, third)]
-        eventually(lambda: len(client.connections) == 1)  # the old one is closed
+        until(lambda: len(client.connections) == 1)  # the old one is closed
         client.close()
     assert [call.status for call in (first, second, third)] == ["OK"] * 3
     assert ids[0] == [[10]]
@@ -439,17 +432,17 @@ def test_calls_go_on_when_a_server_dies_and_comes_back() -> None:
     with serve(Behaviour(token_s=0.5)) as served:
         port = int(served.target.rpartition(":")[2])
         client = InferenceClient(served.target, retry_s=0.02)
-        cut = generate(client, GenerateRequest(request_id="a", max_tokens=50, text="hello"), timeout_s=WAIT_S)
-        eventually(lambda: cut.output_tokens > 0)
+        cut = generate(client, GenerateRequest(request_id="a", max_tokens=50, text="hello"), timeout_s=PATIENCE_S)
+        until(lambda: cut.output_tokens > 0)
         served.process.kill()
-        served.process.wait(WAIT_S)
+        served.process.wait(PATIENCE_S)
         assert finished(cut).status == "UNAVAILABLE"
-        while_down = finished(generate(client, request(), timeout_s=WAIT_S))
+        while_down = finished(generate(client, request(), timeout_s=PATIENCE_S))
         assert while_down.status == "UNAVAILABLE"
         assert "refused" in while_down.error
     with serve(Behaviour(), port=port):
         gevent.sleep(0.03)
-        assert finished(generate(client, request(), timeout_s=WAIT_S)).status == "OK"
+        assert finished(generate(client, request(), timeout_s=PATIENCE_S)).status == "OK"
     client.close()
 
 

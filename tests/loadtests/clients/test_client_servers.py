@@ -18,8 +18,7 @@ from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.generating import generate, keeping_client, until
 from tests.fakes.grpc_peers import TRAILERS, grpc_peer
-
-WAIT_S = 30.0
+from tests.fakes.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +49,7 @@ def client(
                 upstream_tls=UpstreamTls(ca=pem.ca) if secure_arm else None,
             )
             envoy = stack.enter_context(Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder))
-            envoy.wait_ready(WAIT_S)
+            envoy.wait_ready(PATIENCE_S)
             target = envoy.target
         elif secure_arm:
             target = f"https://{target}"
@@ -66,12 +65,12 @@ def ask(text: str = "hello", tokens: int = 3, number: int = 0) -> GenerateReques
 
 
 def finished(call: Call) -> Call:
-    assert call.wait(WAIT_S), "the call did not end"
+    assert call.wait(PATIENCE_S), "the call did not end"
     return call
 
 
 def test_two_hundred_streams_on_one_connection_all_arrive_whole(client: InferenceClient) -> None:
-    calls = [generate(client, ask(tokens=5, number=n), timeout_s=WAIT_S) for n in range(200)]
+    calls = [generate(client, ask(tokens=5, number=n), timeout_s=PATIENCE_S) for n in range(200)]
     for call in calls:
         assert [list(item.token_ids) for item in call] == [[number] for number in range(5)], call.error
         assert call.status == "OK"
@@ -81,32 +80,32 @@ def test_two_hundred_streams_on_one_connection_all_arrive_whole(client: Inferenc
 
 
 def test_answers_and_requests_above_every_window_arrive_whole(client: InferenceClient) -> None:
-    calls = [generate(client, ask(text="big 300000"), timeout_s=WAIT_S) for _ in range(3)]
-    calls += [generate(client, ask(text="x" * 1_000_000), timeout_s=WAIT_S) for _ in range(3)]
+    calls = [generate(client, ask(text="big 300000"), timeout_s=PATIENCE_S) for _ in range(3)]
+    calls += [generate(client, ask(text="x" * 1_000_000), timeout_s=PATIENCE_S) for _ in range(3)]
     assert [(finished(call).status, call.output_tokens) for call in calls] == [("OK", 300_000)] * 3 + [("OK", 3)] * 3
 
 
 @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "UNAUTHENTICATED"])
 def test_a_status_comes_with_its_message(client: InferenceClient, code: str) -> None:
-    call = finished(generate(client, ask(text=code), timeout_s=WAIT_S))
+    call = finished(generate(client, ask(text=code), timeout_s=PATIENCE_S))
     assert (call.status, call.error) == (code, "as you asked: \u2713 100 %")
 
 
 def test_a_deadline_and_a_cancel_end_calls_and_leave_the_connection_well(client: InferenceClient) -> None:
     late = generate(client, ask(tokens=100_000), timeout_s=0.2)
-    dropped = generate(client, ask(tokens=100_000), timeout_s=WAIT_S)
+    dropped = generate(client, ask(tokens=100_000), timeout_s=PATIENCE_S)
     until(lambda: dropped.output_tokens)
     dropped.cancel()
     assert (finished(late).status, dropped.status) == ("DEADLINE_EXCEEDED", "CANCELLED")
-    assert finished(generate(client, ask(), timeout_s=WAIT_S)).status == "OK"
+    assert finished(generate(client, ask(), timeout_s=PATIENCE_S)).status == "OK"
     assert len(client.connections) == 1
 
 
 def test_metadata_too_large_for_one_frame_arrives(client: InferenceClient) -> None:
     # grpc's servers take 8 to 16 KiB of metadata by default and answer larger ones with an error: both are answers.
-    small = finished(generate(client, ask(), metadata=[("x-note", "v" * 6_000)], timeout_s=WAIT_S))
-    large = finished(generate(client, ask(), metadata=[("x-note", "v" * 50_000)], timeout_s=WAIT_S))
-    after = finished(generate(client, ask(), timeout_s=WAIT_S))
+    small = finished(generate(client, ask(), metadata=[("x-note", "v" * 6_000)], timeout_s=PATIENCE_S))
+    large = finished(generate(client, ask(), metadata=[("x-note", "v" * 50_000)], timeout_s=PATIENCE_S))
+    after = finished(generate(client, ask(), timeout_s=PATIENCE_S))
     assert (small.status, after.status) == ("OK", "OK")
     assert large.status != "OK"
 
@@ -116,14 +115,14 @@ def test_envoy_lets_nobody_in_whose_certificate_it_does_not_know(pem: Certificat
         tls = ServerTls(certificate=pem.certificate, key=pem.key, client_ca=pem.ca)
         config = SplitterConfig(arms=(ArmTarget(name="eager", backends=(arm,)),), health_interval_s=0.1, tls=tls)
         with Envoy.start(config, log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
-            envoy.wait_ready(WAIT_S)
+            envoy.wait_ready(PATIENCE_S)
             stranger = InferenceClient(envoy.target, security=SecurityConfig(tls_ca=pem.ca))
             known = InferenceClient(
                 envoy.target,
                 security=SecurityConfig(tls_ca=pem.ca, tls_certificate=pem.client_certificate, tls_key=pem.client_key),
             )
-            refused = finished(generate(stranger, ask(), timeout_s=WAIT_S))
-            assert finished(generate(known, ask(), timeout_s=WAIT_S)).status == "OK"
+            refused = finished(generate(stranger, ask(), timeout_s=PATIENCE_S))
+            assert finished(generate(known, ask(), timeout_s=PATIENCE_S)).status == "OK"
             stranger.close()
             known.close()
     assert refused.status == "UNAVAILABLE"
@@ -134,7 +133,7 @@ def test_a_stock_server_calls_pings_in_a_silence_too_many_and_the_client_asks_le
     """Why keep-alive is off by default: a long compile is such a silence."""
     with grpc_peer("sync", token_s=5.0) as target:
         client = InferenceClient(target, keepalive_s=0.05, keepalive_timeout_s=5.0)
-        call = finished(generate(client, ask(tokens=2), timeout_s=WAIT_S))
+        call = finished(generate(client, ask(tokens=2), timeout_s=PATIENCE_S))
         slower_s = client.keepalive_s
         client.close()
     assert call.status == "UNAVAILABLE"
@@ -145,6 +144,6 @@ def test_a_stock_server_calls_pings_in_a_silence_too_many_and_the_client_asks_le
 def test_a_stock_server_answers_a_ping_and_its_silent_call_lives() -> None:
     with grpc_peer("aio", token_s=1.0) as target:
         client = InferenceClient(target, keepalive_s=0.6, keepalive_timeout_s=0.3)
-        call = finished(generate(client, ask(tokens=3), timeout_s=WAIT_S))
+        call = finished(generate(client, ask(tokens=3), timeout_s=PATIENCE_S))
         client.close()
     assert (call.status, call.output_tokens) == ("OK", 3)

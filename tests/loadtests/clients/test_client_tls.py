@@ -9,8 +9,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,9 +23,9 @@ from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.generating import generate, read_slowly
 from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk
+from tests.fakes.patience import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
-WAIT_S = 10.0
 SECRET = "s3cret-T0ken"
 
 
@@ -56,7 +54,7 @@ def request() -> GenerateRequest:
 
 
 def finished(call: Call) -> Call:
-    assert call.wait(WAIT_S), "the call did not end"
+    assert call.wait(PATIENCE_S), "the call did not end"
     return call
 
 
@@ -68,7 +66,7 @@ def answer(exchange: Exchange) -> None:
 def test_calls_go_through_tls(pem: Certificates, newest: bool) -> None:
     with Peer(answer, tls=context(pem, newest=newest)) as peer:
         client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca))
-        assert client.connect(WAIT_S) == ""
+        assert client.connect(PATIENCE_S) == ""
         calls = [finished(generate(client, request())) for _ in range(20)]
         client.close()
     assert {(call.status, call.output_tokens) for call in calls} == {("OK", 3)}
@@ -100,7 +98,7 @@ def test_token_times_are_stamped_at_the_read_under_tls_too(pem: Certificates) ->
 
 
 def refused(peer: Peer, security: SecurityConfig) -> str:
-    client = InferenceClient(peer.target, security=security, connect_timeout_s=WAIT_S)
+    client = InferenceClient(peer.target, security=security, connect_timeout_s=PATIENCE_S)
     call = finished(generate(client, request()))
     client.close()
     assert call.status == "UNAVAILABLE"
@@ -289,10 +287,7 @@ def test_a_running_load_shows_no_token_in_the_process_list(tls_peer: Peer, pem: 
     command += ["-u", "1", "-r", "1", "-t", "30s", "--tls-ca", pem.ca, "--token-env", "TAILGATE_TEST_TOKEN"]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 30
-        while not tls_peer.requests and time.monotonic() < deadline:
-            threading.Event().wait(0.05)
-        assert tls_peer.requests
+        wait_for(lambda: tls_peer.requests)
         line = Path(f"/proc/{process.pid}/cmdline")
         if line.exists():
             assert SECRET.encode() not in line.read_bytes()

@@ -26,8 +26,7 @@ from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes.generating import generate, keeping_client, read_slowly, until
 from tests.fakes.http2 import Exchange, Peer, chunk
 from tests.fakes.inference import Behaviour, ServedFake, serve
-
-WAIT_S = 10.0
+from tests.fakes.patience import PATIENCE_S
 
 
 def request(tokens: int = 3, prompt: int = 4) -> GenerateRequest:
@@ -37,7 +36,7 @@ def request(tokens: int = 3, prompt: int = 4) -> GenerateRequest:
 
 
 def finished(call: Call) -> Call:
-    assert call.wait(WAIT_S), "the call did not end"
+    assert call.wait(PATIENCE_S), "the call did not end"
     return call
 
 
@@ -394,7 +393,7 @@ def test_ping_is_answered() -> None:
     with Peer(answer) as peer:
         client = InferenceClient(peer.target)
         assert finished(generate(client, request())).status == "OK"
-        assert peer.ping_seen.wait(WAIT_S)
+        assert peer.ping_seen.wait(PATIENCE_S)
         client.close()
 
 
@@ -418,7 +417,7 @@ def grpc_server() -> Iterator[ServedFake]:
 
 def test_real_grpc_server_answers_many_streams_on_one_connection(grpc_server: ServedFake) -> None:
     client = InferenceClient(grpc_server.target)
-    calls = [generate(client, request(4), timeout_s=WAIT_S) for _ in range(100)]
+    calls = [generate(client, request(4), timeout_s=PATIENCE_S) for _ in range(100)]
     assert {(finished(call).status, call.output_tokens) for call in calls} == {("OK", 4)}
     assert len(client.connections) == 1
     trailing = calls[0].trailing_metadata

@@ -37,6 +37,7 @@ from tests.fakes.http1 import (
     scripted,
     usage,
 )
+from tests.fakes.patience import PATIENCE_S
 
 MS = 1_000_000
 GOOD = answer(said("a"), said(" b"), said("", finish="length"), usage(2), DONE)
@@ -49,7 +50,7 @@ def client_of(address: str, **settings: Any) -> OpenAiClient:
 
 def ask(client: OpenAiClient, timeout_s: float | None = 10.0) -> OpenAiCall:
     call = client.start(b"{}", timeout_s=timeout_s)
-    assert call.wait(20)
+    assert call.wait(PATIENCE_S)
     return call
 
 
@@ -66,7 +67,7 @@ def test_answer_has_a_time_for_each_chunk_and_the_servers_token_count() -> None:
         client = client_of(peer.address)
         before = now_ns()
         call = client.start(b'{"x": 1}', headers=b"X-Request-Id: 1-7\r\n", timeout_s=10, tag="mine")
-        assert call.wait(10)
+        assert call.wait(PATIENCE_S)
         client.close()
     assert (call.status, call.error, call.tag) == ("OK", "", "mine")
     assert (call.chunks, len(call.token_ns), call.output_tokens) == (2, 2, 4)
@@ -225,7 +226,7 @@ def test_connections_are_kept_and_used_again() -> None:
         assert [ask(client).status for _ in range(5)] == ["OK"] * 5
         assert (peer.connections, client.opened) == (1, 1)
         together = [client.start(b"slow", timeout_s=10) for _ in range(3)]
-        assert all(call.wait(10) and call.status == "OK" for call in together)
+        assert all(call.wait(PATIENCE_S) and call.status == "OK" for call in together)
         assert peer.connections == 3
         client.close()
 
@@ -296,7 +297,7 @@ def test_deadline_ends_the_call_on_time_and_hangs_up() -> None:
     call = outcome(script, timeout_s=0.3)
     assert (call.status, call.output_tokens) == ("DEADLINE_EXCEEDED", 1)
     assert 250 * MS < call.end_ns - began < 1500 * MS
-    assert gone.wait(5)
+    assert gone.wait(PATIENCE_S)
 
 
 def test_cancelled_call_ends_at_once_and_hangs_up() -> None:
@@ -335,7 +336,7 @@ def test_refused_connect_fails_at_once_for_a_while() -> None:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
     client = client_of(address)
     calls = [client.start(b"{}", timeout_s=5) for _ in range(50)]
-    assert all(call.wait(5) for call in calls)
+    assert all(call.wait(PATIENCE_S) for call in calls)
     assert {call.status for call in calls} == {"UNAVAILABLE"}
     assert all("cannot connect to 127.0.0.1" in call.error and "refused" in call.error for call in calls)
     client.close()
@@ -385,7 +386,7 @@ def test_large_request_and_a_server_that_refuses_it_early() -> None:
     with HttpPeer(script) as peer:
         client = client_of(peer.address)
         call = client.start(b"x" * 4_000_000, timeout_s=10)
-        assert call.wait(10)
+        assert call.wait(PATIENCE_S)
         client.close()
     assert call.status == "INVALID_ARGUMENT"
     assert "too long" in call.error

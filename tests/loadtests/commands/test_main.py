@@ -21,6 +21,7 @@ from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.weights import reweight
+from tests.fakes.patience import wait_for
 from tests.fakes.runs import FakeRun, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -259,12 +260,12 @@ class Command:
                 start_new_session=True,
             )
 
-    def wait_for(self, text: str, within_s: float = 30.0) -> None:
-        deadline = time.monotonic() + within_s
-        while not re.search(text, self.stderr_path.read_text()):
-            assert time.monotonic() < deadline, f"no {text!r} in {self.stderr_path.read_text()}"
-            assert self.process.poll() is None, self.stderr_path.read_text()
-            time.sleep(0.02)
+    def wait_for(self, text: str) -> None:
+        def is_written() -> bool:
+            return bool(re.search(text, self.stderr_path.read_text()))
+
+        wait_for(lambda: is_written() or self.process.poll() is not None, otherwise=self.stderr_path.read_text)
+        assert is_written(), self.stderr_path.read_text()
 
     def end(self, timeout_s: float = 60.0) -> tuple[int, list[str], str]:
         """(exit code, lines on stdout, stderr)."""

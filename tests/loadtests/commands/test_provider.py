@@ -11,6 +11,7 @@ import pytest
 from loadtests.commands.main import main
 from servers.address import host_port
 from tests.fakes.controllers import asked
+from tests.fakes.patience import PATIENCE_S
 from tests.fakes.rollout import Rollout
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,7 +54,7 @@ def test_it_answers_until_it_is_stopped(tmp_path: Path) -> None:
         status, body = asked(port, "GET", "/v1/judgement", headers={"Authorization": f"Bearer {TOKEN}"})
         assert (status, json.loads(body)["verdict"], json.loads(body)["reasons"]) == (200, "FAIL", ["new-0 died"])
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (0, "")
     assert "promotion new: FAIL: new-0 died" in err
     assert TOKEN not in err

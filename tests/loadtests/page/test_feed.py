@@ -9,6 +9,7 @@ import pytest
 from loadtests.page import feed as feed_module
 from loadtests.page.feed import Feed, Listener
 from loadtests.page.state import RunState
+from tests.fakes.patience import PATIENCE_S, wait_for
 from tests.fakes.watched import WatchedRun
 
 
@@ -80,7 +81,7 @@ def test_the_last_state_is_told_and_said_to_be_the_last(run: WatchedRun) -> None
         told = next_of(listener)
         assert told["last"]
         assert told["now"]["ended"]["report"]
-        assert feed.ended.wait(10)
+        assert feed.ended.wait(PATIENCE_S)
 
 
 def test_a_browser_that_falls_behind_is_let_go(run: WatchedRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +91,7 @@ def test_a_browser_that_falls_behind_is_let_go(run: WatchedRun, monkeypatch: pyt
         assert third is None
         assert slow is not None
         assert other is not None
-        deadline = time.monotonic() + 20
-        while not slow.lost and time.monotonic() < deadline:
-            other.next(0.01)
-        assert slow.lost
+        wait_for(lambda: slow.lost, sleep=other.next, every_s=0.01)
         assert not other.lost
 
 

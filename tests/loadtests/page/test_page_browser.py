@@ -25,6 +25,7 @@ from analysis.report.html import html_report
 from loadtests.experiments.writing import to_toml
 from tests.fakes.browser import CHROMIUM, Browser, Tab
 from tests.fakes.locust_process import start_locust
+from tests.fakes.patience import PATIENCE_S, wait_for
 from tests.fakes.watched import WatchedRun
 from tests.loadtests.page.conftest import Serve
 from tests.loadtests.trials.test_run import FAKE_ARM, experiment
@@ -520,7 +521,7 @@ def test_a_run_that_is_watched_ends_with_its_report_on_the_screen(tmp_path: Path
         tab.wait_for(READY)
         tab.wait_for("document.querySelector('h1').innerText === 'Under load'")
         assert "live page" not in running.stderr.read()  # said once
-        assert running.wait(60) == 99
+        assert running.wait(PATIENCE_S) == 99
     tab.wait_for("location.pathname === '/report.html' && document.documentElement.dataset.ready === 'yes'")
     assert tab.text("h1") == "FAIL"
     assert "naive must not replace eager" in tab.text("#verdict")
@@ -538,10 +539,7 @@ def test_locusts_own_page_and_the_live_page_lead_to_each_other(run: WatchedRun, 
     try:
         beside = browser.open(live)
         beside.wait_for(READY)
-        deadline = time.monotonic() + 60
-        while not (run.folder / "locust-page.json").exists() or not answers(own):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: (run.folder / "locust-page.json").exists() and answers(own))
         tab = browser.open(own)
         tab.wait_for("document.querySelector('#root').innerText.includes('Start')")
         assert "live page" not in tab.text()  # the run serves none yet
@@ -557,7 +555,7 @@ def test_locusts_own_page_and_the_live_page_lead_to_each_other(run: WatchedRun, 
         beside.send("Page.navigate", url=tab.evaluate("document.querySelector('body > p a').href"))
         beside.wait_for(READY)
         locust.send_signal(signal.SIGINT)
-        output, _ = locust.communicate(timeout=30)
+        output, _ = locust.communicate(timeout=PATIENCE_S)
         run.second()
         run.status()
         beside.wait_for("document.querySelector('[data-locust]').hidden")

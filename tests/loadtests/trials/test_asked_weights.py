@@ -17,7 +17,8 @@ from loadtests.trials.live_page import LivePage
 from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator, RunOutcome
 from servers.splitter.admin import SplitterError
-from tests.loadtests.trials.test_live_page import HERE, wait_for
+from tests.fakes.patience import wait_for
+from tests.loadtests.trials.test_live_page import HERE
 from tests.loadtests.trials.test_run import experiment, run
 
 TOKEN = "a-token-of-the-user"

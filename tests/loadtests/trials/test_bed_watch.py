@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from loadtests.trials.context import TrialContext
 from loadtests.trials.progress import Status
 from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.trial_schedule import TrialSchedules
+from tests.fakes.patience import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 GIB = 1 << 30
@@ -60,22 +60,14 @@ def trial(folder: Path, *devices: str, check: Any = lambda: None, **bed: float) 
     return TrialContext(experiment=experiment, number=1, folder=folder, facts=facts, status=Status(), check=check)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)
-
-
 def poll_until(watch: BedWatch, context: TrialContext, key: str) -> Any:
     """The trial's fact about the bed called `key`, once there is one."""
-    deadline = time.monotonic() + 60.0
-    while time.monotonic() < deadline:
+
+    def fact() -> Any:
         watch.poll()
-        if context.facts.bed and context.facts.bed.get(key):
-            return context.facts.bed[key]
-        time.sleep(0.01)
-    raise AssertionError(f"no {key} came")
+        return (context.facts.bed or {}).get(key)
+
+    return wait_for(fact)
 
 
 def test_devices_are_looked_at_before_anything_is_on_them(tmp_path: Path, driver: None) -> None:
@@ -153,7 +145,7 @@ def test_what_a_dead_watcher_wrote_is_a_whole_table(tmp_path: Path) -> None:
     context = trial(tmp_path / "trial-01", "cpu", "cpu", sample_s=0.05)
     watch = BedWatch(context)
     path = context.folder / "bed.arrow"
-    wait_until(lambda: path.exists() and read_table(path, BED)[0].num_rows > 0)
+    wait_for(lambda: path.exists() and read_table(path, BED)[0].num_rows > 0)
     watch.kill()
     poll_until(watch, context, "gaps")
     table, truncated = read_table(path, BED)

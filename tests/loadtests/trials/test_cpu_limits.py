@@ -11,6 +11,7 @@ import pytest
 from loadtests.bed.family import family_of
 from loadtests.trials.cpu_limits import CpuLimit, limit_all
 from loadtests.trials.processes import Child
+from tests.fakes.patience import PATIENCE_S
 
 NOWHERE = Path("/nonexistent")
 GONE = 2**22 + 1  # no process has this number
@@ -31,7 +32,7 @@ def tree(tmp_path: Path) -> Iterator[int]:
     program = TREE.replace("sys.stdin.read()", "open(sys.argv[0]).read()")
     (tmp_path / "tree.py").write_text(program)
     child = Child("tree", [sys.executable, str(tmp_path / "tree.py")], log_path=tmp_path / "tree.log")
-    line = child.line(20.0)
+    line = child.line(PATIENCE_S)
     assert line is not None, child.log_tail()
     assert json.loads(line) == {"ready": True}
     yield child.pid

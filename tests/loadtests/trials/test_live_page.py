@@ -3,9 +3,7 @@ import os
 import signal
 import socket
 import threading
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from loadtests.trials.live_page import LivePage, PageAddress
 from loadtests.trials.processes import child_environment
 from loadtests.trials.progress import ArmLoad, Load, ReplicaState, Status
 from servers.fields import ConfigError
+from tests.fakes.patience import wait_for
 from tests.loadtests.trials.test_run import experiment, run
 
 HERE = PageAddress(host="127.0.0.1", port=0)
@@ -26,13 +25,6 @@ HERE = PageAddress(host="127.0.0.1", port=0)
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_page, "_EVERY_S", 0.05)
-
-
-def wait_for(condition: Callable[[], object], within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

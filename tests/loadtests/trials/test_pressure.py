@@ -19,6 +19,7 @@ from loadtests.trials.progress import Status
 from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.clock import now_ns
+from tests.fakes.patience import wait_for
 
 FAKES = Path(__file__).resolve().parents[2] / "fakes"
 TWO_PHASES = [{"end_s": 20, "compute_share": 0.5}, {"start_s": 30, "compute_share": 0.5}]
@@ -84,10 +85,7 @@ def at(context: TrialContext, seconds: float) -> None:
 
 
 def until(pressure: Pressure, holds: Callable[[], bool], within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline
-        pressure.step()
+    wait_for(holds, within_s, sleep=lambda _: pressure.step())
 
 
 def test_without_a_pressure_nothing_is_started_or_kept(pressed: Start) -> None:

@@ -1,6 +1,5 @@
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -8,19 +7,15 @@ import pytest
 from loadtests.trials.processes import Child, child_environment, describe_exit, log_tail, thread_variables
 from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from servers.config import ArmConfig, EngineConfig, ModelConfig
+from tests.fakes.patience import PATIENCE_S, wait_for
 
 
-def is_gone(pid: str, within_s: float = 10.0) -> bool:
-    """Whether the process ended in time; a zombie that only waits to be reaped by init has."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            if "State:\tZ" in Path(f"/proc/{pid}/status").read_text():
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
+def is_gone(pid: str) -> bool:
+    """Whether the process ended; a zombie that only waits to be reaped by init has."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
 
 
 def test_a_stopped_child_takes_its_whole_group_along(tmp_path: Path) -> None:
@@ -35,10 +30,10 @@ def test_a_stopped_child_takes_its_whole_group_along(tmp_path: Path) -> None:
         "time.sleep(60)\n"
     )
     child = Child("family", [sys.executable, "-c", script], log_path=tmp_path / "family.log")
-    line = child.line(20.0)
+    line = child.line(PATIENCE_S)
     assert line is not None
     assert describe_exit(child.stop(5.0)) == "SIGTERM"
-    assert is_gone(line)
+    wait_for(lambda: is_gone(line))
 
 
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
@@ -59,10 +54,10 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
         log_path=tmp_path / "parent.log",
         environment={**os.environ, "PYTHONPATH": root},
     )
-    line = parent.line(20.0)
+    line = parent.line(PATIENCE_S)
     assert line is not None, log_tail(tmp_path / "parent.log")
-    assert parent.wait(10.0) == -9
-    assert is_gone(line)
+    assert parent.wait(PATIENCE_S) == -9
+    wait_for(lambda: is_gone(line))
 
 
 def test_a_log_without_lines_says_so(tmp_path: Path) -> None:

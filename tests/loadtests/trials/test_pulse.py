@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import pytest
 
 from loadtests.trials import pulse
 from loadtests.trials.pulse import Pulse
+from tests.fakes.patience import wait_for
 
 
 def told(monkeypatch: pytest.MonkeyPatch, seen: str) -> list[str]:
@@ -32,9 +32,7 @@ def told(monkeypatch: pytest.MonkeyPatch, seen: str) -> list[str]:
         gone=lambda name: heard.append(f"{name} gone"),
         back=lambda name: heard.append(f"{name} back"),
     )
-    deadline = time.monotonic() + 10
-    while not ended and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_for(lambda: ended, every_s=0.005)
     asked.stop()
     return heard
 

@@ -14,6 +14,7 @@ from loadtests.trials.server_load import ServerLoads
 from servers.clock import now_ns
 from tests.fakes.external_trial import external_trial
 from tests.fakes.metrics_page import metrics_page, vllm_page
+from tests.fakes.patience import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -21,11 +22,8 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_load, "EVERY_S", 0.02)
 
 
-def wait_for(path: Path, count: int) -> None:
-    deadline = time.monotonic() + 60.0
-    while not path.exists() or read_table(path, SERVER_LOAD)[0].num_rows < count:
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
+def wait_for_rows(path: Path, count: int) -> None:
+    wait_for(lambda: path.exists() and read_table(path, SERVER_LOAD)[0].num_rows >= count)
 
 
 def test_the_load_is_recorded_while_the_trial_goes_on(tmp_path: Path) -> None:
@@ -33,7 +31,7 @@ def test_the_load_is_recorded_while_the_trial_goes_on(tmp_path: Path) -> None:
     with metrics_page(lambda n: vllm_page(running=n, waiting=3, cache=0.5, preemptions=2)) as page:
         trial = external_trial(tmp_path / "trial-01", {"metrics": page})
         loads = ServerLoads(trial)
-        wait_for(trial.folder / "server_load.arrow", 3)  # before the trial ends
+        wait_for_rows(trial.folder / "server_load.arrow", 3)  # before the trial ends
         loads.stop()
         loads.stop()
     rows = read_table(trial.folder / "server_load.arrow", SERVER_LOAD)[0].to_pylist()
@@ -55,7 +53,7 @@ def test_what_a_page_does_not_answer_costs_those_samples_alone_and_is_counted(tm
     with metrics_page(answer) as page, metrics_page(lambda n: "up 1\n") as other:
         trial = external_trial(tmp_path / "trial-01", {"metrics": [page, other]}, replicas=2)
         loads = ServerLoads(trial)
-        wait_for(trial.folder / "server_load.arrow", 2)
+        wait_for_rows(trial.folder / "server_load.arrow", 2)
         loads.stop()
     first, second = trial.facts.arms[1]["told"]["metrics"]
     assert (first["replica"], first["failed"]) == ("vllm-0", 4)
@@ -73,7 +71,7 @@ def test_a_page_that_takes_long_is_late_and_another_is_not(tmp_path: Path) -> No
     with metrics_page(slow) as page, metrics_page(lambda n: quick) as other:
         trial = external_trial(tmp_path / "trial-01", {"metrics": [page, other]}, replicas=2)
         loads = ServerLoads(trial)
-        wait_for(trial.folder / "server_load.arrow", 20)
+        wait_for_rows(trial.folder / "server_load.arrow", 20)
         loads.stop()
     first, second = trial.facts.arms[1]["told"]["metrics"]
     assert first["late"] >= 5 * first["answered"] > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from loadtests.trials.server_logs import ServerLogs
 from loadtests.trials.telemetry import Collector
 from servers.clock import now_ns
 from tests.fakes.external_trial import external_trial
+from tests.fakes.patience import wait_for
 from tests.loadtests.external.test_compile_lines import GRAPH, IN_DETAIL, MONITOR, ONCE, RECOMPILE, TRITON, VERBOSE
 
 STATS = "(APIServer pid=1) INFO 11-25 22:58:30 [loggers.py:273] Engine 000: Running: 3 reqs, Waiting: 0 reqs"
@@ -27,13 +27,6 @@ STATS = "(APIServer pid=1) INFO 11-25 22:58:30 [loggers.py:273] Engine 000: Runn
 def write(path: Path, *lines: str) -> None:
     with path.open("a") as file:
         file.write("".join(f"{line}\n" for line in lines))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)
 
 
 def followed(trial: TrialContext, during: Callable[[ServerLogs], None]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -58,7 +51,7 @@ def test_a_file_tells_of_what_is_compiled_from_now_on(tmp_path: Path) -> None:
 
     def during(logs: ServerLogs) -> None:
         write(log, STATS, GRAPH, IN_DETAIL)
-        wait_until(lambda: trial.status.replicas["vllm-0"].compiles == 2)
+        wait_for(lambda: trial.status.replicas["vllm-0"].compiles == 2)
         trial.facts.start_ns = before_ns
         write(log, IN_DETAIL, *RECOMPILE)
 
@@ -84,7 +77,7 @@ def test_a_program_tells_by_what_it_prints_and_what_it_leaves_out_is_said(tmp_pa
     code = f"import time; print({TRITON!r}, flush=True); time.sleep(600)"
     trial = external_trial(tmp_path / "trial-01", {"log_command": [sys.executable, "-c", code]}, replicas=2)
     # One log for two replicas: whose compile it was is not known.
-    rows, facts = followed(trial, lambda logs: wait_until(lambda: (trial.logs / "vllm.log").stat().st_size > 0))
+    rows, facts = followed(trial, lambda logs: wait_for(lambda: (trial.logs / "vllm.log").stat().st_size > 0))
     assert [(row["event_id"], row["replica"], row["frame"]) for row in rows] == [
         ("1-vllm-log-0", None, "Triton _fwd_kernel")
     ]
@@ -96,7 +89,7 @@ def test_compiles_that_a_program_tells_of_the_past_are_not_of_the_trial(tmp_path
     old = GRAPH.replace("22:58:35", "20:00:00")
     code = f"import time; print({old!r}, {STATS!r}, {IN_DETAIL!r}, sep=chr(10), flush=True); time.sleep(600)"
     trial = external_trial(tmp_path / "trial-01", {"log_command": [sys.executable, "-c", code]})
-    rows, facts = followed(trial, lambda logs: wait_until(lambda: trial.status.replicas["vllm-0"].compiles == 1))
+    rows, facts = followed(trial, lambda logs: wait_for(lambda: trial.status.replicas["vllm-0"].compiles == 1))
     assert [row["kind"] for row in rows] == ["jit"]
     assert (facts["lines"], facts["events"]) == (3, 1)
 
@@ -105,7 +98,7 @@ def test_a_program_that_ends_and_a_log_that_rests_are_blind_spots(tmp_path: Path
     trial = external_trial(tmp_path / "trial-01", {"log_command": [sys.executable, "-c", "raise SystemExit(3)"]})
 
     def during(logs: ServerLogs) -> None:
-        wait_until(lambda: not any(thread.name == "log-vllm-0" for thread in threading.enumerate()))
+        wait_for(lambda: not any(thread.name == "log-vllm-0" for thread in threading.enumerate()))
 
     rows, facts = followed(trial, during)
     assert rows == []
@@ -129,7 +122,7 @@ def test_a_log_that_cannot_be_read_on_does_not_pass_for_a_quiet_one(
 
     def during(logs: ServerLogs) -> None:
         write(log, STATS)
-        wait_until(lambda: not any(thread.name == "log-vllm-0" for thread in threading.enumerate()))
+        wait_for(lambda: not any(thread.name == "log-vllm-0" for thread in threading.enumerate()))
 
     _, facts = followed(trial, during)
     assert "it could not be read on (UnicodeError: odd line)" in facts["blind_spots"]

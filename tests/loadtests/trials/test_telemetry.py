@@ -21,19 +21,11 @@ from loadtests.trials.telemetry import Collector, Restart
 from loadtests.trials.under_way import UnderWay
 from servers.config import ArmConfig
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+from tests.fakes.patience import PATIENCE_S, wait_for
 
 FAKE_ARM = Path(__file__).resolve().parents[2] / "fakes" / "arm.py"
 
 StartArm = Callable[..., tuple[Child, str]]
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @pytest.fixture
@@ -46,7 +38,7 @@ def start_arm(tmp_path: Path) -> Iterator[StartArm]:
         command = [sys.executable, str(FAKE_ARM), "--config", str(config), "--replica", f"{preset}-0", *flags]
         child = Child(f"{preset}-0", command, log_path=tmp_path / f"{preset}.log")
         children.append(child)
-        line = child.line(20.0)
+        line = child.line(PATIENCE_S)
         assert line is not None, child.log_tail()
         return child, f"127.0.0.1:{json.loads(line)['port']}"
 
@@ -68,7 +60,7 @@ def test_warmup_compiles_are_on_disk_while_the_arm_still_runs(
     _, target = start_arm("compiled-padded")
     collector.follow(arm="compiled-padded", replica="compiled-padded-0", target=target)
     path = tmp_path / "compile_events.arrow"
-    assert eventually(lambda: read_table(path, COMPILE_EVENTS)[0].num_rows == 3)
+    wait_for(lambda: read_table(path, COMPILE_EVENTS)[0].num_rows == 3)
     table, _ = read_table(path, COMPILE_EVENTS)
     rows = table.to_pylist()
     assert {row["phase"] for row in rows} == {"warmup"}
@@ -82,7 +74,7 @@ def test_status_follows_the_arm_to_ready(start_arm: StartArm, tmp_path: Path) ->
     collector = Collector(tmp_path, trial=1, status=status)
     _, target = start_arm("compiled-padded")
     collector.follow(arm="compiled-padded", replica="compiled-padded-0", target=target)
-    assert eventually(lambda: status.replicas["compiled-padded-0"].text() == "ready")
+    wait_for(lambda: status.replicas["compiled-padded-0"].text() == "ready")
     assert status.replicas["compiled-padded-0"].compiles == 3
     assert collector.serving_ns["compiled-padded-0"] > 1.6e18
     collector.stop()
@@ -93,7 +85,7 @@ def test_snapshot_of_a_dead_arm_is_none_and_its_records_stay(
 ) -> None:
     child, target = start_arm("compiled-padded")
     collector.follow(arm="compiled-padded", replica="compiled-padded-0", target=target)
-    assert eventually(lambda: "compiled-padded-0" in collector.serving_ns)
+    wait_for(lambda: "compiled-padded-0" in collector.serving_ns)
     answer = collector.snapshot("compiled-padded-0")
     assert answer is not None
     assert answer.memory_bytes["weights"] == 1024
@@ -140,7 +132,7 @@ def test_what_the_compiler_could_not_do_is_on_disk_as_last_told(tmp_path: Path, 
     telemetry = Telemetry()
     with served(telemetry) as target:
         collector.follow(arm="naive", replica="naive-0", target=target)
-        assert eventually(lambda: telemetry.calls >= 2)
+        wait_for(lambda: telemetry.calls >= 2)
         collector.stop()
     found = json.loads((tmp_path / "compiler.json").read_text())["naive-0"]
     assert found["arm"] == "naive"
@@ -158,11 +150,11 @@ def test_a_replica_that_serves_since_another_instant_is_another_process(collecto
     telemetry = Telemetry(serving(5))
     with served(telemetry) as target:
         collector.follow(arm="eager", replica="eager-0", target=target)
-        assert eventually(lambda: telemetry.calls >= 2)
+        wait_for(lambda: telemetry.calls >= 2)
         assert collector.restarts == []
         telemetry.events = (serving(9),)
         last = telemetry.calls + 2
-        assert eventually(lambda: telemetry.calls >= last)
+        wait_for(lambda: telemetry.calls >= last)
         collector.stop()
     assert collector.restarts == [Restart(replica="eager-0", before_ns=5, serving_ns=9)]
 
@@ -176,7 +168,7 @@ def test_an_interrupted_stream_is_resumed_without_repeats(tmp_path: Path, collec
     )
     with served(telemetry) as target:
         collector.follow(arm="naive", replica="naive-0", target=target)
-        assert eventually(lambda: telemetry.calls >= 3)
+        wait_for(lambda: telemetry.calls >= 3)
         collector.stop()
     assert read_table(tmp_path / "compile_events.arrow", COMPILE_EVENTS)[0].num_rows == 3
     assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 4
@@ -190,7 +182,7 @@ def test_what_engines_hold_is_on_disk_once_each_and_unknown_stays_unknown(tmp_pa
     telemetry = Telemetry(*(telemetry_pb2.TelemetryEvent(memory=reading) for reading in readings))
     with served(telemetry) as target:
         collector.follow(arm="naive", replica="naive-0", target=target)
-        assert eventually(lambda: telemetry.calls >= 3)
+        wait_for(lambda: telemetry.calls >= 3)
         collector.stop()
     rows = read_table(tmp_path / "bed-arms.arrow", BED)[0].to_pylist()
     place = {"trial": 2, "host": "run", "kind": "allocator", "name": "naive-0", "arm": "naive", "memory_bytes": 9}
@@ -215,7 +207,7 @@ def test_readings_of_memory_do_not_keep_telemetry_from_settling(collector: Colle
     telemetry = Restless()
     with served(telemetry) as target:
         collector.follow(arm="naive", replica="naive-0", target=target)
-        assert eventually(lambda: telemetry.calls >= 3)
+        wait_for(lambda: telemetry.calls >= 3)
         started = time.monotonic()
         collector.settle(quiet_s=0.2, timeout_s=20.0)
         assert time.monotonic() - started < 10.0
@@ -232,7 +224,7 @@ def test_telemetry_that_the_disk_does_not_take_ends_the_run_and_not_the_memory(t
     collector = Collector(tmp_path, trial=2, status=Status(), most_waiting=3)
     with served(Telemetry(telemetry_pb2.TelemetryEvent(steps=step_batch(100)))) as target:
         collector.follow(arm="naive", replica="naive-0", target=target)
-        assert eventually(lambda: collector.failure is not None)
+        wait_for(lambda: collector.failure is not None)
         collector.stop()
     assert collector.failure is not None
     assert "telemetry comes faster than the disk takes it: 3 rows of steps wait" in collector.failure
@@ -288,25 +280,25 @@ NOW = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=5, shape
 
 def test_a_compile_is_under_way_until_its_end_is_told(collector: Collector, live: LiveTelemetry) -> None:
     live.tell()
-    assert eventually(lambda: collector.compiling == [NOW])
+    wait_for(lambda: collector.compiling == [NOW])
     live.tell(end_ns=9)
-    assert eventually(lambda: collector.compiling == [])
+    wait_for(lambda: collector.compiling == [])
     assert collector.last_compiling("naive-0") is None
 
 
 def test_a_compile_of_the_warm_up_is_none_while_serving(collector: Collector, live: LiveTelemetry) -> None:
     live.tell()
-    assert eventually(lambda: collector.compiling == [NOW])
+    wait_for(lambda: collector.compiling == [NOW])
     live.tell(phase="warmup")
-    assert eventually(lambda: collector.compiling == [])
+    wait_for(lambda: collector.compiling == [])
 
 
 def test_nothing_is_under_way_beyond_the_end_of_the_stream(collector: Collector, live: LiveTelemetry) -> None:
     live.tell()
-    assert eventually(lambda: collector.compiling == [NOW])
+    wait_for(lambda: collector.compiling == [NOW])
     live.events.put(None)
-    assert eventually(lambda: collector.compiling == [])
+    wait_for(lambda: collector.compiling == [])
     assert collector.last_compiling("naive-0") == NOW, "what it was cut short in stays known"
-    assert eventually(lambda: live.streams == 2)
+    wait_for(lambda: live.streams == 2)
     live.tell()
-    assert eventually(lambda: collector.compiling == [NOW]), "a server that goes on tells again how it stands"
+    wait_for(lambda: collector.compiling == [NOW], otherwise=lambda: "a server that goes on tells again how it stands")

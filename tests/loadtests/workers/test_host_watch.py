@@ -4,7 +4,6 @@ import ast
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from analysis.records.schemas import BED
 from analysis.records.tables import RecordError, read_table
 from loadtests.workers import host_watch
 from loadtests.workers.host_watch import HostWatch, write_samples
+from tests.fakes.patience import wait_for
 
 HOUR_NS = 3600 * 10**9
 
@@ -26,13 +26,11 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for_rows(path: Path) -> list[dict[str, Any]]:
-    deadline = time.monotonic() + 60.0
-    while time.monotonic() < deadline:
-        rows: list[dict[str, Any]] = read_table(path, BED)[0].to_pylist() if path.exists() else []
-        if {row["kind"] for row in rows} == {"host", "process"}:
-            return rows
-        time.sleep(0.02)
-    raise AssertionError("no samples came")
+    def rows() -> list[dict[str, Any]]:
+        return read_table(path, BED)[0].to_pylist() if path.exists() else []
+
+    wait_for(lambda: {row["kind"] for row in rows()} == {"host", "process"})
+    return rows()
 
 
 def test_samples_of_a_workers_host_arrive_on_the_runs_clock(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from loadtests.trials.processes import child_environment
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 from servers.fields import ConfigError
 from tests.fakes.inference import Behaviour, serve
+from tests.fakes.patience import wait_for
 from tests.fakes.tap import Tap
-from tests.loadtests.test_chat import CHAT, account, free_port, planned, records, wait_for
+from tests.loadtests.test_chat import CHAT, account, free_port, planned, records
 
 ROOT = Path(__file__).parents[3]
 SECRET = "0123456789abcdef"

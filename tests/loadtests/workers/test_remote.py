@@ -23,6 +23,7 @@ from loadtests.workers.channel_token import TOKEN_VARIABLE
 from loadtests.workers.remote import parse_master
 from servers.fields import ConfigError
 from tests.fakes.listening import command_of, family
+from tests.fakes.patience import PATIENCE_S
 from tests.loadtests.test_chat import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -72,7 +73,7 @@ def test_a_worker_without_a_run_says_what_it_waits_for_and_ends_on_ctrl_c(tmp_pa
     assert process.stderr is not None
     assert f"waiting for a run at 127.0.0.1:{port}; Ctrl-C ends" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    assert "interrupted" in process.communicate(timeout=20)[1]
+    assert "interrupted" in process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 1
 
 
@@ -111,7 +112,7 @@ def test_sigterm_stops_a_worker_and_its_load_in_order_as_a_container_does(tmp_pa
         assert process.stdout is not None
         assert process.stdout.readline() == "load\n"
         process.send_signal(signal.SIGTERM)
-        told, complaint = process.communicate(timeout=60)
+        told, complaint = process.communicate(timeout=PATIENCE_S)
     assert told == "stops in order\n"
     assert "interrupted" in complaint
     assert process.returncode == 1

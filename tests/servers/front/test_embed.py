@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,6 +22,7 @@ from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.engine.model import load_model
 from servers.front.tokenizer import ByteTokenizer
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from tests.fakes.patience import PATIENCE_S, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 MODEL = ModelConfig(id="random:bert-tiny", task="embed", dtype="float32", device="cpu")
@@ -48,15 +47,12 @@ class Replica:
         return dict(self.telemetry.Snapshot(telemetry_pb2.SnapshotRequest()).counters)
 
     def wait_until_idle(self) -> None:
-        deadline = time.monotonic() + 10
-        while self.counters()["in_flight"] and time.monotonic() < deadline:
-            threading.Event().wait(0.02)
-        assert self.counters()["in_flight"] == 0
+        wait_for(lambda: not self.counters()["in_flight"])
 
     def steps(self, count: int) -> list[telemetry_pb2.StepRecord]:
         """The first `count` steps."""
         seen: list[telemetry_pb2.StepRecord] = []
-        for event in self.telemetry.Watch(telemetry_pb2.WatchRequest(steps=True), timeout=30):
+        for event in self.telemetry.Watch(telemetry_pb2.WatchRequest(steps=True), timeout=PATIENCE_S):
             seen += event.steps.records
             if len(seen) >= count:
                 break
@@ -67,7 +63,7 @@ class Replica:
         seen: list[telemetry_pb2.CompileEvent] = []
         request = telemetry_pb2.WatchRequest(compile_events=True)
         with suppress(grpc.RpcError):
-            for event in self.telemetry.Watch(request, timeout=30 if until else 2):
+            for event in self.telemetry.Watch(request, timeout=PATIENCE_S if until else 2):
                 seen += [event.compile] if event.compile.phase == "serving" else []
                 if until and len(seen) >= until:
                     break
@@ -99,7 +95,7 @@ def start(folder: Path, arm: ArmConfig) -> Replica:
 def stop(replica: Replica) -> None:
     if replica.process.poll() is None:
         os.kill(replica.process.pid, signal.SIGTERM)
-        replica.process.wait(30)
+        replica.process.wait(PATIENCE_S)
     replica.channel.close()
 
 
@@ -116,18 +112,20 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
 
 def embed(replica: Replica, text: str, **fields: Any) -> tuple[inference_pb2.EmbedResponse, dict[str, str]]:
     request = inference_pb2.EmbedRequest(text=text, **fields)
-    answer, call = replica.inference.Embed.with_call(request, timeout=60)
+    answer, call = replica.inference.Embed.with_call(request, timeout=PATIENCE_S)
     return answer, dict(call.trailing_metadata())
 
 
 def together(replica: Replica, texts: tuple[str, ...]) -> list[inference_pb2.EmbedResponse]:
-    calls = [replica.inference.Embed.future(inference_pb2.EmbedRequest(text=text), timeout=60) for text in texts]
+    calls = [
+        replica.inference.Embed.future(inference_pb2.EmbedRequest(text=text), timeout=PATIENCE_S) for text in texts
+    ]
     return [call.result() for call in calls]
 
 
 def refusal(replica: Replica, request: inference_pb2.EmbedRequest) -> grpc.Call:
     with pytest.raises(grpc.RpcError) as caught:
-        replica.inference.Embed(request, timeout=20)
+        replica.inference.Embed(request, timeout=PATIENCE_S)
     return caught.value
 
 
@@ -192,7 +190,7 @@ def test_a_text_that_cannot_be_read_is_refused_by_value_limit_and_remedy(
 
 def test_an_encoder_says_that_it_embeds_to_who_wants_text(eager: Replica) -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        list(eager.inference.Generate(inference_pb2.GenerateRequest(text="a", max_tokens=1), timeout=20))
+        list(eager.inference.Generate(inference_pb2.GenerateRequest(text="a", max_tokens=1), timeout=PATIENCE_S))
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
     assert "embeds: call Embed instead" in caught.value.details()
 
@@ -235,9 +233,8 @@ def test_the_deadline_of_a_text_that_waits_for_company_passes(patient: Replica) 
 
 
 def test_a_cancelled_text_leaves_its_place_to_another(patient: Replica) -> None:
-    gone = patient.inference.Embed.future(inference_pb2.EmbedRequest(text="gone"), timeout=60)
-    while not patient.counters()["in_flight"]:
-        threading.Event().wait(0.01)
+    gone = patient.inference.Embed.future(inference_pb2.EmbedRequest(text="gone"), timeout=PATIENCE_S)
+    wait_for(lambda: patient.counters()["in_flight"])
     gone.cancel()
     patient.wait_until_idle()
     assert_as_plain(TEXTS[1:5], together(patient, TEXTS[1:5]))
@@ -250,9 +247,10 @@ def test_texts_beyond_the_queue_are_refused_at_once(tmp_path: Path) -> None:
     (engine,) = [int(pid) for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
     try:
         os.kill(engine, signal.SIGSTOP)
-        waiting = [replica.inference.Embed.future(inference_pb2.EmbedRequest(text="w"), timeout=60) for _ in range(3)]
-        while replica.counters()["in_flight"] < 3:
-            threading.Event().wait(0.01)
+        waiting = [
+            replica.inference.Embed.future(inference_pb2.EmbedRequest(text="w"), timeout=PATIENCE_S) for _ in range(3)
+        ]
+        wait_for(lambda: replica.counters()["in_flight"] == 3)
         error = refusal(replica, inference_pb2.EmbedRequest(text="fourth"))
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "3 requests are in flight; the limit is 3 (slots + max_queue)" in (error.details() or "")
@@ -265,12 +263,11 @@ def test_texts_beyond_the_queue_are_refused_at_once(tmp_path: Path) -> None:
 
 def test_a_replica_that_drains_answers_what_waits_and_ends_well(tmp_path: Path) -> None:
     replica = start(tmp_path, replace(arm_of("eager", max_wait_ms=1500.0), name="draining"))
-    waiting = replica.inference.Embed.future(inference_pb2.EmbedRequest(text="last"), timeout=60)
-    while not replica.counters()["in_flight"]:
-        threading.Event().wait(0.01)
+    waiting = replica.inference.Embed.future(inference_pb2.EmbedRequest(text="last"), timeout=PATIENCE_S)
+    wait_for(lambda: replica.counters()["in_flight"])
     os.kill(replica.process.pid, signal.SIGTERM)
     assert waiting.result().tokens == 5
-    assert replica.process.wait(30) == 0
+    assert replica.process.wait(PATIENCE_S) == 0
 
 
 # --- Compiled ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tests.fakes.certificates import make_certificates
 from tests.fakes.listening import listeners, unix_names
+from tests.fakes.patience import PATIENCE_S, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ENGINE = EngineConfig(slots=2, max_queue=3, max_prompt_tokens=32, max_new_tokens=4096, drain_grace_s=20, threads=1)
@@ -57,10 +57,7 @@ class Replica:
         return dict(self.telemetry.Snapshot(telemetry_pb2.SnapshotRequest()).counters)
 
     def wait_until_idle(self) -> None:
-        deadline = time.monotonic() + 10
-        while self.counters()["in_flight"] and time.monotonic() < deadline:
-            threading.Event().wait(0.02)
-        assert self.counters()["in_flight"] == 0
+        wait_for(lambda: not self.counters()["in_flight"])
 
 
 def start(folder: Path, arm: ArmConfig, *arguments: str, module: tuple[str, ...] = ("servers.front.serve",)) -> Replica:
@@ -156,7 +153,7 @@ def engine_of(replica: Replica) -> int:
 
 def refusal(replica: Replica, request: inference_pb2.GenerateRequest) -> grpc.Call:
     with pytest.raises(grpc.RpcError) as caught:
-        list(replica.inference.Generate(request, timeout=20))
+        list(replica.inference.Generate(request, timeout=PATIENCE_S))
     return caught.value
 
 
@@ -284,19 +281,19 @@ def test_what_is_no_protobuf_is_the_callers_error_in_every_method_and_leaves_no_
     }
     for method, message in services.items():
         with pytest.raises(grpc.RpcError) as caught:
-            list(replica.channel.stream_stream(f"/{method}")(iter([UNDECODABLE]), timeout=20))
+            list(replica.channel.stream_stream(f"/{method}")(iter([UNDECODABLE]), timeout=PATIENCE_S))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, method
         assert "20 bytes is no" in caught.value.details()
         assert message in caught.value.details()
         assert "class" not in caught.value.details()
     with pytest.raises(grpc.RpcError) as caught:
-        list(replica.telemetry.Watch(telemetry_pb2.WatchRequest(), timeout=20))
+        list(replica.telemetry.Watch(telemetry_pb2.WatchRequest(), timeout=PATIENCE_S))
     assert "nothing to watch is named" in caught.value.details()
-    health = health_pb2_grpc.HealthStub(replica.channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+    health = health_pb2_grpc.HealthStub(replica.channel).Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
     assert next(health).status in (health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING)
     health.cancel()
     replica.process.send_signal(signal.SIGTERM)
-    assert replica.process.wait(timeout=30) == 0
+    assert replica.process.wait(timeout=PATIENCE_S) == 0
     assert "Traceback" not in (tmp_path / "answers.log").read_text()
 
 
@@ -311,12 +308,10 @@ def test_a_replica_whose_engine_stands_still_answers_health_checks_and_ends_when
     calls += [
         replica.inference.Generate(inference_pb2.GenerateRequest(token_ids=many, max_tokens=1)) for _ in range(50)
     ]
-    deadline = time.monotonic() + 20
-    while replica.counters()["in_flight"] < len(calls) and time.monotonic() < deadline:
-        threading.Event().wait(0.05)
+    wait_for(lambda: replica.counters()["in_flight"] == len(calls))
     assert replica.health() == health_pb2.HealthCheckResponse.SERVING
     replica.process.send_signal(signal.SIGTERM)
-    assert replica.process.wait(timeout=20) == 0
+    assert replica.process.wait(timeout=PATIENCE_S) == 0
     assert not Path(f"/proc/{frozen}").exists()
 
 
@@ -348,13 +343,13 @@ def test_cancelled_and_expired_requests_free_their_slots(replica: Replica) -> No
         next(iter(call))
     long[0].cancel()
     started = time.monotonic()
-    assert sum(len(chunk.token_ids) for chunk in replica.inference.Generate(ask(max_tokens=3), timeout=10)) == 3
+    assert sum(len(chunk.token_ids) for chunk in replica.inference.Generate(ask(max_tokens=3), timeout=PATIENCE_S)) == 3
     assert time.monotonic() - started < 2.0, "the slot of the cancelled request was not free"
     expiring = replica.inference.Generate(ask(max_tokens=4000), timeout=0.3)
     with pytest.raises(grpc.RpcError) as caught:
         list(expiring)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert sum(len(chunk.token_ids) for chunk in replica.inference.Generate(ask(max_tokens=3), timeout=10)) == 3
+    assert sum(len(chunk.token_ids) for chunk in replica.inference.Generate(ask(max_tokens=3), timeout=PATIENCE_S)) == 3
     long[1].cancel()
     replica.wait_until_idle()
 
@@ -400,7 +395,7 @@ def test_telemetry_tells_at_once_that_the_compiler_failed_at_nothing(replica: Re
 
 
 def test_an_idle_replica_goes_on_to_say_what_it_holds(replica: Replica) -> None:
-    watch = replica.telemetry.Watch(telemetry_pb2.WatchRequest(memory=True), timeout=20)
+    watch = replica.telemetry.Watch(telemetry_pb2.WatchRequest(memory=True), timeout=PATIENCE_S)
     readings = []
     for event in watch:
         readings.append(event.memory)
@@ -414,7 +409,9 @@ def test_an_idle_replica_goes_on_to_say_what_it_holds(replica: Replica) -> None:
 
 def test_reflection_names_the_services(replica: Replica) -> None:
     stub = reflection_pb2_grpc.ServerReflectionStub(replica.channel)
-    answers = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=10)
+    answers = stub.ServerReflectionInfo(
+        iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=PATIENCE_S
+    )
     names = {service.name for service in next(answers).list_services_response.service}
     assert {"tailgate.v1.Inference", "tailgate.v1.Telemetry", "grpc.health.v1.Health"} <= names
 
@@ -449,12 +446,10 @@ def test_not_serving_until_warm_then_draining_finishes_what_runs(tmp_path: Path)
     assert 'tailgate_startup_seconds{arm="drains",part="load",replica="drains-0"}' in text
     assert 'tailgate_memory_bytes{arm="drains",owner="kv_cache",replica="drains-0"}' in text
     replica.process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + 10
-    while replica.health() == health_pb2.HealthCheckResponse.SERVING and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
+    wait_for(lambda: replica.health() != health_pb2.HealthCheckResponse.SERVING)
     assert refusal(replica, ask()).code() is grpc.StatusCode.UNAVAILABLE
     assert received + sum(len(chunk.token_ids) for chunk in call) == 1500
-    assert replica.process.wait(timeout=30) == 0
+    assert replica.process.wait(timeout=PATIENCE_S) == 0
 
 
 def test_a_dead_engine_fails_its_requests_and_the_replica_exits_1(tmp_path: Path) -> None:
@@ -466,7 +461,7 @@ def test_a_dead_engine_fails_its_requests_and_the_replica_exits_1(tmp_path: Path
     with pytest.raises(grpc.RpcError) as caught:
         list(call)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert replica.process.wait(timeout=30) == 1
+    assert replica.process.wait(timeout=PATIENCE_S) == 1
 
 
 def test_an_engine_that_cannot_start_is_told_and_exits_1(tmp_path: Path) -> None:
@@ -476,7 +471,7 @@ def test_an_engine_that_cannot_start_is_told_and_exits_1(tmp_path: Path) -> None
     last = wait_warm(replica)[-1]
     assert last.stage == "failed"
     assert "telepathy" in last.detail
-    assert replica.process.wait(timeout=30) == 1
+    assert replica.process.wait(timeout=PATIENCE_S) == 1
 
 
 @pytest.mark.parametrize(
@@ -491,20 +486,17 @@ def test_a_warm_engine_that_cannot_answer_never_serves(tmp_path: Path, how: str,
     last = wait_warm(replica)[-1]
     assert last.stage == "failed"
     assert last.detail.startswith(words)
-    assert replica.process.wait(timeout=30) == 1
+    assert replica.process.wait(timeout=PATIENCE_S) == 1
     assert "Traceback" not in (tmp_path / f"{how}.log").read_text()
 
 
 def test_a_warm_engine_that_has_not_answered_does_not_serve_yet(tmp_path: Path) -> None:
     replica = start_fake(tmp_path, "mute", engine=replace(ENGINE, drain_grace_s=0.5))
-    deadline = time.monotonic() + 20
-    while not replica.counters()["in_flight"] and time.monotonic() < deadline:
-        threading.Event().wait(0.02)
-    assert replica.counters()["in_flight"] == 1
+    assert wait_for(lambda: replica.counters()["in_flight"]) == 1
     assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING
     assert refusal(replica, ask()).code() is grpc.StatusCode.UNAVAILABLE
     replica.process.terminate()
-    assert replica.process.wait(timeout=20) == 0
+    assert replica.process.wait(timeout=PATIENCE_S) == 0
 
 
 def test_what_a_replica_asks_itself_is_recorded_nowhere(tmp_path: Path) -> None:
@@ -593,14 +585,14 @@ def test_a_replica_with_tls_and_a_token_answers_those_who_have_both(
         if event.progress.stage in ("serving", "failed"):
             break
     assert replica.health() == health_pb2.HealthCheckResponse.SERVING
-    chunks = list(replica.inference.Generate(ask(), timeout=20, metadata=mine))
+    chunks = list(replica.inference.Generate(ask(), timeout=PATIENCE_S, metadata=mine))
     assert sum(len(chunk.token_ids) for chunk in chunks) == 4
     for metadata, text in (
         ((), "a bearer token is missing"),
         ((("authorization", "Bearer other"),), "the bearer token is wrong"),
     ):
         with pytest.raises(grpc.RpcError) as caught:
-            list(replica.inference.Generate(ask(), timeout=20, metadata=metadata))
+            list(replica.inference.Generate(ask(), timeout=PATIENCE_S, metadata=metadata))
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert text in caught.value.details()
         with pytest.raises(grpc.RpcError) as caught:
@@ -608,10 +600,10 @@ def test_a_replica_with_tls_and_a_token_answers_those_who_have_both(
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         stub = reflection_pb2_grpc.ServerReflectionStub(replica.channel)
         with pytest.raises(grpc.RpcError) as caught:
-            list(stub.ServerReflectionInfo(iter(()), metadata=metadata, timeout=20))
+            list(stub.ServerReflectionInfo(iter(()), metadata=metadata, timeout=PATIENCE_S))
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     with pytest.raises(grpc.RpcError) as caught:
-        list(inference_pb2_grpc.InferenceStub(plain).Generate(ask(), timeout=20, metadata=mine))
+        list(inference_pb2_grpc.InferenceStub(plain).Generate(ask(), timeout=PATIENCE_S, metadata=mine))
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     command_line = Path(f"/proc/{replica.process.pid}/cmdline")
     assert not command_line.exists() or SECRET.encode() not in command_line.read_bytes()
@@ -629,7 +621,7 @@ def secure_channel(replica: Replica, ca: str, **client: str) -> grpc.Channel:
 def health_by(channel: grpc.Channel) -> str:
     """Whether the channel's server is healthy, or the name of the status."""
     try:
-        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
     except grpc.RpcError as error:
         return str(error.code().name)
     return "healthy" if answer.status == health_pb2.HealthCheckResponse.SERVING else "unhealthy"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.patience import PATIENCE_S
 from tests.servers.splitter.house import Build, House, Loop
 
 
@@ -26,7 +27,7 @@ def build(loop: Loop, tmp_path: Path) -> Iterator[Build]:
         house = House(loop, tmp_path / str(len(houses)), replicas, **settings)
         houses.append(house)
         if ready:
-            house.envoy.wait_ready(20)
+            house.envoy.wait_ready(PATIENCE_S)
         return house
 
     yield make
@@ -43,6 +44,6 @@ def shared(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hou
         {"eager": 2, "compiled-padded": 1, "idle.arm": 1},
         weights={"eager": 3, "compiled-padded": 1, "idle.arm": 0},
     )
-    house.envoy.wait_ready(20)
+    house.envoy.wait_ready(PATIENCE_S)
     yield house
     house.close()

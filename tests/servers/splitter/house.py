@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, REQUEST_ID_HEADER, S
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, stat_name
+from tests.fakes.patience import PATIENCE_S, wait_for
 
 T = TypeVar("T")
 INTERNAL = grpc.StatusCode.INTERNAL
@@ -33,7 +33,7 @@ class Loop:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 30.0) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = PATIENCE_S) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ async def ask(
     metadata += [(SESSION_HEADER, session)] if session else []
     stub = inference_pb2_grpc.InferenceStub(channel)
     call = stub.Generate(
-        inference_pb2.GenerateRequest(text=prompt, max_tokens=tokens), metadata=tuple(metadata), timeout=60
+        inference_pb2.GenerateRequest(text=prompt, max_tokens=tokens), metadata=tuple(metadata), timeout=PATIENCE_S
     )
     received = 0
     try:
@@ -196,15 +196,6 @@ async def dial(target: str) -> AsyncIterator[grpc.aio.Channel]:
 async def ask_many(target: str, requests: list[dict[str, Any]]) -> list[Answer]:
     async with dial(target) as channel:
         return await asyncio.gather(*(ask(channel, **request) for request in requests))
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 class House:
@@ -249,7 +240,11 @@ class House:
         before = self._answering()
         requests = [{"prompt": "hold", "tokens": 3, **request}] * count
         held = asyncio.run_coroutine_threadsafe(ask_many(self.envoy.target, requests), self.loop.loop)
-        assert wait_for(lambda: self._answering() == before + count)
+        wait_for(
+            lambda: held.done() or self._answering() == before + count,
+            otherwise=lambda: f"{self._answering() - before} of {count} streams run",
+        )
+        assert not held.done(), held.result()
         return held
 
     def _answering(self) -> int:
@@ -265,7 +260,7 @@ class House:
             stats = self.envoy.stats(f"^{name}")
             return stats[f"{name}total"] == sum(item.calls for item in self.replicas[arm])
 
-        assert wait_for(arrived)
+        wait_for(arrived)
         return sum(item.calls for item in self.replicas[arm])
 
     def release(self) -> None:

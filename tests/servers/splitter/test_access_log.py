@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from servers.splitter.access_log import LoggedRequest, log_path, parse_line
-from tests.servers.splitter.house import Build, House, wait_for
+from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.servers.splitter.house import Build, House
 
 
 def logged(house: House, count: int) -> list[LoggedRequest]:
@@ -20,7 +21,7 @@ def logged(house: House, count: int) -> list[LoggedRequest]:
         rows = map(parse_line, path.read_text().splitlines()) if path.exists() else ()
         return [row for row in rows if row is not None and row.ended]
 
-    assert wait_for(lambda: len(ended()) >= count), path.read_text()
+    wait_for(lambda: len(ended()) >= count, otherwise=path.read_text)
     assert len(ended()) == count
     return ended()
 
@@ -29,7 +30,7 @@ def test_a_request_that_is_under_way_has_a_line_and_its_end_the_same_start(build
     house = build({"eager": 1}, request_log=str(tmp_path / "requests.log"))
     house.hold(1)
     path = tmp_path / "requests.log"
-    assert wait_for(lambda: path.exists() and path.read_text().count("\n") == 1)
+    wait_for(lambda: path.exists() and path.read_text().count("\n") == 1)
     begun = parse_line(path.read_text())
     assert begun is not None
     assert (begun.ended, begun.inference) == (False, True)
@@ -70,7 +71,7 @@ def test_the_first_byte_of_an_answer_is_its_first_token(build: Build, tmp_path: 
     began = time.monotonic()
     held = house.hold(1, prompt="mute")
     house.release()
-    held.result(10)
+    held.result(PATIENCE_S)
     waited_ns = (time.monotonic() - began) * 1e9
     for row in logged(house, 2):
         assert row.first_ns is not None
@@ -90,23 +91,23 @@ def test_a_status_is_read_from_headers_and_trailers_with_its_message(build: Buil
 def test_a_copy_of_a_dead_shadow_is_unavailable_and_the_user_notices_nothing(build: Build, tmp_path: Path) -> None:
     house = mirrored(build, tmp_path, wired=True)
     held = house.hold(1)
-    assert wait_for(lambda: house.replicas["dark"][0].active == 1)
+    wait_for(lambda: house.replicas["dark"][0].active == 1)
     wire = house.replicas["dark"][0].wire
     assert wire is not None
     house.loop.run(wire.cut())
     copy = logged(house, 1)[0]
     assert (copy.arm, copy.copy, copy.status) == ("dark", True, "UNAVAILABLE")
     house.release()
-    assert [answer.tokens for answer in held.result(10)] == [3]
+    assert [answer.tokens for answer in held.result(PATIENCE_S)] == [3]
     assert [row.status for row in logged(house, 2) if not row.copy] == ["OK"]
 
 
 def test_a_copy_outlives_the_request_that_it_copies(build: Build, tmp_path: Path) -> None:
     house = mirrored(build, tmp_path)
     held = house.hold(1)
-    assert wait_for(lambda: house.replicas["dark"][0].active == 1)
+    wait_for(lambda: house.replicas["dark"][0].active == 1)
     house.loop.loop.call_soon_threadsafe(house.replicas["eager"][0].release.set)
-    assert [answer.tokens for answer in held.result(10)] == [3]
+    assert [answer.tokens for answer in held.result(PATIENCE_S)] == [3]
     assert logged(house, 1)[0].arm == "eager"
     assert house.replicas["dark"][0].active == 1
     house.release()

@@ -27,6 +27,7 @@ from servers.metadata import ARM_HEADER, SESSION_HEADER
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy, envoy_path
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from tests.fakes.patience import PATIENCE_S, wait_for
 from tests.servers.splitter.house import (
     NOT_SERVING,
     SERVING,
@@ -36,7 +37,6 @@ from tests.servers.splitter.house import (
     ask,
     binomial_bound,
     dial,
-    wait_for,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -106,7 +106,7 @@ def test_requests_go_to_the_replica_with_the_fewest(build: Build) -> None:
         held.append(house.hold(2))
         assert [replica.active for replica in house.replicas["eager"]] == [pairs, pairs]
     house.release()
-    assert {answer.tokens for answers in held for answer in answers.result(10)} == {3}
+    assert {answer.tokens for answers in held for answer in answers.result(PATIENCE_S)} == {3}
 
 
 def test_metadata_passes_untouched(shared: House) -> None:
@@ -159,9 +159,9 @@ def test_users_feel_nothing_of_a_shadow_in_trouble(build: Build, trouble: str) -
     answers = house.ask(*[{"prompt": "mute", "tokens": 3}] * 200)
     assert {(answer.code, answer.tokens, answer.arm) for answer in answers} == {(grpc.StatusCode.OK, 3, "eager")}
     if trouble == "stalls":
-        assert wait_for(lambda: dark.active == 200)
+        wait_for(lambda: dark.active == 200)
         dark.release.set()
-        assert wait_for(lambda: dark.active == 0)
+        wait_for(lambda: dark.active == 0)
 
 
 def test_a_copy_runs_to_its_end_when_the_user_gives_up(build: Build) -> None:
@@ -188,11 +188,11 @@ def test_replica_that_is_not_serving_gets_nothing_and_a_dead_arm_is_unavailable(
     house = build({"eager": 2, "compiled": 1})
     sick, well = house.replicas["eager"]
     house.set_health(sick, NOT_SERVING)
-    assert wait_for(lambda: house.envoy.healthy() == {"eager": (1, 2), "compiled": (1, 1)})
+    wait_for(lambda: house.envoy.healthy() == {"eager": (1, 2), "compiled": (1, 1)})
     assert {answer.replica for answer in house.ask(*[{"arm": "eager"}] * 30)} == {well.name}
 
     house.loop.run(well.stop())
-    assert wait_for(lambda: house.envoy.healthy()["eager"] == (0, 2))
+    wait_for(lambda: house.envoy.healthy()["eager"] == (0, 2))
     answers = house.ask(*[{}] * 80)
     codes = Counter(answer.code for answer in answers)
     # The dead arm's share fails; it does not move to the other arm unseen.
@@ -202,7 +202,7 @@ def test_replica_that_is_not_serving_gets_nothing_and_a_dead_arm_is_unavailable(
     assert {answer.arm for answer in answers if answer.code is grpc.StatusCode.OK} == {"compiled"}
 
     house.set_health(sick, SERVING)
-    assert wait_for(lambda: house.envoy.healthy()["eager"] == (1, 2))
+    wait_for(lambda: house.envoy.healthy()["eager"] == (1, 2))
     assert {answer.replica for answer in house.ask(*[{"arm": "eager"}] * 5)} == {sick.name}
 
 
@@ -240,14 +240,14 @@ def test_waiting_ends_when_the_arm_turns_serving(build: Build) -> None:
     house = build({"eager": 1}, ready=False)
     (replica,) = house.replicas["eager"]
     house.set_health(replica, NOT_SERVING)
-    assert wait_for(lambda: house.envoy.healthy() == {"eager": (0, 1)})
+    wait_for(lambda: house.envoy.healthy() == {"eager": (0, 1)})
     with pytest.raises(SplitterError, match=r'^healthy replicas after 0\.2 s: arm "eager" 0 of 1: '):
         house.envoy.wait_ready(0.2)
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(house.envoy.wait_ready, 10)
+        waiting = pool.submit(house.envoy.wait_ready, PATIENCE_S)
         house.set_health(replica, SERVING)
-        waiting.result(15)
+        waiting.result(PATIENCE_S)
     assert house.envoy.healthy() == {"eager": (1, 1)}
 
 
@@ -258,7 +258,9 @@ def test_two_thousand_pending_calls_are_all_answered(build: Build) -> None:
     house = build({"eager": 1})
     held = house.hold(2000)
     house.release()
-    assert Counter((answer.code, answer.tokens) for answer in held.result(20)) == {(grpc.StatusCode.OK, 3): 2000}
+    assert Counter((answer.code, answer.tokens) for answer in held.result(PATIENCE_S)) == {
+        (grpc.StatusCode.OK, 3): 2000
+    }
     stats = house.envoy.stats("cluster.eager.upstream_(rq_pending_overflow|cx_overflow|rq_retry)$")
     assert stats
     assert set(stats.values()) == {0}
@@ -317,11 +319,11 @@ def test_stop_lets_streams_end_and_leaves_no_process(build: Build) -> None:
     held = house.hold(5)
     stopping = threading.Thread(target=house.envoy.stop, kwargs={"grace_s": 20.0})
     stopping.start()
-    assert wait_for(lambda: not accepts(house.envoy.port))
+    wait_for(lambda: not accepts(house.envoy.port))
     assert house.envoy.poll() is None
     house.release()
-    stopping.join(10)
-    assert {(answer.code, answer.tokens) for answer in held.result(10)} == {(grpc.StatusCode.OK, 3)}
+    stopping.join(PATIENCE_S)
+    assert {(answer.code, answer.tokens) for answer in held.result(PATIENCE_S)} == {(grpc.StatusCode.OK, 3)}
     assert house.envoy.poll() is not None
     assert not is_running(house.envoy.pid)
     with pytest.raises(SplitterError, match=r"^Envoy ended with exit code \d+"):
@@ -334,7 +336,7 @@ def test_stop_ends_streams_that_outlast_the_grace(build: Build) -> None:
     started = time.monotonic()
     house.envoy.stop(grace_s=0.2)
     assert time.monotonic() - started < 5
-    assert {answer.code for answer in held.result(10)} == {grpc.StatusCode.UNAVAILABLE}
+    assert {answer.code for answer in held.result(PATIENCE_S)} == {grpc.StatusCode.UNAVAILABLE}
 
 
 def test_envoy_is_out_of_reach_of_a_terminal_interrupt(shared: House) -> None:
@@ -367,7 +369,7 @@ def test_envoy_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         # The thread that started Envoy is gone; the process is not.
         assert is_running(pid)
         parent.send_signal(signal.SIGKILL)
-    assert wait_for(lambda: not is_running(pid))
+    wait_for(lambda: not is_running(pid))
 
 
 def test_the_admin_interface_is_a_socket_of_this_user_alone_which_goes_with_envoy(tmp_path: Path) -> None:

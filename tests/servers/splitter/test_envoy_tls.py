@@ -23,7 +23,7 @@ from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.grpc_peers import grpc_peer
-from tests.servers.splitter.house import wait_for
+from tests.fakes.patience import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "s3cret-T0ken"
@@ -60,7 +60,7 @@ def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certi
             access_log=str(tmp_path / "access.log"),
         )
         with Envoy.start(settings, log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
-            envoy.wait_ready(20)
+            envoy.wait_ready(PATIENCE_S)
             assert envoy.target == f"https://127.0.0.1:{envoy.port}"
             roots = grpc.ssl_channel_credentials(Path(pem.ca).read_bytes())
             with grpc.secure_channel(envoy.target.removeprefix("https://"), roots) as channel:
@@ -103,7 +103,7 @@ def test_a_certificate_that_is_replaced_is_met_by_new_connections_and_streams_go
             Envoy.start(settings, log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy,
             channel_to(envoy, before) as early,
         ):
-            envoy.wait_ready(20)
+            envoy.wait_ready(PATIENCE_S)
             stub = inference_pb2_grpc.InferenceStub(early)  # type: ignore[no-untyped-call]
             stream = stub.Generate(inference_pb2.GenerateRequest(text="hi", max_tokens=1000), timeout=60)
             next(stream)
@@ -116,7 +116,7 @@ def test_a_certificate_that_is_replaced_is_met_by_new_connections_and_streams_go
                 with channel_to(envoy, after) as channel:
                     return generate(channel) == ("OK", 3)
 
-            assert wait_for(is_met)
+            wait_for(is_met)
             with channel_to(envoy, before) as channel:
                 assert generate(channel)[0] == "UNAVAILABLE"
             next(stream)
@@ -142,7 +142,7 @@ def test_authorities_and_the_splitters_own_certificate_are_read_anew_when_they_a
                 envoy.wait_ready(0.5)
             for name in ("ca", "client_certificate", "client_key"):
                 replace(getattr(old, name), getattr(new, name))
-            envoy.wait_ready(20)
+            envoy.wait_ready(PATIENCE_S)
             pem = [Path(path).read_bytes() for path in (new.ca, new.client_key, new.client_certificate)]
 
             def is_let_in() -> bool:
@@ -153,7 +153,7 @@ def test_authorities_and_the_splitters_own_certificate_are_read_anew_when_they_a
 
             assert not is_let_in()
             replace(old.other_ca, new.ca)
-            assert wait_for(is_let_in)
+            wait_for(is_let_in)
 
 
 def test_files_behind_links_stay_links_so_that_a_secret_that_is_mounted_can_change(

@@ -22,6 +22,7 @@ from servers.splitter.weights import (
     reweight,
     started_s_ago,
 )
+from tests.fakes.patience import PATIENCE_S
 from tests.servers.splitter.house import Build, House, binomial_bound
 
 
@@ -37,7 +38,7 @@ def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> No
         assert abs(counts["eager"] - 200 * share) <= binomial_bound(200, share)
     assert not held.done()
     house.release()
-    answers = held.result(10)
+    answers = held.result(PATIENCE_S)
     assert [answer.code for answer in answers] == [grpc.StatusCode.OK] * 50
     assert [answer.tokens for answer in answers] == [3] * 50
 
