@@ -14,7 +14,7 @@ demo: $(VENV)/installed
 # and the processes of runs write bytecode, whatever the environment says: a thousand of them import the same modules.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
 
-# What to run before every commit: 20 to 30 minutes on two processors.
+# What to run before every commit: some 40 minutes on two processors.
 test: $(VENV)/installed-dev
 	$(PYTEST) -m "not gpu and not slow and not external" $(ARGS)
 

@@ -32,7 +32,6 @@ from tests.fakes.listening import command_of, family
 from tests.fakes.patience import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-_START_S = 20.0
 
 
 def free_port() -> int:
@@ -70,9 +69,13 @@ class UsersHouse:
 
     def __enter__(self) -> UsersHouse:
         self.ports = {name: free_port() for name in (*self.arms, "split", "admin")}
-        for arm in self.arms:
-            self.start_arm(arm)
-        self.start_split()
+        try:
+            for arm in self.arms:
+                self.start_arm(arm)
+            self.start_split()
+        except BaseException:
+            self._end_children()
+            raise
         self._sender = threading.Thread(target=self._send, daemon=True)
         self._sender.start()
         return self
@@ -81,6 +84,9 @@ class UsersHouse:
         self._stopped.set()
         assert self._sender is not None
         self._sender.join(10)
+        self._end_children()
+
+    def _end_children(self) -> None:
         for child in self.children.values():
             child.kill()
             child.wait()
@@ -153,8 +159,7 @@ class UsersHouse:
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", self.ports[name])) == 0
 
-        wait_for(is_open, every_s=0.05)
-        raise AssertionError(f"{name} does not listen")
+        wait_for(is_open, every_s=0.05, otherwise=lambda: f"{name} does not listen")
 
     def _send(self) -> None:
         rng = random.Random(5)

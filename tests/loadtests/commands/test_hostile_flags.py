@@ -4,6 +4,7 @@ a new one is tried from the day it is there."""
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from analysis.releases.release import read_release
 from loadtests.commands.main import build_parser, main
 from loadtests.trials.run import Orchestrator, RunOutcome
 from servers.complaint import LONGEST
@@ -59,6 +61,8 @@ HOSTILE = {
     "goodput": "ttft:nan",
     "address": "eager=127.0.0.1:99999999999999",
 }
+
+RELEASE = functools.cache(read_release)  # the same two runs for every value of a flag
 
 # What a command needs besides the flag that is tried, each in all its ways. Names in capitals stand for what the
 # fixture makes.
@@ -130,6 +134,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("loadtests.commands.provider.ProviderServer", stopped)
     monkeypatch.setattr(os, "execve", stopped)
     monkeypatch.setattr("loadtests.workers.remote._wait_for", stopped)
+    monkeypatch.setattr("loadtests.commands.compare.read_release", RELEASE)
+    monkeypatch.setattr("analysis.releases.history.read_release", RELEASE)
     monkeypatch.setattr("loadtests.trials.parity_processes.ParityRun.run", stopped)
 
 
