@@ -119,6 +119,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             bed=bed.bed_section(summary),
             variation=bed.variation(summary),
             bed_line=reading.bed_line(summary),
+            bed_note=reading.bed_note(summary),
             bed_verdict=values.text(values.at(summary, "bed", "verdict")),
             pressure=reading.pressure(summary),
             below_headline=reading.below_headline(summary, gates.shared),

@@ -370,7 +370,7 @@ def markdown_report(summary: Row) -> str:
         f"## {frontier.title(summary) or mark(at(summary, 'overall'))} · {prose(at(summary, 'name'))}",
         prose(reading.headline(summary)),
         facts,
-        f"**Test bed**: {prose(line)}" if (line := reading.bed_line(summary)) else "",
+        f"**Test bed**: {prose(line)}" if (line := reading.bed_note(summary)) else "",
         *([prose(sentence)] if (sentence := reading.pressure(summary)) else []),
         *_checks(summary),
         "### Gates",

@@ -113,6 +113,14 @@ def bed_line(summary: Row) -> str:
     return "" if line == DASH else line + allowed * passed
 
 
+def bed_note(summary: Row) -> str:
+    """The line about the bed as it stands below the headline, which may have said already what disturbed it."""
+    line = bed_line(summary)
+    verdict_of_bed, _, why = line.partition(": ")
+    said = why.rstrip(".").lower()
+    return f"{verdict_of_bed}, as said above." if said and said in headline(summary).lower() else line
+
+
 def _requests(summary: Row) -> str:
     known = [arm["requests"] for arm in rows(summary, "arms") if is_number(at(arm, "requests"))]
     return count(sum(known)) if known else DASH

@@ -111,7 +111,7 @@ def _conditions(summary: Row) -> list[tuple[str, str]]:
     lines = (
         ("run", " · ".join(facts)),
         ("under pressure", reading.pressure(summary).removeprefix("Under pressure: ")),
-        ("test bed", reading.bed_line(summary)),
+        ("test bed", reading.bed_note(summary)),
         ("judged together", joined.head(summary)),
     )
     return [(name, line) for name, line in lines if line]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,20 @@ def test_every_report_says_in_a_line_whether_the_bed_was_quiet(made: Callable[..
     assert line in " ".join(verdict_table(summary).split())
     assert f"**Test bed**: {line}" in markdown_report(summary).split("### Gates")[0]
     assert line in html_report(summary).split('<section id="gates"')[0]
+
+
+def test_what_the_headline_says_of_the_bed_is_not_said_again_below_it(demo: Summary) -> None:
+    why = "the host beside cuda:1 ran Python 43.1 % slower before trial 5 than after trial 4"
+    demo["bed"] = {"verdict": "disturbed", "line": f"Disturbed: {why}."}
+    for headline, note in (
+        (f"It cannot decide. {why.capitalize()}.", "Disturbed, as said above."),
+        ("It cannot decide.", f"Disturbed: {why}."),
+    ):
+        demo["headline"] = headline
+        for report in (html_report, markdown_report, verdict_table):
+            first = re.split(r'<section id="gates"|### Gates', report(demo))[0]
+            assert note in " ".join(first.split())
+            assert " ".join(first.split()).lower().count(why.lower()) == 1
 
 
 def test_a_run_that_nobody_watched_has_the_sentence_and_no_section(
