@@ -18,7 +18,7 @@ import sys, time
 from servers.temporary_folder import TemporaryFolder
 folder = TemporaryFolder("of-this-test-")
 print(folder.path, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -23,11 +23,11 @@ def test_a_stopped_child_takes_its_whole_group_along(tmp_path: Path) -> None:
     script = (
         "import subprocess, sys, time\n"
         "code = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); '\n"
-        "code += 'print(1, flush=True); time.sleep(60)'\n"
+        "code += 'print(1, flush=True); time.sleep(600)'\n"
         "inner = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE)\n"
         "inner.stdout.readline()\n"
         "print(inner.pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     child = Child("family", [sys.executable, "-c", script], log_path=tmp_path / "family.log")
     line = child.line(PATIENCE_S)
@@ -40,7 +40,7 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     script = (
         "import sys, pathlib\n"
         "from loadtests.trials.processes import Child\n"
-        f"child = Child('x', [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'],"
+        f"child = Child('x', [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(600)'],"
         f" log_path=pathlib.Path({str(tmp_path / 'x.log')!r}))\n"
         "child.line(20)\n"
         "print(child.pid, flush=True)\n"

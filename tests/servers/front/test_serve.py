@@ -311,7 +311,7 @@ def test_a_replica_whose_engine_stands_still_answers_health_checks_and_ends_when
     wait_for(lambda: replica.counters()["in_flight"] == len(calls))
     assert replica.health() == health_pb2.HealthCheckResponse.SERVING
     replica.process.send_signal(signal.SIGTERM)
-    assert replica.process.wait(timeout=PATIENCE_S) == 0
+    assert replica.process.wait(timeout=20) == 0  # after its own grace, not the default one
     assert not Path(f"/proc/{frozen}").exists()
 
 
@@ -496,7 +496,7 @@ def test_a_warm_engine_that_has_not_answered_does_not_serve_yet(tmp_path: Path) 
     assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING
     assert refusal(replica, ask()).code() is grpc.StatusCode.UNAVAILABLE
     replica.process.terminate()
-    assert replica.process.wait(timeout=PATIENCE_S) == 0
+    assert replica.process.wait(timeout=20) == 0  # after its own grace, not the default one
 
 
 def test_what_a_replica_asks_itself_is_recorded_nowhere(tmp_path: Path) -> None:
