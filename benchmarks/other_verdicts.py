@@ -25,7 +25,7 @@ from analysis.run.trials import SECOND, Trial
 from analysis.settings.metrics import quantile_label
 from benchmarks.other_rules import CANNOT_SAY, RULE_NAMES, RULES, TAIL, Answers, Opinion
 
-EQUAL_ARMS: Final = ("aa", "aa-h100")  # cases whose arms are the same, with several whole trials
+EQUAL_ARMS: Final = ("aa", "aa-bucketed", "aa-h100")  # cases whose arms are the same, with several whole trials
 _GATES: Final = {f"noninferiority p{100 * TAIL:g}_{metric}": metric for metric in ("ttft", "e2e")}
 _ENOUGH_POINTS: Final = 50  # of a series, as Spinnaker's guide has it
 _SLACK_NS: Final = 1_000_000  # the last request of a trial that was cut off starts at its end
