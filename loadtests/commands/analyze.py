@@ -19,6 +19,7 @@ from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_v
 from loadtests.commands.joined_folder import join_runs
 from loadtests.commands.result_folder import names_results, run_of_results
 from loadtests.experiments.config_errors import as_config_error
+from loadtests.trials.preflight import check_writable
 from servers import stdout
 from servers.complaint import fault, unwritten
 from servers.fields import ConfigError
@@ -33,7 +34,7 @@ def add_arguments(parser: CommandParser) -> None:
         "Several runs of one experiment, from different times and machines, are joined: their trials are judged as\n"
         "those of one run, with each machine as a stratum. Runs that differ in what they ran are refused, with a list\n"
         "of what differs. The outcome goes to a folder of its own, which names its runs and can be judged again, or\n"
-        "joined with more.\n\n"
+        "joined with more. --out has the same of one run, such as one that cannot be written.\n\n"
         "Detailed results of vLLM's bench serve, AIPerf, GuideLLM and inference-perf are given as NAME=FILE, a file\n"
         "for each run of an arm, the control's first, and judged as runs that nothing pairs.\n\n"
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable.",
@@ -54,7 +55,8 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="where the outcome of several runs or files goes (default: joined-… or results-… beside the first)",
+        help="where the outcome goes, and nothing into the runs (default: RUN_DIR; of several runs or files a folder "
+        "joined-… or results-… beside the first)",
     )
     add_allow_different(parser)
     add_slo(parser)
@@ -76,15 +78,16 @@ def main(options: argparse.Namespace) -> int:
     run_dir = directories[0]
     if "" in options.allow_different:
         raise ConfigError("--allow-different holds an empty key: give settings with commas between, or leave it out")
-    if len(directories) > 1 or joins_runs(run_dir):
+    if options.out or len(directories) > 1 or joins_runs(run_dir):
         with as_config_error(RecordError):
             try:
                 run_dir = join_runs(directories, out=options.out or "", accepted=options.allow_different)
             except OSError as error:
                 return complain(f"{error}: give a folder that can be written as --out", EXIT_BROKE)
-    elif options.out or options.allow_different:
-        flag = "--out" if options.out else "--allow-different"
-        raise ConfigError(f"{flag} is for several runs, and one is given: leave it out, or give more runs")
+    elif options.allow_different:
+        raise ConfigError("--allow-different is for several runs, and one is given: leave it out, or give more runs")
+    else:
+        check_writable(run_dir)  # before the minutes that judging may take
     return judge_run(run_dir, {}, as_json=options.json, whole=options.json, slo=options.slo)
 
 

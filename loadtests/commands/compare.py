@@ -18,6 +18,7 @@ from analysis.summary.summary import EXIT_CODES
 from loadtests.commands.command_line import CommandParser
 from loadtests.commands.exits import EXIT_USAGE, complain
 from loadtests.experiments.toml_limits import parse_toml, read_toml, table_of
+from loadtests.trials.preflight import check_writable
 from servers import stdout
 from servers.fields import ConfigError
 from servers.security import check_named
@@ -69,6 +70,9 @@ def main(options: argparse.Namespace) -> int:
             raise ConfigError(f"{name} is empty: give a run directory, or a record of one")
     check_named({"--limits": options.limits, "--out": options.out})
     folder, given = Path(options.baseline), Path(options.candidate)
+    out = Path(options.out) if options.out else given if given.is_dir() else None
+    if out is not None and out.is_dir():
+        check_writable(out)  # before the minutes that reading may take
     if options.force and not options.accept:
         raise ConfigError("--force says what --accept does: add --accept, or leave both out")
     if options.accept and (folder.is_file() or is_run(folder)):
@@ -85,7 +89,6 @@ def main(options: argparse.Namespace) -> int:
         return complain(str(error), EXIT_USAGE)
     except OSError as error:
         return complain(f"{error}: give runs that can be read, and with --accept a folder to write into", EXIT_USAGE)
-    out = Path(options.out) if options.out else given if given.is_dir() else None
     try:
         report = write_release_reports(document, out) if out is not None else None
     except OSError as error:

@@ -72,6 +72,21 @@ def test_the_joined_folder_is_judged_again_and_joined_with_more(runs, tmp_path, 
     assert json.loads((folder / "runs.json").read_text())["runs"] == ["../run-0", "../run-1", "../run-2"]
 
 
+def test_the_outcome_of_one_run_goes_to_a_folder_of_its_own_on_demand(runs, tmp_path, capsys):
+    held = {path.name for path in runs[0].iterdir()}
+    apart = outcome(capsys, runs[0], "--out", tmp_path / "apart")
+    assert (apart["run_dir"], apart["runs"]) == (str(tmp_path / "apart"), 1)
+    assert {path.name for path in runs[0].iterdir()} == held
+    beside = outcome(capsys, runs[0])
+    assert (beside["verdict"], beside["headline"]) == (apart["verdict"], apart["headline"])
+
+
+def test_a_run_that_cannot_be_written_is_refused_before_it_is_judged(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr("loadtests.commands.analyze.judge_run", lambda *_, **__: pytest.fail("it was judged"))
+    assert f'--out "{runs[0]}" is not writable: give a folder that is' in refusal(capsys, runs[0])
+
+
 def test_json_prints_the_whole_summary(runs, capsys):
     line = outcome(capsys, *runs, "--json")
     assert line["design"]["trials"] == 6  # type: ignore[index]
@@ -116,7 +131,6 @@ def test_the_outcome_never_goes_into_a_run_nor_over_other_files(runs, tmp_path, 
 def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
     assert 'run directory "nowhere" does not exist' in refusal(capsys, runs[0], "nowhere")
     assert "the run run-0 is given twice (twice as" in refusal(capsys, runs[0], runs[0])
-    assert "--out is for several runs, and one is given" in refusal(capsys, runs[0], "--out", tmp_path / "x")
     assert "--allow-different is for several runs" in refusal(capsys, runs[0], "--allow-different", "gates")
     (tmp_path / "empty").mkdir()
     assert "empty holds no requests*.arrow" in refusal(capsys, runs[0], tmp_path / "empty")

@@ -238,6 +238,13 @@ def test_reports_that_cannot_be_written_are_said_in_a_line(place, tmp_path: Path
     assert (baseline / "experiment.toml").read_text() == experiment
 
 
+def test_a_run_that_cannot_be_written_is_said_before_it_is_read(tmp_path, baseline: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr("loadtests.commands.compare.read_release", lambda path: pytest.fail(f"{path} was read"))
+    later = write_run(tmp_path / "this-week", LATER)
+    assert f'--out "{later}" is not writable: give a folder that is' in refusal(capsys, baseline, later)
+
+
 def test_record_that_cannot_be_kept_is_said_in_a_line(tmp_path: Path, baseline: Path, capsys) -> None:
     later = write_run(tmp_path / "this-week", LATER)
     (tmp_path / "baselines" / "this-week.json").mkdir(parents=True)
