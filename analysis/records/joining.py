@@ -431,11 +431,12 @@ def joined_search(runs: Sequence[JoinedRun]) -> dict[str, Any] | None:
     if len(searches) == 1:
         return dict(searches[0])
     spent = {key: [value for search in searches if (value := number(search.get(key))) is not None] for key in _SPENT}
-    stops = dict.fromkeys(str(search["stop"]) for search in searches if search.get("stop"))
+    stops = [str(search.get("stop") or "") for search in searches]
+    each = stops[:1] if len(set(stops)) == 1 else [f"run {place}: {stop}" for place, stop in enumerate(stops, start=1)]
     return {
         "gated": any(search.get("gated", True) is not False for search in searches),
         **{key: sum(values) for key, values in spent.items() if len(values) == len(searches)},
-        "stop": "; ".join(stops) if all(search.get("stop") for search in searches) else "",
+        "stop": "; ".join(each) if all(stops) else "",
         **{key: _let_go([rows_of(search.get(key)) for search in searches]) for key in ("left", "dropped")},
     }
 

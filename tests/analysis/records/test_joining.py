@@ -406,7 +406,7 @@ def test_of_searches_an_arm_is_let_go_that_each_let_go(tmp_path):
     write_document(second, {**shared, "spent_s": 590.0, "stop": "10 s are left", "left": [slow]})
     search = joined(tmp_path / "both", directories).search
     assert (search["budget_s"], search["spent_s"]) == (1200.0, 1090.0)
-    assert search["stop"] == "nothing is open; 10 s are left"
+    assert search["stop"] == "run 1: nothing is open; run 2: 10 s are left"
     assert search["left"] == [slow]
     assert search["gated"] is False
     write_document(second, {**shared, "gated": True, "stop": "", "left": []})
