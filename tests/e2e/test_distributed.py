@@ -179,7 +179,8 @@ def test_a_lost_host_is_named_in_the_verdict_and_nothing_that_it_flushed_is_lost
     assert not torn
     assert {row["host"] for row in bed.to_pylist()} == {f"worker-{1 - lost}"}
     moments = bed.column("at_ns").to_pylist()
-    assert min(moments) < told[0]["start_ns"] < max(moments) < told[0]["start_ns"] + 30_000 * MS
+    first, last = (moment - told[0]["start_ns"] for moment in (min(moments), max(moments)))
+    assert first < 3_000 * MS < last < 30_000 * MS  # on a busy machine its first look comes after the start
     assert set(json.loads((trial / "trial.json").read_text())["bed"]["machines"]) == {"run", f"worker-{1 - lost}"}
 
     # what the dead host kept, brought over by hand, is judged on the run's clock too
