@@ -155,6 +155,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
                 "step_times": frontier.step_times(summary),
                 "held": frontier.held(summary),
                 "holdings": frontier.holdings(summary),
+                "search_notes": frontier.search_notes(summary),
                 "pairs": frontier.pairs(summary),
                 "costs": frontier.costs(summary),
             },

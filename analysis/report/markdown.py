@@ -279,6 +279,7 @@ def _frontier(summary: Row) -> list[str]:
         "### Which policy to ship",
         "\n".join(f"- {prose(line)}" for line in lines),
         _cells(frontier.holdings(summary)),
+        *(f"Search: {prose(line)}" for line in frontier.search_notes(summary)),
         _folded("Pairs", _cells(frontier.pairs(summary))),
         *([_folded("GPUs by load", _cells(costs))] if costs.rows else []),
         *([_folded("Step times by batch and length", f"{turns}\n\n{_cells(steps)}")] if steps.rows else []),

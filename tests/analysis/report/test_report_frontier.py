@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from analysis.report.frontier import answer, costs, holdings, pairs, picture
 from analysis.report.html import html_report
-from analysis.report.markdown import markdown_report
+from analysis.report.markdown import markdown_report, prose
 from analysis.report.terminal import frontier_words, verdict_table
 from analysis.report.values import rate
 from analysis.summary.summary import analyze
@@ -50,6 +51,18 @@ def test_every_report_has_it(summary: dict[str, Any]) -> None:
     assert "&lt;new&gt;: surely holds" in html, "the picture can be read aloud"
     for shown in (markdown, terminal):
         assert "What is said of loads is true all at once, but for a chance of 5 %." in shown
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [("nothing is <open>", "It ended after 8 of 10 minutes: nothing is <open>."), ("", "It was cut off after 8 of 10")],
+)
+def test_every_report_says_how_the_search_ended(stop: str, said: str, summary: dict[str, Any]) -> None:
+    search = {"budget_s": 600.0, "spent_s": 480.0, "stop": stop}
+    summary = {**summary, "frontier": {**summary["frontier"], "search": search}}
+    assert f"<p>Search: {escape(said)}" in html_report(summary)
+    assert f"Search: {prose(said)}" in markdown_report(summary)
+    assert f"search: {said}" in verdict_table(summary, width=200)
 
 
 def test_a_search_shows_at_a_glance_what_each_arm_holds_and_no_latency_of_its_overload(
