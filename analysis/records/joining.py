@@ -173,9 +173,9 @@ def check_joinable(runs: Sequence[RunDocuments], accepted: Sequence[str] = ()) -
     differences that were accepted, in words. Otherwise RecordError, which names what differs."""
     for run in runs:
         if not run.experiment:
-            raise RecordError(f"{run.name} has no experiment.toml, so what it ran is unknown: leave it out")
+            raise RecordError(f"{run.name} has no experiment.toml, so what it ran is unknown: give another run")
         if not any(run.infos):
-            raise RecordError(f"{run.name} holds no trial with a trial.json: leave it out")
+            raise RecordError(f"{run.name} holds no trial with a trial.json: give another run")
     _check_apart(runs)
     return _agreeing(runs, accepted)
 

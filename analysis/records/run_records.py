@@ -102,7 +102,7 @@ def check_runs(listed: RunList) -> tuple[RunDocuments, ...]:
     documents = tuple(run for run, _ in _opened(listed))
     for run in documents:
         if not any(table_files(folder, "requests") for folder in run.folders):
-            raise RecordError(f"{run.name} holds no requests*.arrow, .parquet or .jsonl: leave it out")
+            raise RecordError(f"{run.name} holds no requests*.arrow, .parquet or .jsonl: give another run")
     check_joinable(documents, listed.accepted)
     return documents
 

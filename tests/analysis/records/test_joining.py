@@ -305,9 +305,9 @@ def test_bare_tables_and_runs_without_trials_are_refused(tmp_path):
     bare = tmp_path / "bare"
     bare.mkdir()
     shutil.copy(one / "trial-01" / "requests-0.arrow", bare / "requests.arrow")
-    assert refusal(one, bare) == "bare has no experiment.toml, so what it ran is unknown: leave it out"
+    assert refusal(one, bare) == "bare has no experiment.toml, so what it ran is unknown: give another run"
     shutil.copy(one / "experiment.toml", bare / "experiment.toml")
-    assert refusal(one, bare) == "bare holds no trial with a trial.json: leave it out"
+    assert refusal(one, bare) == "bare holds no trial with a trial.json: give another run"
     (bare / "requests.arrow").unlink()
     assert "bare holds no requests*.arrow" in refusal(one, bare)
 

@@ -134,6 +134,9 @@ def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
     assert "--allow-different is for several runs" in refusal(capsys, runs[0], "--allow-different", "gates")
     (tmp_path / "empty").mkdir()
     assert "empty holds no requests*.arrow" in refusal(capsys, runs[0], tmp_path / "empty")
+    alone = refusal(capsys, tmp_path / "empty", "--out", tmp_path / "x")
+    assert "empty holds no requests*.arrow, .parquet or .jsonl: give another run" in alone
+    assert not (tmp_path / "x").exists()
 
 
 def test_other_commands_take_a_joined_folder_for_a_run_or_say_what_to_give(runs, tmp_path, capsys):
