@@ -56,7 +56,7 @@ class RunRecords:
     generators: tuple[dict[str, Any], ...]
     requests: pa.Table  # the columns of REQUESTS that are judged by
     events: pa.Table | None  # None: no such file, so nothing is known of compiles
-    steps: pa.Table | None
+    steps: pa.Table | None  # None: of no trial
     bed: pa.Table | None  # samples of the machines; None: nobody watched them
     problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
     server_load: pa.Table | None = None  # of external arms by their own account; None where none shows it
@@ -64,6 +64,7 @@ class RunRecords:
     parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
     answers: tuple[dict[str, Any], ...] = ()  # of external arms to prompts that all were asked, a trial and an arm each
     search: dict[str, Any] | None = None  # frontier.json: how a search, or several, went on; None where none was made
+    stepless: frozenset[int] = frozenset()  # trials of joined runs that were kept without their engine steps
     weights: tuple[WeightChange, ...] = ()  # what each arm was to get from when on; empty where it never changed
     runs: tuple[JoinedRun, ...] = ()  # that were read, in order of time; the one alone where none were joined
     differences: tuple[str, ...] = ()  # between runs that were joined all the same, in words
@@ -219,6 +220,7 @@ def _read(
         parity=joined_parity(runs),
         answers=tuple(answers),
         search=joined_search(runs),
+        stepless=_stepless(runs),
         weights=() if joined else read_weights(runs[0].documents.directory),
         runs=tuple(runs),
         differences=tuple(differences),
@@ -230,6 +232,16 @@ def _folders(runs: Iterable[JoinedRun]) -> Iterator[tuple[JoinedRun, int, Path]]
     for run in runs:
         for own, folder in zip(run.documents.numbers, run.documents.folders, strict=True):
             yield run, own, folder
+
+
+def _stepless(runs: Sequence[JoinedRun]) -> frozenset[int]:
+    """The trials of runs without a table of steps. Where one trial of a run has it, those of its others are lost."""
+    return frozenset(
+        number
+        for run in runs
+        if not any(table_files(folder, "steps") for folder in run.documents.folders)
+        for number in run.trials.values()
+    )
 
 
 def _trials(runs: Sequence[JoinedRun]) -> tuple[dict[str, Any], ...]:

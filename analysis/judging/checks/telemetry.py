@@ -136,12 +136,12 @@ def check_steps(run: Run, steps: pa.Table, arm: str) -> Check:
     """As many engine steps of the arm are recorded as its replicas counted.
 
     Figures on padding rest on them, and the share of steps that ran eagerly. Where nothing is left of a replica that
-    compiles, nobody knows that it ran compiled code.
+    compiles, nobody knows that it ran compiled code. Trials of a run that was kept without its steps say nothing.
     """
     counts = steps.group_by(["trial", "replica"]).aggregate([([], "count_all")])
     rows = {(row["trial"], row["replica"]): row["count_all"] for row in counts.to_pylist()}
     faults, silent = [], False
-    for trial in run.trials:
+    for trial in (trial for trial in run.trials if trial.number not in run.records.stepless):
         for replica in run.account(arm).replica_names(trial):
             count, recorded = _count(trial, replica, "steps"), rows.get((trial.number, replica), 0)
             if count is not None and recorded < count:

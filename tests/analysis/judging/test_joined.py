@@ -82,6 +82,29 @@ def test_what_is_wrong_with_one_run_is_wrong_with_all_and_names_its_trial(tmp_pa
     assert any("compiled-0 counted 9 in trial 3" in reason for reason in lost)
 
 
+def test_a_run_that_was_kept_without_its_steps_misses_none_and_one_that_lost_some_does(tmp_path):
+    compiling = replace(RUN, arms=(EAGER, FakeArm(name="compiled")))
+    folder = joined(tmp_path, replace(compiling, trials=2), compiling)
+    for path in tmp_path.glob("run-*/trial-*/trial.json"):
+        info = json.loads(path.read_text())
+        counters = {arm: {"counters": {"compile_events": 0, "steps": 20}} for arm in ("eager-0", "compiled-0")}
+        counters["compiled-0"]["counters"]["compile_events"] = 1
+        path.write_text(json.dumps(info | {"final": counters}))
+    lost = [tmp_path / "run-0" / f"trial-0{number}" / "steps.arrow" for number in (1, 2)]
+    lost[0].unlink()
+    _, judgement = judged(folder)
+    reasons = [item.reason for item in judgement.checks if item.check == "step counts" and not item.ok]
+    assert len(reasons) == 2
+    assert all("-0 counted 20 in trial 1 and 0 are recorded." in reason for reason in reasons)
+    assert judgement.overall == "INCONCLUSIVE"
+
+    lost[1].unlink()
+    assert read_run(folder).stepless == {1, 2}
+    _, judgement = judged(folder)
+    assert all(item.ok for item in judgement.checks if item.check == "step counts")
+    assert judgement.overall == "PASS"
+
+
 def test_a_trial_that_one_run_lacks_is_missing(tmp_path):
     folder = joined(tmp_path, on("a", trials=2), on("a"))
     shutil.rmtree(tmp_path / "run-0" / "trial-02")
