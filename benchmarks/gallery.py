@@ -97,6 +97,13 @@ def entries() -> list[Entry]:
             CASES / "planted-others",
         ),
         Entry(
+            "turns",
+            "Two PASS, one is open",
+            "Eager, compiled-padded, compiled-bucketed and compiled-dynamic taking turns of 10 s on one card, the "
+            "shapes of Llama-3.2-1B in bfloat16: which may replace eager where there is one card?",
+            CASES / "turns",
+        ),
+        Entry(
             "inconclusive",
             "INCONCLUSIVE",
             "May compiled-bucketed replace eager on H200s? It is seven times as fast at the tail, in three trials on a "
