@@ -1,4 +1,5 @@
-"""What reports say of runs that were judged as one: the runs, and the ratio of each machine."""
+"""What reports say of runs that were judged as one, or of one that is judged elsewhere: the runs, and the ratio of each
+machine."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ _COMMIT = 12  # characters
 
 
 def head(summary: Row) -> str:
-    """ "3 runs, 9 trials, 2 machines"; empty for a run by itself."""
+    """ "3 runs, 9 trials, 2 machines"; empty for one run, also where its report lies in a folder of its own."""
     runs = rows(summary, "joined", "runs")
-    if not runs:
+    if len(runs) < 2:
         return ""
     trials, machines = at(summary, "design", "trials"), len(rows(summary, "joined", "machines"))
     return ", ".join(

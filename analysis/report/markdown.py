@@ -174,7 +174,8 @@ def _joined(summary: Row) -> list[str]:
     if not runs.rows:
         return []
     accepted = "\n".join(f"- Accepted: {prose(line)}" for line in joined.differences(summary))
-    return ["### The runs", _cells(runs), accepted, *_section("Machine by machine", ratios)]
+    title = "### The runs" if joined.head(summary) else "### The run"
+    return [title, _cells(runs), accepted, *_section("Machine by machine", ratios)]
 
 
 def _section(title: str, shared: Table) -> list[str]:

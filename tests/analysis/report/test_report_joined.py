@@ -58,6 +58,17 @@ def test_a_run_by_itself_is_not_said_to_be_joined(rollout: dict[str, Any]) -> No
     assert "The runs" not in markdown_report(rollout)
 
 
+def test_one_run_that_is_judged_in_another_folder_is_shown_and_not_said_to_be_joined(summary: dict[str, Any]) -> None:
+    summary["joined"]["runs"] = summary["joined"]["runs"][:1]
+    assert head(summary) == ""
+    assert "judged together" not in verdict_table(summary)
+    for report in (html_report(summary), markdown_report(summary)):
+        assert "0123456789ab" in report
+        assert "The runs" not in report
+        assert "judged as one" not in report
+        assert "1 run" not in report
+
+
 def test_each_run_is_shown_with_its_trials_machine_and_commit(summary: dict[str, Any]) -> None:
     first, second = runs(summary).rows
     assert first["Trials"] == "1–2, 4, missing 3"
