@@ -138,7 +138,11 @@ def _with_more_trials(run: Run, advice: Advice, gates: Sequence[Gate], steady: S
     starts = [gate.needed_starts or 0 for gate in gates if gate.needed_s is not None and gate.needed_s <= advice.soon_s]
     asked = max(math.ceil(advice.soon_s / run.seconds * have - 1e-9), *starts)
     length = "That is" if advice.soon_s == advice.needed_s else f"{duration_text(advice.soon_s)} are"
-    more = f"{length} {counted(max(1, asked - have), 'trial')} more, if they are like the {have} that are here."
+    coming = max(1, asked - have)
+    alike = (
+        f"{'it is' if coming == 1 else 'they are'} like the {'one that is' if have == 1 else f'{have} that are'} here"
+    )
+    more = f"{length} {counted(coming, 'trial')} more, if {alike}."
     if any(item.machine_spread > 0 and item.verdict == INCONCLUSIVE for item in steady):
         more += " Only more machines average out what differs between machines."
     return replace(advice, text=f"{advice.text} {more}")

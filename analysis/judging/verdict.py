@@ -139,6 +139,22 @@ def _length(gates: Sequence[Gate]) -> str:
     return f"{duration_text(max(gate.needed_s or 0.0 for gate in gates))}{over}"
 
 
+def _value(check: Check) -> float:
+    return check.value or 0.0
+
+
+def _hours(gates: Sequence[Gate]) -> list[str]:
+    """What gates that take long would take: the soonest by name."""
+    ordered = sorted(gates, key=lambda gate: gate.needed_s or 0.0)
+    named, more = ordered[:_MOST_NAMED], ordered[_MOST_NAMED:]
+    sentences = [
+        f"About {_length([gate])} would decide {_name(gate)}, which is near its limit or varies much." for gate in named
+    ]
+    if more:
+        sentences.append(f"{counted(len(more), 'more gate')} of that sort would take up to {_length(more)}.")
+    return sentences
+
+
 def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
     """How long a run would decide the open gates, and what must change first where length is not the trouble.
 
@@ -155,23 +171,21 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
     needed = max((gate.needed_s or 0.0 for gate in timed), default=None)
     if needed is not None:
         long = [gate for gate in timed if (gate.needed_s or 0.0) > _LONG_S]
-        if soon := [gate for gate in timed if gate not in long]:
-            which = "all other open gates" if long else "the open gates"
-            sentences.append(
-                f"A run of about {_length(soon)} would decide {which}, if the arms behave as they did here."
-            )
-        long.sort(key=lambda gate: gate.needed_s or 0.0)
-        sentences += [
-            f"About {_length([gate])} would decide {_name(gate)}, which is near its limit or varies much."
-            for gate in long[:_MOST_NAMED]
-        ]
-        if more := long[_MOST_NAMED:]:
-            sentences.append(f"{counted(len(more), 'more gate')} of that sort would take up to {_length(more)}.")
         short = [check for check in checks if check.check == "blocks" and not check.ok and check.arm in arms]
-        fewest = min(short, key=lambda check: check.value or 0.0, default=None)
-        if fewest is not None and (count := fewest.value or 0.0) < FEW_BLOCKS:
-            blocks = counted(round(count), "block")
-            sentences.append(f"From {blocks} that is a guess: {fewest.limit:.0f} of them will tell it better.")
+        few = min((check for check in short if (check.value or 0.0) < FEW_BLOCKS), key=_value, default=None)
+        if soon := [gate for gate in timed if gate not in long]:
+            others = f"all open gates but {len(long)}" if few else "all other open gates"
+            sentences.append(
+                f"A run of about {_length(soon)} would decide {others if long else 'the open gates'}, if the arms "
+                "behave as they did here."
+            )
+        if few:
+            # Hours by gate would be taken for more than the guess that they are.
+            sentences += [] if soon else ["The open gates would take hours, if the arms behave as they did here."]
+            blocks = counted(round(_value(few)), "block")
+            sentences.append(f"From {blocks} that is a guess: {few.limit:.0f} of them will tell it better.")
+        else:
+            sentences += _hours(long)
     stuck = [gate for gate in open_gates if gate.needed_s is None and not gate.blocked_by]
     if any(gate.kind == "recompile" and not gate.unseen for gate in stuck):
         sentences.append("Record the compile events of every arm.")

@@ -222,6 +222,8 @@ def test_the_advice_counts_trials(tmp_path):
     assert summary["overall"] == "INCONCLUSIVE"
     assert summary["advice"]["needed_s"] > 720
     assert "more, if they are like the 3 that are here." in summary["advice"]["text"]
+    alone = analyze(joined(tmp_path / "alone", runs[0]))["advice"]["text"]
+    assert "more, if they are like the one that is here." in alone
 
 
 def test_the_summary_names_runs_machines_and_what_was_accepted(tmp_path):

@@ -126,12 +126,17 @@ class TestWords:
 
     @pytest.mark.parametrize(("blocks", "guess"), [(2.0, True), (12.0, False)])
     def test_advice_from_few_blocks_says_that_it_guesses(self, blocks, guess):
-        gates = [gate(verdict="INCONCLUSIVE", needed_s=9000.0, blocked_by=("blocks",))]
+        gates = [gate(verdict="INCONCLUSIVE", needed_s=hours * 3600.0, blocked_by=("blocks",)) for hours in (1, 9, 30)]
         short = Check(
             check="blocks", ok=False, reason="Short.", affects=ESTIMATES, arm="compiled", value=blocks, limit=20.0
         )
         text = advise(gates, [short]).text
+        assert ("would decide all open gates but 2, if" in text) is guess
         assert ("From 2 blocks that is a guess: 20 of them will tell it better." in text) is guess
+        assert (
+            "would decide all other open gates, if" in text and "About 30.0 hours would decide" in text
+        ) is not guess
+        assert advise(gates[1:], [short]).text.startswith("The open gates would take hours, if") is guess
 
     def test_advice_mends_what_no_length_mends(self):
         gates = [gate(verdict="INCONCLUSIVE", blocked_by=("generator lag",))]
