@@ -64,7 +64,7 @@ class RunRecords:
     parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
     answers: tuple[dict[str, Any], ...] = ()  # of external arms to prompts that all were asked, a trial and an arm each
     search: dict[str, Any] | None = None  # frontier.json: how a search, or several, went on; None where none was made
-    stepless: frozenset[int] = frozenset()  # trials of joined runs that were kept without their engine steps
+    stepless: frozenset[int] = frozenset()  # trials of runs that were kept without their engine steps
     weights: tuple[WeightChange, ...] = ()  # what each arm was to get from when on; empty where it never changed
     runs: tuple[JoinedRun, ...] = ()  # that were read, in order of time; the one alone where none were joined
     differences: tuple[str, ...] = ()  # between runs that were joined all the same, in words
