@@ -139,7 +139,12 @@ class Generator:
         return routes[arm] if arm in routes else routes["*"]
 
     def launch(self, prepared: Prepared, scheduled_ns: int) -> None:
-        """The copies are on their way, or held by the cap. Never waits. The lag is now minus `scheduled_ns`."""
+        """The copies are on their way, or held by the cap. Never waits. The lag is now minus `scheduled_ns`.
+
+        Nothing happens once the generator was stopped: who launches is ended a turn of the loop later than that.
+        """
+        if self._stopped:
+            return
         self._log.lag.add(now_ns() - scheduled_ns)
         if self._ends_ns:
             prepared = tuple(copy for copy in prepared if scheduled_ns < self._ends_ns.get(copy.arm, scheduled_ns + 1))

@@ -273,6 +273,18 @@ def test_stop_records_what_is_in_flight_as_cancelled() -> None:
     assert (run.log.started, run.log.finished) == (2, 2)
 
 
+def test_nothing_starts_once_it_was_stopped(targets: dict[str, str]) -> None:
+    # A dispatcher or a user whose instant has come in the same turn of the loop still runs once.
+    plan, log = schedule([0]), LoadLog(None, worker=0, planned=1)
+    generator = Generator(TrialConfig(arms=("eager", "compiled"), trial=1, targets=targets), log=log)
+    prepared = generator.prepare(next(iter(planned_requests(plan.table, at_once=1))), "1-0")
+    generator.connect()
+    generator.stop()
+    generator.launch(prepared, now_ns())
+    assert (log.started, log.finished, generator.inflight) == (0, 0, 0)
+    assert generator.wait_idle(0)
+
+
 def test_drain_time_is_bounded() -> None:
     with serve(Behaviour(first_s=30)) as slow:
         run = Run(schedule([0], arm=None), targets={"*": slow.target}, drain_s=0.2)
