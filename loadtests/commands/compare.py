@@ -18,7 +18,7 @@ from analysis.summary.summary import EXIT_CODES
 from loadtests.commands.command_line import CommandParser
 from loadtests.commands.exits import EXIT_USAGE, complain
 from loadtests.experiments.toml_limits import parse_toml, read_toml, table_of
-from loadtests.trials.preflight import check_writable
+from loadtests.trials.preflight import check_makeable
 from servers import stdout
 from servers.fields import ConfigError
 from servers.security import check_named
@@ -71,12 +71,14 @@ def main(options: argparse.Namespace) -> int:
     check_named({"--limits": options.limits, "--out": options.out})
     folder, given = Path(options.baseline), Path(options.candidate)
     out = Path(options.out) if options.out else given if given.is_dir() else None
-    if out is not None and out.is_dir():
-        check_writable(out)  # before the minutes that reading may take
+    if out is not None:
+        check_makeable(out)  # before the minutes that reading may take
     if options.force and not options.accept:
         raise ConfigError("--force says what --accept does: add --accept, or leave both out")
     if options.accept and (folder.is_file() or is_run(folder)):
         raise ConfigError(f"--accept keeps records in a folder, and {folder} is one run: give a folder of baselines")
+    if options.accept:
+        check_makeable(folder, "BASELINE")
     limits = read_limits(Path(options.limits) if options.limits else folder / LIMITS_FILE, named=bool(options.limits))
     try:
         candidate = read_release(given)

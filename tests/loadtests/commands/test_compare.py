@@ -229,20 +229,38 @@ def test_what_cannot_be_compared_is_refused(arguments, expected, tmp_path: Path,
     assert expected in refusal(capsys, *given)
 
 
-@pytest.mark.parametrize("place", ["{run}/experiment.toml", "{run}/experiment.toml/within", "/proc/reports"])
-def test_reports_that_cannot_be_written_are_said_in_a_line(place, tmp_path: Path, baseline: Path, capsys) -> None:
+def test_reports_that_cannot_be_written_are_said_in_a_line(tmp_path: Path, baseline: Path, capsys) -> None:
     later = write_run(tmp_path / "this-week", LATER)
-    experiment = (baseline / "experiment.toml").read_text()
-    said = refusal(capsys, baseline, later, "--out", place.format(run=baseline))
+    said = refusal(capsys, baseline, later, "--out", "/proc/reports")
     assert "give a folder that can be written as --out" in said
-    assert (baseline / "experiment.toml").read_text() == experiment
 
 
-def test_a_run_that_cannot_be_written_is_said_before_it_is_read(tmp_path, baseline: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    monkeypatch.setattr("loadtests.commands.compare.read_release", lambda path: pytest.fail(f"{path} was read"))
-    later = write_run(tmp_path / "this-week", LATER)
-    assert f'--out "{later}" is not writable: give a folder that is' in refusal(capsys, baseline, later)
+class TestBeforeRunsAreRead:
+    """A folder that cannot be written is said before the minutes that reading may take."""
+
+    @pytest.fixture(autouse=True)
+    def unread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("loadtests.commands.compare.read_release", lambda path: pytest.fail(f"{path} was read"))
+
+    @pytest.mark.parametrize("place", ["experiment.toml", "experiment.toml/within"])
+    def test_a_file_is_no_folder_for_reports(self, place: str, tmp_path: Path, baseline: Path, capsys) -> None:
+        later = write_run(tmp_path / "this-week", LATER)
+        experiment = (baseline / "experiment.toml").read_text()
+        said = refusal(capsys, baseline, later, "--out", str(baseline / place))
+        assert f'--out "{baseline / place}" cannot be made ("{baseline / "experiment.toml"}" is no folder)' in said
+        assert (baseline / "experiment.toml").read_text() == experiment
+
+    def test_the_candidates_own(self, tmp_path: Path, baseline: Path, capsys, monkeypatch) -> None:
+        monkeypatch.setattr("os.access", lambda path, mode: False)
+        later = write_run(tmp_path / "this-week", LATER)
+        assert f'--out "{later}" is not writable: give a folder that is' in refusal(capsys, baseline, later)
+
+    def test_the_one_that_accepted_runs_are_kept_in(self, tmp_path: Path, baseline: Path, capsys, monkeypatch) -> None:
+        later = write_run(tmp_path / "this-week", LATER)
+        monkeypatch.setattr("os.access", lambda path, mode: Path(path) == later)
+        said = refusal(capsys, tmp_path / "baselines" / "new", later, "--accept")
+        assert f'BASELINE "{tmp_path}" is not writable: give a folder that is' in said
+        assert not (tmp_path / "baselines").exists()
 
 
 def test_record_that_cannot_be_kept_is_said_in_a_line(tmp_path: Path, baseline: Path, capsys) -> None:
