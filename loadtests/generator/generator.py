@@ -284,7 +284,7 @@ class Generator:
         in_a_row = 0
         for offset_ns, prepared in self._preparer or ():
             scheduled_ns = self._next_ns = start_ns + offset_ns
-            if self._end_ns is not None and scheduled_ns >= self._end_ns:
+            if self._is_past_end(scheduled_ns):
                 return
             in_a_row += 1
             if scheduled_ns > now_ns():
@@ -293,7 +293,12 @@ class Generator:
             elif in_a_row >= _IN_A_ROW:
                 gevent.sleep(TURN_S)  # behind the schedule, readers still take their turns: tokens are not late too
                 in_a_row = 0
+            if self._is_past_end(scheduled_ns):
+                return  # the end was set meanwhile, and what ends this greenlet is as late as it is
             self.launch(prepared, scheduled_ns)
+
+    def _is_past_end(self, at_ns: int) -> bool:
+        return self._end_ns is not None and at_ns >= self._end_ns
 
     def _run_closed(self, start_ns: int) -> None:
         assert self._closed is not None

@@ -19,6 +19,7 @@ from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from loadtests.generator.generator import MOST_UNBOOKED, Generator
 from loadtests.generator.load_log import LoadLog
+from loadtests.generator.precise_sleep import sleep_until
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import Spool
@@ -72,7 +73,7 @@ class Run:
         cut_after_s: float | None = None,
         end_after_ms: int | None = None,
         end_arm_after_ms: Mapping[str, int] | None = None,
-        beside: Callable[[LoadLog], None] | None = None,
+        beside: Callable[[Run], None] | None = None,
         recorder: RequestRecorder | None = None,
         most_unbooked: int = MOST_UNBOOKED,
         **settings: object,
@@ -80,7 +81,7 @@ class Run:
         config = TrialConfig(**{"arms": ("eager", "compiled"), "drain_s": 10.0, "trial": 1, **settings})  # type: ignore[arg-type]
         self.log = LoadLog(None, worker=0, planned=len(plan), arms=config.arms, recorder=recorder)
         self.records: list[RequestRecord] = []
-        generator = Generator(
+        self.generator = generator = Generator(
             config, log=self.log, recorder=recorder, on_record=self.records.append, most_unbooked=most_unbooked
         )
         generator.load(plan)
@@ -95,7 +96,7 @@ class Run:
         for arm, after_ms in (end_arm_after_ms or {}).items():
             generator.end_arm_at(arm, self.start_ns + after_ms * MS)
         if beside is not None:
-            gevent.spawn(beside, self.log)
+            gevent.spawn(beside, self)
         self.ended = generator.run(self.start_ns)
         generator.stop()
         self.failure = generator.failure
@@ -405,6 +406,16 @@ class TestEarlyEnd:
         assert time.monotonic() - began < 10
         assert (run.ended, len(run.records)) == (True, 2)
 
+    def test_it_holds_where_the_loop_stood_still_as_it_came(self, targets: dict[str, str]) -> None:
+        def end(run: Run) -> None:
+            sleep_until(run.start_ns + 100 * MS)
+            run.generator.end_at(run.start_ns + 299 * MS)
+            sleep_until(run.start_ns + 290 * MS)
+            time.sleep(0.06)
+
+        run = Run(schedule([0, 300]), targets=targets, beside=end)
+        assert (run.ended, len(run.records), run.log.planned) == (True, 2, 2)
+
     def test_one_arm_may_end_alone(self, targets: dict[str, str]) -> None:
         run = Run(schedule(list(range(0, 500, 10))), targets=targets, end_arm_after_ms={"compiled": 200})
         assert (len(run.statuses("eager")), len(run.statuses("compiled"))) == (50, 20)
@@ -415,11 +426,11 @@ class TestSettled:
         file = tmp_path / "requests.arrow"
         seen: list[tuple[int, list[int]]] = []
 
-        def look(log: LoadLog) -> None:
+        def look(run: Run) -> None:
             while True:
                 gevent.sleep(0.2)
-                if log.settled_ns:
-                    seen.append((log.settled_ns, read_table(file, REQUESTS)[0]["scheduled_ns"].to_pylist()))
+                if run.log.settled_ns:
+                    seen.append((run.log.settled_ns, read_table(file, REQUESTS)[0]["scheduled_ns"].to_pylist()))
 
         run = Run(
             schedule(list(range(0, 4000, 20)), tokens=10),
