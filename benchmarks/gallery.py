@@ -106,8 +106,8 @@ def entries() -> list[Entry]:
         Entry(
             "inconclusive",
             "INCONCLUSIVE",
-            "May compiled-bucketed replace eager on H200s? At the tail it is three times as fast to the first token and "
-            "seven times to the last, in three trials on two hosts that were not steady.",
+            "May compiled-bucketed replace eager on H200s? At the tail it is three times as fast to the first token "
+            "and seven times to the last, in three trials on two hosts that were not steady.",
             CASES / "ab",
         ),
         Entry(
