@@ -70,7 +70,7 @@ def test_every_experiment_is_one_that_is_taken(kind: Kind, tmp_path: Path) -> No
     done = subprocess.run(
         [sys.executable, "-c", reading, *settings],
         cwd=tmp_path,
-        env=environment("of-this-test", Setup(folder=tmp_path)),
+        env=environment("test-of-settings", Setup(folder=tmp_path)),
         capture_output=True,
         text=True,
         check=False,
