@@ -75,9 +75,11 @@ def main(options: argparse.Namespace) -> int:
         check_makeable(out)  # before the minutes that reading may take
     if options.force and not options.accept:
         raise ConfigError("--force says what --accept does: add --accept, or leave both out")
-    if options.accept and (folder.is_file() or is_run(folder)):
-        raise ConfigError(f"--accept keeps records in a folder, and {folder} is one run: give a folder of baselines")
     if options.accept:
+        if folder.is_file() or is_run(folder):
+            raise ConfigError(
+                f"--accept keeps records in a folder, and {folder} is one run: give a folder of baselines"
+            )
         check_makeable(folder, "BASELINE")
     limits = read_limits(Path(options.limits) if options.limits else folder / LIMITS_FILE, named=bool(options.limits))
     try:

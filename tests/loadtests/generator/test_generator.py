@@ -409,11 +409,11 @@ class TestEarlyEnd:
     def test_it_holds_where_the_loop_stood_still_as_it_came(self, targets: dict[str, str]) -> None:
         def end(run: Run) -> None:
             sleep_until(run.start_ns + 100 * MS)
-            run.generator.end_at(run.start_ns + 299 * MS)
-            sleep_until(run.start_ns + 290 * MS)
-            time.sleep(0.06)
+            run.generator.end_at(run.start_ns + 1_499 * MS)
+            sleep_until(run.start_ns + 1_490 * MS)
+            time.sleep(0.06)  # no greenlet runs: what is due meanwhile comes all at once
 
-        run = Run(schedule([0, 300]), targets=targets, beside=end)
+        run = Run(schedule([0, 1_500]), targets=targets, beside=end)
         assert (run.ended, len(run.records), run.log.planned) == (True, 2, 2)
 
     def test_one_arm_may_end_alone(self, targets: dict[str, str]) -> None:
