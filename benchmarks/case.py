@@ -30,7 +30,9 @@ from analysis.nouns import counted
 from analysis.records.added_settings import value_before
 from analysis.records.export import export
 from analysis.records.plain_values import rows_of
-from analysis.records.run_list import RunList, read_run_list, write_run_list
+from analysis.records.run_list import RunList, listed_runs, read_run_list, write_run_list
+from analysis.records.run_records import check_runs
+from analysis.records.tables import RecordError
 from analysis.summary.summary import analyze
 from benchmarks.other_verdicts import markdown, other_verdicts
 from benchmarks.planted_arm import VARIABLE
@@ -175,8 +177,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"{run_dir} is no run of the registered experiment: {'; '.join(found)}: run that, or accept what "
                     f"differs with --allow-different {keys}"
                 )
-        for run_dir in options.run_dir:
-            keep(CASES / options.case, run_dir, accepted, token_times=not options.no_token_times)
+        case = CASES / options.case
+        try:
+            # With those that are kept already: what cannot be judged with them leaves no half of it there.
+            check_runs(listed_runs([*([case] if case.exists() else []), *options.run_dir], accepted))
+            for run_dir in options.run_dir:
+                keep(case, run_dir, accepted, token_times=not options.no_token_times)
+        except RecordError as error:
+            parser.error(str(error))
     for case in sorted(path.parent for path in CASES.glob("*/runs.json")):
         verdict = verdict_of(case)
         (case / "verdict.json").write_text(json.dumps(verdict, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

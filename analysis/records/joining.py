@@ -209,15 +209,14 @@ def _agreeing(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[st
         if wrong:
             keys += wrong
             told = ", ".join(
-                f"{key} {_shown(own)} (there {_shown(base)})" for key, base, own in _told(differing, wrong)
+                "{} {} (there {})".format(key, *_shown_apart(own, base)) for key, base, own in _told(differing, wrong)
             )
             more = f" and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
             refused.append(f"{run.name} differs from {first.name} in {told}{more}")
-        allowed += [
-            f"{run.name}: {key} {_shown(own)}, in {first.name} {_shown(base)}"
-            for key, (base, own) in differing.items()
-            if key not in wrong
-        ]
+        for key, (base, own) in differing.items():
+            if key not in wrong:
+                here, there = _shown_apart(own, base)
+                allowed.append(f"{run.name}: {key} {here}, in {first.name} {there}")
     if refused:
         names = ",".join(dict.fromkeys(keys))
         raise RecordError(
@@ -252,7 +251,7 @@ def _told(differing: Mapping[str, tuple[Any, Any]], keys: Sequence[str]) -> Iter
 def _apart(key: str, own: Any, base: Any, there: str) -> str:
     """How a run differs from the one called `there` in what all trials of one experiment share."""
     if key != "arms":
-        return f"{key} {_shown(own)}, there {_shown(base)}"
+        return "{} {}, there {}".format(key, *_shown_apart(own, base))
     more, fewer = ([arm for arm in one if arm not in other] for one, other in ((own, base), (base, own)))
     parts = [f"with {_shown(more)}" if more else "", f"without {_shown(fewer)}, which {there} has" if fewer else ""]
     return f"arms {' and '.join(filter(None, parts))}"
@@ -358,12 +357,31 @@ def _comparable(key: str, value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
+    return _cut(_text(value))
+
+
+def _shown_apart(one: Any, other: Any) -> tuple[str, str]:
+    """Both values, each from the word in which they begin to differ where what is shown of them would be the same."""
+    texts = _text(one), _text(other)
+    pairs = enumerate(zip(*texts, strict=False))
+    same = next((place for place, (own, others) in pairs if own != others), min(map(len, texts)))
+    if same < _MOST_SHOWN:
+        return _cut(texts[0]), _cut(texts[1])
+    start = texts[0].rfind(" ", 0, same) + 1
+    start = start if same - start < _MOST_SHOWN else same
+    return _cut(f"…{texts[0][start:]}"), _cut(f"…{texts[1][start:]}")
+
+
+def _text(value: Any) -> str:
     if value is None:
         return "not given"
     if isinstance(value, float) and not isinstance(value, bool):
         return f"{value:g}"
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    text = " ".join(text.split()) or "none"
+    return " ".join(text.split()) or "none"
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 

@@ -437,9 +437,10 @@ def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]
 
 
 def _stalling_kinds(infos: Iterable[Mapping[str, Any]]) -> frozenset[str] | None:
-    """The kinds of compile events that hold the device, as the first trial that knows says; None where none does."""
-    kinds = first_of(infos, "stalling_kinds")
-    return frozenset(kind for kind in kinds if isinstance(kind, str)) if isinstance(kinds, list) else None
+    """The kinds of compile events that hold the device, by any trial: one recorded by an earlier version may not know
+    them all. None where no trial says."""
+    lists = [kinds for info in infos if isinstance(kinds := info.get("stalling_kinds"), list)]
+    return frozenset(kind for kinds in lists for kind in kinds if isinstance(kind, str)) if lists else None
 
 
 def _named_arms(records: RunRecords) -> tuple[str, ...]:

@@ -99,3 +99,17 @@ def test_a_run_that_nobody_registered_is_refused_before_anything_is_kept(
         main(["keep", "aa", str(run)])
     assert 'name is "mine", which no registered experiment has' in capsys.readouterr().err
     assert not (tmp_path / "cases").exists()
+
+
+def test_a_run_that_cannot_be_judged_with_those_that_are_kept_leaves_no_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.case.CASES", tmp_path / "cases")
+    monkeypatch.setattr("benchmarks.case.write_others", dict)
+    first = write_run(tmp_path / "1-mine", FakeRun(duration_s=30, rate=1))
+    other = write_run(tmp_path / "2-mine", FakeRun(duration_s=30, rate=1, seed=9, day=1, gates={"margin": 0.2}))
+    assert main(["keep", "mine", str(first), "--allow-different", "name"]) == 0
+    with pytest.raises(SystemExit):
+        main(["keep", "mine", str(other), "--allow-different", "name"])
+    assert "differs from 1 in gates.margin 0.2 (there not given)" in capsys.readouterr().err
+    assert [path.name for path in sorted((tmp_path / "cases" / "mine").iterdir())] == ["1", "runs.json", "verdict.json"]

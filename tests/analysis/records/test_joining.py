@@ -255,6 +255,24 @@ def test_other_arms_can_never_be_joined(tmp_path):
     assert "traffic.design split, there mirrored" in refusal(one, other, accepted=("traffic",))
 
 
+def test_values_that_begin_alike_are_shown_from_where_they_differ(tmp_path):
+    known = ["compile", "recompile", "graph_capture", "autotune", "limit_hit"]
+    directories = runs_in(tmp_path, SHORT, SHORT)
+    for directory, kinds in zip(directories, (known, [*known, "jit"]), strict=True):
+        info = json.loads((directory / "trial-01" / "trial.json").read_text())
+        write_document(directory / "trial-01" / "trial.json", {**info, "stalling_kinds": kinds})
+    assert "run-1 differs from run-0 in stalling_kinds …limit_hit, jit (there …limit_hit)" in refusal(*directories)
+    records = joined(tmp_path / "joined", directories, "stalling_kinds")
+    assert records.differences == ("run-1: stalling_kinds …limit_hit, jit, in run-0 …limit_hit",)
+
+
+@pytest.mark.parametrize("long", ["x" * 60, f"{'x' * 60} {'y' * 60}"])
+def test_values_without_a_word_in_which_they_differ_are_shown_from_the_first_other_character(tmp_path, long):
+    first = replace(SHORT, environment={"versions": {"torch": f"{long}a"}})
+    other = replace(SHORT, environment={"versions": {"torch": f"{long}b"}})
+    assert "versions.torch …b (there …a)" in refusal(*runs_in(tmp_path, first, other))
+
+
 def test_what_is_accepted_is_said_and_counts_as_in_the_first_run(tmp_path):
     directories = runs_in(tmp_path, replace(SHORT, gates={"margin": 0.1}), replace(SHORT, gates={"margin": 0.2}))
     records = joined(tmp_path / "joined", directories, "gates")

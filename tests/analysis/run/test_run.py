@@ -73,6 +73,16 @@ class TestArms:
 
 
 class TestTrials:
+    def test_a_kind_of_compile_that_an_earlier_version_did_not_know_holds_the_later_trials_up(self, tmp_path):
+        def versions(info):
+            info["stalling_kinds"] = ["recompile"] if info["trial"] == 1 else ["recompile", "jit"]
+
+        compiles = [Compile(at_s=40, seconds=3, kind="jit")]
+        run = load(
+            tmp_path, replace(SHORT, arms=(EAGER, FakeArm(name="naive", compiles=compiles)), trials=2), change=versions
+        )
+        assert [(event.trial, event.stalls) for event in run.events if event.kind == "jit"] == [(1, True), (2, True)]
+
     def test_blocks_are_numbered_through_all_trials(self, tmp_path):
         run = load(tmp_path, replace(SHORT, trials=3))
         assert [trial.first_block for trial in run.trials] == [0, 3, 6]
