@@ -64,8 +64,8 @@ def entries() -> list[Entry]:
             "pass",
             "PASS",
             "May compiled-bucketed replace eager, a card each, the shapes of Llama-3-8B in bfloat16? Six trials of "
-            "three runs, on two machines.",
-            CASES / "ab-h100",
+            "three runs, on three machines.",
+            CASES / "ab",
         ),
         Entry(
             "fail",
@@ -106,9 +106,9 @@ def entries() -> list[Entry]:
         Entry(
             "inconclusive",
             "INCONCLUSIVE",
-            "May compiled-bucketed replace eager on H200s? At the tail it is three times as fast to the first token "
-            "and seven times to the last, in three trials on two hosts that were not steady.",
-            CASES / "ab",
+            "Eager against itself, a card each, the shapes of Llama-3-8B in bfloat16: does the judge see what is not "
+            "there? Six trials of two runs, on two machines.",
+            CASES / "aa",
         ),
         Entry(
             "ramp-on",

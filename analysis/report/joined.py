@@ -14,16 +14,20 @@ _COMMIT = 12  # characters
 
 
 def head(summary: Row) -> str:
-    """ "3 runs, 9 trials, 2 machines", and how many differences between them were accepted; empty for one run, also
-    where its report lies in a folder of its own."""
+    """ "3 runs, 9 trials, 2 machines"; empty for one run, also where its report lies in a folder of its own."""
     runs = rows(summary, "joined", "runs")
     if len(runs) < 2:
         return ""
     trials, machines = at(summary, "design", "trials"), len(rows(summary, "joined", "machines"))
-    parts = [counted(len(runs), "run", count), counted(trials, "trial", count), counted(machines, "machine", count)]
-    if accepted := differences(summary):
-        parts.append(f"{counted(len(accepted), 'difference', count)} accepted")
-    return ", ".join(parts)
+    return ", ".join(
+        (counted(len(runs), "run", count), counted(trials, "trial", count), counted(machines, "machine", count))
+    )
+
+
+def accepted(summary: Row) -> str:
+    """ "1 difference accepted" between the runs; empty where there is none, or one run."""
+    found = differences(summary)
+    return f"{counted(len(found), 'difference', count)} accepted" if found and head(summary) else ""
 
 
 def runs(summary: Row) -> Table:

@@ -11,7 +11,7 @@ from functools import partial
 from analysis.judging.validity import UNKNOWN_STALLS
 from analysis.nouns import counted
 from analysis.records.schemas import RUN_HOST
-from analysis.report.joined import head
+from analysis.report.joined import accepted, head
 from analysis.report.looks import ramp_facts
 from analysis.report.resources import resources
 from analysis.report.tables import Figure, Shown, Table, figures_of
@@ -85,7 +85,7 @@ def facts(summary: Row) -> list[Fact]:
     loop, lag = at(design, "open_loop"), at(design, "generator_lag_p99_ms")
     joined = head(summary)
     facts = [
-        *([Fact(name="Joined", value=joined)] if joined else []),
+        *([Fact(name="Joined", value=joined, note=accepted(summary))] if joined else []),
         Fact(
             name="Design",
             value=text(at(design, "design")),

@@ -112,7 +112,7 @@ def _conditions(summary: Row) -> list[tuple[str, str]]:
         ("run", " · ".join(facts)),
         ("under pressure", reading.pressure(summary).removeprefix("Under pressure: ")),
         ("test bed", reading.bed_note(summary)),
-        ("judged together", joined.head(summary)),
+        ("judged together", " · ".join(filter(None, (joined.head(summary), joined.accepted(summary))))),
     )
     return [(name, line) for name, line in lines if line]
 

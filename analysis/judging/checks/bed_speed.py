@@ -20,7 +20,7 @@ DRIFT = Aspect(
     check="bed drift",
     sound="Devices and hosts were as fast after each trial as before it, and from trial to trial.",
     remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host, "
-    "or run six trials or more, on several days.",
+    "or run more trials, six or more in all, on several days.",
 )
 APART = Aspect(
     check="bed apart",

@@ -9,6 +9,7 @@ from analysis.foresight.plan_from_design import DESIGNS, Traffic, plan_from_desi
 from analysis.foresight.plan_from_pilot import plan_from_run
 from analysis.records.tables import RecordError
 from analysis.settings.slo_targets import parse_targets
+from tests.fakes.beds import FakeBed, Trouble
 from tests.fakes.plans import GATES, pilot, row
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
@@ -101,6 +102,16 @@ def test_a_pilot_of_six_trials_asks_for_more_trials_of_the_same_length(tmp_path:
     assert plan["trial_s"] == 120
     assert plan["trials"] > 6
     assert plan["trials"] * 120 == pytest.approx(plan["needed_s"], rel=0.2)
+
+
+@pytest.mark.parametrize(("trials", "asked"), [(2, True), (6, False)])
+def test_a_drift_that_trials_differ_by_is_in_the_lengths_and_need_not_be_mended(
+    tmp_path: Path, trials: int, asked: bool
+) -> None:
+    bed = FakeBed(card_noise=0.0, host_noise=0.0, troubles=(Trouble(what="slow_after", size=0.8),))
+    run = FakeRun(duration_s=300 if trials == 2 else 120, rate=1.0, trials=trials, gates=GATES, bed=bed)
+    plan = plan_from_run(write_run(tmp_path / "run", run), Goal(margin=0.1))
+    assert any("% slower" in text for text in plan["mend_first"]) is asked
 
 
 def test_a_goal_is_checked_where_it_is_made() -> None:
