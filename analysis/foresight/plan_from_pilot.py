@@ -22,6 +22,10 @@ from analysis.settings.metrics import quantile_label
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
 
+_MORE_MACHINES = (
+    "Only more machines average out what differs between machines, and not more trials on those of the pilot."
+)
+
 
 def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
     """The plan as plain values, from the spread that the run in `directory` saw. RecordError where it shows none."""
@@ -69,6 +73,7 @@ def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
         block_s=run.block_s,
         failed=[arm for arm, verdict in judged.verdicts.items() if verdict == FAIL],
         mend=list(dict.fromkeys(" ".join(filter(None, (check.reason, check.remedy))) for check in faults)),
+        assumed=[_MORE_MACHINES] if any(item.machine_spread > 0 for item in judged.steady) else [],
     )
 
 

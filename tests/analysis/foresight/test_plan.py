@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,12 @@ import pytest
 from analysis.foresight.plan import Goal
 from analysis.foresight.plan_from_design import DESIGNS, Traffic, plan_from_design
 from analysis.foresight.plan_from_pilot import plan_from_run
+from analysis.records.run_list import listed_runs, write_run_list
 from analysis.records.tables import RecordError
 from analysis.settings.slo_targets import parse_targets
 from tests.fakes.beds import FakeBed, Trouble
 from tests.fakes.plans import GATES, pilot, row
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
 
 __all__ = ["pilot"]  # a fixture
 
@@ -112,6 +114,21 @@ def test_a_drift_that_trials_differ_by_is_in_the_lengths_and_need_not_be_mended(
     run = FakeRun(duration_s=300 if trials == 2 else 120, rate=1.0, trials=trials, gates=GATES, bed=bed)
     plan = plan_from_run(write_run(tmp_path / "run", run), Goal(margin=0.1))
     assert any("% slower" in text for text in plan["mend_first"]) is asked
+
+
+@pytest.mark.parametrize(("ratios", "said"), [((1.0, 1.0, 1.0), False), ((0.9, 1.0, 1.1), True)])
+def test_a_pilot_whose_machines_differ_asks_for_more_of_them(
+    tmp_path: Path, ratios: tuple[float, ...], said: bool
+) -> None:
+    runs = []
+    for day, ratio in enumerate(ratios):
+        arms = (EAGER, FakeArm(name="compiled", ratio=ratio))
+        gates = {**GATES, "metrics": ["e2e"]}
+        run = FakeRun(duration_s=300, rate=3.0, arms=arms, gates=gates, environment={"machine": f"m{day}"}, seed=day)
+        runs.append(write_run(tmp_path / f"run-{day}", replace(run, day=day * DAYS_APART)))
+    write_run_list(tmp_path / "joined", listed_runs(runs))
+    plan = plan_from_run(tmp_path / "joined", Goal(margin=0.1))
+    assert any("more machines" in text for text in plan["assumed"]) is said
 
 
 def test_a_goal_is_checked_where_it_is_made() -> None:
