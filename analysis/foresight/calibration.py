@@ -22,7 +22,7 @@ from analysis.judging.comparisons import MOST_GAPS, blocks_at, compared
 from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
 from analysis.judging.planner import Noise
-from analysis.judging.validity import LENGTH_CHECKS, Check
+from analysis.judging.validity import Check, faults_to_mend
 from analysis.nouns import counted
 from analysis.records.tables import RecordError
 from analysis.run.gaps import gaps_of
@@ -406,9 +406,8 @@ def _doubts(run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], ch
                 f"{row.arm}: {quantile_label(row.metric, row.quantile)} differs between {row.trials} starts "
                 f"{row.ratio:.1f} times as much in variance as blocks foretell: run {TRIALS_FOR_T_TEST} trials or more."
             )
-    for check in checks:
-        statistical = "noninferiority" in check.affects and check.check not in _OF_THE_QUESTION
-        if not check.ok and statistical and check.check not in LENGTH_CHECKS:
+    for check in faults_to_mend(checks, len(run.trials)):
+        if "noninferiority" in check.affects and check.check not in _OF_THE_QUESTION:
             yield check.reason
 
 

@@ -13,7 +13,7 @@ from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
 from analysis.judging.planner import Noise, comparison_needed_s, decidable_margin, starts_needed
 from analysis.judging.run_gates import judge_target
-from analysis.judging.validity import LENGTH_CHECKS
+from analysis.judging.validity import faults_to_mend
 from analysis.nouns import counted
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
@@ -49,13 +49,7 @@ def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
         targets.append(SloTarget(key="error_pct", metric="error", quantile=None, limit=limits.max_error_pct))
     for arm in run.treatments:
         rows += [*(_of_share(run, arm, target, goal) for target in targets), _floor(run, arm)]
-    by_trials = len(run.trials) >= TRIALS_FOR_T_TEST
-    # What fell on some of the trials is in what they differ by, and so in the lengths.
-    faults = [
-        check
-        for check in judged.checks
-        if not check.ok and check.check not in LENGTH_CHECKS and not (by_trials and check.among_trials)
-    ]
+    faults = faults_to_mend(judged.checks, len(run.trials))
     return joined_plan(
         rows,
         goal,
@@ -69,7 +63,7 @@ def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
             "rate": {arm: run.rate(int((run.of_arm(arm) & run.usable).sum())) for arm in run.arms},
         },
         trials=len(run.trials),
-        trial_s=run.seconds / len(run.trials) if by_trials else None,
+        trial_s=run.seconds / len(run.trials) if len(run.trials) >= TRIALS_FOR_T_TEST else None,
         block_s=run.block_s,
         failed=[arm for arm, verdict in judged.verdicts.items() if verdict == FAIL],
         mend=list(dict.fromkeys(" ".join(filter(None, (check.reason, check.remedy))) for check in faults)),

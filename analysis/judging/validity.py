@@ -10,10 +10,11 @@ points at the test bed). The checks themselves are in `analysis.judging.checks`:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.statistics.compare import TRIALS_FOR_T_TEST
 
 # Kinds of gates that a check affects.
 ESTIMATES = ("noninferiority", "slo", "cold")
@@ -48,6 +49,14 @@ class Check:
     shift: float | None = None  # the most that it can have moved the log of a ratio by; None: nobody knows
     among_trials: bool = False  # what it saw falls on some trials and not on others, so their differences have it in
     remedy: str = ""  # what to change where it is not ok; empty when a longer run is the answer
+
+
+def faults_to_mend(checks: Iterable[Check], trials: int) -> list[Check]:
+    """The failed checks that no longer run mends. From as many `trials` on as are each one observation, what fell on
+    some of them is in what they differ by."""
+    by_trials = trials >= TRIALS_FOR_T_TEST
+    failed = [check for check in checks if not check.ok and check.check not in LENGTH_CHECKS]
+    return [check for check in failed if not (by_trials and check.among_trials)]
 
 
 def apply_checks(gates: Sequence[Gate], checks: Sequence[Check]) -> list[Gate]:

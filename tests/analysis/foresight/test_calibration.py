@@ -24,6 +24,7 @@ from analysis.foresight.calibration import (
     made_slower,
     restarts_of,
 )
+from analysis.judging.validity import Check
 from analysis.records.export import export
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
@@ -177,6 +178,16 @@ def test_starts_that_differ_more_than_blocks_foretell_are_a_doubt_below_six_tria
     assert "100.0 times as much in variance as blocks foretell: run 6 trials or more" in reasons[0]
     six = replace(long_run, trials=long_run.trials * 6)
     assert _verdict(six, [GOOD], [apart], [])[0] == "trustworthy"
+
+
+def test_a_drift_that_trials_differ_by_is_a_doubt_below_six_trials(long_run: Run) -> None:
+    drift = Check(
+        check="bed drift", ok=False, reason="The host slowed.", affects=("noninferiority",), among_trials=True
+    )
+    assert _verdict(long_run, [GOOD], [], [drift]) == ("do not trust", ["The host slowed."])
+    six = replace(long_run, trials=long_run.trials * 6)
+    assert _verdict(six, [GOOD], [], [drift])[0] == "trustworthy"
+    assert _verdict(six, [GOOD], [], [replace(drift, among_trials=False)])[0] == "do not trust"
 
 
 def test_the_variance_between_trials_is_held_against_that_within() -> None:
