@@ -101,11 +101,14 @@ def test_what_a_verdict_allowed_for_is_not_called_a_limit(demo: Summary) -> None
     demo["gates"][0]["blocked_by"] = ["bed drift"]
     assert "limited by: bed drift: The host drifted." in verdict_table(demo)
     assert "allowed for: bed drift: The host drifted." in verdict_table({**demo, "overall": "PASS"})
+    drift["remedy"] = "Let the machine settle."
+    assert "Let the machine settle." in html_report(demo)
     for report in (html_report, markdown_report):
         assert "What limits this run" in report(demo)
         passed = report({**demo, "overall": "PASS"})
         assert "What the verdict allows for" in passed
         assert "What limits this run" not in passed
+        assert "Let the machine settle." not in passed, "nothing is to be mended"
 
 
 def test_a_disturbed_bed_names_each_trouble_and_what_it_leaves_open(
