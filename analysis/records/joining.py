@@ -41,6 +41,7 @@ _OF_QUANTISED = ("parity.texts", "parity.max_perplexity_ratio", "parity.max_kl")
 _FILES = ("trace", "conversations")  # another host has them elsewhere: name and content count
 _SECRETS = ("tls_certificate", "tls_key", "tls_client_ca", "tls_ca", "token_file", "token_env")  # only whether
 _VERSIONS = ("tailgate", "torch", "transformers", "triton")
+_KNOWN_BEFORE = ("arms", "stalling_kinds")  # of a trial's facts, where it has not begun
 _PARITY_ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
 
 
@@ -181,9 +182,10 @@ def check_joinable(runs: Sequence[RunDocuments], accepted: Sequence[str] = ()) -
 
 
 def check_next(runs: Sequence[RunDocuments], coming: RunDocuments, accepted: Sequence[str] = ()) -> None:
-    """A run that has not begun yet will be one of the same experiment as `runs`, as far as experiments and machines
-    tell. Otherwise RecordError."""
-    _agreeing((replace(runs[0], infos=()), coming), accepted)
+    """A run that has not begun yet will be one of the same experiment as `runs`, as far as experiments, machines and
+    what each says of its arms before it begins tell. Otherwise RecordError."""
+    begun = tuple({key: info[key] for key in _KNOWN_BEFORE if key in info} for info in runs[0].infos if info)
+    _agreeing((replace(runs[0], infos=begun), coming), accepted)
 
 
 def _agreeing(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from analysis.records.tables import RecordError
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.writing import to_toml
 from loadtests.trials.environment import describe_environment
+from loadtests.trials.trial_facts import known_before
 from servers.fields import ConfigError
 
 
@@ -63,7 +65,7 @@ def check_continued(experiment: Experiment, directories: Sequence[Path], accepte
         parity=None,
         folders=(),
         numbers=(),
-        infos=(),
+        infos=(json.loads(json.dumps(known_before(experiment))),),  # as trial.json will have it
         search={},
     )
     check_next(documents, coming, listed.accepted)

@@ -65,7 +65,7 @@ class TrialFacts:
             trial=number,
             design=traffic.design,
             control=experiment.control.name,
-            arms=[_arm(arm) for arm in experiment.arms],
+            **known_before(experiment),
             duration_s=traffic.duration_s,
             block_s=experiment.gates.block_s,
             open_loop=traffic.open_loop,
@@ -88,6 +88,12 @@ class TrialFacts:
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         known = {name: value for name, value in values.items() if value is not None or name not in _LATE}
         write_document(folder / "trial.json", known, indent=2)
+
+
+def known_before(experiment: Experiment) -> dict[str, Any]:
+    """What of every trial's facts the experiment and this version alone decide: its arms as they are resolved, and
+    which compile events hold requests up."""
+    return {"arms": [_arm(arm) for arm in experiment.arms], "stalling_kinds": list(STALLING_KINDS)}
 
 
 def planned_for(experiment: Experiment, planned: Mapping[str, int]) -> Mapping[str, int]:

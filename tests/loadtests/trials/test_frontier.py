@@ -425,6 +425,22 @@ def test_a_search_of_an_older_version_lacks_settings_and_is_gone_on_with(tmp_pat
         check_continued(experiment(seed=4, pressure={"cpus": 0.5}), [ended.run_dir])
 
 
+def test_what_another_version_made_of_the_arms_is_said_before_anything_runs(tmp_path: Path) -> None:
+    _, ended = made_up(tmp_path, budget_s=130.0)
+    for path in ended.run_dir.glob("trial-*/trial.json"):
+        info = json.loads(path.read_text())
+        write_document(path, {**info, "stalling_kinds": info["stalling_kinds"][:-1]})
+    with pytest.raises(RecordError, match=r"differs .* in stalling_kinds …limit_hit, jit \(there …limit_hit\)"):
+        check_continued(experiment(seed=4), [ended.run_dir])
+    assert check_continued(experiment(seed=4), [ended.run_dir], ["stalling_kinds"]).accepted == ("stalling_kinds",)
+    for path in ended.run_dir.glob("trial-*/trial.json"):
+        info = json.loads(path.read_text())
+        info["arms"][0]["config"]["engine"]["slots"] = 99
+        write_document(path, info)
+    with pytest.raises(RecordError, match=r"engine\.slots 8 \(there 99\)"):
+        check_continued(experiment(seed=4), [ended.run_dir], ["stalling_kinds"])
+
+
 def test_a_budget_that_is_no_use_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"--budget is 2 minutes, but two starts of 3 arms with 3 steps of 10 s take 3"
