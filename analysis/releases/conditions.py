@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.records.added_settings import value_before
 from analysis.records.plain_values import mapping
 from analysis.releases.release import Release
 
@@ -52,7 +53,7 @@ def departures(baseline: Release, candidate: Release, arms: Mapping[str, str]) -
             {key: config.get(key) for key in ("preset", "shapes", "compile", "engine")}
             for config in (baseline.arms[name].config, candidate.arms[other].config)
         )
-        found += _departures(f"{other}.", one, two)
+        found += [item for item in _departures(f"{other}.", one, two) if not _was_so_before(item, f"{other}.")]
     if set(baseline.arms) != set(candidate.arms):
         found.append(Departure(what="arms", baseline=sorted(baseline.arms), candidate=sorted(candidate.arms)))
     if baseline.trials != candidate.trials:
@@ -71,6 +72,13 @@ def _departures(
             yield from _departures(f"{where}{key}.", mapping(left), mapping(right), both=both)
         elif left != right:
             yield Departure(what=f"{where}{key}", baseline=left, candidate=right)
+
+
+def _was_so_before(item: Departure, where: str) -> bool:
+    """Whether a version of tailgate added the setting, and the other side has what was done before there was it."""
+    before = value_before(item.what.removeprefix(where), {})
+    own = item.candidate if item.baseline is None else item.baseline
+    return before is not None and None in (item.baseline, item.candidate) and own == before
 
 
 def _shown(value: Any) -> str:

@@ -27,6 +27,7 @@ from analysis.statistics.variances import Part
 
 # What takes time from a run lets its queues grow, and with them what it holds in memory.
 _SLOWING = frozenset({STEAL.check, THROTTLING.check, BUSY.check})
+_OF_COMPILES = frozenset({"warmup_compiles", "compile_s", "recompiles", "serving_compile_s"})
 _CACHE_SHARE = 0.1  # by how much the share of compiles that the cache had may differ
 
 
@@ -328,6 +329,19 @@ def _count(row: FigureRow, baseline: ReleaseArm, candidate: ReleaseArm, limits: 
     return replace(row, verdict=INCONCLUSIVE, p_worse=chance, reason=f"{seen}, which may be the traffic's luck.")
 
 
+def _unknown_kinds(row: FigureRow, baseline: ReleaseArm, candidate: ReleaseArm) -> str:
+    """Where more compiles, or no more, may be of a kind that the version which recorded one side did not know."""
+    if row.figure.key not in _OF_COMPILES:
+        return ""
+    side, other, whose = baseline, candidate, "baseline"
+    if row.verdict == PASS:
+        side, other, whose = candidate, baseline, "candidate"
+    if not (kinds := sorted(set(side.unknown_kinds) - set(other.unknown_kinds))):
+        return ""
+    named = ", ".join(kinds)
+    return f"the version of tailgate that recorded the {whose} knew no compiles of kind {named}: record it again"
+
+
 def _span(counts: Sequence[float]) -> str:
     return f"{min(counts):g}" if min(counts) == max(counts) else f"{min(counts):g} to {max(counts):g}"
 
@@ -358,6 +372,8 @@ def _doubt(
     if figure.key in ("startup_s", "compile_s") and abs(_cached(baseline) - _cached(candidate)) > _CACHE_SHARE:
         shares = f"{100 * _cached(baseline):.0f} % and {100 * _cached(candidate):.0f} %"
         return f"the compile cache held {shares} of the compiles: run both from caches in one state"
+    if unknown := _unknown_kinds(row, baseline, candidate):
+        return unknown
     # What was counted, or held in memory, was so however the run went.
     fact = figure.counted or figure.machine == "none"
     for side, whose in ((candidate, "candidate"), (baseline, "baseline")):

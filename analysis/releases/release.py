@@ -30,7 +30,8 @@ from analysis.results.run_directory import write_run
 from analysis.run.luck import searches_kernels
 from analysis.run.placement import devices_of
 from analysis.run.references import references_of
-from analysis.run.run import Run
+from analysis.run.run import Run, stalling_kinds
+from analysis.run.spikes import RECOMPILE_KINDS
 from analysis.run.startup import startup_row
 from analysis.run.trials import SECOND
 from analysis.settings.release_limits import ReleaseLimits
@@ -69,6 +70,7 @@ class ReleaseArm:
     cache: Mapping[str, float]  # starts' compiles by state of the compile cache
     doubts: tuple[str, ...] = ()  # checks of its run that leave what it did under the traffic open
     compile_doubts: tuple[str, ...] = ()  # and those that leave its compiles open
+    unknown_kinds: tuple[str, ...] = ()  # of compiles, which the version of tailgate that recorded it did not know
 
     def start_spread(self, limits: ReleaseLimits) -> float:
         """The standard deviation of log latency over starts that is taken for granted of the arm."""
@@ -179,6 +181,7 @@ def _arm_table(arm: ReleaseArm) -> dict[str, Any]:
         "cache": dict(arm.cache),
         "doubts": list(arm.doubts),
         "compile_doubts": list(arm.compile_doubts),
+        "unknown_kinds": list(arm.unknown_kinds),
     }
 
 
@@ -206,6 +209,7 @@ def _arm_of(row: Mapping[str, Any]) -> ReleaseArm:
         cache=_numbers(row.get("cache")),
         doubts=_texts(row.get("doubts")),
         compile_doubts=_texts(row.get("compile_doubts")),
+        unknown_kinds=_texts(row.get("unknown_kinds")),
     )
 
 
@@ -270,6 +274,8 @@ def release_of(run_dir: Path) -> Release:
     died = {check.arm or run.control for check in checks if check.check == "alive" and not check.ok}
     environment = run.records.environment
     machines = {item.documents.machine for item in run.records.runs}
+    known = stalling_kinds(run.infos)
+    unknown = () if known is None else tuple(sorted(RECOMPILE_KINDS - known))
     return Release(
         name=run.name,
         run_id=run.run_id,
@@ -294,6 +300,7 @@ def release_of(run_dir: Path) -> Release:
                 cache=_numbers(startup_row(run, arm)["cache"]),
                 doubts=_names(doubts, arm),
                 compile_doubts=(*_compile_names(doubts, run, arm), *(("alive",) if arm in died else ())),
+                unknown_kinds=unknown,
             )
             for arm in run.arms
         },

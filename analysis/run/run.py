@@ -93,7 +93,7 @@ class Run:
             trials=numbers.union(np.unique(requests.trial).tolist()),
             replicas={arm: names for arm in arms if (names := replica_names(infos, arm))},
         )
-        events = compile_events(placed, requests, stalling=_stalling_kinds(infos))
+        events = compile_events(placed, requests, stalling=stalling_kinds(infos))
         # Arms that take turns meet only in a block that holds a turn of each.
         width_s = block_s * len(arms) if design == "switchback" else block_s
         trials = trials_of(requests, infos, width_s, whole=limits.sequential)
@@ -436,7 +436,7 @@ def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]
     return str(control), (str(control), *(name for name in names if name != control))
 
 
-def _stalling_kinds(infos: Iterable[Mapping[str, Any]]) -> frozenset[str] | None:
+def stalling_kinds(infos: Iterable[Mapping[str, Any]]) -> frozenset[str] | None:
     """The kinds of compile events that hold the device, by any trial: one recorded by an earlier version may not know
     them all. None where no trial says."""
     lists = [kinds for info in infos if isinstance(kinds := info.get("stalling_kinds"), list)]

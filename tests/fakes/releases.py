@@ -31,6 +31,7 @@ class Build:
     cache: Mapping[str, float] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
     compile_doubts: tuple[str, ...] = ()
+    unknown_kinds: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     conditions: Mapping[str, Any] = field(default_factory=lambda: {"traffic": {"rate": 4.0}, "slo": []})
     config: Mapping[str, Any] = field(default_factory=lambda: {"model": {"id": "random:tiny", "dtype": "float32"}})
@@ -69,6 +70,7 @@ def release(build: Build, *, day: int, seed: int, arm: str = "compiled", slower:
                 cache=build.cache,
                 doubts=build.doubts,
                 compile_doubts=build.compile_doubts,
+                unknown_kinds=build.unknown_kinds,
             )
         },
         seed=seed,

@@ -299,6 +299,30 @@ def test_lost_compile_events_open_the_pass_and_not_the_fail_of_counts() -> None:
     assert row(some, "recompiles")["verdict"] == "FAIL"
 
 
+@pytest.mark.parametrize(
+    ("unknown", "counts", "verdict"),
+    [
+        ("baseline", ([0, 0], [3, 3]), "INCONCLUSIVE"),
+        ("baseline", ([0, 0], [0, 0]), "PASS"),
+        ("candidate", ([0, 0], [0, 0]), "INCONCLUSIVE"),
+        ("candidate", ([0, 0], [3, 3]), "FAIL"),
+        ("both", ([0, 0], [3, 3]), "FAIL"),
+        ("both", ([0, 0], [0, 0]), "PASS"),
+    ],
+)
+def test_a_kind_of_compile_that_one_version_did_not_know_is_no_regression(
+    unknown: str, counts: tuple[list[int], list[int]], verdict: str
+) -> None:
+    one, two = (
+        replace(counting(recompiles=own), unknown_kinds=("jit",) if unknown in (whose, "both") else ())
+        for whose, own in zip(("baseline", "candidate"), counts, strict=True)
+    )
+    judged = row(compared(one, two), "recompiles")
+    assert judged["verdict"] == verdict
+    if verdict == "INCONCLUSIVE":
+        assert f"recorded the {unknown} knew no compiles of kind jit: record it again" in judged["reason"]
+
+
 def test_start_from_a_warm_compile_cache_is_not_laid_beside_one_from_a_cold_one() -> None:
     cold, warm = replace(BUILD, cache={"miss": 12, "hit": 0}), replace(BUILD, cache={"miss": 0, "hit": 12})
     judged = row(compared(cold, changed(warm, startup_s=0.3)), "startup_s")

@@ -203,6 +203,15 @@ def test_what_may_be_the_cause_is_listed() -> None:
     ]
 
 
+def test_a_setting_that_a_version_of_tailgate_added_is_listed_where_it_does_otherwise_than_before() -> None:
+    added = {"backend_module": "", "regions": [], "strict": False, "background": True}
+    older = replace(COMMITTED, config={**COMMITTED.config, "compile": {"mode": "default"}})
+    newer = replace(COMMITTED, config={**COMMITTED.config, "compile": {"mode": "default", **added}})
+    one, two = release(older, day=0, seed=1), release(newer, day=1, seed=1)
+    for pair, arrow in (((one, two), "none → True"), ((two, one), "True → none")):
+        assert [item.text for item in departures(*pair, ARMS)] == [f"compiled.compile.background {arrow}"]
+
+
 def test_file_that_is_no_record_in_a_folder_is_named(tmp_path: Path) -> None:
     accept(release(Build(), day=0, seed=1), tmp_path)
     (tmp_path / "notes.json").write_text("{}")

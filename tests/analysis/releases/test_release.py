@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from analysis.records.documents import write_document
 from analysis.records.run_list import listed_runs, write_run_list
 from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import RecordWriter, read_table
-from analysis.releases.release import ReleaseArm, read_release, release_of
+from analysis.releases.release import Release, ReleaseArm, read_release, release_of
 from analysis.releases.run_figures import ArmFigures
 from analysis.settings.release_limits import ReleaseLimits
 from analysis.summary.summary import analyze, write_summary
@@ -49,6 +50,19 @@ def test_compiling_arm_without_any_event_says_nothing_of_compiles(tmp_path: Path
     arms = read_release(directory).arms
     assert not {"recompiles", "warmup_compiles", "compile_s"} & set(arms["compiled"].figures.values)
     assert arms["eager"].figures.values["recompiles"][1][0] == 0.0
+
+
+def test_kinds_of_compiles_that_its_version_did_not_know_are_kept(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", SHORT)
+    path = directory / "trial-01" / "trial.json"
+    for kinds, unknown in (
+        (["compile", "recompile", "limit_hit", "jit", "autotune"], ()),
+        (["compile", "recompile", "limit_hit", "autotune"], ("jit",)),
+    ):
+        write_document(path, {**json.loads(path.read_text(encoding="utf-8")), "stalling_kinds": kinds})
+        release = release_of(directory)
+        assert {arm.unknown_kinds for arm in release.arms.values()} == {unknown}
+        assert Release.from_dict(release.to_dict()).arms["compiled"].unknown_kinds == unknown
 
 
 @pytest.mark.parametrize("arm", ["eager", "compiled"])
