@@ -157,7 +157,9 @@ def calibrate(run: Run, *, splits: int = SPLITS) -> Calibration:
     )
     judged = judge(run)
     restarts = tuple(_restarts(run))
-    trust, reasons = _verdict(run, halves, restarts, judged.checks)
+    comparing = [gate for gate in judged.gates if gate.kind == "noninferiority"]
+    faults = faults_to_mend(judged.checks, comparing, len(run.trials))
+    trust, reasons = _verdict(run, halves, restarts, faults)
     return Calibration(
         control=run.control,
         alpha=run.limits.alpha,
@@ -379,16 +381,16 @@ def restarts_of(arm: str, metric: str, quantile: float, logs: Sequence[tuple[flo
 
 
 def _verdict(
-    run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], checks: Sequence[Check]
+    run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], faults: Sequence[Check]
 ) -> tuple[Trust, list[str]]:
     """Doubts weigh more than want of data; without either the verdicts can be trusted."""
-    if doubts := list(_doubts(run, halves, restarts, checks)):
+    if doubts := list(_doubts(run, halves, restarts, faults)):
         return "do not trust", doubts
     wants = list(dict.fromkeys(_wants(run, halves)))
     return ("too few data to say", wants) if wants else ("trustworthy", [])
 
 
-def _doubts(run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], checks: Sequence[Check]) -> Iterator[str]:
+def _doubts(run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], faults: Sequence[Check]) -> Iterator[str]:
     alpha = run.limits.alpha
     for item in halves:
         label = quantile_label(item.metric, item.quantile)
@@ -406,7 +408,7 @@ def _doubts(run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], ch
                 f"{row.arm}: {quantile_label(row.metric, row.quantile)} differs between {row.trials} starts "
                 f"{row.ratio:.1f} times as much in variance as blocks foretell: run {TRIALS_FOR_T_TEST} trials or more."
             )
-    for check in faults_to_mend(checks, len(run.trials)):
+    for check in faults:
         if "noninferiority" in check.affects and check.check not in _OF_THE_QUESTION:
             yield check.reason
 

@@ -49,7 +49,7 @@ def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
         targets.append(SloTarget(key="error_pct", metric="error", quantile=None, limit=limits.max_error_pct))
     for arm in run.treatments:
         rows += [*(_of_share(run, arm, target, goal) for target in targets), _floor(run, arm)]
-    faults = faults_to_mend(judged.checks, len(run.trials))
+    faults = faults_to_mend(judged.checks, judged.gates, len(run.trials))
     return joined_plan(
         rows,
         goal,

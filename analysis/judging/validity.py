@@ -51,12 +51,16 @@ class Check:
     remedy: str = ""  # what to change where it is not ok; empty when a longer run is the answer
 
 
-def faults_to_mend(checks: Iterable[Check], trials: int) -> list[Check]:
+def faults_to_mend(checks: Iterable[Check], gates: Sequence[Gate], trials: int) -> list[Check]:
     """The failed checks that no longer run mends. From as many `trials` on as are each one observation, what fell on
-    some of them is in what they differ by."""
-    by_trials = trials >= TRIALS_FOR_T_TEST
+    some of them is in what they differ by, and is a fault where one of the `gates` is open by it all the same."""
+
+    def keeps_open(check: Check) -> bool:
+        return any(check.check in gate.blocked_by and check.arm in (None, gate.arm) for gate in gates)
+
     failed = [check for check in checks if not check.ok and check.check not in LENGTH_CHECKS]
-    return [check for check in failed if not (by_trials and check.among_trials)]
+    by_trials = trials >= TRIALS_FOR_T_TEST
+    return [check for check in failed if not (by_trials and check.among_trials) or keeps_open(check)]
 
 
 def apply_checks(gates: Sequence[Gate], checks: Sequence[Check]) -> list[Gate]:

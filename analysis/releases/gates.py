@@ -27,7 +27,7 @@ from analysis.statistics.variances import Part
 
 # What takes time from a run lets its queues grow, and with them what it holds in memory.
 _SLOWING = frozenset({STEAL.check, THROTTLING.check, BUSY.check})
-_OF_COMPILES = frozenset({"warmup_compiles", "compile_s", "recompiles", "serving_compile_s"})
+_COMPILE_FIGURES = frozenset({"warmup_compiles", "compile_s", "recompiles", "serving_compile_s"})
 _CACHE_SHARE = 0.1  # by how much the share of compiles that the cache had may differ
 
 
@@ -331,7 +331,7 @@ def _count(row: FigureRow, baseline: ReleaseArm, candidate: ReleaseArm, limits: 
 
 def _unknown_kinds(row: FigureRow, baseline: ReleaseArm, candidate: ReleaseArm) -> str:
     """Where more compiles, or no more, may be of a kind that the version which recorded one side did not know."""
-    if row.figure.key not in _OF_COMPILES:
+    if row.figure.key not in _COMPILE_FIGURES:
         return ""
     side, other, whose = baseline, candidate, "baseline"
     if row.verdict == PASS:

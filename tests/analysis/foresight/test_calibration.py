@@ -24,13 +24,13 @@ from analysis.foresight.calibration import (
     made_slower,
     restarts_of,
 )
-from analysis.judging.validity import Check
 from analysis.records.export import export
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
 from analysis.statistics.compare import Sample, compare_quantiles, compare_typical
 from tests.analysis.judging.test_load_steps import write_search
+from tests.fakes.beds import FakeBed, Trouble
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 
 QUICK = {"draws": 99, "metrics": ["e2e"]}
@@ -180,14 +180,11 @@ def test_starts_that_differ_more_than_blocks_foretell_are_a_doubt_below_six_tria
     assert _verdict(six, [GOOD], [apart], [])[0] == "trustworthy"
 
 
-def test_a_drift_that_trials_differ_by_is_a_doubt_below_six_trials(long_run: Run) -> None:
-    drift = Check(
-        check="bed drift", ok=False, reason="The host slowed.", affects=("noninferiority",), among_trials=True
-    )
-    assert _verdict(long_run, [GOOD], [], [drift]) == ("do not trust", ["The host slowed."])
-    six = replace(long_run, trials=long_run.trials * 6)
-    assert _verdict(six, [GOOD], [], [drift])[0] == "trustworthy"
-    assert _verdict(six, [GOOD], [], [replace(drift, among_trials=False)])[0] == "do not trust"
+@pytest.mark.parametrize(("trials", "doubted"), [(2, True), (6, False)])
+def test_a_drift_that_trials_differ_by_is_a_doubt_below_six_trials(tmp_path: Path, trials: int, doubted: bool) -> None:
+    bed = FakeBed(card_noise=0.0, host_noise=0.0, troubles=(Trouble(what="slow_after", size=0.8),))
+    run = run_of(tmp_path / "run", FakeRun(duration_s=120, rate=2.0, trials=trials, gates=QUICK, bed=bed))
+    assert any("% slower" in reason for reason in calibrate(run, splits=5).reasons) is doubted
 
 
 def test_the_variance_between_trials_is_held_against_that_within() -> None:

@@ -106,12 +106,12 @@ def test_a_pilot_of_six_trials_asks_for_more_trials_of_the_same_length(tmp_path:
     assert plan["trials"] * 120 == pytest.approx(plan["needed_s"], rel=0.2)
 
 
-@pytest.mark.parametrize(("trials", "asked"), [(2, True), (6, False)])
-def test_a_drift_that_trials_differ_by_is_in_the_lengths_and_need_not_be_mended(
-    tmp_path: Path, trials: int, asked: bool
+@pytest.mark.parametrize(("trials", "slo", "asked"), [(2, {}, True), (6, {}, False), (6, {"p99_ttft_ms": 2000}, True)])
+def test_a_drift_that_trials_differ_by_is_mended_where_it_leaves_a_gate_open(
+    tmp_path: Path, trials: int, slo: dict[str, float], asked: bool
 ) -> None:
     bed = FakeBed(card_noise=0.0, host_noise=0.0, troubles=(Trouble(what="slow_after", size=0.8),))
-    run = FakeRun(duration_s=300 if trials == 2 else 120, rate=1.0, trials=trials, gates=GATES, bed=bed)
+    run = FakeRun(duration_s=300 if trials == 2 else 120, rate=1.0, trials=trials, gates=GATES, slo=slo, bed=bed)
     plan = plan_from_run(write_run(tmp_path / "run", run), Goal(margin=0.1))
     assert any("% slower" in text for text in plan["mend_first"]) is asked
 

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.judging.checks.traffic import check_control_errors
 from analysis.judging.gates import Gate
-from analysis.judging.validity import ALL_KINDS, ESTIMATES, PARITY, Check, apply_checks
+from analysis.judging.validity import ALL_KINDS, ESTIMATES, PARITY, Check, apply_checks, faults_to_mend
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordWriter, read_table
 from analysis.summary.summary import analyze
@@ -91,6 +91,24 @@ class TestChecksOnGates:
         left = replace(gate(verdict="INCONCLUSIVE"), lasting=(0.8, 1.2))
         (result,) = apply_checks([left], [replace(check(name="bed drift"), among_trials=True)])
         assert result == left
+
+    @pytest.mark.parametrize(
+        ("trials", "blocked_by", "arm", "is_fault"),
+        [
+            (5, (), "compiled", True),
+            (6, (), "compiled", False),
+            (6, ("bed drift",), "compiled", True),
+            (6, ("bed drift",), "another", False),
+            (6, ("bed apart",), "compiled", False),
+        ],
+    )
+    def test_what_falls_on_some_trials_is_to_mend_where_a_gate_is_open_by_it(self, trials, blocked_by, arm, is_fault):
+        drift = replace(check(name="bed drift"), among_trials=True, arm="compiled")
+        sound, short = replace(drift, check="bed apart", ok=True), replace(drift, check="blocks", among_trials=False)
+        own = replace(gate(verdict="INCONCLUSIVE"), arm=arm, blocked_by=blocked_by)
+        assert faults_to_mend([sound, drift, short], [own], trials) == ([drift] if is_fault else [])
+        lasting = replace(drift, among_trials=False)
+        assert faults_to_mend([lasting], [own], trials) == [lasting]
 
     def test_a_gate_without_limits_stands_no_shift(self):
         (result,) = apply_checks([gate("slo")], [check(name="bed drift", shift=0.1)])
