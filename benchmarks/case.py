@@ -171,6 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "keep":
         accepted = [key for key in options.allow_different.split(",") if key]
         for run_dir in options.run_dir:
+            if not (run_dir / "experiment.toml").is_file():
+                parser.error(f"{run_dir} holds no experiment.toml: give the directory of a run")
             if found := deviations(run_dir, accepted):
                 keys = ",".join(line.partition(" is ")[0] for line in found)
                 parser.error(

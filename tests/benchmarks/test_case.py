@@ -98,6 +98,9 @@ def test_a_run_that_nobody_registered_is_refused_before_anything_is_kept(
     with pytest.raises(SystemExit):
         main(["keep", "aa", str(run)])
     assert 'name is "mine", which no registered experiment has' in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["keep", "aa", str(tmp_path / "nowhere")])
+    assert "nowhere holds no experiment.toml: give the directory of a run" in capsys.readouterr().err
     assert not (tmp_path / "cases").exists()
 
 
