@@ -19,8 +19,8 @@ from analysis.settings.known_speeds import DEVICES, HOSTS, LEAST_SHARE
 DRIFT = Aspect(
     check="bed drift",
     sound="Devices and hosts were as fast after each trial as before it, and from trial to trial.",
-    remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host, "
-    "or run more trials, six or more in all, on several days.",
+    remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host. "
+    "A ratio to the control is decided by more trials, too: six or more in all, on several days.",
 )
 APART = Aspect(
     check="bed apart",
