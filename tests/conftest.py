@@ -1,10 +1,10 @@
-"""What holds for all tests: every summary that one produces is as docs/schema publishes it, whoever made it, and no
-example that Hypothesis draws fails by the time it takes on a busy machine."""
+"""Rules of every test: the time limit of the default suite, the closing line, the schema of each summary."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +13,12 @@ from hypothesis import settings
 from analysis.summary import summary as summaries
 from tests.fakes.summary_schema import hold, hold_file
 
+ROOT = Path(__file__).resolve().parent
+# `make test` runs these folders; `make test-all` runs the others too.
+DEFAULT = ("analysis", "golden", "loadtests", "servers")
+LIMIT_S = 2.0
+
+# Hypothesis fails no example by its duration: the machine may be busy.
 settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")
 
@@ -20,19 +26,19 @@ _analyze = summaries.analyze
 
 
 @wraps(_analyze)
-def _held_analyze(*args: Any, **options: Any) -> dict[str, Any]:
+def _checked_analyze(*args: Any, **options: Any) -> dict[str, Any]:
     summary = _analyze(*args, **options)
     hold(summary, "the summary")
     return summary
 
 
 # Before any test module and any command imports it by name.
-summaries.analyze = _held_analyze
+summaries.analyze = _checked_analyze
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _written_summaries_are_as_published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Those that processes of the module's tests wrote."""
+def _written_summaries_match_the_schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Check each summary.json that a process of the module's tests wrote."""
     folder = tmp_path_factory.getbasetemp()
     before = set(folder.iterdir())
     yield
@@ -40,3 +46,38 @@ def _written_summaries_are_as_published(tmp_path_factory: pytest.TempPathFactory
         if not new.is_symlink():
             for path in new.rglob("summary.json"):
                 hold_file(path)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run process tests first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("process") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    """Fail a test of the default suite that takes longer than LIMIT_S and is not marked as a process test."""
+    report = yield
+    limited = item.path.relative_to(ROOT).parts[0] in DEFAULT and item.get_closest_marker("process") is None
+    if limited and report.when == "call" and report.passed and report.duration > LIMIT_S:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.nodeid} took {report.duration:.1f} s; a test of the default suite may take {LIMIT_S:.0f} s: "
+            "make it faster, mark it with pytest.mark.process if it starts a process, or move it to tests/e2e"
+        )
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say in one line what did not run, and how to run it."""
+    given = {Path(argument.partition("::")[0]).name for argument in terminalreporter.config.args}
+    folders = sorted(path.name for path in ROOT.iterdir() if any(path.glob("**/test_*.py")))
+    parts = []
+    if given >= set(DEFAULT):
+        parts.append(f"not in this suite: {', '.join(sorted(set(folders) - set(DEFAULT)))} (make test-all)")
+    reasons: dict[str, int] = {}
+    for report in terminalreporter.stats.get("skipped", ()):
+        reason = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else "no reason"
+        reasons[reason] = reasons.get(reason, 0) + 1
+    parts += [f"skipped {count}: {reason}" for reason, count in sorted(reasons.items())]
+    if parts:
+        terminalreporter.write_line("; ".join(parts))

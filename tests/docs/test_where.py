@@ -13,7 +13,7 @@ import pytest
 
 from tests.fakes.summary_schema import faults
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "where.md").read_text(encoding="utf-8")
 
 SCHEMA = "docs/schema/summary-1.schema.json"
