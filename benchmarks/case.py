@@ -1,15 +1,15 @@
-"""The case on two H200s, and troubles staged there: what is kept of the runs, and what follows from them.
+"""The case study: keep its runs, judge them again, plant its faults.
 
-    python benchmarks/case.py keep ab runs/20261122T182031Z-case-ab     # thin, into benchmarks/results/case/ab
-    python benchmarks/case.py judge                                     # every case again, over all its runs
-    python benchmarks/case.py plant case-planted-decode --out runs      # a run whose arms are what their names say
-    python benchmarks/case.py others                                    # what other tools' rules say, as tables
+    python benchmarks/case.py keep ab runs/20261122T182031Z-case-ab     # add a run to benchmarks/results/case/ab.tar.xz
+    python benchmarks/case.py judge                                     # judge every case again, over all its runs
+    python benchmarks/case.py unpack ab                                 # print the folder of its runs, for tailgate analyze
+    python benchmarks/case.py plant case-planted-decode --out runs      # run a case with the faults that its arms name
+    python benchmarks/case.py others                                    # print what other tools' rules say, as tables
 
-A run is kept as Parquet without its engine steps, which judging does not need. A search is kept with them, for its
-table of step times, and without the times of single tokens, which are nine tenths of its size and judge none of its
-steps. A run that is not of the registered experiment of its name is refused. verdict.json says what follows from all
-runs of a case together, and others.json what the rules of other tools make of the same records; a test judges them
-again.
+One archive holds all runs of a case, without engine steps. A search keeps its steps, for its table of step times. The
+gaps between tokens are kept, in units of 100 µs, only with `keep --token-gaps`: for cases whose gates or checks read
+them. `keep` refuses a run that differs from the registered experiment of its name. NAME.json holds the verdict on all
+runs of a case, and others.json the verdicts of other tools' rules on the same records. A test judges them again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
@@ -34,6 +36,7 @@ from analysis.records.run_list import RunList, listed_runs, read_run_list, write
 from analysis.records.run_records import check_runs
 from analysis.records.tables import RecordError
 from analysis.summary.summary import analyze
+from benchmarks.kept import pack, unpack
 from benchmarks.other_verdicts import markdown, other_verdicts
 from benchmarks.planted_arm import VARIABLE
 from loadtests.commands.main import main as tailgate
@@ -56,15 +59,30 @@ _TABLES = ("requests", "compile_events", "bed")
 _OWN = ("name", "seed", "trials.count")  # of each run
 
 
-def keep(case: Path, run_dir: Path, accepted: Sequence[str] = (), *, token_times: bool = True) -> None:
-    """`case` holds the run, thin, and lists all its runs, which may differ in `accepted` and in what was before."""
+def archives() -> list[Path]:
+    """Return the archive of each case."""
+    return sorted(CASES.glob("*.tar.xz"), key=lambda archive: verdict_file(archive).stem)
+
+
+def archive_of(name: str) -> Path:
+    """Return where the archive of the case is, or will be."""
+    return CASES / f"{name}.tar.xz"
+
+
+def verdict_file(archive: Path) -> Path:
+    """Return the file with the verdict on the case of `archive`."""
+    return archive.with_name(archive.name.removesuffix(".tar.xz") + ".json")
+
+
+def keep(case: Path, run_dir: Path, accepted: Sequence[str] = (), *, token_gaps: bool = False) -> None:
+    """Add the run to the folder `case`; list its runs, which may differ in `accepted` keys and in those accepted before."""
     searched = (run_dir / "frontier.json").exists()
     export(
         run_dir,
         case / run_dir.name.partition("-")[0],
         form="parquet",
         tables=(*_TABLES, "steps") if searched else _TABLES,
-        empty=("token_ns",) if searched or not token_times else (),
+        empty=() if token_gaps else ("token_ns",),
     )
     runs = sorted(path.parent for path in case.glob("*/experiment.toml"))
     before = read_run_list(case)
@@ -114,7 +132,7 @@ def plant(case: str, more: Sequence[str]) -> int:
 
 
 def verdict_of(case: Path) -> dict[str, Any]:
-    """What follows from all runs of the case together: overall, by gate, and whether the machines were quiet."""
+    """Judge all runs in the folder `case` together: overall, by gate, and whether the machines were quiet."""
     summary = analyze(case)
     return {
         "overall": summary["overall"],
@@ -133,9 +151,17 @@ def verdict_of(case: Path) -> dict[str, Any]:
     }
 
 
+def judged_cases() -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Return the folder and the kept verdict of each case, by its name."""
+    return {
+        verdict_file(archive).stem: (unpack(archive), json.loads(verdict_file(archive).read_text(encoding="utf-8")))
+        for archive in archives()
+    }
+
+
 def write_others() -> dict[str, Any]:
-    """others.json says what the rules of other tools make of every case as it is kept and judged now."""
-    document = other_verdicts(CASES)
+    """Write others.json: what the rules of other tools say of every case as it is kept and judged now."""
+    document = other_verdicts(judged_cases())
     OTHERS.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return document
 
@@ -154,9 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keeping.add_argument(
         "--allow-different", default="", metavar="KEY,...", help="from the registered experiment, and as of analyze"
     )
-    keeping.add_argument(
-        "--no-token-times", action="store_true", help="nine tenths of the size, where no gap between tokens is judged"
-    )
+    keeping.add_argument("--token-gaps", action="store_true", help="where gates or checks read gaps between tokens")
+    unpacking = commands.add_parser("unpack")
+    unpacking.add_argument("case", choices=[verdict_file(archive).stem for archive in archives()])
     commands.add_parser("judge")
     commands.add_parser("others")
     planting = commands.add_parser("plant")
@@ -165,6 +191,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "plant":
         return plant(options.case, options.more)
+    if options.command == "unpack":
+        print(unpack(archive_of(options.case)))
+        return 0
     if options.command == "others":
         print(markdown(write_others()))
         return 0
@@ -179,18 +208,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"{run_dir} is no run of the registered experiment: {'; '.join(found)}: run that, or accept what "
                     f"differs with --allow-different {keys}"
                 )
-        case = CASES / options.case
-        try:
-            # With those that are kept already: what cannot be judged with them leaves no half of it there.
-            check_runs(listed_runs([*([case] if case.exists() else []), *options.run_dir], accepted))
-            for run_dir in options.run_dir:
-                keep(case, run_dir, accepted, token_times=not options.no_token_times)
-        except RecordError as error:
-            parser.error(str(error))
-    for case in sorted(path.parent for path in CASES.glob("*/runs.json")):
-        verdict = verdict_of(case)
-        (case / "verdict.json").write_text(json.dumps(verdict, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        print(f"{case.name}: {verdict['overall']}, {counted(verdict['trials'], 'trial')}: {verdict['headline']}")
+        archive = archive_of(options.case)
+        with tempfile.TemporaryDirectory() as folder:
+            case = Path(folder) / options.case
+            if archive.exists():
+                shutil.copytree(unpack(archive), case, ignore=shutil.ignore_patterns(".unpacked"))
+            try:
+                # What cannot be judged with the kept runs changes nothing.
+                check_runs(listed_runs([*([case] if case.exists() else []), *options.run_dir], accepted))
+                for run_dir in options.run_dir:
+                    keep(case, run_dir, accepted, token_gaps=options.token_gaps)
+            except RecordError as error:
+                parser.error(str(error))
+            pack(case, archive)
+    for archive in archives():
+        verdict = verdict_of(unpack(archive))
+        path = verdict_file(archive)
+        path.write_text(json.dumps(verdict, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"{path.stem}: {verdict['overall']}, {counted(verdict['trials'], 'trial')}: {verdict['headline']}")
     write_others()
     return 0
 

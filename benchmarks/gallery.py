@@ -1,10 +1,10 @@
-"""Reports of kept runs as one sees them: an index, a picture of each first screen, and the pages themselves.
+"""Write docs/gallery: reports of kept runs, a picture of the first screen of each, and an index.
 
     python benchmarks/gallery.py            # all of docs/gallery, which needs Chromium
     python benchmarks/gallery.py ramp-back  # the page and the pictures of one entry
 
-Headline and verdict come from the records: of a case from its verdict.json, which a test judges again, of a ramp from
-what was kept of its summary.
+The pages are not tracked; the index and its pictures are. Headline and verdict come from the kept verdict of a case,
+which a test judges again, or from the kept summary of a ramp.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.nouns import counted
-from analysis.records.run_list import joins_runs
 from analysis.report.html import html_report
 from analysis.summary.summary import analyze
-from benchmarks.case import CASES
+from benchmarks.case import archive_of, verdict_file
+from benchmarks.kept import unpack
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -52,9 +52,9 @@ class Entry:
     machine: str = ""
 
     @property
-    def joined(self) -> bool:
-        """Whether its records can be judged again."""
-        return joins_runs(self.records)
+    def is_case(self) -> bool:
+        """Whether the records of its runs are kept, so that they can be judged again."""
+        return self.records.is_file()
 
 
 def entries() -> list[Entry]:
@@ -65,14 +65,14 @@ def entries() -> list[Entry]:
             "PASS",
             "May compiled-bucketed replace eager, a card each, the shapes of Llama-3-8B in bfloat16? Six trials of "
             "three runs, on three machines.",
-            CASES / "ab",
+            archive_of("ab"),
         ),
         Entry(
             "fail",
             "FAIL",
             "May torch.compile with its defaults replace eager, a card each, the shapes of Llama-3-8B in bfloat16, "
             "after a warm-up with prompts of eight lengths?",
-            CASES / "naive",
+            archive_of("naive"),
         ),
         Entry(
             "widening",
@@ -80,35 +80,35 @@ def entries() -> list[Entry]:
             "Eager, compiled-bucketed, compiled-dynamic and torch.compile's defaults, a card each, the shapes of "
             "Llama-3-8B in bfloat16, under lengths that are an eighth of a conversation's for two minutes and then "
             "whole: what compiles, and when?",
-            CASES / "widening",
+            archive_of("widening"),
         ),
         Entry(
             "planted",
             "FAIL by latency",
             "Eager beside three copies of it whose engine steps last 5, 10 and 20 % longer, a card each, the shapes of "
             "Llama-3-8B in bfloat16: which are found in six trials?",
-            CASES / "planted-decode-h200",
+            archive_of("planted-decode-h200"),
         ),
         Entry(
             "unexplained",
             "A stall that no compile explains",
             "Eager beside one that stands still for two seconds once in a trial, one that holds 1.3 times its memory, "
             "and one in which nothing is planted: which are found in three trials?",
-            CASES / "planted-others",
+            archive_of("planted-others"),
         ),
         Entry(
             "turns",
             "Two PASS, one is open",
             "Eager, compiled-padded, compiled-bucketed and compiled-dynamic taking turns of 10 s on one card, the "
             "shapes of Llama-3.2-1B in bfloat16: which may replace eager where there is one card?",
-            CASES / "turns",
+            archive_of("turns"),
         ),
         Entry(
             "inconclusive",
             "INCONCLUSIVE",
             "Eager against itself, a card each, the shapes of Llama-3-8B in bfloat16: does the judge see what is not "
             "there? Six trials of two runs, on two machines.",
-            CASES / "aa",
+            archive_of("aa"),
         ),
         Entry(
             "ramp-on",
@@ -132,23 +132,23 @@ def entries() -> list[Entry]:
             "A frontier",
             "Which of six policies holds which load on one card with a p99 TTFT of 500 ms, the shapes of Llama-3-8B in "
             "bfloat16, the lengths of the Azure conversation trace?",
-            CASES / "frontier",
+            archive_of("frontier"),
         ),
     ]
 
 
 def outcome(entry: Entry) -> dict[str, Any]:
     """Overall verdict, headline and trials, as they were kept."""
-    name = "verdict.json" if entry.joined else "summary.json"
-    kept = json.loads((entry.records / name).read_text(encoding="utf-8"))
-    trials = kept["trials"] if entry.joined else kept["design"]["trials"]
+    file = verdict_file(entry.records) if entry.is_case else entry.records / "summary.json"
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    trials = kept["trials"] if entry.is_case else kept["design"]["trials"]
     return {"overall": kept["overall"], "headline": kept["headline"], "trials": trials}
 
 
 def summary_of(entry: Entry) -> dict[str, Any]:
     """The summary of its records, or what was kept of it."""
-    if entry.joined:
-        return analyze(entry.records)
+    if entry.is_case:
+        return analyze(unpack(entry.records))
     kept: dict[str, Any] = json.loads((entry.records / "summary.json").read_text(encoding="utf-8"))
     return {"name": entry.experiment, "run_id": entry.records.name, **kept}
 
@@ -158,7 +158,7 @@ def machine(entry: Entry) -> str:
     if entry.machine:
         return entry.machine
     seen = []
-    for file in sorted(entry.records.glob("*/environment.json")):
+    for file in sorted(unpack(entry.records).glob("*/environment.json")):
         environment = json.loads(file.read_text(encoding="utf-8"))
         experiment = tomllib.loads((file.parent / "experiment.toml").read_text(encoding="utf-8"))
         default = experiment["model"].get("device", "cpu")
@@ -170,25 +170,23 @@ def machine(entry: Entry) -> str:
 
 def command(entry: Entry) -> str:
     """What makes its report again."""
-    if entry.joined:
-        return f"tailgate analyze {entry.records.relative_to(ROOT)} --out runs/{entry.name}"
     return f"python benchmarks/gallery.py {entry.name}"
 
 
 def pictures(entry: Entry) -> dict[str, str]:
     """Its pictures: of the first screen, and of a part of the page where one is named."""
     first = {f"{entry.name}.png": ""}
-    return first if entry.joined else first | {f"{entry.name}-weights.png": "looks"}
+    return first if entry.is_case else first | {f"{entry.name}-weights.png": "looks"}
 
 
 def index() -> str:
     """The text of docs/gallery/README.md."""
     parts = [
         "# Gallery",
-        "Reports of real runs, made by `make gallery` from [the kept records](../../benchmarks/results/README.md). A "
-        "picture shows the first screen of a page, which is beside it as one HTML file that opens anywhere; [reading a "
-        "report](../reading-a-report.md) goes through one part by part. Of the ramps only the gates, the ramp and the "
-        "figures of the arms were kept, so that their pages leave the rest open.",
+        "Reports of real runs. Each picture shows the first screen of a page. `make gallery` writes the pages to this "
+        "folder from [the kept records](../../benchmarks/results/README.md), as single HTML files; [reading a "
+        "report](../reading-a-report.md) explains each part. Of the ramps only the gates, the ramp and the figures of "
+        "the arms were kept; their pages leave the rest open.",
     ]
     for entry in entries():
         parts.append(f"## {entry.title}")
@@ -197,8 +195,8 @@ def index() -> str:
         parts += [
             entry.asked,
             f"> **{found['overall']}.** {found['headline']}",
-            f"{count}; {machine(entry)}. [The page]({entry.name}.html), [the records]"
-            f"(../../{entry.records.relative_to(ROOT)}), and the command that makes the page again:",
+            f"{count}; {machine(entry)}. [The records](../../{entry.records.relative_to(ROOT)}), and "
+            "the command that makes the page:",
             f"```\n{command(entry)}\n```",
             *(f"![{_shown(entry, part)}]({name})" for name, part in pictures(entry).items()),
         ]

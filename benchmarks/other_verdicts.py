@@ -7,7 +7,6 @@ of no compile. A request that failed at its deadline, or that had no end, is cou
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,13 +86,14 @@ def opinions(run: Run, arm: str, control: str, metric: str, windows: Windows) ->
 # --- Cases ------------------------------------------------------------------------------------------------------------
 
 
-def other_verdicts(cases: Path) -> dict[str, Any]:
-    """What every rule says of every case in the folder whose gates compare latencies, and how often each calls equal
-    arms unequal. The same records give the same document."""
+def other_verdicts(cases: Mapping[str, tuple[Path, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return what every rule says of each case whose gates compare latencies, and how often each fails equal arms.
+
+    `cases` holds the folder and the verdict of each case, by name. The same records give the same document.
+    """
     rows: list[dict[str, Any]] = []
     counts: dict[str, dict[str, Any]] = {}
-    for case in sorted(path.parent for path in cases.glob("*/runs.json")):
-        verdict = json.loads((case / "verdict.json").read_text(encoding="utf-8"))
+    for name, (case, verdict) in cases.items():
         gates = {(row["arm"], row["gate"]): row["verdict"] for row in verdict["gates"] if row["gate"] in _GATES}
         if not gates:  # a search for the highest load compares no latencies
             continue
@@ -101,8 +101,8 @@ def other_verdicts(cases: Path) -> dict[str, Any]:
         in_all = {
             arm: combined([row["verdict"] for row in verdict["gates"] if row["arm"] == arm]) for arm in run.treatments
         }
-        rows += _rows_of_case(case.name, run, gates, in_all)
-        if case.name in EQUAL_ARMS:
+        rows += _rows_of_case(name, run, gates, in_all)
+        if name in EQUAL_ARMS:
             _count_false_alarms(run, counts)
     rules = {
         name: {"name": RULE_NAMES[name], "sees_recompiles": False, "sees_failed_requests": False} for name in RULES

@@ -1,7 +1,7 @@
 """How far compiles are called from outside on real runs: the same arms' telemetry says what was there to be called.
 
     python benchmarks/outside.py run [SCENARIO ...] --out runs [--model random:tiny] [--devices cpu] [--seconds 240]
-    python benchmarks/outside.py judge RUN [RUN ...]
+    python benchmarks/outside.py judge [RUN ...]     # without RUN the kept ones
 
 Arms: `eager` (the control); `naive`, compiled by torch's defaults, warmed with one short request; `lengths`, the same,
 warmed with prompts of many lengths, one at a time; `steps`, which pads to a ladder and compiles each of its steps when
@@ -35,7 +35,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.arrays import Floats, Ints
 from analysis.summary.summary import analyze
+from benchmarks.kept import unpack
 
+KEPT = ("h100-from-outside", "cpu-from-outside")
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 _COUNTS = ("telemetry", "seen", "called", "extra")
 _SIGMA = 0.985  # of the logarithm of the lengths of Azure's conversations of 2023, as traffic.workload has it
@@ -180,6 +182,12 @@ def agreements(directory: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def kept_runs() -> list[Path]:
+    """Return the run directories of the kept archives."""
+    results = Path(__file__).parent / "results"
+    return [run for name in KEPT for run in sorted(unpack(results / f"{name}.tar.xz").iterdir()) if run.is_dir()]
+
+
 def show(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The table is on stdout; the sums."""
     print(f"{'run':<20}{'arm':<10}{'compiles':>9}{'seen':>6}{'called':>8}{'wrong':>7}{'open':>6}")
@@ -219,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 parser.error(f'scenario "{name}" is unknown: use {", ".join(SCENARIOS)}')
         directories = run(options)
     else:
-        directories = [Path(name) for name in options.names]
+        directories = [Path(name) for name in options.names] or kept_runs()
     rows = [row for directory in directories for row in agreements(directory)]
     total = show(rows)
     print(json.dumps({"benchmark": "outside", "rows": rows, **total}))

@@ -4,25 +4,28 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.case import CASES, deviations, keep, main, verdict_of
+from analysis.records.run_records import read_run
+from benchmarks.case import archive_of, archives, deviations, keep, main, verdict_file, verdict_of
+from benchmarks.kept import pack, unpack
 from benchmarks.planted_arm import planted_in
 from loadtests.experiments.reading import load
 from loadtests.experiments.writing import to_toml
 from tests.fakes.runs import FakeRun, write_run
 
-KEPT = sorted(path.parent for path in CASES.glob("*/runs.json"))
+KEPT = archives()
 
 
 def test_there_is_a_case() -> None:
     assert KEPT
 
 
-@pytest.mark.parametrize("case", KEPT, ids=lambda case: case.name)
-def test_what_was_kept_of_a_case_is_judged_as_it_was(case: Path) -> None:
-    kept = json.loads((case / "verdict.json").read_text(encoding="utf-8"))
-    verdict = verdict_of(case)
+@pytest.mark.parametrize("archive", KEPT, ids=lambda archive: verdict_file(archive).stem)
+def test_a_kept_case_is_judged_as_before(archive: Path) -> None:
+    kept = json.loads(verdict_file(archive).read_text(encoding="utf-8"))
+    verdict = verdict_of(unpack(archive))
     for gate, before in zip(verdict["gates"], kept["gates"], strict=True):
         assert gate["value"] == (None if before["value"] is None else pytest.approx(before["value"], rel=1e-6))
         assert {**gate, "value": None} == {**before, "value": None}
@@ -37,7 +40,8 @@ def test_what_was_kept_of_a_case_is_judged_as_it_was(case: Path) -> None:
     ],
 )
 def test_a_trouble_that_was_staged_on_a_card_is_named(staged: str, seen: set[str], unseen: set[str]) -> None:
-    checks = {check["check"] for check in verdict_of(CASES / staged)["failed_checks"]}
+    kept = json.loads(verdict_file(archive_of(staged)).read_text(encoding="utf-8"))
+    checks = {check["check"] for check in kept["failed_checks"]}
     assert seen <= checks
     assert not unseen & checks
 
@@ -109,10 +113,31 @@ def test_a_run_that_cannot_be_judged_with_those_that_are_kept_leaves_no_half_of_
 ) -> None:
     monkeypatch.setattr("benchmarks.case.CASES", tmp_path / "cases")
     monkeypatch.setattr("benchmarks.case.write_others", dict)
+    monkeypatch.setattr("benchmarks.kept.UNPACKED", tmp_path / "unpacked")
     first = write_run(tmp_path / "1-mine", FakeRun(duration_s=30, rate=1))
     other = write_run(tmp_path / "2-mine", FakeRun(duration_s=30, rate=1, seed=9, day=1, gates={"margin": 0.2}))
     assert main(["keep", "mine", str(first), "--allow-different", "name"]) == 0
     with pytest.raises(SystemExit):
         main(["keep", "mine", str(other), "--allow-different", "name"])
     assert "differs from 1 in gates.margin 0.2 (there not given)" in capsys.readouterr().err
-    assert [path.name for path in sorted((tmp_path / "cases" / "mine").iterdir())] == ["1", "runs.json", "verdict.json"]
+    assert sorted(path.name for path in (tmp_path / "cases").iterdir()) == ["mine.json", "mine.tar.xz"]
+    assert [path.name for path in unpack(tmp_path / "cases" / "mine.tar.xz").iterdir() if path.name == "2"] == []
+
+
+def test_an_archive_returns_what_was_packed_with_token_times_to_100_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.kept.UNPACKED", tmp_path / "unpacked")
+    run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=2, stated=True))
+    keep(tmp_path / "case", run, token_gaps=True)
+    pack(tmp_path / "case", tmp_path / "case.tar.xz")
+    (before,) = (tmp_path / "case").rglob("requests*.parquet")
+    (after,) = unpack(tmp_path / "case.tar.xz").rglob("requests*.parquet")
+    old, new = pq.read_table(before), pq.read_table(after)
+    assert new.drop(["token_ns"]) == old.drop(["token_ns"])
+    assert new["token_ns"].null_count == old["token_ns"].null_count
+    for was, now in zip(old["token_ns"].to_pylist(), new["token_ns"].to_pylist(), strict=True):
+        assert len(now or ()) == len(was or ())
+        assert all(0 <= exact - rounded < 100_000 for exact, rounded in zip(was or (), now or (), strict=True))
+        assert (now or [0])[0] == (was or [0])[0]
+    assert read_run(after.parent.parent).problems == ()

@@ -7,7 +7,8 @@ import struct
 
 import pytest
 
-from benchmarks.gallery import GALLERY, HEIGHT, WIDTH, Entry, alone, entries, index, outcome, pictures
+from analysis.report.html import html_report
+from benchmarks.gallery import GALLERY, HEIGHT, WIDTH, alone, entries, index, outcome, pictures, summary_of
 
 SHOWN = entries()
 AGAIN = "run `make gallery` again"
@@ -26,13 +27,11 @@ def test_each_kind_of_report_is_shown() -> None:
     assert set(outcomes) == {*failed, "inconclusive", "turns", "ramp-on", "pass", "frontier"}
 
 
-@pytest.mark.parametrize("entry", SHOWN, ids=lambda entry: entry.name)
-def test_each_page_has_the_headline_of_its_records(entry: Entry) -> None:
-    assert (entry.records / ("runs.json" if entry.joined else "weights.jsonl")).is_file()
-    page = GALLERY / f"{entry.name}.html"
-    assert page.stat().st_size <= 800_000
-    text = html.unescape(page.read_text(encoding="utf-8"))
-    assert outcome(entry)["headline"] in " ".join(text.split()), AGAIN
+@pytest.mark.parametrize("name", ["fail", "ramp-back"])
+def test_a_page_has_the_headline_of_its_records(name: str) -> None:
+    entry = next(entry for entry in SHOWN if entry.name == name)
+    text = html.unescape(html_report(summary_of(entry)))
+    assert outcome(entry)["headline"] in " ".join(text.split())
 
 
 @pytest.mark.parametrize("name", [name for entry in SHOWN for name in pictures(entry)])
@@ -44,9 +43,8 @@ def test_each_picture_is_a_screen_and_small(name: str) -> None:
 
 
 def test_nothing_else_is_in_the_gallery() -> None:
-    pages = {f"{entry.name}.html" for entry in SHOWN}
     shown = {name for entry in SHOWN for name in pictures(entry)}
-    assert {path.name for path in GALLERY.iterdir()} == {"README.md"} | pages | shown
+    assert {path.name for path in GALLERY.iterdir() if path.suffix != ".html"} == {"README.md"} | shown
 
 
 def test_a_part_of_a_page_is_shown_under_its_head() -> None:

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.outside import SCENARIOS, agreements, experiment, trace
+from benchmarks.outside import SCENARIOS, agreements, experiment, kept_runs, trace
 from loadtests.experiments.reading import load
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
-KEPT = sorted(run for name in ("h100-from-outside", "cpu-from-outside") for run in (RESULTS / name).iterdir())
+KEPT = kept_runs()
 CALLED = {"h100-from-outside": {"longer": 16, "batches": 4}, "cpu-from-outside": {"longer": 3}}
 
 
