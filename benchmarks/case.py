@@ -2,7 +2,7 @@
 
     python benchmarks/case.py keep ab runs/20261122T182031Z-case-ab     # add a run to benchmarks/results/case/ab.tar.xz
     python benchmarks/case.py judge                                     # judge every case again, over all its runs
-    python benchmarks/case.py unpack ab                                 # print the folder of its runs, for tailgate analyze
+    python benchmarks/case.py unpack ab                                 # print the folder of a case's runs
     python benchmarks/case.py plant case-planted-decode --out runs      # run a case with the faults that its arms name
     python benchmarks/case.py others                                    # print what other tools' rules say, as tables
 
@@ -75,7 +75,7 @@ def verdict_file(archive: Path) -> Path:
 
 
 def keep(case: Path, run_dir: Path, accepted: Sequence[str] = (), *, token_gaps: bool = False) -> None:
-    """Add the run to the folder `case`; list its runs, which may differ in `accepted` keys and in those accepted before."""
+    """Add the run to the folder `case` and list all its runs, which may differ in `accepted` keys."""
     searched = (run_dir / "frontier.json").exists()
     export(
         run_dir,

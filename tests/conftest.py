@@ -48,9 +48,10 @@ def _written_summaries_match_the_schema(tmp_path_factory: pytest.TempPathFactory
                 hold_file(path)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run process tests first, so that no worker is left alone with one at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("process") is None)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run process tests first if several workers share the tests, so that none is left alone with one at the end."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("process") is None)
 
 
 @pytest.hookimpl(wrapper=True)
