@@ -7,7 +7,7 @@
 
 A mutant is one change of one expression or statement: a comparison, `and`, `or`, `not`, an arithmetic operator,
 a number, `min` and `max`, `True` and `False`, or a removed call. Equally many are drawn from each
-of the packages below; the same seed and source give the same ones. Each mutant runs in its own copy of the tree. The test
+of the packages below; the same seed and source give the same ones. Each mutant runs in its own copy of the tree. Test
 files run in order, from the one that imports the mutated module most directly, until a test fails (killed) or none is
 left (survived). A failed test runs once more, so that a test that fails at random kills nothing.
 """

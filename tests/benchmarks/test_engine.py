@@ -92,7 +92,6 @@ def test_one_command_gives_one_json_line(capsys: pytest.CaptureFixture[str], tmp
     assert "share_of_floor" in captured.err
 
 
-@pytest.mark.slow
 def test_a_naive_arm_is_not_quiet_and_the_command_fails(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["quiet", "--arm", "compiled-naive", "--set", "compile.backend=eager", "--churn", "4", *SMALL]
     assert main(arguments) == 1

@@ -127,7 +127,6 @@ def clean_root(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(root, ignore_errors=True)  # gigabytes
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not CAN, reason=f"needs root and {', '.join(TOOLS)}: install Debian's package mmdebstrap")
 def test_the_steps_end_with_a_tailgate_that_runs(clean_root: Path) -> None:

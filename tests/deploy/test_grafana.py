@@ -181,7 +181,6 @@ def prometheus(folder: Path, metrics_port: int) -> Iterator[Prometheus]:
         process.wait(timeout=PATIENCE_S)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus on PATH: install Debian's package of that name")
 def test_no_panel_is_without_data(tmp_path: Path) -> None:

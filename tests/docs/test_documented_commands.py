@@ -283,7 +283,6 @@ def test_tailgate_judges_plans_and_forecasts(there: Path, capsys: pytest.Capture
     assert {line[0] for line in ended} == ENDS
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)  # it compiles for 100 s of a processor, of which a busy machine gives it a quarter
 def test_tailgate_inspect_of_a_preset_runs_to_its_end(there: Path) -> None:
     lines = [

@@ -15,7 +15,6 @@ from benchmarks.releases import KINDS, Plan, outcomes, shares
 FAKE_ARM = Path(__file__).resolve().parents[1] / "fakes" / "arm.py"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_planted_decode_time_and_memory_fail_and_equal_runs_do_not(tmp_path: Path) -> None:
     plan = Plan(

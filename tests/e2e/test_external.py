@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_run import last_line, requests, with_fake_arms
 from tests.external.server_process import answers, free_port, running
 from tests.fakes.hub_model import make
+from tests.fakes.whole_run import last_line, requests, with_fake_arms
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("fastapi", "uvicorn", "openai")),

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.e2e.test_run import console_script, last_line, requests, with_fake_arms
+from tests.fakes.whole_run import console_script, last_line, requests, with_fake_arms
 
 
 def test_two_runs_of_one_experiment_are_judged_as_one(tmp_path: Path) -> None:

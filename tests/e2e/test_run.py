@@ -1,62 +1,15 @@
 """The main job from the outside: real Envoy, real Locust, real analysis; arms are paced fakes, or the real engine."""
 
 import json
-import os
-import subprocess
-import sys
 import tomllib
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
+from analysis.records.schemas import COMPILE_EVENTS, STEPS
 from analysis.records.tables import read_table
-
-ROOT = Path(__file__).resolve().parents[2]
-FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
-SCRIPT = Path(sys.executable).with_name("tailgate")
-
-
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
-
-
-# A machine that is busy with other tests sends late, and of the slowest 1 % it may make one bunch.
-LOOSE = ["--set", "gates.max_generator_lag_ms=2000", "--set", "gates.margin=3.0"]
-LOOSE += ["--set", "slo={p50_ttft_ms=2000,p50_e2e_ms=6000}"]
-
-
-def with_fake_arms(arguments: list[str], folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    if not any("bed.reference_s" in argument for argument in arguments):
-        arguments = [*arguments, "--set", "bed.reference_s=0"]  # it would take longer than the fakes
-    code = (
-        "import sys; from loadtests.commands.main import main; "
-        f"sys.exit(main({arguments!r}, arm_command={[sys.executable, str(FAKE_ARM), *flags]!r}))"
-    )
-    return run([sys.executable, "-c", code], folder)
-
-
-def console_script(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    start = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "loadtests.commands.main"]
-    return run([*start, *arguments], folder)
-
-
-def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return line
-
-
-def requests(run_dir: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for path in sorted(run_dir.glob("trial-*/requests*.arrow")):
-        rows += read_table(path, REQUESTS)[0].to_pylist()
-    return rows
+from tests.fakes.whole_run import LOOSE, console_script, last_line, ramp_with, requests, with_fake_arms
 
 
 def test_run_ends_with_a_verdict_a_report_and_a_complete_run_directory(tmp_path: Path) -> None:
@@ -111,52 +64,18 @@ def test_run_ends_with_a_verdict_a_report_and_a_complete_run_directory(tmp_path:
     assert last_line(again) == summary
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        (
-            "azure.csv",
-            "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-            + "".join(f"2023-11-16 18:15:4{second}.5000000,{300 + second},44\n" for second in range(6)),
-        ),
-        pytest.param(
-            "mooncake.jsonl",
-            "".join(
-                json.dumps({"timestamp": 1000 * second, "input_length": 300, "output_length": 44, "hash_ids": [0]})
-                + "\n"
-                for second in range(6)
-            ),
-            marks=pytest.mark.slow,  # only how a row is read differs
-        ),
-    ],
-)
-def test_a_trace_is_replayed_row_by_row(name: str, content: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(content)
+def test_a_trace_is_replayed_row_by_row(tmp_path: Path) -> None:
+    rows = "".join(f"2023-11-16 18:15:4{second}.5000000,{300 + second},44\n" for second in range(6))
+    (tmp_path / "azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
     settings = ["--set", "traffic.duration_s=4", "--set", "traffic.block_s=1", "--set", "trials.starting_at_once=3"]
     settings += ["--set", "traffic.length_scale=0.1"]
-    done = with_fake_arms(["run", "demo", "--trace", name, *settings], tmp_path)
+    done = with_fake_arms(["run", "demo", "--trace", "azure.csv", *settings], tmp_path)
     run_dir = tmp_path / last_line(done)["run_dir"]
-    rows = [row for row in requests(run_dir) if row["arm"] == "eager"]
-    assert len(rows) == 4, done.stderr
-    assert {row["prompt_tokens"] for row in rows} <= {30, 31}  # 300 tokens and more, at length_scale 0.1
-    gaps = sorted(row["scheduled_ns"] for row in rows)
+    sent = [row for row in requests(run_dir) if row["arm"] == "eager"]
+    assert len(sent) == 4, done.stderr
+    assert {row["prompt_tokens"] for row in sent} <= {30, 31}  # 300 tokens and more, at length_scale 0.1
+    gaps = sorted(row["scheduled_ns"] for row in sent)
     assert [round((later - gaps[0]) / 1e9) for later in gaps] == [0, 1, 2, 3]
-
-
-def test_an_arm_that_dies_in_mid_run_is_never_a_pass(tmp_path: Path) -> None:
-    settings = ["--set", "traffic.duration_s=6", "--set", "traffic.block_s=1", "--set", "trials.starting_at_once=3"]
-    done = with_fake_arms(["run", "demo", *settings], tmp_path, "--die", "compiled-padded-0=4")
-    line = last_line(done)
-    assert line["complete"] is True
-    assert line["arms"]["compiled-padded"] in ("FAIL", "INCONCLUSIVE")
-    assert done.returncode in (3, 99)
-    statuses = {row["arm"]: set() for row in requests(tmp_path / line["run_dir"]) if row["arm"]}  # type: ignore[var-annotated]
-    for row in requests(tmp_path / line["run_dir"]):
-        if row["arm"]:
-            statuses[row["arm"]].add(row["status"])
-    assert statuses["eager"] == {"OK"}
-    assert statuses["compiled-padded"] > {"OK"}
-    assert "compiled-padded-0 died" in done.stderr
 
 
 def test_a_run_under_pressure_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -208,7 +127,6 @@ block_s = 5
 """
 
 
-@pytest.mark.slow
 def test_the_real_engine_answers_every_request_and_short_data_stay_undecided(tmp_path: Path) -> None:
     text = TINY.format(preset="eager-padded", policy="", duration_s=20, rate=2)
     (tmp_path / "padding.toml").write_text(text)
@@ -235,7 +153,6 @@ def test_the_real_engine_answers_every_request_and_short_data_stay_undecided(tmp
     assert not any(step["compiled"] for step in steps)
 
 
-@pytest.mark.slow
 def test_a_really_recompiling_arm_fails_by_its_recompiles_and_the_records_say_who_waited(tmp_path: Path) -> None:
     """The tiny model under the real compiler; a light backend keeps the stalls short without changing the guards."""
     policy = '[arms.compile]\nbackend = "aot_eager"'
@@ -294,35 +211,6 @@ def test_a_run_that_may_be_looked_at_ends_when_it_is_decided(tmp_path: Path) -> 
     assert "SIGKILL" not in (run_dir / "looks.log").read_text()
 
 
-def ramp_with(
-    tmp_path: Path, candidate: str, *more: str, flags: Sequence[str] = ()
-) -> tuple[dict[str, Any], Path, list[dict[str, Any]]]:
-    settings = ["--out", "out", "--seed", "3", "--set", f"ramp.candidate={candidate}", "--set", "traffic.block_s=1"]
-    settings += ["--set", "traffic.rate=40", "--set", "gates.cold_s=1", "--set", "trials.starting_at_once=2"]
-    done = with_fake_arms(["ramp", "demo", *settings, *more], tmp_path, *flags)
-    line = last_line(done)
-    run_dir = tmp_path / line["run_dir"]
-    return line, run_dir, [json.loads(text) for text in (run_dir / "weights.jsonl").read_text().splitlines()]
-
-
-def test_a_ramp_takes_a_naive_candidate_back_in_its_first_step(tmp_path: Path) -> None:
-    line, run_dir, changes = ramp_with(
-        tmp_path, "compiled-naive", "--set", "ramp.steps=[10,50,100]", "--at-most", "60s"
-    )
-    assert (line["verdict"], line["exit_code"]) == ("FAIL", 99)
-    assert [row["action"] for row in changes] == ["start", "start", "rollback", "rollback"]
-    assert [row["weights"]["compiled-naive"] for row in changes] == [1000, 1000, 0, 0]
-    ramp = json.loads((run_dir / "summary.json").read_text())["ramp"]
-    assert (ramp["outcome"], ramp["candidate"]) == ("rollback", "compiled-naive")
-    assert 0 < ramp["hurt"] <= ramp["exposed"]
-    assert ramp["rollback_s"] < 2.0
-    back_ns = changes[-1]["done_ns"]
-    late = [row for row in requests(run_dir) if row["sent_ns"] > back_ns and row["arm"] == "compiled-naive"]
-    assert late == [], "no request goes to a candidate that was taken back"
-    after = [row for row in requests(run_dir) if row["sent_ns"] > back_ns]
-    assert {row["status"] for row in after} == {"OK"}, "and the control serves on"
-
-
 def test_a_ramp_takes_a_candidate_back_while_it_compiles(tmp_path: Path) -> None:
     ramp = ("--set", "ramp.steps=[4,50,100]", "--set", "ramp.stall_limit_s=1", "--at-most", "60s")
     line, run_dir, changes = ramp_with(tmp_path, "compiled-naive", *ramp, flags=("--stall-s", "20"))
@@ -335,18 +223,3 @@ def test_a_ramp_takes_a_candidate_back_while_it_compiles(tmp_path: Path) -> None
     first = next(event for event in events if event["phase"] == "serving")
     assert back["cause_ns"] - first["start_ns"] == 1e9
     assert first["end_ns"] - first["start_ns"] >= 20e9, "the record is the compile as it was"
-
-
-def test_a_ramp_brings_a_good_candidate_to_all_of_the_traffic(tmp_path: Path) -> None:
-    steps = ["--set", "ramp.steps=[20,50,100]", "--set", "ramp.step_s=4", "--set", "ramp.most_step_s=120"]
-    line, run_dir, changes = ramp_with(tmp_path, "compiled-padded", *steps, "--set", "ramp.step_margin=3.0", *LOOSE)
-    assert [row["action"] for row in changes if row["done_ns"] or row["action"] == "promoted"] == [
-        "start",
-        "advance",
-        "advance",
-        "promoted",
-    ], line
-    assert changes[-1]["weights"] == {"eager": 0, "compiled-padded": 10_000}
-    ramp = json.loads((run_dir / "summary.json").read_text())["ramp"]
-    assert (ramp["outcome"], ramp["hurt"]) == ("promoted", 0)
-    assert {row["status"] for row in requests(run_dir)} == {"OK"}, "no stream was dropped"

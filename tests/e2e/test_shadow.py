@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_run import last_line, requests, with_fake_arms
+from tests.fakes.whole_run import last_line, requests, with_fake_arms
 
 SHORT = ["--set", "traffic.design=shadow", "--set", "traffic.duration_s=8", "--set", "gates.block_s=2"]
 
@@ -61,19 +61,6 @@ def test_a_share_of_the_requests_is_compared_with_their_own_originals(tmp_path: 
         if (item["arm"], item["metric"], item["quantile"], item["phase"]) == ("compiled-padded", "ttft", 0.5, "all")
     )
     assert ratio == pytest.approx(22 / 6, rel=0.5)
-
-
-def test_an_arm_that_has_failed_gets_no_more_copies(tmp_path: Path) -> None:
-    flags = ["--set", "traffic.duration_s=14", "--set", "trials.starting_at_once=3", "--until-decided", "--seed", "7"]
-    done = with_fake_arms(["run", "demo", *SHORT[:2], *SHORT[4:], *flags], tmp_path)
-    run_dir = tmp_path / last_line(done)["run_dir"]
-    rows = requests(run_dir)
-    facts = json.loads((run_dir / "trial-01" / "trial.json").read_text())
-    assert list(facts["ended_arms"]) == ["compiled-naive"]
-    count = {arm: sum(row["arm"] == arm for row in rows) for arm in facts["planned"]}
-    assert count == facts["planned"]
-    assert count["compiled-naive"] < count["compiled-padded"] == count["eager"]
-    assert {row["status"] for row in rows} == {"OK"}
 
 
 @pytest.mark.parametrize(

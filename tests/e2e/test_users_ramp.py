@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ import pytest
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.patience import wait_for
 from tests.fakes.users_house import UsersHouse
 
 STEPS = ["--set", "ramp.steps=[50,100]", "--set", "ramp.step_s=3", "--set", "ramp.most_step_s=240"]
@@ -116,19 +114,6 @@ def test_a_naive_candidate_is_taken_back_and_the_users_stay(tmp_path: Path) -> N
         assert {answer.status for answer in house.answers} == {"OK"}, "no stream was dropped"
 
 
-def test_requests_that_still_wait_for_the_compile_when_the_ramp_ends_are_hurt(tmp_path: Path) -> None:
-    compiles_long = {"compiled-naive": ("--stall-s", "14")}
-    with UsersHouse(tmp_path, arms=("eager", "compiled-naive"), flags=compiles_long) as house:
-        code, _ = ended(started(house))
-        summary = json.loads((run_dir(house) / "summary.json").read_text())
-        assert (code, summary["ramp"]["outcome"]) == (99, "rollback")
-        assert summary["ramp"]["rollback_s"] < 2.0
-        assert 0 < summary["ramp"]["hurt"] <= summary["ramp"]["exposed"]
-        (account,) = [json.loads(path.read_text()) for path in run_dir(house).glob("trial-01/generator-0.json")]
-        assert account["complete"]
-        assert account["started"] == account["finished"]
-
-
 def test_a_candidate_that_dies_is_taken_back_at_once(house: UsersHouse) -> None:
     ramp = started(house)
     wait_for_action(house, "start")
@@ -139,53 +124,6 @@ def test_a_candidate_that_dies_is_taken_back_at_once(house: UsersHouse) -> None:
     last = journal(house)[-1]
     assert (last["action"], last["weights"]["compiled-padded"]) == ("rollback", 0)
     assert (last["done_ns"] - died_ns) / 1e9 < 2.5
-
-
-def test_replicas_that_differ_in_more_than_their_policy_are_not_compared(tmp_path: Path) -> None:
-    flags = {"compiled-padded": ("--dtype", "compiled-padded-0=float16")}
-    with UsersHouse(tmp_path, flags=flags) as house:
-        code, line = ended(started(house))
-        assert code == 1
-        assert "compiled-padded-0 runs with dtype float16 but the control with float32" in line["error"]
-        assert house.weights()["compiled-padded"] == 0
-    (trial,) = [json.loads(path.read_text()) for path in run_dir(house).glob("trial-01/trial.json")]
-    assert [arm["config"]["name"] for arm in trial["arms"]] == ["eager", "compiled-padded"]
-
-
-def test_a_killed_controller_leaves_the_weights_and_the_next_one_goes_on(house: UsersHouse) -> None:
-    ramp = started(house)
-    wait_for_action(house, "start")
-    more_answers(house)
-    ramp.send_signal(signal.SIGKILL)
-    ramp.wait()
-    left = house.weights()
-    more_answers(house)
-    assert house.weights() == left
-    assert journal(house)[-1]["weights"] == left
-    code, line = ended(house.ramp("--resume", str(run_dir(house)), "--page", "off"))
-    assert code in (0, 3), line
-    actions = [row["action"] for row in journal(house)]
-    assert actions[-2:] == ["advance", "promoted"]
-    assert "resume" in actions
-    assert {answer.status for answer in house.answers} == {"OK"}
-    nothing_is_lost(house)
-    again = house.ramp("--resume", str(run_dir(house)), "--page", "off")
-    assert again.communicate(timeout=PATIENCE_S) is not None
-    assert again.returncode == 2, "a ramp that has ended is not gone on with"
-
-
-def test_a_split_that_started_anew_gets_its_weights_again(house: UsersHouse) -> None:
-    ramp = started(house, "--set", "ramp.steps=[50,100]", "--set", "ramp.step_s=10")
-    wait_for_action(house, "start")
-    os.kill(house.envoy_pid(), signal.SIGKILL)
-    house.children["split"].wait(10)
-    house.start_split()
-    assert house.weights() in ({"eager": 1, "compiled-padded": 0}, {"eager": 5000, "compiled-padded": 5000})
-    wait_for_action(house, "again")
-    wait_for(lambda: house.weights()["compiled-padded"] == 5000)
-    assert house.weights() == {"eager": 5000, "compiled-padded": 5000}
-    ramp.send_signal(signal.SIGKILL)
-    ramp.wait()
 
 
 def test_weights_that_somebody_else_sets_end_the_ramp_and_stay(house: UsersHouse) -> None:
@@ -213,11 +151,3 @@ def test_a_ramp_without_a_split_is_refused_in_one_line(tmp_path: Path, settings:
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_split_that_would_give_the_candidate_traffic_when_it_starts_anew_is_refused(tmp_path: Path) -> None:
-    with UsersHouse(tmp_path, arms=("compiled-padded", "eager")) as house:  # all to the first
-        admin = f"127.0.0.1:{house.ports['admin']}"
-        done = house.command("ramp", "demo", "--admin", admin, "--set", "ramp.candidate=compiled-padded")
-        assert done.returncode == 2
-        assert "start it with --weight compiled-padded=0" in done.stderr

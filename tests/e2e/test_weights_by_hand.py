@@ -10,11 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
-
 from analysis.records.weight_journal import BY_HAND, WeightChange, read_weights
-from tests.e2e.test_run import FAKE_ARM, ROOT, last_line, requests, run
 from tests.fakes.patience import wait_for
+from tests.fakes.whole_run import FAKE_ARM, ROOT, last_line, requests, run
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -106,7 +104,6 @@ def test_weights_set_by_hand_in_mid_run_are_recorded_and_judged_as_they_were(tmp
     assert words in (run_dir / "report.html").read_text()
 
 
-@pytest.mark.slow
 def test_weights_set_by_hand_during_a_ramp_end_it_and_are_told_beside_its_steps(tmp_path: Path) -> None:
     ramp = ["ramp.step_s=6", "ramp.least_requests=1", "ramp.most_step_s=14", "ramp.on_inconclusive=rollback"]
     _, run_dir, journal = changed_by_hand(

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_run import console_script, last_line, requests
 from tests.external.gguf_model import make_gguf
 from tests.external.judged import faults, pairs
 from tests.external.server_process import answers, free_port, running
 from tests.fakes.hub_model import make
+from tests.fakes.whole_run import console_script, last_line, requests
 
 SERVER = os.environ.get("TAILGATE_LLAMA_SERVER", "")
 pytestmark = [
-    pytest.mark.external,
     pytest.mark.skipif(not SERVER, reason="TAILGATE_LLAMA_SERVER is no llama-server: make test-external"),
 ]
 CONTEXT = 512

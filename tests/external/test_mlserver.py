@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_run import console_script, last_line, requests
 from tests.external.judged import faults, pairs
 from tests.external.server_process import answers, free_port, running
+from tests.fakes.whole_run import console_script, last_line, requests
 
 PYTHON = os.environ.get("TAILGATE_MLSERVER_PYTHON", "")
 pytestmark = [
-    pytest.mark.external,
     pytest.mark.skipif(
         not PYTHON, reason="TAILGATE_MLSERVER_PYTHON names no interpreter with MLServer: make test-external"
     ),

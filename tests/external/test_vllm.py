@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_run import console_script, last_line, requests
 from tests.external.judged import faults, pairs
 from tests.external.server_process import answers, free_port, running
 from tests.fakes.hub_model import make
+from tests.fakes.whole_run import console_script, last_line, requests
 
 PYTHON = os.environ.get("TAILGATE_VLLM_PYTHON", "")
 pytestmark = [
-    pytest.mark.external,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not PYTHON, reason="TAILGATE_VLLM_PYTHON names no interpreter with vLLM: make test-external"),
 ]

@@ -52,7 +52,6 @@ from tests.servers.engine.test_runner import (
 __all__ = ["recorder"]
 
 pytestmark = [
-    pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
 ]
 FLOAT32 = ModelConfig(device="cuda", dtype="float32")

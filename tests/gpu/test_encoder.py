@@ -21,7 +21,6 @@ from tests.servers.engine.test_encoder import batches, cosine, job, recorder, se
 __all__ = ["recorder"]
 
 pytestmark = [
-    pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
 ]
 TINY = ModelConfig(id="random:bert-tiny", task="embed", device="cuda", dtype="float32")

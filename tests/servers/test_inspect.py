@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 from rich.console import Console
 
 from servers.compiler import internals
 from servers.compiler.jit import jit_compile
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
 from servers.engine.memory import Growth
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Step
@@ -22,7 +21,7 @@ from servers.engine.steps import Outputs
 from servers.fields import ConfigError
 from servers.inspect.display import show
 from servers.inspect.inspection import EXIT_COMPILES, Inspection, inspect_arm
-from servers.inspect.listed_shapes import listed, parse_shapes, size_of, unplanned_shapes
+from servers.inspect.listed_shapes import listed, parse_shapes, unplanned_shapes
 from tests.servers.compiler.reset import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
@@ -106,18 +105,6 @@ def test_the_sizes_that_nobody_planned_are_sizes_that_can_run(engine: EngineConf
     assert {shape.kind for shape in shapes} >= {"prefill", "decode"}
 
 
-def test_an_encoder_is_inspected_at_the_sizes_of_whole_texts() -> None:
-    shapes = list(unplanned_shapes(ENCODER))
-    assert parse_shapes(", ".join(map(listed, shapes)), ENCODER) == shapes
-    with pytest.raises(ConfigError, match="encode steps alone"):
-        parse_shapes("prefill 1x5", ENCODER)
-    arm = replace(ENCODER, compile=CompileConfig(enabled=True, backend="eager", dynamic=False, warmup="minimal"))
-    inspection = inspection_of(arm, "encode 1x5, encode 3x7")
-    assert [visit.outcome for visit in inspection.visits] == ["ready", "recompile"]
-    assert inspection.memory_bytes["weights"] > 0
-    assert "kv_cache" not in inspection.memory_bytes
-
-
 def test_by_default_planned_and_unplanned_shapes_are_run() -> None:
     inspection = inspection_of(ArmConfig(engine=ENGINE))
     shapes = [visit.shape for visit in inspection.visits]
@@ -129,6 +116,7 @@ def test_by_default_planned_and_unplanned_shapes_are_run() -> None:
     assert False in planned
 
 
+@pytest.mark.process
 def test_an_arm_warmed_with_one_request_is_told_what_will_recompile(naive: Inspection) -> None:
     assert [visit.outcome for visit in naive.visits] == ["ready", "ready", "recompile", "recompile", "ready"]
     assert [visit.planned for visit in naive.visits] == [True, True, False, False, False]
@@ -165,47 +153,6 @@ def test_the_tables_say_what_the_inspection_holds(naive: Inspection) -> None:
     assert "static" in text
     assert "weights" in text
     json.dumps(naive.to_dict())
-
-
-def test_planned_shapes_are_ready_though_every_block_is_compiled_by_itself() -> None:
-    policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, backend="eager", regional=True, capture=True)
-    arm = ArmConfig(name="blocks", shapes=ShapeConfig(kind="buckets"), compile=policy, engine=ENGINE)
-    inspection = inspection_of(arm, "prefill 1x1, prefill 1x33, decode 3@20")
-    assert [visit.outcome for visit in inspection.visits] == ["ready"] * 3
-    assert [(size_of(visit.padded), visit.planned) for visit in inspection.visits] == [
-        ("1x32", True),
-        ("1x40", True),
-        ("4@52", True),
-    ]
-    assert inspection.exit_code == 0
-    assert len(inspection.graphs) == 5  # one for each bucket, whatever the number of layers
-    if not torch.cuda.is_available():
-        assert sum(inspection.facts.cudagraph_skips.values()) == 5
-
-
-def test_shapes_beyond_the_limit_run_eagerly_and_are_not_ready() -> None:
-    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", recompile_limit=1, warmup="minimal")
-    inspection = inspection_of(
-        ArmConfig(name="limited", compile=policy, engine=ENGINE), "prefill 1x5, prefill 1x7, prefill 1x9"
-    )
-    assert [visit.outcome for visit in inspection.visits] == ["ready", "limit", "limit"]
-    assert "limit was reached at prefill batch 1 × length 7" in inspection.visits[2].reason
-    assert inspection.exit_code == EXIT_COMPILES
-
-
-def test_a_guarded_arm_runs_what_was_not_warmed_eagerly_and_that_is_no_fault() -> None:
-    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", guarded=True, warmup="minimal")
-    inspection = inspection_of(ArmConfig(name="guarded", compile=policy, engine=ENGINE), "prefill 1x5, prefill 1x9")
-    assert [visit.outcome for visit in inspection.visits] == ["ready", "guarded"]
-    assert inspection.exit_code == 0
-
-
-def test_a_strict_arm_refuses_what_was_not_warmed_and_that_is_a_fault() -> None:
-    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
-    inspection = inspection_of(ArmConfig(name="strict", compile=policy, engine=ENGINE), "prefill 1x5, prefill 1x9")
-    assert [visit.outcome for visit in inspection.visits] == ["ready", "refused"]
-    assert "compile.strict compiles nothing while serving" in inspection.visits[1].reason
-    assert inspection.exit_code == EXIT_COMPILES
 
 
 def test_a_shape_whose_step_fails_is_told_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from benchmarks.simulation.separate import SEPARATE, coverage, verdicts
 RUNS = 20
 
 
-@pytest.mark.parametrize("name", ["drift", pytest.param("heavy", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["drift"])
 def test_intervals_of_separate_runs_hold_the_truth(name: str) -> None:
     assert means(partial(coverage, SEPARATE[name]), RUNS).min() >= stats.binom.ppf(0.001, RUNS, 0.92) / RUNS
 

@@ -50,23 +50,6 @@ def calibrated(long_run: Run) -> Calibration:
     return calibrate(long_run, splits=30)
 
 
-def halves_of(found: Calibration, how: str, effect: float) -> Halves:
-    (item,) = [item for item in found.halves if item.how == how and item.effect == pytest.approx(effect)]
-    return item
-
-
-def test_equal_halves_are_called_equal_and_slower_ones_are_seen(calibrated: Calibration) -> None:
-    for how in ("at random", "in turn"):
-        equal = halves_of(calibrated, how, 1.0)
-        assert equal.slower.of == equal.faster.of == 30
-        assert max(equal.slower.count, equal.faster.count) <= 6
-        assert equal.covered.count == 30 - equal.slower.count - equal.faster.count
-    seen = [halves_of(calibrated, "at random", effect).slower.count for effect in (1.0, 1.1, 1.2)]
-    assert seen[0] < seen[1] < seen[2]
-    passed = [halves_of(calibrated, "at random", effect).passed.count for effect in (1.0, 1.1, 1.2)]
-    assert passed[0] > passed[1] >= passed[2]
-
-
 def test_the_same_run_and_seed_calibrate_alike(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", FakeRun(duration_s=90, gates=QUICK))
     one, other = (calibrate(Run.of(read_run(folder)), splits=5) for _ in range(2))

@@ -149,12 +149,6 @@ def test_server_that_is_sure_of_every_token_tells_nothing() -> None:
     assert not found.answers.told
 
 
-def test_equal_noisy_servers_hardly_ever_fail() -> None:
-    noisy = Server(batch=0.15)
-    verdicts = [judged(noisy, noisy, seed=seed).verdict for seed in range(20)]
-    assert verdicts.count("FAIL") <= 2  # of 20 at a level of 1 in 40, more than 2 come once in 80 such tests
-
-
 def test_fault_in_a_third_of_the_prompts_is_found() -> None:
     verdicts = [judged(BF16, replace(BF16, faulty=0.33), seed=seed).verdict for seed in range(10)]
     assert verdicts.count("FAIL") >= 7

@@ -7,9 +7,6 @@ import pytest
 
 from analysis.judging.planner import (
     LONGEST_S,
-    MODEL_QUANTILES,
-    MODEL_RATE,
-    MODEL_SPREADS,
     Noise,
     clean_requests,
     comparison_needed_s,
@@ -26,7 +23,6 @@ from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import Comparison
 from benchmarks.simulation.planning import planned_power
 from benchmarks.simulation.scenario import Scenario
-from benchmarks.simulation.spreads import between, spreads
 
 SEEN = Comparison(
     quantile=0.99,
@@ -199,15 +195,6 @@ def test_a_trickle_of_requests_takes_too_long():
 )
 def test_lengths_read_in_the_unit_of_their_size(seconds, text):
     assert duration_text(seconds) == text
-
-
-@pytest.mark.parametrize("design", MODEL_SPREADS)
-def test_the_model_of_a_run_without_a_pilot_is_near_made_up_servers(design):
-    """To a factor of two; `python -m benchmarks.simulation.spreads 200` prints the same from more seeds."""
-    seen = between(spreads(design, rate=MODEL_RATE, seeds=12))
-    for q, spread in zip(MODEL_QUANTILES, seen, strict=True):
-        model = model_noise(design, rate=MODEL_RATE, quantile=q, block_s=1200.0).per_unit
-        assert 0.5 < spread / model < 2.0
 
 
 def test_four_times_the_requests_help_as_four_times_the_time_and_neither_helps_the_luck_of_a_start():

@@ -3,10 +3,7 @@
 import contextlib
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +19,12 @@ from analysis.records.tables import RecordError, read_table
 from analysis.run.run import Run
 from analysis.summary.summary import analyze, write_summary
 from loadtests.commands.main import main
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.runs import FakeRun, write_run
 
 # Limits that a run of a few minutes can meet.
 SLO = {"p90_ttft_ms": 2000, "p90_e2e_ms": 6000}
 GATES = {"draws": 99, "metrics": ["ttft", "e2e"], "quantile": 0.9, "min_blocks": 8, "max_error_pct": 1.0}
 S = 10**9
-NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=5 + 10 * step, seconds=3 + step) for step in range(3)])
 
 
 class Base:
@@ -388,21 +384,3 @@ def test_timeouts_are_errors(long, tmp_path):
 
 
 # --- The same again ---------------------------------------------------------------------------------------------------
-
-
-def test_processes_that_hash_and_thread_differently_write_the_same_bytes(tmp_path):
-    run = FakeRun(slo=SLO, gates=GATES, duration_s=60, rate=1, arms=(EAGER, NAIVE))
-    directory = write_run(tmp_path / "run", run)
-    code = (
-        "import sys; from pathlib import Path; from analysis.summary.summary import analyze, write_summary; "
-        "write_summary(analyze(Path(sys.argv[1])), Path(sys.argv[2]))"
-    )
-    root = Path(__file__).resolve().parents[3]
-    processes = []
-    for number in (1, 2):
-        threads = {name: str(number) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_IO_THREADS")}
-        environment = {**os.environ, **threads, "PYTHONHASHSEED": str(number), "PYTHONPATH": str(root)}
-        command = [sys.executable, "-c", code, str(directory), str(tmp_path / f"{number}.json")]
-        processes.append(subprocess.Popen(command, env=environment))
-    assert [process.wait() for process in processes] == [0, 0]
-    assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()

@@ -48,13 +48,6 @@ def test_planted_memory_of_a_third_more_fails_with_one_trial_each(seed: int) -> 
     assert row(document, "process_peak_bytes")["verdict"] == "FAIL"
 
 
-@pytest.mark.parametrize("trials", [1, 2, 3, 6])
-def test_equal_builds_fail_in_no_more_than_a_twentieth_of_days(trials: int) -> None:
-    build = replace(BUILD, trials=trials)
-    failed = [seed for seed in range(100) if compared(build, build, seed=seed)["overall"] == "FAIL"]
-    assert len(failed) <= 5
-
-
 def test_days_that_differ_more_than_is_taken_for_granted_are_learnt_from_the_folder() -> None:
     build = replace(BUILD, day_spread=0.03)
     failed = [seed for seed in range(60) if compared(build, build, days=8, seed=seed)["overall"] == "FAIL"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +23,7 @@ from analysis.report.release import (
 )
 from analysis.report.trend_charts import HEIGHT, trend_charts
 from analysis.settings.release_limits import ReleaseLimits
-from tests.analysis.report.conftest import BROWSER, HOSTILE
+from tests.analysis.report.conftest import HOSTILE
 from tests.fakes.releases import LEVELS, Build, release
 
 BUILD = Build(counts={"recompiles": [0, 0, 0, 0]})
@@ -145,22 +144,3 @@ def test_figures_that_never_change_still_draw() -> None:
     same = replace(BUILD, levels={"process_peak_bytes": 1.0}, counts={"recompiles": [0.0]})
     for chart in trend_charts(compared(same)):
         assert all(0.0 <= mark.y <= HEIGHT for mark in chart.marks)
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium on the path")
-def test_page_opens_in_a_browser_without_a_complaint(tmp_path: Path) -> None:
-    page = write_release_reports(compared(), tmp_path / "out")
-    assert BROWSER is not None
-    ran = subprocess.run(
-        [
-            *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-            *("--disable-background-networking", "--enable-logging=stderr", "--v=0", "--dump-dom"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "CONSOLE" not in ran.stderr, ran.stderr
-    assert "trend-new" in ran.stdout

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.report import values
@@ -95,6 +95,7 @@ def test_control_characters_never_reach_a_report() -> None:
 @given(
     st.recursive(st.none() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 )
+@settings(max_examples=30)
 def test_clean_leaves_only_what_json_can_hold(value: object) -> None:
     def finite(item: object) -> bool:
         if isinstance(item, dict):

@@ -51,7 +51,7 @@ FAULTY = FakeArm(name="compiled", error_share=0.03, compiles=[Compile(at_s=20, s
     "run",
     [
         FakeRun(slo=SLO),
-        FakeRun(duration_s=120, rate=5, trials=2, arms=(EAGER, NAIVE, FAULTY), slo=SLO),
+        FakeRun(duration_s=60, rate=5, trials=2, arms=(EAGER, NAIVE, FAULTY), slo=SLO),
         FakeRun(duration_s=120, rate=5, design="split", arms=(EAGER, FAULTY), server_columns=False),
         FakeRun(duration_s=120, rate=5, task="embed"),
     ],

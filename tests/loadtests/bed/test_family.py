@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from loadtests.bed.family import cpu_seconds, family_of, stat_of
 from tests.fakes.patience import wait_for
 
 
+@pytest.mark.process
 def test_work_of_a_process_counts_with_that_of_its_children() -> None:
     busy = "import os; os.fork(); [None for _ in iter(int, 1)]"
     process = subprocess.Popen([sys.executable, "-c", busy], start_new_session=True)

@@ -75,6 +75,7 @@ class Watcher:
         return found()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("by", ["stdin", "SIGTERM"])
 def test_host_and_processes_are_sampled_until_the_run_ends(tmp_path: Path, by: str) -> None:
     watcher = Watcher(tmp_path, "--sample-s", "0.05")
@@ -103,14 +104,7 @@ def test_host_and_processes_are_sampled_until_the_run_ends(tmp_path: Path, by: s
     assert all(row["memory_bytes"] > 0 and row["threads"] > 0 for row in processes)
 
 
-def test_a_watcher_that_never_rests_hears_that_the_run_has_ended(tmp_path: Path) -> None:
-    watcher = Watcher(tmp_path, "--sample-s", "0.000001")
-    watcher.name("eager-0", os.getpid(), "eager")
-    watcher.wait_for("process")
-    watcher.stdin.close()
-    assert watcher.process.wait(PATIENCE_S) == 0
-
-
+@pytest.mark.process
 def test_a_name_that_is_taken_back_has_no_more_rows(tmp_path: Path) -> None:
     watcher = Watcher(tmp_path, "--sample-s", "0.05")
     watcher.name("load", os.getpid())
@@ -125,6 +119,7 @@ def test_a_name_that_is_taken_back_has_no_more_rows(tmp_path: Path) -> None:
     assert {row["name"] for row in rows if row["at_ns"] == last} == {"run", "splitter"}
 
 
+@pytest.mark.process
 def test_a_killed_watcher_leaves_what_it_saw_until_the_last_second(tmp_path: Path) -> None:
     watcher = Watcher(tmp_path, "--sample-s", "0.05")
     watcher.name("load", os.getpid())
@@ -139,6 +134,7 @@ def test_a_killed_watcher_leaves_what_it_saw_until_the_last_second(tmp_path: Pat
     assert sums_path(watcher.path).exists()
 
 
+@pytest.mark.process
 def test_devices_are_watched_and_what_the_driver_refuses_is_said_once(tmp_path: Path) -> None:
     watcher = Watcher(tmp_path, "--sample-s", "0.05", "--devices", "auto", "cuda", driver=FAKE_DRIVER % os.getpid())
     assert list(watcher.bed["devices"]) == ["cuda:0"]
@@ -162,6 +158,7 @@ def test_devices_are_watched_and_what_the_driver_refuses_is_said_once(tmp_path: 
     assert refused == [{"host": "run", "name": "cuda:0", "what": "power_w", "why": "Not Supported"}]
 
 
+@pytest.mark.process
 def test_a_device_without_a_driver_is_said_and_the_host_is_watched(tmp_path: Path) -> None:
     driver = (
         "import sys\nfrom tests.fakes.nvml import FakeNvml\n"

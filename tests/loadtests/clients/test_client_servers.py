@@ -141,6 +141,7 @@ def test_a_stock_server_calls_pings_in_a_silence_too_many_and_the_client_asks_le
     assert slower_s >= 0.1
 
 
+@pytest.mark.process
 def test_a_stock_server_answers_a_ping_and_its_silent_call_lives() -> None:
     with grpc_peer("aio", token_s=1.0) as target:
         client = InferenceClient(target, keepalive_s=0.6, keepalive_timeout_s=0.3)

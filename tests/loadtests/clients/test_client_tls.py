@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from loadtests.clients.call import Call
@@ -239,48 +238,7 @@ def locust(host: str, *arguments: str, token: str = "") -> subprocess.CompletedP
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_load_by_hand_over_tls_with_a_token_which_no_file_or_line_shows(
-    tls_peer: Peer, pem: Certificates, tmp_path: Path
-) -> None:
-    """Locust patches ssl as well as sockets: that this works is not to be taken for granted."""
-    done = locust(
-        *(tls_peer.target, "--tls-ca", pem.ca, "--token-env", "TAILGATE_TEST_TOKEN", "--records", str(tmp_path)),
-        token=SECRET,
-    )
-    assert done.returncode == 0, done.stderr[-2_000:]
-    with pa.OSFile(str(tmp_path / "requests-0.arrow")) as file:
-        rows = pa.ipc.open_stream(file).read_all().to_pylist()
-    assert len(rows) > 5
-    assert {row["status"] for row in rows} == {"OK"}
-    assert SECRET not in done.stdout + done.stderr
-    for path in tmp_path.iterdir():
-        assert SECRET.encode() not in path.read_bytes(), path
-
-
-def test_load_by_hand_without_the_token_is_told_so_in_the_records(
-    tls_peer: Peer, pem: Certificates, tmp_path: Path
-) -> None:
-    done = locust(tls_peer.target, "--tls-ca", pem.ca, "--records", str(tmp_path))
-    assert "UNAUTHENTICATED: a bearer token is missing" in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--tls-ca", "/nowhere/ca.pem"], 'TLS authority "/nowhere/ca.pem" cannot be read'),
-        (["--token-env", "TAILGATE_TEST_TOKEN"], "TAILGATE_TEST_TOKEN, which is not set"),
-        (["--token-env", "s3cret-T0ken"], "token_env is not the name of an environment variable"),
-        (["--client-key", "k.pem"], "tls_key is set alone"),
-    ],
-)
-def test_bad_security_settings_end_locust_with_one_line_and_code_2(arguments: list[str], text: str) -> None:
-    done = locust("https://127.0.0.1:1", *arguments)
-    assert done.returncode == 2
-    assert text in done.stderr
-    assert "Traceback" not in done.stderr
-    assert SECRET not in done.stderr
-
-
+@pytest.mark.process
 def test_a_running_load_shows_no_token_in_the_process_list(tls_peer: Peer, pem: Certificates) -> None:
     environment = {**os.environ, "TAILGATE_TEST_TOKEN": SECRET}
     command = [sys.executable, "-P", "-m", "locust", "-f", "loadtests/chat.py", "--headless", "--host", tls_peer.target]

@@ -35,12 +35,6 @@ def test_a_doubted_run_exits_as_a_failed_one(tmp_path: Path, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["verdict"] == "do not trust"
 
 
-def test_a_long_clean_run_is_trustworthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_run(tmp_path / "run", FakeRun(duration_s=690, rate=1.7, gates={**GATES, "quantiles": [0.95]}))
-    assert main(["calibrate", str(folder), "--splits", "60", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["reasons"] == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [(["--splits", "3"], "'3' is no number of splits: give 20 to 10000"), (["--seed", "-1"], "'-1' is no seed")],

@@ -11,7 +11,6 @@ from loadtests.commands.trace_forecast import Forecast, forecast
 from loadtests.traffic.traces import Trace, read_trace
 from servers.fields import ConfigError
 
-PUBLISHED = Path(__file__).parents[3] / ".." / "shared" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 LENGTHS = [5, 9, 5, 300, 9, 40, 41, 5, 300, 12]
 
 
@@ -66,21 +65,6 @@ def test_compile_seconds_become_warm_up_and_stalls(trace: Trace) -> None:
     assert row(found, "buckets, as given")["warm_up_s"] == 40
     assert row(found, "static, no limit")["stalled_s"] == 120
     assert "120 s" in forecast_text(found)
-
-
-@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published trace is not part of the project")
-def test_the_known_figures_of_the_conversation_trace() -> None:
-    trace = read_trace(PUBLISHED)
-    found = forecast(trace, Forecast(max_prompt_tokens=8192, ladder=(4096,)))
-    lengths = found["shapes"][0]
-    assert lengths["after"]["1000"] == 440
-    assert row(found, "buckets, powers of two")["padded_over_true"] == pytest.approx(1.44, abs=0.005)
-    best = row(found, "buckets, best 8")
-    assert best["padded_over_true"] < 1.13
-    whole = forecast(trace, Forecast())
-    assert whole["shapes"][0]["distinct"] == 2339
-    fixed = forecast(trace, Forecast(max_prompt_tokens=4096))
-    assert row(fixed, "one padded shape")["padded_over_true"] == pytest.approx(3.78, abs=0.005)
 
 
 def test_lists_may_have_spaces(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:

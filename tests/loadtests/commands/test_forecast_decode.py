@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from analysis.statistics.decoding import DecodeSteps, decode_steps
+from analysis.statistics.decoding import decode_steps
 from loadtests.commands.forecast import forecast_text
 from loadtests.commands.trace_forecast import Forecast, automatic_compiles, forecast
 from loadtests.traffic.traces import Trace, read_trace
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig
-from servers.inspect.inspection import Inspection, inspect_arm
-from servers.inspect.listed_shapes import parse_shapes
 from tests.servers.compiler.reset import reset_compiler
 
-ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 WARM = (1, 6)  # what a minimal warm-up decodes: one row after a prompt of five tokens
-STEP_S = 0.5
 # (seconds, prompt tokens, answer tokens): alone, three at once, alone again, two at once
 REQUESTS = [(0.0, 12, 4), (6.0, 20, 6), (6.2, 9, 4), (6.9, 30, 3), (20.0, 7, 3), (30.0, 11, 4), (30.1, 11, 4)]
 
@@ -39,72 +33,8 @@ def trace(tmp_path: Path) -> Trace:
     return read_trace(path)
 
 
-def steps_of(trace: Trace) -> DecodeSteps:
-    columns = (trace.offset_ns, trace.input_tokens, trace.output_tokens)
-    return decode_steps(*columns, slots=ENGINE.slots, step_s=STEP_S)
-
-
-def new_shapes(trace: Trace) -> list[tuple[int, int]]:
-    """(rows, positions) of the decode steps, as they come for the first time."""
-    steps = steps_of(trace)
-    return list(dict.fromkeys(zip(steps.batch.tolist(), steps.context.tolist(), strict=True)))
-
-
-def inspected(arm: ArmConfig, shapes: list[tuple[int, int]]) -> Inspection:
-    reset_compiler()
-    listed = parse_shapes(", ".join(f"decode {rows}@{positions}" for rows, positions in shapes), arm)
-    return inspect_arm(arm, listed, report=lambda line: None)
-
-
 def compiled_after_warmup(shapes: list[tuple[int, int]]) -> list[int]:
     return [at - 1 for at in automatic_compiles(*zip(WARM, *shapes, strict=True)) if at > 0]
-
-
-def outcomes(inspection: Inspection, *wanted: str) -> list[tuple[int, int]]:
-    return [(visit.shape.batch, visit.shape.context) for visit in inspection.visits if visit.outcome in wanted]
-
-
-def test_the_default_recompiles_at_the_steps_that_are_foretold(trace: Trace) -> None:
-    shapes = new_shapes(trace)
-    policy = CompileConfig(enabled=True, backend="eager", warmup="minimal")
-    found = inspected(ArmConfig(name="naive", compile=policy, engine=ENGINE), shapes)
-    foretold = [shapes[at] for at in compiled_after_warmup(shapes)]
-    assert outcomes(found, "recompile", "compile") == foretold
-    assert len(foretold) == 2  # for positions, then for rows
-
-
-@pytest.mark.slow
-def test_static_shapes_recompile_until_the_limit_that_is_foretold(trace: Trace) -> None:
-    shapes = new_shapes(trace)
-    policy = CompileConfig(enabled=True, backend="eager", dynamic=False, warmup="minimal", recompile_limit=6)
-    found = inspected(ArmConfig(name="static", compile=policy, engine=ENGINE), shapes)
-    (case,) = forecast(trace, Forecast(slots=ENGINE.slots, step_ms=(STEP_S * 1e3,), recompile_limit=6))["decode"]
-    static = policy_of(case, "static, each shape")
-    # the warm-up's own graph is one of the six
-    assert outcomes(found, "recompile") == shapes[: static["compiles_while_serving"] - 1]
-    assert outcomes(found, "limit") == shapes[static["compiles_while_serving"] - 1 :]
-    assert case["distinct"] == len(shapes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pad", "buckets"])
-def test_ladders_that_are_warmed_never_recompile_as_foretold(kind: Any, trace: Trace) -> None:
-    policy = CompileConfig(enabled=True, backend="eager", dynamic=False)
-    arm = ArmConfig(name=kind, shapes=ShapeConfig(kind=kind), compile=policy, engine=ENGINE)
-    found = inspected(arm, new_shapes(trace))
-    (case,) = forecast(trace, Forecast(slots=ENGINE.slots, step_ms=(STEP_S * 1e3,)))["decode"]
-    foretold = policy_of(case, "one padded" if kind == "pad" else "buckets")
-    assert len(found.unready) == foretold["compiles_while_serving"] == 0
-    decoded = [graph for graph in found.graphs if (graph.shape or "").startswith("decode")]
-    assert len(decoded) == foretold["graphs_before_serving"]
-
-
-@pytest.mark.slow
-def test_a_marked_dynamic_arm_never_recompiles_as_foretold(trace: Trace) -> None:
-    preset = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
-    found = inspected(replace(preset, compile=replace(preset.compile, backend="eager")), new_shapes(trace))
-    (case,) = forecast(trace, Forecast(slots=ENGINE.slots, step_ms=(STEP_S * 1e3,)))["decode"]
-    assert len(found.unready) == policy_of(case, "dynamic, marked")["compiles_while_serving"] == 0
 
 
 def policy_of(case: dict[str, Any], name: str) -> dict[str, Any]:

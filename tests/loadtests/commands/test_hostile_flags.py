@@ -1,5 +1,7 @@
-"""Every flag of every command with values that no one should give. The flags are read from the parser itself, so that
-a new one is tried from the day it is there."""
+"""Give hostile values to one flag of each type, and to the positional arguments of every command.
+
+The flags are read from the parser, so that a new type of flag is tried as soon as it exists.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,7 @@ HOSTILE = {
 
 RELEASE = functools.cache(read_release)  # the same two runs for every value of a flag
 
-# What a command needs besides the flag that is tried, each in all its ways. Names in capitals stand for what the
-# fixture makes.
+# What a command needs besides the flag that is tried. Names in capitals stand for what the fixture makes.
 BASE: dict[str, tuple[tuple[str, ...], ...]] = {
     "run": (("demo", "--out", "OUT"),),
     "ramp": (("demo", "--set", "ramp.candidate=compiled-padded", "--out", "OUT"),),
@@ -97,13 +98,15 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def cases() -> Iterator[Any]:
+    seen = set()
     for name, parser in commands().items():
         for action in parser._actions:
-            if action.nargs == 0:
-                continue
+            kind = (action.type, action.choices is None, action.nargs)
             flag = action.option_strings[-1] if action.option_strings else ""
-            for number, base in enumerate(BASE.get(name, ((),))):
-                yield pytest.param(name, base, flag, id=f"{name} {flag or action.dest} {number}")
+            if action.nargs == 0 or (flag and kind in seen):
+                continue
+            seen.add(kind)
+            yield pytest.param(name, BASE[name][0], flag, id=f"{name} {flag or action.dest}")
 
 
 @pytest.fixture(scope="module")

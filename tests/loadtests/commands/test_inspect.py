@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -67,20 +66,3 @@ def test_a_shape_that_cannot_be_is_named_before_anything_is_loaded() -> None:
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.splitlines() == [ended.stderr.strip()]
     assert "prefill 9" in ended.stderr
-
-
-def test_the_command_prints_tables_and_one_json_line() -> None:
-    command = [sys.executable, "-m", "loadtests.commands.main", "inspect", "--arm", "eager", "--slots", "2"]
-    command += ["--shapes", "prefill 1x12, decode 2@30"]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    lines = ended.stdout.splitlines()
-    found = json.loads(lines[-1])
-    assert [(row["shape"], row["outcome"]) for row in found["shapes"]] == [
-        ("prefill 1x12", "off"),
-        ("decode 2@30", "off"),
-    ]
-    assert lines[-2] == "This arm compiles nothing: all 2 shapes run eagerly."
-    assert found["startup_ns"]["load"] > 0
-    assert {"weights", "kv_cache", "process_peak"} <= set(found["memory_bytes"])
-    assert "loading random:tiny" in ended.stderr

@@ -38,6 +38,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "loaded"), [(["--help"], []), (["worker", "--help"], ["worker"]), (["foretell"], [])]
 )
@@ -309,6 +310,7 @@ RUN = (
 )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_interrupted_at_start_up_leaves_no_process_and_says_so(number: signal.Signals, tmp_path: Path) -> None:
     command = Command(tmp_path, *RUN, fake_flags=("--never-ready", "eager-0"))
@@ -324,6 +326,7 @@ def test_a_run_interrupted_at_start_up_leaves_no_process_and_says_so(number: sig
     assert json.loads(facts.read_text())["complete"] is False
 
 
+@pytest.mark.process
 def test_a_run_interrupted_in_traffic_keeps_and_judges_what_was_recorded(tmp_path: Path) -> None:
     command = Command(tmp_path, *RUN)
     command.wait_for(r"ttft p50 \d")  # answers have come
@@ -336,16 +339,6 @@ def test_a_run_interrupted_in_traffic_keeps_and_judges_what_was_recorded(tmp_pat
     assert (tmp_path / line["report"]).stat().st_size > 1000
     assert nothing_left(str(tmp_path))
     assert main(["analyze", str(tmp_path / line["run_dir"])]) in (3, 99)
-
-
-def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
-    command = Command(tmp_path, *RUN)
-    command.wait_for("traffic")
-    command.process.send_signal(signal.SIGINT)
-    command.process.send_signal(signal.SIGTERM)
-    code, _, _ = command.end(timeout_s=10.0)
-    assert code == 1
-    assert nothing_left(str(tmp_path))
 
 
 def test_a_target_of_the_command_line_is_judged_in_place_of_the_experiments(
@@ -364,16 +357,7 @@ def test_a_target_of_the_command_line_is_judged_in_place_of_the_experiments(
     )
 
 
-def test_a_killed_run_leaves_no_process_and_its_records_can_be_read(tmp_path: Path) -> None:
-    command = Command(tmp_path, *RUN)
-    command.wait_for(r"ttft p50 \d")
-    command.process.kill()
-    command.end()
-    assert nothing_left(str(tmp_path))
-    (run_dir,) = (tmp_path / "runs").iterdir()
-    assert main(["analyze", str(run_dir)]) in (3, 99)
-
-
+@pytest.mark.process
 def test_a_run_that_broke_ends_with_one_line_and_exit_code_1(tmp_path: Path) -> None:
     command = Command(tmp_path, *RUN, fake_flags=("--fail-start", "compiled-naive-0"))
     code, out, err = command.end()
@@ -425,6 +409,7 @@ def arms_chosen(target: str, count: int) -> list[str]:
         return chosen
 
 
+@pytest.mark.process
 def test_a_running_split_takes_new_weights_and_shadows_from_outside(
     tmp_path: Path, arms: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -493,6 +478,7 @@ def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
     assert json.loads(told.out.splitlines()[-1])["error"].startswith("out of memory")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("stream", ["/dev/full", "closed"])
 def test_a_stdout_that_takes_nothing_is_told_in_one_line(stream: str) -> None:
     command = [sys.executable, "-m", "loadtests.commands.main", "plan", "--rate", "4"]

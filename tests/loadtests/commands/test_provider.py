@@ -39,6 +39,7 @@ def test_beyond_this_machine_it_takes_a_token(tmp_path: Path, capsys: pytest.Cap
         assert f"--listen {address} cannot be used" in refusal(capsys, run, "--listen", address)
 
 
+@pytest.mark.process
 def test_it_answers_until_it_is_stopped(tmp_path: Path) -> None:
     run = Rollout(folder=tmp_path / "runs" / "20260101T120000Z-canary")
     run.died()

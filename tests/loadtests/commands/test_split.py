@@ -9,11 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.listening import command_of, family
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.process
 def test_after_kill_9_neither_envoy_nor_a_temporary_file_is_left(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()

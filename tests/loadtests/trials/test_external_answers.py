@@ -50,6 +50,7 @@ def document(folder: Path, arm: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.process
 def test_every_arm_is_asked_the_same_twice_and_its_file_can_be_judged(tmp_path: Path) -> None:
     servers = [GreedyServer(Server()), GreedyServer(Server(name="other"))]
     with ExitStack() as stack:
@@ -81,6 +82,7 @@ def test_second_time_asks_another_replica(tmp_path: Path) -> None:
     assert [row["replica"] for row in second] == ["arm0-1", "arm0-0", "arm0-1", "arm0-0"]
 
 
+@pytest.mark.process
 def test_server_that_refuses_log_probabilities_is_asked_without_and_its_token_is_in_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-import threading
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,13 +38,11 @@ from loadtests.trials.frontier import (
     recorded_steps,
     together,
 )
-from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator, RunOutcome
 from loadtests.trials.served_parity import ExpectedAnswers
 from servers.clock import now_ns
 from servers.fields import ConfigError
 
-FAKE_ARM = Path(__file__).resolve().parents[2] / "fakes" / "arm.py"
 SECOND = 1_000_000_000
 KNEES = {"eager": 12.0, "padded": 3.0, "dynamic": 30.0}
 START_S = {"eager": 5.0, "padded": 40.0, "dynamic": 60.0}
@@ -523,55 +519,3 @@ def test_a_card_without_a_number_is_the_first() -> None:
     what = experiment(arms=arms)
     assert lanes_of(what) == 1
     assert [item.arm for item in together([turn("eager"), turn("padded")], devices_of_arms(what))] == ["eager"]
-
-
-def test_arms_that_run_at_once_share_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtests.trials.run.check_experiment", lambda _: None)
-    search, outcome = made_up(tmp_path, what=cards())
-    assert outcome.complete, outcome.error
-    turns = [turn["arms"] for turn in document(outcome)["turns"]]
-    assert turns[0] == ["eager", "padded"]
-    assert turns[1] == ["dynamic"]
-    assert search.spent_s <= 1500.0
-    assert analyze(outcome.run_dir)["frontier"]["blocked_by"] == []
-
-
-def test_a_real_search_records_one_arm_a_trial_and_compares_their_answers(tmp_path: Path) -> None:
-    what = experiment(
-        arms=[
-            {"name": "eager", "preset": "eager", "control": True},
-            {"name": "dynamic", "preset": "compiled-dynamic"},
-        ],
-        traffic={"rates": [4, 16], "duration_s": 6, "step_s": 2, "settle_s": 0.5},
-        parity={"served": True},
-    )
-    status = Status()
-    command = [sys.executable, str(FAKE_ARM), "--token", "dynamic-0=7"]
-    searching = FrontierSearch(what, out=tmp_path, budget_s=600.0, status=status, arm_command=command)
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.is_set() and not (status.trial == 3 and status.load.arms):
-            ended.wait(0.02)
-        searching.interrupt()
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        outcome = searching.run()
-    finally:
-        ended.set()
-        watcher.join()
-    assert outcome.interrupted, outcome.error
-    summary = analyze(outcome.run_dir)
-    assert [turn["arms"] for turn in document(outcome)["turns"]] == [["eager"], ["dynamic"], ["eager"]]
-    answers = {arm["name"]: arm["answers"] for arm in summary["parity"]["arms"]}
-    assert all(row["same"] == row["of"] > 0 for row in answers["eager"])
-    (gate,) = [gate for gate in summary["gates"] if gate["kind"] == "parity"]
-    assert (gate["arm"], gate["verdict"]) == ("dynamic", "FAIL")
-    # Nobody asked for verdicts, and an arm with other answers is not one to ship all the same.
-    assert summary["frontier"]["search"]["gated"] is False
-    assert summary["frontier"]["failed"] == ["dynamic"]
-    assert any("dynamic is FAIL by its gates" in line for line in summary["frontier"]["answer"])
-    assert {item["pick"] for item in summary["frontier"]["ranges"]} <= {"eager", None}
-    assert "dynamic" in summary["headline"]

@@ -2,10 +2,8 @@ import json
 import os
 import signal
 import socket
-import threading
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +15,6 @@ from loadtests.trials.processes import child_environment
 from loadtests.trials.progress import ArmLoad, Load, ReplicaState, Status
 from servers.fields import ConfigError
 from tests.fakes.patience import wait_for
-from tests.loadtests.trials.test_run import experiment, run
 
 HERE = PageAddress(host="127.0.0.1", port=0)
 
@@ -132,52 +129,3 @@ def test_a_folder_that_cannot_be_written_is_one_note(tmp_path: Path) -> None:
     page.open(tmp_path / "run")
     page.close({"complete": True})
     assert len(status.notes) == 1
-
-
-def test_whoever_watches_a_run_that_is_judged_at_its_end_sees_its_gates(tmp_path: Path) -> None:
-    status = Status()
-    page = LivePage(HERE, status)
-    seen: list[Any] = []
-
-    def watch() -> None:
-        wait_for(lambda: status.page)
-        with urllib.request.urlopen(f"{status.page}events") as events:
-            for line in events:
-                if line.startswith(b"data: ") and (look := json.loads(line[6:]).get("look")):
-                    seen.append(look)
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    outcome, _ = run(experiment(traffic={"duration_s": 15}), tmp_path, page=page, status=status)
-    page.close({"complete": True})
-    watching.join()
-    assert outcome.complete, outcome.error
-    assert seen
-    assert {"p99_ttft" in gate["gate"] for gate in seen[-1]["gates"]} == {True, False}
-    assert (seen[-1]["decides"], seen[-1]["sequential"]) == (False, True)
-    assert not (outcome.run_dir / "looks.jsonl").exists()
-    assert (outcome.run_dir / "logs" / "page.log").read_text() == ""
-
-
-def test_a_run_serves_its_page_from_its_start(tmp_path: Path) -> None:
-    status = Status()
-    page = LivePage(HERE, status)
-    outcome, _ = run(experiment(), tmp_path, page=page, status=status)
-    assert outcome.complete, outcome.error
-    assert status.page
-    with urllib.request.urlopen(f"{status.page}events") as events:
-        lines = iter(events)
-        told = json.loads(next(line for line in lines if line.startswith(b"data: "))[6:])
-        assert told["run"]["name"] == "small"
-        assert [arm["name"] for arm in told["run"]["arms"]] == ["eager", "naive"]
-        assert told["now"]["finished"] == told["now"]["planned"] > 0
-        assert told["compiles"]["naive"]["serving"] == len(told["series"]["events"][1]) > 0
-        assert told["series"]["load"][1][-1]["arms"]["eager"]["ttft_p99_ms"] > 0
-        assert told["series"]["bed"][1]
-        assert told["now"]["running"]
-        page.close({"complete": True})
-        (outcome.run_dir / "logs" / "page.log").read_text()
-        last = [json.loads(line[6:]) for line in lines if line.startswith(b"data: ")][-1]
-        assert last["last"]
-        assert last["now"]["state"] == "ended"
-    assert (outcome.run_dir / "logs" / "page.log").read_text() == ""

@@ -8,22 +8,21 @@ from typing import Any
 import pytest
 
 from analysis.records.documents import read_document
-from analysis.records.schemas import REQUESTS, STEPS
-from analysis.records.tables import read_table
 from loadtests.commands.main import main
 from loadtests.commands.parity import parity_table, vector_table
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
 from loadtests.trials.errors import RunError
-from loadtests.trials.parity_processes import PARITY_COMMAND, ParityRun
+from loadtests.trials.parity_processes import ParityRun
 from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator, RunOutcome
-from loadtests.trials.served_parity import PROMPTS
 from servers.fields import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 FAKE_MEASURE = ROOT / "tests" / "fakes" / "measure.py"
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
+
+pytestmark = pytest.mark.process
 
 
 def experiment(dtype: str = "bfloat16", **tables: Any) -> Experiment:
@@ -321,34 +320,6 @@ def test_a_run_that_asks_for_it_measures_first_and_starts_nothing_when_parity_fa
     assert read_document(outcome.run_dir / "parity.json").content == outcome.failed_parity
 
 
-def test_a_run_goes_on_after_parity_and_what_was_found_reaches_the_report(tmp_path: Path) -> None:
-    """The padded arm gives other tokens under traffic than it was measured to give."""
-    what = experiment("float32", parity={"full": True}, trials={"starting_at_once": 2})
-    flags = ["--noise", "eager=1e-6", "--noise", "padded=1e-6"]
-    outcome = run(what, tmp_path, *flags, arm_flags=["--token", "padded-0=9"])
-    assert outcome.complete, outcome.error
-    assert json.loads((outcome.run_dir / "parity.json").read_text())["verdict"] == "PASS"
-    folder = outcome.run_dir / "trial-01"
-    answers = json.loads((folder / "trial.json").read_text())["answers"]
-    assert [(row["replica"], row["same"], row["of"]) for row in answers["replicas"]] == [
-        ("eager-0", PROMPTS, PROMPTS),
-        ("padded-0", 0, PROMPTS),
-    ]
-    # nothing of it is in the records
-    requests = sum(read_table(path, REQUESTS)[0].num_rows for path in folder.glob("requests*.arrow"))
-    assert read_table(folder / "steps.arrow", STEPS)[0].num_rows == requests
-
-    assert main(["analyze", str(outcome.run_dir)]) == 99
-    summary = json.loads((outcome.run_dir / "summary.json").read_text())
-    (gate,) = [gate for gate in summary["gates"] if gate["kind"] == "parity"]
-    assert gate["verdict"] == "FAIL"
-    assert f"0 of {PROMPTS} greedy answers of padded after the traffic are the control's" in gate["reason"]
-    assert "It computes what the control does" in gate["reason"]
-    assert summary["headline"].startswith("padded must not replace eager: 0 of")
-    for report in ("report.html", "report.md"):
-        assert "Do the arms compute the same?" in (outcome.run_dir / report).read_text()
-
-
 def test_a_run_whose_measurement_breaks_is_broken(tmp_path: Path) -> None:
     outcome = run(experiment(parity={"full": True}), tmp_path, "--crash", "eager")
     assert outcome.error is not None
@@ -408,46 +379,6 @@ def assert_refused(settings: list[str], said: str, tmp_path: Path, capsys: pytes
     assert (out, err.count("\n")) == ("", 1)
     assert said in err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_parity_of_the_real_model_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Processes, caches, reference and judgement as users have them; padding alone, which needs no compiler."""
-    path = tmp_path / "padding.toml"
-    path.write_text(
-        'name = "padding"\n[model]\ndevice = "cpu"\ndtype = "bfloat16"\n'
-        "[engine]\nthreads = 1\nmax_prompt_tokens = 64\nmax_new_tokens = 16\n"
-        '[[arms]]\npreset = "eager"\ncontrol = true\n[[arms]]\npreset = "eager-padded"\n'
-        # never read: parity sends no traffic
-        '[traffic]\narrivals = "trace"\nworkload = "trace"\n'
-    )
-    code = main(["parity", str(path), "--out", str(tmp_path / "out")])
-    out, _ = capsys.readouterr()
-    line = json.loads(out.splitlines()[-1])
-    assert (code, line["verdict"], line["exit_code"], line["arms"]) == (0, "PASS", 0, {"eager-padded": "PASS"}), out
-    outcome = json.loads(Path(line["report"]).read_text())
-    assert outcome["facts"]["eager"] == outcome["facts"]["eager-padded"]
-    assert outcome["facts"]["eager"]["dtypes"] == "bfloat16"
-    assert 0.001 < outcome["control"]["figures"]["error"]["median"] < 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_encoders_are_measured_by_the_engine_and_judged_by_their_vectors(tmp_path: Path) -> None:
-    what = experiment(
-        "float32",
-        model={"id": "random:bert-tiny", "task": "embed"},
-        engine={"slots": 4, "max_prompt_tokens": 24, "max_wait_ms": 2.0},
-    )
-    outcome = measured(what, tmp_path / "whole", command=PARITY_COMMAND)
-    assert (outcome["verdict"], outcome["exit_code"], outcome["width"]) == ("PASS", 0, 128)
-    assert outcome["rows"] > 2 * outcome["texts"] > 0
-    (arm,) = outcome["arms"]
-    assert arm["figures"]["cosine"]["least"] > 0.9999
-    assert not list(tmp_path.rglob("vectors.npy"))
-    table = vector_table(outcome)
-    assert f"{outcome['texts']} texts, alone and in batches" in table
-    assert "padded  PASS" in table
 
 
 def test_the_table_of_encoders_names_what_is_off_and_leaves_open_what_is_not_known() -> None:

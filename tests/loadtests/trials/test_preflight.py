@@ -158,20 +158,6 @@ def test_an_option_that_inductor_does_not_know_is_refused(name: str) -> None:
         check_arm(arm(backend="inductor", options={name: True}))
 
 
-@pytest.mark.slow
-def test_what_torch_lists_and_cannot_use_is_refused() -> None:
-    """torch lists backends whose packages nobody installed."""
-    with pytest.raises(ConfigError, match=r'compile\.backend is "tvm" and cannot compile \(ImportError: .*tvm'):
-        check_arm(arm(backend="tvm"))
-    for options, words in (
-        ({"cpp.threads": "abc"}, "compile.options.cpp.threads is 'abc' and this torch has a number there"),
-        ({"max_autotune": "x"}, "compile.options.max_autotune is 'x' and this torch has true or false there"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            check_arm(arm(backend="inductor", options=options))
-    check_arm(arm(backend="inductor", options={"cpp.threads": 2, "max_autotune": True}))
-
-
 def test_torch_is_not_asked_about_what_every_torch_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_ASK_TORCH", "raise SystemExit(1)")
     monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: pytest.fail("torch was asked"))
@@ -216,19 +202,3 @@ def test_an_artifact_of_this_processor_passes_and_a_damaged_one_does_not(tmp_pat
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ConfigError, match="is damaged"):
         check_arm(shipped)
-
-
-def test_regions_that_the_model_does_not_have_are_refused_before_anything_starts() -> None:
-    named = ArmConfig(
-        model=ModelConfig(device="cpu"),
-        compile=CompileConfig(enabled=True, backend="eager", regions=("model.layers.*.ffn",)),
-    )
-    with pytest.raises(
-        ConfigError, match=r'regions holds "model\.layers\.\*\.ffn", which matches no module of the model'
-    ):
-        check_arm(named)
-
-
-def test_regions_that_the_model_has_pass() -> None:
-    policy = CompileConfig(enabled=True, backend="eager", regions=("model.layers.*.mlp",), eager_regions=("lm_head",))
-    check_arm(ArmConfig(model=ModelConfig(device="cpu"), compile=policy))

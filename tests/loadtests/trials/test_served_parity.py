@@ -120,6 +120,7 @@ def busy_channel() -> Iterator[grpc.Channel]:
     server.stop(0.0).wait()
 
 
+@pytest.mark.process
 def test_an_arm_that_works_is_waited_for_and_one_that_does_not_is_left(
     busy_channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

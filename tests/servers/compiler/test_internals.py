@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -211,40 +207,3 @@ def test_isolated_regions_of_one_function_are_told_apart_by_key_reason_and_footp
     assert "expected 3, actual 5" in events[2].reason
     assert "expected 4" not in events[2].reason, "the other region has a graph for 4"
     assert list(footprint.grown) == keys
-
-
-_COMPILES_ELSEWHERE = """
-import json, sys, time
-import torch
-from servers.compiler.recorder import CompileRecorder
-
-recorder = CompileRecorder()
-recorder.install()
-step = torch.compile(lambda x: torch.nn.functional.silu(x @ x) * 1.5, dynamic=False)
-events, deadline = [], time.monotonic() + 240
-with torch.no_grad():
-    while time.monotonic() < deadline and not any(event.kind == "background_compile" for event in events):
-        step(torch.ones(8, 8))
-        events += recorder.drain()
-        time.sleep(0.02)  # the other process has the processor meanwhile
-print(json.dumps([(event.kind, event.compile_id, event.end_ns - event.start_ns) for event in events]))
-"""
-
-
-@pytest.mark.slow
-def test_what_inductor_compiles_in_another_process_is_a_background_compile(tmp_path: Path) -> None:
-    without_caches = ("FX_GRAPH_CACHE", "AUTOGRAD_CACHE", "BUNDLE_TRITON_INTO_FX_GRAPH_CACHE")  # torch's own limit
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(SERVERS.parent),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
-        "TORCHINDUCTOR_FX_COMPILE_MODE": "async+SUBPROCESS",
-        **{f"TORCHINDUCTOR_{name}": "0" for name in without_caches},
-    }
-    command = [sys.executable, "-c", _COMPILES_ELSEWHERE]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    (here, first, _), (kind, compile_id, spent_ns) = json.loads(done.stdout.splitlines()[-1])
-    assert (here, first) == ("compile", "0/0")
-    assert (kind, compile_id) == ("background_compile", "0/0")
-    assert spent_ns > 0

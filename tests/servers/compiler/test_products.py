@@ -5,16 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import _inductor as inductor
 from torch import nn
-from torch._inductor.utils import run_and_get_code
 
 from servers.compiler import internals
-from servers.compiler.policy import compile_step, configure_compiler
 from servers.compiler.products import join_linears, scale_products, scaled_product, store_single_rows
-from servers.config import CompileConfig
 from servers.engine.model import join_weights
-from tests.servers.compiler.reset import reset_compiler
 
 
 @pytest.fixture(autouse=True)
@@ -177,27 +172,6 @@ def test_products_without_scaled_inputs_keep_their_scales() -> None:
     assert counts == [0, 0]
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_inductor_compiles_scaled_products_of_any_batch(dynamic: bool) -> None:
-    module = Gated(64, 96).to(torch.bfloat16)
-    in_float8(module, scaled_inputs=True)
-    join_weights(module)
-    policy = CompileConfig(enabled=True, dynamic=dynamic, fullgraph=True, join_projections=True)
-    configure_compiler(policy, planned_shapes=2, closed=True, regions=1)
-    try:
-        step = compile_step(module, policy)
-        for batch in (2, 7):
-            x = torch.randn(batch, 1, 64, dtype=torch.bfloat16)
-            assert distance(step(x), module(x)) < 0.08
-        torch._dynamo.reset()
-        with inductor.config.patch(force_disable_caches=True):
-            _, code = run_and_get_code(step, torch.randn(3, 1, 64, dtype=torch.bfloat16))
-        assert code[0].count("_scaled_mm(") == 2
-    finally:
-        reset_compiler()
-
-
 class ByName(nn.Linear):
     """A product that names its weights."""
 
@@ -216,18 +190,3 @@ def test_inputs_of_several_rows_and_those_of_the_graph_are_not_stored() -> None:
     stored(dynamic)
     compiled(ByName(8, 4, bias=False), counts, graph_pass=store_single_rows)(torch.randn(1, 8))
     assert counts == [0, 0, 0, 0]
-
-
-@torch.no_grad()
-def test_inductor_knows_the_operator_that_stores_a_row() -> None:
-    """On a CPU, where the product is a call all the same: its code names the operator, and the answers are the same."""
-    policy = CompileConfig(enabled=True, dynamic=False, options={"coordinate_descent_tuning": True})
-    module, x = Gated(), torch.randn(1, 1, 8)
-    configure_compiler(policy, planned_shapes=1, closed=True, regions=1)
-    try:
-        with inductor.config.patch(force_disable_caches=True):
-            answer, code = run_and_get_code(compile_step(module, policy), x)
-        torch.testing.assert_close(answer, module(x))
-        assert "force_stride_order" in code[0]
-    finally:
-        reset_compiler()

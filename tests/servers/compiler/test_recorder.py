@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +13,7 @@ from torch import nn
 from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
 
 from servers.clock import now_ns
-from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
+from servers.compiler.events import CompilerFacts, CompileUnderWay
 from servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
 from tests.servers.compiler.reset import reset_compiler
 
@@ -313,42 +312,6 @@ def test_nothing_is_told_once_the_recorder_is_removed(published: list[CompilerFa
     compiled(broken)(torch.ones(3))
     assert recorder.drain() == []
     assert published == []
-
-
-def events_of(recorder: CompileRecorder, function: Function, *inputs: torch.Tensor, **options: object) -> CompileEvent:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        compiled(function, backend="inductor", **options)(*inputs)
-    (event,) = recorder.drain()
-    return event
-
-
-@pytest.mark.slow
-def test_generated_code_is_counted_and_its_cache_and_its_missing_cuda_graph_are_told(recorder: CompileRecorder) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("on a GPU the graph is captured")
-    constant = random.random()  # a program that no cache has seen
-
-    def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return nn.functional.silu(x @ w) * constant
-
-    x = torch.ones(4, 8)
-    cold = events_of(recorder, layer, x, torch.ones(8, 8), mode="reduce-overhead")
-    warm = events_of(recorder, layer, x, torch.ones(8, 8), mode="reduce-overhead")
-    assert (cold.cache, warm.cache) == ("miss", "hit")
-    assert cold.kernels == 2  # one multiplication by a library, one generated kernel
-    assert recorder.facts.cudagraph_skips == {"no CUDA device": 2}
-    assert warm.backend_ns < cold.backend_ns
-
-
-@pytest.mark.slow
-def test_the_share_of_a_compile_that_tuning_took_is_told(recorder: CompileRecorder) -> None:
-    """Frozen weights: what the CPU needs to tune, and what keeps a graph out of the cache."""
-    layer = nn.Linear(64, 64).eval().requires_grad_(False)
-    with torch._inductor.config.patch(freezing=True):
-        event = events_of(recorder, layer, torch.ones(16, 64), mode="max-autotune-no-cudagraphs")
-    assert event.cache == "bypass"
-    assert 0 < event.autotune_ns < event.end_ns - event.start_ns
 
 
 def test_one_recorder_goes_on_when_another_is_removed_before_it() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,11 +15,11 @@ from torchao.quantization.quantize_.workflows.float8.float8_tensor import Quanti
 
 from servers.compiler import policy as compiler_policy
 from servers.compiler.recorder import CompileRecorder
-from servers.config import ArmConfig, CompileConfig, ModelConfig, ShapeConfig
+from servers.config import CompileConfig, ModelConfig
 from servers.engine.model import load_model
 from servers.engine.quantisation import is_quantised, quantise, step_weight_bytes, stored_bytes, weight_bytes
 from servers.fields import ConfigError
-from tests.servers.engine.test_runner import ENGINE, jobs_for, recorder, runner_for, serve
+from tests.servers.engine.test_runner import recorder
 
 __all__ = ["recorder"]
 
@@ -112,21 +111,6 @@ def test_a_gpu_too_old_for_float8_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert "an older card has compute capability 8.0, and float8 is known from 8.9 on" in refusal(
         ModelConfig(quantisation="float8-per-row"), model
     )
-
-
-@pytest.mark.parametrize(("settings", "regional"), [(INT8, True), (INT8, False), (FLOAT8, True)])
-def test_layers_share_a_graph_whatever_their_scales_and_nothing_compiles_after_warm_up(
-    settings: ModelConfig, regional: bool, recorder: CompileRecorder
-) -> None:
-    light = CompileConfig(enabled=True, backend="aot_eager", dynamic=False, fullgraph=True, regional=regional)
-    ladders = ShapeConfig(kind="buckets", batch_ladder=(4,), length_ladder=(40,), context_ladder=(52,))
-    arm = ArmConfig(name="held", model=settings, engine=replace(ENGINE, threads=1), shapes=ladders, compile=light)
-    runner = runner_for(arm, recorder)
-    graphs = [event for event in recorder.drain() if event.kind in ("compile", "recompile")]
-    assert len(graphs) == 2  # one for prefill and one for decode, and not one for each layer
-    serve(runner, jobs_for(runner.vocab_size, seed=1))
-    assert recorder.drain() == []
-    assert runner.memory_bytes()["quantised_weights"] == weight_bytes(runner.model)[1]
 
 
 class Block(nn.Module):

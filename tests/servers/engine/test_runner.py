@@ -7,11 +7,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from servers.compiler import policy as compiler_policy
-from servers.compiler.events import CompileEvent
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine import attention, sampling
+from servers.engine import attention
 from servers.engine import runner as runner_module
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler
@@ -135,45 +133,6 @@ def test_buckets_may_be_larger_than_anything_that_comes(recorder: CompileRecorde
     assert_greedy_like_generate(runner, jobs)
 
 
-def test_a_regional_arm_compiles_one_graph_a_shape_however_many_layers(recorder: CompileRecorder) -> None:
-    arm = ArmConfig.from_preset("compiled-bucketed", engine=replace(ENGINE, prefill_chunk=16))
-    arm = replace(arm, compile=replace(arm.compile, backend="eager"))
-    runner = runner_for(arm, recorder)
-    planned = len(list(runner.shapes.planned()))
-    assert len(runner.cache.layers) > 1
-    assert len([event for event in recorder.drain() if event.kind in ("compile", "recompile")]) == planned
-    jobs = jobs_for(runner.vocab_size, seed=8)
-    serve(runner, jobs)
-    assert recorder.drain() == []
-    assert_greedy_like_generate(runner, jobs)
-
-
-REGIONS = {
-    "mlp": (("model.layers.*.mlp",), (), {"LlamaMLP"}),
-    "attention and head": (("model.layers.*.self_attn", "lm_head"), (), {"LlamaAttention", "Linear"}),
-    "all layers": (("model.layers.*",), (), {"LlamaDecoderLayer"}),
-    "all layers but one": (("model.layers.*",), ("model.layers.0",), {"LlamaDecoderLayer"}),
-    "the model but its mlp": (("model",), ("model.layers.*.mlp",), {"LlamaModel"}),
-    "everything but attention": ((), ("model.layers.*.self_attn",), set()),
-}
-
-
-@pytest.mark.parametrize("name", REGIONS)
-def test_regions_run_compiled_and_the_rest_eagerly_without_changing_an_answer(
-    name: str, recorder: CompileRecorder
-) -> None:
-    regions, eager, classes = REGIONS[name]
-    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", regions=regions, eager_regions=eager)
-    arm = ArmConfig(name="named", shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE)
-    runner = runner_for(arm, recorder)
-    frames = {event.frame.rpartition(" ")[2] for event in recorder.drain() if event.kind in ("compile", "recompile")}
-    assert classes <= frames
-    jobs = jobs_for(runner.vocab_size, seed=8, count=6)
-    serve(runner, jobs)
-    assert recorder.drain() == [], "no compile, and no step that ran eagerly"
-    assert_greedy_like_generate(runner, jobs)
-
-
 def test_layers_of_one_class_share_the_graphs_of_a_named_region(recorder: CompileRecorder) -> None:
     policy = CompileConfig(enabled=True, dynamic=False, backend="eager", regions=("model.layers.*.mlp",))
     arm = ArmConfig(name="mlp", shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE)
@@ -214,65 +173,6 @@ def test_a_region_that_no_step_calls_is_refused(recorder: CompileRecorder) -> No
         runner.warm_up(lambda done, total, detail: None)
 
 
-def test_a_strict_arm_refuses_unseen_shapes_and_goes_on(recorder: CompileRecorder) -> None:
-    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
-    arm = ArmConfig(name="strict", compile=policy, engine=ENGINE)
-    runner = runner_for(arm, recorder)
-    recorder.drain()
-    before, after = own_request(arm), own_request(arm)
-    serve(runner, [before])
-    with pytest.raises(compiler_policy.UnforeseenShapeError) as refused:
-        serve(runner, jobs_for(runner.vocab_size, seed=4, count=1))
-    assert "no graph fits prefill batch 1" in str(refused.value)
-    assert "size mismatch" in str(refused.value)
-    serve(runner, [after])
-    assert after.output == before.output
-    assert recorder.drain() == [], "nothing compiles, and nothing runs eagerly"
-
-
-def test_other_errors_of_a_strict_arm_stay_what_they_are(recorder: CompileRecorder) -> None:
-    assert compiler_policy.refusal(RuntimeError("expected 3 dimensions")) is None
-    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
-    arm = ArmConfig(name="strict", compile=policy, engine=ENGINE)
-    runner = runner_for(arm, recorder)
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("the device said no")
-
-    runner._steps["prefill"] = fail  # type: ignore[assignment]
-    with pytest.raises(RuntimeError, match="the device said no"):
-        serve(runner, [own_request(arm)])
-
-
-def test_a_guarded_arm_runs_unseen_shapes_eagerly_instead_of_compiling(recorder: CompileRecorder) -> None:
-    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", guarded=True, warmup="minimal")
-    runner = runner_for(ArmConfig(name="guarded", compile=policy, engine=ENGINE), recorder)
-    recorder.drain()
-    jobs = jobs_for(runner.vocab_size, seed=4, count=6)
-    serve(runner, jobs)
-    events = recorder.drain()
-    assert {event.kind for event in events} == {"eager_fallback"}
-    assert "guarded" in events[0].reason
-    assert_greedy_like_generate(runner, jobs)
-
-
-@pytest.mark.parametrize("preset", ["eager", "compiled-naive"])
-def test_warming_kernels_compiles_no_graph(
-    preset: str, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arm = ArmConfig.from_preset(preset, engine=ENGINE)
-    arm = replace(arm, compile=replace(arm.compile, backend="eager"))
-    runner_for(arm, recorder)
-    without = [event.shape for event in recorder.drain()]
-    torch._dynamo.reset()
-    recorder.remove()
-    recorder.install()  # a reset drops compile callbacks
-    monkeypatch.setattr("servers.engine.attention.contexts_to_warm", lambda model, device, limit: [1, 3, limit])
-    runner = runner_for(arm, recorder)
-    assert [event.shape for event in recorder.drain()] == without
-    assert runner.startup_ns["decode kernels"] > 0
-
-
 def test_a_backend_that_torch_does_not_know_is_refused(recorder: CompileRecorder) -> None:
     policy = CompileConfig(enabled=True, backend="nobody")
     runner = ModelRunner(ArmConfig(name="odd", compile=policy, engine=ENGINE), recorder)
@@ -280,38 +180,7 @@ def test_a_backend_that_torch_does_not_know_is_refused(recorder: CompileRecorder
         runner.load()
 
 
-@pytest.mark.parametrize(
-    "preset", ["compiled-padded", "compiled-bucketed", pytest.param("compiled-dynamic", marks=pytest.mark.slow)]
-)
-def test_planned_arms_decode_like_generate_and_compile_nothing_after_warm_up(
-    preset: str, recorder: CompileRecorder
-) -> None:
-    """Traced and guarded by the real compiler; the backend is a light one, as code generation plays no part here."""
-    arm = ArmConfig.from_preset(preset, engine=ENGINE)
-    arm = replace(arm, compile=replace(arm.compile, backend="aot_eager", mode="default"))
-    runner = runner_for(arm, recorder)
-    warm = recorder.drain()
-    assert warm
-    assert {event.phase for event in warm} == {"warmup"}
-    serve(runner, [own_request(arm)])
-    assert recorder.drain() == []
-    jobs = jobs_for(runner.vocab_size, seed=7)
-    serve(runner, jobs)
-    assert recorder.drain() == []
-    assert_greedy_like_generate(runner, jobs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dynamic", [False, None])
-def test_exact_shapes_are_warm_for_what_a_replica_asks_itself(dynamic: bool | None, recorder: CompileRecorder) -> None:
-    policy = CompileConfig(enabled=True, dynamic=dynamic, backend="eager")
-    arm = ArmConfig(name="exact", compile=policy, engine=ENGINE)
-    runner = runner_for(arm, recorder)
-    recorder.drain()
-    serve(runner, [own_request(arm)])
-    assert recorder.drain() == []
-
-
+@pytest.mark.process
 def test_the_naive_arm_recompiles_while_serving_and_says_why(recorder: CompileRecorder) -> None:
     arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
     arm = replace(arm, compile=replace(arm.compile, backend="eager"))
@@ -329,29 +198,6 @@ def test_the_naive_arm_recompiles_while_serving_and_says_why(recorder: CompileRe
         assert event.end_ns > event.start_ns
         assert "size mismatch" in event.reason or "size()" in event.reason
         assert event.shape.startswith(("prefill batch", "decode batch"))
-    assert_greedy_like_generate(runner, jobs)
-
-
-@pytest.mark.slow
-def test_inductor_code_decodes_exactly_like_generate(recorder: CompileRecorder) -> None:
-    runner = runner_for(ArmConfig.from_preset("compiled-padded", engine=ENGINE), recorder)
-    recorder.drain()
-    jobs = jobs_for(runner.vocab_size, seed=5)
-    serve(runner, jobs)
-    assert recorder.drain() == []
-    assert_greedy_like_generate(runner, jobs)
-
-
-def test_past_the_recompile_limit_the_canary_sees_steps_run_eagerly(recorder: CompileRecorder) -> None:
-    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", recompile_limit=2, warmup="minimal")
-    runner = runner_for(ArmConfig(name="limited", compile=policy, engine=ENGINE), recorder)
-    recorder.drain()
-    jobs = jobs_for(runner.vocab_size, seed=4, count=6)
-    serve(runner, jobs)
-    events: list[CompileEvent] = recorder.drain()
-    kinds = {event.kind for event in events}
-    assert "limit_hit" in kinds
-    assert "eager_fallback" in kinds
     assert_greedy_like_generate(runner, jobs)
 
 
@@ -405,77 +251,3 @@ def test_an_unchanged_hugging_face_model_loads_from_disk_and_keeps_its_attention
     jobs = jobs_for(runner.vocab_size, seed=2)
     serve(runner, jobs)
     assert_greedy_like_generate(runner, jobs)
-
-
-def split_at_two(logits: torch.Tensor) -> torch.Tensor:
-    # a choice by the number of rows: no one graph serves all
-    return logits.argmax(dim=-1) if logits.shape[0] > 2 else logits.max(dim=-1).indices
-
-
-@pytest.mark.slow
-def test_bounds_that_cannot_be_promised_cost_graphs_before_serving_and_none_after(
-    recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(sampling, "largest", split_at_two)
-    arm = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
-    runner = runner_for(replace(arm, compile=replace(arm.compile, backend="aot_eager")), recorder)
-    assert "without promised bounds" in caplog.text
-    recorder.drain()
-    jobs = jobs_for(runner.vocab_size, seed=11)
-    serve(runner, jobs)
-    assert [(event.kind, event.shape) for event in recorder.drain()] == []
-    assert_greedy_like_generate(runner, jobs)
-
-
-def test_the_longest_context_needs_no_graph_of_its_own(
-    recorder: CompileRecorder, caplog: pytest.LogCaptureFixture
-) -> None:
-    arm = ArmConfig.from_preset(
-        "compiled-strict", engine=EngineConfig(slots=2, max_prompt_tokens=20, max_new_tokens=12)
-    )
-    runner = runner_for(replace(arm, compile=replace(arm.compile, backend="aot_eager")), recorder)
-    assert "without promised bounds" not in caplog.text
-    prompt = jobs_for(runner.vocab_size, seed=1, count=1)[0].prompt
-    longest = [Job(request_id=str(row), prompt=(prompt * 20)[:20], max_tokens=12, recv_ns=0) for row in range(2)]
-    serve(runner, longest)
-    assert [len(job.output) for job in longest] == [12, 12], "a strict arm refuses what needs a graph"
-
-
-@pytest.mark.parametrize(
-    ("prefill_batch", "chunk", "bounds"), [(1, 0, ()), (3, 16, ()), (1, 0, (2, 4))], ids=["one", "three", "bounds"]
-)
-def test_unbacked_dimensions_are_served_by_one_graph_a_step(
-    prefill_batch: int, chunk: int, bounds: tuple[int, ...], recorder: CompileRecorder
-) -> None:
-    arm = ArmConfig.from_preset(
-        "compiled-strict", engine=replace(ENGINE, prefill_batch=prefill_batch, prefill_chunk=chunk)
-    )
-    policy = replace(arm.compile, backend="eager", unbacked=("batch", "context"), batch_bounds=bounds)
-    runner = runner_for(replace(arm, compile=policy), recorder)
-    assert [event.kind for event in recorder.drain()] == ["compile"] * (3 if chunk else 2)
-    jobs = jobs_for(runner.vocab_size, seed=7)
-    serve(runner, jobs)
-    assert recorder.drain() == []
-    assert_greedy_like_generate(runner, jobs)
-
-
-def test_a_model_that_asks_for_an_unbacked_size_is_refused_in_one_line(
-    recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampling, "largest", split_at_two)
-    arm = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
-    policy = replace(arm.compile, backend="eager", unbacked=("batch",))
-    with pytest.raises(
-        ConfigError, match=r"compile\.unbacked is \['batch'\] but the model asks for such a size"
-    ) as told:
-        runner_for(replace(arm, compile=policy), recorder)
-    assert "\n" not in str(told.value)
-
-
-@pytest.mark.slow
-def test_bounds_that_the_user_gave_must_hold(recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "largest", split_at_two)
-    arm = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
-    policy = replace(arm.compile, backend="aot_eager", batch_bounds=(2, 4))
-    with pytest.raises(compiler_policy.UnprovenBounds):
-        runner_for(replace(arm, compile=policy), recorder)

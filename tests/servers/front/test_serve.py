@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from servers.clock import now_ns
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
+from servers.config import ArmConfig, EngineConfig
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tests.fakes.certificates import make_certificates
 from tests.fakes.listening import listeners, unix_names
@@ -157,6 +157,7 @@ def refusal(replica: Replica, request: inference_pb2.GenerateRequest) -> grpc.Ca
     return caught.value
 
 
+@pytest.mark.process
 def test_an_answer_carries_its_tokens_their_times_and_the_trailing_metadata(replica: Replica) -> None:
     before_ns = now_ns()
     call = replica.inference.Generate(ask(tokens=9, max_tokens=6))
@@ -297,6 +298,7 @@ def test_what_is_no_protobuf_is_the_callers_error_in_every_method_and_leaves_no_
     assert "Traceback" not in (tmp_path / "answers.log").read_text()
 
 
+@pytest.mark.process
 def test_a_replica_whose_engine_stands_still_answers_health_checks_and_ends_when_told(tmp_path: Path) -> None:
     engine = EngineConfig(slots=1, max_queue=60, max_prompt_tokens=8192, max_new_tokens=8, drain_grace_s=1, threads=1)
     replica = start_fake(tmp_path, "answers", engine=engine)
@@ -315,6 +317,7 @@ def test_a_replica_whose_engine_stands_still_answers_health_checks_and_ends_when
     assert not Path(f"/proc/{frozen}").exists()
 
 
+@pytest.mark.process
 def test_a_full_queue_is_refused_at_once_and_the_running_requests_are_not_disturbed(replica: Replica) -> None:
     limit = ENGINE.slots + ENGINE.max_queue
     calls = [replica.inference.Generate(ask(max_tokens=300)) for _ in range(limit)]
@@ -394,6 +397,7 @@ def test_telemetry_tells_at_once_that_the_compiler_failed_at_nothing(replica: Re
     assert dict(first.facts.graph_breaks) == dict(first.facts.cudagraph_skips) == {}
 
 
+@pytest.mark.process
 def test_an_idle_replica_goes_on_to_say_what_it_holds(replica: Replica) -> None:
     watch = replica.telemetry.Watch(telemetry_pb2.WatchRequest(memory=True), timeout=PATIENCE_S)
     readings = []
@@ -427,6 +431,7 @@ def test_a_port_in_use_is_a_one_line_error(replica: Replica, tmp_path: Path) -> 
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.process
 def test_not_serving_until_warm_then_draining_finishes_what_runs(tmp_path: Path) -> None:
     with_metrics = free_port()
     replica = start(tmp_path, ArmConfig(name="drains", engine=ENGINE), "--metrics-port", str(with_metrics))
@@ -464,16 +469,7 @@ def test_a_dead_engine_fails_its_requests_and_the_replica_exits_1(tmp_path: Path
     assert replica.process.wait(timeout=PATIENCE_S) == 1
 
 
-def test_an_engine_that_cannot_start_is_told_and_exits_1(tmp_path: Path) -> None:
-    replica = start(
-        tmp_path, ArmConfig(name="wrong", engine=ENGINE, compile=CompileConfig(enabled=True, backend="telepathy"))
-    )
-    last = wait_warm(replica)[-1]
-    assert last.stage == "failed"
-    assert "telepathy" in last.detail
-    assert replica.process.wait(timeout=PATIENCE_S) == 1
-
-
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -490,6 +486,7 @@ def test_a_warm_engine_that_cannot_answer_never_serves(tmp_path: Path, how: str,
     assert "Traceback" not in (tmp_path / f"{how}.log").read_text()
 
 
+@pytest.mark.process
 def test_a_warm_engine_that_has_not_answered_does_not_serve_yet(tmp_path: Path) -> None:
     replica = start_fake(tmp_path, "mute", engine=replace(ENGINE, drain_grace_s=0.5))
     assert wait_for(lambda: replica.counters()["in_flight"]) == 1
@@ -497,62 +494,6 @@ def test_a_warm_engine_that_has_not_answered_does_not_serve_yet(tmp_path: Path) 
     assert refusal(replica, ask()).code() is grpc.StatusCode.UNAVAILABLE
     replica.process.terminate()
     assert replica.process.wait(timeout=20) == 0  # after its own grace, not the default one
-
-
-def test_what_a_replica_asks_itself_is_recorded_nowhere(tmp_path: Path) -> None:
-    arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
-    arm = replace(arm, compile=replace(arm.compile, backend="eager"))
-    replica = start(tmp_path, arm)
-    assert wait_warm(replica)[-1].stage == "serving"
-    counters = replica.counters()
-    compiles = [
-        event.compile
-        for event in watched(replica, telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True))
-        if event.WhichOneof("event") in ("compile", "steps")
-    ]
-    assert {key: counters[key] for key in ("requests", "tokens", "steps", "in_flight")} == dict.fromkeys(
-        ("requests", "tokens", "steps", "in_flight"), 0
-    )
-    assert len(compiles) == counters["compile_events"]
-    assert compiles
-    assert not any(event.phase == "serving" or event.request_ids for event in compiles)
-
-
-def test_a_compile_is_told_before_it_is_over_and_its_event_follows(tmp_path: Path) -> None:
-    arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
-    replica = start(tmp_path, replace(arm, compile=replace(arm.compile, backend="eager")))
-    wait_warm(replica)
-    watch = replica.telemetry.Watch(telemetry_pb2.WatchRequest(compile_events=True, under_way=True), timeout=60)
-    told = ((now_ns(), event) for event in watch)
-    call = replica.inference.Generate(ask(tokens=17, max_tokens=2))
-    begun_ns, begun = next((at_ns, event.under_way) for at_ns, event in told if event.under_way.phase == "serving")
-    assert (begun.kind, begun.end_ns, begun.batch_id >= 0) == ("compile", 0, True)
-    assert begun.shape.startswith("prefill")
-    over = next(event.under_way for _, event in told if event.WhichOneof("event") == "under_way")
-    assert (over.start_ns, over.compile_id) == (begun.start_ns, begun.compile_id)
-    assert begun_ns < over.end_ns, "although the compile holds its interpreter"
-    event = next(event.compile for _, event in told if event.compile.phase == "serving")
-    assert event.compile_id == begun.compile_id
-    assert event.start_ns < over.end_ns, "its event is of the same time"
-    assert event.end_ns > begun.start_ns
-    list(call)
-    watch.cancel()
-
-
-def watched(replica: Replica, request: telemetry_pb2.WatchRequest) -> Iterator[telemetry_pb2.TelemetryEvent]:
-    """What is retained, and then nothing more: the replica idles."""
-    with contextlib.suppress(grpc.RpcError):
-        yield from replica.telemetry.Watch(request, timeout=1.0)
-
-
-def test_a_model_without_a_tokenizer_is_a_one_line_error(tmp_path: Path) -> None:
-    arm = ArmConfig(engine=ENGINE, model=ModelConfig(id=str(tmp_path / "nowhere")))
-    (tmp_path / "arm.json").write_text(json.dumps(arm.to_dict()))
-    command = [sys.executable, "-m", "servers.front.serve", "--config", str(tmp_path / "arm.json")]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=60, check=False)
-    assert ended.returncode == 2
-    assert "nowhere" in ended.stderr
-    assert "Traceback" not in ended.stderr
 
 
 def free_port() -> int:

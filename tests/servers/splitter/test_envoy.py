@@ -254,6 +254,7 @@ def test_waiting_ends_when_the_arm_turns_serving(build: Build) -> None:
 # --- Limits -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_two_thousand_pending_calls_are_all_answered(build: Build) -> None:
     house = build({"eager": 1})
     held = house.hold(2000)

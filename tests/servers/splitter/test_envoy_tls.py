@@ -127,6 +127,7 @@ def test_a_certificate_that_is_replaced_is_met_by_new_connections_and_streams_go
         assert path.is_dir() or b"PRIVATE KEY" not in path.read_bytes(), path
 
 
+@pytest.mark.process
 def test_authorities_and_the_splitters_own_certificate_are_read_anew_when_they_are_replaced(
     two: tuple[Certificates, Certificates], tmp_path: Path
 ) -> None:
@@ -169,6 +170,7 @@ def test_files_behind_links_stay_links_so_that_a_secret_that_is_mounted_can_chan
     assert json.dumps(chain) in json.dumps(bootstrap(settings))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("wrong", ["name", "authority", "plaintext"])
 def test_an_arm_whose_certificate_is_not_right_is_never_healthy(pem: Certificates, tmp_path: Path, wrong: str) -> None:
     certificate = {"certificate": pem.certificate, "key": pem.key}

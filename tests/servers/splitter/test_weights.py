@@ -78,6 +78,7 @@ def copied(house: House, count: int) -> int:
     return house.copies("dark") - copies_before
 
 
+@pytest.mark.process
 def test_copies_follow_a_new_share_and_end_with_zero(build: Build) -> None:
     house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0})
     admin = house.envoy.admin

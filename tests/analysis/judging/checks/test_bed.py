@@ -272,7 +272,7 @@ class TestQuiet:
         beds = [
             (FakeBed(cards=cards, locked=locked), seed)
             for cards, locked in ((2, True), (1, False), (0, True))
-            for seed in range(20)
+            for seed in range(5)
         ]
         verdicts = [
             (judged(one, seed=seed, trials=2)[0].verdict, opened(one, seed=seed, trials=2)) for one, seed in beds

@@ -1,4 +1,4 @@
-"""The reach of `tailgate compare`, from records to verdict: made-up runs whose days, starts and traffic scatter."""
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from analysis.releases.comparison import compare_releases
 from analysis.releases.history import History
@@ -16,7 +15,11 @@ from tests.fakes.beds import referenced
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 
 ARM = FakeArm(name="compiled", ratio=0.8, memory_bytes={"process_peak": 600_000_000})
+
+
 REFERENCES = {"python_ms": 10.0, "read_gb_per_s": 20.0, "matmul_tflops": 1.5}
+
+
 RUN = FakeRun(
     trials=6,
     duration_s=180,
@@ -63,7 +66,6 @@ def failed(document: dict[str, Any]) -> set[str]:
     return {row["figure"] for row in document["figures"] if row["verdict"] == "FAIL"}
 
 
-@pytest.mark.slow
 def test_planted_faults_fail_and_equal_runs_of_another_day_do_not(tmp_path: Path) -> None:
     history = baselines(tmp_path)
     fat = {"process_peak": 780_000_000}
@@ -76,7 +78,6 @@ def test_planted_faults_fail_and_equal_runs_of_another_day_do_not(tmp_path: Path
     assert equal.count("FAIL") == 0
 
 
-@pytest.mark.slow
 def test_equal_runs_on_a_slower_machine_do_not_fail_and_name_it(tmp_path: Path) -> None:
     history = baselines(tmp_path)
     documents = [compared(tmp_path / "slow", history, seed=seed, slower=1.15) for seed in range(5)]

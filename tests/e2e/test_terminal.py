@@ -1,5 +1,3 @@
-"""Every command at a real terminal: words that fit its width, and no JSON unless it is asked for."""
-
 from __future__ import annotations
 
 import argparse
@@ -18,7 +16,11 @@ from tests.fakes.runs import FakeRun, write_run
 from tests.fakes.terminal import ROOT, at_terminal, tailgate
 
 COLUMNS = 80
+
+
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
+
+
 # Commands of one process that ends by itself: arguments after the name. RUN and EARLIER are run directories, TRACE is a
 # trace.
 ENDING: dict[str, tuple[str, ...]] = {
@@ -32,8 +34,8 @@ ENDING: dict[str, tuple[str, ...]] = {
     "inspect": ("--arm", "eager", "--slots", "2", "--shapes", "prefill 1x12, decode 2@30"),
     "precompile": ("--arm", "compiled-naive", "--slots", "1", "--max-prompt-tokens", "16", "--out", "ARTIFACT"),
 }
-_LOADS_A_MODEL = ("inspect", "precompile")
-_SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
+
+
 # Others have a test of their own below; a worker finds nothing out.
 APART = {"run", "ramp", "provider", "frontier", "serve", "split", "parity", "worker"}
 
@@ -71,13 +73,11 @@ def test_every_command_is_tried_at_a_terminal() -> None:
     assert without == {"worker"}
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param(name, marks=_SLOW if name in _LOADS_A_MODEL else ()) for name in ENDING]
-)
+@pytest.mark.parametrize("command", ENDING)
 def test_a_person_is_shown_words_that_fit(command: str, given: dict[str, str], tmp_path: Path) -> None:
     arguments = [given.get(argument, argument) for argument in ENDING[command]]
     # The C++ compiler takes minutes where others use the processors.
-    within_s = 500.0 if command in _LOADS_A_MODEL else 120.0
+    within_s = 500.0 if command in ("inspect", "precompile") else 120.0
     code, lines, err = at_terminal(tailgate(command, *arguments), tmp_path, columns=COLUMNS, within_s=within_s)
     assert code in (0, 3), err
     assert objects(lines) == []

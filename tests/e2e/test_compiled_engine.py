@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from servers.compiler import policy as compiler_policy
+from servers.compiler.events import CompileEvent
+from servers.compiler.recorder import CompileRecorder
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.engine import sampling
+from servers.engine.quantisation import weight_bytes
+from servers.engine.scheduler import Job
+from servers.fields import ConfigError
+from tests.servers.engine.test_quantisation import FLOAT8, INT8
+from tests.servers.engine.test_runner import (
+    ENGINE,
+    assert_greedy_like_generate,
+    jobs_for,
+    own_request,
+    runner_for,
+    serve,
+)
+
+
+@pytest.mark.parametrize(("settings", "regional"), [(INT8, True), (INT8, False), (FLOAT8, True)])
+def test_layers_share_a_graph_whatever_their_scales_and_nothing_compiles_after_warm_up(
+    settings: ModelConfig, regional: bool, recorder: CompileRecorder
+) -> None:
+    light = CompileConfig(enabled=True, backend="aot_eager", dynamic=False, fullgraph=True, regional=regional)
+    ladders = ShapeConfig(kind="buckets", batch_ladder=(4,), length_ladder=(40,), context_ladder=(52,))
+    arm = ArmConfig(name="held", model=settings, engine=replace(ENGINE, threads=1), shapes=ladders, compile=light)
+    runner = runner_for(arm, recorder)
+    graphs = [event for event in recorder.drain() if event.kind in ("compile", "recompile")]
+    assert len(graphs) == 2  # one for prefill and one for decode, and not one for each layer
+    serve(runner, jobs_for(runner.vocab_size, seed=1))
+    assert recorder.drain() == []
+    assert runner.memory_bytes()["quantised_weights"] == weight_bytes(runner.model)[1]
+
+
+def test_a_regional_arm_compiles_one_graph_a_shape_however_many_layers(recorder: CompileRecorder) -> None:
+    arm = ArmConfig.from_preset("compiled-bucketed", engine=replace(ENGINE, prefill_chunk=16))
+    arm = replace(arm, compile=replace(arm.compile, backend="eager"))
+    runner = runner_for(arm, recorder)
+    planned = len(list(runner.shapes.planned()))
+    assert len(runner.cache.layers) > 1
+    assert len([event for event in recorder.drain() if event.kind in ("compile", "recompile")]) == planned
+    jobs = jobs_for(runner.vocab_size, seed=8)
+    serve(runner, jobs)
+    assert recorder.drain() == []
+    assert_greedy_like_generate(runner, jobs)
+
+
+REGIONS = {
+    "mlp": (("model.layers.*.mlp",), (), {"LlamaMLP"}),
+    "attention and head": (("model.layers.*.self_attn", "lm_head"), (), {"LlamaAttention", "Linear"}),
+    "all layers": (("model.layers.*",), (), {"LlamaDecoderLayer"}),
+    "all layers but one": (("model.layers.*",), ("model.layers.0",), {"LlamaDecoderLayer"}),
+    "the model but its mlp": (("model",), ("model.layers.*.mlp",), {"LlamaModel"}),
+    "everything but attention": ((), ("model.layers.*.self_attn",), set()),
+}
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_regions_run_compiled_and_the_rest_eagerly_without_changing_an_answer(
+    name: str, recorder: CompileRecorder
+) -> None:
+    regions, eager, classes = REGIONS[name]
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", regions=regions, eager_regions=eager)
+    arm = ArmConfig(name="named", shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE)
+    runner = runner_for(arm, recorder)
+    frames = {event.frame.rpartition(" ")[2] for event in recorder.drain() if event.kind in ("compile", "recompile")}
+    assert classes <= frames
+    jobs = jobs_for(runner.vocab_size, seed=8, count=6)
+    serve(runner, jobs)
+    assert recorder.drain() == [], "no compile, and no step that ran eagerly"
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_a_strict_arm_refuses_unseen_shapes_and_goes_on(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
+    arm = ArmConfig(name="strict", compile=policy, engine=ENGINE)
+    runner = runner_for(arm, recorder)
+    recorder.drain()
+    before, after = own_request(arm), own_request(arm)
+    serve(runner, [before])
+    with pytest.raises(compiler_policy.UnforeseenShapeError) as refused:
+        serve(runner, jobs_for(runner.vocab_size, seed=4, count=1))
+    assert "no graph fits prefill batch 1" in str(refused.value)
+    assert "size mismatch" in str(refused.value)
+    serve(runner, [after])
+    assert after.output == before.output
+    assert recorder.drain() == [], "nothing compiles, and nothing runs eagerly"
+
+
+def test_other_errors_of_a_strict_arm_stay_what_they_are(recorder: CompileRecorder) -> None:
+    assert compiler_policy.refusal(RuntimeError("expected 3 dimensions")) is None
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
+    arm = ArmConfig(name="strict", compile=policy, engine=ENGINE)
+    runner = runner_for(arm, recorder)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device said no")
+
+    runner._steps["prefill"] = fail  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="the device said no"):
+        serve(runner, [own_request(arm)])
+
+
+def test_a_guarded_arm_runs_unseen_shapes_eagerly_instead_of_compiling(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", guarded=True, warmup="minimal")
+    runner = runner_for(ArmConfig(name="guarded", compile=policy, engine=ENGINE), recorder)
+    recorder.drain()
+    jobs = jobs_for(runner.vocab_size, seed=4, count=6)
+    serve(runner, jobs)
+    events = recorder.drain()
+    assert {event.kind for event in events} == {"eager_fallback"}
+    assert "guarded" in events[0].reason
+    assert_greedy_like_generate(runner, jobs)
+
+
+@pytest.mark.parametrize("preset", ["eager", "compiled-naive"])
+def test_warming_kernels_compiles_no_graph(
+    preset: str, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm = ArmConfig.from_preset(preset, engine=ENGINE)
+    arm = replace(arm, compile=replace(arm.compile, backend="eager"))
+    runner_for(arm, recorder)
+    without = [event.shape for event in recorder.drain()]
+    torch._dynamo.reset()
+    recorder.remove()
+    recorder.install()  # a reset drops compile callbacks
+    monkeypatch.setattr("servers.engine.attention.contexts_to_warm", lambda model, device, limit: [1, 3, limit])
+    runner = runner_for(arm, recorder)
+    assert [event.shape for event in recorder.drain()] == without
+    assert runner.startup_ns["decode kernels"] > 0
+
+
+@pytest.mark.parametrize("preset", ["compiled-padded", "compiled-bucketed", "compiled-dynamic"])
+def test_planned_arms_decode_like_generate_and_compile_nothing_after_warm_up(
+    preset: str, recorder: CompileRecorder
+) -> None:
+    """Traced and guarded by the real compiler; the backend is a light one, as code generation plays no part here."""
+    arm = ArmConfig.from_preset(preset, engine=ENGINE)
+    arm = replace(arm, compile=replace(arm.compile, backend="aot_eager", mode="default"))
+    runner = runner_for(arm, recorder)
+    warm = recorder.drain()
+    assert warm
+    assert {event.phase for event in warm} == {"warmup"}
+    serve(runner, [own_request(arm)])
+    assert recorder.drain() == []
+    jobs = jobs_for(runner.vocab_size, seed=7)
+    serve(runner, jobs)
+    assert recorder.drain() == []
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_inductor_code_decodes_exactly_like_generate(recorder: CompileRecorder) -> None:
+    runner = runner_for(ArmConfig.from_preset("compiled-padded", engine=ENGINE), recorder)
+    recorder.drain()
+    jobs = jobs_for(runner.vocab_size, seed=5)
+    serve(runner, jobs)
+    assert recorder.drain() == []
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_past_the_recompile_limit_the_canary_sees_steps_run_eagerly(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", recompile_limit=2, warmup="minimal")
+    runner = runner_for(ArmConfig(name="limited", compile=policy, engine=ENGINE), recorder)
+    recorder.drain()
+    jobs = jobs_for(runner.vocab_size, seed=4, count=6)
+    serve(runner, jobs)
+    events: list[CompileEvent] = recorder.drain()
+    kinds = {event.kind for event in events}
+    assert "limit_hit" in kinds
+    assert "eager_fallback" in kinds
+    assert_greedy_like_generate(runner, jobs)
+
+
+def split_at_two(logits: torch.Tensor) -> torch.Tensor:
+    # a choice by the number of rows: no one graph serves all
+    return logits.argmax(dim=-1) if logits.shape[0] > 2 else logits.max(dim=-1).indices
+
+
+def test_bounds_that_cannot_be_promised_cost_graphs_before_serving_and_none_after(
+    recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sampling, "largest", split_at_two)
+    arm = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
+    runner = runner_for(replace(arm, compile=replace(arm.compile, backend="aot_eager")), recorder)
+    assert "without promised bounds" in caplog.text
+    recorder.drain()
+    jobs = jobs_for(runner.vocab_size, seed=11)
+    serve(runner, jobs)
+    assert [(event.kind, event.shape) for event in recorder.drain()] == []
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_the_longest_context_needs_no_graph_of_its_own(
+    recorder: CompileRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    arm = ArmConfig.from_preset(
+        "compiled-strict", engine=EngineConfig(slots=2, max_prompt_tokens=20, max_new_tokens=12)
+    )
+    runner = runner_for(replace(arm, compile=replace(arm.compile, backend="aot_eager")), recorder)
+    assert "without promised bounds" not in caplog.text
+    prompt = jobs_for(runner.vocab_size, seed=1, count=1)[0].prompt
+    longest = [Job(request_id=str(row), prompt=(prompt * 20)[:20], max_tokens=12, recv_ns=0) for row in range(2)]
+    serve(runner, longest)
+    assert [len(job.output) for job in longest] == [12, 12], "a strict arm refuses what needs a graph"
+
+
+@pytest.mark.parametrize(
+    ("prefill_batch", "chunk", "bounds"), [(1, 0, ()), (3, 16, ()), (1, 0, (2, 4))], ids=["one", "three", "bounds"]
+)
+def test_unbacked_dimensions_are_served_by_one_graph_a_step(
+    prefill_batch: int, chunk: int, bounds: tuple[int, ...], recorder: CompileRecorder
+) -> None:
+    arm = ArmConfig.from_preset(
+        "compiled-strict", engine=replace(ENGINE, prefill_batch=prefill_batch, prefill_chunk=chunk)
+    )
+    policy = replace(arm.compile, backend="eager", unbacked=("batch", "context"), batch_bounds=bounds)
+    runner = runner_for(replace(arm, compile=policy), recorder)
+    assert [event.kind for event in recorder.drain()] == ["compile"] * (3 if chunk else 2)
+    jobs = jobs_for(runner.vocab_size, seed=7)
+    serve(runner, jobs)
+    assert recorder.drain() == []
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_a_model_that_asks_for_an_unbacked_size_is_refused_in_one_line(
+    recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "largest", split_at_two)
+    arm = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
+    policy = replace(arm.compile, backend="eager", unbacked=("batch",))
+    with pytest.raises(
+        ConfigError, match=r"compile\.unbacked is \['batch'\] but the model asks for such a size"
+    ) as told:
+        runner_for(replace(arm, compile=policy), recorder)
+    assert "\n" not in str(told.value)
