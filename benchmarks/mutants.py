@@ -30,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Queue
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
@@ -162,7 +163,9 @@ def importers(root: Path, tests: Sequence[str]) -> dict[str, list[str]]:
     return reached
 
 
-def run_mutant(mutant: Mutant, tree: Path, tests: Sequence[str], timeout_s: float, stamp: int) -> dict[str, object]:
+def run_mutant(
+    mutant: Mutant, tree: Path, tests: Sequence[str], left: Sequence[str], timeout_s: float, stamp: int
+) -> dict[str, object]:
     """Run `tests` in `tree` with the mutant planted; return what killed it, or "" where it survived."""
     path = tree / mutant.path
     source = path.read_bytes()
@@ -172,9 +175,9 @@ def run_mutant(mutant: Mutant, tree: Path, tests: Sequence[str], timeout_s: floa
     try:
         try:
             compile(path.read_bytes(), str(path), "exec")
-            killer = _first_failure(tree, tests, timeout_s)
+            killer = _first_failure(tree, tests, left, timeout_s)
             if killer and killer != "timeout" and not killer.startswith("collection"):
-                killer = _first_failure(tree, [killer], timeout_s)
+                killer = _first_failure(tree, [killer], (), timeout_s)
         except SyntaxError:
             killer = "syntax"
     finally:
@@ -183,8 +186,8 @@ def run_mutant(mutant: Mutant, tree: Path, tests: Sequence[str], timeout_s: floa
     return {**asdict(mutant), "name": mutant.name, "killer": killer, "seconds": round(time.monotonic() - begin, 1)}
 
 
-def _first_failure(tree: Path, tests: Sequence[str], timeout_s: float) -> str:
-    """Return the first test that fails, "timeout", "collection" or "" where all pass."""
+def _first_failure(tree: Path, tests: Sequence[str], left: Sequence[str], timeout_s: float) -> str:
+    """Return the first test that fails, "timeout", "collection" or "" where all pass but those in `left`."""
     if not tests:
         return ""
     command = [
@@ -234,6 +237,24 @@ def copy_of(root: Path, folder: Path) -> Path:
     return folder
 
 
+def within(files: Sequence[str], durations: Path, limit_s: float) -> list[str]:
+    """Return the first test files, as many as took `limit_s` together by a JUnit report of the whole suite."""
+    took: dict[str, float] = collections.defaultdict(float)
+    for row in ElementTree.parse(durations).iter("testcase"):
+        name = row.get("classname", "").split(".")
+        while name and not name[-1].startswith("test_"):
+            name.pop()  # the class
+        took["/".join(name) + ".py"] += float(row.get("time", 0))
+    chosen: list[str] = []
+    total_s = 0.0
+    for file in files:
+        total_s += took[file]
+        if total_s > limit_s and chosen:
+            break
+        chosen.append(file)
+    return chosen
+
+
 def run(options: argparse.Namespace) -> int:
     """Run all mutants and print a line for each package; exit code 0."""
     root = Path(options.root).resolve()
@@ -242,6 +263,9 @@ def run(options: argparse.Namespace) -> int:
         names = {json.loads(line)["name"] for line in Path(options.only).read_text().splitlines()}
         mutants = [mutant for mutant in mutants if mutant.name in names]
     tests = importers(root, options.tests)
+    if options.durations:
+        tests = {path: within(files, options.durations, options.limit) for path, files in tests.items()}
+    left = Path(options.deselect).read_text().split("\n") if options.deselect else []
     with tempfile.TemporaryDirectory() as folder, Path(options.out).open("a", encoding="utf-8") as out:
         trees: Queue[Path] = Queue()
         for number in range(options.jobs):
@@ -252,7 +276,7 @@ def run(options: argparse.Namespace) -> int:
             tree = trees.get()
             try:
                 return run_mutant(
-                    mutants[place], tree, tests[mutants[place].path], options.timeout, 1_600_000_000 + 10 * place
+                    mutants[place], tree, tests[mutants[place].path], left, options.timeout, 1_600_000_000 + 10 * place
                 )
             finally:
                 trees.put(tree)
@@ -303,6 +327,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tests", nargs="+", default=["tests/analysis", "tests/golden", "tests/loadtests", "tests/servers"]
     )
+    parser.add_argument("--durations", type=Path, metavar="JUNIT", help="a report of the suite, for --limit")
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds of test files a mutant, by --durations")
+    parser.add_argument("--deselect", metavar="FILE", help="tests that fail without a mutant, one a line")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds a mutant may take; longer is killed")
     parser.add_argument("--out", default="mutants.jsonl", help="results as JSON Lines (default: mutants.jsonl)")
