@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Queue
@@ -303,8 +303,8 @@ def run(options: argparse.Namespace) -> int:
 
         rows = []
         with ThreadPoolExecutor(options.jobs) as pool:
-            for row in pool.map(one, range(len(mutants))):
-                rows.append(row)
+            for done in as_completed([pool.submit(one, place) for place in range(len(mutants))]):
+                rows.append(row := done.result())
                 out.write(json.dumps(row) + "\n")
                 out.flush()
                 if not row["killer"]:

@@ -50,9 +50,15 @@ def _written_summaries_match_the_schema(tmp_path_factory: pytest.TempPathFactory
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run process tests first if several workers share the tests, so that none is left alone with one at the end."""
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.get_closest_marker("process") is None)
+    """In a worker: run process tests first, so that none is left alone at the end, and keep groups together."""
+    if not hasattr(config, "workerinput"):
+        return
+    items.sort(key=lambda item: item.get_closest_marker("process") is None)
+    # pytest-xdist 3.8 writes the group into `_nodeid`, which pytest 9.2 does not read.
+    for item in items if config.getoption("loadgroup", default=False) else ():
+        mark = item.get_closest_marker("xdist_group")
+        if mark is not None and "@" not in item.nodeid.rpartition("]")[2] and hasattr(item, "_id"):
+            item._id = type(item._id).parse(f"{item.nodeid}@{mark.args[0]}")
 
 
 def _waiting_s() -> float:

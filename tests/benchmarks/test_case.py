@@ -18,10 +18,6 @@ from tests.fakes.runs import FakeRun, write_run
 KEPT = archives()
 
 
-def test_there_is_a_case() -> None:
-    assert KEPT
-
-
 @pytest.mark.parametrize("archive", KEPT, ids=lambda archive: verdict_file(archive).stem)
 def test_a_kept_case_is_judged_as_before(archive: Path) -> None:
     kept = json.loads(verdict_file(archive).read_text(encoding="utf-8"))
@@ -84,12 +80,6 @@ def test_what_is_not_as_registered_is_said_with_both_values(tmp_path: Path) -> N
     run = written(tmp_path / "run", "gates.margin=0.2")
     assert deviations(run) == ["gates.margin is 0.2, registered 0.1"]
     assert deviations(run, ["gates"]) == deviations(run, ["gates.margin"]) == []
-
-
-def test_a_run_of_a_version_before_a_setting_is_as_registered(tmp_path: Path) -> None:
-    path = written(tmp_path / "run") / "experiment.toml"
-    path.write_text(path.read_text(encoding="utf-8").replace("near_tie = 1.0\n", ""), encoding="utf-8")
-    assert deviations(tmp_path / "run") == []
 
 
 def test_a_run_that_nobody_registered_is_refused_before_anything_is_kept(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.command import BenchmarkParser, count, one_of, run_command, several
+from benchmarks.command import run_command
 from benchmarks.environment import ROOT
 from servers.fields import ConfigError
 
@@ -23,11 +23,6 @@ def test_every_script_starts_from_anywhere_by_its_path(tmp_path: Path) -> None:
     assert errors == dict.fromkeys(SCRIPTS, "")
 
 
-def test_a_list_keeps_its_order_and_takes_each_name_once() -> None:
-    assert several(one_of(("a", "b", "c")), "a,b")("c, a,c,") == ("c", "a")
-    assert several(count, "1,32")("8,1") == (8, 1)
-
-
 def test_bad_usage_is_one_line_and_the_result_another(capsys: pytest.CaptureFixture[str]) -> None:
     def measure(arguments: object) -> dict[str, object]:
         if arguments:
@@ -40,8 +35,3 @@ def test_bad_usage_is_one_line_and_the_result_another(capsys: pytest.CaptureFixt
     assert captured.out == '{"ok": false}\n'
     assert captured.err.startswith("benchmarks/some.py: two")
     assert captured.err.count("\n") == 1
-
-
-def test_an_unknown_flag_is_no_exit_of_the_parser() -> None:
-    with pytest.raises(ConfigError, match="unrecognized arguments: --fast"):
-        BenchmarkParser("some.py", "Text.", repeats=3).parse_args(["--fast"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.damage import DAMAGES, Outcome, attempts, fault_of, record_files
+from benchmarks.damage import DAMAGES, attempts
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 GATES = {"draws": 99, "metrics": ["e2e"], "quantile": 0.9, "min_blocks": 4, "margin": 1.0, "max_error_pct": 5}
@@ -33,12 +33,6 @@ def test_no_damage_ends_the_judge_or_makes_a_pass_or_goes_without_a_word(tries: 
     assert Counter(item.ended for item in found)["judged"] > 0.5 * tries
 
 
-def test_every_kind_of_record_is_damaged(runs: list[Path]) -> None:
-    names = {path.relative_to(runs[0]).as_posix() for path in record_files(runs[0])}
-    assert names > {"experiment.toml", "environment.json", "trial-01/trial.json", "trial-01/generator-0.json"}
-    assert names > {f"trial-01/{stem}.arrow{end}" for stem in ("requests-0", "compile_events") for end in ("", ".sums")}
-
-
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: str(damage.__name__))
 def test_damage_changes_the_file(damage) -> None:  # type: ignore[no-untyped-def]
     whole = bytes(range(256)) * 4
@@ -48,20 +42,3 @@ def test_damage_changes_the_file(damage) -> None:  # type: ignore[no-untyped-def
         damage(content, random.Random(seed))
         changed += content != whole
     assert changed >= 35
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "failed", "fault"),
-    [
-        ("FAIL", "PASS", ["records"], "false PASS"),
-        ("INCONCLUSIVE", "PASS", ["records"], "false PASS"),
-        ("PASS", "INCONCLUSIVE", [], "unexplained"),
-        ("PASS", "INCONCLUSIVE", ["records"], None),
-        ("PASS", "PASS", [], None),
-    ],
-)
-def test_faults_are_told_apart(before: str, after: str, failed: list[str], fault: str | None) -> None:
-    whole = Outcome(ended="judged", verdicts={"": before}, failed=frozenset())
-    assert fault_of(whole, Outcome(ended="judged", verdicts={"": after}, failed=frozenset(failed))) == fault
-    assert fault_of(whole, Outcome(ended="crash")) == "crash"
-    assert fault_of(whole, Outcome(ended="refused")) is None

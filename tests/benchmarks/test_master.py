@@ -1,42 +1,11 @@
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 from analysis.records.schemas import REQUESTS
-from benchmarks import master
-from benchmarks.master import Trial, memory_mib, thread_seconds
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["sideways"], '"sideways" is unknown: use records, shares'),
-        (["records", "--workers", "0"], "--workers: '0' is no count"),
-        (["records", "--rates", ","], "--rates: the list is empty"),
-        (["records", "--seconds", "x"], "--seconds: 'x' is no count"),
-    ],
-)
-def test_bad_usage_is_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert master.main(arguments) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert error.count("\n") == 1
-
-
-def test_a_process_without_other_threads_spends_its_time_in_the_main_one() -> None:
-    before = thread_seconds(os.getpid())
-    until = time.process_time() + 0.05
-    while time.process_time() < until:
-        pass
-    after = thread_seconds(os.getpid())
-    assert after["main"] - before["main"] >= 0.04
-    assert after["channel"] == before["channel"] == 0.0
-    assert memory_mib(os.getpid()) > 10
+from benchmarks.master import Trial
 
 
 def test_every_record_of_two_workers_is_acknowledged_and_in_the_run(tmp_path: Path) -> None:

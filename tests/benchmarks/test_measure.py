@@ -4,16 +4,11 @@ import pytest
 
 from benchmarks.measure import (
     Answer,
-    NothingMeasuredError,
     Session,
     latencies,
     median_interval,
-    paired_ratio,
-    spread,
-    steady_arrivals,
     steady_decode,
     throughput,
-    tokens_in_window,
 )
 from servers.engine.messages import StepOutput, StepRecord
 
@@ -68,39 +63,10 @@ def test_an_output_without_a_step_does_not_stop_the_clock() -> None:
     assert steady_decode(outputs, {"a": 1}, batch=1).step_ms == pytest.approx(5.0)
 
 
-def test_a_row_that_ended_a_step_ago_is_not_decoding() -> None:
-    # Launched before its last token was known: two rows ran, one token came out.
-    outputs = [step(0, "decode", "ab"), step(1, "decode", "ab"), step(2, "decode", "a", batch=2)]
-    assert steady_decode(outputs, {"a": 1, "b": 1}, batch=2).steps == 1
-
-
-def test_decode_that_never_was_full_is_said_so() -> None:
-    with pytest.raises(NothingMeasuredError, match="no decode step had 2 rows twice in a row"):
-        steady_decode([step(0, "decode", "a"), step(1, "decode", "a")], {"a": 1}, batch=2)
-
-
 def answer(*token_ms: float, due_ms: float = 0, status: str = "OK") -> Answer:
     return Answer(
         prompt_tokens=1, due_ns=int(due_ms * MS), token_ns=[int(at_ms * MS) for at_ms in token_ms], status=status
     )
-
-
-def test_arrivals_count_between_the_last_first_token_and_the_first_ending() -> None:
-    early, late = answer(0, 10, 20, 30, 40), answer(15, 25, 35, 45, 55)
-    # From 15 to 40 ms: 20, 30, 40 and 25, 35.
-    assert steady_arrivals([early, late]) == pytest.approx(5 / 0.025)
-
-
-@pytest.mark.parametrize("other", [answer(30, 40), answer()])
-def test_answers_that_did_not_stream_together_measure_nothing(other: Answer) -> None:
-    with pytest.raises(NothingMeasuredError):
-        steady_arrivals([answer(0, 10, 20), other])
-
-
-def test_an_answer_that_began_with_a_burst_does_not_look_fast() -> None:
-    held_up = answer(*[50] * 6, 51, 52, 53, 54)
-    with pytest.raises(NothingMeasuredError, match="5 tokens came at once with a first one"):
-        steady_arrivals([held_up])
 
 
 def test_throughput_is_counted_from_the_start_to_the_last_token() -> None:
@@ -115,12 +81,6 @@ def test_throughput_is_counted_from_the_start_to_the_last_token() -> None:
     assert session.failed == {}
 
 
-def test_requests_that_did_not_end_well_are_counted_by_status() -> None:
-    answers = {"a": answer(1), "b": answer(status="INTERNAL"), "c": answer(status="")}
-    session = Session(start_ns=0, end_ns=1, answers=answers, outputs=[], events=[])
-    assert session.failed == {"INTERNAL": 1, "UNANSWERED": 1}
-
-
 def test_latencies_count_from_the_due_time_and_leave_failures_out() -> None:
     figures = latencies([answer(30, 40, 60, due_ms=10), answer(1, 500, due_ms=0, status="INTERNAL")])
     assert figures["p50_ttft_ms"] == pytest.approx(20)
@@ -129,29 +89,9 @@ def test_latencies_count_from_the_due_time_and_leave_failures_out() -> None:
     assert figures["p99_itl_over_median"] == pytest.approx(19.9 / 15)
 
 
-def test_latencies_of_nothing_are_none() -> None:
-    assert set(latencies([]).values()) == {None}
-
-
-def test_a_window_takes_its_end_and_not_its_start() -> None:
-    outputs = [step(1, "decode", "ab"), step(2, "decode", "abc"), step(3, "decode", "a"), step(4, "decode", "a")]
-    assert tokens_in_window(outputs, 1 * MS, 3 * MS) == 4
-
-
-def test_spread_of_a_sample() -> None:
-    assert spread([4.0, 1.0, 3.0, 2.0, 5.0]) == {"n": 5, "min": 1, "q1": 2, "median": 3, "q3": 4, "max": 5}
-
-
 @pytest.mark.parametrize(
     ("n", "interval"),
     [(1, None), (5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (20, (6, 15))],  # Hollander & Wolfe's table for 95 %
 )
 def test_the_interval_of_a_median_is_the_sign_tests(n: int, interval: tuple[int, int] | None) -> None:
     assert median_interval(list(range(n, 0, -1))) == interval
-
-
-def test_a_paired_ratio_divides_pair_by_pair() -> None:
-    ratio = paired_ratio([10, 20, 30, 40, 50, 60], [10, 10, 10, 10, 10, 10])
-    assert [ratio[key] for key in ("median", "low", "high", "pairs")] == [3.5, 1.0, 6.0, 6]
-    with pytest.raises(ValueError, match="shorter"):
-        paired_ratio([1.0, 2.0], [1.0])

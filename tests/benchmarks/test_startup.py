@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.startup import Start, StartupError, start_once, summary
-from servers.config import ArmConfig, ModelConfig
+from benchmarks.startup import Start, summary
 
 
 def test_a_summary_divides_cold_by_warm_and_accounts_for_every_second() -> None:
@@ -18,18 +17,3 @@ def test_a_summary_divides_cold_by_warm_and_accounts_for_every_second() -> None:
     assert found["cold_decode_s"] == 24
     assert found["warm_rest_s"] == pytest.approx(1.0)
     assert found["items_s"]["decode batch 1"] == {"cold": 12, "warm": 2.5}
-
-
-def test_what_only_one_kind_of_start_does_is_an_item_of_it_alone() -> None:
-    cold = Start(ready_s=20.0, items_s={"load": 2.0, "decode batch 1": 16.0})
-    shipped = Start(ready_s=5.0, items_s={"artifact": 0.5, "load": 2.0, "decode batch 1": 2.0})
-    found = summary({"cold": [cold], "artifact": [shipped]})
-    assert (found["cold_over_artifact"], found["cold_over_artifact_shapes"]) == (4.0, 8.0)
-    assert found["items_s"]["artifact"] == {"cold": 0.0, "artifact": 0.5}
-    assert found["artifact_rest_s"] == pytest.approx(0.5)
-
-
-def test_an_arm_that_cannot_start_says_why(tmp_path: object) -> None:
-    arm = ArmConfig.from_preset("eager", model=ModelConfig(id="/nowhere/at/all", device="cpu"))
-    with pytest.raises(StartupError, match="/nowhere/at/all"):
-        start_once(arm, str(tmp_path), lambda text: None)

@@ -27,8 +27,8 @@ from tests.fakes.browser import CHROMIUM, Browser, Tab
 from tests.fakes.locust_process import start_locust
 from tests.fakes.patience import PATIENCE_S, wait_for
 from tests.fakes.watched import WatchedRun
+from tests.fakes.whole_run import FAKE_ARM, experiment
 from tests.loadtests.page.conftest import Serve
-from tests.loadtests.trials.test_run import FAKE_ARM, experiment
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
 

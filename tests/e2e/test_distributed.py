@@ -1,4 +1,4 @@
-"""Load from several hosts, and what is left after kill -9: real Locust, real Envoy, paced fake arms.
+"""Load from several hosts: real Locust, real Envoy, paced fake arms.
 
 Hosts are processes with a working directory and a clock anchor of their own; where the machine lets a test make network
 namespaces, one is a namespace behind a slow wire.
@@ -32,10 +32,10 @@ from tests.fakes.inference import Behaviour
 from tests.fakes.listening import family
 from tests.fakes.locust_process import locust_command, records
 from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.whole_run import ended, tailgate
 from tests.loadtests.test_chat import account, free_port, planned
 
 ROOT = Path(__file__).resolve().parents[2]
-FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
 MS = 1_000_000
 ANCHOR_NS = time.time_ns() - time.monotonic_ns()
 
@@ -88,25 +88,7 @@ def start(command: list[str], folder: Path, *, shift_ns: int = 0) -> subprocess.
 def start_run(folder: Path, duration_s: float, *settings: str) -> subprocess.Popen[str]:
     (folder / "hosts.toml").write_text(EXPERIMENT.format(duration_s=duration_s))
     arguments = ["run", "hosts.toml", "--out", "out", *(part for item in settings for part in ("--set", item))]
-    code = (
-        "import sys; from loadtests.commands.main import main; "
-        f"sys.exit(main({arguments!r}, arm_command={[sys.executable, str(FAKE_ARM)]!r}))"
-    )
-    return start([sys.executable, "-c", code], folder)
-
-
-def tailgate(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "loadtests.commands.main", *arguments]
-
-
-@contextlib.contextmanager
-def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    return start(tailgate(*arguments), folder)
 
 
 def trial_of(folder: Path) -> Path:
@@ -122,16 +104,6 @@ def checks(run_dir: Path) -> dict[str, dict[str, Any]]:
     return {row["check"]: row for row in analyze(run_dir)["validity"] if not row["ok"]}
 
 
-@pytest.fixture(scope="module")
-def long_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A run of a minute with two local workers. It comes up while the first test goes on."""
-    folder = tmp_path_factory.mktemp("long")
-    run = start_run(folder, 60.0, "traffic.workers=2")
-    with ended(run):
-        yield run, folder
-
-
-@pytest.mark.usefixtures("long_run")
 def test_a_lost_host_is_named_in_the_verdict_and_nothing_that_it_flushed_is_lost(tmp_path: Path) -> None:
     """Two hosts drive all load; their clocks are 3.2 s behind and 45 ms ahead. One is killed in mid-run."""
     shifts = {"behind": -3_200 * MS, "ahead": 45 * MS}
@@ -159,11 +131,12 @@ def test_a_lost_host_is_named_in_the_verdict_and_nothing_that_it_flushed_is_lost
         clock = told[number]["clock"]
         assert abs(clock["offset_ns"] + shift) <= clock["uncertainty_ns"] < 50 * MS
         assert clock["applied"] is True
+    most_ns = max(told[number]["clock"]["uncertainty_ns"] for number in (0, 1))
     off_by = [
         abs(row["scheduled_ns"] - told[0]["start_ns"] - int(schedule.offset_ns[int(row["request_id"].split("-")[1])]))
         for row in records(trial)
     ]
-    assert max(off_by) < 5 * MS
+    assert max(off_by) <= most_ns
     # all of the one, of the other all that was there before it died, and the verdict says what is missing
     got = Counter(int(row["request_id"].split("-")[1]) % 2 for row in records(trial))
     assert got[1 - lost] == told[1 - lost]["planned"] == told[1 - lost]["records"]["written"]
@@ -194,33 +167,6 @@ def test_a_lost_host_is_named_in_the_verdict_and_nothing_that_it_flushed_is_lost
     (reason,) = [row["reason"] for row in again["validity"] if row["check"] == "load processes"]
     assert f"was cut off: {mine.num_rows} of {told[lost]['planned']} planned requests are recorded" in reason
     assert again["design"]["duration_s"] < 6  # on a clock 3.2 s off it would be more
-
-
-def test_after_kill_9_of_the_whole_run_the_last_second_is_missing_and_the_verdict_says_so(
-    long_run: tuple[subprocess.Popen[str], Path],
-) -> None:
-    run, folder = long_run
-    wait_for_records(run, folder, 120)
-    trial = trial_of(folder)
-    children = family(run.pid)[1:]
-    assert len(children) >= 6  # two arms, Envoy, Locust's master, two workers
-    run.kill()
-    killed_ns = ANCHOR_NS + time.monotonic_ns()
-    run.wait()
-    wait_for(lambda: not any(alive(pid) for pid in children), within_s=10.0)
-    rows = records(trial)
-    assert killed_ns - max(row["end_ns"] for row in rows) < 2_000 * MS  # a second, and this machine's haste
-    for number, told in accounts(trial).items():
-        mine = [row for row in rows if int(row["request_id"].split("-")[1]) % 2 == number]
-        assert len(mine) >= told["finished"] > 0 or told["finished"] - len(mine) <= told["records"]["waiting_bytes"]
-    done = subprocess.run(
-        tailgate("analyze", str(trial.parent)), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, json.loads(done.stdout.splitlines()[-1])["verdict"]) == (3, "INCONCLUSIVE"), done.stderr
-    failed = checks(trial.parent)
-    assert failed["complete"]["reason"] == "Trial 1 was stopped before its end."
-    assert failed["load processes"]["reason"].count("was cut off: ") == 2
-    assert "planned requests are recorded" in failed["load processes"]["reason"]
 
 
 def test_a_host_behind_a_slow_wire_is_followed_in_a_network_namespace(tmp_path: Path) -> None:
@@ -257,12 +203,6 @@ def test_a_host_behind_a_slow_wire_is_followed_in_a_network_namespace(tmp_path: 
 
 
 # --- Processes and networks -------------------------------------------------------------------------------------------
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    return False
 
 
 def kill_tree(process: subprocess.Popen[str]) -> None:
@@ -349,7 +289,7 @@ def namespace() -> Iterator[tuple[str, str]]:
         f"ip -n {name} link set lo up",
     ]
     if shutil.which("ip") is None:
-        pytest.skip("ip (iproute2) is not installed")
+        pytest.skip("no `ip`: apt install iproute2")
     try:
         for step in steps:
             done = subprocess.run(step.split(), capture_output=True, text=True, check=False)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.test_run import last_line, requests, with_fake_arms
 from tests.external.server_process import answers, free_port, running
 from tests.fakes.hub_model import make
-from tests.fakes.whole_run import last_line, requests, with_fake_arms
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("fastapi", "uvicorn", "openai")),
-    reason="transformers serve needs fastapi, uvicorn and openai",
+    reason="transformers serve: pip install fastapi uvicorn openai",
 )
 
 EXPERIMENT = """
@@ -101,14 +101,3 @@ def test_run_judges_transformers_own_server_beside_an_arm_of_tailgates(
     assert unknown == {"INCONCLUSIVE"}
     assert all(check["ok"] for check in summary["validity"] if check["check"] in ("equal work", "comparable"))
     assert "External arms: what was not checked" in (run_dir / "report.md").read_text()
-
-
-def test_wrong_model_name_ends_the_run_with_one_line(served: tuple[str, Path], tmp_path: Path) -> None:
-    address, model = served
-    (tmp_path / "external.toml").write_text(EXPERIMENT.format(address=address, model=model))
-    done = with_fake_arms(
-        ["run", "external.toml", "--set", "arms.chat.model_name=other", "--set", "trials.ready_timeout_s=20"], tmp_path
-    )
-    assert done.returncode == 1
-    assert 'arm "chat"' in done.stderr
-    assert "cannot be used: HTTP 400" in done.stderr

@@ -9,8 +9,8 @@ from typing import Any
 
 from analysis.summary.summary import analyze
 from benchmarks.simulation.greedy import Server
+from tests.e2e.test_run import last_line, with_fake_arms
 from tests.fakes.greedy_server import GreedyServer, serving
-from tests.fakes.whole_run import last_line, with_fake_arms
 
 EXPERIMENT = """
 name = "others"

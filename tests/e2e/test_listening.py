@@ -10,22 +10,16 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from loadtests.commands.main import build_parser
 from servers.address import host_port
 from servers.config import ArmConfig
 from tests.fakes.listening import Listener, family, listeners, unix_names
-from tests.fakes.patience import wait_for
-from tests.loadtests.test_chat import free_port
+from tests.fakes.whole_run import FAKE_ARM, ROOT, tailgate
 
-ROOT = Path(__file__).resolve().parents[2]
-FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
 SOCKET = "a Unix socket"
 
 RUN = """
@@ -120,21 +114,11 @@ def said(process: subprocess.Popen[str], folder: Path) -> dict[str, object]:
     return answer
 
 
-def waited_for(pid: int, number: int) -> set[Listener]:
-    """What listens once so many sockets do."""
-    wait_for(lambda: len(listeners(pid)) >= number, otherwise=lambda: listeners(pid))
-    return listeners(pid)
-
-
 def test_a_run_listens_on_loopback_alone_and_its_admin_interface_is_for_its_user(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(RUN)
-    code = (
-        "import sys; from loadtests.commands.main import main; "
-        f"sys.exit(main(['run', 'small.toml'], arm_command={[sys.executable, str(FAKE_ARM)]!r}))"
-    )
     found: set[Listener] = set()
     modes: set[tuple[int, int]] = set()
-    with started(tmp_path, "-c", code) as run:
+    with started(tmp_path, *tailgate("run", "small.toml")[1:]) as run:
         while run.poll() is None:
             for item in listeners(run.pid) - found:
                 if item.command:  # not between the fork of a child and its own program, nor at its end
@@ -180,22 +164,6 @@ def test_what_is_started_by_hand_listens_on_loopback_alone(tmp_path: Path) -> No
     with started(tmp_path, *provider) as process:
         said(process, tmp_path)
         check(listeners(process.pid), {"the judge": 1})
-
-
-@pytest.mark.parametrize("more", [(), ("--web-host=*", "--master-bind-host=*")], ids=["by default", "as they are told"])
-def test_locust_by_hand_listens_on_loopback_unless_it_is_told(more: tuple[str, ...], tmp_path: Path) -> None:
-    ports = {"--web-port": free_port(), "--master-bind-port": free_port()}
-    numbers = [f"{flag}={port}" for flag, port in ports.items()]
-    command = ["-m", "locust", "-f", str(ROOT / "loadtests" / "chat.py"), "--master", "--host=http://127.0.0.1:1"]
-    with started(tmp_path, *command, *numbers, *more) as process:
-        reader = threading.Thread(target=process.communicate, daemon=True)
-        reader.start()
-        found = waited_for(process.pid, 2)
-    addresses = {item.port: item.address for item in found}
-    where = {address for what, address in table().items() if "by hand" in what}
-    assert where == {"127.0.0.1"}
-    assert addresses.keys() == set(ports.values())
-    assert set(addresses.values()) <= ({"0.0.0.0", "::"} if more else where)
 
 
 def test_every_row_of_the_table_is_one_that_is_started_here() -> None:

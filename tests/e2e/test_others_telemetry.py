@@ -8,8 +8,8 @@ from pathlib import Path
 
 from analysis.records.schemas import COMPILE_EVENTS, SERVER_LOAD
 from analysis.records.tables import read_table
+from tests.e2e.test_run import last_line, with_fake_arms
 from tests.fakes.openai_server import CompilingServer, serving
-from tests.fakes.whole_run import last_line, with_fake_arms
 
 EXPERIMENT = """
 name = "others"

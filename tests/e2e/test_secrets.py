@@ -1,7 +1,7 @@
-"""Secrets are planted, a run is made, and everything that it wrote and every command line is searched for them.
+"""Secrets with a load worker on another host: everything that was written, sent and shown is searched for them.
 
-One run ends, one is refused by its arms, one is killed. Real Envoy with TLS on both sides, real Locust, a worker that
-comes through a relay which keeps what passes; arms are paced fakes that check the token.
+Real Envoy with TLS on both sides, real Locust, a worker behind a relay that keeps what passes, and paced fake arms that
+check the token.
 """
 
 from __future__ import annotations
@@ -15,26 +15,41 @@ from pathlib import Path
 
 from loadtests.page.access import TOKEN_VARIABLE as PAGE_VARIABLE
 from servers.address import host_port
-from tests.fakes.certificates import Certificates
 from tests.fakes.patience import PATIENCE_S
-from tests.fakes.planted_secrets import (
-    ELSEWHERE,
-    OTHER,
-    TOKENS,
-    Watched,
-    ended,
-    pem,
-    search,
-    start,
-    start_run,
-    trial_rows,
-)
+from tests.fakes.planted_secrets import OTHER, TLS, TOKENS, Watched, give, search, start
 from tests.fakes.tap import Tap
+from tests.fakes.whole_run import ended, requests, tailgate
 from tests.loadtests.test_chat import free_port
 
-__all__ = ["pem"]
+ELSEWHERE = "127.0.0.2"  # an address of this machine that is not the default
 
-REMOTE = 'workers = 0\nremote_workers = 1\nmaster_bind = "{}:{}"'
+RUN = """
+name = "small"
+[[arms]]
+preset = "eager"
+control = true
+[[arms]]
+preset = "compiled-padded"
+[traffic]
+design = "split"
+duration_s = {duration_s}
+rate = 20
+length_scale = 0.05
+block_s = 1
+workers = 0
+remote_workers = 1
+master_bind = "{host}:{port}"
+[trials]
+starting_at_once = 2
+[bed]
+reference_s = 0
+"""
+
+
+def start_run(folder: Path, *, duration_s: float, host: str, port: int) -> subprocess.Popen[str]:
+    text = RUN.format(duration_s=duration_s, host=host, port=port) + TLS.format(token='token_env = "PLANTED_TOKEN"')
+    (folder / "small.toml").write_text(text)
+    return start(folder, "run", tailgate("run", "small.toml"))
 
 
 def ask_for_weights(folder: Path, token: str) -> int:
@@ -58,11 +73,10 @@ def worker(folder: Path, port: int, **variables: str) -> subprocess.Popen[str]:
     return start(folder, "worker", [*command, "--keep", "kept", "--trials", "1"], **variables)
 
 
-def test_a_run_with_a_worker_elsewhere_writes_and_sends_no_secret(pem: Certificates, tmp_path: Path) -> None:
+def test_a_run_with_a_worker_elsewhere_writes_and_sends_no_secret(tmp_path: Path) -> None:
+    pem = give(tmp_path, "127.0.0.1", ELSEWHERE)
     port = free_port()
-    run = start_run(
-        tmp_path, duration_s=4.0, traffic=REMOTE.format(ELSEWHERE, port), token='token_env = "PLANTED_TOKEN"'
-    )
+    run = start_run(tmp_path, duration_s=4.0, host=ELSEWHERE, port=port)
     answers = set()
     with Tap((ELSEWHERE, port)) as tap, Watched(tmp_path / "tmp") as watched:
         load = worker(tmp_path, tap.port)
@@ -74,7 +88,7 @@ def test_a_run_with_a_worker_elsewhere_writes_and_sends_no_secret(pem: Certifica
             assert load.wait(PATIENCE_S) == 0
         seen = bytes(tap.seen)
     assert run.returncode in (0, 3, 99), (tmp_path / "run.output").read_text()
-    assert {row["status"] for row in trial_rows(tmp_path)} == {"OK"}
+    assert {row["status"] for path in tmp_path.glob("runs/*-small") for row in requests(path)} == {"OK"}
     assert answers >= {401, 200}
     assert len(seen) > 10_000
     search(tmp_path, watched, pem, seen)
@@ -83,3 +97,16 @@ def test_a_run_with_a_worker_elsewhere_writes_and_sends_no_secret(pem: Certifica
     assert {address for address, is_envoy in places if is_envoy} == {ELSEWHERE}
     assert {item.address for item in watched.sockets if "--trial-config" in item.command} == {ELSEWHERE}
     assert {item.address for item in watched.sockets if "fakes/arm.py" in item.command} == {"127.0.0.1"}
+
+
+def test_a_run_whose_arms_refuse_the_load_writes_no_secret(tmp_path: Path) -> None:
+    pem = give(tmp_path)
+    port = free_port()
+    run = start_run(tmp_path, duration_s=2.0, host="127.0.0.1", port=port)
+    load = worker(tmp_path, port, PLANTED_TOKEN=OTHER)
+    with ended(run, load), Watched(tmp_path / "tmp") as watched:
+        watched.pids += [run.pid, load.pid]
+        assert run.wait(250) in (1, 3, 99), (tmp_path / "run.output").read_text()
+    search(tmp_path, watched, pem)
+    rows = [row for path in tmp_path.glob("runs/*-small") for row in requests(path)]
+    assert {(row["status"], row["error"]) for row in rows} == {("UNAUTHENTICATED", "Bearer *** opens nothing")}

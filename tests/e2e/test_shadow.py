@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from tests.fakes.whole_run import last_line, requests, with_fake_arms
+from tests.e2e.test_run import last_line, requests, with_fake_arms
 
 SHORT = ["--set", "traffic.design=shadow", "--set", "traffic.duration_s=8", "--set", "gates.block_s=2"]
 
@@ -33,7 +31,7 @@ def test_users_get_the_control_alone_and_every_copy_is_judged_beside_its_request
             # A stall is the shadow's own.
             assert (row["end_ns"] - row["sent_ns"]) / 1e9 >= (row["compile_stall_ns"] or 0) / 1e9
     assert any(row["compile_stall_ns"] > 3e8 for row in pairs["compiled-naive"].values())
-    assert all((row["end_ns"] - row["sent_ns"]) / 1e9 < 0.39 for row in pairs["eager"].values())
+    assert not any(row["compile_stall_ns"] for row in pairs["eager"].values())
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["design"]["design"] == "shadow"
     checks = {(check["check"], check["arm"]): check["ok"] for check in summary["validity"]}
@@ -44,34 +42,14 @@ def test_users_get_the_control_alone_and_every_copy_is_judged_beside_its_request
     assert gates["requests hit"]["value"] > 0
 
 
-def test_a_share_of_the_requests_is_compared_with_their_own_originals(tmp_path: Path) -> None:
-    flags = [*SHORT, "--set", "traffic.shadow_pct=40", "--set", "traffic.rate=12", "--set", "trials.starting_at_once=3"]
-    done = with_fake_arms(["run", "demo", *flags, "--seed", "3"], tmp_path, "--prefill-s", "compiled-padded-0=0.02")
+def test_an_arm_that_has_failed_gets_no_more_copies(tmp_path: Path) -> None:
+    flags = ["--set", "traffic.duration_s=14", "--set", "trials.starting_at_once=3", "--until-decided", "--seed", "7"]
+    done = with_fake_arms(["run", "demo", *SHORT[:2], *SHORT[4:], *flags], tmp_path)
     run_dir = tmp_path / last_line(done)["run_dir"]
     rows = requests(run_dir)
-    count = {arm: sum(row["arm"] == arm for row in rows) for arm in ("eager", "compiled-padded")}
-    assert 0.15 * count["eager"] < count["compiled-padded"] < 0.65 * count["eager"]
-    summary = json.loads((run_dir / "summary.json").read_text())
-    checks = {(check["check"], check["arm"]): check for check in summary["validity"]}
-    assert checks["pairs", "compiled-padded"]["ok"], checks["pairs", "compiled-padded"]["reason"]
-    assert checks["arms", None]["ok"]
-    (ratio,) = (
-        item["ratio"]
-        for item in summary["comparisons"]
-        if (item["arm"], item["metric"], item["quantile"], item["phase"]) == ("compiled-padded", "ttft", 0.5, "all")
-    )
-    assert ratio == pytest.approx(22 / 6, rel=0.5)
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ('gates.metrics=["max_itl"]', "whose copies have no time for each token"),
-        ("traffic.direct=true", "needs the splitter to copy requests"),
-        ("traffic.shadow_pct=0", "traffic.shadow_pct is 0"),
-    ],
-)
-def test_what_a_shadow_cannot_do_is_refused_in_one_line(setting: str, words: str, tmp_path: Path) -> None:
-    done = with_fake_arms(["run", "demo", *SHORT, "--set", setting], tmp_path)
-    assert done.returncode == 2
-    assert words in done.stderr
+    facts = json.loads((run_dir / "trial-01" / "trial.json").read_text())
+    assert list(facts["ended_arms"]) == ["compiled-naive"]
+    count = {arm: sum(row["arm"] == arm for row in rows) for arm in facts["planned"]}
+    assert count == facts["planned"]
+    assert count["compiled-naive"] < count["compiled-padded"] == count["eager"]
+    assert {row["status"] for row in rows} == {"OK"}

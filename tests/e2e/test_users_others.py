@@ -88,23 +88,20 @@ def wait_for_weight(house: UsersHouse, share: int) -> None:
     more_answers(house)
 
 
-def test_steps_that_the_provider_allows_reach_all_users(tmp_path: Path) -> None:
+def test_a_candidate_that_dies_is_judged_to_fail_and_its_weights_stay(tmp_path: Path) -> None:
     with UsersHouse(tmp_path) as house, judged(house) as run:
         wait_for_run(house)
         with Provider(tmp_path / "out") as provider:
-            assert provider.answer("step")["verdict"] == "INCONCLUSIVE", "the candidate has nobody yet"
+            assert provider.answer("step")["verdict"] == "INCONCLUSIVE", "the candidate has no traffic yet"
             give(house, 30)
-            provider.wait_for("step", "PASS", timeout_s=100)
-            give(house, 50)
-            provider.wait_for("promotion", "PASS", timeout_s=200)
-            give(house, 100)
-            wait_for_weight(house, 100)
-            assert provider.answer("step")["verdict"] != "FAIL"
+            wait_for_weight(house, 30)
+            house.kill("compiled-padded")
+            provider.wait_for("promotion", "FAIL", timeout_s=60)  # the failures may be seen before the death
+            wait_for(lambda: "compiled-padded-0 died" in provider.answer("promotion")["reasons"], every_s=0.1)
+            assert house.weights() == {"eager": 70, "compiled-padded": 30}, "the provider moves nothing"
             run.send_signal(signal.SIGINT)
-            _, line = ended(run, timeout_s=90)
+            ended(run, timeout_s=90)
         journal = read_weights(run_dir(house))
-        assert [change.weights["compiled-padded"] for change in journal] == [0, 30, 50, 100]
+        assert [change.weights["compiled-padded"] for change in journal] == [0, 30]
         assert {change.action for change in journal} == {BY_OTHERS}
-        assert house.weights() == {"eager": 0, "compiled-padded": 100}, "what others set stays"
-        assert (run_dir(house) / "report.html").exists(), line
-        assert {answer.status for answer in house.answers} == {"OK"}
+        assert (run_dir(house) / "report.html").exists()

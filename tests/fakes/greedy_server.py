@@ -75,6 +75,6 @@ def serving(server: GreedyServer) -> Iterator[str]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
         listener.daemon_threads = True
-        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        threading.Thread(target=listener.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{listener.server_address[1]}/v1"
         listener.shutdown()

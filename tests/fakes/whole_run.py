@@ -1,72 +1,127 @@
-"""Run tailgate as a user does, in its own process, with paced fake arms."""
+"""Whole runs with paced fake arms, in this process or as a command, and what they leave."""
 
+from __future__ import annotations
+
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
+from loadtests.experiments.model import Experiment
+from loadtests.experiments.reading import from_table
+from loadtests.trials.live_page import LivePage
+from loadtests.trials.progress import Status
+from loadtests.trials.run import Orchestrator, RunOutcome
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
 
 
-SCRIPT = Path(sys.executable).with_name("tailgate")
+def experiment(**tables: Any) -> Experiment:
+    """Two arms under two seconds of traffic; `tables` are merged into the experiment's."""
+    table: dict[str, Any] = {
+        "name": "small",
+        "seed": 3,
+        "model": {"device": "cpu", "dtype": "float32"},
+        "engine": {"max_prompt_tokens": 128, "max_new_tokens": 16},
+        "arms": [
+            {"name": "eager", "preset": "eager", "control": True},
+            {"name": "naive", "preset": "compiled-naive"},
+        ],
+        "traffic": {"duration_s": 2, "rate": 8, "length_scale": 0.05, "block_s": 1, "timeout_s": 10},
+        "trials": {"starting_at_once": 3},
+        "bed": {"reference_s": 0},
+    }
+    for key, value in tables.items():
+        table[key] = {**table.get(key, {}), **value} if isinstance(value, dict) else value
+    return from_table(table)
 
 
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
+def run(
+    what: Experiment, out: Path, *flags: str, status: Status | None = None, page: LivePage | None = None, **more: Any
+) -> tuple[RunOutcome, Status]:
+    """The experiment was run in this process; `flags` are of the fake arm."""
+    status = status or Status()
+    command = [sys.executable, str(FAKE_ARM), *flags]
+    return Orchestrator(what, out=out, status=status, page=page, arm_command=command, **more).run(), status
+
+
+def tailgate(*arguments: str, flags: tuple[str, ...] = ()) -> list[str]:
+    """The command line, with fake arms started with `flags`."""
+    code = (
+        "import sys; from loadtests.commands.main import main; "
+        f"sys.exit(main({list(arguments)!r}, arm_command={[sys.executable, str(FAKE_ARM), *flags]!r}))"
     )
+    return [sys.executable, "-c", code]
 
 
-# A machine that is busy with other tests sends late, and of the slowest 1 % it may make one bunch.
-LOOSE = ["--set", "gates.max_generator_lag_ms=2000", "--set", "gates.margin=3.0"]
+def environment() -> dict[str, str]:
+    """Of a command of this tree."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-LOOSE += ["--set", "slo={p50_ttft_ms=2000,p50_e2e_ms=6000}"]
+def command(line: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """The command ended in `folder`."""
+    return subprocess.run(line, cwd=folder, env=environment(), capture_output=True, text=True, timeout=280, check=False)
 
 
 def with_fake_arms(arguments: list[str], folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """The command line ended; machines are not measured unless `arguments` ask for it."""
     if not any("bed.reference_s" in argument for argument in arguments):
-        arguments = [*arguments, "--set", "bed.reference_s=0"]  # it would take longer than the fakes
-    code = (
-        "import sys; from loadtests.commands.main import main; "
-        f"sys.exit(main({arguments!r}, arm_command={[sys.executable, str(FAKE_ARM), *flags]!r}))"
-    )
-    return run([sys.executable, "-c", code], folder)
+        arguments = [*arguments, "--set", "bed.reference_s=0"]
+    return command(tailgate(*arguments, flags=flags), folder)
 
 
 def console_script(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    start = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "loadtests.commands.main"]
-    return run([*start, *arguments], folder)
+    """The installed command ended."""
+    script = Path(sys.executable).with_name("tailgate")
+    start = [str(script)] if script.exists() else [sys.executable, "-m", "loadtests.commands.main"]
+    return command([*start, *arguments], folder)
+
+
+@contextlib.contextmanager
+def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
+    """The processes are gone at the end, whatever happens."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What a command says for programs."""
     line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return line
 
 
-def requests(run_dir: Path) -> list[dict[str, Any]]:
+def trial_facts(run_dir: Path, number: int = 1) -> dict[str, Any]:
+    """trial.json of a trial."""
+    facts: dict[str, Any] = json.loads((run_dir / f"trial-{number:02d}" / "trial.json").read_text())
+    return facts
+
+
+def summary_of(run_dir: Path) -> dict[str, Any]:
+    """summary.json of the run."""
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return summary
+
+
+def requests(run_dir: Path, trial: str = "trial-*") -> list[dict[str, Any]]:
+    """Rows of all trials, or of one."""
     rows: list[dict[str, Any]] = []
-    for path in sorted(run_dir.glob("trial-*/requests*.arrow")):
+    for path in sorted(run_dir.glob(f"{trial}/requests*.arrow")):
         rows += read_table(path, REQUESTS)[0].to_pylist()
     return rows
 
 
-def ramp_with(
-    tmp_path: Path, candidate: str, *more: str, flags: Sequence[str] = ()
-) -> tuple[dict[str, Any], Path, list[dict[str, Any]]]:
-    settings = ["--out", "out", "--seed", "3", "--set", f"ramp.candidate={candidate}", "--set", "traffic.block_s=1"]
-    settings += ["--set", "traffic.rate=40", "--set", "gates.cold_s=1", "--set", "trials.starting_at_once=2"]
-    done = with_fake_arms(["ramp", "demo", *settings, *more], tmp_path, *flags)
-    line = last_line(done)
-    run_dir = tmp_path / line["run_dir"]
-    return line, run_dir, [json.loads(text) for text in (run_dir / "weights.jsonl").read_text().splitlines()]
+def children_of_this_process() -> set[str]:
+    """Process numbers."""
+    return {child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}

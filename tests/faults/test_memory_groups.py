@@ -25,12 +25,3 @@ def test_a_process_is_killed_for_what_it_takes_beyond_its_group(lifted: bool) ->
     assert (process.returncode, out) == ((0, f"{32 << 20}\n") if lifted else (-signal.SIGKILL, ""))
     group.close()
     assert not group.path.exists()
-
-
-def test_whoever_is_left_goes_on_elsewhere() -> None:
-    group = MemoryGroup(2 << 20)
-    process = subprocess.Popen([sys.executable, "-c", _TAKES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    group.take(process.pid)
-    group.close()
-    assert not group.path.exists()
-    assert process.communicate("\n", timeout=30)[0] == f"{32 << 20}\n"

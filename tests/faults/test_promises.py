@@ -9,14 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.faults.devices import DeviceMemory
 from tests.faults.fault import Moment
-from tests.faults.machine import Memory
-from tests.faults.memory_groups import HeldMemory
 from tests.faults.plan import Plan
 from tests.faults.promises import PROMISES, breaches, lost_s
 from tests.faults.signals import Signal
-from tests.faults.storage import Storage
 from tests.faults.story import Answered, Command, Injected, Story
 
 S = 1_000_000_000
@@ -115,11 +111,6 @@ def test_reasons_that_are_no_line_are_told(changes: dict[str, Any]) -> None:
     assert "reasons are one line" in broken(story(**changes))
 
 
-def test_only_who_was_killed_may_end_without_a_word() -> None:
-    killed = story(run=ended(-9, None), injected=(hit(signal.SIGKILL, "orchestrator"),))
-    assert "reasons are one line" not in broken(killed)
-
-
 def test_an_analysis_gives_a_verdict_or_one_line() -> None:
     one = ended(1, None, stderr="tailgate: no records\n")
     assert "can be judged afterwards" not in broken(story(analysis=one))
@@ -159,35 +150,3 @@ def test_every_promise_is_tried_here() -> None:
         "goes on once faults are lifted"
     )
     assert set(tried.split(", ")) == set(PROMISES)
-
-
-def test_where_the_folder_was_removed_no_record_is_missed_that_was_in_it() -> None:
-    moment = Moment(phase="traffic", after_s=1.0, fault=Storage("the run directory removed"))
-    removed = Injected(moment=moment, at_ns=10 * S, phase="traffic", hit="run")
-    assert "flushed records stay" not in broken(story(injected=(removed,), answered=answers(5.0, 9.5)))
-    full = replace(removed, moment=replace(moment, fault=Storage("a full disk")))
-    assert "flushed records stay" in broken(story(injected=(full,), answered=answers(5.0, 9.5)))
-
-
-def test_only_the_log_of_a_process_without_memory_may_hold_a_traceback() -> None:
-    hit = Injected(moment=Moment(phase="traffic", after_s=1.0, fault=Memory("load")), at_ns=10 * S, phase="", hit="1")
-    assert "reasons are one line" not in broken(story(injected=(hit,), tracebacks=("logs/locust.log",)))
-    assert "reasons are one line" in broken(story(injected=(hit,), tracebacks=("logs/page.log",)))
-    assert "reasons are one line" in broken(story(injected=(replace(hit, hit=""),), tracebacks=("logs/locust.log",)))
-
-
-def test_a_card_that_others_had_all_the_time_keeps_from_a_pass() -> None:
-    passed = story(run=ended(0, "PASS"))
-    for stays in (True, False):
-        moment = Moment(phase="traffic", after_s=1.0, fault=DeviceMemory(stays))
-        hit = Injected(moment=moment, at_ns=10 * S, phase="traffic", hit="70.0 GiB taken")
-        assert ("no wrong PASS" in broken(replace(passed, injected=(hit,)))) == stays
-
-
-def test_only_a_kernel_that_holds_the_run_itself_may_leave_temporary_folders() -> None:
-    left = ("tailgate-envoy-x among the temporary files",)
-    for role, is_spared in (("orchestrator", True), ("load", False)):
-        moment = Moment(phase="traffic", after_s=1.0, fault=HeldMemory(role))
-        hit = Injected(moment=moment, at_ns=10 * S, phase="traffic", hit=f"1 of {role}")
-        assert ("nothing is left behind" not in broken(story(injected=(hit,), left=left))) == is_spared
-        assert "nothing is left behind" in broken(story(injected=(hit,), left=("process x",)))

@@ -1,11 +1,11 @@
-"""The locustfile in real Locust processes: by hand, over several processes, on the web page, and under a schedule."""
+"""The locustfiles in real Locust processes under a schedule, and what their flags refuse."""
 
 from __future__ import annotations
 
 import json
-import signal
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source
 from tests.fakes.inference import Behaviour, serve
-from tests.fakes.locust_process import records, run_locust, start_locust
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.locust_process import records, run_locust
 
+ROOT = Path(__file__).parents[2]
 CHAT = "loadtests/chat.py"
 
 
@@ -46,12 +46,6 @@ def account(directory: Path, worker: int = 0) -> dict[str, Any]:
     return content
 
 
-@pytest.fixture(scope="module")
-def two_arms() -> Iterator[dict[str, str]]:
-    with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled")) as compiled:
-        yield {"eager": eager.target, "compiled": compiled.target}
-
-
 def planned(
     directory: Path, targets: dict[str, str], *, duration_s: float = 2.0, **trial: object
 ) -> tuple[Schedule, list[str]]:
@@ -68,9 +62,10 @@ def planned(
 
 
 @pytest.mark.process
-def test_two_processes_split_the_schedule_without_loss(two_arms: dict[str, str], tmp_path: Path) -> None:
-    schedule, arguments = planned(tmp_path, two_arms)
-    code, output = run_locust(*arguments, *several(2))
+def test_two_processes_split_the_schedule_without_loss(tmp_path: Path) -> None:
+    with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled")) as compiled:
+        schedule, arguments = planned(tmp_path, {"eager": eager.target, "compiled": compiled.target})
+        code, output = run_locust(*arguments, *several(2))
     assert (code, "Traceback" in output) == (0, False), output
     rows = records(tmp_path)
     expected = {f"1-{index}-{arm}" for index in range(len(schedule)) for arm in ("eager", "compiled")}
@@ -90,25 +85,61 @@ def test_two_processes_split_the_schedule_without_loss(two_arms: dict[str, str],
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("signal_number", "processes"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
-def test_signal_flushes_everything_and_cancels_what_runs(
-    tmp_path: Path, signal_number: signal.Signals, processes: int
-) -> None:
-    with serve(Behaviour(stall_every=2, stall_s=60)) as slow:
-        _, arguments = planned(tmp_path, {"*": slow.target}, duration_s=60.0)
-        process = start_locust(*arguments, *(several(processes) if processes > 1 else []))
-
-        def started() -> int:
-            return sum(json.loads(path.read_text())["started"] for path in tmp_path.glob("generator-?.json"))
-
-        wait_for(lambda: started() >= 40)
-        process.send_signal(signal_number)
-        output, _ = process.communicate(timeout=PATIENCE_S)
+def test_bad_usage_ends_locust_with_one_line() -> None:
+    code, output = run_locust("-f", CHAT, "--headless", "--schedule", "a.arrow", "--trial-config", "no.json")
+    assert code == 2
+    assert '"no.json"' in output
     assert "Traceback" not in output
-    told = [account(tmp_path, worker) for worker in range(processes)]
-    rows = records(tmp_path)
-    assert len(rows) == sum(item["started"] for item in told) == sum(item["finished"] for item in told)
-    assert not any(item["complete"] for item in told)
-    cancelled = [row for row in rows if row["status"] == "CANCELLED"]
-    assert 10 < len(cancelled) < len(rows)
-    assert {row["error"] for row in cancelled} == {"cut by the end of the run"}
+
+
+# Importing Locust patches the process that does it.
+ASK = """
+import contextlib, io, json, sys
+from types import SimpleNamespace
+from locust.argument_parser import get_empty_argument_parser
+from loadtests.workers.live_link import LiveLink
+from loadtests.workers.locust_flags import add_arguments, hand_config
+answers = []
+for task, host, flags in json.load(sys.stdin):
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err):
+        try:
+            parser = get_empty_argument_parser(add_help=False)
+            add_arguments(parser, task=task)
+            options = parser.parse_args(flags)
+            if options.live_page:
+                LiveLink.of(options.live_page).join(SimpleNamespace(web_ui=None))
+            hand_config(SimpleNamespace(host=host, parsed_options=options), 1, task=task)
+        except (ValueError, SystemExit) as error:
+            err.write(str(error))
+    answers.append(err.getvalue())
+print(json.dumps(answers))
+"""
+REFUSED: list[tuple[str, str, list[str], tuple[str, ...]]] = [
+    ("generate", "nowhere", [], ("nowhere", "host:port")),
+    ("generate", "", [], ("--host",)),
+    ("generate", "h:1", ["--request-rate", "0"], ("--request-rate", "0")),
+    ("generate", "h:1", ["--request-rate", "inf"], ("--request-rate", "--num-prompts", "--max-concurrency")),
+    ("generate", "h:1", ["--model-name", "m"], ("--model-name", "--kind")),
+    ("generate", "http://h/v1", ["--kind", "openai"], ("--kind openai", "--model-name")),
+    ("generate", "h:1", ["--kind", "openai", "--model-name", "m"], ("h:1", "http")),
+    ("generate", "h:1", ["--kind", "oip", "--model-name", "m", "--option", "x=1"], ("option", "x")),
+    ("generate", "h:1", ["--live-page", "docs"], ("--live-page", "docs", "experiment.toml")),
+    ("generate", "h:1", ["--live-page", "http://h:1/?token=x"], ("--live-page", "token")),
+    ("generate", "h:1", ["--live-page", "http://h:1/"], ("--live-page", "--headless")),
+    ("embed", "nowhere", [], ("nowhere", "host:port")),
+    ("embed", "h:1", ["--goodput", "ttft:200"], ("--goodput", "ttft")),
+    ("embed", "h:1", ["--workload", "conversation"], ("--workload", "conversation")),
+    ("embed", "h:1", ["--max-new-tokens", "8"], ("--max-new-tokens",)),
+]
+
+
+@pytest.mark.process
+def test_flags_that_cannot_work_are_refused() -> None:
+    cases = json.dumps([case[:3] for case in REFUSED])
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], input=cases, capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    for (*case, words), said in zip(REFUSED, json.loads(done.stdout), strict=True):
+        assert said, case
+        assert [word for word in words if word not in said] == [], said

@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""The reach of `tailgate compare`, from records to verdict: made-up runs whose days, starts and traffic scatter."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,11 +15,7 @@ from tests.fakes.beds import referenced
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 
 ARM = FakeArm(name="compiled", ratio=0.8, memory_bytes={"process_peak": 600_000_000})
-
-
 REFERENCES = {"python_ms": 10.0, "read_gb_per_s": 20.0, "matmul_tflops": 1.5}
-
-
 RUN = FakeRun(
     trials=6,
     duration_s=180,

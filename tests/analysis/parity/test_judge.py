@@ -6,7 +6,7 @@ import pytest
 
 from analysis.judging.gates import judge_answers, parity_gate
 from analysis.parity.borders import Borders
-from analysis.parity.flips import Answers, Places
+from analysis.parity.flips import Answers
 from analysis.parity.judge import KL_LIMIT, WORST_LIMIT, judge
 from analysis.parity.measures import ERROR_LIMIT, measure, noise_bound, ratio_interval
 
@@ -222,7 +222,7 @@ class TestWithoutReference:
 
 
 class TestControl:
-    def test_a_control_far_from_the_reference_blames_nobody(self):
+    def test_a_control_far_from_the_reference_leaves_every_arm_open(self):
         reference = reference_of()
         wrong = answers(noisy(reference, 20.0), "eager", **{f"r{r}t{t}": 7 for r in range(12) for t in range(10)})
         parity = outcome(answers(noisy(reference, seed=2)), reference, wrong)
@@ -232,7 +232,7 @@ class TestControl:
         assert failing.verdict == "INCONCLUSIVE"
         assert "FAIL" not in {finding.verdict for finding in failing.arms[0].findings}
 
-    def test_a_control_that_does_not_answer_as_it_computes_blames_nobody(self):
+    def test_a_control_that_does_not_answer_as_it_computes_leaves_every_arm_open(self):
         reference = reference_of()
         parity = outcome(answers(noisy(reference, seed=2)), reference, answers(noisy(reference), "eager", r1t1=99))
         assert parity.control.verdict == "INCONCLUSIVE"
@@ -244,75 +244,48 @@ def row(replica="arm-0", same=6, dtype="float32", **more):
     return {**known, "dtype": dtype, "prompts": [4, 57, 2, 9, 9, 9], **more}
 
 
-class TestGateOnRuns:
-    """What parity says of an arm that served."""
+MEASURED = {"verdict": "PASS", "reasons": [], "findings": [{"name": "kl", "reason": "The KL is 0.01."}]}
+GONE = row(same=0, error="UNAVAILABLE: gone", dtype="bfloat16")
 
-    def gate(self, rows=(), measured=None, *, required=False, apart=""):
-        return parity_gate("arm", measured or {}, list(rows), required=required, weights_apart=apart)
 
-    def test_equal_answers_hold(self):
-        found = self.gate([row(), row("arm-1")])
-        assert (found.verdict, found.value, found.limit) == ("PASS", 0.0, 0.0)
-        assert found.reason == "12 of 12 greedy answers of arm after the traffic are the control's."
+@pytest.mark.parametrize(
+    ("rows", "measured", "options", "verdict", "said"),
+    [
+        ([row(), row("arm-1")], {}, {}, "PASS", "12 of 12"),
+        ([row(), row("arm-1", 5, departs=[1, 2])], {}, {}, "FAIL", "token 3 after a prompt of 57 tokens"),
+        ([row(same=2, departs=[0, 0], dtype="bfloat16")], {"verdict": "PASS"}, {}, "PASS", "2 of 6"),
+        ([GONE], {}, {}, "INCONCLUSIVE", "arm-0 did not answer after the traffic: UNAVAILABLE: gone"),
+        ([row("arm-1", 5, departs=[1, 2])], {"verdict": "PASS"}, {}, "FAIL", "5 of 6"),
+        ([], {"verdict": "PASS", "reasons": []}, {"required": True}, "PASS", ""),
+        ([], {"verdict": "INCONCLUSIVE", "reasons": ["Why."]}, {"required": True}, "INCONCLUSIVE", "Why."),
+        ([], {"verdict": "FAIL", "reasons": ["Why."]}, {"required": True}, "FAIL", "Why."),
+        ([], {"verdict": None, "reasons": ["Why."]}, {"required": True}, "INCONCLUSIVE", "Why."),
+        ([], {}, {"required": True}, "INCONCLUSIVE", ""),
+        ([], {}, {}, "INCONCLUSIVE", ""),
+        ([{"dtype": "float32"}], {}, {}, "INCONCLUSIVE", ""),
+        # Quantised weights have parity by their accuracy and not by their tokens.
+        ([row(same=1, departs=[0, 2])], {}, {"apart": "int8"}, "INCONCLUSIVE", "parity.full = true"),
+        (
+            [row(same=1, departs=[0, 2])],
+            MEASURED,
+            {"apart": "int8", "required": True},
+            "PASS",
+            "The KL is 0.01. 1 of 6",
+        ),
+        ([GONE], MEASURED, {"apart": "int8"}, "INCONCLUSIVE", "gone"),
+    ],
+)
+def test_the_parity_gate_takes_answers_after_the_traffic_and_what_was_measured(rows, measured, options, verdict, said):
+    required, apart = options.get("required", False), options.get("apart", "")
+    gate = parity_gate("arm", measured, rows, required=required, weights_apart=apart)
+    assert gate.verdict == verdict
+    assert said in gate.reason
 
-    def test_another_token_in_float32_fails_and_says_where(self):
-        found = self.gate([row(), row("arm-1", 5, departs=[1, 2])])
-        assert (found.verdict, found.value) == ("FAIL", 1.0)
-        assert "11 of 12" in found.reason
-        assert "first other at token 3 after a prompt of 57 tokens: in float32 they must be equal." in found.reason
 
-    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-    def test_another_token_in_lower_precision_is_told_and_not_judged(self, dtype):
-        verdict, reason = judge_answers("arm", [row(same=2, departs=[0, 0], dtype=dtype)])
-        assert verdict == "PASS"
-        assert (
-            reason == "2 of 6 greedy answers of arm after the traffic are the control's, which lower precision allows."
-        )
-
-    def test_an_arm_that_does_not_answer_is_no_arm_to_compare(self):
-        found = self.gate([row(same=0, error="UNAVAILABLE: gone", dtype="bfloat16")])
-        assert found.verdict == "INCONCLUSIVE"
-        assert "arm-0 did not answer after the traffic: UNAVAILABLE: gone" in found.reason
-
-    def test_records_from_elsewhere_may_leave_out_the_place(self):
-        assert "an unknown place" in self.gate([row(departs=[9, 9]), {"dtype": "float32"}]).reason
-
-    @pytest.mark.parametrize(
-        ("verdict", "expected"),
-        [("PASS", "PASS"), ("INCONCLUSIVE", "INCONCLUSIVE"), ("FAIL", "FAIL"), (None, "INCONCLUSIVE")],
-    )
-    def test_parity_that_was_measured_decides(self, verdict, expected):
-        found = self.gate(measured={"verdict": verdict, "reasons": ["It is so."]}, required=True)
-        assert found.verdict == expected
-        assert ("It is so." in found.reason) is (expected != "PASS")
-
-    def test_what_failed_is_said_before_what_passed(self):
-        found = self.gate([row("arm-1", 5, departs=[1, 2])], {"verdict": "PASS"})
-        assert found.verdict == "FAIL"
-        assert found.reason.startswith("5 of 6")
-
-    def test_quantised_weights_have_parity_by_their_accuracy_and_not_by_their_tokens(self):
-        others = [row(same=1, departs=[0, 2])]
-        open_ = self.gate(others, apart="int8-weight-only (control: none)")
-        assert (open_.verdict, open_.value, open_.limit) == ("INCONCLUSIVE", None, None)
-        assert "held as int8-weight-only (control: none)" in open_.reason
-        assert "set parity.full = true" in open_.reason
-        assert (
-            "1 of 6 greedy answers of arm after the traffic are the control's, which other weights allow"
-            in open_.reason
-        )
-        findings = [{"name": "finite", "reason": "All numbers."}, {"name": "kl", "reason": "The KL is 0.01."}]
-        measured = {"verdict": "PASS", "reasons": [], "findings": findings}
-        passed = self.gate(others, measured, required=True, apart="int8-weight-only (control: none)")
-        assert passed.verdict == "PASS"
-        assert passed.reason.startswith("The KL is 0.01. 1 of 6")
-        silent = self.gate([row(same=0, error="UNAVAILABLE: gone")], measured, apart="x")
-        assert silent.verdict == "INCONCLUSIVE"
-
-    def test_nothing_measured_is_no_pass(self):
-        assert self.gate(required=True).verdict == "INCONCLUSIVE"
-        assert self.gate().verdict == "INCONCLUSIVE"
-        assert self.gate([{"dtype": "float32"}]).verdict == "INCONCLUSIVE"
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_another_token_in_lower_precision_is_no_fault(dtype):
+    assert judge_answers("arm", [row(same=2, departs=[0, 0], dtype=dtype)])[0] == "PASS"
+    assert judge_answers("arm", [row(same=2, departs=[0, 0])])[0] == "FAIL"
 
 
 def test_no_number_fails_and_leaves_a_document_that_json_can_hold():
@@ -368,12 +341,6 @@ def test_a_ratio_to_nothing_is_infinite_and_of_nothing_to_nothing_is_one():
     rng = np.random.default_rng(0)
     assert ratio_interval(np.ones(4), np.zeros(4), request, np.mean, rng) == (math.inf,) * 3
     assert ratio_interval(np.zeros(4), np.zeros(4), request, np.mean, rng) == (1.0, 1.0, 1.0)
-
-
-def test_places_name_request_and_token():
-    place = Places(lengths=[2, 3], prompts=[9, 57])
-    assert place.position(1, 2) == 4
-    assert place.text(4) == "request 1 (prompt of 57 tokens), token 3 of 3"
 
 
 def test_answers_of_unequal_length_are_no_answers():

@@ -1,13 +1,12 @@
 from unittest import mock
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.records import scratch
-from analysis.records.columns import Columns, Groups, in_order, taken
+from analysis.records.columns import Columns, Groups
 
 NAME = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema([("at_ns", pa.int64()), ("name", NAME), ("text", pa.string()), ("times", pa.list_(pa.int64()))])
@@ -34,21 +33,6 @@ def test_pieces_come_back_as_they_went_in(cut):
 def test_nothing_is_an_empty_table():
     table = Columns(SCHEMA).table()
     assert (table.num_rows, table.column_names) == (0, SCHEMA.names)
-
-
-def test_numbers_and_shared_names_are_in_one_piece():
-    columns = Columns(SCHEMA)
-    for row in ROWS:
-        columns.append(piece(row))
-    table = columns.table()
-    assert [table.column(name).num_chunks for name in SCHEMA.names] == [1, 1, 4, 4]
-    assert table.column("name").chunk(0).dictionary.to_pylist() == ["b", "a"]
-
-
-def test_numbers_without_a_null_are_read_without_a_copy():
-    columns = Columns(SCHEMA)
-    columns.append(piece(ROWS[0]))
-    assert not columns.table().column("at_ns").chunk(0).to_numpy(zero_copy_only=True).flags.owndata
 
 
 @pytest.mark.parametrize(("values", "kind"), [([0, 127, -128], "int8"), ([128], "int16"), ([-(2**31)], "int32")])
@@ -100,12 +84,3 @@ def test_equal_texts_have_one_number(most, longest, texts):
         numbers = groups.numbers().tolist()
     assert [number < 0 for number in numbers] == [text is None for text in flat]
     assert len(set(zip(numbers, flat, strict=True))) == len(set(flat)) == len(set(numbers))
-
-
-def test_entries_are_taken_and_put_in_order():
-    column = np.array([5, 3, 9, 3])
-    assert taken(column, np.array([2, 0])).tolist() == [9, 5]
-    assert taken(np.broadcast_to(7, 4), np.array([1, 1])).tolist() == [7, 7]
-    rows = np.arange(4)
-    assert in_order(rows, column).tolist() == [1, 3, 0, 2]
-    assert in_order(rows, np.array([1, 1, 2, 2])) is rows

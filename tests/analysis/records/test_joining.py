@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from analysis.records.documents import write_document
-from analysis.records.joining import names_of
-from analysis.records.run_list import RunList, listed_runs, write_run_list
+from analysis.records.joining import joined_environment, joined_search, names_of
+from analysis.records.run_list import listed_runs, write_run_list
 from analysis.records.run_records import check_runs, read_run
 from analysis.records.schemas import BED
 from analysis.records.tables import RecordError, RecordWriter
@@ -64,7 +65,7 @@ def test_trials_are_numbered_in_order_of_time_whatever_the_order_of_the_runs(tmp
     assert [account["trial"] for account in records.generators] == [1, 2, 3, 4]
 
 
-def test_runs_that_took_turns_are_numbered_as_their_trials_were_made(tmp_path):
+def test_trials_of_runs_that_took_turns_are_numbered_by_their_starts(tmp_path):
     one = write_run(tmp_path / "a", replace(SHORT, seed=1))
     other = write_run(tmp_path / "b", replace(SHORT, seed=2, day=1))
     records = joined(tmp_path / "joined", [one, other])
@@ -154,26 +155,6 @@ def test_the_machine_is_that_of_the_environment_or_of_the_bed_or_unknown(tmp_pat
     assert records.environment["machine"] == "0123456789ab; unknown"
 
 
-def test_of_numbers_that_differ_from_machine_to_machine_none_is_given(tmp_path):
-    small, large = ({"memory_bytes": size, "cpu": {"model": "Xeon", "count": size}} for size in (32, 64))
-    records = joined(tmp_path / "joined", runs_in(tmp_path, *(replace(SHORT, environment=it) for it in (small, large))))
-    assert records.environment["memory_bytes"] is None
-    assert records.environment["cpu"] == {"model": "Xeon", "count": None}
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "both"),
-    [
-        (["H100, 580"] * 2, ["H100, 580"] * 2, ["H100, 580"] * 2),
-        (["H100, 580"], ["H100, 580"] * 2, ["H100, 580"] * 2),
-        (["H100, 580"] * 2, ["H100, 575"], ["H100, 580", "H100, 580", "H100, 575"]),
-    ],
-)
-def test_cards_of_a_kind_stay_as_many_as_one_run_has(tmp_path, one, other, both):
-    directories = runs_in(tmp_path, *(replace(SHORT, environment={"gpus": gpus}) for gpus in (one, other)))
-    assert joined(tmp_path / "joined", directories).environment["gpus"] == both
-
-
 def test_of_parity_before_the_traffic_the_worst_counts(tmp_path):
     directories = runs_in(tmp_path, SHORT, SHORT)
     for directory, verdict in zip(directories, ("PASS", "FAIL"), strict=True):
@@ -190,58 +171,66 @@ def test_names_have_as_much_of_the_path_as_tells_runs_apart():
     assert names_of([Path("/x/a/one"), Path("/x/b/one")]) == ["a/one", "b/one"]
 
 
+def with_documents(**documents):
+    """Runs whose documents hold one value each of these keys."""
+    return [
+        SimpleNamespace(documents=SimpleNamespace(**dict(zip(documents, values, strict=True))))
+        for values in zip(*documents.values(), strict=True)
+    ]
+
+
+def test_the_environment_of_joined_runs_is_what_they_share_and_every_value_that_differs():
+    one = {"memory_bytes": 32, "cpu": {"model": "Xeon", "count": 32}, "gpus": ["H100, 580"] * 2, "git": "a", "os": "b"}
+    other = {"memory_bytes": 64, "cpu": {"model": "Xeon", "count": 64}, "gpus": ["H100, 575"], "git": 3}
+    assert joined_environment(with_documents(environment=(one, other))) == {
+        "memory_bytes": None,  # of numbers that differ, none
+        "cpu": {"model": "Xeon", "count": None},
+        "gpus": ["H100, 580", "H100, 580", "H100, 575"],
+        "git": "a; 3",
+        "os": "b; unknown",
+    }
+    assert joined_environment(with_documents(environment=(one, one)))["gpus"] == one["gpus"]
+
+
+def test_of_searches_an_arm_is_dropped_that_each_dropped():
+    slow, late = ({"arm": arm, "reason": f"{arm} was too slow"} for arm in ("compiled", "other"))
+    first = {"budget_s": 600.0, "gated": False, "dropped": [], "spent_s": 500.0, "stop": "done", "left": [slow, late]}
+    second = {**first, "spent_s": 590.0, "stop": "10 s are left", "left": [slow]}
+    assert joined_search(with_documents(search=(first, None))) is None, "one of them is no search"
+    assert joined_search(with_documents(search=(first,))) == first
+    both = joined_search(with_documents(search=(first, second)))
+    assert (both["budget_s"], both["spent_s"], both["left"], both["gated"]) == (1200.0, 1090.0, [slow], False)
+    assert both["stop"] == "run 1: done; run 2: 10 s are left"
+    cut = {"budget_s": 600.0, "gated": True, "stop": "", "left": [], "dropped": []}
+    both = joined_search(with_documents(search=(first, cut)))
+    assert (both["gated"], both["stop"], both["left"]) == (True, "", [])
+    assert "spent_s" not in both
+
+
 # --- What is refused --------------------------------------------------------------------------------------------------
 
 
-def test_what_differs_is_listed_with_both_values_and_the_way_out(tmp_path):
-    one, other = runs_in(
-        tmp_path, SHORT, replace(SHORT, gates={"margin": 0.2}, slo={"p99_ttft_ms": 500}, duration_s=60)
-    )
-    said = refusal(one, other)
-    assert "run-1 differs from run-0 in gates.margin 0.2 (there not given)" in said
-    assert "slo.p99_ttft_ms 500" in said
-    assert "traffic.duration_s 60 (there 30)" in said
-    assert said.endswith("--allow-different gates.margin,slo.p99_ttft_ms,traffic.duration_s")
+TORCH = replace(SHORT, environment={"versions": {"torch": "2.12.0"}})
+TUNED = FakeArm(name="compiled", config={"compile": {"enabled": True, "mode": "max-autotune"}})
 
 
 @pytest.mark.parametrize(
-    ("environment", "key"),
+    ("first", "other", "said"),
     [
-        ({"versions": {"torch": "2.13.0"}}, "versions.torch 2.13.0 (there 2.12.0)"),
-        ({"versions": {"torch": "2.12.0"}, "gpus": ["NVIDIA H200, 580.1"]}, "gpus NVIDIA H200 (there not given)"),
-        ({"versions": {"torch": "2.12.0", "tailgate": "0.2"}}, "versions.tailgate 0.2 (there not given)"),
+        (SHORT, {"gates": {"margin": 0.2}}, "gates.margin 0.2 (there not given)"),
+        (SHORT, {"slo": {"p99_ttft_ms": 500}}, "slo.p99_ttft_ms 500"),
+        (SHORT, {"duration_s": 60}, "traffic.duration_s 60 (there 30)"),
+        (SHORT, {"arms": (EAGER, TUNED)}, "arms.compiled.compile.mode max-autotune (there not given)"),
+        (TORCH, {"environment": {"versions": {"torch": "2.13.0"}}}, "versions.torch 2.13.0 (there 2.12.0)"),
+        (TORCH, {"environment": {**TORCH.environment, "gpus": ["NVIDIA H200, 580.1"]}}, "gpus NVIDIA H200"),
+        (TORCH, {"environment": {"versions": {"torch": "2.12.0", "tailgate": "0.2"}}}, "versions.tailgate 0.2"),
     ],
 )
-def test_other_software_and_other_cards_are_refused(tmp_path, environment, key):
-    first = replace(SHORT, environment={"versions": {"torch": "2.12.0"}})
-    assert key in refusal(*runs_in(tmp_path, first, replace(first, environment=environment)))
-
-
-def test_an_arm_that_was_resolved_otherwise_is_refused(tmp_path):
-    arms = (EAGER, FakeArm(name="compiled", config={"compile": {"enabled": True, "mode": "max-autotune"}}))
-    said = refusal(*runs_in(tmp_path, SHORT, replace(SHORT, arms=arms)))
-    assert "arms.compiled.compile.mode max-autotune (there not given)" in said
-
-
-def test_a_run_from_before_there_were_quantised_weights_had_none(tmp_path):
-    one, other = runs_in(tmp_path, SHORT, SHORT)
-    path = other / "experiment.toml"
-    limits = '[parity]\ntexts = "/there/own.jsonl"\nmax_kl = 0.02\n'
-    written = path.read_text().replace("[parity]\n", limits)
-    assert limits in written
-    path.write_text(f'{written}\n[model]\nquantisation = "none"\n')
-    assert joined(tmp_path / "joined", [one, other]).runs
-    path.write_text(f'{written}\n[model]\nquantisation = "int8-weight-only"\n')
-    assert "model.quantisation" in refusal(one, other)
-
-
-def test_no_pressure_is_the_same_as_none_written(tmp_path):
-    one, other = runs_in(tmp_path, SHORT, SHORT)
-    written = (other / "experiment.toml").read_text()
-    (other / "experiment.toml").write_text(f"{written}\n[pressure]\ncpus = 0\nschedule = []\n")
-    check_runs(listed_runs([one, other]))
-    (other / "experiment.toml").write_text(f"{written}\n[pressure]\ncpus = 2\n")
-    assert "pressure.cpus 2 (there not given)" in refusal(one, other)
+def test_a_difference_is_refused_with_both_values_and_the_option_that_allows_it(tmp_path, first, other, said):
+    message = refusal(*runs_in(tmp_path, first, replace(first, **other)))
+    assert "run-1 differs from run-0 in " in message
+    assert said in message
+    assert f"--allow-different {said.split()[0]}" in message
 
 
 def test_other_arms_can_never_be_joined(tmp_path):
@@ -253,24 +242,6 @@ def test_other_arms_can_never_be_joined(tmp_path):
     )
     other = write_run(tmp_path / "split", replace(SHORT, seed=9, design="split", day=5 * DAYS_APART))
     assert "traffic.design split, there mirrored" in refusal(one, other, accepted=("traffic",))
-
-
-def test_values_that_begin_alike_are_shown_from_where_they_differ(tmp_path):
-    known = ["compile", "recompile", "graph_capture", "autotune", "limit_hit"]
-    directories = runs_in(tmp_path, SHORT, SHORT)
-    for directory, kinds in zip(directories, (known, [*known, "jit"]), strict=True):
-        info = json.loads((directory / "trial-01" / "trial.json").read_text())
-        write_document(directory / "trial-01" / "trial.json", {**info, "stalling_kinds": kinds})
-    assert "run-1 differs from run-0 in stalling_kinds …limit_hit, jit (there …limit_hit)" in refusal(*directories)
-    records = joined(tmp_path / "joined", directories, "stalling_kinds")
-    assert records.differences == ("run-1: stalling_kinds …limit_hit, jit, in run-0 …limit_hit",)
-
-
-@pytest.mark.parametrize("long", ["x" * 60, f"{'x' * 60} {'y' * 60}"])
-def test_values_without_a_word_in_which_they_differ_are_shown_from_the_first_other_character(tmp_path, long):
-    first = replace(SHORT, environment={"versions": {"torch": f"{long}a"}})
-    other = replace(SHORT, environment={"versions": {"torch": f"{long}b"}})
-    assert "versions.torch …b (there …a)" in refusal(*runs_in(tmp_path, first, other))
 
 
 def test_what_is_accepted_is_said_and_counts_as_in_the_first_run(tmp_path):
@@ -333,14 +304,7 @@ def test_bare_tables_and_runs_without_trials_are_refused(tmp_path):
 # --- runs.json --------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_joins_runs_is_read_as_they_are_and_may_move_with_them(tmp_path):
-    directories = runs_in(tmp_path / "here", SHORT, SHORT)
-    rows = joined(tmp_path / "here" / "joined", directories).requests.num_rows
-    (tmp_path / "here").rename(tmp_path / "there")
-    assert read_run(tmp_path / "there" / "joined").requests.num_rows == rows
-
-
-def test_a_folder_that_joins_runs_stands_for_them_beside_another(tmp_path):
+def test_a_folder_of_joined_runs_can_be_joined_with_another_run(tmp_path):
     directories = runs_in(tmp_path, SHORT, SHORT, SHORT)
     joined(tmp_path / "joined", directories[:2], "gates")
     listed = listed_runs([tmp_path / "joined", directories[2]], ("slo",))
@@ -369,15 +333,6 @@ def test_a_list_that_cannot_be_followed_is_refused_in_a_line(tmp_path):
             read_run(folder)
         assert said in str(refused.value)
         assert "\n" not in str(refused.value)
-
-
-def test_a_run_that_is_read_alone_keeps_every_name(tmp_path):
-    (run,) = runs_in(tmp_path, SHORT)
-    records = read_run(run)
-    assert not records.joined
-    assert records.directories == (run,)
-    assert records.requests.column("request_id")[0].as_py().startswith("1-")
-    assert RunList(directories=(run,)).accepted == ()
 
 
 def test_trials_of_searches_last_as_long_as_these_decide(tmp_path):
@@ -412,71 +367,3 @@ def test_an_arm_that_a_run_never_started_is_compared_between_those_that_did(tmp_
     assert joined(tmp_path / "joined", directories).joined
     resolve(directories[2], **{control: 8, arm: 9})
     assert f"arms.{arm}.engine.slots 9" in refusal(*directories)
-
-
-def test_of_searches_an_arm_is_let_go_that_each_let_go(tmp_path):
-    directories = runs_in(tmp_path, SHORT, SHORT)
-    slow, late = ({"arm": arm, "reason": f"{arm} was too slow"} for arm in ("compiled", "other"))
-    shared = {"budget_s": 600.0, "gated": False, "dropped": []}
-    first, second = (directory / "frontier.json" for directory in directories)
-    write_document(first, {**shared, "spent_s": 500.0, "stop": "nothing is open", "left": [slow, late]})
-    assert joined(tmp_path / "joined", directories).search is None, "one of them is no search"
-    write_document(second, {**shared, "spent_s": 590.0, "stop": "10 s are left", "left": [slow]})
-    search = joined(tmp_path / "both", directories).search
-    assert (search["budget_s"], search["spent_s"]) == (1200.0, 1090.0)
-    assert search["stop"] == "run 1: nothing is open; run 2: 10 s are left"
-    assert search["left"] == [slow]
-    assert search["gated"] is False
-    write_document(second, {**shared, "gated": True, "stop": "", "left": []})
-    search = joined(tmp_path / "cut", directories).search
-    assert (search["gated"], search["stop"], search["left"]) == (True, "", [])
-    assert "spent_s" not in search
-
-
-@pytest.mark.parametrize(
-    ("more", "differs"),
-    [
-        ('[users]\nroute_kind = "GRPCRoute"\n', ""),
-        ('[users]\nroute_kind = "HTTPRoute"\n', "users.route_kind"),
-        ('[engine]\nmax_wait_ms = 0\n[model]\ntask = "generate"\n', ""),
-        ("[engine]\nmax_wait_ms = 5\n", "engine.max_wait_ms"),
-        ("[ramp]\nstep_s = 300\nfailure_limit = 0\n", ""),
-        ("[engine]\nof_tomorrow = 0\n", "engine.of_tomorrow"),
-    ],
-)
-@pytest.mark.parametrize("newer_first", [False, True])
-def test_a_setting_that_a_version_added_is_before_it_what_that_version_did(tmp_path, more, differs, newer_first):
-    older, newer = runs_in(tmp_path, SHORT, SHORT)
-    if newer_first:
-        older, newer = newer, older
-    path = newer / "experiment.toml"
-    path.write_text(f"{path.read_text()}\n{more}")
-    if not differs:
-        assert joined(tmp_path / "joined", [older, newer]).runs
-    else:
-        assert f"--allow-different {differs}" in refusal(older, newer)
-
-
-def test_of_a_table_that_came_as_a_whole_a_part_is_not_filled_in(tmp_path):
-    older, newer = runs_in(tmp_path, SHORT, SHORT)
-    for run, more in ((older, ""), (newer, "failure_limit = 0\n")):
-        path = run / "experiment.toml"
-        path.write_text(f"{path.read_text()}\n[ramp]\nstep_s = 300\n{more}")
-    assert "ramp.failure_limit 0 (there not given)" in refusal(older, newer)
-
-
-def test_an_arm_that_was_resolved_before_a_setting_was_added_had_what_came_before(tmp_path):
-    older, newer = runs_in(tmp_path, SHORT, SHORT)
-
-    def resolve(run: Path, **policy: object) -> None:
-        for path in run.glob("trial-*/trial.json"):
-            info = json.loads(path.read_text())
-            for arm in info["arms"]:
-                arm["config"] = {**(arm.get("config") or {}), "compile": {"enabled": True, **policy}}
-            path.write_text(json.dumps(info))
-
-    resolve(older)
-    resolve(newer, strict=False, regions=[])
-    check_runs(listed_runs([older, newer]))
-    resolve(newer, strict=True)
-    assert "compile.strict" in refusal(older, newer)

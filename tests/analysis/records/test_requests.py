@@ -7,7 +7,6 @@ import pytest
 
 from analysis.records.placing import misplaced_requests
 from analysis.records.requests import requests_of
-from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError
 from tests.fakes.request_rows import T0, S, row, table_of
 
@@ -97,10 +96,7 @@ class TestLatency:
         requests = requests_of(table_of([row(0), row(0), row(0, arm="other"), row(1, request_id=None)]))
         assert (len(requests), requests.repeated) == (3, 1)
 
-    def test_no_request_is_no_error(self):
-        assert len(requests_of(REQUESTS.empty_table())) == 0
-
-    def test_a_request_without_an_arm_is_left_out_beside_others(self):
+    def test_a_request_without_an_arm_is_left_out_and_counted(self):
         table = table_of([row(0), row(1) | {"arm": None}])
         assert len(requests_of(table)) == 1
         (unplaced,) = misplaced_requests(table, arms=(), trials=())
@@ -137,3 +133,8 @@ class TestLatency:
         pair = requests_of(pa.concat_tables(chunks)).pair
         assert pair[:40].tolist() == pair[-40:].tolist()
         assert len(np.unique(pair)) == 2040
+
+    def test_a_first_token_at_0_is_unknown(self):
+        requests = requests_of(table_of([row(0, first_token_ns=0), row(1, first_token_ns=None)]))
+        assert requests.ttft_ms[0] == pytest.approx(requests.ttft_ms[1], nan_ok=True)
+        assert requests.broken[0] == requests.broken[1]

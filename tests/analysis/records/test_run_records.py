@@ -1,5 +1,3 @@
-import numpy as np
-import pyarrow as pa
 import pytest
 
 from analysis.records.requests import requests_of
@@ -45,29 +43,10 @@ def test_the_parts_of_a_requests_time_are_read_whatever_was_compiled(tmp_path):
     assert requests.decode_us.tolist() == [2**31 - 1, -1, -1]
 
 
-def test_times_of_a_server_that_are_all_short_are_read_too(tmp_path):
-    write_rows(tmp_path / "requests.arrow", [row(number, queue_ns=0, prefill_ns=99) for number in range(3)])
-    requests = requests_of(read_run(tmp_path).requests)
-    assert [requests.queued_us.tolist(), requests.prefill_us.tolist()] == [[0] * 3] * 2
-
-
-def test_counts_are_wide_enough_to_be_worked_with(tmp_path):
-    write_rows(tmp_path / "requests.arrow", [row(prompt_tokens=100, output_tokens=100, max_tokens=100, batch_id=3)])
-    records = read_run(tmp_path)
-    assert records.requests.column("output_tokens").type == pa.int8()
-    requests = requests_of(records.requests)
-    for column in (requests.prompt_tokens, requests.output_tokens, requests.max_tokens, requests.trial):
-        assert column.dtype == np.int32
-
-
-def test_a_directory_without_requests_is_refused(tmp_path):
-    with pytest.raises(RecordError, match="holds no requests"):
-        read_run(tmp_path)
-
-
-def test_a_missing_directory_is_refused(tmp_path):
-    with pytest.raises(RecordError, match="not a directory"):
-        read_run(tmp_path / "nowhere")
+@pytest.mark.parametrize(("folder", "said"), [(".", "holds no requests"), ("nowhere", "not a directory")])
+def test_a_folder_that_is_no_run_is_refused(tmp_path, folder, said):
+    with pytest.raises(RecordError, match=said):
+        read_run(tmp_path / folder)
 
 
 def test_a_trial_cut_off_while_written_is_incomplete(tmp_path):
@@ -94,7 +73,7 @@ def test_the_offset_of_another_hosts_clock_may_be_any_number(offset, applied_ns)
     assert clock_offset_ns({"clock": {"offset_ns": offset, "applied": True}}) == 0
 
 
-def test_a_damaged_decision_about_weights_is_told(tmp_path):
+def test_a_damaged_decision_about_weights_is_reported(tmp_path):
     directory = write_run(tmp_path / "run", FakeRun())
     (directory / "weights.jsonl").write_bytes(b"\xff\n")
     assert "weights.jsonl has a line that is no decision" in read_run(directory).problems

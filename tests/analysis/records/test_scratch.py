@@ -2,11 +2,10 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from analysis.records import scratch
-from analysis.records.scratch import Growing, ScratchError, empty, full, kept, lean, ordered, parts, pieces
+from analysis.records.scratch import Growing, ScratchError, empty, full, kept, lean, ordered, parts
 
 
 @pytest.fixture(params=[0, 1 << 27], ids=["in files", "in memory"])
@@ -35,11 +34,7 @@ def test_what_is_appended_follows_what_was_there(limit, kind):
     assert np.array_equal(growing.all(), np.concatenate(stretches).astype(kind))
 
 
-def test_nothing_is_an_empty_array(limit):
-    assert len(Growing(np.int64).all()) == len(empty(0, np.int8)) == 0
-
-
-def test_a_file_leaves_nothing_behind_and_is_seen_by_nobody(monkeypatch, tmp_path):
+def test_a_scratch_file_has_no_name_and_leaves_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(scratch, "LARGEST_IN_MEMORY", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     open_before = len(list(Path("/proc/self/fd").iterdir()))
@@ -66,8 +61,3 @@ def test_one_value_for_all_takes_no_memory():
 def test_parts_are_all_rows_once(rows):
     assert [row for part in parts(rows) for row in (part.start, part.stop)][1:-1:2] == list(range(65_536, rows, 65_536))
     assert sum(part.stop - part.start for part in parts(rows)) == rows
-
-
-def test_pieces_are_the_column_without_empty_ones():
-    column = pa.chunked_array([[], [1, 2], [], [3]], pa.int64())
-    assert [piece.to_pylist() for piece in pieces(column)] == [[1, 2], [3]]

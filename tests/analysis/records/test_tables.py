@@ -6,7 +6,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, REQUIRED_REQUEST_COLUMNS
-from analysis.records.sums import sums_path
 from analysis.records.tables import RecordError, RecordWriter, read_pieces, read_table
 from tests.fakes.request_rows import T0, row, table_of, write_rows
 
@@ -20,23 +19,6 @@ class TestWriting:
         assert not torn
         assert table.schema.equals(REQUESTS)
         assert table.to_pylist() == table_of(rows).to_pylist()
-
-    @pytest.mark.parametrize("batch", [1, 5])
-    @pytest.mark.parametrize("stated", [True, False])
-    def test_columns_that_are_kept_let_go_of_the_file(self, tmp_path, batch, stated):
-        path = tmp_path / "requests.arrow"
-        write_rows(path, [row(index, token_ns=[1, 2, 3]) for index in range(5)], batch=batch)
-        if not stated:
-            sums_path(path).unlink()
-        table, _ = read_table(path, REQUESTS)
-        buffers = [buffer for column in table.columns for buffer in column.chunk(0).buffers() if buffer is not None]
-        assert not [buffer for buffer in buffers if buffer.parent is not None]
-
-    def test_a_plain_arrow_reader_reads_the_file(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        write_rows(path, [row(index) for index in range(3)])
-        with pa.ipc.open_stream(path.open("rb")) as stream:
-            assert stream.read_all().num_rows == 3
 
     def test_flushed_rows_are_readable_before_close(self, tmp_path):
         path = tmp_path / "requests.arrow"
@@ -154,20 +136,6 @@ class TestReading:
         pq.write_table(pa.table({"arm": ["a"], "end_ns": stamps}), tmp_path / "a.parquet")
         assert read_table(tmp_path / "a.parquet", REQUESTS)[0].column("end_ns").to_pylist() == [T0]
 
-    def test_garbage_is_a_record_error(self, tmp_path):
-        (tmp_path / "a.parquet").write_bytes(b"no parquet")
-        with pytest.raises(RecordError, match="cannot be read"):
-            read_table(tmp_path / "a.parquet", REQUESTS)
-
-    def test_only_the_columns_of_the_schema_are_read(self, tmp_path):
-        wanted = pa.schema([REQUESTS.field("arm"), REQUESTS.field("end_ns")])
-        write_rows(tmp_path / "a.arrow", [row(0), row(1)])
-        pq.write_table(table_of([row(0), row(1)]), tmp_path / "a.parquet")
-        for kind in ("arrow", "parquet"):
-            table, _ = read_table(tmp_path / f"a.{kind}", wanted)
-            assert table.schema.equals(wanted)
-            assert table.column("end_ns").to_pylist() == [row()["end_ns"]] * 2
-
     def test_a_large_file_comes_in_pieces(self, tmp_path):
         batch = table_of([row(index) for index in range(1000)]).to_batches()[0]
         with (tmp_path / "a.arrow").open("wb") as file, pa.ipc.new_stream(file, REQUESTS) as stream:
@@ -190,18 +158,6 @@ def test_a_column_that_a_parquet_file_has_twice_is_one_line(tmp_path):
     pq.write_table(rows.append_column("arm", rows.column("arm")), tmp_path / "requests.parquet")
     with pytest.raises(RecordError, match=r'requests\.parquet: column "arm" appears 2 times'):
         read_table(tmp_path / "requests.parquet", REQUESTS)
-
-
-def test_what_a_writer_cannot_go_on_with_is_one_line(tmp_path):
-    path = tmp_path / "requests.arrow"
-    write_rows(path, [row(0)])
-    sums_path(path).unlink()
-    path.write_bytes(path.read_bytes().replace(b"session_id", b"sess\xdb\xdbn_id"))
-    with pytest.raises(
-        RecordError, match=r"requests\.arrow cannot be gone on with .*: write to another file"
-    ) as caught:
-        RecordWriter(path, REQUESTS)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_an_error_is_one_line_whatever_a_file_holds():

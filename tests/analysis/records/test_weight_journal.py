@@ -34,7 +34,7 @@ def test_what_was_written_is_read_and_a_torn_end_is_no_damage(tmp_path: Path) ->
         b'{"at_ns": 7, "weights": {"eager": 1}, "shadows": {"dark": null}}\n',
     ],
 )
-def test_a_damaged_line_is_no_decision_and_is_told(tmp_path: Path, line: bytes) -> None:
+def test_a_damaged_line_is_no_decision_and_is_reported(tmp_path: Path, line: bytes) -> None:
     assert len(read_weights(journal(tmp_path, line))) == 1
     assert weights_problem(tmp_path) == "has a line that is no decision"
     assert weights_problem(journal(tmp_path, line)) == "has 2 lines that are no decision"

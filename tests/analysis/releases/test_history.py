@@ -37,28 +37,24 @@ def test_record_holds_all_that_a_comparison_reads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"kind": "other"}, "is no record of a release"),
-        ({"schema": 9}, "it has schema 9; this tailgate reads 1: record the run again"),
-        ({"arms": {"compiled": {"figures": {"p99_e2e_ms": [[1, "fast", None, None]]}}}}, "p99_e2e_ms is damaged"),
-        ({"arms": {"compiled": {"figures": {"p99_e2e_ms": [3.0]}}}}, "p99_e2e_ms is damaged"),
-        ({"arms": {"compiled": {"figures": {"p99_e2e_ms": [[1, 300.0, 0.1, 0]]}}}}, "p99_e2e_ms is damaged"),
-        ({"arms": {"compiled": {"figures": {"p99_e2e_ms": [[1, 300.0, 0.1, -3]]}}}}, "p99_e2e_ms is damaged"),
-        ({"created_ns": 1e30}, "its time 1e.30 is none"),
-        ({"created_ns": None}, "its time None is none"),
+        ({"kind": "other"}, "no record"),
+        ({"schema": 9}, "schema 9"),
+        *(
+            ({"arms": {"compiled": {"figures": {"p99_e2e_ms": rows}}}}, "p99_e2e_ms")
+            for rows in ([[1, "fast", None, None]], [3.0], [[1, 300.0, 0.1, 0]], [[1, 300.0, 0.1, -3]])
+        ),
+        ({"created_ns": 1e30}, "1e.30"),
+        ({"created_ns": None}, "None"),
     ],
 )
-def test_document_that_is_no_record_is_refused_in_one_line(change, expected, tmp_path: Path) -> None:
+def test_a_document_that_is_no_record_is_refused_in_one_line(change, expected, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     write_document(path, release(Build(), day=0, seed=1).to_dict() | change)
     with pytest.raises(RecordError, match=expected) as refused:
         read_release(path)
     assert "\n" not in str(refused.value)
-
-
-def test_record_without_its_checksum_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
     path.write_text(json.dumps(release(Build(), day=0, seed=1).to_dict()))
-    with pytest.raises(RecordError, match="has no checksum"):
+    with pytest.raises(RecordError, match="no checksum"):
         read_release(path)
 
 
@@ -75,7 +71,7 @@ def junked(value: Any, rng: random.Random) -> Any:
     return copied
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(12))
 def test_record_with_anything_in_it_is_compared_or_refused_in_words(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     kept = json.loads(json.dumps(release(COMMITTED, day=0, seed=1).to_dict()))
@@ -113,20 +109,15 @@ def test_runs_under_other_conditions_tell_nothing() -> None:
     assert "1 earlier run had other arms, traffic, model or objectives" in " ".join(document["notes"])
 
 
-def test_repeats_of_the_newest_build_share_out_its_luck() -> None:
-    runs = history(*(release(COMMITTED, day=day, seed=1) for day in range(5)))
-    document = compare_releases(runs, release(COMMITTED, day=5, seed=1), arms=ARMS, limits=ReleaseLimits())
-    assert len(document["baseline"]["runs"]) == 5
-    alone = compare_releases(
-        history(release(COMMITTED, day=4, seed=1)),
-        release(COMMITTED, day=5, seed=1),
-        arms=ARMS,
-        limits=ReleaseLimits(),
-    )
-    spreads = [
-        next(row["spread"] for row in one["figures"] if row["figure"] == "process_peak_bytes")
-        for one in (document, alone)
-    ]
+def test_repeats_of_the_newest_build_share_out_its_spread() -> None:
+    earlier = [release(COMMITTED, day=day, seed=1) for day in range(5)]
+    spreads = []
+    for runs in (earlier, earlier[-1:]):
+        document = compare_releases(
+            history(*runs), release(COMMITTED, day=5, seed=1), arms=ARMS, limits=ReleaseLimits()
+        )
+        assert len(document["baseline"]["runs"]) == len(runs)
+        spreads += [row["spread"] for row in document["figures"] if row["figure"] == "process_peak_bytes"]
     assert spreads[0] < 0.8 * spreads[1]
 
 
@@ -138,20 +129,6 @@ def test_runs_at_one_time_on_one_machine_had_one_day() -> None:
     assert tuple(beside) in days([later, elsewhere, *beside])
     nothing_known = replace(beside[0], starts_ns=())
     assert days([nothing_known, beside[1]]) == [(nothing_known,), (beside[1],)]
-
-
-def test_runs_at_one_time_share_out_less_luck_and_say_so() -> None:
-    candidate = release(COMMITTED, day=5, seed=5)
-
-    def spread(*earlier: Release) -> tuple[float, bool]:
-        document = compare_releases(history(*earlier), candidate, arms=ARMS, limits=ReleaseLimits())
-        figure = next(row for row in document["figures"] if row["figure"] == "p50_tpot_ms")
-        return figure["spread"], any("ran at one time" in note for note in document["notes"])
-
-    apart, said_apart = spread(*(release(COMMITTED, day=day, seed=1) for day in range(4)))
-    at_once, said_at_once = spread(*(release(COMMITTED, day=0, seed=seed) for seed in range(4)))
-    assert apart < at_once
-    assert (said_apart, said_at_once) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -176,14 +153,6 @@ def test_build_of_unknown_or_changed_code_has_no_repeats(commit) -> None:
     assert len(runs.repeats(ARMS, runs.releases)) == 1
 
 
-def test_setting_that_only_one_tailgate_knew_is_no_obstacle() -> None:
-    older = release(replace(Build(), conditions={"traffic": {"rate": 4.0}}), day=0, seed=1)
-    newer = release(replace(Build(), conditions={"traffic": {"rate": 4.0, "pace": 1}, "slo": []}), day=1, seed=1)
-    assert obstacles(older, newer, ARMS) == []
-    faster = release(replace(Build(), conditions={"traffic": {"rate": 5.0}}), day=1, seed=1)
-    assert [item.text for item in obstacles(older, faster, ARMS)] == ["traffic.rate 4 → 5"]
-
-
 def test_what_may_be_the_cause_is_listed() -> None:
     one = release(COMMITTED, day=0, seed=1)
     two = release(
@@ -201,15 +170,6 @@ def test_what_may_be_the_cause_is_listed() -> None:
         "compiled.compile.mode none → max-autotune",
         "trials 4 → 6",
     ]
-
-
-def test_a_setting_that_a_version_of_tailgate_added_is_listed_where_it_does_otherwise_than_before() -> None:
-    added = {"backend_module": "", "regions": [], "strict": False, "background": True}
-    older = replace(COMMITTED, config={**COMMITTED.config, "compile": {"mode": "default"}})
-    newer = replace(COMMITTED, config={**COMMITTED.config, "compile": {"mode": "default", **added}})
-    one, two = release(older, day=0, seed=1), release(newer, day=1, seed=1)
-    for pair, arrow in (((one, two), "none → True"), ((two, one), "True → none")):
-        assert [item.text for item in departures(*pair, ARMS)] == [f"compiled.compile.background {arrow}"]
 
 
 def test_file_that_is_no_record_in_a_folder_is_named(tmp_path: Path) -> None:
@@ -233,13 +193,6 @@ def test_copy_of_a_run_under_another_name_is_the_same_run(tmp_path: Path) -> Non
     for name, item in (("one", one), ("copy", copied)):
         write_document(tmp_path / f"{name}.json", item.to_dict())
     assert len(read_history(tmp_path).releases) == 1
-
-
-def test_record_from_before_starts_were_kept_is_told_by_its_name_and_second() -> None:
-    one = release(Build(), day=1, seed=1)
-    old = replace(one, seed=None, starts_ns=())
-    assert old.is_same_run(one)
-    assert not replace(old, run_id="other").is_same_run(one)
 
 
 def test_other_number_of_replicas_is_an_obstacle() -> None:

@@ -7,19 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.documents import write_document
 from analysis.records.run_list import listed_runs, write_run_list
 from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import RecordWriter, read_table
-from analysis.releases.release import Release, ReleaseArm, read_release, release_of
+from analysis.releases.release import ReleaseArm, read_release, release_of
 from analysis.releases.run_figures import ArmFigures
 from analysis.settings.release_limits import ReleaseLimits
 from analysis.summary.summary import analyze, write_summary
-from tests.fakes.beds import FakeBed, referenced
+from tests.fakes.beds import FakeBed
 from tests.fakes.runs import DAYS_APART, EAGER, FakeArm, FakeRun, write_run
 
-RUN = FakeRun(arms=(EAGER, FakeArm(name="compiled")), trials=2, duration_s=120, gates={"draws": 99})
-SHORT = replace(RUN, trials=1, duration_s=60, rate=1)
+RUN = FakeRun(arms=(EAGER, FakeArm(name="compiled")), trials=2, duration_s=60, rate=1, gates={"draws": 99})
+SHORT = replace(RUN, trials=1)
 
 
 def without_events(path: Path, arm: str) -> None:
@@ -52,20 +51,7 @@ def test_compiling_arm_without_any_event_says_nothing_of_compiles(tmp_path: Path
     assert arms["eager"].figures.values["recompiles"][1][0] == 0.0
 
 
-def test_kinds_of_compiles_that_its_version_did_not_know_are_kept(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", SHORT)
-    path = directory / "trial-01" / "trial.json"
-    for kinds, unknown in (
-        (["compile", "recompile", "limit_hit", "jit", "autotune"], ()),
-        (["compile", "recompile", "limit_hit", "autotune"], ("jit",)),
-    ):
-        write_document(path, {**json.loads(path.read_text(encoding="utf-8")), "stalling_kinds": kinds})
-        release = release_of(directory)
-        assert {arm.unknown_kinds for arm in release.arms.values()} == {unknown}
-        assert Release.from_dict(release.to_dict()).arms["compiled"].unknown_kinds == unknown
-
-
-@pytest.mark.parametrize("arm", ["eager", "compiled"])
+@pytest.mark.parametrize("arm", ["compiled"])
 def test_counts_of_a_server_that_died_are_open(tmp_path: Path, arm: str) -> None:
     directory = write_run(tmp_path / "run", RUN)
     path = directory / "trial-02" / "trial.json"
@@ -127,21 +113,11 @@ def test_arm_on_any_card_has_the_references_of_the_card_it_got(tmp_path: Path) -
     assert [arms[name].references["matmul_tflops"] for name in ("eager", "compiled")] == [200.0, 100.0]
 
 
-def test_run_is_told_by_the_exact_start_of_each_trial_and_its_seed(tmp_path: Path) -> None:
+def test_a_run_is_identified_by_the_start_of_each_trial_and_its_seed(tmp_path: Path) -> None:
     one = read_release(write_run(tmp_path / "one", RUN))
     assert one.is_same_run(read_release(Path(shutil.copytree(tmp_path / "one", tmp_path / "copy"))))
     assert len(one.starts_ns) == 2
     assert not one.is_same_run(read_release(write_run(tmp_path / "other", replace(RUN, day=1))))
-
-
-def test_number_of_replicas_is_kept(tmp_path: Path) -> None:
-    def thrice(info):
-        for arm in info["arms"]:
-            arm["replicas"] = [f"{arm['name']}-{index}" for index in range(3)]
-
-    directory = write_run(tmp_path / "run", RUN)
-    assert read_release(directory).arms["compiled"].config["replicas"] == 1
-    assert read_release(edited(directory, thrice)).arms["compiled"].config["replicas"] == 3
 
 
 @pytest.mark.parametrize(("other", "kept"), [("aaaa", "aaaa"), ("bbbb", None)])
@@ -156,26 +132,6 @@ def test_runs_that_were_joined_over_machines_are_of_none_of_them(tmp_path: Path,
     assert release_of(tmp_path / "joined").machine == kept
 
 
-def test_references_of_an_arm_are_those_of_the_device_that_it_was_put_on(tmp_path: Path) -> None:
-    fake = replace(SHORT, bed=referenced(python_ms=10.0, read_gb_per_s=20.0))
-    assert release_of(write_run(tmp_path / "run", fake)).arms["compiled"].references == {
-        "python_ms": 10.0,
-        "read_gb_per_s": 20.0,
-    }
-
-
-@pytest.mark.parametrize(("card", "kind"), [("cpu", "cpu"), ("NVIDIA H200", "cuda")])
-def test_a_device_that_was_left_to_the_arm_is_the_one_that_it_found(tmp_path: Path, card: str, kind: str) -> None:
-    def found(info):
-        info["devices"] = {"eager": "auto", "compiled": "auto"}
-        info["bed"] = {"devices": {} if card == "cpu" else {"cuda:0": {}}}
-        for arm in ("eager", "compiled"):
-            info.setdefault("startup", {}).setdefault(arm, {})["device"] = card
-
-    arms = read_release(edited(write_run(tmp_path / "run", RUN), found)).arms
-    assert [arms[name].config["model"]["device"] for name in ("eager", "compiled")] == [kind, kind]
-
-
 @pytest.mark.parametrize(
     ("device", "policy", "spread"),
     [
@@ -185,7 +141,7 @@ def test_a_device_that_was_left_to_the_arm_is_the_one_that_it_found(tmp_path: Pa
         ("cpu", {"enabled": True, "mode": "max-autotune"}, 0.03),
     ],
 )
-def test_arms_that_search_for_kernels_on_a_gpu_are_given_more_luck(
+def test_arms_that_search_for_kernels_on_a_gpu_are_allowed_more_variance(
     device: str, policy: dict[str, object], spread: float
 ) -> None:
     config = {"model": {"device": device}, "compile": policy}

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
-from analysis.results.run_directory import is_made_of, write_run
+from analysis.results.run_directory import write_run
 from analysis.run.run import Run
 from tests.fakes import results
 from tests.fakes.results import traffic, write
@@ -45,15 +45,6 @@ def test_problems_of_a_file_are_those_of_the_run(tmp_path: Path) -> None:
         "1.json says that 1 request completed, and 36 did by its lists",
         "2.json says that 2 requests completed, and 36 did by its lists",
     )
-
-
-def test_folder_is_known_by_its_files_wherever_they_lie(files: list[tuple[str, Path]], tmp_path: Path) -> None:
-    write_run(tmp_path / "run", files)
-    assert is_made_of(tmp_path / "run", files)
-    moved = [(arm, path.rename(write(tmp_path / "moved" / path.name, {}))) for arm, path in files]
-    assert is_made_of(tmp_path / "run", moved)
-    assert not is_made_of(tmp_path / "run", moved[:2])
-    assert not is_made_of(tmp_path, moved)
 
 
 def test_other_load_tool_or_the_same_run_twice_is_refused(files: list[tuple[str, Path]], tmp_path: Path) -> None:

@@ -50,13 +50,6 @@ def test_a_plateau_has_its_share_of_p99_and_of_the_slowest_requests(tmp_path: Pa
     assert not run.attribution.hit.any(), "nobody waited for it"
 
 
-def test_a_background_compile_that_slows_nobody_has_no_share(tmp_path: Path) -> None:
-    run = Run.of(read_run(slowed(tmp_path / "run", by_s=0.0)))
-    assert plateau(run, "compiled", "ttft").share_pct < 10.0
-    nothing = plateau(run, "eager", "ttft")
-    assert (nothing.events, nothing.seconds, nothing.requests, nothing.share_pct) == (0, 0.0, 0, 0.0)
-
-
 def test_the_summary_tells_it_and_the_gate_on_recompiles_does_not_count_it(tmp_path: Path) -> None:
     summary = analyze(slowed(tmp_path / "run", by_s=3.0))
     eager, compiled = (arm["compile"] for arm in summary["arms"])

@@ -11,10 +11,8 @@ import pytest
 from analysis.records.run_records import read_run
 from analysis.records.schemas import STEPS
 from analysis.records.tables import RecordWriter
-from analysis.report.markdown import markdown_report
 from analysis.run.decode_floor import FEWEST, DecodeFloor, decode_floor
 from analysis.run.run import Run
-from analysis.summary.summary import analyze
 from tests.fakes.resources import tell
 from tests.fakes.runs import SECOND, FakeRun, write_run
 
@@ -73,18 +71,6 @@ def test_the_floor_is_the_weights_over_what_the_arms_own_card_reads(tmp_path: Pa
     assert (eager.rows, eager.bytes_a_token, eager.quantised) == (1, WEIGHTS, WEIGHTS // 3)
 
 
-def test_steps_of_the_fewest_rows_that_were_common_are_taken(tmp_path: Path) -> None:
-    run = run_in(tmp_path, {1: (FEWEST - 1, 5.0), 4: (FEWEST, 6.0), 8: (50, 7.0)}, step_weights=WEIGHTS)
-    found = floor_of(run)
-    assert found is not None
-    assert (found.rows, found.step_ms, found.bytes_a_token) == (4, pytest.approx(6.0), WEIGHTS / 4)
-
-
-def test_nothing_is_told_of_weights_that_were_not_counted_nor_of_seldom_steps(tmp_path: Path) -> None:
-    assert floor_of(run_in(tmp_path / "uncounted", {1: (50, 5.0)})) is None
-    assert floor_of(run_in(tmp_path / "seldom", {1: (FEWEST - 1, 5.0)}, step_weights=WEIGHTS)) is None
-
-
 @pytest.mark.parametrize(
     ("devices", "weights"),
     [
@@ -99,13 +85,3 @@ def test_there_is_no_floor_for(tmp_path: Path, devices: dict[str, str], weights:
     assert found is not None
     assert found.floor_ms is None
     assert found.share is None
-
-
-def test_a_report_says_what_a_step_reads_and_how_much_of_it_that_takes(tmp_path: Path) -> None:
-    run = run_in(tmp_path, {1: (FEWEST, 5.0)}, step_weights=WEIGHTS, quantised_weights=WEIGHTS // 2)
-    summary = analyze(run)
-    row = summary["arms"][0]["decode"]
-    assert (row["rows"], row["floor_pct"], row["quantised_pct"]) == (1, pytest.approx(75.0), pytest.approx(50.0))
-    page = markdown_report(summary)
-    assert "| weights read a token | 14 GiB |" in page
-    assert "| reading them, of the step | 75 % | 60 % |" in page

@@ -42,16 +42,15 @@ def run_with(directory: Path, policy: dict[str, Any], tuned: tuple[int, ...], ph
         {"enabled": True, "mode": "default", "options": {"max_autotune_gemm": True}},
     ],
 )
-def test_each_compile_that_searches_has_a_luck_of_its_own(policy: dict[str, Any], tmp_path: Path) -> None:
+def test_each_compile_that_searches_has_a_variance_of_its_own(policy: dict[str, Any], tmp_path: Path) -> None:
     run = run_with(tmp_path / "run", policy, (1, 2, 3))
-    assert searching_starts(run, "compiled") == 3
-    assert searching_starts(run, run.control) == 0
+    assert (searching_starts(run, "compiled"), searching_starts(run, run.control)) == (3, 0)
     assert start_spread(run, "compiled") == pytest.approx(((0.01**2 + 0.01**2 + 0.03**2) / 2) ** 0.5)
     assert startup_row(run, "compiled")["searching_starts"] == 3
     assert "searching_starts" not in startup_row(run, run.control)
 
 
-def test_trials_that_share_what_one_search_found_do_not_average_its_luck(tmp_path: Path) -> None:
+def test_trials_that_share_one_search_do_not_average_its_variance(tmp_path: Path) -> None:
     run = run_with(tmp_path / "run", SEARCHING, (1,))
     assert start_spread(run, "compiled") == pytest.approx(((2 * 0.01**2 + 3 * 0.03**2) / 2) ** 0.5)
 
@@ -65,7 +64,7 @@ def test_trials_that_share_what_one_search_found_do_not_average_its_luck(tmp_pat
         (SEARCHING, (1, 2, 3), "serving"),
     ],
 )
-def test_what_was_not_searched_for_at_a_start_is_no_luck_of_starts(
+def test_starts_without_a_search_have_no_compile_to_compile_variance(
     policy: dict[str, Any], tuned: tuple[int, ...], phase: str, tmp_path: Path
 ) -> None:
     run = run_with(tmp_path / "run", policy, tuned, phase)
@@ -73,7 +72,7 @@ def test_what_was_not_searched_for_at_a_start_is_no_luck_of_starts(
     assert start_spread(run, "compiled") == pytest.approx(0.01)
 
 
-def test_luck_that_lasts_longer_than_a_block_is_not_taken_for_that_of_blocks_by_themselves() -> None:
+def test_noise_that_lasts_longer_than_a_block_widens_the_spread() -> None:
     rng = np.random.default_rng(3)
     block = np.repeat(np.arange(40), 100)
     noise = rng.standard_normal(4000)
@@ -97,7 +96,7 @@ def test_a_longer_trial_says_more_surely_how_much_its_traffic_moved_it(blocks: i
     assert luck.spread == pytest.approx(np.sqrt(0.1 / 0.9 / len(block)), rel=1.5)
 
 
-def test_one_block_says_nothing_of_luck() -> None:
+def test_one_block_has_no_spread() -> None:
     block = np.zeros(50, dtype=np.int64)
     assert luck_of_share(block == 1, block).spread is None
     assert luck_of_quantile(np.arange(1.0, 51.0), block, 0.5, 25.0).spread is None

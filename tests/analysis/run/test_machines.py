@@ -34,11 +34,5 @@ def test_a_run_that_does_not_say_where_it_ran_has_a_machine_of_its_own(tmp_path)
     assert machines.names == ("the machine of run-0", "a", "the machine of run-2")
 
 
-def test_a_run_by_itself_has_one_machine_for_every_trial(tmp_path):
-    machines = Machines.of(read_run(write_run(tmp_path / "run", SHORT)).runs)
-    assert len(machines) == 1
-    assert machines.codes(np.array([1, 7, 0])).tolist() == [0, 0, 0]
-
-
 def test_trials_that_no_run_has_are_on_the_first_machine(tmp_path):
     assert machines_of(tmp_path, "b", "a").codes(np.array([-1, 0, 9])).tolist() == [0, 0, 0]

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from analysis.records.run_records import read_run
-from analysis.records.schemas import BED
-from analysis.records.tables import RecordWriter
 from analysis.run.memory import RunMemory, memory_of
 from analysis.run.run import Run
-from analysis.summary.summary import analyze
 from tests.fakes.resources import GIB, sample, tell
 from tests.fakes.runs import FakeRun, write_run
 
@@ -29,13 +23,6 @@ def seen(directory: Path) -> RunMemory:
 
 def run_in(path: Path, *, duration_s: float = 300.0, trials: int = 1) -> Path:
     return write_run(path / "run", FakeRun(duration_s=duration_s, rate=1, trials=trials))
-
-
-def test_a_run_without_samples_has_no_memory(tmp_path: Path) -> None:
-    memory = seen(run_in(tmp_path))
-    assert memory.arms == {"eager": {}, "compiled": {}}
-    assert memory.events == ()
-    assert memory.shared_figure("compiled", "eager") is None
 
 
 def test_the_peak_is_that_of_the_traffic_and_of_the_replica_that_held_most(tmp_path: Path) -> None:
@@ -124,48 +111,3 @@ def test_allocations_in_need_are_events_of_their_moment_and_those_of_the_warm_up
         (60 * 10**9, "allocator retry", 2),
     ]
     assert {(event.arm, event.replica) for event in seen(run).events} == {("eager", "eager-0")}
-
-
-def test_a_level_that_wanders_is_no_sure_growth(tmp_path: Path) -> None:
-    """One in five would have been called one."""
-    rng = np.random.default_rng(2)
-    wandering = [partial(wander, rng.standard_normal(400)) for _ in range(20)]
-    sure = 0
-    for number, level in enumerate(wandering):
-        run = sample(run_in(tmp_path / str(number)), "process", "eager-0", {"memory_bytes": level}, arm="eager")
-        growth = seen(run).arms["eager"]["process"].growth
-        assert growth is not None
-        sure += growth.low > 0
-    assert sure <= 1
-
-
-def wander(steps: np.ndarray, trial: int, at_s: np.ndarray) -> np.ndarray:
-    return GIB + (1 << 20) * np.cumsum(steps[: at_s.size])
-
-
-@pytest.mark.filterwarnings("error")
-def test_samples_that_make_no_sense_break_nothing(tmp_path: Path) -> None:
-    run = tell(run_in(tmp_path), devices=CARDS, bed={"devices": 7, "before": [{"device": "cuda:0", "processes": []}]})
-    rng = np.random.default_rng(1)
-    odd = [None, 0, -1, 1, (1 << 63) - 1, -(1 << 63), 1_700_100_000 * 10**9, 1_700_100_200 * 10**9]
-    rows = []
-    for _ in range(500):
-        row: dict[str, Any] = {name: odd[rng.integers(len(odd))] for name in BED.names}
-        for field in BED:
-            if pa.types.is_string(field.type):
-                names = [None, "", "run", "eager", "eager-0", "cuda:0", "process", "device", "allocator"]
-                row[field.name] = names[rng.integers(len(names))]
-            elif pa.types.is_floating(field.type):
-                row[field.name] = [None, math.nan, math.inf, -math.inf, -1.0, 1e308][rng.integers(6)]
-            elif pa.types.is_int32(field.type):
-                row[field.name] = [None, 0, 1, -1, (1 << 31) - 1][rng.integers(5)]
-            elif pa.types.is_list(field.type):
-                row[field.name] = None
-        rows.append(row)
-    with RecordWriter(run / "trial-01" / "bed.arrow", BED) as writer:
-        for row in rows:
-            writer.append(row)
-    for path in run.rglob("*.sums"):
-        path.unlink()
-    summary = analyze(run)
-    assert [arm["name"] for arm in summary["arms"]] == ["eager", "compiled"]

@@ -32,7 +32,9 @@ ON_CARD = {"startup": {"a": {"device": "NVIDIA H200"}}}
         ({"devices": {"a": "auto"}, "bed": {"devices": {"cuda:0": {"host": "worker-1"}}}}, "cpu"),
     ],
 )
-def test_an_arm_has_the_device_that_those_who_know_best_say(info: dict[str, Any], device: str) -> None:
+def test_the_replica_the_monitor_and_the_experiment_decide_the_device_in_this_order(
+    info: dict[str, Any], device: str
+) -> None:
     assert devices_of(trial(**info)) == {"a": device}
 
 

@@ -31,11 +31,6 @@ def test_trials_are_not_taken_together() -> None:
     assert python_of(trial(rows[0]), trial(rows[1], number=2)) == pytest.approx([8.0, 12.0])
 
 
-def test_python_that_ran_on_one_processor_is_of_the_process_that_was_there() -> None:
-    rows = [{"device": f"cuda:{card}", "when": "before", "python_ms": ms} for card, ms in ((0, 8.0), (1, 18.0))]
-    assert python_of(trial(*rows)) == pytest.approx([8.0, 18.0])
-
-
 def test_a_card_that_could_not_be_measured_takes_nothing_from_the_other() -> None:
     rows = [
         {"device": "cuda:0", "when": "before", "python_ms": 8.0, "processors": 32},

@@ -6,12 +6,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
 from analysis.run.spikes import stall_windows
-from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=40, seconds=3), Compile(at_s=60, seconds=5)])
 SHORT = FakeRun(duration_s=90, rate=2)
@@ -37,9 +36,6 @@ class TestArms:
         with pytest.raises(RecordError, match="is the control") as error:
             Run.of(read_run(tmp_path))
         assert "\n" not in str(error.value)
-
-    def test_an_arm_without_requests_has_none(self, tmp_path):
-        assert not load(tmp_path).of_arm("unheard of").any()
 
     def test_settings_that_differ_from_the_control_are_named(self, tmp_path):
         def configure(info):
@@ -73,16 +69,6 @@ class TestArms:
 
 
 class TestTrials:
-    def test_a_kind_of_compile_that_an_earlier_version_did_not_know_holds_the_later_trials_up(self, tmp_path):
-        def versions(info):
-            info["stalling_kinds"] = ["recompile"] if info["trial"] == 1 else ["recompile", "jit"]
-
-        compiles = [Compile(at_s=40, seconds=3, kind="jit")]
-        run = load(
-            tmp_path, replace(SHORT, arms=(EAGER, FakeArm(name="naive", compiles=compiles)), trials=2), change=versions
-        )
-        assert [(event.trial, event.stalls) for event in run.events if event.kind == "jit"] == [(1, True), (2, True)]
-
     def test_blocks_are_numbered_through_all_trials(self, tmp_path):
         run = load(tmp_path, replace(SHORT, trials=3))
         assert [trial.first_block for trial in run.trials] == [0, 3, 6]
@@ -100,12 +86,6 @@ class TestTrials:
     def test_a_trial_that_was_stopped_lasted_as_long_as_it_was_seen(self, tmp_path):
         run = load(tmp_path, change=lambda info: info.update(complete=False, duration_s=600))
         assert 80 < run.seconds < 90
-
-    def test_offsets_count_from_the_start_of_the_trial(self, tmp_path):
-        run = load(tmp_path, replace(SHORT, trials=2))
-        start = start_of(2)
-        assert run.offset_s(2, start + 5 * SECOND) == 5.0
-        assert run.offset_s(9, start) is None
 
 
 class TestSteady:
@@ -144,9 +124,3 @@ def test_a_setting_that_is_no_table_is_refused(tmp_path):
     (directory / "experiment.toml").write_text('gates = "wide"\n')
     with pytest.raises(RecordError, match="gates is 'wide': give a table"):
         Run.of(read_run(directory))
-
-
-@pytest.mark.parametrize("value", [None, True, "3", float("nan"), float("inf"), [1]])
-def test_what_is_no_number_is_unknown(value):
-    assert number(value) is None
-    assert mapping(value) == {}

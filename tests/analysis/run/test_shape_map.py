@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,11 +54,6 @@ def test_spans_are_few_apart_and_hold_every_size(sizes: list[int], most: int) ->
     assert all(any(first <= size <= last for size in sizes) for first, last in found)
 
 
-def test_few_sizes_stand_by_themselves_and_many_in_octaves() -> None:
-    assert spans(np.array([192, 64, 64]), 4) == ((64, 64), (192, 192))
-    assert spans(np.arange(1, 10), 5) == ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16))
-
-
 def test_shapes_are_as_padded_and_else_as_they_were(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     [cell] = of(mapped(run), "eager").cells
@@ -95,15 +89,6 @@ def test_no_request_is_lost_whatever_its_shape(tmp_path: Path) -> None:
         assert row.requests + row.unknown == EVERY
         assert sum(cell.requests for cell in row.cells) == row.requests
         assert len({(cell.batch, cell.length) for cell in row.cells}) == len(row.cells)
-
-
-def test_many_pieces_count_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, rng = run_of(tmp_path), np.random.default_rng(6)
-    run = with_shapes(run, rng.integers(1, 9, len(run.requests)), rng.integers(1, 50, len(run.requests)))
-    expected = shape_map(run)
-    monkeypatch.setattr("analysis.records.scratch.AT_ONCE", 7)
-    monkeypatch.setattr("analysis.run.shape_map._AT_ONCE", 20)
-    assert shape_map(run) == expected
 
 
 def test_a_run_without_shapes_has_no_map(tmp_path: Path) -> None:

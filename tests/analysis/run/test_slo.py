@@ -4,7 +4,6 @@ import pytest
 
 from analysis.records.requests import requests_of
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordError
 from analysis.run.slo import design_effect, judge_share, meets_all, misses, observed, units
 from analysis.settings.slo_targets import parse_slo
 
@@ -33,30 +32,6 @@ def shares(missed, total, blocks=20):
     flags = np.zeros(total, dtype=bool)
     flags[np.linspace(0, total - 1, missed).astype(int)] = True
     return flags, np.arange(total) * blocks // total
-
-
-def test_keys_are_quantiles_of_metrics():
-    targets = parse_slo({"p99_ttft_ms": 2000, "p99_9_max_itl_ms": 50.5, "p50_e2e_ms": 1, "error_pct": 0.5})
-    assert [(item.metric, item.quantile) for item in targets] == [
-        ("ttft", 0.99),
-        ("max_itl", pytest.approx(0.999)),
-        ("e2e", 0.5),
-        ("error", None),
-    ]
-    assert targets[1].allowed_share == pytest.approx(0.001)
-    assert targets[3].allowed_share == 0.005
-
-
-@pytest.mark.parametrize("key", ["p99_latency_ms", "ttft_p99_ms", "p999_ttft_ms", "p0_ttft_ms", "p99_ttft", "nonsense"])
-def test_an_unknown_key_is_named(key):
-    with pytest.raises(RecordError, match=f"slo.{key}"):
-        parse_slo({key: 1})
-
-
-@pytest.mark.parametrize("limit", [-1, "fast", True, float("nan"), None])
-def test_a_limit_must_be_a_number(limit):
-    with pytest.raises(RecordError, match="p99_ttft_ms"):
-        parse_slo({"p99_ttft_ms": limit})
 
 
 def test_a_failure_misses_every_limit_however_high():
@@ -127,10 +102,6 @@ class TestTokenGaps:
         (target,) = parse_slo({"p50_itl_ms": 1e9})
         assert units(data, np.ones(1, dtype=bool), target).missed.tolist() == [False, True]
 
-    def test_pooled_gaps_limit_no_single_request(self):
-        data = self.streamed(([10, 900], "OK"))
-        assert meets_all(data, parse_slo({"p50_itl_ms": 30})).all()
-
 
 def test_units_are_the_requests_in_the_mask_that_count():
     data = requests([(100, 500, "OK"), (300, 500, "OK"), (None, 5, "UNAVAILABLE")])
@@ -178,14 +149,3 @@ def test_independent_misses_have_a_design_effect_near_one():
     effects = [design_effect(rng.uniform(size=3000) < 0.05, np.arange(3000) // 100) for _ in range(50)]
     assert 1.0 <= np.mean(effects) < 1.4
     assert design_effect(np.zeros(10, dtype=bool), np.zeros(10, dtype=int)) == 1.0
-
-
-def test_a_share_at_the_limit_seldom_passes():
-    """One-sided level 0.05: at most 20 of 200 samples on the limit, bunched by block, may pass."""
-    passed = 0
-    for seed in range(200):
-        rng = np.random.default_rng(seed)
-        level = 0.05 * rng.lognormal(-0.125, 0.5, size=40)
-        block = np.repeat(np.arange(40), 100)
-        passed += judge_share(rng.uniform(size=4000) < level[block], block, allowed=0.05, alpha=0.05).verdict == "PASS"
-    assert passed <= 20

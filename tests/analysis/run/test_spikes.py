@@ -117,7 +117,7 @@ def test_nested_compiles_count_once():
     assert found.stall_ms.tolist() == [5000.0]
 
 
-def test_a_compile_on_another_replica_or_in_the_warm_up_hits_nobody():
+def test_a_compile_on_another_replica_or_in_the_warm_up_hits_no_request():
     for other in (event(10, 15, replica="compiled-1"), event(10, 15, phase="warmup")):
         requests = [request(0, 9, 15.2, 16), request(1, 9, 9.1, 9.2, replica="compiled-1")]
         assert not joined(requests, [other])[2].hit.any()
@@ -127,7 +127,7 @@ def test_a_request_that_names_no_replica_is_joined_by_its_arm():
     assert joined([request(0, 9, 15.2, 16, replica=None)], [event(10, 15)])[2].hit.all()
 
 
-def test_what_runs_on_holds_nobody_up_and_what_compiles_does():
+def test_kinds_of_events_that_compile_delay_requests_and_others_do_not():
     for kind, held in (("eager_fallback", False), ("background_compile", False), ("limit_hit", True), ("jit", True)):
         _, _, found = joined([request(0, 9, 15.2, 16)], [event(10, 15, kind=kind, ids=["1-0-compiled"])])
         assert found.hit.all() is np.bool_(held)

@@ -9,7 +9,6 @@ import pytest
 from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import RecordWriter
-from analysis.report.reading import brief_shape
 from analysis.run.run import Run
 from analysis.run.startup import compiler_facts, startup_row
 from tests.fakes.runs import SECOND, FakeRun, start_of, write_run
@@ -62,62 +61,7 @@ def test_the_parts_of_a_start_add_up_to_the_time_to_serving(tmp_path: Path) -> N
     assert row["memory_bytes"] == {"weights": 7, "device_peak": 9}
 
 
-def test_the_shapes_of_an_encoder_are_a_part_of_their_own(tmp_path: Path) -> None:
-    items = {"process": 1.0, "import": 3.0, "load": 2.0, "encode batch 4 × length 32, context 32": 7.0, "other": 0.1}
-    row = startup_row(run_with(tmp_path / "run", items), "compiled")
-    assert (row["encode_s"], row["warmup_s"], row["prefill_s"], row["decode_s"]) == (7.0, 7.0, None, None)
-    assert row["serving_s"] == pytest.approx(13.1)
-    assert row["slowest"][0]["item"] == "encode batch 4 × length 32, context 32"
-    assert brief_shape(row["slowest"][0]["item"]) == "encode 4x32"
-    assert "encode_s" not in startup_row(run_with(tmp_path / "other", ITEMS), "compiled")
-
-
-def test_what_an_artifact_saved_is_beside_what_its_unpacking_took(tmp_path: Path) -> None:
-    run = run_with(tmp_path / "run", {**ITEMS, "artifact": 0.5})
-    path = tmp_path / "run" / "trial-01" / "trial.json"
-    info = json.loads(path.read_text())
-    info["startup"]["compiled"]["versions"] = {"torch": "2.13.0", "artifact": "118b37521756ef99"}
-    path.write_text(json.dumps(info))
-    row = startup_row(Run.of(read_run(tmp_path / "run")), "compiled")
-    assert (row["artifact"], row["artifact_s"]) == ("118b37521756ef99", 0.5)
-    assert row["warmup_s"] == 35.5, "to unpack is to warm no shape"
-    assert row["serving_s"] == pytest.approx(sum(ITEMS.values()) + 0.5)
-    assert "artifact" not in startup_row(run, "eager")
-
-
-def test_the_slowest_shapes_come_first_and_only_shapes_count(tmp_path: Path) -> None:
-    slow = {**ITEMS, "load": 99.0} | {f"extend batch {size}": size / 100 for size in range(1, 5)}
-    slowest = startup_row(run_with(tmp_path / "run", slow), "compiled")["slowest"]
-    assert [item["s"] for item in slowest] == [20.0, 10.0, 5.0, 0.5, 0.04]
-    assert slowest[0]["item"] == "decode batch 4 × length 1, context 256"
-
-
-def test_trials_are_averaged(tmp_path: Path) -> None:
-    twice = {item: 2 * seconds for item, seconds in ITEMS.items()}
-    run = run_with(tmp_path / "run", ITEMS, twice, run=FakeRun(duration_s=60, rate=2, trials=2))
-    row = startup_row(run, "compiled")
-    assert row["load_s"] == 3.0
-    assert row["serving_s"] == pytest.approx(1.5 * sum(ITEMS.values()))
-    assert row["slowest"][0]["s"] == 30.0
-    # each trial has one compile of five seconds in its warm-up
-    assert (row["compiles"], row["compile_s"]) == (1.0, 5.0)
-
-
-def test_a_start_that_was_recorded_in_part_has_no_total(tmp_path: Path) -> None:
-    row = startup_row(run_with(tmp_path / "run", {"load": 1.0, "warmup 1x16": 2.0}), "compiled")
-    assert (row["serving_s"], row["process_s"], row["prefill_s"]) == (None, None, None)
-    assert (row["load_s"], row["warmup_s"]) == (1.0, 2.0)
-
-
-def test_what_nobody_recorded_is_unknown(tmp_path: Path) -> None:
-    row = startup_row(run_with(tmp_path / "run", {}, run=FakeRun(duration_s=60, rate=2, telemetry=False)), "compiled")
-    assert {key: value for key, value in row.items() if value is not None} == {
-        "slowest": [],
-        "memory_bytes": {"weights": 7, "device_peak": 9},
-    }
-
-
-def test_compiles_of_the_warm_up_are_told_with_their_backend_and_their_cache(tmp_path: Path) -> None:
+def test_compiles_of_the_warm_up_have_their_backend_and_cache(tmp_path: Path) -> None:
     write_run(tmp_path / "run", MINUTE)
     add_events(
         tmp_path / "run" / "trial-01",
@@ -151,7 +95,7 @@ def test_facts_are_summed_over_replicas_and_trials(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "[1]", '{"a-0": 3}', '{"a-0": {"arm": "other"}}'])
-def test_facts_that_nobody_told_are_unknown(tmp_path: Path, content: str | None) -> None:
+def test_unreported_facts_are_unknown(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "compiler.json").write_text(content)
     assert compiler_facts([tmp_path], "a") == {"graph_breaks": None, "cudagraph_skips": None}

@@ -62,8 +62,3 @@ def test_the_middle_and_the_tail_of_a_stalled_arm_differ_by_the_stall(tmp_path: 
         parts = (item.queue_ms, item.prefill_ms, item.decode_ms, item.stall_ms, item.rest_ms)
         assert sum(parts) == pytest.approx(item.e2e_ms)
     assert [item.stall_ms for item in time_parts(run, "eager")] == [0.0, 0.0]
-
-
-def test_a_server_that_reports_no_times_has_none(tmp_path: Path) -> None:
-    run = Run.of(read_run(write_run(tmp_path / "run", replace(SHORT, server_columns=False))))
-    assert time_parts(run, "compiled") == ()

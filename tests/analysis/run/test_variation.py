@@ -49,17 +49,3 @@ def test_every_figure_of_arms_and_machines_has_its_variation(tmp_path):
     assert not found["cuda:0", "matmul_tflops"].flagged
     assert found["cuda:1", "matmul_tflops"].flagged
     assert found["cuda:1", "sm_mhz"].mean == 1980
-
-
-def test_an_encoders_steps_have_their_variation(tmp_path):
-    fake = FakeRun(trials=2, duration_s=60.0, rate=1.0, step_kinds=("encode",))
-    run = Run.of(read_run(write_run(tmp_path / "run", fake)))
-    found = {row.figure: row for row in variations(run, Bed.of(run)) if row.of == "eager"}
-    assert found["encode_step_ms"].mean == pytest.approx(10.0)
-    assert "decode_step_ms" not in found
-
-
-def test_a_run_without_a_bed_has_the_variation_of_its_arms(tmp_path):
-    fake = FakeRun(trials=2, duration_s=60.0, rate=1.0, telemetry=False)
-    run = Run.of(read_run(write_run(tmp_path / "run", fake)))
-    assert {row.of for row in variations(run, Bed.of(run))} == {"eager", "compiled"}

@@ -60,7 +60,7 @@ def test_starts_that_differ_raise_the_allowance_and_starts_alike_lower_it():
     assert of(apart, trial, 0.01).drift < 1e-5, "the luck of a start is no drift"
 
 
-def test_more_starts_leave_less_of_their_luck():
+def test_more_starts_leave_less_start_to_start_variance():
     one, three = Dependence(restart=0.03), Dependence(restart=0.03, trials=3)
     assert three.restart_variance == pytest.approx(one.restart_variance / 3)
     assert 1.0 < three.widening(0.02, groups=10, alpha=0.05) < one.widening(0.02, groups=10, alpha=0.05)
@@ -85,7 +85,7 @@ def test_few_blocks_know_the_allowance_alone():
     assert found.restart > 0.0
 
 
-def test_a_ratio_that_differs_by_machine_is_no_luck_of_starts_and_counts_by_machines():
+def test_a_ratio_that_differs_by_machine_counts_by_machines_and_not_by_starts():
     trial = np.repeat([1, 2, 3, 4], 10)
     rng = np.random.default_rng(2)
     apart = 0.01 * rng.standard_normal(40) + np.array([-0.05, -0.05, 0.05, 0.05])[trial - 1]

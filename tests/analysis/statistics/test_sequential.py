@@ -41,15 +41,6 @@ def joined(*samples: Sample) -> Sample:
     )
 
 
-def test_at_the_margin_it_errs_no_more_often_than_alpha_over_all_looks() -> None:
-    found = []
-    for seed in range(200):
-        rng = np.random.default_rng(seed)
-        found.append(of(arm(rng, ratio=1.0 + MARGIN), arm(rng)).decision(alpha=0.05))
-    wrong = sum(decision is not None for decision in found)
-    assert wrong <= 10, "0.05 of 200, although each run was looked at twenty times"
-
-
 @pytest.mark.parametrize(("ratio", "outcome"), [(0.8, "PASS"), (1.6, "FAIL")])
 def test_what_is_far_from_the_margin_is_decided_early_and_right(ratio: float, outcome: str) -> None:
     for seed in range(20):
@@ -121,7 +112,7 @@ def test_groups_wait_for_requests_beyond_their_quantile() -> None:
     )
 
 
-def test_noise_that_lasts_and_the_luck_of_starts_are_paid_for() -> None:
+def test_noise_that_lasts_and_start_to_start_variance_deflate_the_evidence() -> None:
     rng = np.random.default_rng(7)
     plain = arm(rng), arm(rng)
     calm = of(*plain).payment[-1]

@@ -45,7 +45,7 @@ def test_one_trial_rests_on_what_its_blocks_foretell_and_on_the_allowance() -> N
     assert level([0.3], luck=Luck(spread=None)).each is None
 
 
-def test_two_trials_that_agree_by_luck_are_not_believed() -> None:
+def test_two_trials_that_agree_by_chance_keep_the_expected_variance() -> None:
     agreeing = level([0.300, 0.3001], restart=0.01)
     assert agreeing.each is not None
     assert agreeing.each.variance == pytest.approx(0.02**2 + 0.01**2)
@@ -76,7 +76,7 @@ def test_difference_without_any_variance_is_exact() -> None:
     assert difference(same, same, NO_DAY).p_above(0.0) == 1.0
 
 
-def test_no_number_of_trials_shows_the_luck_of_the_day() -> None:
+def test_more_trials_do_not_reduce_the_day_to_day_variance() -> None:
     day = Part(variance=0.01**2, degrees=4.0)
     apart = difference(level([0.0] * 400), level([0.0] * 400), day)
     assert apart.spread == pytest.approx(math.sqrt(2.0) * 0.01, rel=1e-3)
@@ -97,18 +97,10 @@ def test_step_between_releases_counts_once_in_how_days_differ() -> None:
     assert spread < 0.5 * float(np.std([item.mean for item in levels]))
 
 
-def test_luck_of_trials_is_not_taken_for_that_of_days() -> None:
+def test_trial_to_trial_variance_is_not_taken_for_that_of_days() -> None:
     rng = np.random.default_rng(5)
     levels = [level(rng.normal(0.0, 0.05, 6)) for _ in range(40)]
     assert math.sqrt(day_part(levels, day_spread=0.0).variance) < 0.01
-
-
-@pytest.mark.parametrize("runs", [2, 3, 5, 10])
-def test_degrees_of_successive_differences_are_those_of_their_scatter(runs: int) -> None:
-    rng = np.random.default_rng(1)
-    halves = (np.diff(rng.standard_normal((40_000, runs)), axis=1) ** 2).mean(axis=1) / 2.0
-    assert halves.mean() == pytest.approx(1.0, rel=0.03)
-    assert 2.0 * halves.mean() ** 2 / halves.var() == pytest.approx(2 * (runs - 1) ** 2 / (3 * runs - 4), rel=0.05)
 
 
 def test_needed_trials_fall_with_the_distance_to_the_limit() -> None:
@@ -122,7 +114,7 @@ def test_needed_trials_fall_with_the_distance_to_the_limit() -> None:
     assert trials_needed(one, two, day, bound=0.0, alpha=0.05) is None
 
 
-def test_runs_of_one_build_share_out_the_luck_of_days() -> None:
+def test_runs_of_one_build_average_the_day_to_day_variance() -> None:
     day = Part(variance=0.01**2, degrees=4.0)
     one = Level(mean=0.1, trials=4, each=Part(variance=0.0, degrees=3.0))
     other = Level(mean=0.3, trials=6, each=Part(variance=0.0, degrees=5.0))

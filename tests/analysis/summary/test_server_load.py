@@ -63,25 +63,3 @@ def test_the_load_is_in_bins_and_in_figures(tmp_path: Path) -> None:
     assert sum(row["preemptions"]) == 3
     notes = next(row for row in summary["arms"] if row["name"] == TREATMENT)["external"]["notes"]
     assert "Its page of metrics failed 11 of 300 times (HTTPError: 503)." in notes
-
-
-def test_a_spike_has_a_full_queue_and_preemptions_beside_it(tmp_path: Path) -> None:
-    folder, _ = written(tmp_path)
-    spikes = analyze(folder)["spikes"]
-    spike = next(spike for spike in spikes if spike["arm"] == TREATMENT)
-    assert "server" not in spike
-    say(
-        folder,
-        [
-            {"at_ns": spike["start_ns"] - SECOND, "running": 4.0, "waiting": 0.0, "cache_pct": 40.0, "preemptions": 5},
-            {"at_ns": spike["start_ns"] + 1, "running": 8.0, "waiting": 31.0, "cache_pct": 99.5, "preemptions": 8},
-        ],
-    )
-    again = next(row for row in analyze(folder)["spikes"] if row["start_ns"] == spike["start_ns"])
-    assert again["server"] == {"running": 8, "waiting": 31, "cache_pct": 99.5, "preemptions": 3}
-    others = [row for row in analyze(folder)["spikes"] if row["arm"] == CONTROL]
-    assert all("server" not in row for row in others)
-
-
-def test_runs_without_such_pages_do_not_speak_of_them(tmp_path: Path) -> None:
-    assert "server_load" not in analyze(written(tmp_path)[0])

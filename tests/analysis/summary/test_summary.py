@@ -1,5 +1,4 @@
 import json
-import math
 from dataclasses import replace
 
 import pyarrow.parquet as pq
@@ -47,17 +46,8 @@ def test_the_exit_code_is_that_of_the_verdict(run, overall, code, tmp_path):
 FAULTY = FakeArm(name="compiled", error_share=0.03, compiles=[Compile(at_s=20, seconds=4), Compile(at_s=50, seconds=2)])
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        FakeRun(slo=SLO),
-        FakeRun(duration_s=60, rate=5, trials=2, arms=(EAGER, NAIVE, FAULTY), slo=SLO),
-        FakeRun(duration_s=120, rate=5, design="split", arms=(EAGER, FAULTY), server_columns=False),
-        FakeRun(duration_s=120, rate=5, task="embed"),
-    ],
-    ids=["clean", "faults and compiles", "split", "embeddings"],
-)
-def test_a_run_too_large_for_memory_has_the_same_summary(run, tmp_path, monkeypatch):
+def test_a_run_too_large_for_memory_has_the_same_summary(tmp_path, monkeypatch):
+    run = FakeRun(duration_s=60, rate=2, trials=2, arms=(EAGER, FAULTY), slo=SLO)
     directory = write_run(tmp_path / "run", run)
     small = analyze(directory)
     # Columns in files, and everything in many parts.
@@ -78,31 +68,13 @@ class TestOtherSources:
 
     def test_parquet_alone_is_judged(self, tmp_path):
         requests, events, target = self.bare(tmp_path)
-        keep = [
-            "arm",
-            "trial",
-            "pair_id",
-            "scheduled_ns",
-            "sent_ns",
-            "first_token_ns",
-            "end_ns",
-            "status",
-            "output_tokens",
-        ]
+        times = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
+        keep = ["arm", "trial", "pair_id", *times, "status", "output_tokens"]
         pq.write_table(requests.select(keep), target / "requests.parquet")
         pq.write_table(events, target / "compile_events.parquet")
         summary = analyze(target)
         assert summary["control"] == "eager"
         assert summary["overall"] == "PASS"
-
-    def test_json_lines_give_the_same_comparisons(self, tmp_path):
-        requests, _, target = self.bare(tmp_path, FakeRun(duration_s=120))
-        pq.write_table(requests, target / "requests.parquet")
-        first = analyze(target)
-        (target / "requests.parquet").unlink()
-        lines = "".join(json.dumps(row) + "\n" for row in requests.to_pylist())
-        (target / "requests.jsonl").write_text(lines)
-        assert analyze(target) == first
 
     def test_without_events_recompiles_are_unknown(self, tmp_path):
         requests, _, target = self.bare(tmp_path)
@@ -128,6 +100,9 @@ class TestDocument:
         for arm in clean["arms"]:
             points = clean["series"]["arms"][arm["name"]]
             assert sum(point["n"] for point in points) == arm["requests"]
+            places = [(point["trial"], point["t_s"]) for point in points]
+            assert places == sorted(places)
+            assert all(point["ttft_p50_ms"] <= point["ttft_p99_ms"] <= point["e2e_max_ms"] for point in points)
             for metric in ("ttft", "e2e"):
                 curve = clean["distribution"]["metrics"][metric][arm["name"]]
                 assert sum(curve["counts"]) == arm["requests"]
@@ -136,56 +111,22 @@ class TestDocument:
                     assert low is None or low <= value
                     assert high is None or value <= high
 
-    def test_keys_are_those_the_report_reads(self, clean):
-        assert set(clean) >= {
-            "schema", "name", "run_id", "created", "overall", "exit_code", "headline", "control", "arms", "comparisons",
-            "gates", "validity", "spikes", "events", "series", "distribution", "design", "advice", "environment",
-        }  # fmt: skip
-        assert clean["created"] == "2023-11-16T02:00:00+00:00"
-        assert clean["design"]["blocks"] == 26
-        assert math.isclose(clean["arms"][0]["metrics"]["itl"]["p50_ms"], 10, rel_tol=0.5)
-
-    def test_events_list_those_that_hit_requests(self, tmp_path):
+    def test_events_and_spikes_name_the_compiles_that_hit_requests(self, tmp_path):
         summary = summary_of(tmp_path, replace(SHORT, arms=(EAGER, NAIVE)))
-        seconds = [event["seconds"] for event in summary["events"]]
-        assert seconds == sorted(seconds, reverse=True)
-        assert len(seconds) == 6
-        assert all(event["requests_hit"] > 0 and event["phase"] == "serving" for event in summary["events"])
-        assert summary["events"][0]["offset_s"] == pytest.approx(55)
-
-    def test_spikes_name_the_compile_that_caused_them(self, tmp_path):
-        summary = summary_of(tmp_path, replace(SHORT, arms=(EAGER, NAIVE)))
-        causes = {spike["cause"] for spike in summary["spikes"] if spike["arm"] == "naive"}
-        assert "recompiled" in causes
+        events = summary["events"]
+        assert [event["seconds"] for event in events] == [8, 7, 6, 5, 4, 3]
+        assert all(event["requests_hit"] > 0 and event["phase"] == "serving" for event in events)
+        assert events[0]["offset_s"] == pytest.approx(55)
+        assert "recompiled" in {spike["cause"] for spike in summary["spikes"] if spike["arm"] == "naive"}
         worst = summary["spikes"][0]
-        assert worst["event_ids"]
         assert worst["explained_pct"] > 90
-        known = {event["event_id"] for event in summary["events"]}
-        assert set(worst["event_ids"]) <= known
+        assert set() < set(worst["event_ids"]) <= {event["event_id"] for event in events}
 
     def test_a_comparison_that_a_check_forbids_is_open(self, tmp_path):
         rows = summary_of(tmp_path, FakeRun(lag_ms=500.0))["comparisons"]
         assert {(row["phase"], row["test_verdict"], row["verdict"]) for row in rows if row["gate"]} == {
             ("steady", "PASS", "INCONCLUSIVE")
         }
-
-    def test_what_gates_nothing_has_no_verdict(self, clean):
-        assert len(clean["comparisons"]) == 5 * 5 * 3
-        gated = [row for row in clean["comparisons"] if row["gate"]]
-        assert [(row["metric"], row["quantile"], row["verdict"]) for row in gated] == [
-            ("ttft", 0.99, "PASS"),
-            ("e2e", 0.99, "PASS"),
-        ]
-        for row in clean["comparisons"]:
-            if not row["gate"]:
-                assert {row["verdict"], row["test_verdict"], row["margin"], row["needed_s"]} == {None}
-                assert row["reason"]
-
-    def test_rates_stand_beside_the_latencies(self, clean):
-        rates = {row["rate"]: row for row in clean["rates"]}
-        assert set(rates) == {"goodput", "requests", "output tokens"}
-        assert rates["goodput"]["value"] == clean["arms"][1]["goodput_rps"]
-        assert rates["goodput"]["gate"] is False
 
     def test_targets_of_the_command_line_take_the_place_of_the_experiments(self, tmp_path):
         directory = write_run(tmp_path / "run", replace(SHORT, slo=SLO))
@@ -194,12 +135,3 @@ class TestDocument:
         assert limits == {"slo p99_e2e_ms": 6000.0, "slo p99_ttft_ms": 1.0, "slo p50_itl_ms": 900.0}
         with pytest.raises(RecordError, match="the operator is missing"):
             analyze(directory, slo=["p99_ttft_ms 1"])
-
-    def test_cold_targets_are_told_apart(self, tmp_path):
-        summary = summary_of(tmp_path, replace(SHORT, slo={**SLO, "cold": {"p99_ttft_ms": 9000}}))
-        assert [(row["key"], row["phase"]) for row in summary["arms"][0]["slo"]] == [
-            ("p99_ttft_ms", "all"),
-            ("p99_e2e_ms", "all"),
-            ("p99_ttft_ms", "cold"),
-        ]
-        assert summary["arms"][1]["compile"]["cold"]["recompiles"] == 0

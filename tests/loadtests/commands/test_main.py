@@ -310,37 +310,6 @@ RUN = (
 )
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_interrupted_at_start_up_leaves_no_process_and_says_so(number: signal.Signals, tmp_path: Path) -> None:
-    command = Command(tmp_path, *RUN, fake_flags=("--never-ready", "eager-0"))
-    command.wait_for("starting arms")
-    command.process.send_signal(number)
-    code, out, err = command.end()
-    assert code == 1
-    line = json.loads(out[-1])
-    assert (line["verdict"], line["exit_code"], line["complete"], line["interrupted"]) == (None, 1, False, True)
-    assert "interrupted: what was recorded is in runs/" in err
-    assert nothing_left(str(tmp_path))
-    (facts,) = tmp_path.glob("runs/*/trial-01/trial.json")
-    assert json.loads(facts.read_text())["complete"] is False
-
-
-@pytest.mark.process
-def test_a_run_interrupted_in_traffic_keeps_and_judges_what_was_recorded(tmp_path: Path) -> None:
-    command = Command(tmp_path, *RUN)
-    command.wait_for(r"ttft p50 \d")  # answers have come
-    command.process.send_signal(signal.SIGINT)
-    code, out, _ = command.end()
-    assert code == 1
-    line = json.loads(out[-1])
-    assert line["verdict"] in ("INCONCLUSIVE", "FAIL")
-    assert (line["exit_code"], line["complete"], line["interrupted"]) == (1, False, True)
-    assert (tmp_path / line["report"]).stat().st_size > 1000
-    assert nothing_left(str(tmp_path))
-    assert main(["analyze", str(tmp_path / line["run_dir"])]) in (3, 99)
-
-
 def test_a_target_of_the_command_line_is_judged_in_place_of_the_experiments(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

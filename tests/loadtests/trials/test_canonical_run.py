@@ -1,184 +1,254 @@
-"""One run with TLS, a token, two load workers, two replicas and two trials; the tests read what it left."""
+"""One run by the command line, read by most tests of a whole run: TLS, a token, replicas, load workers, two trials."""
 
 from __future__ import annotations
 
 import json
-import os
 import tomllib
-from dataclasses import dataclass
+import xml.etree.ElementTree as ET
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from analysis.records.run_records import read_run
-from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
+from analysis.records.schemas import COMPILE_EVENTS, STEPS
 from analysis.records.tables import read_table
 from analysis.summary.summary import analyze
-from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
-from loadtests.experiments.writing import to_table
-from loadtests.trials.progress import Status
-from servers.clock import ANCHOR_NS
-from tests.fakes.certificates import make_certificates
-from tests.loadtests.trials.test_run import children_of_this_process, experiment, requests, run, trial_facts
+from tests.fakes.certificates import Certificates
+from tests.fakes.listening import command_of
+from tests.fakes.planted_secrets import TLS, Watched, give, search, start
+from tests.fakes.whole_run import ended, requests, summary_of, tailgate, trial_facts
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("canonical run")]
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("canonical")]
 
-TOKEN = "canonical-bearer-4be9"
+EXPERIMENT = """
+name = "small"
+seed = 3
+[engine]
+max_prompt_tokens = 128
+max_new_tokens = 8
+[[arms]]
+name = "eager"
+preset = "eager"
+control = true
+replicas = 2
+[[arms]]
+name = "naive"
+preset = "compiled-naive"
+replicas = 2
+[traffic]
+duration_s = 2
+rate = 10
+length_scale = 0.05
+block_s = 1
+timeout_s = 10
+workers = 2
+[trials]
+count = 2
+starting_at_once = 3
+[bed]
+reference_s = 0
+"""
+TRIALS = (1, 2)
+REPLICAS = ("eager-0", "eager-1", "naive-0", "naive-1")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Canonical:
-    what: Experiment
-    outcome: Any
-    status: Status
-    left: set[str]  # processes that the run did not end
-    secrets: dict[str, bytes]
+    """The run: its folder, what it printed, what was seen of its processes."""
 
-    @property
-    def folder(self) -> Path:
-        folder: Path = self.outcome.run_dir
-        return folder
+    folder: Path
+    run_dir: Path
+    code: int
+    output: str
+    line: dict[str, Any]
+    pem: Certificates
+    watched: Watched
 
-    def table(self, name: str, schema: Any, trial: int = 1) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = read_table(self.folder / f"trial-0{trial}" / name, schema)[0].to_pylist()
-        return rows
+    def table(self, trial: int, name: str, schema: Any) -> list[dict[str, Any]]:
+        rows, truncated = read_table(self.run_dir / f"trial-{trial:02d}" / name, schema)
+        assert not truncated
+        return rows.to_pylist()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def canonical(tmp_path_factory: pytest.TempPathFactory) -> Canonical:
-    given, out = tmp_path_factory.mktemp("given"), tmp_path_factory.mktemp("runs")
-    pem = make_certificates(given)
-    table = to_table(
-        experiment(
-            traffic={"design": "mirrored", "workers": 2, "rate": 12},
-            trials={"count": 2, "starting_at_once": 4},
-            splitter={"tls_certificate": pem.certificate, "tls_key": pem.key, "tls_client_ca": pem.ca},
-            security={
-                "tls_ca": pem.ca,
-                "tls_certificate": pem.client_certificate,
-                "tls_key": pem.client_key,
-                "token_env": "CANONICAL_TOKEN",
-            },
-        )
+    folder = tmp_path_factory.mktemp("canonical")
+    pem = give(folder)
+    (folder / "small.toml").write_text(EXPERIMENT + TLS.format(token='token_env = "PLANTED_TOKEN"'))
+    process = start(folder, "run", tailgate("run", "small.toml", "--out", "out"))
+    with ended(process), Watched(folder / "tmp") as watched:
+        watched.pids.append(process.pid)
+        process.wait(240)
+    output = (folder / "run.output").read_text()
+    run_dir = next((folder / "out").glob("*-small"), None)
+    assert run_dir is not None, output
+    line = json.loads(output.splitlines()[-1])
+    return Canonical(
+        folder=folder, run_dir=run_dir, code=process.returncode, output=output, line=line, pem=pem, watched=watched
     )
-    arms = [
-        {"name": "eager", "preset": "eager", "control": True, "replicas": 2},
-        {"name": "naive", "preset": "compiled-naive", "replicas": 2},
-    ]
-    what = from_table(table | {"arms": arms})
-    before = children_of_this_process()
-    os.environ["CANONICAL_TOKEN"] = TOKEN
-    try:
-        outcome, status = run(what, out)
-    finally:
-        del os.environ["CANONICAL_TOKEN"]
-    keys = {
-        f"{name}, line {number}": line.encode()
-        for name in ("key", "client_key")
-        for number, line in enumerate(Path(getattr(pem, name)).read_text().splitlines())
-        if len(line) > 20 and not line.startswith("-----")
-    }
-    return Canonical(what, outcome, status, children_of_this_process() - before, {"token": TOKEN.encode(), **keys})
 
 
-def test_the_run_is_complete_and_leaves_no_process(canonical: Canonical) -> None:
-    assert canonical.outcome.error is None
-    assert canonical.outcome.complete
-    assert canonical.left == set()
+def test_the_run_ends_with_its_verdict_as_exit_code_and_last_line(canonical: Canonical) -> None:
+    line = canonical.line
+    assert (canonical.code, line["exit_code"], line["verdict"]) == (99, 99, "FAIL"), canonical.output
+    assert (line["complete"], line["arms"]) == (True, {"naive": "FAIL"})
+    assert canonical.folder / line["run_dir"] == canonical.run_dir
+    assert canonical.folder / line["report"] == canonical.run_dir / "report.html"
+    for stage in ("starting arms", "requests", "ttft p50", "judging"):
+        assert stage in canonical.output
 
 
-def test_the_written_experiment_reads_back_as_it_was(canonical: Canonical) -> None:
-    assert from_table(tomllib.loads((canonical.folder / "experiment.toml").read_text())) == canonical.what
-
-
-def test_the_environment_names_clock_versions_and_machine(canonical: Canonical) -> None:
-    environment = json.loads((canonical.folder / "environment.json").read_text())
-    assert environment["clock"]["anchor_ns"] == ANCHOR_NS
-    assert {"python", "versions", "cpu", "gpus"} <= set(environment)
+def test_the_directory_holds_the_experiment_that_was_run_and_the_machine(canonical: Canonical) -> None:
+    given, ran = (
+        from_table(tomllib.loads(path.read_text()))
+        for path in (canonical.folder / "small.toml", canonical.run_dir / "experiment.toml")
+    )
+    assert replace(given, splitter=ran.splitter, security=ran.security) == ran
+    assert ran.splitter.tls_key == str(canonical.folder / given.splitter.tls_key)
+    environment = json.loads((canonical.run_dir / "environment.json").read_text())
+    assert {"python", "versions", "cpu", "gpus", "clock"} <= set(environment)
+    assert environment["versions"]["locust"]
     assert len(environment["machine"]) == 12
 
 
-@pytest.mark.parametrize("trial", [1, 2])
+@pytest.mark.parametrize("trial", TRIALS)
 def test_every_planned_request_is_recorded_once_for_each_arm(canonical: Canonical, trial: int) -> None:
-    facts, rows = trial_facts(canonical.outcome, trial), requests(canonical.outcome, trial)
+    facts, rows = trial_facts(canonical.run_dir, trial), requests(canonical.run_dir, f"trial-{trial:02d}")
     assert facts["complete"]
     assert facts["deaths"] == []
     assert facts["planned"]["eager"] == facts["planned"]["naive"] > 0
+    assert Counter(row["arm"] for row in rows) == facts["planned"]
     assert {row["status"] for row in rows} == {"OK"}
-    pairs = [(row["pair_id"], row["arm"]) for row in rows]
-    assert len(set(pairs)) == len(pairs) == 2 * facts["planned"]["eager"]
-
-
-def test_two_workers_share_the_schedule(canonical: Canonical) -> None:
-    files = sorted((canonical.folder / "trial-01").glob("requests-*.arrow"))
-    assert [path.name for path in files] == ["requests-0.arrow", "requests-1.arrow"]
-    assert all(read_table(path, REQUESTS)[0].num_rows for path in files)
-
-
-def test_replicas_share_the_requests_of_their_arm(canonical: Canonical) -> None:
-    assert {row["replica"] for row in requests(canonical.outcome)} == {"eager-0", "eager-1", "naive-0", "naive-1"}
-
-
-def test_no_request_is_due_before_every_arm_is_ready(canonical: Canonical) -> None:
-    facts, rows = trial_facts(canonical.outcome), requests(canonical.outcome)
+    assert len({(row["pair_id"], row["arm"]) for row in rows}) == len(rows)
+    assert {row["replica"] for row in rows} == {*REPLICAS}
     assert min(row["scheduled_ns"] for row in rows) >= facts["start_ns"] > max(facts["ready"].values())
+    for row in rows:
+        assert row["output_tokens"] == row["max_tokens"] == len(row["token_ns"])
+        assert row["scheduled_ns"] <= row["sent_ns"] <= row["server_recv_ns"] <= row["first_token_ns"] <= row["end_ns"]
 
 
-def test_trials_have_different_traffic(canonical: Canonical) -> None:
-    first, second = ([row["prompt_tokens"] for row in requests(canonical.outcome, trial)] for trial in (1, 2))
-    assert first != second
-    assert canonical.status.load.finished == len(second)
+def test_trials_send_different_traffic_in_an_order_of_their_own(canonical: Canonical) -> None:
+    first, second = (requests(canonical.run_dir, f"trial-{trial:02d}") for trial in TRIALS)
+    assert [row["prompt_tokens"] for row in first] != [row["prompt_tokens"] for row in second]
+    for trial in TRIALS:
+        assert sorted(trial_facts(canonical.run_dir, trial)["start_order"]) == [*REPLICAS]
 
 
-def test_compile_events_name_the_requests_that_they_delayed(canonical: Canonical) -> None:
-    serving = [row for row in canonical.table("compile_events.arrow", COMPILE_EVENTS) if row["phase"] == "serving"]
-    assert {row["arm"] for row in serving} == {"naive"}
-    recorded = {row["request_id"] for row in requests(canonical.outcome) if row["arm"] == "naive"}
-    assert {name for row in serving for name in row["request_ids"]} <= recorded
+@pytest.mark.parametrize("trial", TRIALS)
+def test_both_load_workers_account_for_what_they_sent(canonical: Canonical, trial: int) -> None:
+    folder = canonical.run_dir / f"trial-{trial:02d}"
+    accounts = [json.loads((folder / f"generator-{worker}.json").read_text()) for worker in (0, 1)]
+    rows = requests(canonical.run_dir, folder.name)
+    assert [account["complete"] for account in accounts] == [True, True]
+    assert all(account["started"] == account["finished"] == account["planned"] > 0 for account in accounts)
+    assert sum(account["planned"] for account in accounts) == len(rows)
 
 
-def test_there_is_a_step_record_for_each_answer_of_the_fakes(canonical: Canonical) -> None:
-    assert len(canonical.table("steps.arrow", STEPS)) == len(requests(canonical.outcome))
+@pytest.mark.parametrize("trial", TRIALS)
+def test_compiles_under_load_name_the_requests_that_waited(canonical: Canonical, trial: int) -> None:
+    rows = {
+        row["request_id"]: row for row in requests(canonical.run_dir, f"trial-{trial:02d}") if row["arm"] == "naive"
+    }
+    events = canonical.table(trial, "compile_events.arrow", COMPILE_EVENTS)
+    serving = [event for event in events if event["phase"] == "serving"]
+    assert serving
+    assert {event["arm"] for event in serving} == {"naive"}
+    for event in serving:
+        for name in event["request_ids"]:
+            assert rows[name]["sent_ns"] < event["end_ns"]
+            assert rows[name]["end_ns"] > event["start_ns"]
+            assert rows[name]["compile_stall_ns"] > 0
 
 
-def test_trials_record_which_events_stall(canonical: Canonical) -> None:
-    assert "limit_hit" in trial_facts(canonical.outcome)["stalling_kinds"]
+@pytest.mark.parametrize("trial", TRIALS)
+def test_steps_and_counters_agree_with_the_requests(canonical: Canonical, trial: int) -> None:
+    """The questions about equal answers after the traffic are in no record."""
+    rows = requests(canonical.run_dir, f"trial-{trial:02d}")
+    steps = canonical.table(trial, "steps.arrow", STEPS)
+    assert Counter(step["replica"] for step in steps) == Counter(row["replica"] for row in rows)
+    events = Counter(event["replica"] for event in canonical.table(trial, "compile_events.arrow", COMPILE_EVENTS))
+    final = trial_facts(canonical.run_dir, trial)["final"]
+    for replica in REPLICAS:
+        assert final[replica]["counters"]["compile_events"] == events[replica]
+        assert final[replica]["counters"]["answered"] == sum(row["replica"] == replica for row in rows)
 
 
-def test_the_host_and_every_process_are_sampled(canonical: Canonical) -> None:
-    records = read_run(canonical.folder)
+def test_each_replica_answers_the_control_s_questions_alike(canonical: Canonical) -> None:
+    answers = trial_facts(canonical.run_dir)["answers"]
+    assert answers["control"] == "eager-0"
+    assert {row["replica"] for row in answers["replicas"]} == {*REPLICAS}
+    assert all(row["same"] == row["of"] > 0 for row in answers["replicas"])
+
+
+def test_the_machine_and_every_process_are_sampled(canonical: Canonical) -> None:
+    records = read_run(canonical.run_dir)
     assert records.problems == ()
     assert records.bed is not None
-    found = {(row["kind"], row["name"], row["arm"]) for row in records.bed.to_pylist()}
-    assert found >= {
+    assert {(row["kind"], row["name"], row["arm"]) for row in records.bed.to_pylist()} == {
         ("host", "run", None),
-        ("process", "eager-0", "eager"),
-        ("process", "eager-1", "eager"),
-        ("process", "naive-0", "naive"),
+        *(("process", name, name[:-2]) for name in REPLICAS),
         ("process", "splitter", None),
+        ("process", "load", None),
     }
-    bed = trial_facts(canonical.outcome)["bed"]
-    assert bed["interval_s"] == 1.0
-    assert bed["machines"]["run"]["machine"] == records.environment["machine"]
+    bed = trial_facts(canonical.run_dir)["bed"]
+    assert (bed["interval_s"], bed["devices"], bed["before"], bed["gaps"]) == (1.0, {}, [], [])
     assert bed["arms"] == {"eager": "cpu", "naive": "cpu"}
-    assert bed["gaps"] == []
+    assert bed["machines"]["run"]["machine"] == records.environment["machine"]
+    assert bed["watcher"]["cpu_s"] < bed["watcher"]["seconds"]
 
 
-def test_compile_caches_are_removed(canonical: Canonical) -> None:
-    assert not list(canonical.folder.glob("trial-*/compile-cache"))
+@pytest.mark.parametrize("trial", TRIALS)
+def test_the_splitter_logs_every_request_to_the_arm_that_answered(canonical: Canonical, trial: int) -> None:
+    log = canonical.run_dir / f"trial-{trial:02d}" / "logs" / "access.log"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    seen = Counter((line["session"], line["arm"], line["grpc_status"]) for line in lines)
+    sent = Counter((row["session_id"], row["arm"], row["status"]) for row in requests(canonical.run_dir, log.parts[-3]))
+    assert seen == sent
 
 
-def test_no_file_holds_a_secret(canonical: Canonical) -> None:
-    for path in canonical.folder.rglob("*"):
-        if path.is_file():
-            content = path.read_bytes()
-            assert [name for name, secret in canonical.secrets.items() if secret in content] == [], path
+def test_the_summary_joins_spikes_to_compiles_and_finds_the_records_whole(canonical: Canonical) -> None:
+    summary = summary_of(canonical.run_dir)
+    assert (summary["overall"], [arm["name"] for arm in summary["arms"]]) == ("FAIL", ["eager", "naive"])
+    naive = summary["arms"][1]["compile"]
+    assert naive["recompiles"] == len(summary["events"]) > 0
+    assert naive["longest_stall_s"] >= 0.4
+    assert all("size mismatch" in event["reason"] and event["requests_hit"] >= 1 for event in summary["events"])
+    failed = {gate["gate"] for gate in summary["gates"] if gate["verdict"] == "FAIL"}
+    assert "recompiles" in failed
+    broken = {check["check"] for check in summary["validity"] if not check["ok"]}
+    assert not broken & {"complete", "alive", "arms", "load processes", "cut requests", "pairs", "event counts"}
 
 
-def test_the_naive_arm_fails_by_its_recompiles(canonical: Canonical) -> None:
-    summary = analyze(canonical.folder)
-    failed = {(gate["arm"], gate["gate"]) for gate in summary["gates"] if gate["verdict"] == "FAIL"}
-    assert ("naive", "recompiles") in failed
-    assert {event["arm"] for event in summary["events"]} == {"naive"}
+def test_the_same_records_give_the_same_summary_again(canonical: Canonical) -> None:
+    again = analyze(canonical.run_dir)
+    assert json.loads(json.dumps(again)) == summary_of(canonical.run_dir)
+
+
+def test_reports_for_people_and_for_programs_are_written(canonical: Canonical) -> None:
+    ET.parse(canonical.run_dir / "junit.xml")
+    for name in ("report.md", "report.html"):
+        text = (canonical.run_dir / name).read_text()
+        assert "naive" in text
+        assert "FAIL" in text
+    logs = {path.name for path in (canonical.run_dir / "trial-01" / "logs").iterdir()}
+    assert {*(f"{name}.log" for name in REPLICAS), "envoy.log", "locust.log"} <= logs
+
+
+def test_no_secret_is_in_any_file_or_command_line(canonical: Canonical) -> None:
+    search(canonical.folder, canonical.watched, canonical.pem)
+
+
+def test_nothing_is_left_running_and_caches_and_sockets_are_gone(canonical: Canonical) -> None:
+    assert not any(str(canonical.folder) in command_of(pid) for pid in map(int, _processes()))
+    assert not list(canonical.run_dir.glob("trial-*/compile-cache"))
+    assert not [item for item in canonical.watched.sockets if not item.port and Path(item.address).exists()]
+    assert {item.address for item in canonical.watched.sockets if item.port} == {"127.0.0.1"}
+    assert canonical.watched.sockets
+
+
+def _processes() -> list[str]:
+    return [folder.name for folder in Path("/proc").glob("[0-9]*")]

@@ -14,14 +14,12 @@ from analysis.records.asked_answers import answers_in
 from benchmarks.simulation.greedy import Server
 from loadtests.experiments.reading import from_table
 from loadtests.trials import external_answers
-from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import StopRequestedError
 from loadtests.trials.external_answers import PROMPTS, ExternalAnswers, asked_arms, questions
-from loadtests.trials.progress import Status
-from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.fields import ConfigError
 from tests.fakes.greedy_server import GreedyServer, serving
+from tests.fakes.trial_context import trial_context
 
 SECRET = "s3cret-of-the-server"
 
@@ -38,11 +36,8 @@ def table(*addresses: Any, **tables: Any) -> dict[str, Any]:
 
 
 def trial(folder: Path, content: dict[str, Any], check: Callable[[], None] = lambda: None) -> ExternalAnswers:
-    experiment = from_table(content)
-    schedule = TrialSchedules.of(experiment).draw(1)
-    facts = TrialFacts.of(experiment, 1, schedule)
-    context = TrialContext(experiment=experiment, number=1, folder=folder, facts=facts, status=Status(), check=check)
-    return ExternalAnswers(context, schedule)
+    context = trial_context(folder, content, check=check)
+    return ExternalAnswers(context, TrialSchedules.of(context.experiment).draw(1))
 
 
 def document(folder: Path, arm: str) -> dict[str, Any]:
@@ -50,7 +45,6 @@ def document(folder: Path, arm: str) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.process
 def test_every_arm_is_asked_the_same_twice_and_its_file_can_be_judged(tmp_path: Path) -> None:
     servers = [GreedyServer(Server()), GreedyServer(Server(name="other"))]
     with ExitStack() as stack:
@@ -82,14 +76,13 @@ def test_second_time_asks_another_replica(tmp_path: Path) -> None:
     assert [row["replica"] for row in second] == ["arm0-1", "arm0-0", "arm0-1", "arm0-0"]
 
 
-@pytest.mark.process
 def test_server_that_refuses_log_probabilities_is_asked_without_and_its_token_is_in_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASKED_TOKEN", SECRET)
     refusing = GreedyServer(Server(), refuses=True, token=SECRET)
     with serving(refusing) as one, serving(GreedyServer(Server())) as other:
-        content = table(one, other, parity={"prompts": 12, "tokens": 3})
+        content = table(one, other, parity={"prompts": 9, "tokens": 2})
         content["arms"][0]["token_env"] = "ASKED_TOKEN"
         asking = trial(tmp_path, content)
         asking.ask("before")

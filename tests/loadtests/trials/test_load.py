@@ -9,11 +9,8 @@ import pytest
 
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
-from loadtests.trials.context import TrialContext
 from loadtests.trials.load import trial_config, why_it_ended
-from loadtests.trials.progress import Status
-from loadtests.trials.trial_facts import TrialFacts
-from loadtests.trials.trial_schedule import TrialSchedules
+from tests.fakes.trial_context import trial_context
 
 
 def experiment(slo: dict[str, Any], **more: Any) -> Experiment:
@@ -35,16 +32,7 @@ def experiment(slo: dict[str, Any], **more: Any) -> Experiment:
 
 
 def limits(what: Experiment, folder: Path) -> tuple[float, float]:
-    schedule = TrialSchedules.of(what).draw(1, ())
-    trial = TrialContext(
-        experiment=what,
-        number=1,
-        folder=folder,
-        facts=TrialFacts.of(what, 1, schedule),
-        status=Status(),
-        check=lambda: None,
-    )
-    config = trial_config(trial, {"*": "127.0.0.1:1"}, vocab_sizes=[100])
+    config = trial_config(trial_context(folder, what), {"*": "127.0.0.1:1"}, vocab_sizes=[100])
     return config.ttft_limit_ms, config.e2e_limit_ms
 
 

@@ -25,22 +25,23 @@ def arm(model_id: str = "random:tiny", device: str = "cpu", **policy: object) ->
     )
 
 
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ("./no-such-model", 'model.id "./no-such-model" does not exist'),
-        ("models/llama/8b", '"models/llama/8b" is neither a folder here nor a Hugging Face id'),
-        ("meta llama", '"meta llama" is neither'),
-        ("{folder}", "is not a folder with a config.json"),
-        ("{folder}/file", "is not a folder with a config.json"),
-    ],
-)
-def test_a_model_that_is_not_there_is_refused(model: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("{}")
+def quantised(kind: str, **model: str) -> ArmConfig:
+    return ArmConfig(name="fewer", model=ModelConfig(quantisation=kind, **model))  # type: ignore[arg-type]
+
+
+def refusal(config: ArmConfig) -> str:
     with pytest.raises(ConfigError) as caught:
-        check_arm(arm(model.format(folder=tmp_path)))
-    assert words in str(caught.value)
-    assert "random:NAME" in str(caught.value)
+        check_arm(config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("model", ["./no-such-model", "models/llama/8b", "meta llama", "{folder}", "{folder}/file"])
+def test_a_model_that_is_not_there_is_refused(model: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("{}")
+    said = refusal(arm(model.format(folder=tmp_path)))
+    assert str(model.format(folder=tmp_path)) in said
+    assert "random:NAME" in said
 
 
 def test_a_hub_id_and_a_folder_with_a_configuration_pass(tmp_path: Path) -> None:
@@ -63,25 +64,13 @@ def test_a_gpu_that_is_not_there_is_refused(visible: str | None, usable: int, mo
                 check_arm(arm(device=f"cuda:{index}"))
 
 
-def quantised(kind: str, **model: str) -> ArmConfig:
-    return ArmConfig(name="fewer", model=ModelConfig(quantisation=kind, **model))  # type: ignore[arg-type]
-
-
-def refusal(config: ArmConfig) -> str:
-    with pytest.raises(ConfigError) as caught:
-        check_arm(config)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def test_quantised_weights_need_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
     check_arm(quantised("int8-weight-only", device="cpu"))
     monkeypatch.setitem(sys.modules, "torchao", None)
     check_arm(quantised("none", device="cpu"))
-    assert refusal(quantised("int8-weight-only", device="cpu")) == (
-        'arm "fewer": model.quantisation is "int8-weight-only" and torchao, which does it, is not installed: '
-        "pip install 'tailgate[quantisation]'"
-    )
+    said = refusal(quantised("int8-weight-only", device="cpu"))
+    for word in ('arm "fewer"', "model.quantisation", "int8-weight-only", "pip install 'tailgate[quantisation]'"):
+        assert word in said
 
 
 @pytest.mark.parametrize("kind", ["float8-per-row", "int4-weight-only"])
@@ -89,7 +78,8 @@ def test_what_only_a_gpu_multiplies_is_refused_on_a_cpu_that_nobody_named(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "sees_gpu", lambda: False)
-    assert f'arm "fewer": model.quantisation is "{kind}" but the model runs on the CPU' in refusal(quantised(kind))
+    said = refusal(quantised(kind))
+    assert all(word in said for word in ('arm "fewer"', "model.quantisation", kind, "CPU"))
 
 
 @pytest.mark.parametrize(("capabilities", "fits"), [("8.0\n", False), ("8.0\n9.0\n", True), ("", True), ("?", True)])
@@ -101,43 +91,37 @@ def test_a_gpu_too_old_for_float8_is_refused(capabilities: str, fits: bool, monk
     if fits:
         check_arm(quantised("float8-per-row"))
     else:
-        assert "the newest GPU here has compute capability 8.0, and float8 is known from 8.9 on" in refusal(
-            quantised("float8-per-row")
-        )
+        said = refusal(quantised("float8-per-row"))
+        assert all(word in said for word in ("8.0", "8.9"))
 
 
-@pytest.mark.usefixtures("torch_asked_once")
-def test_a_module_that_cannot_be_imported_is_refused_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match=r'compile\.backend_module is "no_such\.module" and cannot be imported'):
-        check_arm(arm(backend="tardy", backend_module="no_such.module"))
+def torch_says(monkeypatch: pytest.MonkeyPatch, **said: Any) -> None:
+    text = json.dumps({"backends": ["inductor"], "unknown": [], "unlike": {}, **said})
+    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, text))
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("said", "words"),
     [
-        ({}, 'compile.backend is "tardy", which importing its.module does not register: torch knows inductor'),
-        ({"backends": ["tardy"], "load": "OSError: libtardy.so"}, "cannot compile (OSError: libtardy.so)"),
+        ({}, ("its.module", "inductor")),
+        ({"backends": ["tardy"], "load": "OSError: libtardy.so"}, ("OSError: libtardy.so",)),
+        ({"backends": ["tardy"]}, None),
     ],
 )
-def test_what_torch_says_of_a_late_backend_is_one_line(
-    told: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+def test_a_backend_of_a_module_of_its_own_must_register_and_load(
+    said: dict[str, Any], words: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = json.dumps({"backends": ["inductor"], "unknown": [], "unlike": {}, **told})
-    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, text))
-    with pytest.raises(ConfigError) as refused:
-        check_arm(arm(backend="tardy", backend_module="its.module"))
-    assert words in str(refused.value)
-
-
-def test_a_late_backend_that_registers_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = json.dumps({"backends": ["tardy"], "unknown": [], "unlike": {}})
-    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, text))
-    check_arm(arm(backend="tardy", backend_module="its.module"))
+    torch_says(monkeypatch, **said)
+    config = arm(backend="tardy", backend_module="its.module")
+    if words is None:
+        check_arm(config)
+    else:
+        message = refusal(config)
+        assert all(word in message for word in ("compile.backend", "tardy", *words))
 
 
 def test_a_torch_that_tells_no_backends_refuses_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = json.dumps({"backends": [], "unknown": [], "unlike": {}})
-    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, text))
+    torch_says(monkeypatch, backends=[])
     check_arm(arm(backend="telepathy"))
 
 
@@ -146,16 +130,20 @@ def test_what_is_private_to_torch_is_asked_through_the_servers() -> None:
 
 
 @pytest.mark.usefixtures("torch_asked_once")
-def test_a_backend_that_torch_does_not_know_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r'compile\.backend is "telepathy": torch knows .*inductor'):
-        check_arm(arm(backend="telepathy"))
-
-
-@pytest.mark.usefixtures("torch_asked_once")
-@pytest.mark.parametrize("name", ["fastest", "triton.fastest", "triton"])
-def test_an_option_that_inductor_does_not_know_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"compile.options.{name} is unknown to this torch"):
-        check_arm(arm(backend="inductor", options={name: True}))
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"backend": "telepathy"}, ("compile.backend", "telepathy", "inductor")),
+        ({"backend": "tardy", "backend_module": "no_such.module"}, ("compile.backend_module", "no_such.module")),
+        *(
+            ({"backend": "inductor", "options": {name: True}}, (f"compile.options.{name}",))
+            for name in ("fastest", "triton.fastest", "triton")
+        ),
+    ],
+)
+def test_what_torch_does_not_know_is_refused(policy: dict[str, Any], words: tuple[str, ...]) -> None:
+    said = refusal(arm(**policy))
+    assert all(word in said for word in words)
 
 
 def test_torch_is_not_asked_about_what_every_torch_knows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,25 +162,29 @@ def written_for(config: ArmConfig, device: str, folder: Path, *, on_cpu: bool) -
     return replace(config, compile=replace(config.compile, artifact=written.path))
 
 
-def test_an_artifact_of_another_gpu_is_refused_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = written_for(arm(device="cuda", fullgraph=True), "NVIDIA H200", tmp_path, on_cpu=False)
+@pytest.mark.parametrize(
+    ("written", "shown", "fits"),
+    [
+        ("NVIDIA H200", ["NVIDIA H200, 570.86"], True),
+        ("NVIDIA H200", ["NVIDIA A10, 570.86", "NVIDIA H200, 570.86"], True),
+        ("NVIDIA H200", [], True),
+        ("NVIDIA H200", ["NVIDIA H100 80GB HBM3, 570.86"], False),
+        # Its driver shows another name, so that the replica finds out.
+        ("AMD Instinct MI300X", ["AMD GPU gfx942"], True),
+    ],
+)
+def test_an_artifact_of_another_gpu_or_policy_is_refused_without_torch(
+    written: str, shown: list[str], fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = written_for(arm(device="cuda", fullgraph=True), written, tmp_path, on_cpu=False)
     monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
-    for shown in (["NVIDIA H200, 570.86"], ["NVIDIA A10, 570.86", "NVIDIA H200, 570.86"], []):
-        monkeypatch.setattr(preflight, "gpu_names", lambda shown=shown: shown)
-        check_arm(shipped)
-    monkeypatch.setattr(preflight, "gpu_names", lambda: ["NVIDIA H100 80GB HBM3, 570.86"])
-    with pytest.raises(ConfigError, match="was written on NVIDIA H200 and this is NVIDIA H100 80GB HBM3"):
-        check_arm(shipped)
-
-
-def test_an_artifact_of_an_amd_gpu_is_left_to_the_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = written_for(arm(device="cuda", fullgraph=True), "AMD Instinct MI300X", tmp_path, on_cpu=False)
-    monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
-    for shown in (["AMD GPU gfx942"], ["AMD GPU gfx942", "AMD GPU gfx90a"]):
-        monkeypatch.setattr(preflight, "gpu_names", lambda shown=shown: shown)
-        check_arm(shipped)
-        with pytest.raises(ConfigError, match=r"was written for compile\.dynamic not set and here it is True"):
-            check_arm(replace(shipped, compile=replace(shipped.compile, dynamic=True)))
+    monkeypatch.setattr(preflight, "gpu_names", lambda: shown)
+    if not fits:
+        said = refusal(shipped)
+        assert all(word in said for word in (written, "NVIDIA H100 80GB HBM3"))
+        return
+    check_arm(shipped)
+    assert "compile.dynamic" in refusal(replace(shipped, compile=replace(shipped.compile, dynamic=True)))
 
 
 def test_an_artifact_of_this_processor_passes_and_a_damaged_one_does_not(tmp_path: Path) -> None:
@@ -200,5 +192,4 @@ def test_an_artifact_of_this_processor_passes_and_a_damaged_one_does_not(tmp_pat
     check_arm(shipped)
     path = Path(shipped.compile.artifact)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ConfigError, match="is damaged"):
-        check_arm(shipped)
+    assert "damaged" in refusal(shipped)

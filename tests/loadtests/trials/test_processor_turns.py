@@ -15,10 +15,8 @@ from loadtests.experiments.reading import from_table
 from loadtests.trials import processor_turns
 from loadtests.trials.context import TrialContext
 from loadtests.trials.processor_turns import ProcessorTurns, processor_sets
-from loadtests.trials.progress import Status
-from loadtests.trials.trial_facts import TrialFacts
-from loadtests.trials.trial_schedule import TrialSchedules
 from servers.config import ConfigError
+from tests.fakes.trial_context import trial_context
 
 # A thread and a child of its own, so that both are seen to be bound.
 SLEEPER = (
@@ -37,16 +35,7 @@ TABLE: dict[str, Any] = {
 
 
 def trial(tmp_path: Path, table: dict[str, Any] = TABLE) -> TrialContext:
-    experiment = from_table(table)
-    (tmp_path / "trial" / "logs").mkdir(parents=True)
-    return TrialContext(
-        experiment=experiment,
-        number=1,
-        folder=tmp_path / "trial",
-        facts=TrialFacts.of(experiment, 1, TrialSchedules.of(experiment).draw(1, ())),
-        status=Status(),
-        check=lambda: None,
-    )
+    return trial_context(tmp_path / "trial", table)
 
 
 @pytest.fixture

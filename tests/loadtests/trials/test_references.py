@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from loadtests.experiments.reading import from_table
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import StopRequestedError
-from loadtests.trials.progress import Status
 from loadtests.trials.references import References
-from loadtests.trials.trial_facts import TrialFacts
-from loadtests.trials.trial_schedule import TrialSchedules
+from tests.fakes.trial_context import trial_context
 
 # Ready at once, and measures when told; the line on stdout between is somebody else's.
 MEASURES = """
@@ -44,7 +41,6 @@ def trial(
 ) -> TrialContext:
     elsewhere = {"kind": "openai", "address": "http://127.0.0.1:9", "model_name": "m"}
     table: dict[str, Any] = {
-        "name": "small",
         "compare_models": external,
         "engine": {"threads": 3},
         "arms": [
@@ -52,20 +48,9 @@ def trial(
             | (elsewhere if external else {"preset": "eager", "model": {"device": device}})
             for index, device in enumerate(devices)
         ],
-        "traffic": {"duration_s": 4, "rate": 2, "block_s": 1},
         "bed": {"reference_s": reference_s},
     }
-    experiment = from_table(table)
-    schedule = TrialSchedules.of(experiment).draw(1, ())
-    (folder / "trial").mkdir()
-    return TrialContext(
-        experiment=experiment,
-        number=1,
-        folder=folder / "trial",
-        facts=TrialFacts.of(experiment, 1, schedule),
-        status=Status(),
-        check=check,
-    )
+    return trial_context(folder / "trial", table, check=check)
 
 
 def references(context: TrialContext, program: str, **limits: float) -> References:

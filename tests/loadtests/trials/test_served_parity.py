@@ -109,9 +109,9 @@ def test_an_answer_departs_at_its_first_other_token_or_at_its_end(
 
 @pytest.fixture
 def busy_channel() -> Iterator[grpc.Channel]:
-    """To an arm whose first answer takes a second, as one that compiles."""
+    """To an arm whose first answer takes half a second, as one that compiles."""
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=PROMPTS))
-    arm = Arm(ArmConfig(name="naive", preset="compiled-naive"), "naive-0", stall_s=1.0)
+    arm = Arm(ArmConfig(name="naive", preset="compiled-naive"), "naive-0", stall_s=0.5)
     inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -120,17 +120,16 @@ def busy_channel() -> Iterator[grpc.Channel]:
     server.stop(0.0).wait()
 
 
-@pytest.mark.process
 def test_an_arm_that_works_is_waited_for_and_one_that_does_not_is_left(
     busy_channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served_parity, "_WORK_EVERY_S", 0.1)
+    monkeypatch.setattr(served_parity, "_WORK_EVERY_S", 0.05)
     asked = [Question(prompt=(1,), max_tokens=2)]
-    said = ask(busy_channel, asked, check=nothing, still_s=0.4, worked_s=lambda: 7.0)
-    assert said == "it stands still: no answer came and its processes did nothing for 0.4 s"
+    said = ask(busy_channel, asked, check=nothing, still_s=0.2, worked_s=lambda: 7.0)
+    assert said == "it stands still: no answer came and its processes did nothing for 0.2 s"
     busy = itertools.count()
     longer = [Question(prompt=(1,) * 40, max_tokens=2)]
-    assert ask(busy_channel, longer, check=nothing, still_s=0.4, worked_s=lambda: float(next(busy))) == [[5, 5]]
+    assert ask(busy_channel, longer, check=nothing, still_s=0.2, worked_s=lambda: float(next(busy))) == [[5, 5]]
 
 
 def test_every_text_has_a_vector_of_unit_length(channel: grpc.Channel) -> None:

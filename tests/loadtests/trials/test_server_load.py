@@ -12,9 +12,9 @@ from analysis.records.tables import read_table
 from loadtests.trials import server_load
 from loadtests.trials.server_load import ServerLoads
 from servers.clock import now_ns
-from tests.fakes.external_trial import external_trial
 from tests.fakes.metrics_page import metrics_page, vllm_page
 from tests.fakes.patience import wait_for
+from tests.fakes.trial_context import external_trial
 
 
 @pytest.fixture(autouse=True)

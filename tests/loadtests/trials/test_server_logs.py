@@ -17,8 +17,8 @@ from loadtests.trials.context import TrialContext
 from loadtests.trials.server_logs import ServerLogs
 from loadtests.trials.telemetry import Collector
 from servers.clock import now_ns
-from tests.fakes.external_trial import external_trial
 from tests.fakes.patience import wait_for
+from tests.fakes.trial_context import external_trial
 from tests.loadtests.external.test_compile_lines import GRAPH, IN_DETAIL, MONITOR, ONCE, RECOMPILE, TRITON, VERBOSE
 
 STATS = "(APIServer pid=1) INFO 11-25 22:58:30 [loggers.py:273] Engine 000: Running: 3 reqs, Waiting: 0 reqs"

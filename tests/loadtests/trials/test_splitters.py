@@ -14,7 +14,7 @@ import yaml
 
 from analysis.records.weight_journal import read_weights
 from loadtests.experiments.users import UsersConfig
-from loadtests.trials import ramp_control, splitters, users_ramp
+from loadtests.trials import ramp_control, splitters
 from loadtests.trials.splitters import EnvoySplitter, RouteSplitter, Splitter, splitter_of
 from servers.fields import ConfigError
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
@@ -133,24 +133,7 @@ def test_a_rollback_waits_for_a_route_that_splits_nothing_for_a_while(
         assert in_route(cluster) == {"eager": 10_000, "new": 0}
 
 
-def test_who_only_looks_on_outlives_a_route_that_splits_nothing_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(users_ramp, "_READ_NS", 0)
-    with routed() as (cluster, splitter):
-        ramp = Ramp(tmp_path, splitter)
-        onlooker = users_ramp.Onlooker(tmp_path, control="eager", candidate="new")
-        rules = copy.deepcopy(cluster.route["spec"]["rules"])
-        cluster.change(lambda route: route["spec"].update(rules=rules[:1]))
-        onlooker.poll(ramp.trial)
-        assert "the splitter does not answer" in ramp.status.detail
-        cluster.change(lambda route: route["spec"].update(rules=rules))
-        cluster.change(lambda route: by_hand(route, 3))
-        onlooker.poll(ramp.trial)
-        assert [change.weights for change in read_weights(tmp_path)] == [{"eager": 1, "new": 3}]
-
-
-def test_a_gateway_that_never_says_that_it_follows_holds_a_rollback_up_for_a_second_at_most(
+def test_a_gateway_that_never_says_that_it_follows_delays_a_rollback_for_a_second_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]
@@ -160,7 +143,7 @@ def test_a_gateway_that_never_says_that_it_follows_holds_a_rollback_up_for_a_sec
     monkeypatch.setattr(splitters, "time", passing)
     with routed() as (cluster, splitter):
         splitter.reweight({"eager": 1, "new": 0})
-        assert 0 < clock[0] <= 1.01, "whoever waits here sees no alarm meanwhile, and a rollback takes 2 s at most"
+        assert 0 < clock[0] <= 1.01
         assert in_route(cluster) == {"eager": 1, "new": 0}
 
 

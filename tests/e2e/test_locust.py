@@ -1,3 +1,5 @@
+"""The locustfiles in real Locust processes: by hand, killed, on the web page, and against servers of others."""
+
 from __future__ import annotations
 
 import csv
@@ -12,43 +14,28 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from tests.fakes.certificates import Certificates
+from loadtests.traffic.drawing import build_schedule
+from loadtests.traffic.settings import TrafficConfig
+from loadtests.traffic.source import Source
 from tests.fakes.http1 import DONE, HttpPeer, answer, said, scripted, usage
-from tests.fakes.http2 import Peer
 from tests.fakes.inference import Behaviour, ServedFake, serve
 from tests.fakes.locust_process import records, run_locust, start_locust
 from tests.fakes.patience import PATIENCE_S, wait_for
-from tests.loadtests.clients.test_client_tls import SECRET, locust, pem, tls_peer
-from tests.loadtests.test_chat import CHAT, account, free_port, planned, two_arms
-
-__all__ = ["pem", "tls_peer", "two_arms"]
-
-
-def test_load_by_hand_over_tls_with_a_token_which_no_file_or_line_shows(
-    tls_peer: Peer, pem: Certificates, tmp_path: Path
-) -> None:
-    """Locust patches ssl as well as sockets: that this works is not to be taken for granted."""
-    done = locust(
-        *(tls_peer.target, "--tls-ca", pem.ca, "--token-env", "TAILGATE_TEST_TOKEN", "--records", str(tmp_path)),
-        token=SECRET,
-    )
-    assert done.returncode == 0, done.stderr[-2_000:]
-    with pa.OSFile(str(tmp_path / "requests-0.arrow")) as file:
-        rows = pa.ipc.open_stream(file).read_all().to_pylist()
-    assert len(rows) > 5
-    assert {row["status"] for row in rows} == {"OK"}
-    assert SECRET not in done.stdout + done.stderr
-    for path in tmp_path.iterdir():
-        assert SECRET.encode() not in path.read_bytes(), path
+from tests.loadtests.test_chat import CHAT, account, free_port, planned, several
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServedFake]:
     with serve(Behaviour(token_s=0.002, fail_every=10)) as served:
         yield served
+
+
+@pytest.fixture(scope="module")
+def two_arms() -> Iterator[dict[str, str]]:
+    with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled")) as compiled:
+        yield {"eager": eager.target, "compiled": compiled.target}
 
 
 def test_headless_run_by_hand_writes_csv_and_html(server: ServedFake, tmp_path: Path) -> None:
@@ -72,6 +59,47 @@ def test_headless_run_by_hand_writes_csv_and_html(server: ServedFake, tmp_path: 
     assert "Generate e2e [eager]" in (tmp_path / "out.html").read_text()
     assert "the queue is full: 128 of 128" in (tmp_path / "out_failures.csv").read_text()
     assert account(tmp_path / "records")["complete"] is True
+
+
+def test_a_schedule_begins_at_the_given_start_and_failed_requests_do_not_fail_the_process(
+    two_arms: dict[str, str], tmp_path: Path
+) -> None:
+    start_ns = time.time_ns() + 6_000_000_000
+    gone = {"eager": two_arms["eager"], "compiled": f"127.0.0.1:{free_port()}"}
+    schedule, arguments = planned(tmp_path, gone, duration_s=1.0, start_ns=start_ns)
+    code, output = run_locust(*arguments)
+    assert (code, "Traceback" in output) == (0, False), output
+    rows = records(tmp_path)
+    by_arm = Counter((row["arm"], row["status"]) for row in rows)
+    assert by_arm == {("eager", "OK"): len(schedule), ("compiled", "UNAVAILABLE"): len(schedule)}
+    assert min(row["scheduled_ns"] for row in rows) == start_ns + int(schedule.offset_ns[0])
+    progress = json.loads((tmp_path / "progress-0.json").read_text())
+    assert progress["arms"]["eager"]["n"] == len(schedule)
+    assert progress["overall"]["eager"]["ttft_p99_ms"] > 0
+
+
+@pytest.mark.parametrize(("signal_number", "processes"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_signal_flushes_everything_and_cancels_what_runs(
+    tmp_path: Path, signal_number: signal.Signals, processes: int
+) -> None:
+    with serve(Behaviour(stall_every=2, stall_s=60)) as slow:
+        _, arguments = planned(tmp_path, {"*": slow.target}, duration_s=60.0)
+        process = start_locust(*arguments, *(several(processes) if processes > 1 else []))
+
+        def started() -> int:
+            return sum(json.loads(path.read_text())["started"] for path in tmp_path.glob("generator-?.json"))
+
+        wait_for(lambda: started() >= 40)
+        process.send_signal(signal_number)
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    assert "Traceback" not in output
+    accounts = [account(tmp_path, worker) for worker in range(processes)]
+    rows = records(tmp_path)
+    assert len(rows) == sum(item["started"] for item in accounts) == sum(item["finished"] for item in accounts)
+    assert not any(item["complete"] for item in accounts)
+    cancelled = [row for row in rows if row["status"] == "CANCELLED"]
+    assert 10 < len(cancelled) < len(rows)
+    assert {row["error"] for row in cancelled} == {"cut by the end of the run"}
 
 
 def test_killed_worker_leaves_its_flushed_records_and_the_other_finishes(
@@ -181,26 +209,6 @@ def test_web_page_starts_stops_and_restarts(server: ServedFake, tmp_path: Path) 
     assert {row["trial"] for row in records(tmp_path)} == {1, 2}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--host", "nowhere"], 'target "nowhere" is not host:port'),
-        ([], "no host is given"),
-        (["--schedule", "a.arrow"], "--schedule and --trial-config belong together"),
-        (["--host", "h:1", "--live-page", "docs"], '--live-page "docs" is no run directory, as it holds no experiment'),
-        (["--host", "h:1", "--live-page", "http://h:1/?token=x"], "--live-page holds a token"),
-        (["--host", "h:1", "--live-page", "http://h:1/"], "a link on Locust's web page, which --headless leaves out"),
-        (["--schedule", "a.arrow", "--trial-config", "no.json"], 'trial config "no.json" cannot be read'),
-        (["--host", "localhost:1", "--request-rate", "0"], "argument --request-rate: 0 is not above 0"),
-    ],
-)
-def test_bad_usage_is_one_clear_line(arguments: list[str], message: str) -> None:
-    code, output = run_locust("-f", CHAT, "--headless", *arguments)
-    assert code == 2
-    assert message in output
-    assert "Traceback" not in output
-
-
 GOOD = answer(said("a", chat=True), said(" b", chat=True), said("", finish="length", chat=True), usage(2, 9), DONE)
 
 
@@ -224,7 +232,7 @@ def test_openai_host_shows_in_locusts_statistics_and_in_the_records(tmp_path: Pa
 BY_HAND = ["-f", "loadtests/embed.py", "--headless", "--stop-timeout", "5"]
 
 
-def test_headless_run_by_hand_records_answers_without_tokens(tmp_path: Path) -> None:
+def test_embeddings_by_hand_are_recorded_without_tokens(tmp_path: Path) -> None:
     with serve(Behaviour(fail_every=10, empty_every=7)) as server:
         arguments = [*BY_HAND, "--host", server.target, "-u", "2", "-r", "2", "--request-rate", "20"]
         arguments += ["--num-prompts", "50", "--goodput", "e2e:5000", "--records", str(tmp_path)]
@@ -248,3 +256,22 @@ def test_headless_run_by_hand_records_answers_without_tokens(tmp_path: Path) -> 
     assert stats["Embed e2e [eager]"]["num_requests"] == 38 + 7
     assert not any("ttft" in name for name in stats)
     assert "38 of 45 requests (84.44 %) within e2e 5000 ms" in output
+
+
+def test_chat_replays_a_schedule_of_embeddings(tmp_path: Path) -> None:
+    traffic = TrafficConfig(duration_s=2.0, rate=25.0, workload="sentences")
+    schedule = build_schedule(
+        traffic, Source(), arms=["eager", "compiled"], seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=0
+    )
+    schedule.write(tmp_path / "schedule.arrow")
+    with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled")) as compiled:
+        targets = {"eager": eager.target, "compiled": compiled.target}
+        config = {"task": "embed", "arms": ["eager", "compiled"], "targets": targets, "drain_s": 10}
+        (tmp_path / "generator.json").write_text(json.dumps(config))
+        files = ["--schedule", str(tmp_path / "schedule.arrow"), "--trial-config", str(tmp_path / "generator.json")]
+        code, output = run_locust("-f", "loadtests/chat.py", "--headless", *files, "--records", str(tmp_path))
+    assert code == 0, output
+    rows = records(tmp_path)
+    assert Counter(row["status"] for row in rows) == {"OK": 2 * len(schedule)}
+    assert {row["output_tokens"] for row in rows} == {None}
+    assert "Embed e2e [compiled]" in output

@@ -1,0 +1,189 @@
+"""Settings that analysis reads from an experiment: limits of gates, SLO targets and the rollout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from analysis.records.tables import RecordError
+from analysis.settings.gate_limits import CompileBudget, GateLimits
+from analysis.settings.rollout import Rollout
+from analysis.settings.slo_targets import merged, parse_cold, parse_slo, parse_target
+
+
+def refused(call: Callable[..., object], *arguments: Any, **options: Any) -> str:
+    with pytest.raises(RecordError) as caught:
+        call(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"margin": "wide"}, "gates.margin is 'wide'"),
+        ({"margin": True}, "gates.margin is True"),
+        ({"margin": -0.1}, "gates.margin is -0.1: give a value from 0 to 10"),
+        ({"margin": math.nan}, "gates.margin is nan"),
+        ({"max_recompiles": math.inf}, "gates.max_recompiles"),
+        ({"max_error_pct": 101.0}, "gates.max_error_pct is 101: give a value from 0 to 100"),
+        ({"alpha": 0.0}, "gates.alpha"),
+        ({"metrics": "ttft"}, "gates.metrics"),
+        ({"metrics": []}, "gates.metrics"),
+        ({"metrics": ["speed"]}, "gates.metrics holds 'speed': use ttft, e2e, tpot, max_itl, itl"),
+        ({"metrics": ["e2e", "e2e"]}, "gates.metrics is ['e2e', 'e2e']"),
+        ({"quantile": 1.0}, "gates.quantile"),
+        ({"quantile": 0.9, "quantiles": [0.9]}, "keep quantiles"),
+        ({"quantiles": [0.3]}, "gates.quantiles is 0.3: give a value from 0.5 to 0.9999"),
+        ({"quantiles": []}, "gates.quantiles is []"),
+        ({"quantiles": [0.9, 0.9]}, "gates.quantiles is [0.9, 0.9]"),
+        ({"min_blocks": 1}, "gates.min_blocks"),
+        ({"margins": {"ttft": -1.0}}, "gates.margins.ttft is -1: give a value from 0 to 10"),
+        ({"margins": {"tpot": 0.1}}, "gates.margins.tpot"),
+        ({"method": "guess"}, "gates.method is 'guess': use label swap or block bootstrap"),
+        ({"cold": 3}, "gates.cold is 3: give a table"),
+        ({"cold": {"max_errors": 3}}, "gates.cold.max_errors is unknown"),
+        ({"cold": {"max_stall_s": "x"}}, "gates.cold.max_stall_s is 'x'"),
+    ],
+)
+def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(table: dict[str, Any], said: str) -> None:
+    assert said in refused(GateLimits.from_table, table)
+
+
+def test_every_number_has_a_range() -> None:
+    assert refused(GateLimits, margin=math.nan).startswith("gates.margin is nan")
+    for item in fields(GateLimits):
+        if item.name not in ("metrics", "quantiles", "margins", "cold", "method", "sequential"):
+            assert refused(GateLimits, **{item.name: -1}).startswith(f"gates.{item.name} is -1")
+    for item in fields(CompileBudget):
+        assert refused(CompileBudget, **{item.name: -1}).startswith(f"gates.cold.{item.name} is -1")
+
+
+def test_limits_have_defaults_and_exceptions_by_metric_and_phase() -> None:
+    limits = GateLimits.from_table({"margin": 0.2, "metrics": ["tpot"], "max_recompiles": 3, "unheard_of": 1})
+    assert (limits.margin, limits.metrics, limits.max_recompiles, limits.min_blocks) == (0.2, ("tpot",), 3, 18)
+    assert GateLimits.from_table({"quantiles": [0.5, 0.999, 0.9]}).quantile == 0.999
+    own = GateLimits.from_table({"margin": 0.1, "margins": {"e2e": 0.2}})
+    assert (own.margin_of("ttft"), own.margin_of("e2e")) == (0.1, 0.2)
+    cold = GateLimits.from_table({"max_stall_s": 3, "cold": {"max_recompiles": 4}})
+    assert cold.cold == CompileBudget(max_recompiles=4, max_stall_s=3.0)
+    assert (cold.max_recompiles, cold.max_stall_s) == (0, 3.0)
+    assert GateLimits.from_table({}).cold is None
+
+
+def test_a_rollout_has_load_gpus_and_a_price_per_hour_of_one_gpu() -> None:
+    assert Rollout.from_table({}) == Rollout(load_rps=None, gpus_per_replica=1)
+    found = Rollout.from_table({"load_rps": 200, "gpus_per_replica": 2.0, "gpu_hour_price": 2, "currency": "€"})
+    assert found == Rollout(load_rps=200.0, gpus_per_replica=2, gpu_hour_price=2.0, currency="€")
+    assert (found.price_of(1800.0), Rollout().price_of(1800.0)) == (1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("load_rps", 0),
+        ("load_rps", "many"),
+        ("load_rps", True),
+        ("load_rps", math.nan),
+        ("gpus_per_replica", 1.5),
+        ("gpus_per_replica", 0),
+        ("gpu_hour_price", -1),
+        ("gpu_hour_price", "2 EUR"),
+        ("currency", 3),
+        ("currency", "<b>"),
+    ],
+)
+def test_a_value_of_the_rollout_that_cannot_be_used_is_refused(key: str, value: Any) -> None:
+    assert refused(Rollout.from_table, {key: value}).startswith(f"rollout.{key} is {value!r}: give ")
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "limit", "strict"),
+    [
+        ("p99_ttft_ms <= 500", "p99_ttft_ms", 500.0, False),
+        ("p50_itl_ms < 40", "p50_itl_ms", 40.0, True),
+        ("p99.9_e2el <= 2s", "p99_9_e2e_ms", 2000.0, False),
+        ("p95_max_itl_ms<=1.5e2", "p95_max_itl_ms", 150.0, False),
+        ("p90_tpot ≤ 40 ms", "p90_tpot_ms", 40.0, False),
+        ("error_rate <= 0.5%", "error_pct", 0.5, False),
+        ("error_pct < 1", "error_pct", 1.0, True),
+    ],
+)
+def test_a_target_is_read_as_it_is_written(text: str, key: str, limit: float, strict: bool) -> None:
+    target = parse_target(text, "slo.targets")
+    assert (target.key, target.limit, target.strict) == (key, limit, strict)
+    assert parse_target(target.text, "--slo") == target
+    allowed = {"p99_9_e2e_ms": 0.001, "error_pct": limit / 100}.get(key)
+    assert allowed is None or target.allowed_share == pytest.approx(allowed)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("p99_ttft_ms >= 500", "p99_ttft_ms <= 500"),
+        ("p99_ttft_ms = 500", "p99_ttft_ms <= 500"),
+        ("p99_ttft_ms 500", "operator"),
+        ("p99_ttft_ms <=", "p99_ttft_ms <= 500"),
+        ("p99_ttft_ms <= fast", "500"),
+        ("p99_ttft_ms <= nan", "500"),
+        ("p99_ttft_ms <= -inf", "number"),
+        ("p99_ttft_ms <= 1.2.3", "number"),
+        ("p99_ttft_ms <= -3", "above 0"),
+        ("p99_ttft <= 500", "p99_ttft_ms <= 500"),
+        ("p99_ttft_ms <= 0.5s", "p99_ttft <= 0.5s"),
+        ("p99_latency_ms <= 5", "pQ_METRIC_ms"),
+        ("p0_ttft_ms <= 5", "quantile 0"),
+        ("error_rate <= 0.005", "error_rate <= 0.5%"),
+        ("error_rate <= 101%", "from 0 to 100"),
+        ("", "KEY <= LIMIT"),
+    ],
+)
+def test_a_target_that_cannot_be_used_is_refused_with_the_remedy(text: str, remedy: str) -> None:
+    message = refused(parse_target, text, "slo.targets")
+    assert message.startswith(f'slo.targets holds "{text}": ')
+    assert remedy in message
+
+
+@pytest.mark.parametrize(
+    ("parse", "table", "said"),
+    [
+        (parse_slo, {"p99_ttft_ms": 500, "targets": ["p99_ttft_ms <= 400"]}, "p99_ttft_ms <= 500 and p99_ttft_ms <= 4"),
+        (parse_slo, {"p99_ttft_ms": 500, "targets": ["p99_ttft_ms < 500"]}, "p99_ttft_ms <= 500 and p99_ttft_ms < 5"),
+        (parse_slo, {"targets": "p99_ttft_ms <= 5"}, "give a list such as"),
+        (parse_slo, {"targets": [5]}, "give a list such as"),
+        (parse_slo, {"targets": None}, "give a list such as"),
+        (parse_slo, {"p99_latency_ms": 1}, "slo.p99_latency_ms"),
+        (parse_slo, {"p999_ttft_ms": 1}, "slo.p999_ttft_ms"),
+        *((parse_slo, {"p99_ttft_ms": value}, "p99_ttft_ms") for value in (-1, "fast", True, math.nan, None)),
+        (parse_cold, {"cold": 3}, "slo.cold is 3: give a table [slo.cold]"),
+        (parse_cold, {"cold": {"speed": 3}}, "slo.cold.speed is unknown"),
+        (parse_cold, {"cold": {"cold": {}}}, "slo.cold.cold is unknown"),
+    ],
+)
+def test_a_table_of_targets_that_cannot_be_used_is_refused(
+    parse: Callable[..., object], table: dict[str, Any], said: str
+) -> None:
+    assert said in refused(parse, table)
+
+
+def test_keys_and_texts_add_up_and_the_cold_start_has_its_own_targets() -> None:
+    table = {"p99_ttft_ms": 500, "targets": ["p50_itl_ms < 40", "p99_ttft_ms <= 500"], "cold": {"p99_ttft_ms": 9000}}
+    assert [target.text for target in parse_slo(table)] == ["p99_ttft_ms <= 500", "p50_itl_ms < 40"]
+    assert [(target.limit, target.cold) for target in parse_cold(table)] == [(9000.0, True)]
+    assert not any(target.cold for target in parse_slo(table))
+
+
+def test_a_target_of_the_command_line_replaces_the_one_of_the_same_key() -> None:
+    table = {"p99_ttft_ms": 500, "p99_e2e_ms": 6000, "cold": {"p99_ttft_ms": 9000}}
+    changed = merged(table, ["p99_ttft_ms <= 300", "error_rate <= 1%"])
+    assert [target.text for target in parse_slo(changed)] == [
+        "p99_e2e_ms <= 6000",
+        "p99_ttft_ms <= 300",
+        "error_rate <= 1%",
+    ]
+    assert parse_cold(changed) == parse_cold(table)
+    assert refused(merged, {}, ["p99_ttft_ms"]).startswith('--slo holds "p99_ttft_ms"')

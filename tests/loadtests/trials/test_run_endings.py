@@ -1,0 +1,178 @@
+"""How runs end that do not end by themselves: arms that die or cannot start, signals, and SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.summary.summary import analyze
+from loadtests.trials.run import Orchestrator
+from servers.fields import ConfigError
+from tests.fakes.listening import command_of, family
+from tests.fakes.locust_process import records
+from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.planted_secrets import TLS, Watched, give, search, start
+from tests.fakes.whole_run import (
+    children_of_this_process,
+    ended,
+    experiment,
+    requests,
+    run,
+    summary_of,
+    tailgate,
+    trial_facts,
+)
+
+LONG = """
+name = "small"
+[[arms]]
+preset = "eager"
+control = true
+[[arms]]
+preset = "compiled-padded"
+[traffic]
+design = "split"
+duration_s = 60
+rate = 20
+length_scale = 0.05
+block_s = 1
+workers = 2
+[trials]
+starting_at_once = 2
+[bed]
+reference_s = 0
+"""
+
+
+def checks(summary: dict[str, Any]) -> dict[str, str]:
+    """The reasons of the checks that do not hold."""
+    return {row["check"]: row["reason"] for row in summary["validity"] if not row["ok"]}
+
+
+@pytest.mark.process
+def test_an_arm_that_dies_in_a_compile_is_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
+    outcome, status = run(experiment(), tmp_path, "--die", "naive-0=1", "--stall-s", "100")
+    assert outcome.complete, outcome.error
+    (death,) = trial_facts(outcome.run_dir)["deaths"]
+    assert (death["arm"], death["replica"], death["exit_code"]) == ("naive", "naive-0", 9)
+    assert death["compiling"]["shape"].startswith("1x")
+    assert death["compiling"]["start_ns"] < death["at_ns"]
+    assert "the device fell off the bus" in status.notes[0]
+    rows = requests(outcome.run_dir)
+    assert {row["status"] for row in rows if row["arm"] == "eager"} == {"OK"}
+    assert max(row["scheduled_ns"] for row in rows if row["arm"] == "eager") > death["at_ns"]
+    failed = [row for row in rows if row["status"] != "OK"]
+    assert failed
+    assert all(row["arm"] in ("naive", None) for row in failed)
+    summary = analyze(outcome.run_dir)
+    assert summary["overall"] != "PASS"
+    assert "alive" in checks(summary)
+
+
+@pytest.mark.process
+def test_an_arm_that_cannot_start_ends_the_run_with_its_own_words(tmp_path: Path) -> None:
+    before = children_of_this_process()
+    outcome, _ = run(experiment(), tmp_path, "--fail-start", "naive-0")
+    assert not outcome.complete
+    assert outcome.error is not None
+    for words in ('arm "naive": naive-0 ended with exit code 3', "the weights are missing", "naive-0.log"):
+        assert words in outcome.error
+    assert "\n" not in outcome.error
+    assert children_of_this_process() <= before
+
+
+@pytest.mark.process
+def test_an_arm_that_never_gets_ready_ends_the_run_after_its_time(tmp_path: Path) -> None:
+    outcome, _ = run(experiment(trials={"ready_timeout_s": 1}), tmp_path, "--never-ready", "naive-0")
+    assert outcome.error is not None
+    for words in ("naive-0", "1 s", "warm-up 3/3", "trials.ready_timeout_s"):
+        assert words in outcome.error
+
+
+def wait_for_rows(folder: Path, process: subprocess.Popen[str], count: int) -> Path:
+    """The trial's folder once so many requests are recorded."""
+
+    def enough() -> list[Path]:
+        assert process.poll() is None, (folder / "run.output").read_text()
+        return [trial for trial in folder.glob("out/*/trial-01") if len(records(trial)) >= count]
+
+    return wait_for(enough, every_s=0.1)[0]
+
+
+@pytest.mark.process
+def test_an_interrupted_run_keeps_and_judges_what_it_recorded(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(LONG)
+    process = start(tmp_path, "run", tailgate("run", "small.toml", "--out", "out"))
+    with ended(process):
+        trial = wait_for_rows(tmp_path, process, 30)
+        family_before = family(process.pid)[1:]
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE_S)
+    line = json.loads((tmp_path / "run.output").read_text().splitlines()[-1])
+    assert process.returncode == line["exit_code"] == 1
+    assert (line["verdict"], line["complete"]) == ("INCONCLUSIVE", False)
+    assert len(records(trial)) >= 30
+    assert {row["status"] for row in records(trial)} <= {"OK", "CANCELLED"}
+    facts = trial_facts(trial.parent)
+    assert not facts["complete"]
+    assert "complete" in checks(summary_of(trial.parent))
+    assert (trial.parent / "report.html").exists()
+    assert not any(command_of(pid) for pid in family_before)
+
+
+@pytest.mark.process
+def test_a_killed_run_leaves_readable_records_and_no_process_or_secret(tmp_path: Path) -> None:
+    pem = give(tmp_path)
+    (tmp_path / "small.toml").write_text(LONG + TLS.format(token='token_file = "given/token"'))
+    process = start(tmp_path, "run", tailgate("run", "small.toml", "--out", "out"))
+    with ended(process), Watched(tmp_path / "tmp") as watched:
+        watched.pids.append(process.pid)
+        trial = wait_for_rows(tmp_path, process, 40)
+        children = family(process.pid)[1:]
+        assert len(children) >= 6  # two arms, Envoy, Locust's master, two workers
+        before = {row["request_id"] for row in records(trial)}
+        process.send_signal(signal.SIGKILL)
+        killed_ns = time.time_ns()
+        process.wait()
+        wait_for(lambda: not any(command_of(pid) for pid in children))
+    search(tmp_path, watched, pem)
+    rows = records(trial)
+    assert before <= {row["request_id"] for row in rows}
+    assert max(row["sent_ns"] for row in rows) < killed_ns
+    summary = analyze(trial.parent)
+    assert summary["overall"] == "INCONCLUSIVE"
+    assert {"complete", "load processes"} <= set(checks(summary))
+    for worker in (0, 1):
+        account = json.loads((trial / f"generator-{worker}.json").read_text())
+        mine = [row for row in rows if int(row["request_id"].split("-")[1]) % 2 == worker]
+        assert len(mine) >= account["finished"] - account["records"]["waiting_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"model": {"device": "tpu"}}, ("model.device", "tpu", "cuda:N")),
+        ({"model": {"device": "cpu", "id": "./no-such-model"}}, ("model.id", "./no-such-model")),
+        ({"traffic": {"rate": 0.001, "duration_s": 1}}, ("no request",)),
+        ({"traffic": {"rate": 0, "arrivals": "trace", "trace": "/no/such.csv"}}, ("/no/such.csv",)),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    tables: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Orchestrator(experiment(**tables), out=tmp_path / "runs").run()
+    assert all(word in str(caught.value) for word in words)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_compiler_is_named_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match="no-such-compiler"):
+        Orchestrator(experiment(), out=tmp_path / "runs").run()
