@@ -213,6 +213,7 @@ def _first_failure(tree: Path, tests: Sequence[str], left: Sequence[str], timeou
         "-rfE",
     ]
     environment = {**os.environ, "PYTHONPATH": f"{tree}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    environment |= {"TAILGATE_TEST_LIMIT_S": "inf"}  # a busy machine is no failure
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         done = subprocess.run(

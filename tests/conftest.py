@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from functools import wraps
@@ -17,7 +18,7 @@ from tests.fakes.summary_schema import hold, hold_file
 ROOT = Path(__file__).resolve().parent
 # `make test` runs these folders; `make test-all` runs the others too.
 DEFAULT = ("analysis", "golden", "loadtests", "servers")
-LIMIT_S = 2.0
+LIMIT_S = float(os.environ.get("TAILGATE_TEST_LIMIT_S", 2))
 
 # Hypothesis fails no example by its duration: the machine may be busy.
 settings.register_profile("busy machine", deadline=None)

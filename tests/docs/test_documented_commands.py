@@ -22,6 +22,8 @@ from typing import Any
 import pytest
 
 from analysis.records.run_list import RunList
+from benchmarks.case import archive_of
+from benchmarks.kept import unpack
 from loadtests.commands.main import build_parser
 from loadtests.commands.main import main as tailgate
 from servers.fields import ConfigError
@@ -156,7 +158,8 @@ def _records(folder: Path) -> None:
         write_run(folder / "runs" / name, FakeRun(seed=seed, trials=2, duration_s=150.0, stated=True, gates=gates))
     for seed, name in enumerate(("20260105T090000Z-case", "20260108T090000Z-case", "20260112T090000Z-case"), start=3):
         write_run(folder / "runs" / name, FakeRun(seed=seed, trials=2, duration_s=120.0, stated=True, gates=gates))
-    search = ROOT / "benchmarks/results/case/frontier/20261124T035701Z"
+    shutil.copytree(unpack(archive_of("naive")), folder / "build" / "kept" / "naive")
+    search = unpack(archive_of("frontier")) / "20261124T035701Z"
     for name in ("20260101T140000Z-search", "20260112T090000Z-my"):
         shutil.copytree(search, folder / "runs" / name)
     for seed, name in enumerate(("a", "b", "results-a", "results-b", "last-week", "this-week")):

@@ -11,7 +11,9 @@ from servers.config import ArmConfig, EngineConfig
 from servers.engine import runner as runner_module
 from servers.engine.runner import ModelRunner
 from servers.fields import ConfigError
-from tests.servers.test_precompile import ARM, tailgate
+from tests.servers.test_precompile import ARM, shipped, tailgate
+
+__all__ = ["shipped"]
 
 
 def libraries(folder: Path) -> set[str]:

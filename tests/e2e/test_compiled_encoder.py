@@ -10,9 +10,12 @@ from tests.servers.engine.test_encoder import (
     arm_of,
     assert_as_plain,
     job,
+    recorder,
     served,
     warm,
 )
+
+__all__ = ["recorder"]
 
 PRESETS = (
     *("eager", "eager-padded", "compiled-padded", "compiled-bucketed"),

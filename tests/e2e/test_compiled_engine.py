@@ -19,9 +19,12 @@ from tests.servers.engine.test_runner import (
     assert_greedy_like_generate,
     jobs_for,
     own_request,
+    recorder,
     runner_for,
     serve,
 )
+
+__all__ = ["recorder"]
 
 
 @pytest.mark.parametrize(("settings", "regional"), [(INT8, True), (INT8, False), (FLOAT8, True)])

@@ -21,7 +21,9 @@ from servers.engine.model import join_weights
 from tests.servers.compiler.reset import reset_compiler
 from tests.servers.compiler.test_internals import SERVERS
 from tests.servers.compiler.test_products import Gated, distance, in_float8
-from tests.servers.compiler.test_recorder import Function, compiled
+from tests.servers.compiler.test_recorder import Function, compiled, published, recorder
+
+__all__ = ["published", "recorder"]
 
 
 @torch.no_grad()

@@ -10,8 +10,11 @@ from analysis.foresight.calibration import (
     Halves,
 )
 from loadtests.commands.main import main
+from tests.analysis.foresight.test_calibration import calibrated, long_run
 from tests.fakes.runs import FakeRun, write_run
 from tests.loadtests.commands.test_calibrate import GATES
+
+__all__ = ["calibrated", "long_run"]
 
 
 def halves_of(found: Calibration, how: str, effect: float) -> Halves:

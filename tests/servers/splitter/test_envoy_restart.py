@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from servers.splitter.envoy import Envoy
 from servers.splitter.statistics import SAME_START_S, ArmStatistics, read_statistics
 from tests.fakes.patience import PATIENCE_S, wait_for
 from tests.servers.splitter.house import Build
 
 
+@pytest.mark.process
 def test_another_start_shows_although_counters_may_have_grown(build: Build) -> None:
     house = build({"eager": 1})
     earlier = read_statistics(house.envoy.admin)["eager"]
