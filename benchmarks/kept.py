@@ -8,8 +8,10 @@ the gaps of one decode step, so a token takes 0.4 bytes instead of 4.
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from analysis.records.sums import SUFFIX, state
 ROOT = Path(__file__).resolve().parents[1]
 UNPACKED = ROOT / "build" / "kept"
 GAP_NS = 100_000
+_DONE = ".unpacked"
 _TIMES, _GAPS = "token_ns", "token_gaps"
 _FORM = {"compression": "none", "use_dictionary": False}
 
@@ -49,20 +52,39 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path) -> Path:
-    """Return the folder that `archive` was packed from, under build/kept; unpack it if the archive is newer."""
+    """Return the folder that `archive` was packed from, under build/kept; unpack it if the archive is newer.
+
+    Several processes may unpack one archive at the same time: each sees a whole folder.
+    """
     folder = UNPACKED / archive.name.partition(".")[0]
-    done = folder / ".unpacked"
     stamp = f"{archive.stat().st_size} {archive.stat().st_mtime_ns}"
-    if done.is_file() and done.read_text() == stamp:
+    if _stamp(folder) == stamp:
         return folder
-    with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
-    for path in folder.rglob("*.parquet"):
-        pq.write_table(_times_for_gaps(pq.read_table(path)), path, **_FORM)
-        if path.with_name(path.name + SUFFIX).exists():
-            state(path)
-    done.write_text(stamp)
+    UNPACKED.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=UNPACKED) as place:
+        new = Path(place) / folder.name
+        with tarfile.open(archive) as packed:
+            packed.extractall(new, filter="data")
+        for path in new.rglob("*.parquet"):
+            pq.write_table(_times_for_gaps(pq.read_table(path)), path, **_FORM)
+            if path.with_name(path.name + SUFFIX).exists():
+                state(path)
+        (new / _DONE).write_text(stamp)
+        if folder.exists() and _stamp(folder) != stamp:
+            shutil.rmtree(folder)
+        try:
+            new.rename(folder)
+        except OSError:
+            if _stamp(folder) != stamp:  # otherwise another process was quicker
+                raise
     return folder
+
+
+def _stamp(folder: Path) -> str:
+    try:
+        return (folder / _DONE).read_text()
+    except OSError:
+        return ""
 
 
 def _bytes(table: pa.Table) -> bytes:
