@@ -12,7 +12,7 @@ from tests.analysis.report.conftest import BROWSER
 from tests.analysis.report.test_release import compared
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium on the path")
+@pytest.mark.skipif(BROWSER is None, reason="no page was tested, because Chromium is absent: apt-get install chromium")
 def test_page_opens_in_a_browser_without_a_complaint(tmp_path: Path) -> None:
     page = write_release_reports(compared(), tmp_path / "out")
     assert BROWSER is not None
