@@ -30,7 +30,9 @@ from tests.fakes.watched import WatchedRun
 from tests.fakes.whole_run import FAKE_ARM, experiment
 from tests.loadtests.page.conftest import Serve
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no page was tested, because Chromium is absent: apt-get install chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no page was tested, because Chromium is absent: apt-get install chromium"
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "demo" / "summary.json"

@@ -25,7 +25,9 @@ QUIET = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--enable-logging=stderr", "--v=0", "--virtual-time-budget=3000", "--dump-dom"),
 )
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no page was tested, because Chromium is absent: apt-get install chromium")
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="no page was tested, because Chromium is absent: apt-get install chromium"
+)
 
 
 @pytest.fixture
