@@ -29,7 +29,7 @@ def test_planted_decode_time_and_memory_fail_and_equal_runs_do_not(tmp_path: Pat
         more="[bed]\nsample_s = 0\nreference_s = 0\n",
         limits=ReleaseLimits(need_references=False),
     )
-    # One run cannot promise what nine of ten find: 10 % is for made-up runs (tests/simulation/test_release_reach.py). A
+    # One run cannot promise what nine of ten find: 10 % is for made-up runs (tests/simulation/test_error_rates.py). A
     # trial of 8 s that a busy machine slows by a fifth leaves 25 % open, as it should: seen.
     kinds = [replace(kind, planted="decode=1.5") if kind.name == "decode" else kind for kind in KINDS]
     rows = outcomes(plan, kinds, 1, lambda row: None)

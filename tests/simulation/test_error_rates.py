@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from analysis.foresight.calibration import Calibration, Halves
 from analysis.judging.checks.traffic import check_shares_by_stretch
+from analysis.judging.planner import MODEL_QUANTILES, MODEL_RATE, MODEL_SPREADS, model_noise
 from analysis.parity.accuracy import LEAST_TEXTS, estimated
+from analysis.releases.comparison import compare_releases
+from analysis.releases.history import History
+from analysis.releases.release import read_release
 from analysis.run.slo import judge_share
+from analysis.settings.release_limits import ReleaseLimits
 from analysis.statistics.compare import Sample
 from analysis.statistics.machines import lasting_reach, mean_over_trials
 from analysis.statistics.quantiles import quantile_interval
 from analysis.statistics.resampling import ewc_p_values
 from analysis.statistics.trend import trend_of
+from benchmarks.simulation.calibration import means
+from benchmarks.simulation.frontiers import BUDGET, EQUAL, FIFTHS, KINDS, inside, promise, search
+from benchmarks.simulation.greedy import BF16, TOKENS, Server
+from benchmarks.simulation.greedy import judged as judged_of_greedy
+from benchmarks.simulation.machines import BLOCKS, REQUESTS, samples, verdicts
+from benchmarks.simulation.spreads import between, spreads
+from loadtests.commands.main import main
+from tests.analysis.foresight.test_calibration import calibrated, long_run
+from tests.analysis.judging.test_greedy_parity import judged as judged_of_parity_verdicts
 from tests.analysis.releases.test_gates import BUILD, compared
 from tests.analysis.statistics import test_resampling, test_sequential, test_windows
 from tests.analysis.statistics.test_compare import judged, mirrored
+from tests.fakes.beds import referenced
+from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
+from tests.loadtests.commands.test_calibrate import GATES
+
+__all__ = ["calibrated", "long_run"]
 
 
 def few_of_one_arm(seed: int) -> bool:
@@ -169,3 +193,196 @@ def test_equal_builds_fail_on_at_most_a_twentieth_of_days(trials: int) -> None:
 def test_a_spread_of_days_beyond_the_allowance_is_learnt_from_earlier_runs() -> None:
     build = replace(BUILD, day_spread=0.03)
     assert sum(compared(build, build, days=8, seed=seed)["overall"] == "FAIL" for seed in range(60)) <= 3
+
+
+def test_equal_arms_on_machines_of_three_speeds_pass_and_slower_ones_fail():
+    assert {verdicts(3, 2, between=0.0, ratio=1.0, seed=seed)[0] for seed in range(3)} == {"PASS"}
+    assert {verdicts(3, 2, between=0.0, ratio=1.4, seed=seed)[0] for seed in range(3)} == {"FAIL"}
+
+
+def test_each_trial_has_its_blocks_and_each_request_its_copy():
+    arm, control = samples(2, 3, between=0.0, ratio=1.1, seed=1)
+    assert len(arm) == len(control) == 6 * REQUESTS
+    assert len(np.unique(arm.block)) == 6 * BLOCKS
+    assert (np.diff(arm.block) >= 0).all()
+    assert abs(np.log(arm.values / control.values).mean() - np.log(1.1)) < 0.03
+
+
+def test_equal_noisy_servers_hardly_ever_fail() -> None:
+    noisy = Server(batch=0.15)
+    verdicts = [judged_of_parity_verdicts(noisy, noisy, seed=seed).verdict for seed in range(20)]
+    assert verdicts.count("FAIL") <= 2  # of 20 at a level of 1 in 40, more than 2 come once in 80 such tests
+
+
+def test_server_repeats_itself_unless_its_batches_round_or_it_samples() -> None:
+    for server, repeats in ((BF16, True), (Server(batch=0.5), False), (Server(samples=True), False)):
+        first, second = server.twice(3, 12)
+        assert (first == second) is repeats
+        assert {len(answer.tokens) for answer in first} == {TOKENS}
+
+
+def test_greedy_server_takes_the_likeliest_token_and_says_how_likely() -> None:
+    answer = BF16.answer(1, 2, 0)
+    for token, value, likeliest in zip(answer.tokens, answer.log_probs, answer.likeliest, strict=True):
+        assert (max(likeliest, key=lambda item: likeliest[item]), likeliest[token]) == (token, value)
+        assert len(likeliest) == 5
+
+
+def test_servers_of_one_model_agree_but_for_rounding_and_a_fault_shows_from_its_token_on() -> None:
+    one, other = Server(), Server(name="other")
+    assert one.twice(1, 8)[0] == other.twice(1, 8)[0]
+    assert one.twice(1, 8)[0] != Server(weights="two").twice(1, 8)[0]
+    faulty = [replace(one, faulty=1.0).answer(1, prompt, 0).tokens for prompt in range(20)]
+    right = [one.answer(1, prompt, 0).tokens for prompt in range(20)]
+    parts = [
+        next((at for at, pair in enumerate(zip(*both, strict=True)) if len(set(pair)) > 1), TOKENS)
+        for both in zip(faulty, right, strict=True)
+    ]
+    assert len(set(parts)) > 5
+    assert sum(part < TOKENS for part in parts) > 15
+
+
+def test_same_seed_gives_the_same_outcome() -> None:
+    assert judged_of_greedy(BF16, replace(BF16, name="arm"), 4, prompts=8) == judged_of_greedy(
+        BF16, replace(BF16, name="arm"), 4, prompts=8
+    )
+
+
+@pytest.mark.parametrize("design", MODEL_SPREADS)
+def test_the_model_of_a_run_without_a_pilot_is_near_made_up_servers(design):
+    """To a factor of two; `python -m benchmarks.simulation.spreads 200` prints the same from more seeds."""
+    seen = between(spreads(design, rate=MODEL_RATE, seeds=12))
+    for q, spread in zip(MODEL_QUANTILES, seen, strict=True):
+        model = model_noise(design, rate=MODEL_RATE, quantile=q, block_s=1200.0).per_unit
+        assert 0.5 < spread / model < 2.0
+
+
+ARM = FakeArm(name="compiled", ratio=0.8, memory_bytes={"process_peak": 600_000_000})
+REFERENCES = {"python_ms": 10.0, "read_gb_per_s": 20.0, "matmul_tflops": 1.5}
+RUN = FakeRun(
+    trials=6,
+    duration_s=180,
+    rate=2.0,
+    drift=0.02,
+    start_spread=0.01,
+    gates={"draws": 99},
+    slo={"p99_e2e_ms": 5000},
+    environment={"git_commit": "4b1f0c6e2a7d5f80"},
+)
+
+
+def released(folder: Path, *, seed: int, day: int, slower: float = 1.0, **changes: Any) -> Any:
+    """A run on a day that has 1 % of its own, on a machine that is so much slower and says so, as far as 1 %."""
+    rng = np.random.default_rng([seed, day])
+    luck, noise = 0.01 * rng.standard_normal(), 0.01 * rng.standard_normal(3)
+    signs = {"python_ms": 1.0, "read_gb_per_s": -1.0, "matmul_tflops": -1.0}
+    references: Mapping[str, float] = {
+        key: value * float(np.exp(signs[key] * np.log(slower) + by))
+        for (key, value), by in zip(REFERENCES.items(), noise, strict=True)
+    }
+    run = replace(
+        RUN,
+        arms=(EAGER, replace(ARM, **changes)),
+        seed=10 * seed + day,
+        day=day,
+        day_ratio=slower * float(np.exp(luck)),
+        bed=referenced(**references),
+    )
+    return read_release(write_run(folder / f"{seed}-{day}", run))
+
+
+def baselines(folder: Path) -> History:
+    return History(releases=tuple(released(folder, seed=seed, day=7 * seed) for seed in range(5)))
+
+
+def compared_of_release_reach(folder: Path, history: History, *, seed: int, **changes: Any) -> dict[str, Any]:
+    candidate = released(folder, seed=100 + seed, day=35, **changes)
+    arms = {name: name for name in candidate.arms}
+    return compare_releases(history, candidate, arms=arms, limits=ReleaseLimits())
+
+
+def failed(document: dict[str, Any]) -> set[str]:
+    return {row["figure"] for row in document["figures"] if row["verdict"] == "FAIL"}
+
+
+def test_planted_faults_fail_and_equal_runs_of_another_day_do_not(tmp_path: Path) -> None:
+    history = baselines(tmp_path)
+    fat = {"process_peak": 780_000_000}
+    slower = [compared_of_release_reach(tmp_path / "slow", history, seed=seed, decode=1.1) for seed in range(5)]
+    fatter = [compared_of_release_reach(tmp_path / "fat", history, seed=seed, memory_bytes=fat) for seed in range(5)]
+    equal = [compared_of_release_reach(tmp_path / "equal", history, seed=seed)["overall"] for seed in range(10)]
+    found = sum("p50_tpot_ms" in failed(document) for document in slower)
+    found += sum("process_peak_bytes" in failed(document) for document in fatter)
+    assert found >= 9
+    assert equal.count("FAIL") == 0
+
+
+def test_equal_runs_on_a_slower_machine_do_not_fail_and_name_it(tmp_path: Path) -> None:
+    history = baselines(tmp_path)
+    documents = [compared_of_release_reach(tmp_path / "slow", history, seed=seed, slower=1.15) for seed in range(5)]
+    assert [document["overall"] for document in documents].count("FAIL") == 0
+    assert all("slower" in " ".join(document["notes"]) for document in documents)
+
+
+def halves_of(found: Calibration, how: str, effect: float) -> Halves:
+    (item,) = [item for item in found.halves if item.how == how and item.effect == pytest.approx(effect)]
+    return item
+
+
+def test_equal_halves_are_called_equal_and_slower_ones_are_seen(calibrated: Calibration) -> None:
+    for how in ("at random", "in turn"):
+        equal = halves_of(calibrated, how, 1.0)
+        assert equal.slower.of == equal.faster.of == 30
+        assert max(equal.slower.count, equal.faster.count) <= 6
+        assert equal.covered.count == 30 - equal.slower.count - equal.faster.count
+    seen = [halves_of(calibrated, "at random", effect).slower.count for effect in (1.0, 1.1, 1.2)]
+    assert seen[0] < seen[1] < seen[2]
+    passed = [halves_of(calibrated, "at random", effect).passed.count for effect in (1.0, 1.1, 1.2)]
+    assert passed[0] > passed[1] >= passed[2]
+
+
+def test_a_long_clean_run_is_trustworthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "run", FakeRun(duration_s=690, rate=1.7, gates={**GATES, "quantiles": [0.95]}))
+    assert main(["calibrate", str(folder), "--splits", "60", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reasons"] == []
+
+
+RUNS = 6
+SHORT = replace(BUDGET, total_s=60 * 60.0)
+
+
+def most(share: float, runs: int = RUNS) -> float:
+    """The largest share that chance gives of `runs` when the truth is `share`, but for one time in 1,000."""
+    return float(stats.binom.ppf(0.999, runs, share)) / runs
+
+
+def least(share: float, runs: int = RUNS) -> float:
+    return float(stats.binom.ppf(0.001, runs, share)) / runs
+
+
+@pytest.mark.parametrize("name", ["lucky starts", "long tails"])
+def test_intervals_hold_the_true_knee(name: str) -> None:
+    assert means(partial(inside, KINDS[name], 3), 20)[0] >= least(0.92, 20)
+
+
+@pytest.mark.parametrize("name", ["steady", "dragging"])
+def test_no_statement_on_equal_arms_is_false(name: str) -> None:
+    false, named, spent, _ = means(partial(promise, EQUAL, KINDS[name], budget=SHORT), RUNS)
+    assert false <= most(0.08)
+    assert named <= most(0.05)
+    assert spent <= 1.0
+
+
+@pytest.mark.parametrize("name", ["steady", "dragging"])
+def test_the_arm_that_holds_a_fifth_more_is_named(name: str) -> None:
+    false, named, spent, _ = means(partial(promise, FIFTHS, KINDS[name]), RUNS)
+    assert false <= most(0.08)
+    assert named >= least(0.8)
+    assert spent <= 1.0
+
+
+def test_time_goes_to_the_arms_that_the_answer_lies_between() -> None:
+    knees = {"eager": 4.0, "padded": 5.0, "dynamic": 20.0, "bucketed": 22.0}
+    outcome = search(knees, KINDS["steady"], 1, budget=replace(BUDGET, total_s=100 * 60.0))
+    assert outcome.starts["padded"] < min(outcome.starts["dynamic"], outcome.starts["bucketed"])
+    assert "padded" in {item.arm for item in outcome.left}

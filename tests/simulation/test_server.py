@@ -1,3 +1,5 @@
+"""The quick part of `python -m benchmarks.simulation.backlog`: a run or two of each kind of server, fixed seeds."""
+
 from __future__ import annotations
 
 import math
@@ -7,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.arrays import Bools
+from benchmarks.simulation.backlog import CASES, Judged, judge, live, share
 from benchmarks.simulation.scenario import Scenario, run
-from benchmarks.simulation.server import serve
+from benchmarks.simulation.server import Served, serve
+from benchmarks.simulation.steps import Machine, serve_steps
 from benchmarks.simulation.weather import arrivals
 
 
@@ -99,3 +104,138 @@ def test_as_many_shapes_compile_as_were_asked_for() -> None:
         assert served.treatment.start_s[request] == pytest.approx(pause.start_s)
         assert (served.treatment.shape[:request] != served.treatment.shape[request]).all()
     assert len(served.control.pauses) == 1
+
+
+def served(
+    machine: Machine,
+    arrivals: list[float],
+    tokens: list[int],
+    *,
+    replicas: int = 1,
+    outside: tuple[tuple[float, float], ...] = (),
+    compiles: Bools | None = None,
+) -> Served:
+    return serve_steps(
+        np.array(arrivals),
+        np.array(tokens),
+        lambda at: 1.0,
+        machine,
+        replicas=replicas,
+        outside=[outside] * replicas,
+        compile_s=5.0,
+        compiles=compiles,
+    )
+
+
+PLAIN = Machine(slots=2, step_s=1.0, prompt_s=1.0)
+
+
+def test_a_prompt_answers_the_first_token_and_each_step_one_more() -> None:
+    assert served(PLAIN, [0.0], [3]).first_token_s.tolist() == [1.0]
+    assert served(PLAIN, [0.0], [3]).end_s.tolist() == [3.0]
+
+
+def test_who_finds_no_row_waits_for_one() -> None:
+    made = served(PLAIN, [0.0, 0.0, 0.0], [3, 3, 1])
+    assert made.start_s[2] >= made.end_s[:2].min()
+
+
+def test_a_compile_stops_every_row_and_is_told_with_its_request() -> None:
+    free = served(PLAIN, [0.0, 1.5], [6, 2])
+    held = served(PLAIN, [0.0, 1.5], [6, 2], compiles=np.array([False, True]))
+    assert (held.end_s - free.end_s).tolist() == [5.0, 5.0]
+    assert [(pause.start_s, pause.seconds, pause.request) for pause in held.pauses] == [(2.0, 5.0, 1)]
+
+
+def test_a_stop_from_outside_lengthens_the_step_that_it_meets_and_delays_what_comes_in_it() -> None:
+    made = served(PLAIN, [0.0, 11.0], [3, 1], outside=((1.5, 2.0), (10.0, 4.0)))
+    assert made.end_s.tolist() == [5.0, 15.0]
+    assert made.start_s[1] == 14.0
+
+
+def test_a_static_batch_is_over_before_the_next_begins() -> None:
+    made = served(Machine(slots=4, step_s=1.0, prompt_s=1.0, policy="static"), [0.0, 0.5, 0.6], [5, 2, 2])
+    assert made.start_s[1] == made.start_s[2] == made.end_s[0] == 5.0
+    assert made.batch[1] == made.batch[2] != made.batch[0]
+
+
+def test_the_splitter_sends_to_the_replica_with_the_fewest_in_flight() -> None:
+    made = served(PLAIN, [0.0, 0.1, 0.2, 8.0], [20, 2, 2, 2], replicas=2)
+    first = made.replica[0]
+    assert (made.replica[1:] != first).sum() >= 2
+    assert made.replica[3] != first
+
+
+def test_rows_share_memory_and_the_shortest_may_go_first() -> None:
+    tight = Machine(slots=8, step_s=1.0, prompt_s=1.0, memory=5)
+    made = served(tight, [0.0, 0.0], [4, 3])
+    assert made.start_s[1] >= made.end_s[0]
+    short = served(Machine(slots=1, step_s=1.0, prompt_s=1.0, shortest_first=True), [0.0, 0.1, 0.2], [3, 9, 2])
+    assert short.start_s[2] < short.start_s[1]
+    assert short.end_s.max() == pytest.approx(14.0)
+
+
+QUICK = {
+    "load 80 %": 2,
+    "load 95 %": 1,
+    "stalls of 20 s": 1,
+    "six close together": 2,
+    "collections": 1,
+    "private stalls": 2,
+    "host stalls": 1,
+    "bursts that jam": 1,
+    "steps": 1,
+    "steps that grow": 1,
+    "rows bound by memory": 1,
+    "static batches": 1,
+    "static batches, load 60 %": 1,
+    "two replicas": 1,
+    "no stalls reported": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Judged]:
+    return [judge(CASES[name], seed) for name, seeds in QUICK.items() for seed in range(seeds)]
+
+
+def test_spikes_that_compiles_caused_are_put_down_to_them_and_no_others(runs: list[Judged]) -> None:
+    caused, called, right = (sum(getattr(run, name) for run in runs) for name in ("caused", "called", "right"))
+    assert caused >= 40
+    assert share(right, caused) >= 0.94
+    assert share(right, called) >= 0.98
+
+
+def test_spikes_of_other_causes_are_there_to_be_mistaken() -> None:
+    judged = judge(CASES["private stalls"], 0)
+    assert judged.spikes > judged.caused > 0
+
+
+def test_requests_in_a_backlog_are_known_and_their_seconds_add_up(runs: list[Judged]) -> None:
+    delayed, called = (sum(getattr(run, name) for run in runs) for name in ("delayed", "delayed_called"))
+    assert share(called, delayed) >= 0.9
+    direct, whole, judged = (sum(getattr(run, name) for run in runs) for name in ("direct_s", "delay_s", "judged_s"))
+    assert direct < 0.5 * whole, "most of the delay is backlog"
+    assert 0.85 * whole <= judged <= 1.1 * whole
+
+
+def test_the_range_of_p99_without_compiles_holds_the_truth(runs: list[Judged]) -> None:
+    for place in (0, 1):
+        held = [run.held[place] for run in runs]
+        assert None not in held
+        assert np.mean([bool(one) for one in held]) >= 0.9
+
+
+@pytest.mark.parametrize("name", ["client times alone", "shortest first"])
+def test_nothing_is_said_of_p99_without_compiles_where_the_queue_cannot_be_replayed(name: str) -> None:
+    assert judge(CASES[name], 0).held == (None, None)
+
+
+def test_the_truth_is_a_delay_that_compiles_alone_made() -> None:
+    lived = live(CASES["private stalls"], 1)
+    assert (lived.e2e_delay_ms > -1e-6).all(), "in a queue that keeps its order nobody gains by a stall"
+    assert (lived.e2e_delay_ms >= lived.direct_ms - 1e-6).all()
+    first = min(event.start_ns for event in lived.run.events)
+    before = lived.run.requests.end_ns < first
+    assert before.any()
+    assert np.abs(lived.e2e_delay_ms[before]).max() < 1e-6

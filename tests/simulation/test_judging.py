@@ -1,0 +1,242 @@
+"""The quick part of `benchmarks/judging.py`: few runs, so goals have room for chance (binomial, one in 1,000)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks.simulation import separate
+from benchmarks.simulation.calibration import (
+    HEAVY,
+    LONG_S,
+    MARGIN,
+    MIRRORED,
+    SPLIT,
+    any_of_three,
+    equal_arms,
+    known_ratio,
+    means,
+    request_tests,
+    restarts,
+    verdicts,
+)
+from benchmarks.simulation.closed import WAYS, tail_passes, write_closed
+from benchmarks.simulation.detection import (
+    BEYOND_WORK,
+    CASES,
+    FALSE_CALLS,
+    FLEETS,
+    ONE_ADDRESS,
+    called,
+    detect,
+    detect_in_fleet,
+    own_time,
+    passed,
+    precision,
+    real_time,
+    recall,
+)
+from benchmarks.simulation.kinds import KINDS
+from benchmarks.simulation.planning import replanned
+from benchmarks.simulation.promises import AT_MARGIN, METRICS, POWER, coverage, outcome
+from benchmarks.simulation.promises import MARGIN as MARGIN_PROMISES
+from benchmarks.simulation.scenario import Scenario, run
+from benchmarks.simulation.table import Row
+
+RUNS = 30
+
+
+def most(share: float, runs: int = RUNS) -> float:
+    """The largest share that chance gives of `runs` when the truth is `share`, but for one time in 1,000."""
+    return float(stats.binom.ppf(0.999, runs, share)) / runs
+
+
+def least(share: float, runs: int = RUNS) -> float:
+    return float(stats.binom.ppf(0.001, runs, share)) / runs
+
+
+@pytest.mark.parametrize("scenario", [MIRRORED, SPLIT, HEAVY], ids=["mirrored", "split", "heavy"])
+def test_equal_arms_are_seldom_called_different(scenario: Scenario) -> None:
+    wrong = means(partial(equal_arms, scenario), RUNS)
+    assert wrong[:3].max() <= most(0.08)
+
+
+def test_tests_over_requests_call_equal_arms_different_under_load() -> None:
+    wrong = means(partial(request_tests, HEAVY), RUNS)
+    assert wrong.min() > 0.15
+
+
+def test_intervals_hold_the_true_ratio() -> None:
+    held = means(partial(known_ratio, MIRRORED, 1.2), RUNS)
+    assert held.min() >= least(0.92)
+
+
+def test_verdicts_are_right_on_both_sides_of_the_margin() -> None:
+    long = replace(MIRRORED, duration_s=LONG_S)
+    shares = {ratio: means(partial(verdicts, long, ratio), 25) for ratio in (1.0, 1.1, 1.2)}
+    assert shares[1.0][0] >= least(0.80, 25)
+    assert shares[1.0][1] == 0.0
+    assert shares[1.0 + MARGIN][0] <= most(0.08, 25)
+    assert shares[1.2][1] >= least(0.75, 25)
+    assert shares[1.2][0] == 0.0
+
+
+def test_three_arms_fail_falsely_no_more_often_than_one() -> None:
+    wrong = means(partial(any_of_three, MIRRORED), RUNS)
+    assert wrong[0] <= most(0.07)
+    assert wrong[0] <= wrong[1]
+
+
+def test_six_trials_see_what_restarts_do_and_one_does_not() -> None:
+    wrong = means(partial(restarts, MIRRORED), 15)
+    assert wrong[:3].max() <= most(0.10, 15)
+    assert wrong[3] > wrong[0], "one trial takes the luck of its start for the arm's"
+
+
+def test_a_row_says_whether_it_reached_its_goal() -> None:
+    assert Row(check="x", measured=0.1, runs=10).ok is None
+    assert Row(check="x", measured=0.1, runs=10, most=0.1).ok
+    assert Row(check="x", measured=0.1, runs=10, least=0.2).ok is False
+    assert "MISSED" in str(Row(check="x", measured=0.1, runs=10, least=0.2))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_closed_loop_passes_no_gate_on_the_tail(way: str, tmp_path: Path) -> None:
+    assert tail_passes(write_closed(tmp_path / "run", 1, way)) == 0
+
+
+def test_the_same_servers_under_an_open_loop_may_pass(tmp_path: Path) -> None:
+    """What the closed loops lack is the schedule: nothing else in their records forbids a PASS."""
+    run = write_closed(tmp_path / "run", 1, "schedule as sent")
+    told = json.loads((run / "trial-01" / "trial.json").read_text())
+    (run / "trial-01" / "trial.json").write_text(json.dumps(told | {"open_loop": True}))
+    assert tail_passes(run) > 0
+
+
+FEW = 20
+
+
+@pytest.mark.parametrize("name", ["drift", "restarts", "jams"])
+def test_intervals_hold_the_truth_on_every_kind_of_servers(name: str) -> None:
+    assert means(partial(coverage, KINDS[name]), FEW).min() >= least(0.92, FEW)
+
+
+@pytest.mark.parametrize("name", ["drift", "jams"])
+def test_arms_at_the_margin_seldom_pass(name: str) -> None:
+    assert means(partial(outcome, KINDS[name], ratio=1.0 + MARGIN_PROMISES), FEW)[:2].max() <= most(0.08, FEW)
+
+
+@pytest.mark.parametrize(("name", "metric"), [("jams", "ttft"), ("static", "e2e"), ("heavy", "e2e")])
+def test_slower_steps_that_put_the_tail_at_the_margin_seldom_pass(name: str, metric: str) -> None:
+    shares = means(partial(outcome, KINDS[name], slower=AT_MARGIN[name, metric]), FEW)
+    assert shares[METRICS.index(metric)] <= most(0.08, FEW)
+
+
+@pytest.mark.parametrize("name", ["calm", "drift"])
+def test_equal_arms_pass_the_default_gates_in_twenty_minutes(name: str) -> None:
+    shares = means(partial(outcome, KINDS[name]), FEW)
+    assert shares[4] >= least(POWER[name] - 0.08, FEW)
+    assert shares[5] <= most(0.05, FEW)
+
+
+def test_an_arm_that_is_half_as_slow_again_fails_under_jams() -> None:
+    shares = means(partial(outcome, KINDS["jams"], ratio=1.5), 10)
+    assert shares[5] >= 0.7
+    assert shares[4] == 0.0
+
+
+def test_a_run_that_left_a_gate_open_is_planned_longer_than_it_was() -> None:
+    kind = KINDS["jams"]
+    found = [replanned(kind, seed) for seed in (5, 6)]  # the first has seen a ratio too near the margin
+    planned = [row for row in found if row[1]]
+    assert planned
+    assert all(row[3] > kind.duration_s for row in planned)
+
+
+@pytest.mark.parametrize("name", ["drift"])
+def test_intervals_of_separate_runs_hold_the_truth(name: str) -> None:
+    assert means(partial(separate.coverage, separate.SEPARATE[name]), FEW).min() >= least(0.92, FEW)
+
+
+def test_separate_runs_at_the_margin_are_seldom_decided() -> None:
+    shares = means(partial(separate.verdicts, separate.SEPARATE["calm"], ratio=1.0 + MARGIN_PROMISES), FEW)
+    assert shares.max() <= most(0.08, FEW)
+
+
+SEEDS = 3
+
+
+@pytest.mark.parametrize("name", ["compiles of 2 s", "compiles of 5 s", "mixed noise"])
+def test_compiles_are_found_where_they_were(name: str) -> None:
+    runs = [detect(CASES[name], np.random.default_rng(seed)) for seed in range(3 * SEEDS)]
+    assert recall(runs) >= 0.75
+    assert precision(runs) >= 0.98
+    assert np.median([error for run in runs for error in run.errors_s]) <= 0.05
+
+
+@pytest.mark.parametrize("name", list(FALSE_CALLS))
+def test_nothing_else_is_called_a_compile(name: str) -> None:
+    assert called([detect(CASES[name], np.random.default_rng(seed)) for seed in range(SEEDS)]) == 0.0
+
+
+@pytest.mark.parametrize("name", [name for name in FLEETS if name not in BEYOND_WORK])
+def test_prompts_that_take_long_are_not_called_compiles(name: str) -> None:
+    assert called([detect_in_fleet(FLEETS[name], np.random.default_rng(seed)) for seed in range(SEEDS)]) == 0.0
+
+
+@pytest.mark.parametrize("name", BEYOND_WORK)
+def test_stalls_that_come_with_long_prompts_for_no_known_reason_are_hardly_ever_called(name: str) -> None:
+    assert called([detect_in_fleet(FLEETS[name], np.random.default_rng(seed)) for seed in range(10)]) <= 0.1
+
+
+@pytest.mark.parametrize("name", ["two replicas", "split", "split, the control three times as fast"])
+def test_compiles_among_prompts_that_take_long_are_found_and_nothing_else(name: str) -> None:
+    made = replace(FLEETS[name], new_shapes=10, compile_s=3.0)
+    runs = [detect_in_fleet(made, np.random.default_rng(seed)) for seed in range(SEEDS)]
+    assert recall(runs) >= 0.6
+    assert precision(runs) == 1.0
+
+
+@pytest.mark.parametrize("name", list(FLEETS))
+def test_an_arm_that_compiles_is_not_passed_for_one_that_does_not(name: str) -> None:
+    made = replace(FLEETS[name], new_shapes=6, compile_s=3.0)
+    assert passed([detect_in_fleet(made, np.random.default_rng(seed)) for seed in range(SEEDS)]) == 0.0
+
+
+@pytest.mark.parametrize("name", list(ONE_ADDRESS))
+@pytest.mark.parametrize("tokens", [True, False])
+def test_a_compile_of_one_replica_is_not_hidden_by_the_answers_of_another(name: str, tokens: bool) -> None:
+    made = replace(ONE_ADDRESS[name], new_shapes=3, compile_s=3.0)
+    runs = [detect_in_fleet(made, np.random.default_rng(seed), tokens=tokens) for seed in range(SEEDS)]
+    assert passed(runs) == 0.0
+    assert called(runs) == 0.0, "which server stalled is not known"
+
+
+@pytest.mark.parametrize("name", list(FLEETS))
+def test_a_server_by_itself_leaves_no_request_standing(name: str) -> None:
+    made = replace(FLEETS[name], new_shapes=3, compile_s=3.0)
+    assert [detect_in_fleet(made, np.random.default_rng(seed)).parts for seed in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["burst", "mixed noise", "heavy load, 2 s"])
+def test_a_server_of_slots_leaves_no_request_standing(name: str) -> None:
+    assert [detect(CASES[name], np.random.default_rng(seed)).parts for seed in range(2)] == [0, 0]
+
+
+def test_the_servers_own_time_and_real_time_are_inverse() -> None:
+    made = run(Scenario(host_stalls=3, duration_s=120.0), np.random.default_rng(4)).treatment
+    assert len(made.pauses) == 3
+    own = np.linspace(1.0, 90.0, 500)
+    assert np.allclose(own_time(made, real_time(made, own)), own)
+
+
+def test_a_detector_that_never_calls_has_neither_recall_nor_precision() -> None:
+    silent = [detect(CASES["one compile of 2 s"], np.random.default_rng(0))]
+    assert silent[0].called == 0
+    assert recall(silent) == precision(silent) == 0.0
