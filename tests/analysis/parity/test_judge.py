@@ -1,14 +1,23 @@
+"""A border that parity did not ask is named, with the number of prompts that asks all."""
+
+from __future__ import annotations
+
 import json
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from analysis.arrays import Floats
 from analysis.judging.gates import judge_answers, parity_gate
-from analysis.parity.borders import Borders
-from analysis.parity.flips import Answers
-from analysis.parity.judge import KL_LIMIT, WORST_LIMIT, judge
+from analysis.parity.borders import Borders, judge_borders
+from analysis.parity.evenness import POSITION_LIMIT, PROMPT_LIMIT, judge_evenness
+from analysis.parity.flips import Answers, Places
+from analysis.parity.judge import KL_LIMIT, WORST_LIMIT, Parity, judge
 from analysis.parity.measures import ERROR_LIMIT, measure, noise_bound, ratio_interval
+from analysis.parity.vectors import LEAST_COSINE, Embedded, TextRows, cosines, judge_vectors
 
 REQUESTS, TOKENS, VOCABULARY = 12, 10, 400
 NOISE = 0.02
@@ -349,3 +358,222 @@ def test_answers_of_unequal_length_are_no_answers():
     short = Answers(name="arm", tokens=[tokens[:-1] for tokens in arm.tokens], logits=arm.logits)
     with pytest.raises(ValueError, match="answered request 0 with 9 tokens, not 10"):
         outcome(short, reference)
+
+
+def test_borders_that_were_all_asked_pass():
+    finding = judge_borders("padded", Borders(prompts=(1, 2, 16), batches={"decode": (1, 2)}))
+    assert (finding.verdict, finding.value, finding.reason) == ("PASS", 0.0, "Requests ask all 5 borders of padded.")
+
+
+def test_borders_that_were_not_asked_are_named_and_leave_it_open():
+    borders = Borders(prompts=tuple(range(1, 12)), unasked_prompts=tuple(range(3, 10)), enough=12)
+    finding = judge_borders("bucketed", borders)
+    assert (finding.verdict, finding.value, finding.limit) == ("INCONCLUSIVE", 7.0, 0.0)
+    assert finding.reason == (
+        "No request asks 7 of the 11 borders of bucketed (prompts of 3, 4, 5, 6, 7 and 2 more tokens): "
+        "give parity.prompts = 12."
+    )
+
+
+def test_a_batch_border_that_no_step_ran_leaves_parity_open():
+    borders = Borders(
+        prompts=(1, 2, 40),
+        unasked_prompts=(2,),
+        batches={"prefill": (1, 2), "decode": (1, 2, 4, 5, 8)},
+        unasked_batches={"prefill": (), "decode": (5, 8)},
+        enough=9,
+    )
+    finding = judge_borders("bucketed", borders)
+    assert (finding.verdict, finding.value) == ("INCONCLUSIVE", 3.0)
+    assert finding.reason == (
+        "No request asks 3 of the 10 borders of bucketed (prompts of 2 tokens; decode steps of 5, 8 rows): "
+        "give parity.prompts = 9."
+    )
+
+
+REQUESTS_EACH, TOKENS_EACH, VOCABULARY_EACH = 20, 8, 60
+PLACE = Places(lengths=[TOKENS_EACH] * REQUESTS_EACH, prompts=[1, *range(11, 10 + REQUESTS_EACH)])
+
+
+def logits_of(seed=0):
+    return np.random.default_rng(seed).standard_normal((REQUESTS_EACH * TOKENS_EACH, VOCABULARY_EACH)) * 3.0
+
+
+def measured(size, seed=1, nonsense=slice(0, 0)):
+    reference = logits_of()
+    logits = reference + 3.0 * size * np.random.default_rng(seed).standard_normal(reference.shape)
+    logits[nonsense] = logits_of(seed=7)[nonsense]
+    return measure(logits, reference)
+
+
+def evenness_of(own, control=None, place=PLACE):
+    return {item.name: item for item in judge_evenness("int4", own, control, place, "bfloat16")}
+
+
+@pytest.mark.parametrize("size", [0.01, 0.05, 0.2])
+def test_an_arm_that_errs_alike_everywhere_passes(size):
+    findings = evenness_of(measured(size), measured(0.01, seed=2))
+    assert {item.verdict for item in findings.values()} == {"PASS"}
+    assert findings["worst prompt"].value == pytest.approx(1.0, abs=0.2)
+
+
+@pytest.mark.parametrize("size", [0.02, 0.2])
+@pytest.mark.parametrize("with_control", [True, False])
+def test_one_prompt_of_nonsense_fails_though_typical_errors_are_great(size, with_control):
+    control = measured(0.01, seed=2) if with_control else None
+    worst = evenness_of(measured(size, nonsense=slice(0, TOKENS_EACH)), control)["worst prompt"]
+    assert (worst.verdict, worst.limit) == ("FAIL", PROMPT_LIMIT)
+    assert worst.reason.startswith("The typical error of int4 at request 0 (prompt of 1 token) is ")
+
+
+def test_one_position_of_nonsense_fails():
+    findings = evenness_of(measured(0.02, nonsense=slice(19, 20)), measured(0.01, seed=2))
+    assert findings["worst prompt"].verdict == "PASS"
+    assert (findings["worst position"].verdict, findings["worst position"].limit) == ("FAIL", POSITION_LIMIT)
+    assert "request 2 (prompt of 12 tokens), token 4 of 8" in findings["worst position"].reason
+
+
+def test_a_question_at_which_the_control_errs_as_much_more_is_no_fault_of_the_arm():
+    sensitive = np.where(np.arange(REQUESTS_EACH * TOKENS_EACH) < TOKENS_EACH, 6.0, 1.0)
+    own, control = measured(0.02), measured(0.01, seed=2)
+    own = replace(own, error=own.error * sensitive)
+    assert evenness_of(own, control)["worst prompt"].verdict == "INCONCLUSIVE", "uneven, and no nonsense"
+    control = replace(control, error=control.error * sensitive)
+    assert evenness_of(own, control)["worst prompt"].verdict == "PASS"
+
+
+def test_prompts_of_few_positions_are_judged_position_by_position():
+    place = Places(
+        lengths=[2] * (REQUESTS_EACH * TOKENS_EACH // 2),
+        prompts=[3] * (REQUESTS_EACH * TOKENS_EACH // 2),
+    )
+    assert list(evenness_of(measured(0.02), place=place)) == ["worst position"]
+    assert evenness_of(measured(0.02, nonsense=slice(0, 1)), place=place)["worst position"].verdict == "FAIL"
+
+
+def test_an_arm_without_error_passes_and_a_rounding_in_it_is_nothing():
+    exact = measured(0.0)
+    assert {item.verdict for item in evenness_of(exact, exact).values()} == {"PASS"}
+    rounded = replace(exact, error=np.where(np.arange(len(exact)) == 3, 1e-4, exact.error))
+    assert {item.verdict for item in evenness_of(rounded).values()} == {"PASS"}
+
+
+TEXTS, WIDTH = 12, 32
+ROWS = TextRows(
+    texts=(*range(TEXTS), *range(TEXTS)), batches=(1,) * TEXTS + (4,) * TEXTS, lengths=tuple(range(1, TEXTS + 1))
+)
+TRUE: Floats = np.random.default_rng(1).normal(size=(TEXTS, WIDTH))
+EVERY = TRUE[list(ROWS.texts)]
+
+
+def off_by(share: float, *, seed: int = 2) -> Floats:
+    """The vectors, each turned by noise of that size."""
+    noise = np.random.default_rng(seed).normal(size=EVERY.shape)
+    noise *= np.linalg.norm(EVERY, axis=1, keepdims=True) / np.linalg.norm(noise, axis=1, keepdims=True)
+    return EVERY + share * noise
+
+
+def judged(
+    arm: Floats,
+    *,
+    control: Floats = EVERY,
+    reference: Floats | None = TRUE,
+    dtype: str = "float32",
+    rows: TextRows = ROWS,
+    **more: Any,
+) -> Parity:
+    arms = [Embedded(name="fast", vectors=arm)]
+    return judge_vectors(Embedded(name="eager", vectors=control), arms, reference, rows=rows, dtype=dtype, **more)
+
+
+def test_equal_directions_pass_whatever_their_length() -> None:
+    outcome = judged(3.0 * EVERY)
+    assert outcome.verdict == "PASS"
+    assert outcome.arms[0].figures["cosine_control"]["least"] == pytest.approx(1.0)
+    assert outcome.arms[0].figures["cosine"]["median"] == pytest.approx(1.0)
+
+
+def test_noise_below_the_limit_passes_and_above_it_fails() -> None:
+    # a cosine falls by about half of the square of the noise
+    assert judged(off_by(0.01)).verdict == "PASS"
+    outcome = judged(off_by(0.05))
+    assert outcome.verdict == "FAIL"
+    assert "cosine 0.99" in outcome.arms[0].reasons[0]
+    assert judged(off_by(0.02), dtype="bfloat16").verdict == "PASS"
+    assert LEAST_COSINE["bfloat16"] < LEAST_COSINE["float32"]
+
+
+def test_one_text_that_is_off_fails_and_is_named_with_its_batch() -> None:
+    arm = EVERY.copy()
+    arm[TEXTS + 3] = EVERY[TEXTS + 5]
+    outcome = judged(arm)
+    assert outcome.verdict == "FAIL"
+    assert "1 vector of 24" in outcome.arms[0].reasons[0]
+    assert "text 3 (4 tokens, in a batch of 4)" in outcome.arms[0].reasons[0]
+
+
+@pytest.mark.parametrize("broken", [0.0, np.nan, np.inf])
+def test_a_vector_without_direction_fails(broken: float) -> None:
+    arm = EVERY.copy()
+    arm[2] = broken
+    outcome = judged(arm)
+    assert outcome.verdict == "FAIL"
+    assert any("no direction to 1 vector of 24, first to text 2" in reason for reason in outcome.arms[0].reasons)
+    assert outcome.to_dict()["arms"][0]["verdict"] == "FAIL"
+
+
+def test_an_arm_without_any_direction_fails_and_its_figures_are_left_open() -> None:
+    outcome = judged(np.zeros_like(EVERY))
+    assert outcome.verdict == "FAIL"
+    assert outcome.to_dict()["arms"][0]["figures"]["cosine"] == {"least": None, "median": None}
+
+
+def test_nothing_is_blamed_on_an_arm_whose_control_is_not_float64s() -> None:
+    outcome = judged(EVERY, control=off_by(0.3))
+    assert outcome.control.verdict == "INCONCLUSIVE"
+    assert outcome.verdict == "INCONCLUSIVE"
+    broken = EVERY.copy()
+    broken[0] = np.nan
+    assert judged(EVERY, control=broken).verdict == "INCONCLUSIVE"
+
+
+def test_texts_that_all_have_one_direction_show_nothing() -> None:
+    same = np.tile(TRUE[:1], (TEXTS, 1))
+    outcome = judged(same[list(ROWS.texts)], control=same[list(ROWS.texts)], reference=same)
+    assert outcome.verdict == "INCONCLUSIVE"
+    assert "tell texts apart" in outcome.control.reasons[0]
+
+
+def test_without_a_reference_the_control_is_the_measure() -> None:
+    assert judged(EVERY, reference=None).verdict == "PASS"
+    assert judged(off_by(0.05), reference=None).verdict == "FAIL"
+
+
+def test_no_text_shows_nothing() -> None:
+    empty = np.zeros((0, WIDTH))
+    rows = TextRows(texts=(), batches=(), lengths=())
+    assert judged(empty, control=empty, reference=None, rows=rows).verdict == "INCONCLUSIVE"
+    assert cosines(empty, empty).shape == (0,)
+
+
+def test_vectors_of_another_width_are_no_matter_of_rounding() -> None:
+    with pytest.raises(ValueError, match="cannot be compared"):
+        cosines(np.ones((2, 3)), np.ones((2, 4)))
+
+
+def test_a_length_that_no_text_has_leaves_an_encoder_open_and_excuses_no_fault() -> None:
+    borders = {"fast": Borders(prompts=(1, 2, 24), unasked_prompts=(24,), batches={"encode": (1, 4)}, enough=13)}
+    for arm, verdict in ((EVERY, "INCONCLUSIVE"), (off_by(0.5), "FAIL")):
+        outcome = judged(arm, borders=borders)
+        assert outcome.verdict == verdict
+        assert "prompts of 24 tokens" in outcome.arms[0].reasons[-1]
+        assert "parity.prompts = 13" in outcome.arms[0].reasons[-1]
+
+
+def test_an_encoder_that_refuses_a_text_fails_whatever_the_control_is() -> None:
+    refused = {"strict": "2 of 24 vectors are refused"}
+    for control, fast in ((EVERY, "PASS"), (off_by(0.3), "INCONCLUSIVE")):
+        outcome = judged(EVERY, control=control, refused=refused)
+        assert outcome.verdict == "FAIL"
+        assert {arm.name: arm.verdict for arm in outcome.arms} == {"fast": fast, "strict": "FAIL"}
+        assert refused["strict"] in outcome.arms[-1].reasons[0]

@@ -1,14 +1,33 @@
+"""What a file of asked answers holds is taken for what it is, or not at all."""
+
+from __future__ import annotations
+
 import itertools
+import json
 import math
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from analysis.records import scratch
+from analysis.records.asked_answers import AFTER, BEFORE, answers_in, file_name
+from analysis.records.columns import Columns, Groups
+from analysis.records.documents import parse_json
+from analysis.records.fingerprints import fingerprints
 from analysis.records.placing import misplaced_requests
 from analysis.records.requests import requests_of
-from analysis.records.tables import RecordError
-from tests.fakes.request_rows import T0, S, row, table_of
+from analysis.records.run_records import clock_offset_ns, read_run
+from analysis.records.schemas import COMPILE_EVENTS
+from analysis.records.tables import RecordError, RecordWriter
+from analysis.records.weight_journal import JOURNAL, WeightChange, append, read_weights, weights_problem
+from tests.fakes.request_rows import T0, S, row, table_of, write_rows
+from tests.fakes.runs import FakeRun, write_run
 
 
 class TestLatency:
@@ -138,3 +157,261 @@ class TestLatency:
         requests = requests_of(table_of([row(0, first_token_ns=0), row(1, first_token_ns=None)]))
         assert requests.ttft_ms[0] == pytest.approx(requests.ttft_ms[1], nan_ok=True)
         assert requests.broken[0] == requests.broken[1]
+
+
+def test_files_of_all_workers_and_trials_are_joined(tmp_path):
+    run = write_run(tmp_path / "run", FakeRun(trials=2, duration_s=30, rate=1))
+    extra = run / "trial-02" / "requests-1.arrow"
+    write_rows(extra, [row(500, trial=None)])
+    records = read_run(run)
+    assert records.requests.num_rows == 2 * 2 * 30 + 1
+    assert sorted(set(records.requests.column("trial").to_pylist())) == [1, 2]
+    assert len(records.trials) == 2
+    assert len(records.generators) == 2
+
+
+@pytest.mark.parametrize("phase", [None, "warmup", "serving"])
+def test_what_requests_waited_for_on_the_server_is_read_where_an_event_may_have_served(tmp_path, phase):
+    write_rows(tmp_path / "requests.arrow", [row(queue_ns=7_000_000, server_recv_ns=T0, server_end_ns=T0 + S // 2)])
+    if phase is not None:
+        event = {"arm": "eager", "kind": "recompile", "phase": phase, "start_ns": T0, "end_ns": T0 + S}
+        with RecordWriter(tmp_path / "compile_events.arrow", COMPILE_EVENTS) as writer:
+            writer.append(event)
+    requests = requests_of(read_run(tmp_path).requests)
+    served = phase == "serving"
+    assert requests.server_timed.tolist() == [served]
+    assert requests.queue_us.tolist() == [7000 if served else 0]
+
+
+def test_the_parts_of_a_requests_time_are_read_whatever_was_compiled(tmp_path):
+    parts = [(7_000_000, 90_000_000, 4_000_000_000_000), (0, 100, None), (None, None, None)]
+    names = ("queue_ns", "prefill_ns", "decode_ns")
+    rows = [row(number, **dict(zip(names, times, strict=True))) for number, times in enumerate(parts)]
+    write_rows(tmp_path / "requests.arrow", rows)
+    requests = requests_of(read_run(tmp_path).requests)
+    assert requests.queued_us.tolist() == [7000, 0, -1]
+    assert requests.prefill_us.tolist() == [90_000, 0, -1]
+    assert requests.decode_us.tolist() == [2**31 - 1, -1, -1]
+
+
+@pytest.mark.parametrize(("folder", "said"), [(".", "holds no requests"), ("nowhere", "not a directory")])
+def test_a_folder_that_is_no_run_is_refused(tmp_path, folder, said):
+    with pytest.raises(RecordError, match=said):
+        read_run(tmp_path / folder)
+
+
+def test_a_trial_cut_off_while_written_is_incomplete(tmp_path):
+    run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=1))
+    (run / "trial-01" / "trial.json").write_text('{"trial": 1, "comp')
+    records = read_run(run)
+    assert records.trials == ({"trial": 1},)
+    assert records.problems == ("trial-01/trial.json is not readable JSON",)
+
+
+def test_a_broken_experiment_is_one_line(tmp_path):
+    run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=1))
+    (run / "experiment.toml").write_text("[gates\nmargin = ")
+    with pytest.raises(RecordError, match=r"experiment\.toml") as error:
+        read_run(run)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("offset", "applied_ns"), [(5e9, 5 * S), (5 * S, 5 * S), (True, 0), (float("nan"), 0), ("5", 0), (None, 0)]
+)
+def test_the_offset_of_another_hosts_clock_may_be_any_number(offset, applied_ns):
+    assert clock_offset_ns({"clock": {"offset_ns": offset, "applied": False}}) == applied_ns
+    assert clock_offset_ns({"clock": {"offset_ns": offset, "applied": True}}) == 0
+
+
+def test_a_damaged_decision_about_weights_is_reported(tmp_path):
+    directory = write_run(tmp_path / "run", FakeRun())
+    (directory / "weights.jsonl").write_bytes(b"\xff\n")
+    assert "weights.jsonl has a line that is no decision" in read_run(directory).problems
+
+
+NAME = pa.dictionary(pa.int32(), pa.string())
+SCHEMA = pa.schema([("at_ns", pa.int64()), ("name", NAME), ("text", pa.string()), ("times", pa.list_(pa.int64()))])
+
+
+def piece(*rows):
+    columns = zip(*rows, strict=True) if rows else ([], [], [], [])
+    kinds = (pa.int64(), pa.string(), pa.string(), pa.list_(pa.int64()))
+    at_ns, name, *rest = (pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True))
+    return pa.table([at_ns, name.dictionary_encode().cast(NAME), *rest], schema=SCHEMA)
+
+
+ROWS = [(5, "b", "x", [1]), (None, None, None, None), (-7, "a", "", []), (2**62, "b", "y", [None])]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 4])
+def test_pieces_come_back_as_they_went_in(cut):
+    columns = Columns(SCHEMA)
+    columns.append(piece(*ROWS[:cut]))
+    columns.append(piece(*ROWS[cut:]))
+    assert columns.table().to_pylist() == piece(*ROWS).to_pylist()
+
+
+def test_nothing_is_an_empty_table():
+    table = Columns(SCHEMA).table()
+    assert (table.num_rows, table.column_names) == (0, SCHEMA.names)
+
+
+@pytest.mark.parametrize(("values", "kind"), [([0, 127, -128], "int8"), ([128], "int16"), ([-(2**31)], "int32")])
+def test_columns_are_as_wide_as_their_values(values, kind):
+    columns = Columns(SCHEMA)
+    columns.append(piece(*((value, "a", "", []) for value in values)))
+    assert str(columns.table().column("at_ns").type) == kind
+
+
+def test_a_column_grows_wider_and_keeps_what_it_holds():
+    values = [None, 5, 127, 128, -32769, 2**31, None, -(2**63), 2**63 - 1]
+    columns = Columns(SCHEMA)
+    for number, value in enumerate(values):
+        columns.append(piece((value, f"name-{number}", "", [])))
+    assert columns.table().column("at_ns").to_pylist() == values
+    assert columns.table().column("name").to_pylist() == [f"name-{number}" for number in range(len(values))]
+
+
+def test_more_names_than_a_byte_counts_stay_apart():
+    columns = Columns(SCHEMA)
+    names = [f"name-{number}" for number in range(300)]
+    columns.append(piece(*((0, name, "", []) for name in names)))
+    assert columns.table().column("name").to_pylist() == names
+
+
+@pytest.mark.parametrize("most", [0, 100, 1 << 27])
+def test_rows_come_back_from_files_as_they_went_in(most, monkeypatch):
+    monkeypatch.setattr(scratch, "LARGEST_IN_MEMORY", most)
+    rows = [(number * 2 ** (number % 50), f"name-{number % 7}", "x" * (number % 9), [number]) for number in range(500)]
+    rows[100] = (None, None, None, None)
+    columns = Columns(SCHEMA)
+    for number in range(0, 500, 50):
+        columns.append(piece(*rows[number : number + 50]))
+    assert columns.table().to_pylist() == piece(*rows).to_pylist()
+
+
+@pytest.mark.parametrize("most", [0, 1 << 27])
+@pytest.mark.parametrize("longest", [3, 90], ids=["short texts", "texts too long for a print"])
+@settings(max_examples=50)
+@given(texts=st.lists(st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=8), max_size=6))
+def test_equal_texts_have_one_number(most, longest, texts):
+    with mock.patch.object(scratch, "LARGEST_IN_MEMORY", most):
+        groups = Groups()
+        flat = []
+        for row in texts:
+            named = [None if item is None else str(item) * (longest if item else 1) for item in row]
+            groups.append(pa.array(named, pa.string()))
+            flat += named
+        numbers = groups.numbers().tolist()
+    assert [number < 0 for number in numbers] == [text is None for text in flat]
+    assert len(set(zip(numbers, flat, strict=True))) == len(set(flat)) == len(set(numbers))
+
+
+PROMPT = {"index": 3, "tokens": 9, "max_tokens": 2, "digest": "ab"}
+ROW = {"replica": "eager-0", "text": "a b", "pieces": 2, "error": "", "tokens": ["a", " b"], "log_probs": [-0.1, -2]}
+FULL = {**ROW, "likeliest": [{"a": -0.1}, {" b": -2, "c": -3}]}
+
+
+def document(*rows: Any) -> dict[str, Any]:
+    return {"prompts": [PROMPT] * len(rows), "answers": {BEFORE: [list(rows), list(rows)]}}
+
+
+def test_answers_are_read_twice_with_what_was_asked() -> None:
+    found = answers_in(document(FULL), BEFORE)
+    assert found is not None
+    assert found[0] == found[1]
+    [answer] = found[0]
+    assert (answer.digest, answer.asked, answer.tokens, answer.log_probs) == ("ab", 2, ("a", " b"), (-0.1, -2.0))
+    assert answer.likeliest[1] == {" b": -2.0, "c": -3.0}
+    assert answers_in(document(FULL), AFTER) is None
+    assert file_name("eager") == "answers-eager.json"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": None},
+        {"log_probs": [-0.1]},
+        {"log_probs": [-0.1, "x"]},
+        {"log_probs": [-0.1, None]},
+        {"likeliest": 3},
+        {"likeliest": [{}]},
+    ],
+)
+def test_log_probabilities_that_do_not_fit_are_none_and_the_text_stays(change: dict[str, Any]) -> None:
+    found = answers_in(document({**FULL, **change}), BEFORE)
+    assert found is not None
+    [answer] = found[0]
+    assert (answer.text, answer.tokens, answer.log_probs, answer.likeliest) == ("a b", (), (), ())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"prompts": 3, "answers": {BEFORE: [[], []]}},
+        {"prompts": [PROMPT], "answers": [1]},
+        {"prompts": [PROMPT], "answers": {BEFORE: [[FULL]]}},
+        {"prompts": [PROMPT], "answers": {BEFORE: [[FULL], []]}},
+        {"prompts": [PROMPT], "answers": {BEFORE: [[FULL], 5]}},
+        {"prompts": [PROMPT, PROMPT], "answers": {BEFORE: [[FULL], [FULL]]}},
+    ],
+)
+def test_document_of_another_form_holds_no_answers(content: dict[str, Any]) -> None:
+    assert answers_in(content, BEFORE) is None
+
+
+def test_numbers_that_are_none_do_not_get_past_the_reader() -> None:
+    text = json.dumps(document({**FULL, "likeliest": [{"a": float("-inf")}, {}], "pieces": "x"}))
+    found = answers_in(parse_json(text), BEFORE)
+    assert found is not None
+    assert (found[0][0].likeliest, found[0][0].pieces) == (({}, {}), 0)
+
+
+def test_texts_differ_in_their_fingerprints_as_they_differ():
+    texts = [*(f"1-{index}-{arm}" for index in range(5000) for arm in ("eager", "compiled")), "", "a", "a\0", "\0a"]
+    prints = fingerprints(pa.chunked_array([texts[:17], texts[17:]]))
+    assert len(np.unique(prints)) == len(texts)
+    whole = fingerprints(pa.chunked_array([pa.array(["x", *texts]).slice(1)]))
+    assert whole.tolist() == prints.tolist()
+
+
+def test_a_long_text_has_no_fingerprint():
+    assert fingerprints(pa.chunked_array([["x" * 65]])) is None
+
+
+def test_null_and_nothing_have_fingerprints():
+    assert len(fingerprints(pa.chunked_array([[None, "a", None]], pa.string()))) == 3
+    assert len(fingerprints(pa.chunked_array([], pa.string()))) == 0
+
+
+def journal(folder: Path, *more: bytes) -> Path:
+    append(folder, WeightChange(at_ns=5, weights={"eager": 90, "compiled": 10}, why="a step"))
+    with (folder / JOURNAL).open("ab") as file:
+        file.write(b"".join(more))
+    return folder
+
+
+def test_what_was_written_is_read_and_a_torn_end_is_no_damage(tmp_path: Path) -> None:
+    (change,) = read_weights(journal(tmp_path, b'{"at_ns": 7, "weights": {"eag'))
+    assert (change.at_ns, change.weights, weights_problem(tmp_path)) == (5, {"eager": 90, "compiled": 10}, "")
+    assert read_weights(tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff\n",
+        b"[" * 5000 + b"\n",
+        b'{"at_ns": 7}\n',
+        b'{"at_ns": 1e999, "weights": {"eager": 1}}\n',
+        b'{"at_ns": 9223372036854775808, "weights": {"eager": 1}}\n',
+        b'{"at_ns": 7, "weights": {"eager": Infinity}}\n',
+        b'{"at_ns": 7, "weights": {"eager": 1}, "shadows": {"dark": null}}\n',
+    ],
+)
+def test_a_damaged_line_is_no_decision_and_is_reported(tmp_path: Path, line: bytes) -> None:
+    assert len(read_weights(journal(tmp_path, line))) == 1
+    assert weights_problem(tmp_path) == "has a line that is no decision"
+    assert weights_problem(journal(tmp_path, line)) == "has 2 lines that are no decision"

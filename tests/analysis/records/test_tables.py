@@ -1,13 +1,38 @@
+"""What a file says of itself: damage costs the pieces it touches, is never overlooked, and never ends the process."""
+
+from __future__ import annotations
+
+import contextlib
 import json
 import math
+import random
+import resource
+import tempfile
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from analysis.records import scratch
+from analysis.records.documents import (
+    parse_json,
+    parse_toml,
+    read_document,
+    read_rows,
+    read_toml,
+    vouched_toml,
+    write_document,
+)
+from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, REQUIRED_REQUEST_COLUMNS
-from analysis.records.tables import RecordError, RecordWriter, read_pieces, read_table
+from analysis.records.scratch import Growing, ScratchError, empty, full, kept, lean, ordered, parts
+from analysis.records.shallow_toml import TomlError, parse
+from analysis.records.sums import read_statement, sums_path
+from analysis.records.tables import CUT_OFF, NOT_AS_WRITTEN, RecordError, RecordWriter, read_pieces, read_table
 from tests.fakes.request_rows import T0, row, table_of, write_rows
+from tests.fakes.runs import FakeRun, write_run
 
 
 class TestWriting:
@@ -176,3 +201,311 @@ def test_a_number_that_its_column_cannot_hold_is_unknown_and_no_row_is_lost(tmp_
     rows = read_table(path, REQUESTS)[0]
     assert rows["end_ns"].to_pylist()[1:] == [None, None]
     assert rows["turn"].to_pylist() == [None, None, -1]
+
+
+BATCHES = 40
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "requests.arrow"
+    write_rows(path, [row(index) for index in range(BATCHES)])
+    return path
+
+
+def read(path):
+    """The numbers of the rows that are read, and what is said of the file."""
+    tables = []
+    problems = read_pieces(path, REQUESTS, tables.append)
+    names = [name for table in tables for name in table.column("request_id").to_pylist()]
+    return [int(name.split("-")[1]) for name in names], problems
+
+
+def test_what_was_written_is_stated_and_read(path):
+    statement = read_statement(path)
+    assert [piece.rows for piece in statement.pieces] == [0, *[1] * BATCHES, 0]
+    assert statement.end == (path.stat().st_size, BATCHES + 2, BATCHES)
+    assert read(path) == (list(range(BATCHES)), ())
+
+
+def test_zeros_cost_the_batches_that_they_touch_and_no_others(path):
+    pieces = read_statement(path).pieces
+    content = bytearray(path.read_bytes())
+    content[pieces[11].at + 8 : pieces[20].end - 8] = bytes(pieces[20].end - 8 - pieces[11].at - 8)
+    path.write_bytes(content)
+    assert read(path) == ([*range(10), *range(20, BATCHES)], (f"{NOT_AS_WRITTEN}, 10 rows of it are gone",))
+
+
+def test_rows_behind_a_damaged_head_are_read(path):
+    """The sums show that the schema was the one that runs write."""
+    content = bytearray(path.read_bytes())
+    content[:200] = bytes(200)
+    path.write_bytes(content)
+    assert read(path) == (list(range(BATCHES)), (NOT_AS_WRITTEN,))
+
+
+def test_a_cut_between_two_batches_is_called_a_cut(path):
+    pieces = read_statement(path).pieces
+    path.write_bytes(path.read_bytes()[: pieces[-6].end])
+    rows, (problem,) = read(path)
+    assert rows == list(range(BATCHES - 4))
+    assert problem.startswith("is cut off")
+    assert problem.endswith("4 rows of it are gone")
+
+
+def test_a_killed_writer_leaves_a_file_that_is_cut_off_and_reads(path):
+    """The lines up to the kill stand, and a batch may be half written."""
+    lines = sums_path(path).read_bytes().splitlines(keepends=True)
+    pieces = read_statement(path).pieces
+    for torn_line in (b"", lines[30][:9]):
+        sums_path(path).write_bytes(b"".join(lines[:30]) + torn_line)
+        path.write_bytes(path.read_bytes()[: pieces[30].at + 11])
+        assert read(path) == (list(range(29)), (CUT_OFF,))
+
+
+def test_swapped_and_repeated_batches_are_noticed(path):
+    one, other, rest = read_statement(path).pieces[5], read_statement(path).pieces[6], path.read_bytes()
+    swapped = rest[: one.at] + rest[other.at : other.end] + rest[one.at : one.end] + rest[other.end :]
+    for content in (swapped, rest[: one.end] + rest[one.at :]):
+        path.write_bytes(content)
+        rows, problems = read(path)
+        assert problems
+        assert rows == sorted(set(rows))
+
+
+def test_lost_lines_cost_their_pieces_and_are_noticed(path):
+    lines = sums_path(path).read_bytes().splitlines(keepends=True)
+    sums_path(path).write_bytes(b"".join(lines[:10] + lines[14:]))
+    assert read(path) == ([*range(9), *range(13, BATCHES)], (f"{NOT_AS_WRITTEN}, 4 rows of it are gone",))
+
+
+@pytest.mark.parametrize("stated", [True, False], ids=["stated", "unstated"])
+@pytest.mark.parametrize("flips", [1, 20])
+def test_flipped_bits_lose_rows_and_nothing_else(path, stated, flips):
+    if not stated:
+        sums_path(path).unlink()
+    whole = path.read_bytes()
+    expected = read_table(path, REQUESTS)[0].to_pylist()
+    rng = random.Random(flips)
+    for _ in range(40):
+        content = bytearray(whole)
+        for _ in range(flips):
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+        tables = []
+        with contextlib.nullcontext() if stated else contextlib.suppress(RecordError):
+            problems = read_pieces(path, REQUESTS, tables.append)
+        if stated:
+            assert problems
+            assert all(row in expected for table in tables for row in table.to_pylist())
+
+
+@pytest.mark.parametrize("at", [0.2, 0.6])
+def test_zeros_in_a_file_without_sums_are_no_end(path, at):
+    """Arrow takes them for the mark of the end and stops there."""
+    sums_path(path).unlink()
+    content = bytearray(path.read_bytes())
+    start = content.index(b"\xff\xff\xff\xff", int(at * len(content)))
+    content[start : start + 1000] = bytes(1000)
+    path.write_bytes(content)
+    rows, (problem,) = read(path)
+    assert len(rows) < BATCHES
+    assert "behind its end" in problem
+
+
+def test_a_file_without_sums_and_without_its_end_mark_is_cut_off(path):
+    last = read_statement(path).pieces[-1]
+    sums_path(path).unlink()
+    path.write_bytes(path.read_bytes()[: last.at])
+    assert read(path) == (list(range(BATCHES)), (CUT_OFF,))
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path):
+    writer = RecordWriter(tmp_path / "requests.arrow", REQUESTS)
+    writer.append(row(0))
+    writer.flush()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer.append(row(1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "requests.arrow").stat().st_size + 500, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            writer.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    writer.close()
+    assert read(tmp_path / "requests.arrow") == ([0, 1], ())
+
+
+def test_a_damaged_file_is_continued_with_what_is_whole(path):
+    pieces = read_statement(path).pieces
+    content = bytearray(path.read_bytes())
+    content[pieces[3].at + 20] ^= 4
+    path.write_bytes(content)
+    write_rows(path, [row(99)])
+    assert read(path) == ([0, 1, *range(3, BATCHES), 99], ())
+
+
+@pytest.fixture(params=[0, 1 << 27], ids=["in files", "in memory"])
+def limit(request, monkeypatch):
+    monkeypatch.setattr(scratch, "LARGEST_IN_MEMORY", request.param)
+    return request.param
+
+
+def test_an_array_holds_what_is_written_to_it_wherever_it_lies(limit):
+    values = empty(1000, np.float64)
+    values[:] = np.arange(1000)
+    values[::2] *= 2
+    assert values.tolist() == [2 * number if number % 2 == 0 else number for number in range(1000)]
+    assert full(3, 7, np.int32).tolist() == [7, 7, 7]
+    assert kept(values).tolist() == values.tolist()
+    assert ordered(np.array([3, 1, 2])).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [np.bool_, np.int8, np.int64])
+def test_what_is_appended_follows_what_was_there(limit, kind):
+    growing = Growing(kind)
+    stretches = [np.arange(size) % 2 for size in (0, 1, 70_000, 5, 0, 200_000)]
+    for stretch in stretches:
+        growing.append(stretch.astype(kind))
+    assert growing.all().dtype == kind
+    assert np.array_equal(growing.all(), np.concatenate(stretches).astype(kind))
+
+
+def test_a_scratch_file_has_no_name_and_leaves_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(scratch, "LARGEST_IN_MEMORY", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    values = full(1 << 16, 1, np.int64)
+    assert list(tmp_path.iterdir()) == []
+    del values
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
+
+
+def test_too_little_room_is_said_with_the_place_and_a_remedy(monkeypatch):
+    monkeypatch.setattr(scratch, "LARGEST_IN_MEMORY", 0)
+    with pytest.raises(ScratchError, match="GB more: free some, or set TMPDIR to another folder"):
+        empty(1 << 50, np.int8)
+
+
+def test_one_value_for_all_takes_no_memory():
+    same = lean(np.zeros(1000, dtype=np.bool_))
+    assert (same.strides, len(same), same.any()) == ((0,), 1000, False)
+    other = np.array([True, False, True])
+    assert lean(other) is other
+
+
+@pytest.mark.parametrize("rows", [0, 1, 65_536, 65_537, 200_000])
+def test_parts_are_all_rows_once(rows):
+    assert [row for part in parts(rows) for row in (part.start, part.stop)][1:-1:2] == list(range(65_536, rows, 65_536))
+    assert sum(part.stop - part.start for part in parts(rows)) == rows
+
+
+CONTENT = {"trial": 1, "planned": {"eager": 120, "compiled": 120}, "block_s": 30.0, "complete": True, "name": "é"}
+
+
+def test_what_was_written_is_read(tmp_path):
+    write_document(tmp_path / "trial.json", CONTENT, indent=2)
+    document = read_document(tmp_path / "trial.json")
+    assert (document.content, document.stated, document.problem) == (CONTENT, True, "")
+    assert read_document(tmp_path / "none.json") is None
+
+
+def test_no_change_of_meaning_is_overlooked(tmp_path):
+    path = tmp_path / "trial.json"
+    write_document(path, CONTENT)
+    whole = path.read_bytes()
+    rng = random.Random(1)
+    for _ in range(300):
+        content = bytearray(whole)
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+        document = read_document(path)
+        assert document.problem or not document.stated or document.content == CONTENT
+        if not document.stated and document.content is not None:  # the name of the sum was hit, and nothing else
+            assert {key: document.content[key] for key in CONTENT} == CONTENT
+
+
+def test_a_document_of_others_is_read_and_vouches_for_nothing(tmp_path):
+    (tmp_path / "trial.json").write_text(json.dumps(CONTENT))
+    document = read_document(tmp_path / "trial.json")
+    assert (document.content, document.stated, document.problem) == (CONTENT, False, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[1]",
+        '{"a": 123456789012345678901234567890}',
+        "{",
+        '{"a": 1} x',
+        "[" * 700_000,
+        '{"a":' * 350_000,
+        '{"a": ' + "[" * 40 + "]" * 40 + "}",
+    ],
+    ids=lambda text: text[:12],
+)
+def test_what_is_no_shallow_table_is_not_readable(tmp_path, text):
+    (tmp_path / "trial.json").write_text(text)
+    assert read_document(tmp_path / "trial.json").problem == "is not readable JSON"
+
+
+def test_numbers_that_are_none_are_unknown():
+    assert parse_json('{"a": NaN, "b": [Infinity, -Infinity, 1]}') == {"a": None, "b": [None, None, 1]}
+
+
+def test_half_a_character_is_no_text():
+    with pytest.raises(ValueError, match="surrogates"):
+        parse_json('{"a": "\\ud800"}')
+
+
+def test_a_changed_setting_is_noticed_and_still_read(tmp_path):
+    path = tmp_path / "experiment.toml"
+    path.write_text(vouched_toml('name = "a"\n[gates]\nmax_recompiles = 8\n'))
+    assert read_toml(path).problem == ""
+    path.write_text(path.read_text().replace("8", "9", 1))
+    document = read_toml(path)
+    assert document.content["gates"] == {"max_recompiles": 9}
+    assert document.problem.startswith("was changed after it was written")
+    text = path.read_text().rpartition("# crc32")[0]
+    for end, stated in (("", False), ("# edited\n", True)):
+        path.write_text(text + end)
+        assert (read_toml(path).stated, read_toml(path).problem) == (stated, "")
+
+
+@pytest.mark.parametrize("text", ["a." * 50_000 + "b = 1", "a = " + "[" * 5000, "a = " + "[" * 40 + "]" * 40])
+def test_toml_that_is_too_deep_is_refused_at_once(text):
+    with pytest.raises(ValueError, match="32"):
+        parse_toml(text)
+
+
+def test_whole_lines_without_a_table_are_counted_and_a_torn_one_is_not(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n\xff\n[]\n' + b"[" * 5000 + b'\n{"a": 2}\n{"a"')
+    assert read_rows(path) == ([{"a": 1}, {"a": 2}], 3)
+    assert read_rows(tmp_path / "none") == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (".".join("a" * 50_000) + " = 1", "a key has 50000 parts; the limit is 32"),
+        ("x = " + "[" * 300_000 + "]" * 300_000, "values are nested too deep"),
+        ("x = " + "9" * 5000, "a value cannot be read"),
+        ("x", "not valid TOML"),
+    ],
+)
+def test_the_experiment_of_a_run_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", FakeRun(duration_s=10.0, rate=1.0))
+    (run / "experiment.toml").write_text(text)
+    with pytest.raises(TomlError, match=reason):
+        parse(text)
+    with pytest.raises(RecordError, match=reason):
+        read_run(run)
+
+
+def test_a_key_of_any_length_is_cut_and_its_place_is_not():
+    with pytest.raises(TomlError, match=r"^not valid TOML: .* \.\.\. .*\(at line 3, column \d+\)$") as caught:
+        parse(f"[{'k' * 5000}]\na = 1\n[{'k' * 5000}]\n")
+    assert len(str(caught.value)) < 600

@@ -1,21 +1,36 @@
 """What is kept of a run: what its records show now, and every doubt of it."""
 
+from __future__ import annotations
+
+import copy
 import json
+import random
 import shutil
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from analysis.records.documents import write_document
 from analysis.records.run_list import listed_runs, write_run_list
-from analysis.records.schemas import COMPILE_EVENTS
-from analysis.records.tables import RecordWriter, read_table
-from analysis.releases.release import ReleaseArm, read_release, release_of
-from analysis.releases.run_figures import ArmFigures
+from analysis.records.run_records import read_run
+from analysis.records.schemas import BED, COMPILE_EVENTS
+from analysis.records.tables import RecordError, RecordWriter, read_table
+from analysis.releases.comparison import arms_to_compare, compare_releases
+from analysis.releases.conditions import departures, obstacles
+from analysis.releases.history import History, accept, before, by_time, days, read_history
+from analysis.releases.release import Release, ReleaseArm, read_release, release_of
+from analysis.releases.run_figures import ArmFigures, arm_figures
+from analysis.report.release import release_html, release_junit, release_markdown, release_table
+from analysis.run.run import Run
 from analysis.settings.release_limits import ReleaseLimits
 from analysis.summary.summary import analyze, write_summary
 from tests.fakes.beds import FakeBed
-from tests.fakes.runs import DAYS_APART, EAGER, FakeArm, FakeRun, write_run
+from tests.fakes.releases import DAY_NS, Build, release
+from tests.fakes.resources import tell
+from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 RUN = FakeRun(arms=(EAGER, FakeArm(name="compiled")), trials=2, duration_s=60, rate=1, gates={"draws": 99})
 SHORT = replace(RUN, trials=1)
@@ -147,3 +162,301 @@ def test_arms_that_search_for_kernels_on_a_gpu_are_allowed_more_variance(
     config = {"model": {"device": device}, "compile": policy}
     arm = ReleaseArm(figures=ArmFigures(values={}, sources={}), config=config, references={}, cache={})
     assert arm.start_spread(ReleaseLimits(restart_spread=0.03, tuning_spread=0.04)) == pytest.approx(spread)
+
+
+ARMS = {"compiled": "compiled"}
+COMMITTED = Build(environment={"machine": "0123456789ab", "git_commit": "4b1f0c6e", "versions": {"torch": "2.11"}})
+
+
+def history(*releases: Release) -> History:
+    return History(releases=by_time(releases))
+
+
+def test_record_holds_all_that_a_comparison_reads(tmp_path: Path) -> None:
+    build = Build(luck=None, cache={"hit": 2.0, "miss": 1.0}, doubts=("generator lag",), counts={"recompiles": [1, 0]})
+    kept = release(build, day=3, seed=1)
+    assert read_release(accept(kept, tmp_path / "new")) == kept
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"kind": "other"}, "no record"),
+        ({"schema": 9}, "schema 9"),
+        *(
+            ({"arms": {"compiled": {"figures": {"p99_e2e_ms": rows}}}}, "p99_e2e_ms")
+            for rows in ([[1, "fast", None, None]], [3.0], [[1, 300.0, 0.1, 0]], [[1, 300.0, 0.1, -3]])
+        ),
+        ({"created_ns": 1e30}, "1e.30"),
+        ({"created_ns": None}, "None"),
+    ],
+)
+def test_a_document_that_is_no_record_is_refused_in_one_line(change, expected, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    write_document(path, release(Build(), day=0, seed=1).to_dict() | change)
+    with pytest.raises(RecordError, match=expected) as refused:
+        read_release(path)
+    assert "\n" not in str(refused.value)
+    path.write_text(json.dumps(release(Build(), day=0, seed=1).to_dict()))
+    with pytest.raises(RecordError, match="no checksum"):
+        read_release(path)
+
+
+JUNK = (None, True, -1, 1e300, "", "x" * 300, [], [[]], {}, {"": None}, [[1, 2, 3, 4]], [["a", 1, None, None]])
+
+
+def junked(value: Any, rng: random.Random) -> Any:
+    """The value with one of its parts replaced by something else."""
+    if not isinstance(value, (dict, list)) or not value or rng.random() < 0.15:
+        return rng.choice(JUNK)
+    copied = copy.copy(value)
+    place = rng.choice(list(copied) if isinstance(copied, dict) else range(len(copied)))
+    copied[place] = junked(copied[place], rng)
+    return copied
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_record_with_anything_in_it_is_compared_or_refused_in_words(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    kept = json.loads(json.dumps(release(COMMITTED, day=0, seed=1).to_dict()))
+    path = tmp_path / "record.json"
+    for _ in range(2):
+        key = rng.choice(["arms", "arms", "arms", "conditions", "environment", "run_id", "trials", "created_ns"])
+        kept[key] = junked(kept[key], rng)
+    write_document(path, kept)
+    candidate = release(COMMITTED, day=1, seed=1)
+    try:
+        read = read_history(path)
+        arms = arms_to_compare(read.newest, candidate)
+        document = compare_releases(read, candidate, arms=arms, limits=ReleaseLimits())
+    except RecordError:
+        return
+    json.dumps(document, allow_nan=False)
+    for show in (release_html, release_markdown, release_table):
+        assert show(document)
+    ET.fromstring(release_junit(document))
+
+
+def test_newest_before_the_candidate_is_the_baseline() -> None:
+    runs = [release(Build(), day=day, seed=1) for day in (4, 0, 2, 9)]
+    candidate = release(Build(), day=5, seed=1)
+    earlier = before(history(*runs, candidate), candidate)
+    assert [item.run_id for item in earlier.releases] == ["run-1-0", "run-1-2", "run-1-4"]
+
+
+def test_runs_under_other_conditions_tell_nothing() -> None:
+    other = replace(Build(), conditions={"traffic": {"rate": 8.0}, "slo": []})
+    runs = history(release(other, day=0, seed=1), release(Build(), day=1, seed=1))
+    candidate = release(Build(), day=2, seed=1)
+    assert [item.run_id for item in runs.alike(candidate, ARMS)] == ["run-1-1"]
+    document = compare_releases(runs, candidate, arms=ARMS, limits=ReleaseLimits())
+    assert "1 earlier run had other arms, traffic, model or objectives" in " ".join(document["notes"])
+
+
+def test_repeats_of_the_newest_build_share_out_its_spread() -> None:
+    earlier = [release(COMMITTED, day=day, seed=1) for day in range(5)]
+    spreads = []
+    for runs in (earlier, earlier[-1:]):
+        document = compare_releases(
+            history(*runs), release(COMMITTED, day=5, seed=1), arms=ARMS, limits=ReleaseLimits()
+        )
+        assert len(document["baseline"]["runs"]) == len(runs)
+        spreads += [row["spread"] for row in document["figures"] if row["figure"] == "process_peak_bytes"]
+    assert spreads[0] < 0.8 * spreads[1]
+
+
+def test_runs_at_one_time_on_one_machine_had_one_day() -> None:
+    beside = [release(COMMITTED, day=0, seed=seed) for seed in (1, 2)]
+    elsewhere = release(replace(COMMITTED, environment={"machine": "ba9876543210"}), day=0, seed=3)
+    later = release(COMMITTED, day=1, seed=4)
+    assert sorted(map(len, days([later, elsewhere, *beside]))) == [1, 1, 2]
+    assert tuple(beside) in days([later, elsewhere, *beside])
+    nothing_known = replace(beside[0], starts_ns=())
+    assert days([nothing_known, beside[1]]) == [(nothing_known,), (beside[1],)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment": {**COMMITTED.environment, "git_commit": "ffffffff"}},
+        {"environment": {**COMMITTED.environment, "versions": {"torch": "2.12"}}},
+        {"config": {**COMMITTED.config, "engine": {"slots": 16}}},
+        {"doubts": ("generator lag",)},
+    ],
+)
+def test_another_build_or_a_doubtful_run_is_no_repeat(changes) -> None:
+    runs = history(release(replace(COMMITTED, **changes), day=0, seed=1), release(COMMITTED, day=1, seed=1))
+    candidate = release(COMMITTED, day=2, seed=1)
+    assert [item.run_id for item in runs.repeats(ARMS, runs.alike(candidate, ARMS))] == ["run-1-1"]
+
+
+@pytest.mark.parametrize("commit", [None, "4b1f0c6e+changes"])
+def test_build_of_unknown_or_changed_code_has_no_repeats(commit) -> None:
+    build = replace(COMMITTED, environment={**COMMITTED.environment, "git_commit": commit})
+    runs = history(release(build, day=0, seed=1), release(build, day=1, seed=1))
+    assert len(runs.repeats(ARMS, runs.releases)) == 1
+
+
+def test_what_may_be_the_cause_is_listed() -> None:
+    one = release(COMMITTED, day=0, seed=1)
+    two = release(
+        replace(
+            COMMITTED,
+            trials=6,
+            environment={**COMMITTED.environment, "machine": "ba9876543210"},
+            config={**COMMITTED.config, "compile": {"mode": "max-autotune"}},
+        ),
+        day=1,
+        seed=1,
+    )
+    assert [item.text for item in departures(one, two, ARMS)] == [
+        "machine 0123456789ab → ba9876543210",
+        "compiled.compile.mode none → max-autotune",
+        "trials 4 → 6",
+    ]
+
+
+def test_file_that_is_no_record_in_a_folder_is_named(tmp_path: Path) -> None:
+    accept(release(Build(), day=0, seed=1), tmp_path)
+    (tmp_path / "notes.json").write_text("{}")
+    (tmp_path / "compare.toml").write_text("")
+    read = read_history(tmp_path)
+    assert len(read.releases) == 1
+    assert len(read.unread) == 1
+    assert "notes.json" in read.unread[0]
+
+
+def test_copy_of_a_run_under_another_name_is_the_same_run(tmp_path: Path) -> None:
+    one = release(Build(), day=1, seed=1)
+    copied = replace(one, run_id="copy")
+    part = replace(copied, starts_ns=one.starts_ns[1:], created_ns=one.created_ns + DAY_NS)
+    for other in (copied, part):
+        with pytest.raises(RecordError, match="run-1-1 and copy hold the same trial"):
+            compare_releases(history(one), other, arms=ARMS, limits=ReleaseLimits())
+    assert not before(history(one), copied).releases
+    for name, item in (("one", one), ("copy", copied)):
+        write_document(tmp_path / f"{name}.json", item.to_dict())
+    assert len(read_history(tmp_path).releases) == 1
+
+
+def test_other_number_of_replicas_is_an_obstacle() -> None:
+    one, three = (
+        release(replace(COMMITTED, config={**COMMITTED.config, "replicas": count}), day=count, seed=1)
+        for count in (1, 3)
+    )
+    assert [item.text for item in obstacles(one, three, ARMS)] == ["compiled.replicas 1 → 3"]
+    assert obstacles(release(COMMITTED, day=0, seed=1), three, ARMS) == []
+
+
+NAIVE = FakeArm(name="naive", compiles=(Compile(at_s=60.0, seconds=4.0), Compile(at_s=90.0, seconds=2.0)))
+NAIVE_RUN = FakeRun(arms=(EAGER, NAIVE), trials=2, duration_s=180, slo={"p99_e2e_ms": 5000})
+MINUTE = FakeRun(arms=(EAGER, NAIVE), duration_s=60, rate=1)
+PROCESS = {"kind": "process", "name": "naive-0", "arm": "naive"}
+
+
+def figures(directory: Path, arm: str = "naive") -> ArmFigures:
+    return arm_figures(Run.of(read_run(directory)), arm)
+
+
+def bed(directory: Path, trial: int, rows: list[dict]) -> None:
+    with RecordWriter(directory / f"trial-{trial:02}" / "bed.arrow", BED) as writer:
+        for row in rows:
+            writer.append({"trial": trial, "host": "run", **row})
+
+
+def watched(row: dict, column: str, *levels: float | None, trial: int = 1) -> list[dict]:
+    """The row again and again through the traffic of a minute, with these levels of the column."""
+    step = 58 * SECOND // max(1, len(levels) - 1)
+    return [row | {"at_ns": start_of(trial) + SECOND + at * step, column: level} for at, level in enumerate(levels)]
+
+
+def test_every_trial_has_latencies_with_their_spread_and_compiles(tmp_path: Path) -> None:
+    own = figures(write_run(tmp_path / "run", NAIVE_RUN)).values
+    for key in ("p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms", "p99_e2e_ms", "p50_itl_ms"):
+        assert set(own[key]) == {1, 2}
+    value, luck = own["p50_tpot_ms"][1]
+    assert value > 0
+    assert luck.spread is not None
+    assert 0.005 < luck.spread < 0.3
+    assert luck.degrees == 2.0
+    good, good_luck = own["good_pct"][1]
+    assert 50 < good <= 100
+    assert good_luck.spread is not None
+    counted = ("warmup_compiles", "recompiles", "serving_compile_s", "compile_s", "startup_s")
+    assert [own[key][1][0] for key in counted] == pytest.approx([1.0, 2.0, 6.0, 5.0, 3.0])
+
+
+def test_few_requests_one_block_and_no_telemetry_leave_figures_unknown(tmp_path: Path) -> None:
+    few = figures(write_run(tmp_path / "few", MINUTE)).values
+    assert few["p99_e2e_ms"][1][1].spread is None
+    short = FakeRun(arms=(EAGER, NAIVE), duration_s=30, rate=20.0, telemetry=False)
+    own = figures(write_run(tmp_path / "short", short)).values
+    assert own["p50_tpot_ms"][1][1].spread is None
+    assert "recompiles" not in own
+
+
+def test_memory_is_that_of_samples_where_every_trial_has_them(tmp_path: Path) -> None:
+    arm = FakeArm(name="naive", memory_bytes={"process_peak": 600, "device_peak": 50})
+    directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, arm), trials=2, duration_s=60, rate=1))
+    for trial, peak, source in ((0, 600.0, "replicas"), (1, 600.0, "replicas"), (2, 905.0, "process samples")):
+        if trial:
+            early = PROCESS | {"at_ns": start_of(trial) - SECOND, "memory_bytes": 2000}  # before the traffic
+            bed(directory, trial, [early, *watched(PROCESS, "memory_bytes", 901, 905, 903, trial=trial)])
+        own = figures(directory)
+        assert [value for value, _ in own.values["process_peak_bytes"].values()] == [peak, peak]
+        assert own.sources == {"process_peak_bytes": source, "device_peak_bytes": "replicas"}
+
+
+def test_host_memory_of_an_arm_on_a_card_is_that_of_its_engine_alone(tmp_path: Path) -> None:
+    """Compile workers share most of their pages, which the sum over a family counts once for each."""
+    directory = tell(write_run(tmp_path / "run", MINUTE), devices={"eager": "cuda:0", "naive": "cuda:1"})
+    whole = watched(PROCESS, "memory_bytes", 18_000, 18_000)
+    bed(directory, 1, whole)
+    assert "process_peak_bytes" not in figures(directory).values
+    bed(directory, 1, [*whole, *watched(PROCESS | {"kind": "allocator"}, "memory_bytes", 900, 900)])
+    own = figures(directory)
+    assert own.values["process_peak_bytes"][1][0] == 900.0
+    assert own.sources["process_peak_bytes"] == "allocator samples"
+
+
+@pytest.mark.parametrize(("second", "total"), [([80, 80], 200.0), ([], None), ([80], None), ([None, None], None)])
+def test_peaks_of_replicas_add_up_where_each_was_watched(tmp_path: Path, second: list, total: float | None) -> None:
+    directory = write_run(tmp_path / "run", MINUTE)
+    path = directory / "trial-01" / "trial.json"
+    info = json.loads(path.read_text())
+    for arm in info["arms"]:
+        arm["replicas"] = ["naive-0", "naive-1"] if arm["name"] == "naive" else []
+    path.write_text(json.dumps(info))
+    rows = watched(PROCESS | {"kind": "allocator"}, "peak_bytes", 100, 120)
+    bed(directory, 1, rows + watched(PROCESS | {"kind": "allocator", "name": "naive-1"}, "peak_bytes", *second))
+    assert figures(directory).values.get("device_peak_bytes", {1: (None,)})[1][0] == total
+
+
+def test_energy_of_a_card_of_its_own_is_divided_by_its_tokens(tmp_path: Path) -> None:
+    directory = tell(write_run(tmp_path / "run", MINUTE), devices={"eager": "cuda:0", "naive": "cuda:1"})
+    start = start_of(1)
+    rows = [
+        {"kind": "device", "name": "cuda:1", "at_ns": start + second * SECOND, "power_w": 50.0}
+        | ({"energy_j": 1000.0 + 50.0 * second} if second % 10 == 0 else {})
+        for second in range(-30, 90)
+    ]
+    bed(directory, 1, rows)
+    run = Run.of(read_run(directory))
+    own = run.of_arm("naive")
+    tokens, end_ns = int(run.requests.output_tokens[own].sum()), int(run.requests.end_ns[own].max())
+    joules = 50.0 * (max(end_ns - start, 60 * SECOND) / SECOND)
+    assert figures(directory).values["energy_per_token_j"][1][0] == pytest.approx(joules / tokens)
+    assert "energy_per_token_j" not in figures(directory, "eager").values
+    tell(directory, devices={"eager": "cuda:1", "naive": "cuda:1"})
+    assert "energy_per_token_j" not in figures(directory).values
+
+
+def test_a_share_of_errors_has_the_spread_of_its_requests(tmp_path: Path) -> None:
+    faulty = FakeRun(arms=(EAGER, FakeArm(name="naive", error_share=0.2)), duration_s=180)
+    directory = write_run(tmp_path / "run", faulty)
+    value, luck = figures(directory).values["error_pct"][1]
+    assert 10.0 < value < 30.0
+    assert luck.spread is not None
+    assert 0.01 < luck.spread < 0.3
+    none, unsure = figures(directory, "eager").values["error_pct"][1]
+    assert (none, unsure.spread is not None and unsure.spread > 1.0) == (0.0, True)

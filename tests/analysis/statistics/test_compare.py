@@ -1,17 +1,22 @@
+"""Counts of slow requests against counting them one by one, and bets against scipy's hypergeometric distribution."""
+
+from __future__ import annotations
+
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
 
-from analysis.statistics.compare import (
-    Comparison,
-    Sample,
-    compare_quantiles,
-    compare_typical,
-    decide,
-    holm,
-)
+from analysis.arrays import Floats
+from analysis.statistics.compare import Comparison, Sample, compare_quantiles, compare_typical, decide, holm
+from analysis.statistics.decoding import DecodeSteps, decode_steps
+from analysis.statistics.exposure import ExposureError
+from analysis.statistics.slow_counts import SlowCounts, SortedGroups, slow_counts
+from analysis.statistics.trend import medians_of, slope_of, trend_of
 
 
 def drifting(rng, blocks, *, spread=0.2, rho=0.7):
@@ -282,3 +287,183 @@ def test_one_start_near_the_margin_does_not_pass_once_restarts_are_allowed_for()
     arms = mirrored(1, blocks=40, per_block=400, ratio=1.05, own=0.01)
     assert judged(*arms, restart_spread=0.0).verdict == "PASS"
     assert judged(*arms, restart_spread=0.03).verdict == "INCONCLUSIVE"
+
+
+RATIOS = np.array([-0.3, 0.0, 0.25, 1.0])
+
+
+def sorted_groups(groups: list[Floats]) -> SortedGroups:
+    return SortedGroups(np.concatenate([np.sort(group) for group in groups]), np.cumsum([0, *map(len, groups)]))
+
+
+def one_by_one(treatment: Floats, control: Floats, q: float) -> tuple[int, int]:
+    threshold = np.quantile(np.concatenate([treatment, control]), q)
+    return int((treatment > threshold).sum()), int((control > threshold).sum())
+
+
+@settings(max_examples=150)
+@given(
+    seed=st.integers(0, 10_000),
+    sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=6),
+    q=st.sampled_from([0.5, 0.9, 0.99, 1.0, 0.001]),
+    ties=st.booleans(),
+)
+def test_counts_are_those_of_counting(seed: int, sizes: list[tuple[int, int]], q: float, ties: bool) -> None:
+    rng = np.random.default_rng(seed)
+    drawn = [[rng.standard_normal(size) for size in both] for both in sizes]
+    # quarters, which floats hold exactly, so that ties stay ties after a shift
+    one, other = ([np.round(4 * pair[arm]) / 4 if ties else pair[arm] for pair in drawn] for arm in (0, 1))
+    ratios = np.round(4 * RATIOS) / 4 if ties else RATIOS
+    counts = slow_counts(sorted_groups(one), sorted_groups(other), ratios, q)
+    for place, ratio in enumerate(ratios):
+        for group, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+            expected = one_by_one(mine - ratio, theirs, q)
+            assert (counts.treatment[place, group], counts.control[place, group]) == expected
+
+
+def counts_of(*tables: tuple[int, int, int, int]) -> SlowCounts:
+    """(slow of the treatment, of the control, all of the treatment, of the control) of each group."""
+    return SlowCounts(*(np.array(column) for column in zip(*tables, strict=True)))
+
+
+def test_arms_of_different_share_are_equally_slow_where_their_shares_are() -> None:
+    counts = counts_of((1, 9, 10, 90), (10, 10, 100, 100), (0, 0, 5, 5))
+    np.testing.assert_allclose(counts.by_arm(), 0.0, atol=1e-12)
+    np.testing.assert_allclose(counts.by_request(), 0.0, atol=1e-12)
+
+
+def test_the_treatment_alone_is_slow() -> None:
+    counts = counts_of((4, 0, 100, 100))
+    assert counts.by_arm() == pytest.approx(2.0)
+    spread = stats.hypergeom.std(200, 4, 100)
+    assert counts.by_request() == pytest.approx(2.0 / spread)
+
+
+@settings(max_examples=100)
+@given(own=st.integers(1, 60), other=st.integers(1, 60), data=st.data())
+def test_bets_are_fair_by_the_hypergeometric_distribution(own: int, other: int, data: st.DataObject) -> None:
+    slow = data.draw(st.integers(0, own + other))
+    counts = range(max(0, slow - other), min(slow, own) + 1)
+    chances = np.array([stats.hypergeom.pmf(k, own + other, slow, own) for k in counts])
+    every = [counts_of((k, slow - k, own, other)).bets() for k in counts]
+    for side in (0, 1):
+        payoffs = np.exp(np.array([bets[side][:, 0] for bets in every]))
+        np.testing.assert_allclose(chances @ payoffs, 1.0, rtol=1e-9)
+
+
+def test_more_that_are_slow_are_evidence_of_harm_and_fewer_of_safety() -> None:
+    harm, safety = counts_of((5, 5, 10, 90), (0, 10, 10, 90)).bets()
+    assert (harm[:, 0] > 0).all()
+    assert (safety[:, 0] < 0).all()
+    assert (harm[:, 1] < 0).all()
+    assert (safety[:, 1] > 0).all()
+
+
+def test_means_and_sizes_are_those_of_each_group() -> None:
+    groups = sorted_groups([np.array([1.0, 3.0]), np.array([2.0])])
+    assert groups.sizes.tolist() == [2, 1]
+    assert groups.means().tolist() == [2.0, 2.0]
+    assert len(groups) == 2
+
+
+REQUESTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=30)
+
+
+def played(rows: list[tuple[float, int, int]], *, slots: int, step_s: float = 1.0, **more: int) -> DecodeSteps:
+    """`rows`: (seconds, prompt tokens, answer tokens)."""
+    at, prompts, answers = (np.asarray(column) for column in zip(*sorted(rows), strict=True))
+    return decode_steps((at * 1e9).astype(np.int64), prompts, answers, slots=slots, step_s=step_s, **more)
+
+
+def test_a_request_by_itself_holds_one_position_more_each_step() -> None:
+    found = played([(0, 10, 4)], slots=8)
+    assert found.batch.tolist() == [1, 1, 1]
+    assert found.context.tolist() == [11, 12, 13]
+    assert found.end_s == 3.0
+
+
+def test_requests_that_overlap_share_steps_whose_context_is_the_longest() -> None:
+    # the second joins at the third step, and outlasts the first
+    found = played([(0, 10, 5), (2, 50, 5)], slots=8)
+    assert found.batch.tolist() == [1, 1, 2, 2, 1, 1]
+    assert found.context.tolist() == [11, 12, 51, 52, 53, 54]
+
+
+def test_a_slower_server_runs_more_rows_at_once_up_to_its_slots() -> None:
+    rows = [(float(second), 10, 11) for second in range(20)]
+    fast, slow, full = (played(rows, slots=4, step_s=step_s) for step_s in (0.05, 0.2, 1.0))
+    assert fast.batch.max() == 1
+    assert slow.batch.max() == 2
+    assert full.batch.max() == 4
+    assert full.end_s > 30
+
+
+def test_answers_of_one_token_decode_nothing() -> None:
+    assert played([(0, 10, 1), (1, 5, 1)], slots=2).batch.tolist() == []
+
+
+def test_what_is_beyond_the_most_steps_is_counted_as_left_out() -> None:
+    found = played([(0, 10, 101), (500, 10, 101)], slots=1, most_steps=50)
+    assert (len(found.batch), found.left_out) == (100, 1)
+
+
+@given(rows=REQUESTS, slots=st.integers(1, 5))
+def test_every_token_but_the_first_is_a_row_of_one_step(rows: list[tuple[float, int, int]], slots: int) -> None:
+    found = played(rows, slots=slots)
+    assert found.batch.sum() == sum(answer - 1 for _, _, answer in rows)
+    assert found.batch.max(initial=0) <= slots
+    assert found.context.max(initial=0) <= max(prompt + answer - 1 for _, prompt, answer in rows)
+
+
+@pytest.mark.parametrize(("slots", "step_s"), [(0, 1.0), (1, 0.0), (1, float("nan"))])
+def test_a_server_that_cannot_be_is_refused(slots: int, step_s: float) -> None:
+    with pytest.raises(ExposureError, match="give at least 1 slot"):
+        played([(0, 10, 4)], slots=slots, step_s=step_s)
+
+
+TIMES = np.arange(8.0)
+
+
+def test_the_slope_of_a_line_is_known_exactly_by_pairs() -> None:
+    trend = trend_of([(TIMES, 3.0 + 2.0 * TIMES)], 0.025)
+    assert trend is not None
+    assert (trend.slope, trend.low, trend.high) == (2.0, 2.0, 2.0)
+    assert slope_of(TIMES, 3.0 - TIMES) == -1.0
+
+
+def test_nothing_and_one_value_have_no_trend() -> None:
+    assert trend_of([], 0.025) is None
+    assert trend_of([(TIMES[:1], TIMES[:1])], 0.025) is None
+
+
+def test_too_few_values_set_no_limits() -> None:
+    trend = trend_of([(TIMES[:3], TIMES[:3])], 0.025)
+    assert trend is not None
+    assert (trend.slope, trend.low, trend.high) == (1.0, -math.inf, math.inf)
+
+
+@pytest.mark.parametrize("jump", range(1, 8))
+def test_a_single_jump_is_no_sure_growth(jump: int) -> None:
+    values = np.where(np.arange(8) >= jump, 100.0, 0.0)
+    for series in (1, 2, 5):
+        trend = trend_of([(TIMES, values)] * series, 0.025)
+        assert trend is not None
+        assert trend.low <= 0.0
+
+
+def test_trials_that_differ_widen_the_limits() -> None:
+    alike = trend_of([(TIMES, 2.0 * TIMES), (TIMES, 2.0 * TIMES)], 0.025)
+    apart = trend_of([(TIMES, 1.0 * TIMES), (TIMES, 3.0 * TIMES)], 0.025)
+    assert alike is not None
+    assert apart is not None
+    assert (alike.low, alike.high) == (2.0, 2.0)
+    assert apart.low < 0 < 4 < apart.high
+
+
+def test_a_stretch_with_too_few_samples_makes_a_series_unknown() -> None:
+    times = np.linspace(0.0, 0.99, 40)
+    known = medians_of(times, times, 0.0, 1.0, 8, fewest=5)
+    assert known is not None
+    assert known[0].tolist() == pytest.approx((np.arange(8) + 0.5) / 8)
+    assert medians_of(times[times > 0.2], times[times > 0.2], 0.0, 1.0, 8, fewest=5) is None
+    assert medians_of(times, times, 1.0, 1.0, 8, fewest=1) is None

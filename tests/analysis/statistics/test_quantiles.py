@@ -1,10 +1,18 @@
+"""The tail of a typical window: its ratio, its limits, and what a jam that both arms share does to them."""
+
+from __future__ import annotations
+
+import itertools
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.statistics.dependence import Dependence
+from analysis.statistics.exposure import ExposureError, batches, best_ladder, first_seen, padding, unseen_probability
+from analysis.statistics.knees import KneeProfile, knee_grid, knee_profile, p_not_higher
 from analysis.statistics.quantiles import (
     block_histogram,
     grouped_quantiles,
@@ -13,6 +21,8 @@ from analysis.statistics.quantiles import (
     quantiles,
     swapped_log_ratios,
 )
+from analysis.statistics.resampling import groups_of
+from analysis.statistics.windows import Windows, typical_ratio, window_limits
 
 positive = st.floats(min_value=0.01, max_value=1e6)
 
@@ -112,3 +122,297 @@ def test_bunching_widens_the_interval():
 def test_an_interval_is_a_pair_of_order_statistics_by_the_binomial(design_effect, expected):
     low, high = quantile_interval(np.arange(1000.0), 0.5, confidence=0.96, design_effect=design_effect)
     assert (low, high) == pytest.approx(expected, abs=1)
+
+
+BOUND = math.log(1.1)
+PLAIN = Dependence()
+
+
+def arms(seed, *, ratio=1.0, blocks=40, per_block=120, jam=None, own=0.05):
+    """Latencies of two arms by block; `jam` (block, treatment's factor, control's factor) slows one block of both."""
+    rng = np.random.default_rng(seed)
+    block = np.repeat(np.arange(blocks), per_block)
+    work = 0.86 * rng.standard_normal(block.size)
+    treatment, control = (100.0 * np.exp(work + own * rng.standard_normal(block.size)) for _ in range(2))
+    if jam is not None:
+        treatment[block == jam[0]] *= jam[1]
+        control[block == jam[0]] *= jam[2]
+    return treatment * ratio, control, block
+
+
+def windows(treatment, control, block, q=0.99):
+    histogram = block_histogram(treatment, block, control, block, anchor=BOUND)
+    return Windows.of(histogram, groups_of(np.ones(int(block.max()) + 1, dtype=int)), q)
+
+
+def limits(held, alpha=0.05, dependence=PLAIN):
+    return window_limits(held, bound=BOUND, alpha=alpha, dependence=dependence)
+
+
+def test_excess_is_that_beyond_each_windows_own_pooled_quantile():
+    treatment, control, block = arms(1, blocks=10)
+    held = windows(treatment, control, block, q=0.9)
+    expected = []
+    for number in range(10):
+        own, other = treatment[block == number], control[block == number]
+        threshold = np.sort(np.concatenate((own, other)))[math.ceil(0.9 * 240) - 1]
+        expected.append((own > threshold).sum() - (other > threshold).sum())
+    assert held.excess(0) == pytest.approx(expected, abs=1.01)  # a bin may hold two neighbours
+
+
+def test_swapping_the_arms_turns_excess_and_ratio_round():
+    treatment, control, block = arms(2, ratio=1.3)
+    one, other = windows(treatment, control, block), windows(control, treatment, block)
+    assert one.excess(0) == pytest.approx(-other.excess(0))
+    assert typical_ratio(one) == pytest.approx(-typical_ratio(other), abs=0.002)
+
+
+def test_a_factor_on_all_latencies_moves_ratio_and_limits_by_itself():
+    one, other = (windows(*arms(3, ratio=ratio)) for ratio in (1.0, 1.25))
+    shift = math.log(1.25)
+    assert typical_ratio(other) == pytest.approx(typical_ratio(one) + shift, abs=0.003)
+    for name in ("low", "high"):
+        assert getattr(limits(other), name) == pytest.approx(getattr(limits(one), name) + shift, abs=0.004)
+
+
+def test_one_jam_that_both_arms_share_decides_nothing():
+    """Over the whole run the jammed block makes the tail: a ratio of 3 there is a ratio of 3 in all."""
+    treatment, control, block = arms(4, jam=(7, 60.0, 20.0))
+    assert np.quantile(treatment, 0.99) > 1.5 * np.quantile(control, 0.99)
+    held = windows(treatment, control, block)
+    assert abs(typical_ratio(held)) < 0.1
+    assert limits(held).p_noninferior < 0.05
+
+
+def test_an_arm_that_is_slower_in_most_blocks_is_called_so():
+    found = limits(windows(*arms(5, ratio=1.4)))
+    assert found.low > BOUND
+    assert found.p_inferior < 0.01 < 0.99 < found.p_noninferior
+
+
+def test_identical_arms_have_a_ratio_of_one_with_limits_around_it():
+    treatment, _, block = arms(6)
+    found = limits(windows(treatment, treatment, block))
+    assert found.low < 0.0 < found.high < BOUND
+
+
+def test_blocks_with_too_little_of_the_tail_are_joined_within_their_group():
+    held = windows(*arms(7, blocks=40, per_block=50))
+    assert held.histogram.blocks == 20
+    assert held.groups == 10
+    assert windows(*arms(7, blocks=40, per_block=15)).histogram.blocks == 10, "a group that holds one is one window"
+    assert windows(*arms(7, blocks=40, per_block=10)) is None, "even a whole group holds less than one beyond p99"
+
+
+def test_an_arm_that_is_twenty_times_faster_passes_on_few_requests():
+    """Swapped labels would put the slow arm's requests on either side, and decide nothing."""
+    held = windows(*arms(2, blocks=16, per_block=60, ratio=0.05))
+    assert limits(held).p_noninferior < 0.02
+
+
+def test_fewer_than_eight_groups_have_no_typical_block():
+    assert windows(*arms(8, blocks=7)) is None
+
+
+def test_dependence_widens_limits_and_keeps_the_ratio():
+    held = windows(*arms(9))
+    plain, wide = limits(held), limits(held, dependence=Dependence(drift=0.002, restart=0.05))
+    assert wide.low < plain.low < typical_ratio(held) < plain.high < wide.high
+    assert wide.p_noninferior > plain.p_noninferior
+    assert wide.spread == pytest.approx(math.hypot(plain.spread, math.sqrt(0.002)))
+
+
+def test_drift_moves_limits_by_its_own_size_and_takes_none_away():
+    """All of the tail lies on one side well before the margin: no count can say more, and drift of 15 % is not 60 %."""
+    held = windows(*arms(8, ratio=0.6, blocks=23, per_block=34))
+    drifting = limits(held, dependence=Dependence(drift=0.15**2))
+    assert drifting.high is not None
+    assert math.exp(drifting.high) < 1.0
+    assert drifting.p_noninferior < 0.05
+
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=25).map(np.array)
+
+
+def test_a_row_is_new_only_the_first_time_it_comes() -> None:
+    assert first_seen(np.array([5, 3, 5, 4, 3])).tolist() == [True, True, False, True, False]
+    assert first_seen(np.array([1, 1, 2]), np.array([7, 8, 7])).tolist() == [True, True, True]
+    assert first_seen(np.array([], dtype=np.int64)).tolist() == []
+
+
+def test_the_unseen_are_as_likely_as_what_came_once() -> None:
+    assert unseen_probability(np.array([1, 1, 2, 3])) == 0.5
+    assert unseen_probability(np.array([], dtype=np.int64)) == 1.0
+
+
+def test_the_chance_of_an_unseen_length_comes_true() -> None:
+    rng = np.random.default_rng(5)
+    lengths = np.rint(rng.lognormal(6.6, 0.98, 20_000)).astype(np.int64)
+    foretold = unseen_probability(lengths[:10_000])
+    came = float((~np.isin(lengths[10_000:10_500], lengths[:10_000])).mean())
+    assert came == pytest.approx(foretold, abs=0.03)
+
+
+def test_padding_counts_tokens_that_run_for_each_that_was_asked_for() -> None:
+    found = padding(np.array([1, 3, 4, 9]), [4, 8])
+    assert (found.ladder, found.factor, found.too_long) == ((4, 8), 12 / 8, 1)
+
+
+@given(lengths=LENGTHS, steps=st.integers(1, 4))
+def test_no_other_ladder_pads_less(lengths: np.ndarray, steps: int) -> None:
+    edges = np.unique(lengths)
+    every = (
+        padding(lengths, [*chosen, edges[-1]]).factor
+        for count in range(min(steps, len(edges)))
+        for chosen in itertools.combinations(edges[:-1].tolist(), count)
+    )
+    found = best_ladder(lengths, steps)
+    assert found.factor == pytest.approx(min(every))
+    assert len(found.ladder) <= steps
+
+
+@given(lengths=LENGTHS, steps=st.integers(1, 6), multiple=st.integers(1, 16), last=st.integers(1, 64))
+def test_every_step_is_allowed_and_every_request_within_the_limit_fits(
+    lengths: np.ndarray, steps: int, multiple: int, last: int
+) -> None:
+    if lengths.min() > last:
+        with pytest.raises(ExposureError, match="longer last step"):
+            best_ladder(lengths, steps, multiple=multiple, last=last)
+        return
+    found = best_ladder(lengths, steps, multiple=multiple, last=last)
+    assert found.ladder[-1] == last
+    assert found.too_long == 0
+    assert len(found.ladder) <= steps
+    assert all(step % multiple == 0 for step in found.ladder[:-1])
+
+
+@given(lengths=LENGTHS)
+def test_another_step_never_pads_more(lengths: np.ndarray) -> None:
+    factors = [best_ladder(lengths, steps).factor for steps in range(1, 7)]
+    assert factors == sorted(factors, reverse=True)
+
+
+def test_a_batch_closes_when_it_is_full_or_its_window_is_over() -> None:
+    found = batches(np.array([0, 1, 2, 50, 120]), np.array([5, 9, 7, 3, 4]), window_ns=60, most=2)
+    assert found.size.tolist() == [2, 2, 1]
+    assert found.longest.tolist() == [9, 7, 4]
+    assert found.start_ns.tolist() == [0, 2, 120]
+
+
+@given(gaps=st.lists(st.integers(0, 20), min_size=1, max_size=40), window=st.integers(0, 50), most=st.integers(1, 8))
+def test_every_request_is_in_one_batch(gaps: list[int], window: int, most: int) -> None:
+    times = np.cumsum(gaps)
+    found = batches(times, np.ones(len(times), dtype=np.int64), window_ns=window, most=most)
+    assert found.size.sum() == len(times)
+    assert found.size.min() >= 1
+    assert found.size.max() <= most
+
+
+@pytest.mark.parametrize("ladder", [[], [0, 5]])
+def test_a_ladder_without_real_steps_is_refused(ladder: list[int]) -> None:
+    with pytest.raises(ExposureError, match="give steps of 1 token or more"):
+        padding(np.array([3]), ladder)
+
+
+GRID = knee_grid([1.0, 100.0])
+
+
+def profile(held: list[float], missed: list[float], starts: list[int] | None = None) -> KneeProfile:
+    outcome = [True] * len(held) + [False] * len(missed)
+    return knee_profile([*held, *missed], outcome, starts or [1] * len(outcome), grid=GRID)
+
+
+def test_an_interval_is_open_where_no_step_bounds_it() -> None:
+    assert profile([], []).interval(0.05) == (None, None)
+    low, high = profile([1, 2, 4], []).interval(0.05)
+    assert low is not None
+    assert 1 < low < 4
+    assert high is None
+    low, high = profile([], [4, 8, 16]).interval(0.05)
+    assert low is None
+    assert high is not None
+    assert 4 < high < 16
+
+
+def test_more_steps_narrow_the_interval() -> None:
+    few = profile([8.0], [10.0]).interval(0.05)
+    many = profile([8.0, 8.5, 8.8] * 3, [9.2, 9.5, 10.0] * 3, [1, 2, 3] * 6).interval(0.05)
+    assert all(end is not None for end in (*few, *many))
+    assert few[0] < many[0] < 9 < many[1] < few[1]  # type: ignore[operator]
+
+
+def test_a_smaller_error_widens_the_interval() -> None:
+    knee = profile([8.0, 8.5] * 3, [9.5, 10.0] * 3, [1, 2, 3] * 4)
+    (low, high), (lower, higher) = knee.interval(0.05), knee.interval(0.005)
+    assert lower < low < high < higher  # type: ignore[operator]
+
+
+def test_what_a_start_brings_to_all_its_steps_counts_once() -> None:
+    """The same outcomes, of four starts that each agree with themselves, or of as many starts as there are steps."""
+    rates = [9.4, 9.8, 10.2, 10.6]
+    outcome = [True, False, False, False] * 2 + [True, True, True, False] * 2
+    few, many = (
+        knee_profile(rates * 4, outcome, starts, grid=GRID).interval(0.05)
+        for starts in ([number // 4 for number in range(16)], list(range(16)))
+    )
+    assert few[0] < many[0] < many[1] < few[1]  # type: ignore[operator]
+
+
+def test_a_missed_step_excuses_the_next_of_its_start() -> None:
+    """The same outcomes; the three misses follow one another, or each comes first in a start of its own."""
+    rates = [9.3, 9.6, 9.9, 9.0, 9.6, 9.9, 10.6, 9.0, 9.6, 9.9, 10.6]
+    outcome = [False] * 3 + [True, True, True, False] * 2
+    behind, first = (
+        knee_profile(rates, outcome, [*starts, *[8] * 4, *[9] * 4], grid=GRID) for starts in ([1, 1, 1], [1, 2, 3])
+    )
+    assert behind.likeliest > first.likeliest  # type: ignore[operator]
+
+
+def test_the_order_of_steps_in_the_records_does_not_matter() -> None:
+    rates, outcome, starts = [8.0, 9.0, 10.0, 8.5, 9.5], [True, True, False, True, False], [1, 1, 1, 2, 2]
+    one = knee_profile(rates, outcome, starts, grid=GRID)
+    other = knee_profile(rates[::-1], outcome[::-1], starts[::-1], grid=GRID)
+    assert np.allclose(one.likelihood, other.likelihood)
+
+
+def test_the_likeliest_knee_lies_between_what_was_held_and_missed() -> None:
+    assert 8.8 < (profile([8.0, 8.8], [9.2, 10.0]).likeliest or 0) < 9.2
+    assert profile([8.0], []).likeliest is None
+    assert profile([], [8.0]).likeliest is None
+
+
+def test_degrees_of_freedom_come_from_starts() -> None:
+    assert profile([8.0], [9.0], [1, 2]).degrees == 14
+    assert profile([8.0] * 25, [9.0], list(range(26))).degrees == 25
+
+
+def test_an_arm_far_above_another_is_surely_higher_and_never_the_other_way_round() -> None:
+    starts = [1, 2, 3] * 4
+    low, high = profile([4.0, 4.5] * 3, [5.5, 6.0] * 3, starts), profile([8.0, 8.5] * 3, [9.5, 10.0] * 3, starts)
+    assert p_not_higher(high, low) < 0.01
+    assert p_not_higher(low, high) == 0.5
+
+
+@given(st.lists(st.tuples(st.floats(2.0, 50.0), st.booleans(), st.integers(1, 3)), min_size=1, max_size=12))
+@settings(max_examples=30)
+def test_equal_steps_are_no_order(drawn: list[tuple[float, bool, int]]) -> None:
+    rates, held, starts = zip(*drawn, strict=True)
+    one = knee_profile(rates, held, starts, grid=GRID)
+    assert p_not_higher(one, one) == 0.5
+    assert np.isfinite(one.likelihood.max())
+    low, high = one.interval(0.05)
+    assert low is None or high is None or low < high
+
+
+def test_steps_scale_with_the_unit_of_the_rate() -> None:
+    """Requests a second or a minute: the interval of the knee moves with them, up to a step of the grid."""
+    base = [8.0, 8.5, 9.5, 10.0]
+    outcome, starts = [True, True, False, False], [1, 2, 1, 2]
+    ends = []
+    for factor in (1.0, 60.0):
+        rates = [rate * factor for rate in base]
+        low, high = knee_profile(rates, outcome, starts, grid=knee_grid(rates)).interval(0.05)
+        assert low is not None
+        assert high is not None
+        ends.append((math.log(low / factor), math.log(high / factor)))
+    assert ends[0] == pytest.approx(ends[1], abs=1e-9)

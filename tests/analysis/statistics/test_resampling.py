@@ -1,10 +1,17 @@
+"""Drift and the luck of starts, as blocks of log latencies tell of them."""
+
+from __future__ import annotations
+
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
+from analysis.statistics.dependence import Dependence, block_differences, dependence_of
+from analysis.statistics.machines import between_machines, disagreement, lasting_reach, mean_over_trials
 from analysis.statistics.quantiles import block_histogram, swapped_log_ratios
 from analysis.statistics.resampling import (
     FEWEST_GROUPS,
@@ -20,6 +27,8 @@ from analysis.statistics.resampling import (
     label_swaps,
     swap_limits,
 )
+from analysis.statistics.unpaired import Level, Luck, day_part, difference, level_of, pooled, trials_needed
+from analysis.statistics.variances import Part, summed
 
 
 def drifting(rng, size, *, rho):
@@ -193,3 +202,270 @@ def test_scores_on_either_side_have_p_values_that_add_up_to_one():
     assert (greater, less) == pytest.approx(ewc_p_values(-scores)[::-1])
     assert ewc_p_values(scores + 5.0)[0] < 1e-3
     assert ewc_p_values(scores[:7]) == ewc_p_values(np.zeros(20)) == (None, None)
+
+
+ONE_TRIAL = np.ones(40, dtype=int)
+
+
+def wandering(seed, *, blocks=40, lasting=6.0, spread=0.04):
+    """A level that lasts for `lasting` blocks."""
+    rng = np.random.default_rng(seed)
+    keep, level, levels = math.exp(-1.0 / lasting), rng.standard_normal(), []
+    for _ in range(blocks):
+        level = keep * level + math.sqrt(1 - keep**2) * rng.standard_normal()
+        levels.append(spread * level)
+    return np.array(levels)
+
+
+def of(differences, trial=ONE_TRIAL, restart_spread=0.0):
+    return dependence_of(differences, groups_of(trial), trial, restart_spread=restart_spread)
+
+
+def test_differences_are_those_of_mean_log_latency_by_block():
+    block = np.array([0, 0, 1, 1, 1])
+    found = block_differences(np.array([1.0, 4, 2, 2, 2]), block, np.array([1.0, 1, 1, 2, 4]), block, 2)
+    assert found == pytest.approx([math.log(2), 0.0])
+    assert np.isfinite(block_differences(np.zeros(2), np.array([0, 1]), np.ones(2), np.array([0, 1]), 2)).all()
+
+
+def test_a_speed_that_wanders_for_minutes_adds_variance_and_noise_of_blocks_adds_little():
+    wander = np.mean([of(wandering(seed)).drift for seed in range(200)])
+    noise = np.mean([of(0.04 * np.random.default_rng(seed).standard_normal(40)).drift for seed in range(200)])
+    # The variance of the mean is about .04² × 2 × 6 / 40 = 4.8e-4, of which ten groups show the greater part.
+    assert wander > 6e-5 > 4 * noise
+
+
+def test_correlation_is_seen_in_means_that_the_tail_would_not_show():
+    assert np.mean([of(wandering(seed)).correlation for seed in range(50)]) > 0.25
+    assert np.mean([of(np.random.default_rng(seed).standard_normal(40)).correlation for seed in range(50)]) < 0.05
+
+
+def test_one_start_has_the_allowance_and_nothing_else():
+    found = of(np.zeros(40), restart_spread=0.01)
+    assert found.restart == pytest.approx(0.01 * math.sqrt(2.0))
+    assert found.restart_variance == pytest.approx(2e-4)
+
+
+def test_starts_that_differ_raise_the_allowance_and_starts_alike_lower_it():
+    trial = np.repeat([1, 2, 3], 14)
+    rng = np.random.default_rng(1)
+    alike = 0.01 * rng.standard_normal(42)
+    apart = alike + np.array([-0.06, 0.0, 0.06])[trial - 1]
+    allowed = 0.01 * math.sqrt(2.0)
+    assert of(apart, trial, 0.01).restart > 0.03 > allowed > of(alike, trial, 0.01).restart
+    assert of(apart, trial, 0.01).drift < 1e-5, "the luck of a start is no drift"
+
+
+def test_more_starts_leave_less_start_to_start_variance():
+    one, three = Dependence(restart=0.03), Dependence(restart=0.03, trials=3)
+    assert three.restart_variance == pytest.approx(one.restart_variance / 3)
+    assert 1.0 < three.widening(0.02, groups=10, alpha=0.05) < one.widening(0.02, groups=10, alpha=0.05)
+
+
+def test_without_dependence_nothing_is_widened():
+    assert Dependence().widening(0.02, groups=10, alpha=0.05) == pytest.approx(1.0)
+    assert Dependence().widening(0.0, groups=10, alpha=0.05) == pytest.approx(1.0)
+
+
+def test_variances_add_up_and_their_poorer_knowledge_counts():
+    found = Dependence(drift=0.02**2).widening(0.02, groups=10, alpha=0.05)
+    assert found >= math.sqrt(2.0)
+    assert found > Dependence(restart=0.02, trials=1).widening(0.02, groups=10, alpha=0.05) * 0.99
+
+
+def test_few_blocks_know_the_allowance_alone():
+    trial = np.ones(5, dtype=int)
+    found = of(np.arange(5.0), trial, 0.01)
+    assert found.drift == 0.0
+    assert found.correlation is None
+    assert found.restart > 0.0
+
+
+def test_a_ratio_that_differs_by_machine_counts_by_machines_and_not_by_starts():
+    trial = np.repeat([1, 2, 3, 4], 10)
+    rng = np.random.default_rng(2)
+    apart = 0.01 * rng.standard_normal(40) + np.array([-0.05, -0.05, 0.05, 0.05])[trial - 1]
+    machine = np.repeat([0, 0, 1, 1], 10)
+    blind = of(apart, trial, 0.01)
+    seen = dependence_of(apart, groups_of(trial), trial, restart_spread=0.01, machine=machine)
+    assert (blind.machine, blind.machines, seen.machines) == (0.0, 1, 2)
+    assert seen.restart < blind.restart
+    assert seen.machine > 0.05**2
+    assert seen.widening(0.02, groups=10, alpha=0.05) > 2 * blind.widening(0.02, groups=10, alpha=0.05)
+
+
+def test_machines_that_agree_widen_nothing():
+    trial = np.repeat([1, 2, 3, 4], 10)
+    differences = np.tile([-0.01, 0.01], 20)
+    one = of(differences, trial, 0.01)
+    two = dependence_of(differences, groups_of(trial), trial, restart_spread=0.01, machine=np.repeat([0, 0, 1, 1], 10))
+    assert two.machine == 0.0
+    assert two.widening(0.02, groups=10, alpha=0.05) == pytest.approx(
+        one.widening(0.02, groups=10, alpha=0.05), rel=0.05
+    )
+
+
+def test_machines_that_agree_add_nothing_and_one_machine_never_does():
+    assert between_machines(np.array([0.1, 0.1]), np.array([0.5, 0.5]), within=1e-4, degrees=4) == 0.0
+    assert between_machines(np.array([0.1]), np.array([1.0]), within=0.0, degrees=0) == 0.0
+    known = mean_over_trials(np.array([0.01, 0.03, 0.02]), np.zeros(3, dtype=int))
+    assert (known.between, known.machines) == (0.0, 1)
+    assert known.reach == pytest.approx((2.0, 0.01 / math.sqrt(3)))
+
+
+def test_trials_that_are_each_on_a_machine_of_their_own_are_the_t_test_over_trials():
+    ratios = np.array([0.02, -0.03, 0.05, 0.01])
+    degrees, spread = mean_over_trials(ratios, np.arange(4)).reach
+    assert degrees == pytest.approx(3.0)
+    assert spread == pytest.approx(ratios.std(ddof=1) / 2.0)
+
+
+def test_machines_apart_leave_the_freedom_of_their_number():
+    ratios = np.array([0.100, 0.101, -0.100, -0.101, 0.0, 0.001])
+    degrees, spread = mean_over_trials(ratios, np.repeat([0, 1, 2], 2)).reach
+    assert degrees == pytest.approx(2.0, abs=0.01)
+    assert spread == pytest.approx(0.1 / math.sqrt(3) / math.sqrt(stats.f.ppf(0.5, 2, 3)), rel=0.01)
+
+
+def test_trials_that_are_all_alike_have_no_error():
+    assert mean_over_trials(np.full(4, 0.1), np.array([0, 0, 1, 1])).reach == (1.0, 0.0)
+
+
+def test_cochran_q_is_chi_square_over_machines_that_share_a_ratio():
+    rng = np.random.default_rng(3)
+    spreads = np.array([0.01, 0.02, 0.04])
+    p_values = [disagreement(0.3 + spreads * rng.standard_normal(3), spreads) for _ in range(2000)]
+    assert np.mean(np.array(p_values) <= 0.1) == pytest.approx(0.1, abs=0.02)
+    assert disagreement(np.array([0.0, 0.2]), np.array([0.02, 0.02])) < 1e-6
+    assert disagreement(np.array([0.1]), np.array([0.02])) is None
+    assert disagreement(np.array([0.1, 0.2]), np.array([0.02, 0.0])) is None
+
+
+def test_lasting_reach_is_student_t_over_three_groups_of_neighbours():
+    ratios = np.array([0.0, 0.2, 0.1, 0.5, 0.4, 0.6])
+    means = [0.1, 0.3, 0.5]
+    assert lasting_reach(ratios, 0.05) == pytest.approx(stats.t.ppf(0.95, 2) * stats.sem(means))
+    assert lasting_reach(np.full(6, 0.1), 0.05) == pytest.approx(0.0)
+
+
+NO_DAY = Part(variance=0.0, degrees=4.0)
+LUCK = Luck(spread=0.02, degrees=19.0)
+
+
+def level(values, luck=LUCK, restart=0.0):
+    return level_of(np.asarray(values, dtype=float), [luck] * len(values), restart_spread=restart)
+
+
+def test_from_six_trials_on_it_is_welchs_test() -> None:
+    rng = np.random.default_rng(3)
+    one, two = rng.normal(0.0, 0.02, 6), rng.normal(0.05, 0.06, 9)
+    apart = difference(level(one), level(two), NO_DAY)
+    welch = stats.ttest_ind(two, one, equal_var=False, alternative="greater")
+    assert apart.part is not None
+    assert apart.part.degrees == pytest.approx(welch.df)
+    assert apart.p_above(0.0) == pytest.approx(welch.pvalue)
+    low, high = apart.limits(0.05)
+    wide = stats.ttest_ind(two, one, equal_var=False).confidence_interval(0.9)
+    assert (low, high) == pytest.approx((wide.low, wide.high))
+
+
+def test_sum_of_variances_has_satterthwaites_degrees() -> None:
+    alike = summed([Part(variance=2.0, degrees=5.0), Part(variance=2.0, degrees=5.0)])
+    assert (alike.variance, alike.degrees) == (4.0, pytest.approx(10.0))
+    one_sided = summed([Part(variance=2.0, degrees=5.0), Part(variance=0.0, degrees=1.0)])
+    assert one_sided.degrees == pytest.approx(5.0)
+    assert math.isinf(summed([Part(variance=0.0, degrees=1.0)]).degrees)
+
+
+def test_one_trial_rests_on_what_its_blocks_foretell_and_on_the_allowance() -> None:
+    alone = level([0.3], restart=0.01)
+    assert alone.each is not None
+    assert alone.each.variance == pytest.approx(0.02**2 + 0.01**2)
+    assert level([0.3], luck=Luck(spread=None)).each is None
+
+
+def test_two_trials_that_agree_by_chance_keep_the_expected_variance() -> None:
+    agreeing = level([0.300, 0.3001], restart=0.01)
+    assert agreeing.each is not None
+    assert agreeing.each.variance == pytest.approx(0.02**2 + 0.01**2)
+    apart = level([0.2, 0.4], restart=0.01)
+    assert apart.each is not None
+    assert apart.each.variance == pytest.approx(0.02)
+    assert apart.each.degrees == 1.0
+
+
+def test_trials_without_any_foretelling_speak_for_themselves_from_three_on() -> None:
+    unknown = Luck(spread=None)
+    assert level([0.1, 0.2], luck=unknown).each is None
+    three = level([0.1, 0.2, 0.3], luck=unknown)
+    assert three.each == Part(variance=pytest.approx(0.01), degrees=2.0)
+
+
+def test_nothing_is_decided_where_a_level_has_no_variance() -> None:
+    apart = difference(level([0.3], luck=Luck(spread=None)), level([0.3]), NO_DAY)
+    assert apart.limits(0.05) == (None, None)
+    assert apart.p_above(0.0) is None
+    assert apart.spread is None
+
+
+def test_difference_without_any_variance_is_exact() -> None:
+    same = Level(mean=1.0, trials=3, each=Part(variance=0.0, degrees=2.0))
+    more = Level(mean=1.1, trials=3, each=Part(variance=0.0, degrees=2.0))
+    assert difference(same, more, NO_DAY).p_above(0.05) == 0.0
+    assert difference(same, same, NO_DAY).p_above(0.0) == 1.0
+
+
+def test_more_trials_do_not_reduce_the_day_to_day_variance() -> None:
+    day = Part(variance=0.01**2, degrees=4.0)
+    apart = difference(level([0.0] * 400), level([0.0] * 400), day)
+    assert apart.spread == pytest.approx(math.sqrt(2.0) * 0.01, rel=1e-3)
+
+
+def test_history_teaches_how_days_differ() -> None:
+    quiet = [Level(mean=0.0, trials=4, each=Part(variance=0.0, degrees=3.0))] * 9
+    assert day_part(quiet, day_spread=0.02).variance < 0.5 * 0.02**2
+    loud = [Level(mean=0.05 * (-1) ** n, trials=4, each=Part(variance=0.0, degrees=3.0)) for n in range(9)]
+    assert day_part(loud, day_spread=0.02).variance > 4 * 0.02**2
+    assert day_part(quiet[:1], day_spread=0.02) == Part(variance=0.02**2, degrees=4.0)
+
+
+def test_step_between_releases_counts_once_in_how_days_differ() -> None:
+    """A release that is 20 % faster for good makes days no more than one step different."""
+    levels = [Level(mean=0.0 if n < 6 else -0.2, trials=4, each=Part(variance=0.0, degrees=3.0)) for n in range(12)]
+    spread = math.sqrt(day_part(levels, day_spread=0.0).variance)
+    assert spread < 0.5 * float(np.std([item.mean for item in levels]))
+
+
+def test_trial_to_trial_variance_is_not_taken_for_that_of_days() -> None:
+    rng = np.random.default_rng(5)
+    levels = [level(rng.normal(0.0, 0.05, 6)) for _ in range(40)]
+    assert math.sqrt(day_part(levels, day_spread=0.0).variance) < 0.01
+
+
+def test_needed_trials_fall_with_the_distance_to_the_limit() -> None:
+    one, two = level([0.0, 0.05, -0.05]), level([0.01, 0.06, -0.04])
+    day = Part(variance=0.001**2, degrees=4.0)
+    near = trials_needed(one, two, day, bound=0.05, alpha=0.05)
+    far = trials_needed(one, two, day, bound=0.2, alpha=0.05)
+    assert near is not None
+    assert far is not None
+    assert near > far
+    assert trials_needed(one, two, day, bound=0.0, alpha=0.05) is None
+
+
+def test_runs_of_one_build_average_the_day_to_day_variance() -> None:
+    day = Part(variance=0.01**2, degrees=4.0)
+    one = Level(mean=0.1, trials=4, each=Part(variance=0.0, degrees=3.0))
+    other = Level(mean=0.3, trials=6, each=Part(variance=0.0, degrees=5.0))
+    both = pooled([one, other])
+    assert (both.mean, both.trials, both.runs) == (pytest.approx(0.2), 10, 2)
+    assert difference(both, one, day).spread == pytest.approx(0.01 * math.sqrt(1.5))
+    assert difference(one, one, day).spread == pytest.approx(0.01 * math.sqrt(2.0))
+
+
+def test_pooled_variance_is_that_of_the_mean_of_runs() -> None:
+    noisy = Level(mean=0.0, trials=4, each=Part(variance=0.04, degrees=3.0))
+    assert pooled([noisy] * 5).part == Part(variance=pytest.approx(0.002), degrees=pytest.approx(15.0))
+    assert pooled([noisy]) == noisy
+    unknown = Level(mean=0.0, trials=1, each=None)
+    assert pooled([noisy, unknown]).part is None
