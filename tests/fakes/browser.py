@@ -168,6 +168,21 @@ class Tab:
         shown = self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
         return " ".join(str(shown).split())
 
+    def count(self, selector: str) -> int:
+        """Count the nodes that match."""
+        return int(self.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length"))
+
+    def labels(self, selector: str) -> list[str]:
+        """Return the `aria-label` of each node that matches, with plain spaces."""
+        nodes = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        found = self.evaluate(f"{nodes}.map((node) => node.getAttribute('aria-label') ?? '')")
+        return [label.replace("\u00a0", " ") for label in found]
+
+    def wait_for_text(self, selector: str, words: str) -> None:
+        """Wait until the first node that matches shows `words`."""
+        text = f"(document.querySelector({json.dumps(selector)})?.textContent ?? '')"
+        self.wait_for(f"{text}.replace(/\\s+/g, ' ').includes({json.dumps(words)})")
+
     def wait_for(self, expression: str, *, within_s: float = PATIENCE_S) -> None:
         """The expression is true."""
         deadline = time.monotonic() + within_s
