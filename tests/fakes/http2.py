@@ -1,4 +1,4 @@
-"""A scripted HTTP/2 server on a thread: the h2 library's strict state machine as the peer of the client under test."""
+"""Scripted HTTP/2 servers: one on the strict state machine of the h2 library, one that may break every rule."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import h2.config
 import h2.connection
@@ -151,8 +152,49 @@ class Link:
             self.window_updates += 1
 
 
-class Peer:
-    """Listens on a port of its own until the block ends; `answer` runs for each complete request."""
+class Listening:
+    """Accepts connections on a port of its own until the block ends; `serve` runs on a thread for each."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.port: int = self._listener.getsockname()[1]
+        self.target = f"127.0.0.1:{self.port}"
+        self._socks: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def serve(self, sock: socket.socket) -> None:
+        raise NotImplementedError
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                thread = threading.Thread(target=self._keep, args=(sock,), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _keep(self, sock: socket.socket) -> None:
+        self._socks.append(sock)
+        self.serve(sock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for sock in self._socks:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(5.0)
+
+
+class Peer(Listening):
+    """`answer` runs for each complete request."""
 
     def __init__(
         self,
@@ -169,40 +211,22 @@ class Peer:
         self.handshakes: list[str] = []  # those that failed
         self.reset_seen = threading.Event()
         self.ping_seen = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.target = address if tls is None else f"https://{address}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
+        self.target = f"https://{self.target}" if tls else self.target
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = self._listener.accept()
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self.tls is not None:
-                    try:
-                        sock = self.tls.wrap_socket(sock, server_side=True)
-                    except OSError as problem:
-                        self.handshakes.append(str(problem))
-                        continue
-                config = h2.config.H2Configuration(client_side=False, header_encoding=None)
-                link = Link(self, sock, h2.connection.H2Connection(config))
-                self.links.append(link)
-                threading.Thread(target=link.serve, daemon=True).start()
+    def serve(self, sock: socket.socket) -> None:
+        if self.tls is not None:
+            try:
+                sock = self.tls.wrap_socket(sock, server_side=True)
+            except OSError as problem:
+                self.handshakes.append(str(problem))
+                return
+            self._socks.append(sock)
+        config = h2.config.H2Configuration(client_side=False, header_encoding=None)
+        link = Link(self, sock, h2.connection.H2Connection(config))
+        self.links.append(link)
+        link.serve()
 
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for link in self.links:
-            with contextlib.suppress(OSError):
-                link.sock.shutdown(socket.SHUT_RDWR)
-
-
-# --- A peer that may break every rule ---------------------------------------------------------------------------------
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
 END_STREAM, ACK, END_HEADERS, PADDED = 0x1, 0x1, 0x4, 0x8
@@ -245,7 +269,7 @@ class Wire:
         self.send(frame(SETTINGS, 0, 0, settings))
 
     def read(self) -> tuple[int, int, int, bytes]:
-        """The client's next frame: kind, flags, stream, payload. ConnectionError at the end."""
+        """Return the client's next frame: kind, flags, stream, payload. Raise ConnectionError at the end."""
         while len(self._buffer) < 9 or len(self._buffer) < 9 + int.from_bytes(self._buffer[:3], "big"):
             data = self.sock.recv(65_536)
             if not data:
@@ -279,31 +303,18 @@ class Wire:
                 self.read()
 
 
-class RawPeer:
-    """Listens on a port of its own; `script` runs on a thread for each connection, then the rest is read."""
+class RawPeer(Listening):
+    """`script` runs for each connection, then the rest is read."""
 
     def __init__(self, script: Callable[[Wire], None], port: int = 0) -> None:
         self.wires: list[Wire] = []
         self.failures: list[BaseException] = []
         self._script = script
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self.port: int = self._listener.getsockname()[1]
-        self.target = f"127.0.0.1:{self.port}"
-        self._threads: list[threading.Thread] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(port)
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = self._listener.accept()
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                wire = Wire(sock, len(self.wires) + 1)
-                self.wires.append(wire)
-                thread = threading.Thread(target=self._serve, args=(wire,), daemon=True)
-                self._threads.append(thread)
-                thread.start()
-
-    def _serve(self, wire: Wire) -> None:
+    def serve(self, sock: socket.socket) -> None:
+        wire = Wire(sock, len(self.wires) + 1)
+        self.wires.append(wire)
         try:
             self._script(wire)
             wire.drain()
@@ -312,7 +323,7 @@ class RawPeer:
         except BaseException as failure:
             self.failures.append(failure)
         finally:
-            wire.sock.close()
+            sock.close()
 
     def frames(self, kind: int, number: int = 1) -> list[tuple[int, int, int, bytes]]:
         """What the client sent of this kind on its connection `number`, acknowledgements left out."""
@@ -320,16 +331,6 @@ class RawPeer:
             item for item in self.wires[number - 1].seen if item[0] == kind and not (kind in (4, 6) and item[1] & ACK)
         ]
 
-    def __enter__(self) -> RawPeer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for wire in self.wires:
-            with contextlib.suppress(OSError):
-                wire.sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(5.0)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         assert not self.failures, self.failures
