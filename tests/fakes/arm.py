@@ -81,7 +81,6 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
         self.publish(telemetry_pb2.TelemetryEvent(progress=progress))
 
     def under_way(self, *, start_ns: int, end_ns: int = 0, shape: str, batch_id: int) -> None:
-        """Publish that the compile is under way, or ended at `end_ns`."""
         where: dict[str, Any] = {"shape": shape, "batch_id": batch_id, "phase": "serving", "kind": "compile"}
         compiling = telemetry_pb2.CompileUnderWay(
             start_ns=start_ns, end_ns=end_ns, compile_id=f"0/{self._compiles + 1}", **where
@@ -139,7 +138,6 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
     def trail(
         self, context: grpc.ServicerContext, step: FirstStep, request_id: str, *, received: int, end: int, tokens: int
     ) -> None:
-        """Set the trailing metadata of the call."""
         if self.answers_file is not None:
             self.answers_file.write(f"{request_id} {self.config.name} {end}\n".encode())
         times = {"queue_ns": step.start_ns - received, "prefill_ns": step.end_ns - step.start_ns - step.stall_ns}
@@ -249,7 +247,6 @@ def main(kind: type[Arm] = Arm) -> None:
     options = parser().parse_args()
 
     def own(items: Sequence[str], otherwise: Any) -> str:
-        """Return the value that `items` have for this replica."""
         return str(dict(item.split("=") for item in items).get(options.replica, otherwise))
 
     config = ArmConfig.from_dict(json.loads(options.config.read_text()))

@@ -21,7 +21,7 @@ FIGURES = {"matmul_tflops": 790.0, "read_gb_per_s": 4200.0, "launch_us": 4.6, "p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """What is wrong with one card, or with the host ("host"), in some trials and for some of their time.
+    """A fault of one card, or of the host ("host"), in some trials and for a share of their time.
 
     `what`: foreign | held (before the arms, in GiB) | throttle | power_limit | clock | steal | busy | memory_pressure |
     slow | slow_after | unreadable.
@@ -37,7 +37,6 @@ class Trouble:
     share: float = 1.0  # of the traffic, from its middle on
 
     def touches(self, what: str, place: str, trial: int) -> bool:
-        """Whether it is this trouble, here and now."""
         return (self.what, self.place) == (what, place) and (not self.trials or trial in self.trials)
 
 
@@ -65,7 +64,6 @@ class FakeBed:
         return {arm: f"cuda:{(place + turn) % self.cards}" for place, arm in enumerate(arms)}
 
     def facts(self, arms: Sequence[str], trial: int, rng: np.random.Generator) -> dict[str, Any]:
-        """Return what trial.json holds of the machines."""
         devices = {f"cuda:{index}": index for index in range(self.cards)}
         same = {"host": "run", "name": self.model, "driver": "580.65", "memory_bytes": 150_754_820_096, "mig": False}
         same |= {"power_limit_default_w": LIMIT_W, "sm_max_mhz": TOP_MHZ}

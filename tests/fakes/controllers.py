@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 def asked(
     port: int, method: str, path: str, *, body: str | None = None, headers: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """(status, body) of what the provider on this machine answers."""
+    """Return the status and the body that the provider on this machine answers."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request(method, path, body=body, headers=dict(headers or {}))
@@ -54,7 +54,6 @@ class AnalysisRun:
         self.metric = json.loads(resolved)
 
     def measure(self) -> str:
-        """The phase after one more measurement."""
         found = self._measurement()
         if found == "Error":
             self.errors_in_a_row += 1
@@ -66,7 +65,7 @@ class AnalysisRun:
         return self.phase
 
     def terminate(self) -> str:
-        """The phase of a background analysis that the end of its rollout stops."""
+        """Return the phase of a background analysis that the end of its rollout stops."""
         if self.phase == "Running":
             self.phase = "Successful"
         return self.phase
@@ -129,7 +128,6 @@ class Flagger:
         self.analysis = self.canary["spec"]["analysis"]
 
     def tick(self) -> str:
-        """The phase after one interval."""
         if self.phase in ("Initialized", "Waiting"):
             self.phase = "Progressing" if self._passes("confirm-rollout", self.phase) else "Waiting"
             return self.phase

@@ -54,14 +54,12 @@ class KeepingCall(GrpcCall):
 
 
 def keeping_client(target: str, **settings: Any) -> InferenceClient:
-    """A client whose calls keep what they receive."""
     return InferenceClient(target, call=KeepingCall, **settings)
 
 
 def generate(
     client: InferenceClient, request: GenerateRequest, *, metadata: Metadata = (), timeout_s: float | None = None
 ) -> Any:
-    """The started call of `request`: a KeepingCall where the client makes such."""
     return client.start(request.SerializeToString(), headers=encode_metadata(metadata), timeout_s=timeout_s)
 
 

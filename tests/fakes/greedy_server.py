@@ -29,7 +29,6 @@ class GreedyServer:
     _times: Counter[int] = field(default_factory=Counter)
 
     def reply(self, body: dict[str, Any], authorization: str) -> bytes:
-        """Return the whole answer to one request."""
         self.bodies.append(body)
         if self.token and authorization != f"Bearer {self.token}":
             return _error("401 No", f"{authorization} is not {self.token}")

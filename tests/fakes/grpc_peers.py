@@ -36,8 +36,6 @@ def chunks(request: inference_pb2.GenerateRequest) -> list[inference_pb2.Generat
 
 
 class SyncPeer(inference_pb2_grpc.InferenceServicer):
-    """Generate on threads."""
-
     def __init__(self, token_s: float) -> None:
         self.token_s = token_s
 
@@ -51,8 +49,6 @@ class SyncPeer(inference_pb2_grpc.InferenceServicer):
 
 
 class AioPeer(SyncPeer):
-    """Generate on an event loop."""
-
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[inference_pb2.GenerateChunk]:  # noqa: N802
         context.set_trailing_metadata(TRAILERS)
         if request.text in grpc.StatusCode.__members__:

@@ -25,8 +25,6 @@ def trailers(**values: object) -> tuple[tuple[str, str], ...]:
 
 
 class Health(health.HealthServicer):  # type: ignore[misc]
-    """Health checks of the Inference service."""
-
     def answer(self, *, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse
         for name in ("", SERVICE):

@@ -62,7 +62,6 @@ class GrpcioClient:
         on_done: Callable[[Any], None] | None = None,
         tag: Any = None,
     ) -> GrpcioCall:
-        """A started call. `body` is a serialised GenerateRequest, `headers` comes from `encode_metadata`."""
         call = GrpcioCall(headers=headers, body=body, timeout_s=None, on_done=on_done, tag=tag)
         if self._closed:
             call.finish("UNAVAILABLE", "the client is closed", now_ns())
@@ -72,7 +71,7 @@ class GrpcioClient:
         return call
 
     def connect(self, timeout_s: float | None = None) -> str:
-        """A connection is ready (returns ""), or the reason why there is none."""
+        """Return why there is no connection, or ""."""
         if self._closed:
             return "the client is closed"
         try:
@@ -82,7 +81,7 @@ class GrpcioClient:
         return ""
 
     def close(self) -> None:
-        """Every call has ended (CANCELLED if it was running) and the channel is closed."""
+        """End every call, CANCELLED if it was running, and close the channel."""
         self._closed = True
         for call in list(self._running):
             call.cancel(error="the client was closed")
@@ -116,8 +115,6 @@ class GrpcioClient:
 
 
 class GrpcioCall(GrpcCall):
-    """One call whose bytes grpcio sends and receives."""
-
     __slots__ = ("rpc",)
 
     def __init__(self, **settings: Any) -> None:

@@ -16,19 +16,17 @@ END = b"0\r\n\r\n"
 
 
 def event(content: object) -> bytes:
-    """`content` as one server-sent event; text is taken as it is."""
+    """Return `content` as one server-sent event; text is taken as it is."""
     return b"data: " + (content if isinstance(content, str) else json.dumps(content)).encode() + b"\n\n"
 
 
 def said(text: str, *, finish: str | None = None, usage: dict[str, int] | None = None, chat: bool = False) -> bytes:
-    """One event of an answer, as a completion's or a chat's."""
     choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
     choice |= {"delta": {"content": text}} if chat else {"text": text}
     return event({"object": "x", "choices": [choice], **({"usage": usage} if usage else {})})
 
 
 def usage(tokens: int, prompt: int = 4) -> bytes:
-    """The last event of a stream that was asked for token counts."""
     return event({"choices": [], "usage": {"completion_tokens": tokens, "prompt_tokens": prompt}})
 
 
@@ -36,18 +34,15 @@ DONE = event("[DONE]")
 
 
 def chunked(*parts: bytes) -> bytes:
-    """`parts` as HTTP chunks."""
     return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts if part)
 
 
 def plain(status: str, body: bytes = b"", *headers: str) -> bytes:
-    """A whole answer with a length."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def answer(*parts: bytes) -> bytes:
-    """A whole streamed answer."""
     return STREAM_HEAD + chunked(*parts) + END
 
 
@@ -136,7 +131,7 @@ class HttpPeer:
 
 
 def scripted(answers: Sequence[bytes]) -> Script:
-    """Each request gets the next of `answers`, the last one ever after."""
+    """Answer each request with the next of `answers`, and further ones with the last."""
     left = list(answers)
 
     def script(request: Request) -> None:

@@ -23,12 +23,10 @@ OK_TRAILERS = (("grpc-status", "0"),)
 
 
 def grpc_message(payload: bytes) -> bytes:
-    """`payload` as one length-prefixed gRPC message."""
     return b"\x00" + len(payload).to_bytes(4, "big") + payload
 
 
 def chunk(ids: Sequence[int], emit_ns: Sequence[int] = ()) -> bytes:
-    """One GenerateChunk as a gRPC message."""
     return grpc_message(GenerateChunk(token_ids=ids, emit_ns=emit_ns).SerializeToString())
 
 
@@ -42,28 +40,25 @@ class Exchange:
     body: bytes = b""
 
     def start(self, status: str = "200", extra: Sequence[tuple[str, str]] = (), *, end: bool = False) -> None:
-        """Response headers are sent; with `end` they are the whole answer."""
         fields = [(":status", status), ("content-type", "application/grpc"), *extra]
         self.link.state.send_headers(self.stream_id, fields, end_stream=end)
         self.link.flush()
 
     def data(self, payload: bytes, *, end: bool = False) -> None:
-        """One DATA frame, which must fit the window."""
+        """Send one DATA frame, which must fit the window."""
         self.link.state.send_data(self.stream_id, payload, end_stream=end)
         self.link.flush()
 
     def all_data(self, payload: bytes) -> None:
-        """As many DATA frames as needed, as the client's windows allow; then OK trailers."""
+        """Send as many DATA frames as the client's windows allow; then OK trailers."""
         self.link.pending[self.stream_id] = payload
         self.link.pump()
 
     def trailers(self, fields: Sequence[tuple[str, str]] = OK_TRAILERS) -> None:
-        """The stream ends with these trailers."""
         self.link.state.send_headers(self.stream_id, list(fields), end_stream=True)
         self.link.flush()
 
     def answer(self, *messages: bytes, trailers: Sequence[tuple[str, str]] = OK_TRAILERS) -> None:
-        """A whole good answer."""
         self.start()
         for message in messages:
             self.data(message)
@@ -86,7 +81,6 @@ class Link:
     slice_bytes: int = 0  # write to the socket in slices of this size; 0: whole
 
     def flush(self) -> None:
-        """What the state machine has to say is on the wire."""
         out = self.state.data_to_send()
         size = self.slice_bytes or max(1, len(out))
         for start in range(0, len(out), size):
@@ -234,12 +228,11 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """One HTTP/2 frame."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
 
 
 def literals(*fields: tuple[str, str]) -> bytes:
-    """A header block of literals that need no table; for short names and values."""
+    """Return a header block of short literals that need no table."""
     return b"".join(b"\x00" + bytes((len(k),)) + k.encode() + bytes((len(v),)) + v.encode() for k, v in fields)
 
 
@@ -257,11 +250,10 @@ class Wire:
         self._buffer = b""
 
     def send(self, *frames: bytes) -> None:
-        """Bytes go out as they are."""
         self.sock.sendall(b"".join(frames))
 
     def greet(self, settings: bytes = b"") -> None:
-        """The client's preface is read and SETTINGS (raw pairs) are sent."""
+        """Read the client's preface and send SETTINGS (raw pairs)."""
         while len(self._buffer) < len(_PREFACE):
             self._buffer += self.sock.recv(65_536)
         assert self._buffer.startswith(_PREFACE)
@@ -282,7 +274,7 @@ class Wire:
         return self.seen[-1]
 
     def until(self, kind: int, *, stream_id: int | None = None) -> tuple[int, int, int, bytes]:
-        """The next frame of this kind; an acknowledgement does not count."""
+        """Return the next frame of this kind; acknowledgements do not count."""
         while True:
             got = self.read()
             acknowledges = kind in (SETTINGS, PING) and got[1] & ACK
@@ -290,14 +282,13 @@ class Wire:
                 return got
 
     def request(self) -> int:
-        """The stream of the next request, once all of it has come."""
+        """Return the stream of the next request, once all of it has come."""
         while True:
             kind, flags, stream_id, _ = self.read()
             if kind == DATA and flags & END_STREAM:
                 return stream_id
 
     def drain(self) -> None:
-        """Whatever the client still says, until it closes the connection."""
         with contextlib.suppress(OSError):
             while True:
                 self.read()
@@ -326,7 +317,7 @@ class RawPeer(Listening):
             sock.close()
 
     def frames(self, kind: int, number: int = 1) -> list[tuple[int, int, int, bytes]]:
-        """What the client sent of this kind on its connection `number`, acknowledgements left out."""
+        """Return what the client sent of this kind on its connection `number`, without acknowledgements."""
         return [
             item for item in self.wires[number - 1].seen if item[0] == kind and not (kind in (4, 6) and item[1] & ACK)
         ]

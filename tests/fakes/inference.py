@@ -43,8 +43,6 @@ class Behaviour:
 
 @dataclass(slots=True)
 class Admitted:
-    """A call that is answered."""
-
     number: int
     prompt: int  # its tokens
     stall_s: float
@@ -110,7 +108,6 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         return Admitted(number, prompt, stall_s, is_turn(behaviour.empty_every), recv_ns)
 
     def _account(self, context: Any, call: Admitted, sent: int) -> None:
-        """Set the trailing metadata of the call."""
         end_ns = now_ns()
         arm = self.behaviour.arm or dict(context.invocation_metadata()).get("x-tailgate-arm", "")
         server = {"arm": arm, "replica": self.behaviour.replica or f"{arm}-0", "batch_id": call.number}
@@ -145,7 +142,6 @@ class ServedFake:
 
 @contextlib.contextmanager
 def serve(behaviour: Behaviour, port: int = 0) -> Iterator[ServedFake]:
-    """Serve in a child process until the block ends."""
     settings = ("--port", str(port), "--behaviour", json.dumps(dataclasses.asdict(behaviour)))
     with spawned("tests.fakes.inference", *settings) as (process, bound):
         served = ServedFake(process, f"127.0.0.1:{bound}")

@@ -46,18 +46,16 @@ class FakeCluster:
         self.route["metadata"] |= {"namespace": namespace, "resourceVersion": "100", "generation": 1}
 
     def change(self, change: Change) -> None:
-        """Somebody changes the route."""
         change(self.route)
         self._count_up()
 
     def accept(self) -> None:
-        """The gateway's controller has taken the route as it is now."""
+        """Record that the gateway's controller has taken the route as it is now."""
         generation = self.route["metadata"]["generation"]
         condition = {"type": "Accepted", "status": "True", "observedGeneration": generation}
         self.route["status"] = {"parents": [{"controllerName": "fake/gateway", "conditions": [condition]}]}
 
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
-        """Return the HTTP status and the object."""
         status, document = self._answer(method, path, headers, body)
         self.requests.append((method, status))
         return status, document

@@ -23,7 +23,7 @@ class Listener:
 
 
 def family(pid: int) -> list[int]:
-    """The process, its children and theirs."""
+    """Return the process and all below it."""
     found = [pid]
     with contextlib.suppress(OSError):  # it may end meanwhile
         for task in list(Path(f"/proc/{pid}/task").glob("*/children")):
@@ -34,14 +34,12 @@ def family(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> str:
-    """Its command line; empty where it is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ""
 
 
 def listeners(pid: int) -> set[Listener]:
-    """What the process and all below it listen on."""
     places = _places()
     found = set()
     for member in family(pid):
@@ -53,7 +51,7 @@ def listeners(pid: int) -> set[Listener]:
 
 
 def unix_names(pid: int) -> set[str]:
-    """The names of Unix sockets that the process and all below it hold, listening or connected."""
+    """Return the names of Unix sockets that the process and all below it hold, listening or connected."""
     held = {inode for member in family(pid) for inode in _inodes(member)}
     rows = (line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     return {row[7] for row in rows if len(row) == 8 and row[6] in held}
@@ -71,7 +69,7 @@ def _inodes(pid: int) -> set[str]:
 
 
 def _places() -> dict[str, tuple[str, int]]:
-    """(address, port) of all sockets that listen, by inode."""
+    """Return the address and port of all listening sockets, by inode."""
     found = {}
     for kind, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
         with contextlib.suppress(OSError):

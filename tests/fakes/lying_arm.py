@@ -38,13 +38,11 @@ _told: dict[str, str] = {}
 
 
 class LyingArm(Arm):
-    """An arm that lies as --lie says."""
-
     _hidden = 0  # compiles that were not reported
 
     @property
     def lie(self) -> str:
-        """The lie; empty for a replica that reports truly."""
+        """Return the lie; empty for a replica that reports truly."""
         return _told.get(self.replica, "")
 
     def publish(self, event: telemetry_pb2.TelemetryEvent) -> None:

@@ -10,7 +10,6 @@ from tests.fakes.http1 import HttpPeer, Request, plain
 
 
 def vllm_page(*, running: int, waiting: int, cache: float, preemptions: int) -> str:
-    """Return vLLM's page with this load."""
     labels = '{engine="0",model_name="llama"}'
     return (
         f"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{labels} {running}\n"

@@ -18,7 +18,7 @@ LEVELS = {"p99_ttft_ms": 300.0, "p50_tpot_ms": 20.0, "p99_e2e_ms": 4000.0, "proc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """What a build is, by figure; and how its trials, starts and days scatter, in log scale."""
+    """The figures of a build, and how its trials, starts and days scatter, in log scale."""
 
     levels: Mapping[str, float] = field(default_factory=lambda: dict(LEVELS))
     counts: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by trial
@@ -39,7 +39,7 @@ class Build:
 
 
 def release(build: Build, *, day: int, seed: int, arm: str = "compiled", slower: float = 1.0) -> Release:
-    """A run of the build on a day: memory has no luck, all else shares that of the day. `slower`: the machine was."""
+    """Return a run of the build on a day: memory does not vary, all else shares the day's variation."""
     rng = np.random.default_rng([seed, day])
     today = build.day_spread * rng.standard_normal() + np.log(slower)
     values: dict[str, dict[int, tuple[float, Luck]]] = {}

@@ -12,7 +12,7 @@ MS = 1_000_000
 
 
 def record(number: int = 0, **changes: object) -> RequestRecord:
-    """The record of a good answer, but for `changes` by column."""
+    """Return the record of a good answer, except for `changes` by column."""
     base = RequestRecord(
         request_id=f"1-{number}",
         session_id="s",
@@ -51,7 +51,7 @@ def record(number: int = 0, **changes: object) -> RequestRecord:
 
 
 def row_of(record: RequestRecord) -> dict[str, Any]:
-    """The row by column, as the file gives it back."""
+    """Return the row by column, as the file gives it back."""
     served = dict(zip(SERVED_COLUMNS, record.served, strict=True))
     row = {**record._asdict(), **served, "token_ns": record.token_ns.tolist()}
     del row["served"]

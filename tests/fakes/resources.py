@@ -30,7 +30,7 @@ def sample(
     last_s: float | None = None,
     trials: tuple[int, ...] = (),
 ) -> Path:
-    """Each trial of the run in `directory`, or those in `trials`, has samples of the thing; returned for chaining."""
+    """Give each trial of the run in `directory`, or those in `trials`, samples of the thing; return `directory`."""
     for folder in sorted(directory.glob("trial-*")):
         info = json.loads((folder / "trial.json").read_text())
         number = int(info["trial"])
@@ -53,7 +53,7 @@ def sample(
 
 
 def tell(directory: Path, **facts: Any) -> Path:
-    """trial.json of each trial also says `facts`; returned for chaining."""
+    """Add `facts` to trial.json of each trial; return `directory`."""
     for path in directory.glob("trial-*/trial.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | facts))
     return directory

@@ -16,7 +16,7 @@ COUNTER_S = 5_000.25  # what a performance counter shows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """One request: when it was due, how long it waited to be sent, for its first token, and between tokens; seconds."""
+    """One request: when it was due, and its waits to be sent, for its first token, and between tokens; seconds."""
 
     due_s: float
     late_s: float = 0.0002
@@ -41,7 +41,7 @@ class Sent:
 def traffic(
     seconds: float = 660.0, *, rate: float = 4.0, seed: int = 1, slower: float = 1.0, tokens: int = 4
 ) -> list[Sent]:
-    """Poisson arrivals, and answers of a few tokens whose latency is lognormal."""
+    """Return Poisson arrivals of a few tokens whose latency is lognormal."""
     rng = np.random.default_rng(seed)
     due = np.cumsum(rng.exponential(1.0 / rate, int(seconds * rate)))
     first = slower * rng.lognormal(np.log(0.1), 0.2, due.size)
@@ -53,7 +53,7 @@ def traffic(
 
 
 def in_turn(requests: Sequence[Sent], users: int = 2) -> list[Sent]:
-    """The same requests as so many users send them who wait for their answers."""
+    """Return the same requests as users send them who wait for their answers."""
     free = [0.0] * users
     sent = []
     for request in requests:
@@ -64,7 +64,7 @@ def in_turn(requests: Sequence[Sent], users: int = 2) -> list[Sent]:
 
 
 def vllm(requests: Sequence[Sent], **changes: Any) -> dict[str, Any]:
-    """As `vllm bench serve --save-result --save-detailed` of vLLM 0.32 writes it."""
+    """Return what `vllm bench serve --save-result --save-detailed` of vLLM 0.32 writes."""
     failed = [bool(request.error) for request in requests]
     return {
         "date": "20260102-030405",
@@ -95,7 +95,7 @@ def vllm(requests: Sequence[Sent], **changes: Any) -> dict[str, Any]:
 
 
 def aiperf(requests: Sequence[Sent]) -> list[dict[str, Any]]:
-    """As AIPerf 0.13 writes profile_export.jsonl, a table a line."""
+    """Return the lines of AIPerf 0.13's profile_export.jsonl."""
     lines = []
     for place, request in enumerate(requests):
         ms = {
@@ -134,7 +134,7 @@ def aiperf(requests: Sequence[Sent]) -> list[dict[str, Any]]:
 
 
 def aiperf_summary(count: int, **phase: Any) -> dict[str, Any]:
-    """As AIPerf 0.13 writes profile_export_aiperf.json, but for its metrics."""
+    """Return AIPerf 0.13's profile_export_aiperf.json, without its metrics."""
     phases = [{"name": "profiling", "kind": "profiling", **({"type": "poisson", "rate": 4.0} | phase)}]
     return {
         "schema_version": "1.4",
@@ -146,7 +146,7 @@ def aiperf_summary(count: int, **phase: Any) -> dict[str, Any]:
 
 
 def guidellm(requests: Sequence[Sent], **strategy: Any) -> dict[str, Any]:
-    """As GuideLLM 0.8 writes benchmarks.json, of one benchmark."""
+    """Return GuideLLM 0.8's benchmarks.json, of one benchmark."""
     rows: dict[str, list[dict[str, Any]]] = {"successful": [], "errored": [], "incomplete": []}
     for place, request in enumerate(requests):
         sent_s = EPOCH_S + request.sent_s
@@ -188,7 +188,7 @@ def guidellm(requests: Sequence[Sent], **strategy: Any) -> dict[str, Any]:
 
 
 def inference_perf(requests: Sequence[Sent]) -> list[dict[str, Any]]:
-    """As inference-perf 0.7 writes per_request_lifecycle_metrics.json."""
+    """Return inference-perf 0.7's per_request_lifecycle_metrics.json."""
     entries = []
     for request in requests:
         sent_s = COUNTER_S + request.sent_s
@@ -218,7 +218,7 @@ def inference_perf(requests: Sequence[Sent]) -> list[dict[str, Any]]:
 
 
 def write(path: Path, content: Any) -> Path:
-    """`path` holds the content as JSON, or as a line of JSON for each item where it is called .jsonl."""
+    """Write the content as JSON, or as a line of JSON for each item into a .jsonl file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = content if path.suffix == ".jsonl" else [content]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

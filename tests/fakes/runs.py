@@ -29,14 +29,12 @@ DAYS_APART = 120  # of runs whose trials do not take turns
 
 
 def start_of(trial: int, *, day: int = 0) -> int:
-    """When the trial starts of a run on that day, in ns since the epoch."""
+    """Return when the trial starts of a run on that day, in ns since the epoch."""
     return EPOCH_NS + (day * 86_400 + trial * 100_000) * SECOND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compile:
-    """A compile that an arm makes while it serves."""
-
     at_s: float
     seconds: float
     kind: str = "recompile"
@@ -125,7 +123,7 @@ _WRITTEN = tempfile.TemporaryDirectory(prefix="fake-runs-")
 
 
 def write_run(directory: Path, run: FakeRun) -> Path:
-    """`directory` holds the run; returned for chaining. Each run is made once in a process, and copied from then on."""
+    """Write the run into `directory` and return it. Each run is made once in a process, and copied from then on."""
     made = Path(_WRITTEN.name, hashlib.sha256(repr(run).encode()).hexdigest())
     if not made.exists():
         making = Path(tempfile.mkdtemp(dir=_WRITTEN.name))
@@ -170,7 +168,7 @@ def _experiment(run: FakeRun) -> str:
 
 
 def _correlated(rng: np.random.Generator, count: int, spread: float, rho: float) -> np.ndarray[Any, Any]:
-    """A series with standard deviation `spread` whose neighbours correlate by `rho`."""
+    """Return a series with standard deviation `spread` whose neighbours correlate by `rho`."""
     series = np.zeros(count)
     level = rng.standard_normal()
     for index in range(count):
@@ -234,7 +232,6 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
 
 
 def _facts(run: FakeRun, number: int, start: int, count: int) -> dict[str, Any]:
-    """Return what trial.json holds."""
     trial: dict[str, Any] = {
         **{"trial": number, "design": run.design, "control": run.arms[0].name},
         "arms": [
@@ -324,7 +321,7 @@ def _during(offset: float, arms: Sequence[FakeArm]) -> bool:
 
 
 def _trigger(run: FakeRun, arm: FakeArm, trial: int, compiling: Compile, offsets: np.ndarray[Any, Any]) -> list[str]:
-    """The first request of the compile, which is under a mirrored design one of every arm."""
+    """Return the first request of the compile, which is one of every arm under a mirrored design."""
     index = int(np.searchsorted(offsets, compiling.at_s))
     found = run.design == "mirrored" and index < len(offsets) and offsets[index] < compiling.at_s + compiling.seconds
     return [f"{trial}-{index}-{arm.name}"] if found else []

@@ -35,7 +35,7 @@ def closed(schema: Any) -> Any:
 
 
 def faults(summary: Mapping[str, Any], schema: Any = PUBLISHED) -> Iterator[str]:
-    """What of the summary the closed schema does not describe, at most ten."""
+    """Yield what of the summary the closed schema does not describe, at most ten."""
     for _, error in zip(range(10), Draft202012Validator(closed(schema)).iter_errors(summary), strict=False):
         yield f"{error.json_path}: {error.message[:300]}"
 
@@ -45,7 +45,6 @@ _CLOSED = FastValidator(closed(PUBLISHED))
 
 
 def hold(summary: Mapping[str, Any], where: str) -> None:
-    """The summary is as published. Otherwise AssertionError."""
     if not _CLOSED.is_valid(summary):
         raise AssertionError("\n".join([f"{where} is not as docs/schema describes it:", *faults(summary)]))
 

@@ -61,6 +61,6 @@ def at_terminal(
 
 
 def tailgate(*arguments: str, arm_command: Sequence[str] = ()) -> str:
-    """Python code that runs the command line, with `arm_command` in place of what starts an arm."""
+    """Return Python code that runs the command line, with `arm_command` in place of what starts an arm."""
     replaced = f", arm_command={list(arm_command)!r}" if arm_command else ""
     return f"import sys; from loadtests.commands.main import main; sys.exit(main({list(arguments)!r}{replaced}))"

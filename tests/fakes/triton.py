@@ -97,7 +97,6 @@ def main() -> None:
 
 @contextlib.contextmanager
 def served() -> Iterator[str]:
-    """Serve in a process until the block ends; yield the address."""
     with spawned("tests.fakes.triton") as (_, port):
         yield f"grpc://127.0.0.1:{port}"
 

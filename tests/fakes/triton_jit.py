@@ -61,7 +61,7 @@ class Autotuner:
 
 
 def install(patch: pytest.MonkeyPatch, *, version: str = "3.6.0") -> Any:
-    """`triton` can be imported until `patch` ends. Returns its knobs."""
+    """Make `triton` importable until `patch` ends. Return its knobs."""
     names = ("triton", "triton.knobs", "triton.runtime", "triton.runtime.autotuner")
     modules: dict[str, Any] = {name: types.ModuleType(name) for name in names}
     for name, module in modules.items():

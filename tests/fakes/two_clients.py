@@ -39,7 +39,7 @@ def wait(calls: list[Call]) -> None:
 
 
 def paced(client: Client, streams: int, tokens: int) -> dict[str, Any]:
-    """Streams that start 10 ms apart: counts, statuses, median first-token time and gap in ms."""
+    """Run streams that start 10 ms apart: counts, statuses, median first-token time and gap in ms."""
     calls, ended = [], []
     for number in range(streams):
         calls.append(
@@ -69,7 +69,7 @@ def paced(client: Client, streams: int, tokens: int) -> dict[str, Any]:
 
 
 def in_turns(options: dict[str, Any], security: SecurityConfig) -> dict[str, Any]:
-    """Both clients by turns, after one round that warms the server up; times over all rounds."""
+    """Run both clients by turns, after one round that warms the server up; times over all rounds."""
     clients = {name: kind(options["target"], security=security) for name, kind in CLIENTS.items()}
     out: dict[str, Any] = {name: {"connect": client.connect(10.0)} for name, client in clients.items()}
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in clients}
@@ -88,7 +88,6 @@ def in_turns(options: dict[str, Any], security: SecurityConfig) -> dict[str, Any
 
 
 def ends(client: Client) -> dict[str, Any]:
-    """How calls end that do not end well."""
     failed = client.start(ask("RESOURCE_EXHAUSTED"), timeout_s=30.0)
     late = client.start(ask(tokens=100_000), timeout_s=0.3)
     dropped = client.start(ask(tokens=100_000), timeout_s=30.0)

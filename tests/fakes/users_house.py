@@ -35,7 +35,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -55,7 +54,7 @@ class Answer:
 
 @dataclass(slots=True)
 class UsersHouse:
-    """The house in `folder`. `flags` are those of tests/fakes/arm.py, by arm."""
+    """Arms, a splitter and users in `folder`. `flags` are those of tests/fakes/arm.py, by arm."""
 
     folder: Path
     arms: Sequence[str] = ("eager", "compiled-padded")
@@ -93,15 +92,13 @@ class UsersHouse:
 
     @property
     def admin(self) -> Admin:
-        """Envoy's admin interface."""
         return Admin(f"127.0.0.1:{self.ports['admin']}")
 
     def weights(self) -> dict[str, int]:
-        """What is in force."""
+        """Return what is in force."""
         return live_weights(self.admin)
 
     def start_arm(self, arm: str) -> None:
-        """The arm serves where it always does."""
         config = self.folder / f"{arm}.json"
         own = next(item for item in load("demo").own_arms if item.name == arm)
         config.write_text(json.dumps(own.config.to_dict()))
@@ -111,7 +108,7 @@ class UsersHouse:
         self._await_port(arm)
 
     def start_split(self) -> None:
-        """The split serves where it always does. It gives all to the first arm when it starts."""
+        """Start the splitter, which gives all to the first arm."""
         command = ["-m", "loadtests.commands.main", "split", "--request-log", str(self.folder / "requests.log")]
         for place, arm in enumerate(self.arms):
             command += ["--arm", f"{arm}=127.0.0.1:{self.ports[arm]}", "--weight", f"{arm}={int(place == 0)}"]
@@ -120,17 +117,14 @@ class UsersHouse:
         self._await_port("split")
 
     def kill(self, name: str) -> None:
-        """The process is gone at once, and what it started with it."""
         self.children[name].send_signal(signal.SIGKILL)
         self.children[name].wait()
 
     def envoy_pid(self) -> int:
-        """The process id of the split's Envoy."""
         (envoy,) = [pid for pid in family(self.children["split"].pid) if "--config-path" in command_of(pid).split()]
         return envoy
 
     def ramp(self, *arguments: str) -> subprocess.Popen[str]:
-        """`tailgate ramp` with these arguments, started in the folder."""
         return subprocess.Popen(
             [sys.executable, "-m", "loadtests.commands.main", "ramp", *arguments, "--json"],
             cwd=self.folder,
@@ -141,7 +135,6 @@ class UsersHouse:
         )
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`tailgate` with these arguments, to its end."""
         command = [sys.executable, "-m", "loadtests.commands.main", *arguments]
         return subprocess.run(
             command, cwd=self.folder, env=_environment(), capture_output=True, text=True, timeout=60, check=False

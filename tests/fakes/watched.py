@@ -56,7 +56,6 @@ class WatchedRun:
         return START_NS + self.at_s * SECOND
 
     def status(self, phase: str = "traffic", detail: str = "", ended: Mapping[str, Any] | None = None) -> None:
-        """Write status.json as the run is now."""
         states: dict[str, dict[str, Any]] = {
             f"{arm}-0": {"stage": "serving", "text": "ready", "compiles": 0, "compiling": None} for arm in self.arms
         }
@@ -78,7 +77,6 @@ class WatchedRun:
         write_document(self.trial / "generator-0.json", {"lag_ms": {"p50": 0.4, "p99": 3.1, "max": 9.0}})
 
     def second(self) -> None:
-        """Write another second of traffic: the load, the machines and the steps."""
         self.at_s += 1
         at = self.at_s
         arms = {}
@@ -137,7 +135,6 @@ class WatchedRun:
         self.writers["compile_events"].flush()
 
     def look(self, number: int, *, decided: bool = False) -> None:
-        """Write one more interim analysis."""
         grown = 1 - math.exp(-number / 6)
         width = 0.55 / math.sqrt(number)
         decision = {
@@ -221,7 +218,6 @@ class WatchedRun:
         self._append("search", line)
 
     def end(self, report: str = "<!doctype html><title>FAIL</title><h1>The report</h1>") -> None:
-        """Write that the run is judged, and has ended."""
         golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
         summary = {**golden, "overall": "FAIL", "headline": "compiled-naive may not ship."}
         write_json(self.folder / "summary.json", summary)
