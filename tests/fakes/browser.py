@@ -1,9 +1,7 @@
-"""Chromium, driven over its debugging pipe: pages are opened, looked at and typed into, and what they complain of is
-kept."""
+"""Chromium, driven over its debugging pipe: it opens pages, evaluates, types, and keeps what they complain of."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -14,7 +12,6 @@ import threading
 import time
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, Self
 
 from tests.fakes.patience import PATIENCE_S
@@ -52,20 +49,9 @@ class Browser:
         assert CHROMIUM is not None
         from_us, self._to = os.pipe()
         self._from, to_us = os.pipe()
+        profile = (f"--user-data-dir={self._folder / 'profile'}", "about:blank")
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                "-c",
-                _PIPED,
-                str(from_us),
-                str(to_us),
-                CHROMIUM,
-                *FLAGS,
-                f"--user-data-dir={self._folder / 'profile'}",
-                "about:blank",
-            ],
+            [sys.executable, "-I", "-S", "-c", _PIPED, str(from_us), str(to_us), CHROMIUM, *FLAGS, *profile],
             pass_fds=(from_us, to_us),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -77,9 +63,7 @@ class Browser:
         self._reader.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.terminate()
         try:
             self._process.wait(10)
@@ -207,12 +191,6 @@ class Tab:
     def prefer(self, *, dark: bool) -> None:
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[feature])
-
-    def picture(self, file: Path) -> None:
-        size = self.send("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 8000), "scale": 1}
-        shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        file.write_bytes(base64.b64decode(shot["data"]))
 
 
 _KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
