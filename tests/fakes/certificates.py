@@ -30,9 +30,8 @@ def make_certificates(folder: Path, *names: str) -> Certificates:
         return str(folder / name)
 
     def chain(leaf: trustme.LeafCert, name: str) -> str:
-        path = folder / name
-        path.write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
-        return str(path)
+        (folder / name).write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
+        return str(folder / name)
 
     return Certificates(
         ca=write(authority.cert_pem, "ca.pem"),

@@ -1,4 +1,4 @@
-"""Calls that keep what they receive, so that tests can look at the tokens; those of the load keep their times alone."""
+"""Calls that keep the tokens that they receive; those of the load keep only their times."""
 
 from __future__ import annotations
 
@@ -64,8 +64,10 @@ def generate(
 
 
 def read_slowly(*, peer: dict[str, Any] | None = None, client: dict[str, Any] | None = None) -> tuple[list[float], ...]:
-    """Ten tokens, 10 ms apart, read by somebody who takes 50 ms for each: how late the client stamped each, and how
-    late the reader saw it, in ms. `peer` and `client` are settings of the two."""
+    """Read ten tokens, 10 ms apart, taking 50 ms for each.
+
+    Return how late the client stamped each and how late the reader saw it, in ms. `peer` and `client` are settings.
+    """
     sent_at: list[int] = []
 
     def paced(exchange: Exchange) -> None:

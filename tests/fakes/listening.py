@@ -1,4 +1,4 @@
-"""Who listens where, as the kernel of this machine has it (Linux)."""
+"""Which process listens where, as the kernel knows it (Linux)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ACCEPTS = 0x10000  # __SO_ACCEPTCON
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A socket that takes connections. `address` is that of an interface, or the path of a Unix socket."""
+    """A socket that accepts connections. `address` is that of an interface, or the path of a Unix socket."""
 
     pid: int
     command: str
@@ -40,14 +40,14 @@ def command_of(pid: int) -> str:
 
 
 def listeners(pid: int) -> set[Listener]:
+    """Return what the process and all below it listen on."""
     places = _places()
-    found = set()
-    for member in family(pid):
-        for inode in _inodes(member):
-            if inode in places:
-                address, port = places[inode]
-                found.add(Listener(pid=member, command=command_of(member), address=address, port=port))
-    return found
+    return {
+        Listener(member, command_of(member), *places[inode])
+        for member in family(pid)
+        for inode in _inodes(member)
+        if inode in places
+    }
 
 
 def unix_names(pid: int) -> set[str]:
@@ -62,9 +62,9 @@ def _inodes(pid: int) -> set[str]:
     with contextlib.suppress(OSError):
         for file in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                target = str(file.readlink())
-                if target.startswith("socket:["):
-                    found.add(target[len("socket:[") : -1])
+                kind, _, inode = str(file.readlink()).partition(":")
+                if kind == "socket":
+                    found.add(inode.strip("[]"))
     return found
 
 

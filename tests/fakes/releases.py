@@ -52,27 +52,15 @@ def release(build: Build, *, day: int, seed: int, arm: str = "compiled", slower:
         values[key] = {trial + 1: (float(level * np.exp(by)), luck) for trial, by in enumerate(moved)}
     for key, counts in build.counts.items():
         values[key] = {trial + 1: (count, Luck()) for trial, count in enumerate(counts)}
+    references = {
+        key: value / slower if "_per_" in key or "flops" in key else value * slower
+        for key, value in build.references.items()
+    }
+    doubts = {"doubts": build.doubts, "compile_doubts": build.compile_doubts, "unknown_kinds": build.unknown_kinds}
+    figures = ArmFigures(values=values, sources=build.sources)
+    measured = ReleaseArm(figures=figures, config=build.config, references=references, cache=build.cache, **doubts)
     return Release(
-        name="made up",
-        run_id=f"run-{seed}-{day}",
-        created_ns=day * DAY_NS,
-        trials=build.trials,
-        conditions=build.conditions,
-        environment=build.environment,
-        arms={
-            arm: ReleaseArm(
-                figures=ArmFigures(values=values, sources=build.sources),
-                config=build.config,
-                references={
-                    key: value / slower if "_per_" in key or "flops" in key else value * slower
-                    for key, value in build.references.items()
-                },
-                cache=build.cache,
-                doubts=build.doubts,
-                compile_doubts=build.compile_doubts,
-                unknown_kinds=build.unknown_kinds,
-            )
-        },
-        seed=seed,
+        **{"name": "made up", "run_id": f"run-{seed}-{day}", "created_ns": day * DAY_NS, "trials": build.trials},
+        **{"conditions": build.conditions, "environment": build.environment, "arms": {arm: measured}, "seed": seed},
         starts_ns=tuple(day * DAY_NS + trial * 3_600_000_000_001 for trial in range(build.trials)),
     )

@@ -26,7 +26,6 @@ def sample(
     columns: Mapping[str, Value],
     *,
     arm: str | None = None,
-    first_s: float = -10.0,
     last_s: float | None = None,
     trials: tuple[int, ...] = (),
 ) -> Path:
@@ -36,10 +35,8 @@ def sample(
         number = int(info["trial"])
         if trials and number not in trials:
             continue
-        at_s = np.arange(first_s, (info["duration_s"] + 5.0 if last_s is None else last_s), 1.0)
-        values = {
-            key: item(number, at_s) if callable(item) else np.full(at_s.size, item) for key, item in columns.items()
-        }
+        at_s = np.arange(-10.0, (info["duration_s"] + 5.0 if last_s is None else last_s), 1.0)
+        values = {key: item(number, at_s) if callable(item) else 0.0 * at_s + item for key, item in columns.items()}
         with RecordWriter(folder / "bed.arrow", BED) as writer:
             for place, second in enumerate(at_s):
                 at_ns = info["start_ns"] + int(second * SECOND)

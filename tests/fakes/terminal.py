@@ -18,14 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fakes.patience import PATIENCE_S
+from tests.fakes.whole_run import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+__all__ = ["ROOT", "at_terminal", "tailgate"]
 
 
 def at_terminal(
     code: str, folder: Path, *, columns: int = 80, stop_at: str = "", within_s: float = 120.0
 ) -> tuple[int, list[str], str]:
-    """(exit code, lines on stdout, stderr) of Python `code` at a terminal so wide.
+    """Return the exit code, the lines on stdout and stderr of Python `code` at a terminal of so many columns.
 
     It is interrupted as by Ctrl-C once stderr matches `stop_at`.
     """
