@@ -117,9 +117,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("benchmarks", "loadtests", "docs", "deploy"):
         (folder / name).symlink_to(ROOT / name)
     (canary,) = re.findall(
-        r'^```toml\n(name = "canary"\n.*?)^```',
-        (ROOT / "docs/quickstart.md").read_text(encoding="utf-8"),
-        re.M | re.S,
+        r'^```toml\n(name = "canary"\n.*?)^```', (ROOT / "docs/quickstart.md").read_text(encoding="utf-8"), re.M | re.S
     )
     for name in ("canary", "my", "int8", "case", "ramp"):
         (folder / f"{name}.toml").write_text(canary.replace('"canary"', f'"{name}"'), encoding="utf-8")

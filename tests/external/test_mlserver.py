@@ -78,10 +78,7 @@ def test_a_run_judges_streams_and_whole_answers(port: int, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("arm", "problem"),
-    [
-        (("streamed", "words", "triton"), 'oip.stream = "plain"'),
-        (("streamed", "word", "plain"), "model_name"),
-    ],
+    [(("streamed", "words", "triton"), 'oip.stream = "plain"'), (("streamed", "word", "plain"), "model_name")],
 )
 def test_a_wrong_setting_ends_the_run_with_one_line(port: int, arm: Arm, problem: str, tmp_path: Path) -> None:
     write_experiment(tmp_path, port, arm, ARMS[1])

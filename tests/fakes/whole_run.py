@@ -30,10 +30,7 @@ def experiment(**tables: Any) -> Experiment:
         "seed": 3,
         "model": {"device": "cpu", "dtype": "float32"},
         "engine": {"max_prompt_tokens": 128, "max_new_tokens": 16},
-        "arms": [
-            {"name": "eager", "preset": "eager", "control": True},
-            {"name": "naive", "preset": "compiled-naive"},
-        ],
+        "arms": [{"name": "eager", "preset": "eager", "control": True}, {"name": "naive", "preset": "compiled-naive"}],
         "traffic": {"duration_s": 2, "rate": 8, "length_scale": 0.05, "block_s": 1, "timeout_s": 10},
         "trials": {"starting_at_once": 3},
         "bed": {"reference_s": 0},
