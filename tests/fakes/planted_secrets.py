@@ -88,16 +88,10 @@ def start(folder: Path, name: str, command: list[str], **variables: str) -> subp
 def search(folder: Path, watched: Watched, pem: Certificates, seen: bytes = b"") -> None:
     """Assert that no secret is anywhere. Names that are no secrets show that the search finds what is there."""
     files = _written(folder)
-    places = {
-        **files,
-        "the command lines": "\n".join(watched.commands).encode(),
-        "the channel": seen,
-        **{str(path): content for path, content in watched.temporary.items()},
-    }
-    leaks = {
-        (place, what) for place, text in places.items() for what, secret in _secrets(pem).items() if secret in text
-    }
-    assert not leaks
+    places = {**files, "the command lines": "\n".join(watched.commands).encode(), "the channel": seen}
+    places |= {str(path): content for path, content in watched.temporary.items()}
+    secrets = _secrets(pem)
+    assert [(place, what) for place, text in places.items() for what, secret in secrets.items() if secret in text] == []
     (experiment,) = (text for place, text in files.items() if place.endswith("experiment.toml"))
     assert b"given/server-key.pem" in experiment
     assert any("fakes/arm.py" in command for command in watched.commands)

@@ -42,14 +42,9 @@ def paced(client: Client, streams: int, tokens: int) -> dict[str, Any]:
     """Run streams that start 10 ms apart: counts, statuses, median first-token time and gap in ms."""
     calls, ended = [], []
     for number in range(streams):
+        headers = encode_metadata([("x-number", str(number))])
         calls.append(
-            client.start(
-                ask(tokens=tokens),
-                headers=encode_metadata([("x-number", str(number))]),
-                timeout_s=30.0,
-                on_done=ended.append,
-                tag=number,
-            )
+            client.start(ask(tokens=tokens), headers=headers, timeout_s=30.0, on_done=ended.append, tag=number)
         )
         gevent.sleep(0.01)
     wait(calls)
@@ -115,14 +110,13 @@ def ends(client: Client) -> dict[str, Any]:
 def main(options: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     security = SecurityConfig(**options.get("security", {}))
-    out: dict[str, Any] = {}
     if options["script"] == "paced":
         out = in_turns(options, security)
-    for name, kind in CLIENTS.items() if not out else ():
-        client = kind(options["target"], security=security)
-        out[name] = {"connect": client.connect(10.0)}
-        out[name] |= ends(client)
-        client.close()
+    else:
+        out = {}
+        for name, kind in CLIENTS.items():
+            client = kind(options["target"], security=security)
+            out[name] = {"connect": client.connect(10.0)} | ends(client)
     print(json.dumps(out))
 
 
