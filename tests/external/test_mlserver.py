@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.external.real_servers import run_experiment, running
-from tests.fakes.users_house import free_port
+from tests.external.server_process import answers, free_port, run_experiment, running
 from tests.fakes.whole_run import console_script
 
 PYTHON = os.environ.get("TAILGATE_MLSERVER_PYTHON", "")
@@ -52,7 +52,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         settings = {"name": model, "implementation": "words_runtime.Words", **tensors}
         (folder / model / "model-settings.json").write_text(json.dumps(settings))
     command = [PYTHON, "-c", "from mlserver.cli.main import main; main()", "start", str(folder)]
-    ready = f"http://127.0.0.1:{http}/v2/health/ready"
+    ready = partial(answers, f"http://127.0.0.1:{http}/v2/health/ready")
     paths = {"PYTHONPATH": str(Path(__file__).parent)}
     with running(command, log=folder / "server.log", ready=ready, timeout_s=120, environment=paths):
         yield grpc

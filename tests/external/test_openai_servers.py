@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.external.gguf_model import make_gguf
-from tests.external.real_servers import assert_counted_alike, run_experiment, running, settings
+from tests.external.server_process import answers, assert_counted_alike, free_port, run_experiment, running, settings
 from tests.fakes.hub_model import make
-from tests.fakes.users_house import free_port
 from tests.fakes.whole_run import console_script
 
 LLAMA_CPP = os.environ.get("TAILGATE_LLAMA_SERVER", "")
@@ -39,7 +39,7 @@ def llama_cpp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
             port = free_port()
             command = [LLAMA_CPP, "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--threads", "1"]
             command += ["--parallel", str(slots), "--ctx-size", str(slots * CONTEXT)]
-            ready = f"http://127.0.0.1:{port}/health"
+            ready = partial(answers, f"http://127.0.0.1:{port}/health")
             servers.enter_context(running(command, log=folder / f"{arm}.log", ready=ready, timeout_s=60))
             changes += [f"arms.{arm}.address=http://127.0.0.1:{port}/v1", f"arms.{arm}.model_name=model.gguf"]
             changes += [f"arms.{arm}.openai.tokenizer={tokenizer}"]
@@ -60,7 +60,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
             command = [VLLM, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *options]
             command += ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--max-num-seqs", "16"]
             command += ["--host", "127.0.0.1", "--port", str(port)]
-            ready, log = f"http://127.0.0.1:{port}/health", folder / f"{arm}.log"
+            ready, log = partial(answers, f"http://127.0.0.1:{port}/health"), folder / f"{arm}.log"
             servers.enter_context(running(command, log=log, ready=ready, timeout_s=500, environment=ENVIRONMENT))
             changes += [f"arms.{arm}.address=http://127.0.0.1:{port}/v1", f"arms.{arm}.model_name={model}"]
             changes += [f"arms.{arm}.openai.tokenizer={model}"]

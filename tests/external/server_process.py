@@ -6,40 +6,52 @@ import json
 import os
 import subprocess
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from analysis.judging.validity import LENGTH_CHECKS
 from tests.fakes.patience import wait_for
+from tests.fakes.users_house import free_port
 from tests.fakes.whole_run import console_script, last_line, requests
 
+__all__ = ["answers", "assert_counted_alike", "free_port", "run_experiment", "running", "settings"]
 # A run of seconds cannot pass the first ones; the others fail where two servers and their load share two processors.
 EXCUSED = LENGTH_CHECKS | {"block autocorrelation", "cross-check"}
 EXCUSED |= {"busy host", "foreign work", "generator lag", "interference", "lag apart", "load processes", "steal"}
 EXCUSED |= {"token times"}
 
 
+def answers(url: str) -> bool:
+    """Return whether a GET of `url` is answered with 2xx."""
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
 @contextmanager
 def running(
-    command: Sequence[str], *, log: Path, ready: str, timeout_s: float, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    *,
+    log: Path,
+    ready: Callable[[], bool],
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
-    """Run `command` until the block ends; it is ready once a GET of the URL `ready` is answered with 2xx."""
+    """Run `command` until the block ends, which begins once it is ready."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
     with log.open("wb") as file:
         process = subprocess.Popen(command, env=variables, stdout=file, stderr=file)
 
-    def answers() -> bool:
+    def is_ready() -> bool:
         assert process.poll() is None, log.read_text()[-5000:]
-        try:
-            urllib.request.urlopen(ready, timeout=5).close()
-        except OSError:
-            return False
-        return True
+        return ready()
 
     try:
-        wait_for(answers, timeout_s, every_s=0.1, otherwise=lambda: log.read_text()[-5000:])
+        wait_for(is_ready, timeout_s, every_s=0.1, otherwise=lambda: log.read_text()[-5000:])
         yield
     finally:
         process.terminate()
