@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.simulation.greedy import Server
-from tests.fakes.http1 import DONE, HttpPeer, Request, answer, event, plain, usage
+from tests.fakes.http1 import DONE, Request, answer, event, plain, serving, usage
+
+__all__ = ["GreedyServer", "serving"]
 
 
 @dataclass
@@ -21,12 +21,19 @@ class GreedyServer:
     It `refuses` log-probabilities, and wants the bearer token `token` where there is one; each error repeats the token.
     """
 
+    path = "/v1"
     server: Server
     refuses: bool = False
     token: str = ""
     empty: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     _times: Counter[int] = field(default_factory=Counter)
+
+    def script(self, request: Request) -> None:
+        if request.line.startswith("POST"):
+            request.send(self.reply(request.json, request.headers.get("authorization", "")))
+        else:
+            request.send(plain("200 OK", b"{}"))
 
     def reply(self, body: dict[str, Any], authorization: str) -> bytes:
         self.bodies.append(body)
@@ -53,17 +60,3 @@ class GreedyServer:
 
 def _error(status: str, message: str) -> bytes:
     return plain(status, json.dumps({"error": {"message": message}}).encode())
-
-
-@contextmanager
-def serving(server: GreedyServer) -> Iterator[str]:
-    """Serve until the block ends, at http://host:port/v1."""
-
-    def script(request: Request) -> None:
-        if request.line.startswith("POST"):
-            request.send(server.reply(request.json, request.headers.get("authorization", "")))
-        else:
-            request.send(plain("200 OK", b"{}"))
-
-    with HttpPeer(script) as peer:
-        yield peer.address

@@ -7,9 +7,9 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -128,6 +128,21 @@ class HttpPeer:
         with contextlib.suppress(OSError):
             link.shutdown(socket.SHUT_RDWR)
         link.close()
+
+
+class Scripted(Protocol):
+    """A server whose `script` answers each request; clients find it at `path`."""
+
+    path: str
+
+    def script(self, request: Request) -> object: ...
+
+
+@contextlib.contextmanager
+def serving(server: Scripted) -> Iterator[str]:
+    """Serve until the block ends; yield the address."""
+    with HttpPeer(server.script) as peer:
+        yield f"http://127.0.0.1:{peer.port}{server.path}"
 
 
 def scripted(answers: Sequence[bytes]) -> Script:

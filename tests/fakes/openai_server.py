@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from tests.fakes.http1 import DONE, END, STREAM_HEAD, HttpPeer, Request, chunked, plain, said, usage
+from tests.fakes.http1 import DONE, END, STREAM_HEAD, Request, chunked, plain, said, serving, usage
 from tests.fakes.metrics_page import vllm_page
 
+__all__ = ["CompilingServer", "serving"]
 _STEP_S = 0.004
 
 
 class CompilingServer:
     """At its request number `compiles_at` it compiles for `compile_s`: every request waits, and `log` gets a line."""
+
+    path = ""
 
     def __init__(self, log: Path, *, compiles_at: int, compile_s: float) -> None:
         self._log, self._at, self._seconds = log, compiles_at, compile_s
@@ -44,23 +46,15 @@ class CompilingServer:
         self._running.discard(number)
         yield usage(count)
 
-    def page(self) -> str:
-        running = len(self._running)
-        return vllm_page(running=min(running, 4), waiting=max(0, running - 4), cache=0.25, preemptions=0)
-
-
-@contextmanager
-def serving(server: CompilingServer) -> Iterator[str]:
-    """Serve until the block ends, at http://host:port."""
-
-    def script(request: Request) -> None:
+    def script(self, request: Request) -> None:
         if not request.line.startswith("POST"):
-            request.send(plain("200 OK", server.page().encode() if "/metrics" in request.line else b"{}"))
+            request.send(plain("200 OK", self.page().encode() if "/metrics" in request.line else b"{}"))
             return
         request.send(STREAM_HEAD)
-        for piece in server.tokens(request.json["max_tokens"]):
+        for piece in self.tokens(request.json["max_tokens"]):
             request.send(chunked(piece))
         request.send(chunked(DONE) + END)
 
-    with HttpPeer(script) as peer:
-        yield peer.address.removesuffix("/v1")
+    def page(self) -> str:
+        running = len(self._running)
+        return vllm_page(running=min(running, 4), waiting=max(0, running - 4), cache=0.25, preemptions=0)

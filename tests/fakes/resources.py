@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.records.schemas import BED
 from analysis.records.tables import RecordWriter
-from tests.fakes.runs import SECOND
+from tests.fakes.beds import SECOND
 
 GIB = 1 << 30
 
