@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -35,7 +36,6 @@ from servers.inspect.listed_shapes import parse_shapes
 from servers.neighbour import Demand, Neighbour
 from servers.presets import RANDOM_PRESETS
 from servers.reference import Reference, Sizes
-from tests.fakes.whole_run import ROOT, command, last_line
 from tests.servers.compiler.reset import reset_compiler
 from tests.servers.compiler.test_products import Gated, distance
 from tests.servers.engine.test_runner import (
@@ -51,6 +51,7 @@ from tests.servers.engine.test_runner import (
 __all__ = ["recorder"]
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+ROOT = Path(__file__).resolve().parents[2]
 FLOAT32 = ModelConfig(device="cuda", dtype="float32")
 
 
@@ -376,9 +377,11 @@ SMALL_ARM = ("--device", "cuda", "--slots", "2", "--max-prompt-tokens", "64", "-
 
 def output_of(*words: str) -> dict[str, Any]:
     """Return the JSON that `tailgate` prints."""
-    done = command([sys.executable, "-m", "loadtests.commands.main", *words], ROOT)
+    command = [sys.executable, "-m", "loadtests.commands.main", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return last_line(done)
+    line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return line
 
 
 @pytest.mark.timeout(900)
