@@ -9,7 +9,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from functools import partial
 
 import h2.config
 import h2.connection
@@ -18,6 +18,7 @@ import h2.exceptions
 import h2.settings
 
 from servers.rpc.inference_pb2 import GenerateChunk
+from tests.fakes.http1 import Listening
 
 OK_TRAILERS = (("grpc-status", "0"),)
 
@@ -89,12 +90,8 @@ class Link:
     def pump(self) -> None:
         for stream_id, payload in list(self.pending.items()):
             left = payload
-            while left:
-                room = min(
-                    self.state.local_flow_control_window(stream_id), self.state.max_outbound_frame_size, len(left)
-                )
-                if room <= 0:
-                    break
+            while left and (window := self.state.local_flow_control_window(stream_id)) > 0:
+                room = min(window, self.state.max_outbound_frame_size)
                 self.state.send_data(stream_id, left[:room])
                 left = left[room:]
             self.pending[stream_id] = left
@@ -146,47 +143,6 @@ class Link:
             self.window_updates += 1
 
 
-class Listening:
-    """Accepts connections on a port of its own until the block ends; `serve` runs on a thread for each."""
-
-    def __init__(self, port: int = 0) -> None:
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self.port: int = self._listener.getsockname()[1]
-        self.target = f"127.0.0.1:{self.port}"
-        self._socks: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def serve(self, sock: socket.socket) -> None:
-        raise NotImplementedError
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = self._listener.accept()
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                thread = threading.Thread(target=self._keep, args=(sock,), daemon=True)
-                self._threads.append(thread)
-                thread.start()
-
-    def _keep(self, sock: socket.socket) -> None:
-        self._socks.append(sock)
-        self.serve(sock)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for sock in self._socks:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(5.0)
-
-
 class Peer(Listening):
     """`answer` runs for each complete request."""
 
@@ -208,18 +164,17 @@ class Peer(Listening):
         super().__init__()
         self.target = f"https://{self.target}" if tls else self.target
 
-    def serve(self, sock: socket.socket) -> None:
+    def connected(self, sock: socket.socket, number: int) -> Callable[[], object] | None:
         if self.tls is not None:
             try:
                 sock = self.tls.wrap_socket(sock, server_side=True)
             except OSError as problem:
                 self.handshakes.append(str(problem))
-                return
-            self._socks.append(sock)
+                return None
+            self.socks.append(sock)
         config = h2.config.H2Configuration(client_side=False, header_encoding=None)
-        link = Link(self, sock, h2.connection.H2Connection(config))
-        self.links.append(link)
-        link.serve()
+        self.links.append(Link(self, sock, h2.connection.H2Connection(config)))
+        return self.links[-1].serve
 
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
@@ -303,9 +258,11 @@ class RawPeer(Listening):
         self._script = script
         super().__init__(port)
 
-    def serve(self, sock: socket.socket) -> None:
-        wire = Wire(sock, len(self.wires) + 1)
-        self.wires.append(wire)
+    def connected(self, sock: socket.socket, number: int) -> Callable[[], object]:
+        self.wires.append(Wire(sock, number))
+        return partial(self._serve, self.wires[-1])
+
+    def _serve(self, wire: Wire) -> None:
         try:
             self._script(wire)
             wire.drain()
@@ -314,7 +271,7 @@ class RawPeer(Listening):
         except BaseException as failure:
             self.failures.append(failure)
         finally:
-            sock.close()
+            wire.sock.close()
 
     def frames(self, kind: int, number: int = 1) -> list[tuple[int, int, int, bytes]]:
         """Return what the client sent of this kind on its connection `number`, without acknowledgements."""
@@ -324,4 +281,6 @@ class RawPeer(Listening):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
+        for thread in self.threads:
+            thread.join(5.0)
         assert not self.failures, self.failures

@@ -42,7 +42,7 @@ class LyingArm(Arm):
 
     @property
     def lie(self) -> str:
-        """Return the lie; empty for a replica that reports truly."""
+        """The lie; empty for a replica that reports truly."""
         return _told.get(self.replica, "")
 
     def publish(self, event: telemetry_pb2.TelemetryEvent) -> None:

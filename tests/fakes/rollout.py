@@ -71,16 +71,11 @@ class Rollout:
         self.looks += 1
         gate = {"gate": "noninferiority p99_ttft", "verdict": decision or "INCONCLUSIVE", "reason": reason}
         errors = {"gate": "errors", "verdict": "PASS", "reason": "None failed."}
-        append(
-            self.folder,
-            {
-                "look": self.looks,
-                "at_ns": self.now_ns(),
-                "arms": {self.candidate: {"decision": decision, "reason": reason}},
-                "step": {"safe": safe, "failed": failed, "requests": 40, "uneven": None},
-                "gates": [{"arm": self.candidate, **row} for row in (gate, errors)],
-            },
-        )
+        step = {"safe": safe, "failed": failed, "requests": 40, "uneven": None}
+        arms = {self.candidate: {"decision": decision, "reason": reason}}
+        gates = [{"arm": self.candidate, **row} for row in (gate, errors)]
+        line = {"look": self.looks, "at_ns": self.now_ns(), "arms": arms, "step": step, "gates": gates}
+        append(self.folder, line)
 
     def rolled_back(self, why: str) -> None:
         """Write that the run itself took the candidate back."""
