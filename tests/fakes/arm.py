@@ -1,7 +1,7 @@
 """An arm without a model: real gRPC, real telemetry, paced tokens and scripted compile events.
 
-Takes the command line of `python -m servers.front.serve`, and a few flags of its own that script misfortune. The
-variable PLANTED makes it slower or fatter than its flags say, as benchmarks/planted_arm.py does with a real one.
+Takes the command line of `python -m servers.front.serve`, and flags of its own that script faults. The variable PLANTED
+makes it slower or fatter than its flags say, as benchmarks/planted_arm.py does with a real one.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import start_http_server
 
 from servers.clock import now_ns
 from servers.config import ArmConfig
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from servers.security import is_bearer
+from tests.fakes.grpc_servers import SERVICE, add_inference, trailers
 
+__all__ = ["SERVICE", "Arm", "FirstStep", "main"]
 TOKEN_S = 0.004
-SERVICE = "tailgate.v1.Inference"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,30 +48,17 @@ class FirstStep:
 class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServicer):
     """Answers with paced tokens; a compiled-naive arm stalls on prompt lengths it has not seen."""
 
-    def __init__(
-        self,
-        config: ArmConfig,
-        replica: str,
-        *,
-        stall_s: float,
-        dtype: str = "",
-        token: int = 5,
-        dies: bool = False,
-        token_s: float = TOKEN_S,
-        prefill_s: float | None = None,
-        memory_bytes: int = 0,
-        answers: Path | None = None,
-    ) -> None:
-        # Appended to in one write a line: what a kill leaves is whole.
-        self._answers = None if answers is None else answers.open("ab", buffering=0)
-        self.prefill_s = token_s if prefill_s is None else prefill_s
-        self.token_s = token_s
-        self.memory_bytes = memory_bytes
-        self.dies = dies
+    token = 5  # all that it answers
+    token_s = TOKEN_S
+    prefill_s = TOKEN_S
+    memory_bytes = 0
+    dies = False  # when it is asked for a snapshot after the traffic
+    answers_file: BinaryIO | None = None  # gets a line for each request that is answered to its end
+
+    def __init__(self, config: ArmConfig, replica: str, *, stall_s: float) -> None:
         self.config = config
-        self.dtype = dtype or config.model.dtype
+        self.dtype: str = config.model.dtype
         self.replica = replica
-        self.token = token
         self.stall_s = stall_s
         self.answered = 0
         self._retained: list[telemetry_pb2.TelemetryEvent] = []
@@ -90,64 +77,31 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
                 watcher.put(event)
 
     def progress(self, stage: str, done: int = 0, total: int = 0, detail: str = "") -> None:
-        self.publish(
-            telemetry_pb2.TelemetryEvent(
-                progress=telemetry_pb2.Progress(at_ns=now_ns(), stage=stage, done=done, total=total, detail=detail)
-            )
-        )
+        progress = telemetry_pb2.Progress(at_ns=now_ns(), stage=stage, done=done, total=total, detail=detail)
+        self.publish(telemetry_pb2.TelemetryEvent(progress=progress))
 
     def under_way(self, *, start_ns: int, end_ns: int = 0, shape: str, batch_id: int) -> None:
-        """The compile is under way, or is over at `end_ns`."""
-        self.publish(
-            telemetry_pb2.TelemetryEvent(
-                under_way=telemetry_pb2.CompileUnderWay(
-                    kind="compile",
-                    start_ns=start_ns,
-                    end_ns=end_ns,
-                    compile_id=f"0/{self._compiles + 1}",
-                    shape=shape,
-                    batch_id=batch_id,
-                    phase="serving",
-                )
-            )
+        where: dict[str, Any] = {"shape": shape, "batch_id": batch_id, "phase": "serving", "kind": "compile"}
+        compiling = telemetry_pb2.CompileUnderWay(
+            start_ns=start_ns, end_ns=end_ns, compile_id=f"0/{self._compiles + 1}", **where
         )
+        self.publish(telemetry_pb2.TelemetryEvent(under_way=compiling))
 
     def compile_event(self, *, start_ns: int, shape: str, phase: str, request_ids: list[str], batch_id: int) -> None:
         self._compiles += 1
-        recompile = phase == "serving"
-        self.publish(
-            telemetry_pb2.TelemetryEvent(
-                compile=telemetry_pb2.CompileEvent(
-                    event_id=f"{self.replica}-{self._compiles}",
-                    kind="recompile" if recompile else "compile",
-                    start_ns=start_ns,
-                    end_ns=now_ns(),
-                    compile_id=f"0/{self._compiles}",
-                    frame="forward",
-                    reason=f"tensor 'input_ids' size mismatch at index 1: {shape}" if recompile else "first call",
-                    shape=shape,
-                    cache="miss",
-                    batch_id=batch_id,
-                    request_ids=request_ids,
-                    phase=phase,
-                )
-            )
-        )
-
-    def publish_step(self, step_id: int, kind: str, start_ns: int, end_ns: int, length: int) -> None:
-        """A step of one row of `length` tokens, without padding."""
-        step = telemetry_pb2.StepRecord(
-            step_id=step_id,
-            kind=kind,
+        kind, reason = "compile", "first call"
+        if phase == "serving":
+            kind, reason = "recompile", f"tensor 'input_ids' size mismatch at index 1: {shape}"
+        event = telemetry_pb2.CompileEvent(
+            event_id=f"{self.replica}-{self._compiles}",
+            compile_id=f"0/{self._compiles}",
             start_ns=start_ns,
-            end_ns=end_ns,
-            batch=1,
-            padded_batch=1,
-            tokens=length,
-            padded_tokens=length,
-            compiled=self.config.compile.enabled,
+            end_ns=now_ns(),
+            **{"kind": kind, "reason": reason, "shape": shape, "phase": phase, "frame": "forward", "cache": "miss"},
+            batch_id=batch_id,
+            request_ids=request_ids,
         )
-        self.publish(telemetry_pb2.TelemetryEvent(steps=telemetry_pb2.StepRecords(records=[step])))
+        self.publish(telemetry_pb2.TelemetryEvent(compile=event))
 
     def close(self) -> None:
         with self._lock:
@@ -156,7 +110,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
                 watcher.put(None)
 
     def run_first_step(self, kind: str, request_id: str, length: int, seconds: float) -> FirstStep:
-        """A request's first step ran alone on the device, after a compile where the arm meets the size anew."""
+        """Run a request's first step alone on the device, after a compile where the size is new to the arm."""
         with self._lock:
             self.answered += 1
             batch = self._steps
@@ -166,49 +120,32 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             start = now_ns()
             if self.config.preset == "compiled-naive" and length // 32 not in self._seen:
                 self._seen.add(length // 32)
-                shape = f"1x{length}"
-                self.under_way(start_ns=start, shape=shape, batch_id=batch)
+                step: dict[str, Any] = {"start_ns": start, "shape": f"1x{length}", "batch_id": batch}
+                self.under_way(**step)
                 time.sleep(self.stall_s)
                 stall_ns = now_ns() - start
-                self.under_way(start_ns=start, end_ns=start + stall_ns, shape=shape, batch_id=batch)
-                self.compile_event(
-                    start_ns=start, shape=shape, phase="serving", request_ids=[request_id], batch_id=batch
-                )
+                self.under_way(end_ns=start + stall_ns, **step)
+                self.compile_event(phase="serving", request_ids=[request_id], **step)
             time.sleep(seconds)
             end = now_ns()
-        self.publish_step(batch, kind, start, end, length)
+        sizes = {"batch": 1, "padded_batch": 1, "tokens": length, "padded_tokens": length}
+        record = telemetry_pb2.StepRecord(
+            step_id=batch, kind=kind, start_ns=start, end_ns=end, compiled=self.config.compile.enabled, **sizes
+        )
+        self.publish(telemetry_pb2.TelemetryEvent(steps=telemetry_pb2.StepRecords(records=[record])))
         return FirstStep(batch=batch, start_ns=start, end_ns=end, stall_ns=stall_ns, length=length)
 
     def trail(
-        self,
-        context: grpc.ServicerContext,
-        step: FirstStep,
-        request_id: str,
-        *,
-        received: int,
-        end: int,
-        tokens: int,
+        self, context: grpc.ServicerContext, step: FirstStep, request_id: str, *, received: int, end: int, tokens: int
     ) -> None:
-        """The call ends with what happened to it."""
-        if self._answers is not None:
-            self._answers.write(f"{request_id} {self.config.name} {end}\n".encode())
-        values: dict[str, Any] = {
-            "arm": self.config.name,
-            "replica": self.replica,
-            "queue-ns": step.start_ns - received,
-            "prefill-ns": step.end_ns - step.start_ns - step.stall_ns,
-            "decode-ns": end - step.end_ns,
-            "compile-stall-ns": step.stall_ns,
-            "batch-id": step.batch,
-            "batch-size": 1,
-            "padded-batch": 1,
-            "padded-length": step.length,
-            "prompt-tokens": step.length,
-            "output-tokens": tokens,
-            "recv-ns": received,
-            "end-ns": end,
-        }
-        context.set_trailing_metadata(tuple((f"tailgate-{key}", str(value)) for key, value in values.items()))
+        if self.answers_file is not None:
+            self.answers_file.write(f"{request_id} {self.config.name} {end}\n".encode())
+        times = {"queue_ns": step.start_ns - received, "prefill_ns": step.end_ns - step.start_ns - step.stall_ns}
+        times |= {"decode_ns": end - step.end_ns, "compile_stall_ns": step.stall_ns}
+        times |= {"recv_ns": received, "end_ns": end}
+        sizes = {"batch_id": step.batch, "batch_size": 1, "padded_batch": 1, "padded_length": step.length}
+        sizes |= {"prompt_tokens": step.length, "output_tokens": tokens}
+        context.set_trailing_metadata(trailers(arm=self.config.name, replica=self.replica, **times, **sizes))
 
     def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
@@ -217,11 +154,8 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
         step = self.run_first_step("prefill", request.request_id, len(request.token_ids.ids), self.prefill_s)
         for token in range(request.max_tokens):
             last = token == request.max_tokens - 1
-            yield inference_pb2.GenerateChunk(
-                token_ids=[self.token],
-                emit_ns=[now_ns()],
-                finish_reason=inference_pb2.FINISH_REASON_LENGTH if last else inference_pb2.FINISH_REASON_UNSPECIFIED,
-            )
+            reason = inference_pb2.FINISH_REASON_LENGTH if last else inference_pb2.FINISH_REASON_UNSPECIFIED
+            yield inference_pb2.GenerateChunk(token_ids=[self.token], emit_ns=[now_ns()], finish_reason=reason)
             if not last:
                 time.sleep(self.token_s)
         self.trail(context, step, request.request_id, received=received, end=now_ns(), tokens=request.max_tokens)
@@ -229,7 +163,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
     def Embed(  # noqa: N802
         self, request: inference_pb2.EmbedRequest, context: grpc.ServicerContext
     ) -> inference_pb2.EmbedResponse:
-        """One text a step. The vector follows from the text, and turns with `token`, as answers do."""
+        """Return a vector that follows from the text and turns with `token`. Each text is a step."""
         received = now_ns()
         length = len(request.token_ids.ids) or len(request.text)
         step = self.run_first_step("encode", request.request_id, length, self.token_s)
@@ -248,12 +182,8 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             if self._closed:
                 mine.put(None)
         context.add_callback(lambda: mine.put(None))
-        wanted = {
-            "compile": request.compile_events,
-            "under_way": request.under_way,
-            "steps": request.steps,
-            "progress": request.progress,
-        }
+        wanted = {"compile": request.compile_events, "under_way": request.under_way}
+        wanted |= {"steps": request.steps, "progress": request.progress}
         while (event := mine.get()) is not None:
             if wanted[event.WhichOneof("event") or "progress"]:
                 yield event
@@ -278,8 +208,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
 
 
 class TokenGate(grpc.ServerInterceptor):  # type: ignore[misc]
-    """As an arm's own: who has not the token is refused, but for health checks. It repeats what it was shown, as some
-    servers and gateways do."""
+    """Refuses calls without the token, except health checks. The refusal repeats what was shown, as some servers do."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -293,9 +222,9 @@ class TokenGate(grpc.ServerInterceptor):  # type: ignore[misc]
         )
 
 
-def main(kind: type[Arm] = Arm) -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--config", required=True)
+    parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--replica", required=True)
@@ -304,84 +233,76 @@ def main(kind: type[Arm] = Arm) -> None:
     parser.add_argument("--token-env", default="")
     parser.add_argument("--stall-s", type=float, default=0.4)
     parser.add_argument("--warmup-s", type=float, default=0.2)
-    parser.add_argument("--die", action="append", default=[], metavar="REPLICA=REQUESTS")
-    parser.add_argument("--freeze", action="append", default=[], metavar="REPLICA=REQUESTS")
-    parser.add_argument("--die-last", action="append", default=[], metavar="REPLICA", help="after the traffic")
-    parser.add_argument("--fail-start", action="append", default=[], metavar="REPLICA")
-    parser.add_argument("--dtype", action="append", default=[], metavar="REPLICA=DTYPE")
-    parser.add_argument("--token", action="append", default=[], metavar="REPLICA=TOKEN")
     parser.add_argument("--token-s", type=float, default=TOKEN_S)
-    parser.add_argument("--prefill-s", action="append", default=[], metavar="REPLICA=S", help="one request at a time")
     parser.add_argument("--memory-bytes", type=int, default=0)
-    parser.add_argument("--answers", type=Path, help="gets a line for each request that was answered to its end")
-    parser.add_argument("--never-ready", action="append", default=[], metavar="REPLICA")
-    arguments = parser.parse_args()
-    with Path(arguments.config).open() as file:
-        config = ArmConfig.from_dict(json.load(file))
-    if arguments.replica in arguments.fail_start:
+    parser.add_argument("--answers", type=Path)
+    for name in ("die", "freeze", "dtype", "token", "prefill-s"):
+        parser.add_argument(f"--{name}", action="append", default=[], metavar="REPLICA=VALUE")
+    for name in ("die-last", "fail-start", "never-ready"):
+        parser.add_argument(f"--{name}", action="append", default=[], metavar="REPLICA")
+    return parser
+
+
+def main(kind: type[Arm] = Arm) -> None:
+    options = parser().parse_args()
+
+    def own(items: Sequence[str], otherwise: Any) -> str:
+        return str(dict(item.split("=") for item in items).get(options.replica, otherwise))
+
+    config = ArmConfig.from_dict(json.loads(options.config.read_text()))
+    if options.replica in options.fail_start:
         print("RuntimeError: the weights are missing", file=sys.stderr)
         sys.exit(3)
-    dtypes = dict(item.split("=") for item in arguments.dtype)
-    tokens = dict(item.split("=") for item in arguments.token)
     faults = dict(item.split("=") for item in os.environ.get("PLANTED", "").split(",") if item)
-    prefills = dict(item.split("=") for item in arguments.prefill_s)
-    prefill_s = float(prefills[arguments.replica]) if arguments.replica in prefills else None
-    arm = kind(
-        config,
-        arguments.replica,
-        stall_s=arguments.stall_s,
-        dtype=dtypes.get(arguments.replica, ""),
-        token=int(tokens.get(arguments.replica, 5)),
-        dies=arguments.replica in arguments.die_last,
-        token_s=arguments.token_s * float(faults.get("decode", 1.0)),
-        prefill_s=prefill_s,
-        memory_bytes=int(arguments.memory_bytes * float(faults.get("memory", 1.0))),
-        answers=arguments.answers,
-    )
-    gates = [TokenGate(os.environ[arguments.token_env])] if arguments.token_env else []
+    arm = kind(config, options.replica, stall_s=options.stall_s)
+    arm.dtype = own(options.dtype, arm.dtype)
+    arm.token = int(own(options.token, arm.token))
+    arm.dies = options.replica in options.die_last
+    arm.token_s = options.token_s * float(faults.get("decode", 1.0))
+    arm.prefill_s = float(own(options.prefill_s, arm.token_s))
+    arm.memory_bytes = int(options.memory_bytes * float(faults.get("memory", 1.0)))
+    if options.answers:  # each line is one write, so a kill leaves whole lines
+        arm.answers_file = options.answers.open("ab", buffering=0)
+    gates = [TokenGate(os.environ[options.token_env])] if options.token_env else []
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=96), interceptors=gates)
-    inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
+    checks = add_inference(server, arm, serving=False)
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
-    checks = health.HealthServicer()
-    for name in ("", SERVICE):
-        checks.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    port = server.add_insecure_port(f"{arguments.host}:{arguments.port}")
+    port = server.add_insecure_port(f"{options.host}:{options.port}")
     # A list, not an Event: the handler runs inside the main thread, which may hold the Event's lock.
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stopped.append(number))
     server.start()
     places = {"port": port, "pid": os.getpid()}
-    if arguments.metrics_port != "0":
-        page, _ = start_http_server(0, addr=arguments.host)
+    if options.metrics_port != "0":
+        page, _ = start_http_server(0, addr=options.host)
         places["metrics_port"] = page.server_port
     print(json.dumps(places), flush=True)
-    arm.progress("load")
-    shapes = 3 if config.compile.enabled else 1
-    for index in range(shapes):
-        start = now_ns()
-        time.sleep(arguments.warmup_s / shapes)
-        if config.compile.enabled:
-            arm.compile_event(start_ns=start, shape=f"{index}x64", phase="warmup", request_ids=[], batch_id=-1)
-        arm.progress("warmup", done=index + 1, total=shapes, detail=f"{index}x64")
-    if arguments.replica not in arguments.never_ready:
+    warm_up(arm, options.warmup_s)
+    if options.replica not in options.never_ready:
         arm.progress("serving")
-        for name in ("", SERVICE):
-            checks.set(name, health_pb2.HealthCheckResponse.SERVING)
-    deaths = dict(item.split("=") for item in arguments.die)
-    limit = int(deaths.get(arguments.replica, 0))
-    freezes = dict(item.split("=") for item in arguments.freeze)
-    still_after = int(freezes.get(arguments.replica, 0))
+        checks.answer(serving=True)
+    dies_at, freezes_at = int(own(options.die, 0)), int(own(options.freeze, 0))
     while not stopped:
         time.sleep(0.05)
-        if still_after and arm.answered >= still_after:
+        if freezes_at and arm.answered >= freezes_at:
             os.kill(os.getpid(), signal.SIGSTOP)
-        if limit and arm.answered >= limit:
+        if dies_at and arm.answered >= dies_at:
             print("Fatal: the device fell off the bus", file=sys.stderr, flush=True)
             os._exit(9)
     arm.close()
     server.stop(1.0).wait()
+
+
+def warm_up(arm: Arm, seconds: float) -> None:
+    arm.progress("load")
+    shapes = 3 if arm.config.compile.enabled else 1
+    for index in range(shapes):
+        start = now_ns()
+        time.sleep(seconds / shapes)
+        if arm.config.compile.enabled:
+            arm.compile_event(start_ns=start, shape=f"{index}x64", phase="warmup", request_ids=[], batch_id=-1)
+        arm.progress("warmup", done=index + 1, total=shapes, detail=f"{index}x64")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Made-up test beds: what a watcher and a reference would have written of machines that were quiet, or in trouble.
-
-Samples come once a second. A quiet bed has the noise of one that is: clocks locked or not, speeds within a per cent.
-"""
+"""Made-up machines: the samples and references of quiet ones, and of ones in trouble. Samples come once a second."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ FIGURES = {"matmul_tflops": 790.0, "read_gb_per_s": 4200.0, "launch_us": 4.6, "p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """What is wrong with one card, or with the host ("host"), in some trials and for some of their time.
+    """A fault of one card, or of the host ("host"), in some trials and for a share of their time.
 
     `what`: foreign | held (before the arms, in GiB) | throttle | power_limit | clock | steal | busy | memory_pressure |
     slow | slow_after | unreadable.
@@ -40,7 +37,6 @@ class Trouble:
     share: float = 1.0  # of the traffic, from its middle on
 
     def touches(self, what: str, place: str, trial: int) -> bool:
-        """Whether it is this trouble, here and now."""
         return (self.what, self.place) == (what, place) and (not self.trials or trial in self.trials)
 
 
@@ -54,7 +50,6 @@ class FakeBed:
     locked: bool = True
     sampled: bool = True
     referenced: bool = True
-    interval_s: float = 1.0
     figures: Mapping[str, float] = field(default_factory=lambda: dict(FIGURES), hash=False)  # of a reference
     card_noise: float = 0.004  # standard deviation of the logarithm of a reference's figure
     host_noise: float = 0.008
@@ -69,40 +64,32 @@ class FakeBed:
         return {arm: f"cuda:{(place + turn) % self.cards}" for place, arm in enumerate(arms)}
 
     def facts(self, arms: Sequence[str], trial: int, rng: np.random.Generator) -> dict[str, Any]:
-        """What trial.json says of it."""
-        devices = [f"cuda:{index}" for index in range(self.cards)]
-        unread = [item for item in self.troubles if item.what == "unreadable"]
+        devices = {f"cuda:{index}": index for index in range(self.cards)}
+        same = {"host": "run", "name": self.model, "driver": "580.65", "memory_bytes": 150_754_820_096, "mig": False}
+        same |= {"power_limit_default_w": LIMIT_W, "sm_max_mhz": TOP_MHZ}
+        neighbour = {"pid": 4711, "name": "python", "memory_bytes": 2 << 30}
         bed = {
-            "interval_s": self.interval_s,
+            "interval_s": 1.0,
             "machines": {"run": {"machine": "c0ffee123456", "cpu": "AMD EPYC 9454", "cpus": 16, "kernel": "6.1"}},
             "devices": {
-                name: {
-                    "host": "run",
+                name: same
+                | {
                     "index": index,
                     "uuid": f"GPU-{index}",
-                    "name": self.model,
-                    "driver": "580.65",
-                    "memory_bytes": 150_754_820_096,
                     "power_limit_w": LIMIT_W * self._size("power_limit", name, trial),
-                    "power_limit_default_w": LIMIT_W,
-                    "sm_max_mhz": TOP_MHZ,
-                    "mig": False,
-                    "lock_command": f"sudo nvidia-smi -i {index} -lgc {TOP_MHZ},{TOP_MHZ}",
                 }
-                for index, name in enumerate(devices)
+                | {"lock_command": f"sudo nvidia-smi -i {index} -lgc {TOP_MHZ},{TOP_MHZ}"}
+                for name, index in devices.items()
             },
             "unreadable": [
-                {"host": "run", "name": item.place, "what": item.column, "why": "Not Supported"} for item in unread
+                {"host": "run", "name": item.place, "what": item.column, "why": "Not Supported"}
+                for item in self.troubles
+                if item.what == "unreadable"
             ],
             "before": [
-                {
-                    "host": "run",
-                    "device": name,
-                    "processes": [{"pid": 4711, "name": "python", "memory_bytes": 2 << 30}]
-                    if self._size("foreign", name, trial, otherwise=0.0)
-                    else [],
-                    "memory_bytes": int(self._size("held", name, trial, otherwise=0.5) * (1 << 30)),
-                }
+                {"host": "run", "device": name}
+                | {"processes": [neighbour] if self._size("foreign", name, trial, otherwise=0.0) else []}
+                | {"memory_bytes": int(self._size("held", name, trial, otherwise=0.5) * (1 << 30))}
                 for name in devices
             ],
             "watcher": {"cpu_s": 0.4, "seconds": 200.0},
@@ -148,7 +135,7 @@ class FakeBed:
     def write(
         self, folder: Path, arms: Sequence[str], trial: int, start_ns: int, seconds: float, rng: np.random.Generator
     ) -> None:
-        """bed.arrow of the trial lies in `folder`: ten seconds of idleness, then the traffic."""
+        """Write bed.arrow of the trial into `folder`: ten seconds of idleness, then the traffic."""
         if not self.sampled:
             return
         arm_on = {device: arm for arm, device in self.placed(arms, trial).items()}
@@ -156,23 +143,20 @@ class FakeBed:
         energy = dict.fromkeys((f"cuda:{index}" for index in range(self.cards)), 5e6)
         spent = dict.fromkeys((*(f"{arm}-0" for arm in arms), "splitter", "load"), 3.0)
         with RecordWriter(folder / "bed.arrow", BED) as writer:
-            steps = int((seconds + 10.0) / self.interval_s) + 2
-            for step in range(steps):
-                since = step * self.interval_s - 10.0
+            for step in range(int(seconds + 10.0) + 2):
+                since = step - 10.0
                 place = {"trial": trial, "host": "run", "at_ns": start_ns + int(since * SECOND)}
-                progress = since / seconds
-                busy = 0.0 <= since <= seconds
-                own = 0.0
+                busy, own = 0.0 <= since <= seconds, 0.0
                 for name in spent:
                     cores = (1.1 if name.endswith("-0") else 0.3) * busy * (1 + 0.05 * rng.standard_normal())
-                    spent[name] += max(0.0, cores) * self.interval_s
+                    spent[name] += max(0.0, cores)
                     own += max(0.0, cores)
                     arm = name.removesuffix("-0") if name.endswith("-0") else None
                     writer.append(place | self._process(name, arm, spent[name], step))
-                writer.append(place | self._host(trial, progress, busy, own, counters, rng))
+                writer.append(place | self._host(trial, since / seconds, busy, own, counters))
                 for name in energy:
-                    row = self._device(name, trial, progress, busy and name in arm_on, rng)
-                    energy[name] += (row["power_w"] or 0.0) * self.interval_s
+                    row = self._device(name, trial, since / seconds, busy and name in arm_on, rng)
+                    energy[name] += row["power_w"] or 0.0
                     writer.append(place | row | {"energy_j": energy[name]})
 
     def _process(self, name: str, arm: str | None, cpu_s: float, step: int) -> dict[str, Any]:
@@ -180,24 +164,16 @@ class FakeBed:
         row |= {"threads": 40, "voluntary_switches": 900 * step, "involuntary_switches": 4 * step, "files": 90}
         return row | {"device_memory_bytes": (20 << 30) if arm and self.cards else None}
 
-    def _host(
-        self,
-        trial: int,
-        progress: float,
-        busy: bool,
-        own: float,
-        counters: dict[str, float],
-        rng: np.random.Generator,
-    ) -> dict[str, Any]:
+    def _host(self, trial: int, progress: float, busy: bool, own: float, counters: dict[str, float]) -> dict[str, Any]:
         def share(what: str) -> float:
             trouble = self._now(what, "host", trial, progress)
             return trouble.size if busy and trouble else 0.0
 
         cpus = 16
-        counters["cpu_s"] += (own + 0.05 + cpus * share("busy")) * self.interval_s
-        counters["steal_s"] += cpus * share("steal") * self.interval_s
-        counters["pressure_cpu_s"] += min(1.0, 0.002 + share("busy")) * self.interval_s
-        counters["pressure_memory_s"] += share("memory_pressure") * self.interval_s
+        counters["cpu_s"] += own + 0.05 + cpus * share("busy")
+        counters["steal_s"] += cpus * share("steal")
+        counters["pressure_cpu_s"] += min(1.0, 0.002 + share("busy"))
+        counters["pressure_memory_s"] += share("memory_pressure")
         row: dict[str, Any] = {"kind": "host", "name": "run", "cpus": cpus, **counters}
         row |= {"load1": own + cpus * share("busy"), "memory_bytes": 60 << 30, "memory_limit_bytes": 256 << 30}
         return row | self._unread("host")
@@ -230,5 +206,5 @@ class FakeBed:
 
 
 def referenced(**figures: float) -> FakeBed:
-    """A host that nobody watched, whose references are these figures to the digit."""
+    """Return a host without samples, whose references are exactly these figures."""
     return FakeBed(cards=0, sampled=False, figures=figures, card_noise=0.0, host_noise=0.0)

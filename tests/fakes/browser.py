@@ -1,9 +1,7 @@
-"""Chromium, driven over its debugging pipe: pages are opened, looked at and typed into, and what they complain of is
-kept."""
+"""Chromium, driven over its debugging pipe: it opens pages, evaluates, types, and keeps what they complain of."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -14,7 +12,6 @@ import threading
 import time
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, Self
 
 from tests.fakes.patience import PATIENCE_S
@@ -52,20 +49,9 @@ class Browser:
         assert CHROMIUM is not None
         from_us, self._to = os.pipe()
         self._from, to_us = os.pipe()
+        profile = (f"--user-data-dir={self._folder / 'profile'}", "about:blank")
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                "-c",
-                _PIPED,
-                str(from_us),
-                str(to_us),
-                CHROMIUM,
-                *FLAGS,
-                f"--user-data-dir={self._folder / 'profile'}",
-                "about:blank",
-            ],
+            [sys.executable, "-I", "-S", "-c", _PIPED, str(from_us), str(to_us), CHROMIUM, *FLAGS, *profile],
             pass_fds=(from_us, to_us),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -77,9 +63,7 @@ class Browser:
         self._reader.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.terminate()
         try:
             self._process.wait(10)
@@ -90,12 +74,11 @@ class Browser:
         os.close(self._to)
 
     def kill(self) -> None:
-        """It is gone at once, with all of its processes."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> Tab:
-        """A page in a window of its own, which has loaded."""
+        """Open a page in a window of its own, and wait until it has loaded."""
         target = self.send("Target.createTarget", url="about:blank", newWindow=True)["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = self._tabs[session] = Tab(self, session)
@@ -108,7 +91,6 @@ class Browser:
         return tab
 
     def send(self, method: str, *, session: str = "", **parameters: Any) -> dict[str, Any]:
-        """The browser's answer to a command of its debugging protocol."""
         with self._lock:
             self._number += 1
             number = self._number
@@ -157,19 +139,31 @@ class Tab:
         return self._browser.send(method, session=self._session, **parameters)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page; a promise is awaited."""
+        """Return the value of a JavaScript expression in the page; a promise is awaited."""
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise BrowserError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
     def text(self, selector: str = "body") -> str:
-        """The words that the first such node shows."""
+        """Return the words that the first node that matches shows."""
         shown = self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
         return " ".join(str(shown).split())
 
+    def count(self, selector: str) -> int:
+        return int(self.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length"))
+
+    def labels(self, selector: str) -> list[str]:
+        """Return the `aria-label` of each node that matches, with plain spaces."""
+        nodes = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        found = self.evaluate(f"{nodes}.map((node) => node.getAttribute('aria-label') ?? '')")
+        return [label.replace("\u00a0", " ") for label in found]
+
+    def wait_for_text(self, selector: str, words: str) -> None:
+        text = f"(document.querySelector({json.dumps(selector)})?.textContent ?? '')"
+        self.wait_for(f"{text}.replace(/\\s+/g, ' ').includes({json.dumps(words)})")
+
     def wait_for(self, expression: str, *, within_s: float = PATIENCE_S) -> None:
-        """The expression is true."""
         deadline = time.monotonic() + within_s
         while True:
             try:
@@ -182,7 +176,6 @@ class Tab:
             time.sleep(0.05)
 
     def press(self, *keys: str) -> None:
-        """The keys, one after the other, such as Tab or ArrowLeft."""
         for key in keys:
             text = {"text": "\r"} if key == "Enter" else {}
             for kind in ("keyDown" if text else "rawKeyDown", "keyUp"):
@@ -190,23 +183,14 @@ class Tab:
                 self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
     def write(self, text: str) -> None:
-        """The text, as if it were typed into what has the focus."""
         self.send("Input.insertText", text=text)
 
     def resize(self, width: int, height: int) -> None:
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def prefer(self, *, dark: bool) -> None:
-        """The system prefers dark pages, or light ones."""
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[feature])
-
-    def picture(self, file: Path) -> None:
-        """The whole page as a PNG."""
-        size = self.send("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 8000), "scale": 1}
-        shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        file.write_bytes(base64.b64decode(shot["data"]))
 
 
 _KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}

@@ -10,7 +10,7 @@ import trustme
 
 @dataclass(frozen=True)
 class Certificates:
-    """Paths of PEM files: an authority, and a server and a client that it signed; `other_ca` signed nobody."""
+    """Paths of PEM files: an authority, a server and a client that it signed, and an authority that signed nothing."""
 
     ca: str
     other_ca: str
@@ -21,7 +21,6 @@ class Certificates:
 
 
 def make_certificates(folder: Path, *names: str) -> Certificates:
-    """Files in `folder`; the server's certificate carries `names`, 127.0.0.1 and localhost by default."""
     authority, other = trustme.CA(), trustme.CA()
     server = authority.issue_cert(*(names or ("127.0.0.1", "localhost")))
     client = authority.issue_cert("load@tailgate.test")
@@ -31,9 +30,8 @@ def make_certificates(folder: Path, *names: str) -> Certificates:
         return str(folder / name)
 
     def chain(leaf: trustme.LeafCert, name: str) -> str:
-        path = folder / name
-        path.write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
-        return str(path)
+        (folder / name).write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
+        return str(folder / name)
 
     return Certificates(
         ca=write(authority.cert_pem, "ca.pem"),

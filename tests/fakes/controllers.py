@@ -10,6 +10,7 @@ import http.client
 import json
 import re
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,14 +19,11 @@ from urllib.parse import urlsplit
 def asked(
     port: int, method: str, path: str, *, body: str | None = None, headers: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """(status, body) of what the provider on this machine answers."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
+    """Return the status and the body that the provider on this machine answers."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
         connection.request(method, path, body=body, headers=dict(headers or {}))
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
-    finally:
-        connection.close()
 
 
 def _place(url: str) -> str:
@@ -48,25 +46,20 @@ class AnalysisRun:
     def __post_init__(self) -> None:
         spec = self.template["spec"]
         given = {arg["name"]: arg.get("value", "") for arg in spec["args"]} | dict(self.args)
-        resolved = re.sub(
-            r"\{\{\s*args\.([\w-]+)\s*\}\}", lambda match: given[match[1]], json.dumps(spec["metrics"][0])
-        )
-        self.metric = json.loads(resolved)
+        values = re.compile(r"\{\{\s*args\.([\w-]+)\s*\}\}")
+        self.metric = json.loads(values.sub(lambda match: given[match[1]], json.dumps(spec["metrics"][0])))
 
     def measure(self) -> str:
-        """The phase after one more measurement."""
         found = self._measurement()
-        if found == "Error":
-            self.errors_in_a_row += 1
-        else:
-            self.errors_in_a_row = 0
+        self.errors_in_a_row = self.errors_in_a_row + 1 if found == "Error" else 0
+        if found != "Error":
             self.counts[found] += 1
             self.successes_in_a_row = self.successes_in_a_row + 1 if found == "Successful" else 0
         self.phase = self._assessed()
         return self.phase
 
     def terminate(self) -> str:
-        """The phase of a background analysis that the end of its rollout stops."""
+        """Return the phase of a background analysis that the end of its rollout stops."""
         if self.phase == "Running":
             self.phase = "Successful"
         return self.phase
@@ -76,9 +69,9 @@ class AnalysisRun:
         headers = {header["key"]: header["value"] for header in web.get("headers", ())}
         try:
             status, body = asked(self.port, "GET", _place(web["url"]), headers=headers)
+            if not 200 <= status < 300:
+                return "Error"
         except OSError:
-            return "Error"
-        if not 200 <= status < 300:
             return "Error"
         assert web["jsonPath"] == "{$.verdict}"
         result = json.loads(body)["verdict"]
@@ -129,19 +122,23 @@ class Flagger:
         self.analysis = self.canary["spec"]["analysis"]
 
     def tick(self) -> str:
-        """The phase after one interval."""
+        """Return the phase after one interval."""
+        self.phase = self._next()
+        if self.phase == "Failed":
+            self.weight = 0
+        return self.phase
+
+    def _next(self) -> str:
         if self.phase in ("Initialized", "Waiting"):
-            self.phase = "Progressing" if self._passes("confirm-rollout", self.phase) else "Waiting"
-            return self.phase
+            return "Progressing" if self._passes("confirm-rollout", self.phase) else "Waiting"
         if self.phase not in ("Progressing", "WaitingPromotion"):
             return self.phase
         rollbacks = [hook for hook in self.analysis["webhooks"] if hook.get("type") == "rollback"]
         if any(self._called(hook, self.phase) for hook in rollbacks):
-            return self._rolled_back()
+            return "Failed"
         if self.failed_checks >= self.analysis["threshold"]:
-            return self._rolled_back()
-        checks = "pre-rollout" if self.weight == 0 else "rollout"
-        if not self._passes(checks, "Progressing"):
+            return "Failed"
+        if not self._passes("rollout" if self.weight else "pre-rollout", "Progressing"):
             self.failed_checks += 1
             return self.phase
         if self.phase != "WaitingPromotion" and not self._passes("confirm-traffic-increase", "Progressing"):
@@ -149,12 +146,7 @@ class Flagger:
         if self.weight < self.analysis["maxWeight"]:
             self.weight = next(weight for weight in self.analysis["stepWeights"] if weight > self.weight)
             return self.phase
-        self.phase = "Promoting" if self._passes("confirm-promotion", "WaitingPromotion") else "WaitingPromotion"
-        return self.phase
-
-    def _rolled_back(self) -> str:
-        self.weight, self.phase = 0, "Failed"
-        return self.phase
+        return "Promoting" if self._passes("confirm-promotion", "WaitingPromotion") else "WaitingPromotion"
 
     def _passes(self, kind: str, phase: str) -> bool:
         return all(self._called(hook, phase) for hook in self.analysis["webhooks"] if hook.get("type") == kind)

@@ -18,7 +18,7 @@ from benchmarks.simulation.scenario import Run
 
 
 def write_external(folder: Path, made: Run, rng: np.random.Generator, *, gates: Mapping[str, float]) -> Path:
-    """`folder` holds the run with the treatment as an external arm, of which there is no telemetry."""
+    """Write the run with the treatment as an external arm, without telemetry."""
     pieces = [f'[[arms]]\nname = "{CONTROL}"\ncontrol = true\n']
     pieces.append(f'[[arms]]\nname = "{TREATMENT}"\nkind = "openai"\nlength_ladder = {list(range(64, 20_000, 64))}\n')
     pieces.append("[gates]\n" + "".join(f"{key} = {value}\n" for key, value in gates.items()))
@@ -31,7 +31,7 @@ def write_external(folder: Path, made: Run, rng: np.random.Generator, *, gates: 
 
 
 def write_logged(folder: Path, events: Sequence[Mapping[str, Any]], *, blind_spots: Sequence[str] = ()) -> Path:
-    """The run in `folder` has a log of the external arm that told of these events and may have left out others."""
+    """Give the run in `folder` a log of the external arm that reported these events and may have left out others."""
     experiment = (folder / "experiment.toml").read_text()
     arm = f'name = "{TREATMENT}"\n'
     (folder / "experiment.toml").write_text(experiment.replace(arm, f'{arm}telemetry = {{ log = ["vllm.log"] }}\n'))

@@ -22,8 +22,11 @@ def varlen_flash(
     scale: float | None,
     seqused_k: torch.Tensor,
 ) -> tuple[torch.Tensor, Any]:
-    """[total, heads, D] for query [total, heads, D] over key, value [anything, kv_heads, D]: row i has its queries from
-    query_starts[i] to query_starts[i + 1] and seqused_k[i] keys from key_starts[i] on; the last query sees them all."""
+    """Attend as [total, heads, D] over keys and values [anything, kv_heads, D].
+
+    Row i has its queries from query_starts[i] to query_starts[i + 1] and seqused_k[i] keys from key_starts[i] on; its
+    last query sees all of them.
+    """
     assert is_causal
     groups = query.shape[1] // key.shape[1]
     output = torch.empty_like(query)

@@ -1,4 +1,4 @@
-"""Calls that keep what they receive, so that tests can look at the tokens; those of the load keep their times alone."""
+"""Calls that keep the tokens that they receive; those of the load keep only their times."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ class KeepingCall(GrpcCall):
 
 
 def keeping_client(target: str, **settings: Any) -> InferenceClient:
-    """A client whose calls keep what they receive."""
     return InferenceClient(target, call=KeepingCall, **settings)
 
 
 def generate(
     client: InferenceClient, request: GenerateRequest, *, metadata: Metadata = (), timeout_s: float | None = None
 ) -> Any:
-    """The started call of `request`: a KeepingCall where the client makes such."""
     return client.start(request.SerializeToString(), headers=encode_metadata(metadata), timeout_s=timeout_s)
 
 
 def read_slowly(*, peer: dict[str, Any] | None = None, client: dict[str, Any] | None = None) -> tuple[list[float], ...]:
-    """Ten tokens, 10 ms apart, read by somebody who takes 50 ms for each: how late the client stamped each, and how
-    late the reader saw it, in ms. `peer` and `client` are settings of the two."""
+    """Read ten tokens, 10 ms apart, taking 50 ms for each.
+
+    Return how late the client stamped each and how late the reader saw it, in ms. `peer` and `client` are settings.
+    """
     sent_at: list[int] = []
 
     def paced(exchange: Exchange) -> None:

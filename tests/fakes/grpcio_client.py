@@ -1,8 +1,7 @@
 """The same calls over stock grpcio under gevent: a second opinion on the frame client, for few streams.
 
-A greenlet a call waits for messages and takes the time when grpcio hands one over. That is late by however long the
-message stood in grpcio's queues and the greenlet in gevent's, which is why the frame client exists; below a hundred
-streams both should tell the same. See docs/decisions/0003-http2-client.md.
+It takes a message's time when grpcio hands the message over, later than the frame client, by the time in the queues of
+grpcio and gevent. Below a hundred streams both should agree: docs/decisions/0003-http2-client.md.
 """
 
 from __future__ import annotations
@@ -30,24 +29,13 @@ class GrpcioClient:
     Needs a process that gevent has patched, as Locust's is.
     """
 
-    def __init__(
-        self,
-        target: str,
-        *,
-        path: str = GENERATE_PATH,
-        security: SecurityConfig = OPEN,
-    ) -> None:
+    def __init__(self, target: str, *, security: SecurityConfig = OPEN) -> None:
         grpc_gevent.init_gevent()
         address = parse_target(target)
         self.target = address.target
-        options: list[tuple[str, Any]] = [
-            ("grpc.max_receive_message_length", LARGEST_MESSAGE),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.primary_user_agent", "tailgate-grpcio"),
-            ("grpc.enable_retries", 0),
-        ]
+        options = [("grpc.max_receive_message_length", LARGEST_MESSAGE), ("grpc.enable_retries", 0)]
         self._channel = open_channel(address, security, options)
-        self._generate = self._channel.unary_stream(path, request_serializer=None, response_deserializer=None)
+        self._generate = self._channel.unary_stream(GENERATE_PATH, request_serializer=None, response_deserializer=None)
         token = bearer_token(security)
         self._common: list[tuple[str, str]] = [("authorization", f"Bearer {token}")] if token else []
         self._running: set[GrpcioCall] = set()
@@ -62,7 +50,6 @@ class GrpcioClient:
         on_done: Callable[[Any], None] | None = None,
         tag: Any = None,
     ) -> GrpcioCall:
-        """A started call. `body` is a serialised GenerateRequest, `headers` comes from `encode_metadata`."""
         call = GrpcioCall(headers=headers, body=body, timeout_s=None, on_done=on_done, tag=tag)
         if self._closed:
             call.finish("UNAVAILABLE", "the client is closed", now_ns())
@@ -72,7 +59,7 @@ class GrpcioClient:
         return call
 
     def connect(self, timeout_s: float | None = None) -> str:
-        """A connection is ready (returns ""), or the reason why there is none."""
+        """Return why there is no connection, or ""."""
         if self._closed:
             return "the client is closed"
         try:
@@ -82,7 +69,7 @@ class GrpcioClient:
         return ""
 
     def close(self) -> None:
-        """Every call has ended (CANCELLED if it was running) and the channel is closed."""
+        """End every call, CANCELLED if it was running, and close the channel."""
         self._closed = True
         for call in list(self._running):
             call.cancel(error="the client was closed")
@@ -116,8 +103,6 @@ class GrpcioClient:
 
 
 class GrpcioCall(GrpcCall):
-    """One call whose bytes grpcio sends and receives."""
-
     __slots__ = ("rpc",)
 
     def __init__(self, **settings: Any) -> None:

@@ -7,28 +7,27 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, Self
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
 
 
 def event(content: object) -> bytes:
-    """`content` as one server-sent event; text is taken as it is."""
+    """Return `content` as one server-sent event; text is taken as it is."""
     return b"data: " + (content if isinstance(content, str) else json.dumps(content)).encode() + b"\n\n"
 
 
 def said(text: str, *, finish: str | None = None, usage: dict[str, int] | None = None, chat: bool = False) -> bytes:
-    """One event of an answer, as a completion's or a chat's."""
     choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
     choice |= {"delta": {"content": text}} if chat else {"text": text}
     return event({"object": "x", "choices": [choice], **({"usage": usage} if usage else {})})
 
 
 def usage(tokens: int, prompt: int = 4) -> bytes:
-    """The last event of a stream that was asked for token counts."""
     return event({"choices": [], "usage": {"completion_tokens": tokens, "prompt_tokens": prompt}})
 
 
@@ -36,18 +35,15 @@ DONE = event("[DONE]")
 
 
 def chunked(*parts: bytes) -> bytes:
-    """`parts` as HTTP chunks."""
     return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts if part)
 
 
 def plain(status: str, body: bytes = b"", *headers: str) -> bytes:
-    """A whole answer with a length."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def answer(*parts: bytes) -> bytes:
-    """A whole streamed answer."""
     return STREAM_HEAD + chunked(*parts) + END
 
 
@@ -74,51 +70,67 @@ class Request:
 Script = Callable[[Request], object]
 
 
-@dataclass
-class HttpPeer:
-    """Listens on loopback. `script` answers each request; when it returns False, the connection is closed."""
+class Listening:
+    """Accepts connections on a port of its own until the block ends. Each is served on a thread."""
 
-    script: Script
-    tls: ssl.SSLContext | None = None
-    requests: list[Request] = field(default_factory=list)
-    connections: int = 0
+    def __init__(self, port: int = 0) -> None:
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.port: int = self._listener.getsockname()[1]
+        self.target = f"127.0.0.1:{self.port}"
+        self.socks: list[socket.socket] = []
+        self.threads = [threading.Thread(target=self._accept, daemon=True)]
+        self.threads[0].start()
+
+    def connected(self, sock: socket.socket, number: int) -> Callable[[], object] | None:
+        """Return what serves the connection `number`, from 1 on, or None."""
+        raise NotImplementedError
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self.socks.append(sock)
+                if (serve := self.connected(sock, len(self.threads))) is not None:
+                    self.threads.append(threading.Thread(target=serve, daemon=True))
+                    self.threads[-1].start()
 
     def __enter__(self) -> Self:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._links: list[socket.socket] = []
-        self._accepting = threading.Thread(target=self._accept, daemon=True)
-        self._accepting.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Ends the thread before its socket's number is free: it took the connections of the next peer that got it.
+        # Ends the accepting thread before its socket's number is free: it took the connections of the next peer.
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._accepting.join()
+        self.threads[0].join()
         self._listener.close()
-        for link in self._links:
+        for sock in self.socks:
             with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
-            link.close()
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+class HttpPeer(Listening):
+    """`script` answers each request; when it returns False, the connection is closed."""
+
+    def __init__(self, script: Script, tls: ssl.SSLContext | None = None) -> None:
+        self.script = script
+        self.tls = tls
+        self.requests: list[Request] = []
+        self.connections = 0
+        super().__init__()
 
     @property
     def address(self) -> str:
         return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}/v1"
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                link, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            threading.Thread(target=self._serve, args=(link, self.connections), daemon=True).start()
+    def connected(self, sock: socket.socket, number: int) -> Callable[[], object]:
+        self.connections = number
+        return partial(self._serve, sock, number)
 
     def _serve(self, link: socket.socket, number: int) -> None:
         with contextlib.suppress(OSError, ValueError):
             if self.tls is not None:
                 link = self.tls.wrap_socket(link, server_side=True)
-            self._links.append(link)
+                self.socks.append(link)
             reader = link.makefile("rb")
             while line := reader.readline():
                 headers = {}
@@ -135,8 +147,23 @@ class HttpPeer:
         link.close()
 
 
+class Scripted(Protocol):
+    """A server whose `script` answers each request; clients find it at `path`."""
+
+    path: str
+
+    def script(self, request: Request) -> object: ...
+
+
+@contextlib.contextmanager
+def serving(server: Scripted) -> Iterator[str]:
+    """Serve until the block ends; yield the address."""
+    with HttpPeer(server.script) as peer:
+        yield f"http://127.0.0.1:{peer.port}{server.path}"
+
+
 def scripted(answers: Sequence[bytes]) -> Script:
-    """Each request gets the next of `answers`, the last one ever after."""
+    """Answer each request with the next of `answers`, and further ones with the last."""
     left = list(answers)
 
     def script(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""A scripted HTTP/2 server on a thread: the h2 library's strict state machine as the peer of the client under test."""
+"""Scripted HTTP/2 servers: one on the strict state machine of the h2 library, one that may break every rule."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import h2.config
 import h2.connection
@@ -17,17 +18,16 @@ import h2.exceptions
 import h2.settings
 
 from servers.rpc.inference_pb2 import GenerateChunk
+from tests.fakes.http1 import Listening
 
 OK_TRAILERS = (("grpc-status", "0"),)
 
 
 def grpc_message(payload: bytes) -> bytes:
-    """`payload` as one length-prefixed gRPC message."""
     return b"\x00" + len(payload).to_bytes(4, "big") + payload
 
 
 def chunk(ids: Sequence[int], emit_ns: Sequence[int] = ()) -> bytes:
-    """One GenerateChunk as a gRPC message."""
     return grpc_message(GenerateChunk(token_ids=ids, emit_ns=emit_ns).SerializeToString())
 
 
@@ -41,28 +41,25 @@ class Exchange:
     body: bytes = b""
 
     def start(self, status: str = "200", extra: Sequence[tuple[str, str]] = (), *, end: bool = False) -> None:
-        """Response headers are sent; with `end` they are the whole answer."""
         fields = [(":status", status), ("content-type", "application/grpc"), *extra]
         self.link.state.send_headers(self.stream_id, fields, end_stream=end)
         self.link.flush()
 
     def data(self, payload: bytes, *, end: bool = False) -> None:
-        """One DATA frame, which must fit the window."""
+        """Send one DATA frame, which must fit the window."""
         self.link.state.send_data(self.stream_id, payload, end_stream=end)
         self.link.flush()
 
     def all_data(self, payload: bytes) -> None:
-        """As many DATA frames as needed, as the client's windows allow; then OK trailers."""
+        """Send as many DATA frames as the client's windows allow; then OK trailers."""
         self.link.pending[self.stream_id] = payload
         self.link.pump()
 
     def trailers(self, fields: Sequence[tuple[str, str]] = OK_TRAILERS) -> None:
-        """The stream ends with these trailers."""
         self.link.state.send_headers(self.stream_id, list(fields), end_stream=True)
         self.link.flush()
 
     def answer(self, *messages: bytes, trailers: Sequence[tuple[str, str]] = OK_TRAILERS) -> None:
-        """A whole good answer."""
         self.start()
         for message in messages:
             self.data(message)
@@ -85,7 +82,6 @@ class Link:
     slice_bytes: int = 0  # write to the socket in slices of this size; 0: whole
 
     def flush(self) -> None:
-        """What the state machine has to say is on the wire."""
         out = self.state.data_to_send()
         size = self.slice_bytes or max(1, len(out))
         for start in range(0, len(out), size):
@@ -94,12 +90,8 @@ class Link:
     def pump(self) -> None:
         for stream_id, payload in list(self.pending.items()):
             left = payload
-            while left:
-                room = min(
-                    self.state.local_flow_control_window(stream_id), self.state.max_outbound_frame_size, len(left)
-                )
-                if room <= 0:
-                    break
+            while left and (window := self.state.local_flow_control_window(stream_id)) > 0:
+                room = min(window, self.state.max_outbound_frame_size)
                 self.state.send_data(stream_id, left[:room])
                 left = left[room:]
             self.pending[stream_id] = left
@@ -151,8 +143,8 @@ class Link:
             self.window_updates += 1
 
 
-class Peer:
-    """Listens on a port of its own until the block ends; `answer` runs for each complete request."""
+class Peer(Listening):
+    """`answer` runs for each complete request."""
 
     def __init__(
         self,
@@ -169,40 +161,21 @@ class Peer:
         self.handshakes: list[str] = []  # those that failed
         self.reset_seen = threading.Event()
         self.ping_seen = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.target = address if tls is None else f"https://{address}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
+        self.target = f"https://{self.target}" if tls else self.target
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = self._listener.accept()
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self.tls is not None:
-                    try:
-                        sock = self.tls.wrap_socket(sock, server_side=True)
-                    except OSError as problem:
-                        self.handshakes.append(str(problem))
-                        continue
-                config = h2.config.H2Configuration(client_side=False, header_encoding=None)
-                link = Link(self, sock, h2.connection.H2Connection(config))
-                self.links.append(link)
-                threading.Thread(target=link.serve, daemon=True).start()
+    def connected(self, sock: socket.socket, number: int) -> Callable[[], object] | None:
+        if self.tls is not None:
+            try:
+                sock = self.tls.wrap_socket(sock, server_side=True)
+            except OSError as problem:
+                self.handshakes.append(str(problem))
+                return None
+            self.socks.append(sock)
+        config = h2.config.H2Configuration(client_side=False, header_encoding=None)
+        self.links.append(Link(self, sock, h2.connection.H2Connection(config)))
+        return self.links[-1].serve
 
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for link in self.links:
-            with contextlib.suppress(OSError):
-                link.sock.shutdown(socket.SHUT_RDWR)
-
-
-# --- A peer that may break every rule ---------------------------------------------------------------------------------
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
 END_STREAM, ACK, END_HEADERS, PADDED = 0x1, 0x1, 0x4, 0x8
@@ -210,12 +183,11 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """One HTTP/2 frame."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
 
 
 def literals(*fields: tuple[str, str]) -> bytes:
-    """A header block of literals that need no table; for short names and values."""
+    """Return a header block of short literals that need no table."""
     return b"".join(b"\x00" + bytes((len(k),)) + k.encode() + bytes((len(v),)) + v.encode() for k, v in fields)
 
 
@@ -233,11 +205,10 @@ class Wire:
         self._buffer = b""
 
     def send(self, *frames: bytes) -> None:
-        """Bytes go out as they are."""
         self.sock.sendall(b"".join(frames))
 
     def greet(self, settings: bytes = b"") -> None:
-        """The client's preface is read and SETTINGS (raw pairs) are sent."""
+        """Read the client's preface and send SETTINGS (raw pairs)."""
         while len(self._buffer) < len(_PREFACE):
             self._buffer += self.sock.recv(65_536)
         assert self._buffer.startswith(_PREFACE)
@@ -245,7 +216,7 @@ class Wire:
         self.send(frame(SETTINGS, 0, 0, settings))
 
     def read(self) -> tuple[int, int, int, bytes]:
-        """The client's next frame: kind, flags, stream, payload. ConnectionError at the end."""
+        """Return the client's next frame: kind, flags, stream, payload. Raise ConnectionError at the end."""
         while len(self._buffer) < 9 or len(self._buffer) < 9 + int.from_bytes(self._buffer[:3], "big"):
             data = self.sock.recv(65_536)
             if not data:
@@ -258,7 +229,7 @@ class Wire:
         return self.seen[-1]
 
     def until(self, kind: int, *, stream_id: int | None = None) -> tuple[int, int, int, bytes]:
-        """The next frame of this kind; an acknowledgement does not count."""
+        """Return the next frame of this kind; acknowledgements do not count."""
         while True:
             got = self.read()
             acknowledges = kind in (SETTINGS, PING) and got[1] & ACK
@@ -266,42 +237,30 @@ class Wire:
                 return got
 
     def request(self) -> int:
-        """The stream of the next request, once all of it has come."""
+        """Return the stream of the next request, once all of it has come."""
         while True:
             kind, flags, stream_id, _ = self.read()
             if kind == DATA and flags & END_STREAM:
                 return stream_id
 
     def drain(self) -> None:
-        """Whatever the client still says, until it closes the connection."""
         with contextlib.suppress(OSError):
             while True:
                 self.read()
 
 
-class RawPeer:
-    """Listens on a port of its own; `script` runs on a thread for each connection, then the rest is read."""
+class RawPeer(Listening):
+    """`script` runs for each connection, then the rest is read."""
 
     def __init__(self, script: Callable[[Wire], None], port: int = 0) -> None:
         self.wires: list[Wire] = []
         self.failures: list[BaseException] = []
         self._script = script
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self.port: int = self._listener.getsockname()[1]
-        self.target = f"127.0.0.1:{self.port}"
-        self._threads: list[threading.Thread] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(port)
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = self._listener.accept()
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                wire = Wire(sock, len(self.wires) + 1)
-                self.wires.append(wire)
-                thread = threading.Thread(target=self._serve, args=(wire,), daemon=True)
-                self._threads.append(thread)
-                thread.start()
+    def connected(self, sock: socket.socket, number: int) -> Callable[[], object]:
+        self.wires.append(Wire(sock, number))
+        return partial(self._serve, self.wires[-1])
 
     def _serve(self, wire: Wire) -> None:
         try:
@@ -315,21 +274,13 @@ class RawPeer:
             wire.sock.close()
 
     def frames(self, kind: int, number: int = 1) -> list[tuple[int, int, int, bytes]]:
-        """What the client sent of this kind on its connection `number`, acknowledgements left out."""
+        """Return what the client sent of this kind on its connection `number`, without acknowledgements."""
         return [
             item for item in self.wires[number - 1].seen if item[0] == kind and not (kind in (4, 6) and item[1] & ACK)
         ]
 
-    def __enter__(self) -> RawPeer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for wire in self.wires:
-            with contextlib.suppress(OSError):
-                wire.sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        for thread in self.threads:
             thread.join(5.0)
         assert not self.failures, self.failures

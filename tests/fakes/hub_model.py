@@ -23,7 +23,7 @@ TEMPLATE = (
 
 
 def make(folder: Path, *, hidden: int = 32, inner: int = 64, heads: int = 2) -> Path:
-    """`folder` holds the model, of one layer. Servers with kernels of their own ask for 32 or 64 dimensions a head."""
+    """Write the model, of one layer, into `folder`. Some servers need 32 or 64 dimensions a head."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {token: number for number, token in enumerate((*SPECIAL, *(f"▁{word}" for word in WORDS)))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -51,7 +51,7 @@ def make(folder: Path, *, hidden: int = 32, inner: int = 64, heads: int = 2) -> 
 
 
 def weights(vocabulary: int, hidden: int, inner: int) -> dict[str, np.ndarray[Any, Any]]:
-    """By the names that transformers gives them."""
+    """Return the weights by the names that transformers gives them."""
     rng = np.random.default_rng(0)
 
     def matrix(rows: int, columns: int) -> np.ndarray[Any, Any]:

@@ -7,15 +7,14 @@ then a resourceVersion in it that is not the newest is a conflict (409), and eac
 from __future__ import annotations
 
 import copy
-import http.server
 import json
 import ssl
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from tests.fakes.certificates import Certificates
+from tests.fakes.http1 import HttpPeer, Request, plain
 
 PREFIX = "/apis/gateway.networking.k8s.io/v1/namespaces/"
 Change = Callable[[dict[str, Any]], None]
@@ -47,38 +46,33 @@ class FakeCluster:
         self.route["metadata"] |= {"namespace": namespace, "resourceVersion": "100", "generation": 1}
 
     def change(self, change: Change) -> None:
-        """Somebody changes the route."""
         change(self.route)
         self._count_up()
 
     def accept(self) -> None:
-        """The gateway's controller has taken the route as it is now."""
-        condition = {
-            "type": "Accepted",
-            "status": "True",
-            "observedGeneration": self.route["metadata"]["generation"],
-        }
+        """Record that the gateway's controller has taken the route as it is now."""
+        generation = self.route["metadata"]["generation"]
+        condition = {"type": "Accepted", "status": "True", "observedGeneration": generation}
         self.route["status"] = {"parents": [{"controllerName": "fake/gateway", "conditions": [condition]}]}
 
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
-        """(HTTP status, object)."""
         status, document = self._answer(method, path, headers, body)
         self.requests.append((method, status))
         return status, document
 
     def _answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
-        if self.token and headers.get("Authorization") != f"Bearer {self.token}":
+        if self.token and headers.get("authorization") != f"Bearer {self.token}":
             return _status(401, "Unauthorized")
         namespace, _, rest = path.removeprefix(PREFIX).partition("/")
         kind, _, name = rest.partition("/")
-        if not self._allowed(method.lower(), kind, name):
+        if not (self.rules is None or any(_allows(rule, method.lower(), kind, name) for rule in self.rules)):
             return _status(403, f'{kind} "{name}" is forbidden: cannot {method.lower()}\nresource "{kind}"')
         known = (self.namespace, f"{self.route.get('kind', 'GRPCRoute').lower()}s", self.route["metadata"]["name"])
         if (namespace, kind, name) != known:
             return _status(404, f'{kind}.gateway.networking.k8s.io "{name}" not found')
         if method == "GET":
             return 200, self.route
-        if headers.get("Content-Type") != "application/json-patch+json":
+        if headers.get("content-type") != "application/json-patch+json":
             return _status(415, "the body of the request was in an unknown format")
         if self.interfere is not None:
             self.interfere(self.route)
@@ -98,15 +92,6 @@ class FakeCluster:
         self._count_up()
         return 200, self.route
 
-    def _allowed(self, verb: str, kind: str, name: str) -> bool:
-        return self.rules is None or any(
-            verb in rule["verbs"]
-            and kind in rule["resources"]
-            and "gateway.networking.k8s.io" in rule["apiGroups"]
-            and name in rule.get("resourceNames", [name])
-            for rule in self.rules
-        )
-
     def _count_up(self) -> None:
         metadata = self.route["metadata"]
         metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + 7)
@@ -115,39 +100,24 @@ class FakeCluster:
 
 @contextmanager
 def served(cluster: FakeCluster, certificates: Certificates | None = None) -> Iterator[int]:
-    """The port on 127.0.0.1 where the cluster's API is served, by TLS where there are certificates."""
+    """Serve the cluster's API until the block ends, over TLS where there are certificates; yield the port."""
+    context = None
+    if certificates is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificates.certificate, certificates.key)
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            status, document = cluster.answer(
-                self.command, self.path, dict(self.headers.items()), self.rfile.read(length)
-            )
-            body = json.dumps(document).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def script(request: Request) -> None:
+        method, path, _ = request.line.split()
+        status, document = cluster.answer(method, path, request.headers, request.body)
+        request.send(plain(f"{status} Fake", json.dumps(document).encode()))
 
-        do_PATCH = do_GET  # noqa: N815
+    with HttpPeer(script, context) as peer:
+        yield peer.port
 
-        def log_message(self, format: str, *_: object) -> None:
-            pass
 
-    class Server(http.server.ThreadingHTTPServer):
-        def handle_error(self, *_: object) -> None:
-            """A client that trusts another authority hangs up: not worth a traceback."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        if certificates is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificates.certificate, certificates.key)
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+def _allows(rule: Mapping[str, Any], verb: str, kind: str, name: str) -> bool:
+    group = "gateway.networking.k8s.io" in rule["apiGroups"]
+    return verb in rule["verbs"] and kind in rule["resources"] and group and name in rule.get("resourceNames", [name])
 
 
 def _apply(document: Any, operation: Mapping[str, Any]) -> None:

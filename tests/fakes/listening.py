@@ -1,4 +1,4 @@
-"""Who listens where, as the kernel of this machine has it (Linux)."""
+"""Which process listens where, as the kernel knows it (Linux)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ACCEPTS = 0x10000  # __SO_ACCEPTCON
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A socket that takes connections. `address` is that of an interface, or the path of a Unix socket."""
+    """A socket that accepts connections. `address` is that of an interface, or the path of a Unix socket."""
 
     pid: int
     command: str
@@ -23,7 +23,7 @@ class Listener:
 
 
 def family(pid: int) -> list[int]:
-    """The process, its children and theirs."""
+    """Return the process and all below it."""
     found = [pid]
     with contextlib.suppress(OSError):  # it may end meanwhile
         for task in list(Path(f"/proc/{pid}/task").glob("*/children")):
@@ -34,26 +34,24 @@ def family(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> str:
-    """Its command line; empty where it is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ""
 
 
 def listeners(pid: int) -> set[Listener]:
-    """What the process and all below it listen on."""
+    """Return what the process and all below it listen on."""
     places = _places()
-    found = set()
-    for member in family(pid):
-        for inode in _inodes(member):
-            if inode in places:
-                address, port = places[inode]
-                found.add(Listener(pid=member, command=command_of(member), address=address, port=port))
-    return found
+    return {
+        Listener(member, command_of(member), *places[inode])
+        for member in family(pid)
+        for inode in _inodes(member)
+        if inode in places
+    }
 
 
 def unix_names(pid: int) -> set[str]:
-    """The names of Unix sockets that the process and all below it hold, listening or connected."""
+    """Return the names of Unix sockets that the process and all below it hold, listening or connected."""
     held = {inode for member in family(pid) for inode in _inodes(member)}
     rows = (line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     return {row[7] for row in rows if len(row) == 8 and row[6] in held}
@@ -64,14 +62,14 @@ def _inodes(pid: int) -> set[str]:
     with contextlib.suppress(OSError):
         for file in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                target = str(file.readlink())
-                if target.startswith("socket:["):
-                    found.add(target[len("socket:[") : -1])
+                kind, _, inode = str(file.readlink()).partition(":")
+                if kind == "socket":
+                    found.add(inode.strip("[]"))
     return found
 
 
 def _places() -> dict[str, tuple[str, int]]:
-    """(address, port) of all sockets that listen, by inode."""
+    """Return the address and port of all listening sockets, by inode."""
     found = {}
     for kind, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
         with contextlib.suppress(OSError):

@@ -41,7 +41,7 @@ def run_locust(*arguments: str) -> tuple[int, str]:
 
 
 def records(directory: Path) -> list[dict[str, Any]]:
-    """What has been recorded so far; a file that is being written may end anywhere, its first byte included."""
+    """Return what has been recorded so far; a file that is being written may end anywhere."""
     rows: list[dict[str, Any]] = []
     for path in sorted(directory.glob("requests-*.arrow")):
         rows += read_table(path, REQUESTS)[0].to_pylist()

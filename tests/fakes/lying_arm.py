@@ -1,7 +1,4 @@
-"""The arm without a model, which says what is not so: --lie REPLICA=LIE beside the command line of tests/fakes/arm.py.
-
-What a client can see for itself is as it was seen, whatever the arm says; the rest, nobody but the arm knows.
-"""
+"""The arm without a model, which reports falsely: --lie REPLICA=LIE in addition to the flags of tests/fakes/arm.py."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ Lie = Literal[
     "another name",
     "compiles twice",
     "compiles lost",  # and counted all the same
-    "compiles hidden",  # while serving: neither told nor counted, nor in the trailers
+    "compiles hidden",  # while serving: neither reported nor counted, nor in the trailers
     "compiles from the future",
     "compiles of negative length",
     "steps that go backwards",
@@ -41,17 +38,14 @@ _told: dict[str, str] = {}
 
 
 class LyingArm(Arm):
-    """An arm that lies as --lie says."""
-
-    _hidden = 0  # compiles that were not told
+    _hidden = 0  # compiles that were not reported
 
     @property
     def lie(self) -> str:
-        """Its lie; empty for a replica that tells the truth."""
+        """The lie; empty for a replica that reports truly."""
         return _told.get(self.replica, "")
 
     def publish(self, event: telemetry_pb2.TelemetryEvent) -> None:
-        """Telemetry, as the lie has it."""
         kind = event.WhichOneof("event")
         if kind == "compile":
             if self.lie == "compiles lost" or (self.lie == "compiles hidden" and event.compile.phase == "serving"):
@@ -61,8 +55,7 @@ class LyingArm(Arm):
                 event.compile.start_ns += _HOUR_NS
                 event.compile.end_ns += _HOUR_NS
             if self.lie == "compiles of negative length":
-                start, end = event.compile.start_ns, event.compile.end_ns
-                event.compile.start_ns, event.compile.end_ns = end, start
+                event.compile.start_ns, event.compile.end_ns = event.compile.end_ns, event.compile.start_ns
             if self.lie == "compiles twice":
                 super().publish(event)
         if kind == "under_way" and self.lie in ("compiles lost", "compiles hidden"):
@@ -74,7 +67,6 @@ class LyingArm(Arm):
         super().publish(event)
 
     def trail(self, context: grpc.ServicerContext, step: FirstStep, request_id: str, **told: Any) -> None:
-        """The end of a call, as the lie has it."""
         if self.lie == "no trailers":
             return
         if self.lie == "late trailers":
@@ -90,7 +82,6 @@ class LyingArm(Arm):
     def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
     ) -> Iterator[inference_pb2.GenerateChunk]:
-        """Answers, as the lie has them."""
         if self.lie == "nothing at once":
             at_ns = now_ns()
             step = FirstStep(batch=0, start_ns=at_ns, end_ns=at_ns, stall_ns=0, length=len(request.token_ids.ids))
@@ -106,7 +97,6 @@ class LyingArm(Arm):
     def Snapshot(  # noqa: N802
         self, request: telemetry_pb2.SnapshotRequest, context: grpc.ServicerContext
     ) -> telemetry_pb2.SnapshotResponse:
-        """What it is, as the lie has it."""
         said = super().Snapshot(request, context)
         if self.lie == "another name":
             said.arm, said.replica = "eager", "eager-0"

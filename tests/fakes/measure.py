@@ -19,68 +19,56 @@ VOCABULARY = 50
 TOKENS = 8
 
 
-def tell(message: dict[str, Any]) -> None:
+def report(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("arm", "reference"))
-    parser.add_argument("--config", required=True)
-    parser.add_argument("--task", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--noise", action="append", default=[], metavar="ARM=SIZE")
-    parser.add_argument("--token", action="append", default=[], metavar="ARM=TOKEN")
-    parser.add_argument("--fact", action="append", default=[], metavar="ARM:KEY=VALUE")
-    parser.add_argument("--unasked", action="append", default=[], metavar="ARM=LENGTH")
-    parser.add_argument("--unrun", action="append", default=[], metavar="ARM=ROWS")
-    parser.add_argument("--unforeseen", default="", metavar="ARM")
-    parser.add_argument("--refuse", default="", metavar="ARM")
-    parser.add_argument("--crash", default="", metavar="ARM")
-    parser.add_argument("--silent", default="", metavar="ARM")
+    for name in ("config", "task", "out"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in (
+        "noise",
+        "token",
+        "fact",
+        "unasked",
+        "unrun",
+    ):  # ARM=SIZE, ARM=TOKEN, ARM:KEY=VALUE, ARM=LENGTH, ARM=ROWS
+        parser.add_argument(f"--{name}", action="append", default=[])
+    for name in ("unforeseen", "refuse", "crash", "silent"):
+        parser.add_argument(f"--{name}", default="", metavar="ARM")
     options = parser.parse_args()
     config = json.loads(Path(options.config).read_text())
     task = json.loads(Path(options.task).read_text())
     folder = Path(options.out)
     name = folder.name
     print("a library says hello")
-    tell({"stage": "loading", "done": 0, "total": 0})
+    report({"stage": "loading", "done": 0, "total": 0})
     if name == options.crash:
         print("RuntimeError: the weights are missing", file=sys.stderr)
         return 1
     if name == options.silent:
         time.sleep(60)
     if name == options.refuse:
-        tell({"refused": "the device is too small: take a larger one"})
+        report({"refused": "the device is too small: take a larger one"})
         return 2
-    facts = {
-        "held": config["model"]["quantisation"],
-        "weights": "abcd",
-        "dtypes": config["model"]["dtype"],
-        "attention": "sdpa",
-        "pid": 0,
-    }
+    facts = {"held": config["model"]["quantisation"], "weights": "abcd", "dtypes": config["model"]["dtype"]}
+    facts |= {"attention": "sdpa", "pid": 0}
     for fact in options.fact:
         arm, _, rest = fact.partition(":")
         key, _, value = rest.partition("=")
         if arm == name:
             facts[key] = value
-    tell({"facts": facts})
+    report({"facts": facts})
     (folder / "environment.json").write_text(json.dumps({key: os.environ.get(key) for key in ENVIRONMENT}))
     plan_path = Path(task["plan"])
     prompts = [[1] * (index + 1) for index in range(task["prompts"] or max(16, task["least"]))]
     if not plan_path.exists():
         batches = {"encode" if config["model"]["task"] == "embed" else "decode": [1, 2, 8]}
-        borders = {
-            arm["name"]: {
-                "prompts": [1, 2, 16],
-                "unasked_prompts": unasked_by(options.unasked, arm["name"]),
-                "batches": batches,
-                "unasked_batches": batches,
-                "enough": 24,
-            }
-            for arm in task["arms"]
-        }
+        same = {"prompts": [1, 2, 16], "batches": batches, "unasked_batches": batches, "enough": 24}
+        names = [arm["name"] for arm in task["arms"]]
+        borders = {name: {**same, "unasked_prompts": unasked_by(options.unasked, name)} for name in names}
         plan_path.write_text(json.dumps({"prompts": prompts, "borders": borders, "late_prompt": [], "late_places": []}))
     if name == options.unforeseen:
         (folder / "refused.json").write_text(json.dumps({"reason": "2 of 16 requests are refused, first request 0"}))
@@ -94,7 +82,7 @@ def main() -> int:
         return 0
     reference = np.random.default_rng(task["seed"]).standard_normal((len(prompts) * TOKENS, VOCABULARY))
     reference[:, 7] = 5.0
-    tell({"stage": "teacher forcing", "done": len(reference), "total": len(reference)})
+    report({"stage": "teacher forcing", "done": len(reference), "total": len(reference)})
     answered = task["texts"] and (options.what == "reference" or name in task["on_texts"])
     texts = json.loads(Path(task["texts"]).read_text()) if answered else {"counts": []}
     given = np.random.default_rng(task["seed"]).standard_normal((sum(texts["counts"]), VOCABULARY))
@@ -105,11 +93,9 @@ def main() -> int:
         return 0
     leave_borders(plan_path, folder, options.unrun)
     noise = float(dict(item.split("=") for item in options.noise).get(name, 0.001))
-    own = np.random.default_rng(len(name)).standard_normal(reference.shape)
-    np.save(folder / "logits.npy", (reference + noise * own).astype(np.float32))
-    if answered:
-        own = np.random.default_rng(len(name)).standard_normal(given.shape)
-        np.save(folder / "texts.npy", (given + noise * own).astype(np.float32))
+    for file, values in (("logits", reference), *([("texts", given)] if answered else [])):
+        own = np.random.default_rng(len(name)).standard_normal(values.shape)
+        np.save(folder / f"{file}.npy", (values + noise * own).astype(np.float32))
     tokens = [[7] * TOKENS for _ in prompts]
     for item in options.token:
         arm, _, token = item.partition("=")

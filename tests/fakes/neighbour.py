@@ -1,7 +1,4 @@
-"""A neighbour that does nothing and says that it does: takes the command line of `python -m servers.neighbour`.
-
-Flags of its own script misfortune.
-"""
+"""A neighbour that reports work and does none: the command line of `python -m servers.neighbour`, and faults."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", required=True)
     parser.add_argument("--tenant", default="")
-    parser.add_argument("--prompt-tokens", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=0)
-    parser.add_argument("--refuse", default="", help="the device that is taken")
-    parser.add_argument("--die", default="", metavar="DEVICE=DEMANDS")
-    parser.add_argument("--hang", default="", metavar="DEVICE=DEMANDS")
-    parser.add_argument("--short", default="", help="the device that has not the memory")
+    for name in ("prompt-tokens", "tokens"):
+        parser.add_argument(f"--{name}", type=int, default=0)
+    for name in ("refuse", "short"):  # DEVICE that is taken, or lacks the memory
+        parser.add_argument(f"--{name}", default="")
+    for name in ("die", "hang"):  # DEVICE=DEMANDS
+        parser.add_argument(f"--{name}", default="")
     options = parser.parse_args()
     if options.refuse == options.device:
         print(json.dumps({"error": "the device is busy"}), flush=True)

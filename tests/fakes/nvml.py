@@ -1,4 +1,4 @@
-"""NVML without a driver: an object that stands in for the module pynvml, with cards of our making."""
+"""NVML without a driver: an object in place of the module pynvml, with made-up cards."""
 
 from __future__ import annotations
 

@@ -1,25 +1,24 @@
-"""A server of somebody else: it streams completions step by step, shows its load, and logs what it compiles as vLLM."""
+"""A server of another project: it streams completions, shows its load, and logs what it compiles as vLLM does."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
-from tests.fakes.http1 import DONE, END, STREAM_HEAD, chunked, plain, said, usage
+from tests.fakes.http1 import DONE, END, STREAM_HEAD, Request, chunked, plain, said, serving, usage
 from tests.fakes.metrics_page import vllm_page
 
+__all__ = ["CompilingServer", "serving"]
 _STEP_S = 0.004
 
 
 class CompilingServer:
-    """With its request number `compiles_at` it compiles for `compile_s`: everybody waits, and `log` has a line."""
+    """At its request number `compiles_at` it compiles for `compile_s`: every request waits, and `log` gets a line."""
+
+    path = ""
 
     def __init__(self, log: Path, *, compiles_at: int, compile_s: float) -> None:
         self._log, self._at, self._seconds = log, compiles_at, compile_s
@@ -47,33 +46,15 @@ class CompilingServer:
         self._running.discard(number)
         yield usage(count)
 
+    def script(self, request: Request) -> None:
+        if not request.line.startswith("POST"):
+            request.send(plain("200 OK", self.page().encode() if "/metrics" in request.line else b"{}"))
+            return
+        request.send(STREAM_HEAD)
+        for piece in self.tokens(request.json["max_tokens"]):
+            request.send(chunked(piece))
+        request.send(chunked(DONE) + END)
+
     def page(self) -> str:
         running = len(self._running)
         return vllm_page(running=min(running, 4), waiting=max(0, running - 4), cache=0.25, preemptions=0)
-
-
-@contextmanager
-def serving(server: CompilingServer) -> Iterator[str]:
-    """http://host:port of the server."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self.wfile.write(plain("200 OK", server.page().encode() if self.path == "/metrics" else b"{}"))
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.wfile.write(STREAM_HEAD)
-            for piece in server.tokens(body["max_tokens"]):
-                self.wfile.write(chunked(piece))
-            self.wfile.write(chunked(DONE) + END)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
-        listener.daemon_threads = True
-        threading.Thread(target=listener.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{listener.server_address[1]}"
-        listener.shutdown()

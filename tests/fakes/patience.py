@@ -1,4 +1,4 @@
-"""How long a test waits for what it expects to come: a wait that ends well costs nothing, and machines are busy."""
+"""How long a test waits for what it expects: machines are busy, and a wait that succeeds costs nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ def wait_for(
     every_s: float = 0.02,
     otherwise: Callable[[], object] = str,
 ) -> T:
-    """The first answer of `condition` that is true. AssertionError after `within_s` seconds, with what `otherwise`
-    then says; greenlets run meanwhile where `sleep` is theirs."""
+    """Return the first answer of `condition` that is true.
+
+    Raise AssertionError after `within_s` seconds, with what `otherwise` then returns. Greenlets run meanwhile where
+    `sleep` is theirs.
+    """
     end = time.monotonic() + within_s
     while not (answer := condition()):
         assert time.monotonic() < end, f"not within {within_s:g} s: {otherwise()}"

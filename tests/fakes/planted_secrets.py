@@ -38,7 +38,7 @@ tls_key = "given/client-key.pem"
 
 
 class Watched:
-    """While entered, the command lines, the sockets and the temporary files of some processes are noted."""
+    """Notes the command lines, the sockets and the temporary files of some processes while it is entered."""
 
     def __init__(self, temporary: Path) -> None:
         self.commands: set[str] = set()
@@ -69,14 +69,14 @@ class Watched:
 
 
 def give(folder: Path, *names: str) -> Certificates:
-    """`folder`/given holds what the user gives: the one folder with secrets."""
+    """Write what the user gives into `folder`/given: the one folder with secrets."""
     (folder / "given").mkdir()
     (folder / "given" / "token").write_text(TOKENS["PLANTED_TOKEN"])
     return make_certificates(folder / "given", *(names or ("127.0.0.1",)))
 
 
 def start(folder: Path, name: str, command: list[str], **variables: str) -> subprocess.Popen[str]:
-    """The command was started with the tokens in its environment; what it prints is in `name`.output."""
+    """Start the command with the tokens in its environment; its output goes to `name`.output."""
     (folder / "tmp").mkdir(exist_ok=True)
     environment = {**os.environ, **TOKENS, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), **variables}
     output = (folder / f"{name}.output").open("w")
@@ -86,18 +86,12 @@ def start(folder: Path, name: str, command: list[str], **variables: str) -> subp
 
 
 def search(folder: Path, watched: Watched, pem: Certificates, seen: bytes = b"") -> None:
-    """No secret is anywhere. Names that are no secrets show that the search finds what is there."""
+    """Assert that no secret is anywhere. Names that are no secrets show that the search finds what is there."""
     files = _written(folder)
-    places = {
-        **files,
-        "the command lines": "\n".join(watched.commands).encode(),
-        "the channel": seen,
-        **{str(path): content for path, content in watched.temporary.items()},
-    }
-    leaks = {
-        (place, what) for place, text in places.items() for what, secret in _secrets(pem).items() if secret in text
-    }
-    assert not leaks
+    places = {**files, "the command lines": "\n".join(watched.commands).encode(), "the channel": seen}
+    places |= {str(path): content for path, content in watched.temporary.items()}
+    secrets = _secrets(pem)
+    assert [(place, what) for place, text in places.items() for what, secret in secrets.items() if secret in text] == []
     (experiment,) = (text for place, text in files.items() if place.endswith("experiment.toml"))
     assert b"given/server-key.pem" in experiment
     assert any("fakes/arm.py" in command for command in watched.commands)
@@ -106,7 +100,6 @@ def search(folder: Path, watched: Watched, pem: Certificates, seen: bytes = b"")
 
 
 def _secrets(pem: Certificates) -> dict[str, bytes]:
-    """What must be nowhere, by what it is."""
     found = {name: value.encode() for name, value in TOKENS.items()} | {"other token": OTHER.encode()}
     for name in ("key", "client_key"):
         lines = Path(getattr(pem, name)).read_text().splitlines()
@@ -117,7 +110,7 @@ def _secrets(pem: Certificates) -> dict[str, bytes]:
 
 
 def _written(folder: Path) -> dict[str, bytes]:
-    """Every file below the folder but what was given, tables also as they read."""
+    """Return every file below the folder except what was given, tables also as they read."""
     found = {}
     for path in folder.rglob("*"):
         if path.is_file() and folder / "given" not in path.parents:

@@ -18,7 +18,7 @@ LEVELS = {"p99_ttft_ms": 300.0, "p50_tpot_ms": 20.0, "p99_e2e_ms": 4000.0, "proc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """What a build is, by figure; and how its trials, starts and days scatter, in log scale."""
+    """The figures of a build, and how its trials, starts and days scatter, in log scale."""
 
     levels: Mapping[str, float] = field(default_factory=lambda: dict(LEVELS))
     counts: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by trial
@@ -39,7 +39,7 @@ class Build:
 
 
 def release(build: Build, *, day: int, seed: int, arm: str = "compiled", slower: float = 1.0) -> Release:
-    """A run of the build on a day: memory has no luck, all else shares that of the day. `slower`: the machine was."""
+    """Return a run of the build on a day: memory does not vary, all else shares the day's variation."""
     rng = np.random.default_rng([seed, day])
     today = build.day_spread * rng.standard_normal() + np.log(slower)
     values: dict[str, dict[int, tuple[float, Luck]]] = {}
@@ -52,27 +52,15 @@ def release(build: Build, *, day: int, seed: int, arm: str = "compiled", slower:
         values[key] = {trial + 1: (float(level * np.exp(by)), luck) for trial, by in enumerate(moved)}
     for key, counts in build.counts.items():
         values[key] = {trial + 1: (count, Luck()) for trial, count in enumerate(counts)}
+    references = {
+        key: value / slower if "_per_" in key or "flops" in key else value * slower
+        for key, value in build.references.items()
+    }
+    doubts = {"doubts": build.doubts, "compile_doubts": build.compile_doubts, "unknown_kinds": build.unknown_kinds}
+    figures = ArmFigures(values=values, sources=build.sources)
+    measured = ReleaseArm(figures=figures, config=build.config, references=references, cache=build.cache, **doubts)
     return Release(
-        name="made up",
-        run_id=f"run-{seed}-{day}",
-        created_ns=day * DAY_NS,
-        trials=build.trials,
-        conditions=build.conditions,
-        environment=build.environment,
-        arms={
-            arm: ReleaseArm(
-                figures=ArmFigures(values=values, sources=build.sources),
-                config=build.config,
-                references={
-                    key: value / slower if "_per_" in key or "flops" in key else value * slower
-                    for key, value in build.references.items()
-                },
-                cache=build.cache,
-                doubts=build.doubts,
-                compile_doubts=build.compile_doubts,
-                unknown_kinds=build.unknown_kinds,
-            )
-        },
-        seed=seed,
+        **{"name": "made up", "run_id": f"run-{seed}-{day}", "created_ns": day * DAY_NS, "trials": build.trials},
+        **{"conditions": build.conditions, "environment": build.environment, "arms": {arm: measured}, "seed": seed},
         starts_ns=tuple(day * DAY_NS + trial * 3_600_000_000_001 for trial in range(build.trials)),
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.records.schemas import BED
 from analysis.records.tables import RecordWriter
-from tests.fakes.runs import SECOND
+from tests.fakes.beds import SECOND
 
 GIB = 1 << 30
 
@@ -26,20 +26,17 @@ def sample(
     columns: Mapping[str, Value],
     *,
     arm: str | None = None,
-    first_s: float = -10.0,
     last_s: float | None = None,
     trials: tuple[int, ...] = (),
 ) -> Path:
-    """Each trial of the run in `directory`, or those in `trials`, has samples of the thing; returned for chaining."""
+    """Give each trial of the run in `directory`, or those in `trials`, samples of the thing; return `directory`."""
     for folder in sorted(directory.glob("trial-*")):
         info = json.loads((folder / "trial.json").read_text())
         number = int(info["trial"])
         if trials and number not in trials:
             continue
-        at_s = np.arange(first_s, (info["duration_s"] + 5.0 if last_s is None else last_s), 1.0)
-        values = {
-            key: item(number, at_s) if callable(item) else np.full(at_s.size, item) for key, item in columns.items()
-        }
+        at_s = np.arange(-10.0, (info["duration_s"] + 5.0 if last_s is None else last_s), 1.0)
+        values = {key: item(number, at_s) if callable(item) else 0.0 * at_s + item for key, item in columns.items()}
         with RecordWriter(folder / "bed.arrow", BED) as writer:
             for place, second in enumerate(at_s):
                 at_ns = info["start_ns"] + int(second * SECOND)
@@ -53,7 +50,7 @@ def sample(
 
 
 def tell(directory: Path, **facts: Any) -> Path:
-    """trial.json of each trial also says `facts`; returned for chaining."""
+    """Add `facts` to trial.json of each trial; return `directory`."""
     for path in directory.glob("trial-*/trial.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | facts))
     return directory

@@ -16,7 +16,7 @@ COUNTER_S = 5_000.25  # what a performance counter shows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """One request: when it was due, how long it waited to be sent, for its first token, and between tokens; seconds."""
+    """One request: when it was due, and its waits to be sent, for its first token, and between tokens; seconds."""
 
     due_s: float
     late_s: float = 0.0002
@@ -41,7 +41,7 @@ class Sent:
 def traffic(
     seconds: float = 660.0, *, rate: float = 4.0, seed: int = 1, slower: float = 1.0, tokens: int = 4
 ) -> list[Sent]:
-    """Poisson arrivals, and answers of a few tokens whose latency is lognormal."""
+    """Return Poisson arrivals of a few tokens whose latency is lognormal."""
     rng = np.random.default_rng(seed)
     due = np.cumsum(rng.exponential(1.0 / rate, int(seconds * rate)))
     first = slower * rng.lognormal(np.log(0.1), 0.2, due.size)
@@ -53,7 +53,7 @@ def traffic(
 
 
 def in_turn(requests: Sequence[Sent], users: int = 2) -> list[Sent]:
-    """The same requests as so many users send them who wait for their answers."""
+    """Return the same requests as users send them who wait for their answers."""
     free = [0.0] * users
     sent = []
     for request in requests:
@@ -64,23 +64,14 @@ def in_turn(requests: Sequence[Sent], users: int = 2) -> list[Sent]:
 
 
 def vllm(requests: Sequence[Sent], **changes: Any) -> dict[str, Any]:
-    """As `vllm bench serve --save-result --save-detailed` of vLLM 0.32 writes it."""
-    failed = [bool(request.error) for request in requests]
+    """Return what `vllm bench serve --save-result --save-detailed` of vLLM 0.32 writes."""
+    failed = sum(bool(request.error) for request in requests)
     return {
-        "date": "20260102-030405",
-        "endpoint_type": "openai",
-        "backend": "openai",
-        "label": None,
-        "model_id": "tiny",
-        "tokenizer_id": "tiny",
-        "num_prompts": len(requests),
-        "request_rate": 4.0,
-        "burstiness": 1.0,
-        "max_concurrency": None,
+        **{"date": "20260102-030405", "endpoint_type": "openai", "backend": "openai", "label": None},
+        **{"model_id": "tiny", "tokenizer_id": "tiny", "num_prompts": len(requests)},
+        **{"request_rate": 4.0, "burstiness": 1.0, "max_concurrency": None, "request_throughput": 4.0},
+        **{"completed": len(requests) - failed, "failed": failed, "mean_ttft_ms": 1.0},
         "duration": max(request.sent_s + request.took_s for request in requests),
-        "completed": len(requests) - sum(failed),
-        "failed": sum(failed),
-        "request_throughput": 4.0,
         "input_lens": [request.prompt_tokens for request in requests],
         "output_lens": [request.tokens for request in requests],
         "ttfts": [0.0 if request.error else request.first_s for request in requests],
@@ -90,105 +81,73 @@ def vllm(requests: Sequence[Sent], **changes: Any) -> dict[str, Any]:
         "queue_times": [request.late_s for request in requests],
         "generated_texts": ["word " * request.tokens for request in requests],
         "errors": [request.error for request in requests],
-        "mean_ttft_ms": 1.0,
     } | changes
 
 
 def aiperf(requests: Sequence[Sent]) -> list[dict[str, Any]]:
-    """As AIPerf 0.13 writes profile_export.jsonl, a table a line."""
+    """Return the lines of AIPerf 0.13's profile_export.jsonl."""
     lines = []
     for place, request in enumerate(requests):
-        ms = {
-            "time_to_first_token": request.first_s * 1e3,
-            "request_latency": request.took_s * 1e3,
-            "inter_chunk_latency": [gap * 1e3 for gap in request.gaps_s],
-        }
-        counts = {
-            "usage_prompt_tokens": request.prompt_tokens,
-            "usage_completion_tokens": request.tokens,
-            "input_sequence_length": request.prompt_tokens - 3,
-            "output_sequence_length": request.tokens + 1,
-        }
         start_ns = round((EPOCH_S + request.sent_s) * 1e9)
-        lines.append(
-            {
-                "metadata": {
-                    "session_num": place,
-                    "x_request_id": f"request-{place}",
-                    "x_correlation_id": f"session-{place}",
-                    "credit_issued_ns": round((EPOCH_S + request.due_s) * 1e9),
-                    "request_start_ns": start_ns,
-                    "request_end_ns": start_ns + round(request.took_s * 1e9) + 400_000,
-                    "worker_id": "worker_1",
-                    "benchmark_phase": "profiling",
-                    "was_cancelled": False,
-                },
-                "metrics": {}
-                if request.error
-                else {name: {"value": value, "unit": "ms"} for name, value in ms.items()}
-                | {name: {"value": value, "unit": "tokens"} for name, value in counts.items()},
-                **({"error": {"code": 500, "type": "X", "message": request.error}} if request.error else {}),
-            }
-        )
+        metadata = {
+            **{"session_num": place, "x_request_id": f"request-{place}", "x_correlation_id": f"session-{place}"},
+            "credit_issued_ns": round((EPOCH_S + request.due_s) * 1e9),
+            **{"request_start_ns": start_ns, "request_end_ns": start_ns + round(request.took_s * 1e9) + 400_000},
+            **{"worker_id": "worker_1", "benchmark_phase": "profiling", "was_cancelled": False},
+        }
+        if request.error:
+            error = {"code": 500, "type": "X", "message": request.error}
+            lines.append({"metadata": metadata, "metrics": {}, "error": error})
+            continue
+        ms = {"time_to_first_token": request.first_s * 1e3, "request_latency": request.took_s * 1e3}
+        gaps = {"inter_chunk_latency": [gap * 1e3 for gap in request.gaps_s]}
+        counts = {"usage_prompt_tokens": request.prompt_tokens, "usage_completion_tokens": request.tokens}
+        counts |= {"input_sequence_length": request.prompt_tokens - 3, "output_sequence_length": request.tokens + 1}
+        metrics = {name: {"value": value, "unit": "ms"} for name, value in {**ms, **gaps}.items()}
+        metrics |= {name: {"value": value, "unit": "tokens"} for name, value in counts.items()}
+        lines.append({"metadata": metadata, "metrics": metrics})
     return lines
 
 
 def aiperf_summary(count: int, **phase: Any) -> dict[str, Any]:
-    """As AIPerf 0.13 writes profile_export_aiperf.json, but for its metrics."""
-    phases = [{"name": "profiling", "kind": "profiling", **({"type": "poisson", "rate": 4.0} | phase)}]
+    """Return AIPerf 0.13's profile_export_aiperf.json, without its metrics."""
+    phases = [{"name": "profiling", "kind": "profiling", "type": "poisson", "rate": 4.0} | phase]
     return {
-        "schema_version": "1.4",
-        "aiperf_version": "0.13.0",
+        **{"schema_version": "1.4", "aiperf_version": "0.13.0", "is_complete": True},
         "completed_request_count": {"unit": "requests", "avg": float(count)},
         "input_config": {"models": {"items": [{"name": "tiny"}]}, "phases": phases},
-        "is_complete": True,
     }
 
 
 def guidellm(requests: Sequence[Sent], **strategy: Any) -> dict[str, Any]:
-    """As GuideLLM 0.8 writes benchmarks.json, of one benchmark."""
+    """Return GuideLLM 0.8's benchmarks.json, of one benchmark."""
     rows: dict[str, list[dict[str, Any]]] = {"successful": [], "errored": [], "incomplete": []}
     for place, request in enumerate(requests):
         sent_s = EPOCH_S + request.sent_s
+        end_s = sent_s + request.took_s
         timings = {
-            "targeted_start": EPOCH_S + request.due_s,
-            "resolve_start": sent_s,
-            "request_start": sent_s,
+            **{"targeted_start": EPOCH_S + request.due_s, "resolve_start": sent_s, "request_start": sent_s},
             "first_token_iteration": None if request.error else sent_s + request.first_s,
-            "last_token_iteration": None if request.error else sent_s + request.took_s,
-            "request_end": sent_s + request.took_s,
-            "resolve_end": sent_s + request.took_s + 0.0001,
+            "last_token_iteration": None if request.error else end_s,
+            **{"request_end": end_s, "resolve_end": end_s + 0.0001},
         }
-        rows["errored" if request.error else "successful"].append(
-            {
-                "type_": "generative_request_stats",
-                "request_id": f"request-{place}",
-                "info": {"conversation_id": f"session-{place}", "timings": timings, "error": request.error or None},
-                "prompt_tokens": request.prompt_tokens,
-                "output_tokens": request.tokens or None,
-            }
-        )
-    return {
-        "metadata": {"version": 2, "guidellm_version": "0.8.1"},
-        "config": {},
-        "benchmarks": [
-            {
-                "type_": "generative_benchmark",
-                "config": {
-                    "strategy": {"type_": "poisson", "worker_count": 10, "max_concurrency": 10240, "rate": 4.0}
-                    | strategy,
-                    "backend": {"kind": "openai_http", "model": "tiny"},
-                },
-                "scheduler_metrics": {"start_time": EPOCH_S},
-                "metrics": {"request_totals": {"total": len(requests)}},
-                "requests": rows,
-            }
-        ],
+        info = {"conversation_id": f"session-{place}", "timings": timings, "error": request.error or None}
+        row = {"type_": "generative_request_stats", "request_id": f"request-{place}", "info": info}
+        row |= {"prompt_tokens": request.prompt_tokens, "output_tokens": request.tokens or None}
+        rows["errored" if request.error else "successful"].append(row)
+    strategy = {"type_": "poisson", "worker_count": 10, "max_concurrency": 10240, "rate": 4.0} | strategy
+    benchmark = {
+        "type_": "generative_benchmark",
+        "config": {"strategy": strategy, "backend": {"kind": "openai_http", "model": "tiny"}},
+        "scheduler_metrics": {"start_time": EPOCH_S},
+        "metrics": {"request_totals": {"total": len(requests)}},
+        "requests": rows,
     }
+    return {"metadata": {"version": 2, "guidellm_version": "0.8.1"}, "config": {}, "benchmarks": [benchmark]}
 
 
 def inference_perf(requests: Sequence[Sent]) -> list[dict[str, Any]]:
-    """As inference-perf 0.7 writes per_request_lifecycle_metrics.json."""
+    """Return inference-perf 0.7's per_request_lifecycle_metrics.json."""
     entries = []
     for request in requests:
         sent_s = COUNTER_S + request.sent_s
@@ -196,29 +155,23 @@ def inference_perf(requests: Sequence[Sent]) -> list[dict[str, Any]]:
         answer = {
             "output_tokens": request.tokens + 1,
             "server_usage": {"prompt_tokens": 1, "completion_tokens": request.tokens},
-            "response_chunks": ["{}"] * request.tokens,
-            "chunk_times": times,
+            **{"response_chunks": ["{}"] * request.tokens, "chunk_times": times},
             "output_token_times": [at for at in times for _ in range(2)],
         }
-        entries.append(
-            {
-                "start_time": sent_s,
-                "end_time": sent_s + request.took_s + 0.001,
-                "request": '{"prompt": "word"}',
-                "response": "data: {}",
-                "info": {
-                    "request_metrics": {"text": {"input_tokens": request.prompt_tokens}},
-                    "response_metrics": None if request.error else answer,
-                    "input_tokens": request.prompt_tokens,
-                },
-                "error": {"error_type": "HTTPError", "error_msg": request.error} if request.error else None,
-            }
-        )
+        info = {
+            "request_metrics": {"text": {"input_tokens": request.prompt_tokens}},
+            "response_metrics": None if request.error else answer,
+            "input_tokens": request.prompt_tokens,
+        }
+        error = {"error_type": "HTTPError", "error_msg": request.error} if request.error else None
+        times_s = {"start_time": sent_s, "end_time": sent_s + request.took_s + 0.001}
+        texts = {"request": '{"prompt": "word"}', "response": "data: {}"}
+        entries.append({**times_s, **texts, "info": info, "error": error})
     return entries
 
 
 def write(path: Path, content: Any) -> Path:
-    """`path` holds the content as JSON, or as a line of JSON for each item where it is called .jsonl."""
+    """Write the content as JSON, or as a line of JSON for each item into a .jsonl file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = content if path.suffix == ".jsonl" else [content]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

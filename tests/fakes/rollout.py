@@ -20,7 +20,7 @@ START_NS = 1_700_000_000 * SECOND
 
 @dataclass(kw_only=True)
 class Rollout:
-    """Looks, requests and events are written when they are called for, at `at_s` after the start."""
+    """A run that writes interim analyses, requests and events when it is called, at `at_s` after the start."""
 
     folder: Path
     candidate: str = "new"
@@ -46,51 +46,41 @@ class Rollout:
         return START_NS + int(self.at_s * SECOND)
 
     def alive(self, ended: dict[str, Any] | None = None) -> None:
-        """The run says that it goes on, or how it ended."""
+        """Write that the run goes on, or how it ended."""
         write_document(self.folder / "status.json", {"at_ns": self.now_ns(), "phase": "traffic", "ended": ended})
 
     def answer(self, number: int = 40, *, status: str = "OK", arm: str = "") -> None:
-        """So many requests end now."""
         for index in range(number):
             row = {"request_id": f"{self.at_s}-{index}", "trial": 1, "arm": arm or self.candidate, "status": status}
             self.requests.append({**row, "sent_ns": self.now_ns() - SECOND, "end_ns": self.now_ns()})
         self.requests.flush()
 
     def compiled(self, seconds: float, *, phase: str = "serving") -> None:
-        """The candidate has compiled until now."""
         start_ns = self.now_ns() - int(seconds * SECOND)
         row = {"event_id": f"e{self.at_s}", "trial": 1, "arm": self.candidate, "kind": "recompile", "phase": phase}
         self.events.append({**row, "start_ns": start_ns, "end_ns": self.now_ns(), "shape": "prefill 1×81"})
         self.events.flush()
 
     def died(self) -> None:
-        """A replica of the candidate is gone."""
         self.facts["deaths"].append({"arm": self.candidate, "replica": "new-0", "at_ns": self.now_ns()})
         write_document(self.trial / "trial.json", self.facts)
 
     def look(
         self, decision: str | None = None, *, safe: bool = False, failed: str | None = None, reason: str = "It is open."
     ) -> None:
-        """One more look at the candidate."""
         self.looks += 1
         gate = {"gate": "noninferiority p99_ttft", "verdict": decision or "INCONCLUSIVE", "reason": reason}
         errors = {"gate": "errors", "verdict": "PASS", "reason": "None failed."}
-        append(
-            self.folder,
-            {
-                "look": self.looks,
-                "at_ns": self.now_ns(),
-                "arms": {self.candidate: {"decision": decision, "reason": reason}},
-                "step": {"safe": safe, "failed": failed, "requests": 40, "uneven": None},
-                "gates": [{"arm": self.candidate, **row} for row in (gate, errors)],
-            },
-        )
+        step = {"safe": safe, "failed": failed, "requests": 40, "uneven": None}
+        arms = {self.candidate: {"decision": decision, "reason": reason}}
+        gates = [{"arm": self.candidate, **row} for row in (gate, errors)]
+        line = {"look": self.looks, "at_ns": self.now_ns(), "arms": arms, "step": step, "gates": gates}
+        append(self.folder, line)
 
     def rolled_back(self, why: str) -> None:
-        """The run itself took the candidate back."""
+        """Write that the run itself took the candidate back."""
         weights = {"old": 10_000, self.candidate: 0}
         append_weights(self.folder, WeightChange(at_ns=self.now_ns(), weights=weights, why=why, action="rollback"))
 
     def end(self) -> None:
-        """The run has ended."""
         self.alive({"complete": True})

@@ -1,7 +1,7 @@
 """Synthetic run directories: seeded requests, compile events and steps, written as a real run writes them.
 
-Latency is lognormal with a drift that all arms share block by block (correlated in time), and a compile holds up
-every request of its arm that is in flight, for as long as it lasts.
+Latency is lognormal with a drift that all arms share block by block (correlated in time), and a compile delays every
+request of its arm that is in flight, for as long as it lasts.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ DAYS_APART = 120  # of runs whose trials do not take turns
 
 
 def start_of(trial: int, *, day: int = 0) -> int:
-    """When the trial starts of a run on that day, in ns since the epoch."""
+    """Return when the trial starts of a run on that day, in ns since the epoch."""
     return EPOCH_NS + (day * 86_400 + trial * 100_000) * SECOND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compile:
-    """A compile that an arm makes while it serves."""
-
     at_s: float
     seconds: float
     kind: str = "recompile"
@@ -46,33 +44,27 @@ class Compile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startup:
-    """What a start of an arm told of itself: the seconds of each shape that it warmed, and what was not compiled."""
+    """What an arm reported of its start: the seconds of each shape that it warmed, and what was not compiled."""
 
     warmed: Mapping[str, float]
     graph_breaks: Mapping[str, int] = field(default_factory=dict)
     cudagraph_skips: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As a trial's record holds it."""
+        """Return it as a trial's record holds it."""
         seconds = {"process": 1.27, "import": 2.85, "load": 0.9, **self.warmed, "other": 0.04}
         return {
             "items_ns": {item: int(spent_s * SECOND) for item, spent_s in seconds.items()},
             "memory_bytes": {"weights": 6_815_744, "kv_cache": 3_932_160, "process_peak": 604_110_848},
         }
 
-    def compiler(self, arm: str) -> dict[str, Any]:
-        """As compiler.json holds it."""
-        counts = {"graph_breaks": dict(self.graph_breaks), "cudagraph_skips": dict(self.cudagraph_skips)}
-        return {"arm": arm, **counts}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeArm:
-    """How one arm behaves. `ratio` is its latency over the control's; `holds_rps` are the requests/s that it can begin,
-    others wait. `padding`: tokens of its steps, padded ones over real ones."""
+    """How one arm behaves."""
 
     name: str
-    ratio: float = 1.0
+    ratio: float = 1.0  # of its latency to the control's
     compiles: Sequence[Compile] = ()
     error_share: float = 0.0
     error_status: str = "INTERNAL"
@@ -80,8 +72,8 @@ class FakeArm:
     weight: float = 1.0
     config: Mapping[str, Any] = field(default_factory=dict)
     enabled: bool = True
-    holds_rps: float = float("inf")
-    padding: float = 4 / 3
+    holds_rps: float = float("inf")  # requests/s that it can begin; others wait
+    padding: float = 4 / 3  # padded tokens over real ones, of its steps
     startup: Startup | None = None
     decode: float = 1.0  # its time by token, over that which `ratio` says
     memory_bytes: Mapping[str, int] = field(default_factory=dict)  # what a replica said of itself after the traffic
@@ -131,7 +123,7 @@ _WRITTEN = tempfile.TemporaryDirectory(prefix="fake-runs-")
 
 
 def write_run(directory: Path, run: FakeRun) -> Path:
-    """`directory` holds the run; returned for chaining. Each run is made once in a process, and copied from then on."""
+    """Write the run into `directory` and return it. Each run is made once in a process, and copied from then on."""
     made = Path(_WRITTEN.name, hashlib.sha256(repr(run).encode()).hexdigest())
     if not made.exists():
         making = Path(tempfile.mkdtemp(dir=_WRITTEN.name))
@@ -156,7 +148,7 @@ def _make_run(directory: Path, run: FakeRun) -> None:
 
 
 def _state(directory: Path) -> None:
-    """All that is not a table says what it should hold; tables do from their writing."""
+    """Write into all files but tables what they should hold; tables have it from their writing."""
     experiment = directory / "experiment.toml"
     experiment.write_text(vouched_toml(experiment.read_text()))
     for path in directory.rglob("*.json"):
@@ -169,18 +161,14 @@ def _experiment(run: FakeRun) -> str:
         lines += ["[[arms]]", f'name = "{arm.name}"', f"control = {str(position == 0).lower()}", ""]
     lines += ["[traffic]", f'design = "{run.design}"', "timeout_s = 60"]
     lines += [f"ignore_eos = {str(run.ignore_eos).lower()}", ""]
-    tables = {
-        **({"model": {"task": run.task}} if run.task != "generate" else {}),
-        "trials": {"count": run.trials},
-        "gates": dict(run.gates),
-        "slo": dict(run.slo),
-        "parity": dict(run.parity),
-    }
+    tables: dict[str, Any] = {"model": {"task": run.task}} if run.task != "generate" else {}
+    tables |= {"trials": {"count": run.trials}, "gates": dict(run.gates), "slo": dict(run.slo)}
+    tables["parity"] = dict(run.parity)
     return "\n".join(lines) + "\n" + tomli_w.dumps(tables)
 
 
 def _correlated(rng: np.random.Generator, count: int, spread: float, rho: float) -> np.ndarray[Any, Any]:
-    """A series with standard deviation `spread` whose neighbours correlate by `rho`."""
+    """Return a series with standard deviation `spread` whose neighbours correlate by `rho`."""
     series = np.zeros(count)
     level = rng.standard_normal()
     for index in range(count):
@@ -204,7 +192,6 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
     chosen = rng.choice(len(run.arms), size=count, p=weights / weights.sum())
     if run.design == "switchback":
         chosen = (offsets // run.turn_s).astype(int) % len(run.arms)
-    planned = {"*": count} if run.design != "mirrored" else {arm.name: count for arm in run.arms}
     with RecordWriter(folder / "requests-0.arrow", REQUESTS) as writer:
         for position, arm in enumerate(run.arms):
             noise = 0.05 * rng.standard_normal(count)
@@ -214,11 +201,8 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
                 if run.design != "mirrored" and chosen[index] != position:
                     continue
                 block = int(offsets[index] // 30)
-                scale = (
-                    levels[position % 9]
-                    * arm.ratio
-                    * np.exp(0.3 * shape[index] + noise[index] + shared[block] + own[arm.name][block])
-                )
+                drift = 0.3 * shape[index] + noise[index] + shared[block] + own[arm.name][block]
+                scale = levels[position % 9] * arm.ratio * np.exp(drift)
                 if position == 0 and _during(offsets[index], run.arms[1:]):
                     scale *= run.interference
                 begun = max(offsets[index], begun + 1.0 / arm.holds_rps)
@@ -228,32 +212,35 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
                 writer.append(row)
     if run.telemetry:
         _write_telemetry(folder, run, number, start, offsets)
-    trial = {
-        "trial": number,
-        "design": run.design,
-        "control": run.arms[0].name,
+    trial = _facts(run, number, start, count)
+    if run.bed is not None:
+        names, noise = [arm.name for arm in run.arms], np.random.default_rng([run.seed, number, 1])
+        trial |= run.bed.facts(names, number, noise)
+        run.bed.write(folder, names, number, start, run.duration_s, noise)
+    compilers = {
+        f"{arm.name}-0": {"arm": arm.name}
+        | {"graph_breaks": dict(arm.startup.graph_breaks), "cudagraph_skips": dict(arm.startup.cudagraph_skips)}
+        for arm in run.arms
+        if arm.startup
+    }
+    if compilers:
+        (folder / "compiler.json").write_text(json.dumps(compilers))
+    (folder / "trial.json").write_text(json.dumps(trial))
+    lag = {"p50": 0.2, "p99": run.lag_ms, "max": 3.0}
+    generator = {"worker": 0, "planned": count, "lag_ms": lag, "complete": True}
+    (folder / "generator-0.json").write_text(json.dumps(generator))
+
+
+def _facts(run: FakeRun, number: int, start: int, count: int) -> dict[str, Any]:
+    trial: dict[str, Any] = {
+        **{"trial": number, "design": run.design, "control": run.arms[0].name},
         "arms": [
-            {
-                "name": arm.name,
-                "replicas": [f"{arm.name}-0"],
-                "config": {
-                    "name": arm.name,
-                    "preset": arm.name,
-                    "model": {"id": "random:tiny", "dtype": "float32"},
-                    "engine": {"slots": 8},
-                    "compile": {"enabled": arm.enabled},
-                    **arm.config,
-                },
-            }
+            {"name": arm.name, "replicas": [f"{arm.name}-0"], "config": _config(arm) | dict(arm.config)}
             for arm in run.arms
         ],
-        "start_ns": start,
-        "duration_s": run.duration_s,
+        **{"start_ns": start, "duration_s": run.duration_s},
         "block_s": run.turn_s if run.design == "switchback" else 30,
-        "open_loop": run.open_loop,
-        "max_concurrency": None,
-        "complete": run.complete,
-        "deaths": [],
+        **{"open_loop": run.open_loop, "max_concurrency": None, "complete": run.complete, "deaths": []},
         "weights": {arm.name: arm.weight for arm in run.arms},
         "startup": {
             arm.name: arm.startup.to_dict()
@@ -261,32 +248,25 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
             else {"items_ns": {"load": SECOND, "warmup 1x16": 2 * SECOND}}
             for arm in run.arms
         },
-        "planned": planned,
+        "planned": {arm.name: count for arm in run.arms} if run.design == "mirrored" else {"*": count},
     }
-    if run.bed is not None:
-        names, luck = [arm.name for arm in run.arms], np.random.default_rng([run.seed, number, 1])
-        trial |= run.bed.facts(names, number, luck)
-        run.bed.write(folder, names, number, start, run.duration_s, luck)
     if any(arm.memory_bytes for arm in run.arms):
-        trial["final"] = {
-            f"{arm.name}-0": {
-                "memory_bytes": dict(arm.memory_bytes),
-                "counters": {
-                    "compile_events": arm.enabled * len(arm.startup.warmed if arm.startup else "1") + len(arm.compiles)
-                },
-            }
-            for arm in run.arms
-        }
-    (folder / "trial.json").write_text(json.dumps(trial))
-    compilers = {f"{arm.name}-0": arm.startup.compiler(arm.name) for arm in run.arms if arm.startup}
-    if compilers:
-        (folder / "compiler.json").write_text(json.dumps(compilers))
-    generator = {"worker": 0, "planned": count, "lag_ms": {"p50": 0.2, "p99": run.lag_ms, "max": 3.0}, "complete": True}
-    (folder / "generator-0.json").write_text(json.dumps(generator))
+        trial["final"] = {}
+        for arm in run.arms:
+            compiles = arm.enabled * len(arm.startup.warmed if arm.startup else "1") + len(arm.compiles)
+            final = {"memory_bytes": dict(arm.memory_bytes), "counters": {"compile_events": compiles}}
+            trial["final"][f"{arm.name}-0"] = final
+    return trial
+
+
+def _config(arm: FakeArm) -> dict[str, Any]:
+    model = {"id": "random:tiny", "dtype": "float32"}
+    tables = {"model": model, "engine": {"slots": 8}, "compile": {"enabled": arm.enabled}}
+    return {"name": arm.name, "preset": arm.name, **tables}
 
 
 def _evenly(first: int, last: int, count: int) -> list[int]:
-    """As np.linspace has it, which takes three times as long and is called for every request."""
+    """Return what np.linspace does, in a third of its time: it is called for every request."""
     times = np.arange(count) * ((last - first) / max(1, count - 1)) + float(first)
     if count > 1:
         times[-1] = last
@@ -316,23 +296,15 @@ def _request(
             stall += held
     split = run.design != "mirrored"
     sent = start + int(offset * SECOND) + 200_000
+    name = f"{trial}-{index}"
     row: dict[str, Any] = {
-        "request_id": f"{trial}-{index}" if split else f"{trial}-{index}-{arm.name}",
-        "session_id": f"s{index}",
-        "turn": 0,
-        "trial": trial,
-        "arm": arm.name,
-        "replica": f"{arm.name}-0",
-        "pair_id": None if split else f"{trial}-{index}",
-        "scheduled_ns": start + int(offset * SECOND),
-        "sent_ns": sent,
+        **{"request_id": name if split else f"{name}-{arm.name}", "pair_id": None if split else name},
+        **{"session_id": f"s{index}", "turn": 0, "trial": trial, "arm": arm.name, "replica": f"{arm.name}-0"},
+        **{"scheduled_ns": start + int(offset * SECOND), "sent_ns": sent, "status": "OK", "phase": "measure"},
         "first_token_ns": start + int(first * SECOND) + 200_000,
         "end_ns": start + int(end * SECOND) + 200_000,
-        "status": "OK",
-        "prompt_tokens": 64,
         "max_tokens": tokens if run.ignore_eos else 200,
-        "output_tokens": tokens,
-        "phase": "measure",
+        **{"prompt_tokens": 64, "output_tokens": tokens},
     }
     row["token_ns"] = _evenly(row["first_token_ns"] - sent, row["end_ns"] - sent, tokens)
     if run.task == "embed":
@@ -349,7 +321,7 @@ def _during(offset: float, arms: Sequence[FakeArm]) -> bool:
 
 
 def _trigger(run: FakeRun, arm: FakeArm, trial: int, compiling: Compile, offsets: np.ndarray[Any, Any]) -> list[str]:
-    """The first request of the compile, which is under a mirrored design one of every arm."""
+    """Return the first request of the compile, which is one of every arm under a mirrored design."""
     index = int(np.searchsorted(offsets, compiling.at_s))
     found = run.design == "mirrored" and index < len(offsets) and offsets[index] < compiling.at_s + compiling.seconds
     return [f"{trial}-{index}-{arm.name}"] if found else []
@@ -371,27 +343,16 @@ def _write_telemetry(folder: Path, run: FakeRun, trial: int, start: int, offsets
                     events.append({**common, **warm, "start_ns": at, "end_ns": at + int(seconds * SECOND)})
                 at -= int(seconds * SECOND)
             for number, compiling in enumerate(arm.compiles):
-                events.append(
-                    {
-                        **common,
-                        "event_id": f"{arm.name}-{trial}-{number}",
-                        "kind": compiling.kind,
-                        "phase": "serving",
-                        "start_ns": start + int(compiling.at_s * SECOND),
-                        "end_ns": start + int((compiling.at_s + compiling.seconds) * SECOND),
-                        "reason": compiling.reason,
-                        "shape": compiling.shape or f"1x{17 + number}",
-                        "request_ids": _trigger(run, arm, trial, compiling, offsets),
-                    }
+                begin, end = (
+                    start + int(at_s * SECOND) for at_s in (compiling.at_s, compiling.at_s + compiling.seconds)
                 )
+                what = {"event_id": f"{arm.name}-{trial}-{number}", "kind": compiling.kind, "phase": "serving"}
+                what |= {"reason": compiling.reason, "shape": compiling.shape or f"1x{17 + number}"}
+                hit = _trigger(run, arm, trial, compiling, offsets)
+                events.append({**common, **what, "start_ns": begin, "end_ns": end, "request_ids": hit})
             for number in range(20):
                 at = start + (number + 1) * SECOND
-                sizes = {"batch": 3, "padded_batch": 4, "tokens": 30}
-                sizes |= {
-                    "padded_tokens": round(30 * arm.padding),
-                    "compiled": arm.enabled and number >= arm.eager_steps,
-                }
-                kind = run.step_kinds[number % len(run.step_kinds)]
-                steps.append(
-                    {**common, **sizes, "step_id": number, "kind": kind, "start_ns": at, "end_ns": at + 10_000_000}
-                )
+                tokens = {"tokens": 30, "padded_tokens": round(30 * arm.padding)}
+                kind = {"step_id": number, "kind": run.step_kinds[number % len(run.step_kinds)]}
+                kind |= {"compiled": arm.enabled and number >= arm.eager_steps, "batch": 3, "padded_batch": 4}
+                steps.append({**common, **tokens, **kind, "start_ns": at, "end_ns": at + 10_000_000})

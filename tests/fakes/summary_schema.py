@@ -18,10 +18,7 @@ PUBLISHED: dict[str, Any] = json.loads((FOLDER / f"summary-{SCHEMA}.schema.json"
 
 
 def closed(schema: Any) -> Any:
-    """The schema with every object closed that does not say that it is open, and every list of examples complete.
-
-    Published as it is, a reader of an older copy passes over what was added since.
-    """
+    """Return the schema with every object closed that is not declared open, and every list of examples complete."""
     if isinstance(schema, list):
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):
@@ -35,7 +32,7 @@ def closed(schema: Any) -> Any:
 
 
 def faults(summary: Mapping[str, Any], schema: Any = PUBLISHED) -> Iterator[str]:
-    """What of the summary the closed schema does not describe, at most ten."""
+    """Yield what of the summary the closed schema does not describe, at most ten."""
     for _, error in zip(range(10), Draft202012Validator(closed(schema)).iter_errors(summary), strict=False):
         yield f"{error.json_path}: {error.message[:300]}"
 
@@ -45,13 +42,11 @@ _CLOSED = FastValidator(closed(PUBLISHED))
 
 
 def hold(summary: Mapping[str, Any], where: str) -> None:
-    """The summary is as published. Otherwise AssertionError."""
     if not _CLOSED.is_valid(summary):
         raise AssertionError("\n".join([f"{where} is not as docs/schema describes it:", *faults(summary)]))
 
 
 def hold_file(path: Path) -> None:
-    """The summary in the file is as published. One that cannot be read was damaged on purpose, by the test that says
-    so."""
+    """Check the summary in the file. A test damages files on purpose: one that cannot be read is passed over."""
     with suppress(OSError, ValueError):
         hold(json.loads(path.read_text(encoding="utf-8")), str(path))

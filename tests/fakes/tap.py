@@ -8,7 +8,7 @@ import threading
 
 
 class Tap:
-    """While entered, whoever connects to `port` of loopback reaches `target`; `seen` is all bytes of both ways."""
+    """Relays connections to `port` of loopback to `target` while it is entered; `seen` is all bytes of both ways."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.seen = bytearray()

@@ -18,14 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fakes.patience import PATIENCE_S
+from tests.fakes.whole_run import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+__all__ = ["ROOT", "at_terminal", "tailgate"]
 
 
 def at_terminal(
     code: str, folder: Path, *, columns: int = 80, stop_at: str = "", within_s: float = 120.0
 ) -> tuple[int, list[str], str]:
-    """(exit code, lines on stdout, stderr) of Python `code` at a terminal so wide.
+    """Return the exit code, the lines on stdout and stderr of Python `code` at a terminal of so many columns.
 
     It is interrupted as by Ctrl-C once stderr matches `stop_at`.
     """
@@ -61,6 +62,6 @@ def at_terminal(
 
 
 def tailgate(*arguments: str, arm_command: Sequence[str] = ()) -> str:
-    """Python code that runs the command line, with `arm_command` in place of what starts an arm."""
+    """Return Python code that runs the command line, with `arm_command` in place of what starts an arm."""
     replaced = f", arm_command={list(arm_command)!r}" if arm_command else ""
     return f"import sys; from loadtests.commands.main import main; sys.exit(main({list(arguments)!r}{replaced}))"

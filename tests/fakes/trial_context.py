@@ -19,7 +19,7 @@ TRAFFIC = {"rate": 4, "duration_s": 2, "block_s": 1}
 def trial_context(
     folder: Path, what: Experiment | Mapping[str, Any], *, check: Callable[[], None] = lambda: None
 ) -> TrialContext:
-    """The first trial of an experiment, or of what its table says, in `folder`, which is made."""
+    """Return the first trial of an experiment, or of what its table says, in `folder`, which is made."""
     table = what if isinstance(what, Experiment) else from_table({"name": "small", "traffic": TRAFFIC, **what})
     folder.mkdir(parents=True, exist_ok=True)
     status = Status()
@@ -29,7 +29,7 @@ def trial_context(
 
 
 def external_trial(folder: Path, telemetry: dict[str, Any], *, replicas: int = 1) -> TrialContext:
-    """A trial of one arm of tailgate's, and of `vllm`, which has this telemetry."""
+    """Return a trial of an arm of tailgate's, and of `vllm` with this telemetry."""
     addresses = [f"http://127.0.0.1:{port}/v1" for port in range(8001, 8001 + replicas)]
     vllm = {"name": "vllm", "kind": "openai", "model_name": "llama", "address": addresses, "telemetry": telemetry}
     arms = [{"name": "eager", "preset": "eager", "control": True}, vllm]

@@ -1,6 +1,6 @@
-"""A server of the Open Inference Protocol on the stubs of NVIDIA's tritonclient package: the wire as others wrote it.
+"""A server of the Open Inference Protocol on the stubs of NVIDIA's tritonclient package.
 
-In a process of its own (`served`): its stubs register the same protobuf names as tailgate's.
+It needs a process of its own (`served`): its stubs register the same protobuf names as tailgate's.
 Models: `text` streams words as Triton's vLLM backend does, `ids` token ids as TensorRT-LLM's, `broken` fails inside
 its stream, `loading` is not ready, and to ask whether `raises` is ready fails as with MLServer.
 """
@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent import futures
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.fakes.grpc_servers import spawned
+
 TOKEN_S = 0.02
 
 
-def _text(value: str) -> bytes:
-    raw = value.encode()
+def _text(number: int) -> bytes:
+    raw = f" word{number}".encode()
     return len(raw).to_bytes(4, "little") + raw
 
 
@@ -75,22 +73,18 @@ def main() -> None:
             wanted = [tensor.name for tensor in request.outputs]
             if request.model_name == "ids":
                 tokens = inputs["request_output_len"].contents.int_contents[0]
-                assert inputs["input_lengths"].contents.int_contents[0] == len(
-                    inputs["input_ids"].contents.int_contents
-                )
+                length = len(inputs["input_ids"].contents.int_contents)
+                assert inputs["input_lengths"].contents.int_contents[0] == length
                 assert list(inputs["input_ids"].shape)[:-1] == [1]
             else:
-                settings = json.loads(inputs["sampling_parameters"].contents.bytes_contents[0])
-                tokens = settings["max_tokens"]
+                tokens = json.loads(inputs["sampling_parameters"].contents.bytes_contents[0])["max_tokens"]
                 assert inputs["text_input"].datatype == "BYTES"
             for number in range(tokens):
                 response = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
-                if request.model_name == "ids":
-                    response.outputs.add(name=wanted[0], datatype="INT32", shape=[1, 1, 1])
-                    response.raw_output_contents.append((7 + number).to_bytes(4, "little"))
-                else:
-                    response.outputs.add(name=wanted[0], datatype="BYTES", shape=[1])
-                    response.raw_output_contents.append(_text(f" word{number}"))
+                ids = request.model_name == "ids"
+                kind = {"datatype": "INT32", "shape": [1, 1, 1]} if ids else {"datatype": "BYTES", "shape": [1]}
+                response.outputs.add(name=wanted[0], **kind)
+                response.raw_output_contents.append((7 + number).to_bytes(4, "little") if ids else _text(number))
                 yield response
 
     server = grpc.server(futures.ThreadPoolExecutor(16))
@@ -103,16 +97,8 @@ def main() -> None:
 
 @contextlib.contextmanager
 def served() -> Iterator[str]:
-    """The address of a running server, until the block ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.fakes.triton"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        yield f"grpc://127.0.0.1:{json.loads(process.stdout.readline())['port']}"
-    finally:
-        process.kill()
-        process.wait()
+    with spawned("tests.fakes.triton") as (_, port):
+        yield f"grpc://127.0.0.1:{port}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """A stand-in for Triton 3.6 as far as its JIT compiles are read: its listener of compiles, and its autotuner.
 
-A kernel compiles once for each set of its arguments, as Triton's own do for each specialisation, and takes no time
-that the test does not give it. (`tests.fakes.triton` is something else: NVIDIA's inference server of that name.)
+A kernel compiles once for each set of its arguments, and takes no time that the test does not give it.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Autotuner:
 
 
 def install(patch: pytest.MonkeyPatch, *, version: str = "3.6.0") -> Any:
-    """`triton` can be imported until `patch` ends. Returns its knobs."""
+    """Make `triton` importable until `patch` ends. Return its knobs."""
     names = ("triton", "triton.knobs", "triton.runtime", "triton.runtime.autotuner")
     modules: dict[str, Any] = {name: types.ModuleType(name) for name in names}
     for name, module in modules.items():

@@ -39,17 +39,12 @@ def wait(calls: list[Call]) -> None:
 
 
 def paced(client: Client, streams: int, tokens: int) -> dict[str, Any]:
-    """Streams that start 10 ms apart: counts, statuses, median first-token time and gap in ms."""
+    """Run streams that start 10 ms apart: counts, statuses, median first-token time and gap in ms."""
     calls, ended = [], []
     for number in range(streams):
+        headers = encode_metadata([("x-number", str(number))])
         calls.append(
-            client.start(
-                ask(tokens=tokens),
-                headers=encode_metadata([("x-number", str(number))]),
-                timeout_s=30.0,
-                on_done=ended.append,
-                tag=number,
-            )
+            client.start(ask(tokens=tokens), headers=headers, timeout_s=30.0, on_done=ended.append, tag=number)
         )
         gevent.sleep(0.01)
     wait(calls)
@@ -69,7 +64,7 @@ def paced(client: Client, streams: int, tokens: int) -> dict[str, Any]:
 
 
 def in_turns(options: dict[str, Any], security: SecurityConfig) -> dict[str, Any]:
-    """Both clients by turns, after one round that warms the server up; times over all rounds."""
+    """Run both clients by turns, after one round that warms the server up; times over all rounds."""
     clients = {name: kind(options["target"], security=security) for name, kind in CLIENTS.items()}
     out: dict[str, Any] = {name: {"connect": client.connect(10.0)} for name, client in clients.items()}
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in clients}
@@ -88,7 +83,6 @@ def in_turns(options: dict[str, Any], security: SecurityConfig) -> dict[str, Any
 
 
 def ends(client: Client) -> dict[str, Any]:
-    """How calls end that do not end well."""
     failed = client.start(ask("RESOURCE_EXHAUSTED"), timeout_s=30.0)
     late = client.start(ask(tokens=100_000), timeout_s=0.3)
     dropped = client.start(ask(tokens=100_000), timeout_s=30.0)
@@ -116,14 +110,13 @@ def ends(client: Client) -> dict[str, Any]:
 def main(options: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     security = SecurityConfig(**options.get("security", {}))
-    out: dict[str, Any] = {}
     if options["script"] == "paced":
         out = in_turns(options, security)
-    for name, kind in CLIENTS.items() if not out else ():
-        client = kind(options["target"], security=security)
-        out[name] = {"connect": client.connect(10.0)}
-        out[name] |= ends(client)
-        client.close()
+    else:
+        out = {}
+        for name, kind in CLIENTS.items():
+            client = kind(options["target"], security=security)
+            out[name] = {"connect": client.connect(10.0)} | ends(client)
     print(json.dumps(out))
 
 

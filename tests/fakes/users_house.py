@@ -1,12 +1,11 @@
-"""A service that has users: paced arms, `tailgate split` in front of them, and people who send requests all the time.
+"""A service that has users: paced arms, `tailgate split` in front of them, and requests all the time.
 
-Everything is a process of its own, so that each can be killed, and started again where it was.
+Each server is a process, which a test can kill and start again at the same port.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import socket
@@ -28,14 +27,11 @@ from servers.metadata import SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin
 from servers.splitter.weights import live_weights
-from tests.fakes.listening import command_of, family
 from tests.fakes.patience import wait_for
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.fakes.whole_run import ROOT, command, environment
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -43,8 +39,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a user's request ended, by the trailing metadata of who answered. Each is a session of its own, by which its
-    record can be told."""
+    """How a user's request ended, by the trailing metadata. Its session identifies its record."""
 
     session: str
     sent_s: float
@@ -55,7 +50,7 @@ class Answer:
 
 @dataclass(slots=True)
 class UsersHouse:
-    """The house in `folder`. `flags` are those of tests/fakes/arm.py, by arm."""
+    """Arms, a splitter and users in `folder`. `flags` are those of tests/fakes/arm.py, by arm."""
 
     folder: Path
     arms: Sequence[str] = ("eager", "compiled-padded")
@@ -93,15 +88,13 @@ class UsersHouse:
 
     @property
     def admin(self) -> Admin:
-        """Envoy's admin interface."""
         return Admin(f"127.0.0.1:{self.ports['admin']}")
 
     def weights(self) -> dict[str, int]:
-        """What is in force."""
+        """Return what is in force."""
         return live_weights(self.admin)
 
     def start_arm(self, arm: str) -> None:
-        """The arm serves where it always does."""
         config = self.folder / f"{arm}.json"
         own = next(item for item in load("demo").own_arms if item.name == arm)
         config.write_text(json.dumps(own.config.to_dict()))
@@ -111,7 +104,7 @@ class UsersHouse:
         self._await_port(arm)
 
     def start_split(self) -> None:
-        """The split serves where it always does. It gives all to the first arm when it starts."""
+        """Start the splitter, which gives all to the first arm."""
         command = ["-m", "loadtests.commands.main", "split", "--request-log", str(self.folder / "requests.log")]
         for place, arm in enumerate(self.arms):
             command += ["--arm", f"{arm}=127.0.0.1:{self.ports[arm]}", "--weight", f"{arm}={int(place == 0)}"]
@@ -120,37 +113,26 @@ class UsersHouse:
         self._await_port("split")
 
     def kill(self, name: str) -> None:
-        """The process is gone at once, and what it started with it."""
         self.children[name].send_signal(signal.SIGKILL)
         self.children[name].wait()
 
-    def envoy_pid(self) -> int:
-        """The process id of the split's Envoy."""
-        (envoy,) = [pid for pid in family(self.children["split"].pid) if "--config-path" in command_of(pid).split()]
-        return envoy
-
     def ramp(self, *arguments: str) -> subprocess.Popen[str]:
-        """`tailgate ramp` with these arguments, started in the folder."""
         return subprocess.Popen(
             [sys.executable, "-m", "loadtests.commands.main", "ramp", *arguments, "--json"],
             cwd=self.folder,
-            env=_environment(),
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=(self.folder / "ramp.log").open("a"),
             text=True,
         )
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`tailgate` with these arguments, to its end."""
-        command = [sys.executable, "-m", "loadtests.commands.main", *arguments]
-        return subprocess.run(
-            command, cwd=self.folder, env=_environment(), capture_output=True, text=True, timeout=60, check=False
-        )
+        return command([sys.executable, "-m", "loadtests.commands.main", *arguments], self.folder)
 
     def _start(self, name: str, command: list[str]) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.children[name] = subprocess.Popen(
-                [sys.executable, *command], cwd=ROOT, env=_environment(), stdout=log, stderr=log
+                [sys.executable, *command], cwd=ROOT, env=environment(), stdout=log, stderr=log
             )
 
     def _await_port(self, name: str) -> None:
@@ -163,19 +145,16 @@ class UsersHouse:
 
     def _send(self) -> None:
         rng = random.Random(5)
-        with (
-            grpc.insecure_channel(
-                f"127.0.0.1:{self.ports['split']}",
-                options=[("grpc.max_reconnect_backoff_ms", 200), ("grpc.initial_reconnect_backoff_ms", 100)],
-            ) as channel,
-            ThreadPoolExecutor(64) as pool,
-        ):
+        options = [("grpc.max_reconnect_backoff_ms", 200), ("grpc.initial_reconnect_backoff_ms", 100)]
+        address = f"127.0.0.1:{self.ports['split']}"
+        with grpc.insecure_channel(address, options=options) as channel, ThreadPoolExecutor(64) as pool:
             stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
             while not self._stopped.wait(rng.expovariate(self.rate)):
                 pool.submit(self._ask, stub, rng.randint(8, 120), rng.randint(2, 8))
 
     def _ask(self, stub: Any, length: int, tokens: int) -> None:
-        request = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[1] * length), max_tokens=tokens)
+        ids = inference_pb2.TokenIds(ids=[1] * length)
+        request = inference_pb2.GenerateRequest(token_ids=ids, max_tokens=tokens)
         session, sent_s = uuid.uuid4().hex, time.time()
         call = stub.Generate(request, timeout=20.0, metadata=((SESSION_HEADER, session),))
         try:
@@ -184,10 +163,5 @@ class UsersHouse:
             status = "OK"
         except grpc.RpcError as error:
             status = error.code().name  # type: ignore[attr-defined]
-        trailing = dict(call.trailing_metadata() or ())
-        arm = str(trailing.get("tailgate-arm", ""))
+        arm = str(dict(call.trailing_metadata() or ()).get("tailgate-arm", ""))
         self.answers.append(Answer(session, sent_s, time.time(), status, arm))
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -56,8 +56,6 @@ class WatchedRun:
         return START_NS + self.at_s * SECOND
 
     def status(self, phase: str = "traffic", detail: str = "", ended: Mapping[str, Any] | None = None) -> None:
-        """status.json is as the run is now."""
-        streaming = phase == "traffic"
         states: dict[str, dict[str, Any]] = {
             f"{arm}-0": {"stage": "serving", "text": "ready", "compiles": 0, "compiling": None} for arm in self.arms
         }
@@ -67,27 +65,18 @@ class WatchedRun:
             states[f"{self.naive}-0"] |= {"text": f"compiling for {self.compiling:.0f} s", "compiling": under_way}
         for arm in self.dead:
             states[f"{arm}-0"] |= {"stage": "dead", "text": "dead"}
+        traffic = f"{self.at_s} of {self.duration_s:g} s" if phase == "traffic" else ""
         content = {
-            "at_ns": self.now_ns(),
-            "began_ns": START_NS - 60 * SECOND,
-            "phase": phase,
-            "detail": detail or (f"{self.at_s} of {self.duration_s:g} s" if streaming else ""),
-            "trial": 1,
-            "trials": 1,
-            "planned": int(self.duration_s * 12),
-            "duration_s": self.duration_s,
+            **{"at_ns": self.now_ns(), "began_ns": START_NS - 60 * SECOND, "phase": phase, "detail": detail or traffic},
+            **{"trial": 1, "trials": 1, "planned": int(self.duration_s * 12), "duration_s": self.duration_s},
             "replicas": states,
             "load": {"finished": self.at_s * 12, "failed": self.at_s // 40, "t_s": float(self.at_s)},
-            "notes": self.notes,
-            "weights": self.weights,
-            "ended": ended,
+            **{"notes": self.notes, "weights": self.weights, "ended": ended},
         }
         write_document(self.folder / "status.json", content)
-        lag = {"p50": 0.4, "p99": 3.1, "max": 9.0}
-        write_document(self.trial / "generator-0.json", {"lag_ms": lag})
+        write_document(self.trial / "generator-0.json", {"lag_ms": {"p50": 0.4, "p99": 3.1, "max": 9.0}})
 
     def second(self) -> None:
-        """Another second of traffic: the load, the machines and the steps."""
         self.at_s += 1
         at = self.at_s
         arms = {}
@@ -95,23 +84,24 @@ class WatchedRun:
             wave = 1 + 0.12 * math.sin(at / 17 + index) + 0.05 * math.sin(at / 3.1)
             stall = 14.0 if index == 2 and at % 95 < 12 and at > 30 else 1.0
             base = (180, 150, 155)[index] * wave
-            first = {"ttft_p50_ms": base, "ttft_p99_ms": base * 2.4 * stall}
+            first = (base, base * 2.4 * stall) if self.streams else (None, None)
             arms[arm] = {
-                "finished": at * 4,
-                "failed": at // 120 if index == 2 else 0,
+                **{"finished": at * 4, "failed": at // 120 if index == 2 else 0},
                 "inflight": int(6 * wave * (4 if stall > 1 else 1)),
-                **(first if self.streams else {"ttft_p50_ms": None, "ttft_p99_ms": None}),
-                "e2e_p50_ms": base * 5,
-                "e2e_p99_ms": base * 9 * (1 + stall / 6),
+                **{"ttft_p50_ms": first[0], "ttft_p99_ms": first[1]},
+                **{"e2e_p50_ms": base * 5, "e2e_p99_ms": base * 9 * (1 + stall / 6)},
             }
-        line = {"at_ns": self.now_ns(), "trial": 1, "t_s": float(at), "arms": arms}
-        with (self.folder / "load.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        for index, arm in enumerate(self.arms):
             step = {"trial": 1, "arm": arm, "replica": f"{arm}-0", "step_id": at, "kind": "decode", "batch": 4 + index}
             self.writers["steps"].append({**step, "start_ns": self.now_ns() - 10**7, "end_ns": self.now_ns()})
+        self._append("load", {"at_ns": self.now_ns(), "trial": 1, "t_s": float(at), "arms": arms})
+        self._machines(at, math.sin(at / 11))
+        if at > 30 and at % 95 == 0:
+            self.compiled(4.2 + at / 400)
+        for writer in self.writers.values():
+            writer.flush()
+
+    def _machines(self, at: int, wave: float) -> None:
         shared = {"trial": 1, "host": "run", "at_ns": self.now_ns()}
-        wave = math.sin(at / 11)
         host = {
             "kind": "host",
             "name": "run",
@@ -124,150 +114,85 @@ class WatchedRun:
         for number in range(2):
             hot = number == 1 and 200 < at % 400 < 260
             device = {
-                "kind": "device",
-                "name": f"cuda:{number}",
-                "sm_mhz": 1500 if hot else 1980,
-                "power_w": 540.0 + 60 * wave + 20 * number,
-                "power_limit_w": 700.0,
-                "temperature_c": 61 + int(5 * wave),
-                "utilisation_pct": 78 + int(9 * wave),
-                "memory_bytes": 61 * GIB,
-                "memory_limit_bytes": 80 * GIB,
-                "throttle": ["sw_thermal_slowdown"] if hot else [],
-                "foreign_processes": 0,
+                **{"kind": "device", "name": f"cuda:{number}", "sm_mhz": 1500 if hot else 1980},
+                **{"power_w": 540.0 + 60 * wave + 20 * number, "power_limit_w": 700.0},
+                **{"temperature_c": 61 + int(5 * wave), "utilisation_pct": 78 + int(9 * wave)},
+                **{"memory_bytes": 61 * GIB, "memory_limit_bytes": 80 * GIB},
+                **{"throttle": ["sw_thermal_slowdown"] if hot else [], "foreign_processes": 0},
             }
             self.writers["bed"].append({**shared, **device})
-        if at > 30 and at % 95 == 0:
-            self.compiled(4.2 + at / 400)
-        for writer in self.writers.values():
-            writer.flush()
 
     def compiled(self, seconds: float, *, phase: str = "serving", arm: str = "") -> None:
-        """The third arm compiled something until now."""
+        """Write that the third arm, or `arm`, compiled something until now."""
         row = {
-            "event_id": f"1-{self.at_s}",
-            "trial": 1,
-            "arm": arm or self.naive,
-            "replica": f"{arm or self.naive}-0",
-            "kind": "recompile" if phase == "serving" else "compile",
-            "start_ns": self.now_ns() - int(seconds * SECOND),
-            "end_ns": self.now_ns(),
-            "shape": self.text or f"prefill 4×{self.at_s}",
-            "reason": self.text or REASON,
+            **{"event_id": f"1-{self.at_s}", "trial": 1, "arm": arm or self.naive, "replica": f"{arm or self.naive}-0"},
+            **{"kind": "recompile" if phase == "serving" else "compile", "phase": phase, "cache": "miss"},
+            **{"start_ns": self.now_ns() - int(seconds * SECOND), "end_ns": self.now_ns()},
+            **{"shape": self.text or f"prefill 4×{self.at_s}", "reason": self.text or REASON},
             "request_ids": [f"r{number}" for number in range(int(seconds * 3))],
-            "phase": phase,
-            "cache": "miss",
         }
         self.writers["compile_events"].append(row)
         self.writers["compile_events"].flush()
 
     def look(self, number: int, *, decided: bool = False) -> None:
-        """One more look at the verdict."""
         grown = 1 - math.exp(-number / 6)
         width = 0.55 / math.sqrt(number)
-        gates = []
+        decision = {
+            "decided_s": number * 60.0 if decided else None,
+            "outlook_s": None if decided else 300.0 - 10 * number,
+        }
+        limits = {"kind": "limit", **dict.fromkeys(("low", "high", "decided_s", "harm", "safety", "outlook_s"))}
+        gates: list[dict[str, Any]] = []
         for index, arm in enumerate(self.arms[1:]):
-            for metric, label in (("ttft", "p99"), ("e2e", "p99")):
-                value = (0.86, 1.0 + 1.4 * grown)[index] + (0.03 if metric == "e2e" else 0.0) + 0.02 * math.sin(number)
-                verdict = "INCONCLUSIVE" if not decided else ("PASS", "FAIL")[index]
-                gates.append(
-                    {
-                        "arm": arm,
-                        "gate": f"noninferiority {label}_{metric}",
-                        "kind": "noninferiority",
-                        "unit": "ratio",
-                        "limit": 1.1,
-                        "value": value,
-                        "low": value * math.exp(-width),
-                        "high": value * math.exp(width),
-                        "verdict": verdict,
-                        "reason": self.text
-                        or f"Its interval {'is clear of' if decided else 'crosses'} the margin of 10 %.",
-                        "decided_s": number * 60.0 if decided else None,
-                        "harm": (0.2, 30.0)[index] * grown,
-                        "safety": (24.0, 0.01)[index] * grown,
-                        "outlook_s": None if decided else 300.0 - 10 * number,
-                    }
-                )
-            count = 0 if index == 0 else number // 2
+            tests = {"arm": arm, "kind": "noninferiority", "unit": "ratio", "limit": 1.1, **decision}
+            tests |= {"harm": (0.2, 30.0)[index] * grown, "safety": (24.0, 0.01)[index] * grown}
+            tests |= {"verdict": ("PASS", "FAIL")[index] if decided else "INCONCLUSIVE"}
+            tests |= {
+                "reason": self.text or f"Its interval {'is clear of' if decided else 'crosses'} the margin of 10 %."
+            }
+            for metric, more in (("ttft", 0.0), ("e2e", 0.03)):
+                value = (0.86, 1.0 + 1.4 * grown)[index] + more + 0.02 * math.sin(number)
+                interval = {"value": value, "low": value * math.exp(-width), "high": value * math.exp(width)}
+                gates.append({"gate": f"noninferiority p99_{metric}", **tests, **interval})
             stall = 0.0 if index == 0 else 0.4 + number * 0.5
             for gate, unit, limit, value in (
-                ("recompiles", "count", 0, count),
+                ("recompiles", "count", 0, 0 if index == 0 else number // 2),
                 ("longest stall", "s", 1.0, stall),
                 ("requests hit", "pct", 1.0, min(9.0, stall)),
                 ("error_pct", "pct", 0.5, 0.02 * number),
             ):
-                gates.append(
-                    {
-                        **{"arm": arm, "gate": gate, "kind": "limit", "unit": unit, "limit": limit, "value": value},
-                        **{
-                            "low": None,
-                            "high": None,
-                            "decided_s": None,
-                            "harm": None,
-                            "safety": None,
-                            "outlook_s": None,
-                        },
-                        "verdict": "PASS" if value <= limit else "FAIL",
-                        "reason": self.text or f"{value:g} of at most {limit:g}.",
-                    }
-                )
+                row = {"arm": arm, "gate": gate, "unit": unit, "limit": limit, "value": value, **limits}
+                row |= {"verdict": "PASS" if value <= limit else "FAIL"}
+                gates.append(row | {"reason": self.text or f"{value:g} of at most {limit:g}."})
         arms = {
-            arm: {
-                "decision": (("PASS", "FAIL")[index] if decided else None),
-                "decided_s": number * 60.0 if decided else None,
-                "outlook_s": None if decided else 300.0 - 10 * number,
-                "reason": "",
-            }
+            arm: {"decision": ("PASS", "FAIL")[index] if decided else None, "reason": "", **decision}
             for index, arm in enumerate(self.arms[1:])
         }
-        checks = [
-            {
-                "check": "blocks",
-                "arm": None,
-                "ok": number > 9,
-                "value": number * 2,
-                "limit": 18,
-                "reason": f"{number * 2} blocks of 30 s, where 18 carry a verdict.",
-                "remedy": "Let it run on; `tailgate plan` says how long.",
-            },
-            {
-                "check": "generator lag",
-                "arm": None,
-                "ok": True,
-                "value": 41.0,
-                "limit": 50.0,
-                "reason": "The load was 41 ms late at p99.",
-                "remedy": "Give the load more processors.",
-            },
-            {
-                "check": "error rate",
-                "arm": self.naive,
-                "ok": True,
-                "value": 0.1,
-                "limit": 0.5,
-                "reason": self.text or "0.1 % of requests failed.",
-                "remedy": "",
-            },
-            {
-                "check": "sample ratio",
-                "arm": None,
-                "ok": True,
-                "value": 0.61,
-                "limit": 0.001,
-                "reason": "Arms got equal shares.",
-                "remedy": "",
-            },
+        reasons = (
+            ("blocks", number * 2, 18, f"{number * 2} blocks of 30 s, where 18 carry a verdict."),
+            ("generator lag", 41.0, 50.0, "The load was 41 ms late at p99."),
+            ("error rate", 0.1, 0.5, self.text or "0.1 % of requests failed."),
+            ("sample ratio", 0.61, 0.001, "Arms got equal shares."),
+        )
+        checks: list[dict[str, Any]] = [
+            {"check": check, "arm": None, "ok": True, "value": value, "limit": limit, "reason": reason, "remedy": ""}
+            for check, value, limit, reason in reasons
         ]
+        checks[0] |= {"ok": number > 9, "remedy": "Let it run on; `tailgate plan` says how long."}
+        checks[1] |= {"remedy": "Give the load more processors."}
+        checks[2] |= {"arm": self.naive}
         line = {
             **{"look": number, "at_ns": self.now_ns(), "trial": 1, "seconds": number * 60.0, "groups": number},
             **{"sequential": True, "arms": arms, "gates": gates, "checks": checks, "latency": {}},
         }
-        with (self.folder / "looks.jsonl").open("a") as file:
+        self._append("looks", line)
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        with (self.folder / f"{name}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def minutes(self, number: int, *, decided: bool = False) -> None:
-        """So many minutes of traffic with a look after each, the last of which decides, if `decided`."""
+        """Write minutes of traffic with an interim analysis after each; the last one decides, if `decided`."""
         for _ in range(number):
             for _ in range(60):
                 self.second()
@@ -275,15 +200,13 @@ class WatchedRun:
         self.status()
 
     def search(self, trial: int, *arms: str, stop: str = "") -> None:
-        """A search for a frontier tries the arms now, or has ended; the last arm has left it."""
+        """Write that a search for a frontier tries the arms now, or has ended; the last arm has left it."""
         held = [
             {
-                "arm": arm,
+                **{"arm": arm, "starts": trial // 2, "steps": 3 * trial},
                 "low_rps": 8.0 * trial if index == 0 and trial > 2 else None,
                 "seen_rps": 10.0 * trial * (index + 1) if trial > 1 else None,
                 "high_rps": 40.0 * trial if index < 2 and trial > 2 else None,
-                "starts": trial // 2,
-                "steps": 3 * trial,
                 "left": None if index < 2 or trial < 3 else self.text or "held no load that others do not",
             }
             for index, arm in enumerate(self.arms)
@@ -292,11 +215,9 @@ class WatchedRun:
             **{"at_ns": self.now_ns(), "spent_s": 60.0 + self.at_s, "budget_s": 600.0, "trial": trial},
             **{"arms": arms, "rates": [4.0, 10.08, 64.0], "stop": stop, "held": held},
         }
-        with (self.folder / "search.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self._append("search", line)
 
     def end(self, report: str = "<!doctype html><title>FAIL</title><h1>The report</h1>") -> None:
-        """The run is judged, and has ended."""
         golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
         summary = {**golden, "overall": "FAIL", "headline": "compiled-naive may not ship."}
         write_json(self.folder / "summary.json", summary)

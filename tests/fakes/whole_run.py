@@ -24,16 +24,13 @@ FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
 
 
 def experiment(**tables: Any) -> Experiment:
-    """Two arms under two seconds of traffic; `tables` are merged into the experiment's."""
+    """Return two arms under two seconds of traffic; `tables` are merged into the experiment's."""
     table: dict[str, Any] = {
         "name": "small",
         "seed": 3,
         "model": {"device": "cpu", "dtype": "float32"},
         "engine": {"max_prompt_tokens": 128, "max_new_tokens": 16},
-        "arms": [
-            {"name": "eager", "preset": "eager", "control": True},
-            {"name": "naive", "preset": "compiled-naive"},
-        ],
+        "arms": [{"name": "eager", "preset": "eager", "control": True}, {"name": "naive", "preset": "compiled-naive"}],
         "traffic": {"duration_s": 2, "rate": 8, "length_scale": 0.05, "block_s": 1, "timeout_s": 10},
         "trials": {"starting_at_once": 3},
         "bed": {"reference_s": 0},
@@ -46,14 +43,14 @@ def experiment(**tables: Any) -> Experiment:
 def run(
     what: Experiment, out: Path, *flags: str, status: Status | None = None, page: LivePage | None = None, **more: Any
 ) -> tuple[RunOutcome, Status]:
-    """The experiment was run in this process; `flags` are of the fake arm."""
+    """Run the experiment in this process; `flags` are of the fake arm."""
     status = status or Status()
     command = [sys.executable, str(FAKE_ARM), *flags]
     return Orchestrator(what, out=out, status=status, page=page, arm_command=command, **more).run(), status
 
 
 def tailgate(*arguments: str, flags: tuple[str, ...] = ()) -> list[str]:
-    """The command line, with fake arms started with `flags`."""
+    """Return the command line that starts fake arms with `flags`."""
     code = (
         "import sys; from loadtests.commands.main import main; "
         f"sys.exit(main({list(arguments)!r}, arm_command={[sys.executable, str(FAKE_ARM), *flags]!r}))"
@@ -62,24 +59,22 @@ def tailgate(*arguments: str, flags: tuple[str, ...] = ()) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Of a command of this tree."""
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def command(line: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """The command ended in `folder`."""
     return subprocess.run(line, cwd=folder, env=environment(), capture_output=True, text=True, timeout=280, check=False)
 
 
 def with_fake_arms(arguments: list[str], folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """The command line ended; machines are not measured unless `arguments` ask for it."""
+    """Run `tailgate` with fake arms to its end, without measuring machines unless `arguments` ask for it."""
     if not any("bed.reference_s" in argument for argument in arguments):
         arguments = [*arguments, "--set", "bed.reference_s=0"]
     return command(tailgate(*arguments, flags=flags), folder)
 
 
 def console_script(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """The installed command ended."""
+    """Run the installed command to its end."""
     script = Path(sys.executable).with_name("tailgate")
     start = [str(script)] if script.exists() else [sys.executable, "-m", "loadtests.commands.main"]
     return command([*start, *arguments], folder)
@@ -87,7 +82,7 @@ def console_script(arguments: list[str], folder: Path) -> subprocess.CompletedPr
 
 @contextlib.contextmanager
 def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
-    """The processes are gone at the end, whatever happens."""
+    """Kill the processes at the end, whatever happens."""
     try:
         yield
     finally:
@@ -97,25 +92,23 @@ def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """What a command says for programs."""
+    """Return the JSON that a command prints last."""
     line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return line
 
 
 def trial_facts(run_dir: Path, number: int = 1) -> dict[str, Any]:
-    """trial.json of a trial."""
     facts: dict[str, Any] = json.loads((run_dir / f"trial-{number:02d}" / "trial.json").read_text())
     return facts
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:
-    """summary.json of the run."""
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
     return summary
 
 
 def requests(run_dir: Path, trial: str = "trial-*") -> list[dict[str, Any]]:
-    """Rows of all trials, or of one."""
+    """Return the rows of all trials, or of one."""
     rows: list[dict[str, Any]] = []
     for path in sorted(run_dir.glob(f"{trial}/requests*.arrow")):
         rows += read_table(path, REQUESTS)[0].to_pylist()
@@ -123,5 +116,4 @@ def requests(run_dir: Path, trial: str = "trial-*") -> list[dict[str, Any]]:
 
 
 def children_of_this_process() -> set[str]:
-    """Process numbers."""
     return {child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}

@@ -1,0 +1,225 @@
+"""Reports in a real browser: charts draw, no label is cut, hostile text runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.report.html import html_report
+from analysis.report.release import write_release_reports
+from analysis.summary.summary import analyze
+from tests.analysis.foresight.test_energies import searched
+from tests.analysis.report.test_release import compared
+from tests.fakes.beds import FakeBed, Trouble
+from tests.fakes.browser import Browser, Tab
+from tests.fakes.runs import FakeRun, write_run
+
+Summary = dict[str, Any]
+Open = Callable[..., Tab]
+READY = "document.documentElement.dataset.ready === 'yes'"
+LONG = "an-arm-whose-name-has-as-many-characters-as-a-name-may-have-here"
+
+
+@pytest.fixture
+def open_report(tmp_path: Path, browser: Browser) -> Open:
+    def opened(summary: Summary, **window: Any) -> Tab:
+        file = tmp_path / "report.html"
+        file.write_text(html_report(summary), encoding="utf-8")
+        tab = browser.open(file.as_uri(), **window)
+        tab.wait_for(READY)
+        assert tab.count("p.broken") == 0
+        assert tab.complaints == []
+        return tab
+
+    return opened
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    """A run on disturbed machines, whose chart has all its panels and lanes."""
+    troubles = (
+        *(Trouble(what="throttle", share=0.3), Trouble(what="foreign", place="cuda:0", share=0.1)),
+        *(Trouble(what="steal", place="host", size=0.1), Trouble(what="memory_pressure", place="host", size=0.1)),
+    )
+    run = FakeRun(bed=FakeBed(locked=False, troubles=troubles), trials=2, duration_s=120.0, rate=2.0)
+    return analyze(write_run(tmp_path_factory.mktemp("sampled") / "run", run))
+
+
+@pytest.fixture
+def crowded(demo: Summary) -> Summary:
+    """The demo with long names, long figures and wide intervals."""
+    long_figures = ("p50_ms", "p99_ms", "edges_ms", "e2e_p99_ms", "ttft_p99_ms", "e2e_max_ms")
+
+    def stretched(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {LONG if item == "compiled-naive" else item: stretched(value[item], item) for item in value}
+        if isinstance(value, list):
+            if key == "ecdf":
+                return [[row[0], *(item and item * 99_991 for item in row[1:])] for row in value]
+            return [stretched(item, key) for item in value]
+        if isinstance(value, float) and key in long_figures:
+            return value * 99_991
+        return LONG if value == "compiled-naive" else value
+
+    summary: Summary = stretched(demo)
+    for row in summary["comparisons"]:
+        row |= {key: row[key] ** 3 * 40 for key in ("ratio", "high") if row[key] is not None}
+    for row, waste in zip(summary["arms"], (0.0694, 12.3456, 99.987), strict=True):
+        row["padding"] |= {"waste_pct": waste, "prefill_waste_pct": waste / 3, "decode_waste_pct": waste / 700}
+    return summary
+
+
+@pytest.fixture
+def mapped(demo: Summary) -> Summary:
+    """The demo with a map of shapes that has all the cells that it may have, each with a long count and both marks."""
+    spans = [[2**octave // 2 + 1, 2**octave] for octave in range(16)]
+    counted = {"requests": 123_456, "shapes": 99, "new": 98, "compiles": 7}
+    cells = [{"batch": batch, "length": length, **counted} for batch in range(16) for length in range(16)]
+    arms = [{"arm": arm["name"], "requests": 1, "unknown": 0, "cells": cells} for arm in demo["arms"]]
+    return demo | {"shapes": {"batches": spans, "lengths": spans, "arms": arms}}
+
+
+def test_charts_draw_every_compile_and_only_the_first_takes_the_tab_key(demo: Summary, open_report: Open) -> None:
+    tab = open_report(demo)
+    assert tab.count("svg.plot") == 4
+    bars = "g[role=button][aria-label*='recompile of compiled-naive']"
+    assert tab.count(bars) == len(demo["events"])
+    assert (tab.count(f"{bars}[tabindex='0']"), tab.count(f"{bars}[tabindex='-1']")) == (1, len(demo["events"]) - 1)
+
+
+def test_a_search_draws_latency_energy_and_cost_against_load(tmp_path: Path, open_report: Open) -> None:
+    summary = analyze(searched(tmp_path))
+    tab = open_report(summary)
+    assert tab.count("g[role=img][aria-label*='J a token at']") == len(summary["frontier"]["energy"]["steps"])
+    assert tab.count("g[role=img][aria-label*='requests/s, interval']") == len(summary["frontier"]["latency"]["steps"])
+    assert tab.count("g[role=img][aria-label*='for a million tokens at']") > 0
+
+
+def test_machines_are_drawn_on_one_axis_with_the_latency(sampled: Summary, open_report: Open) -> None:
+    tab = open_report(sampled)
+    panels = "p99 E2E by 5 s, SM clock, Power, Temperature, Utilisation, Host."
+    assert sum(panels in label and "trial 1" in label for label in tab.labels("svg.plot")) == 1
+    marks = tab.labels("g[role=img][aria-label*='cuda:']")
+    assert any("Throttled: cuda:1 (compiled), from 60" in mark for mark in marks)
+    assert any("cuda:0 (eager), from" in mark for mark in marks)
+
+
+def test_load_memory_and_stalls_are_drawn_over_the_latency(demo: Summary, open_report: Open) -> None:
+    plain = open_report(demo)
+    assert plain.count("path.need-mark") == plain.count("rect.stall-mark") == 0
+    times = [float(second) for second in range(60)]
+    columns = {"running": [8.0] * 60, "waiting": times, "cache_pct": [None] * 60, "preemptions": [0.0] * 59 + [3.0]}
+    row = {"trial": 1, "arm": "compiled-naive", "replica": None, "t_s": times, **columns}
+    demo["server_load"] = {"bin_s": 1.0, "arms": [{"arm": "compiled-naive"}], "rows": [row]}
+    need = {"trial": 1, "at_ns": 0, "replica": "<b>-0", "kind": "allocator retry", "count": 2, "offset_s": 30.0}
+    demo["memory"] = {"events": [need | {"arm": arm} for arm in ("eager", "compiled-naive", "unheard of")]}
+    stall = {"trial": 1, "offset_s": 20.0, "seconds": 2.04, "cause": "unknown", "explained": False}
+    for arm in demo["arms"]:
+        if arm["name"] == "compiled-naive":
+            arm["blackbox"]["stalls"] = [stall, stall | {"explained": True}, stall | {"cause": "host"}]
+    tab = open_report(demo)
+    assert any("p99 E2E by 1 s, Running, Waiting, Preemptions." in label for label in tab.labels("svg.plot"))
+    assert (tab.count("path.need-mark"), tab.count("rect.stall-mark")) == (2, 1)
+    assert tab.count("b") == 0
+
+
+def test_hostile_text_runs_nothing(hostile: Summary, open_report: Open) -> None:
+    tab = open_report(hostile)
+    assert (tab.count("img"), tab.count("script")) == (0, 2)
+    assert tab.evaluate("document.title").startswith("FAIL · </script>")  # and not "pwned"
+
+
+@pytest.mark.parametrize("emptied", [True, False])
+def test_charts_without_data_say_so(nulls: Summary, emptied: bool, open_report: Open) -> None:
+    text = open_report({} if emptied else nulls).text()
+    assert "NaN" not in text
+    assert "No arm was compared with the control." in text
+
+
+def test_a_page_over_several_runs_draws_its_trend(tmp_path: Path, browser: Browser) -> None:
+    tab = browser.open(write_release_reports(compared(), tmp_path / "out").as_uri())
+    assert tab.count("[id^=trend-new], [class*=trend-new]") > 0
+    assert tab.complaints == []
+
+
+# Every label lies inside its chart and over no other one, whichever figures are chosen; no table is scrolled.
+MEASURE = """
+(() => {
+const faults = [];
+function measure(state) {
+  document.querySelectorAll("svg.plot").forEach((plot, number) => {
+    const frame = plot.getBoundingClientRect();
+    const labels = [...plot.querySelectorAll("text")].filter((node) => node.textContent.trim());
+    const boxes = labels.map((node) => [node.textContent, node.getBoundingClientRect()]);
+    boxes.forEach(([text, box], i) => {
+      const out = [frame.left - box.left, box.right - frame.right, frame.top - box.top, box.bottom - frame.bottom];
+      if (Math.max(...out) > 1) faults.push(`${state}, chart ${number}: "${text}" is cut by ${Math.max(...out)} px`);
+      for (const [other, next] of boxes.slice(i + 1)) {
+        const across = Math.min(box.right, next.right) - Math.max(box.left, next.left);
+        const down = Math.min(box.bottom, next.bottom) - Math.max(box.top, next.top);
+        if (across > 1 && down > 2) faults.push(`${state}, chart ${number}: "${text}" lies over "${other}"`);
+      }
+    });
+  });
+}
+measure("as opened");
+for (const input of document.querySelectorAll(".chart .segments input")) { input.click(); measure(input.value); }
+for (const table of document.querySelectorAll("table.gates, table.checks")) {
+  const room = table.parentElement.clientWidth;
+  if (table.scrollWidth > room + 1) faults.push(`${table.className} is ${table.scrollWidth} px wide in ${room} px`);
+}
+const page = document.documentElement.scrollWidth;
+const screen = !matchMedia("print").matches;
+if (screen && page > innerWidth + 1) faults.push(`the page is ${page} px wide in ${innerWidth} px`);
+return faults;
+})()
+"""
+
+
+@pytest.mark.parametrize("width", [520, 800, 1280])
+@pytest.mark.parametrize("name", ["demo", "rollout", "crowded", "sampled", "mapped"])
+def test_no_label_is_cut_or_covered(name: str, width: int, request: pytest.FixtureRequest, open_report: Open) -> None:
+    assert open_report(request.getfixturevalue(name), width=width).evaluate(MEASURE) == []
+
+
+@pytest.mark.parametrize("name", ["demo", "crowded", "sampled", "mapped"])
+def test_no_label_is_cut_in_print(name: str, request: pytest.FixtureRequest, open_report: Open) -> None:
+    tab = open_report(request.getfixturevalue(name), width=718)  # A4 less its margins
+    tab.send("Emulation.setEmulatedMedia", media="print")
+    assert tab.evaluate(MEASURE) == []
+
+
+def test_a_measurement_finds_labels_that_are_cut(demo: Summary, open_report: Open) -> None:
+    tab = open_report(demo)
+    tab.evaluate("document.querySelectorAll('svg.plot text').forEach((node) => node.setAttribute('x', -50))")
+    assert tab.evaluate(MEASURE)
+
+
+def test_the_verdict_the_first_remedy_and_all_figures_are_on_the_first_screen(demo: Summary, open_report: Open) -> None:
+    remedy = (
+        "All 3 compiles while serving were for steps that its start had not warmed up. First failed guard: tensor "
+        "'input_ids' size mismatch at index 1. expected 5, actual 192. Warm up every planned step (compile.warmup = "
+        '"shapes", not "minimal"), plan its shapes (preset compiled-bucketed) or mark what varies, with bounds (preset '
+        "compiled-dynamic). Try without traffic: `tailgate inspect experiment.toml --arm compiled-naive --shapes "
+        '"prefill 1x192, decode 1@193, decode 2@194"`.'
+    )
+    failed = ("compiled-naive", "compiled-padded")
+    demo["advice"]["remedies"] = [{"arm": arm, "gates": [], "text": remedy} for arm in failed]
+    slower = "The host launched small work 44.8 % slower before trial 1 than after it. " * 2
+    demo["headline"] = (
+        "compiled-naive must not replace eager: 3 recompiles while serving, longest 13.7 s, limit 0; 106 of 378 "
+        f"requests waited. This run cannot decide whether compiled-padded may replace eager. {slower}"
+    )
+    demo["bed"] = {"verdict": "disturbed", "line": f"Disturbed: {slower}"}
+    tab = open_report(demo)
+    below = """
+    [...document.querySelectorAll(".verdict p, .facts dd, .cards dd")]
+      .filter((node) => node.checkVisibility() && node.getBoundingClientRect().bottom > 900)
+      .map((node) => node.textContent)
+    """
+    assert tab.evaluate(below) == []
+    tab.evaluate("document.querySelectorAll('details.others').forEach((fold) => (fold.open = true))")
+    assert tab.evaluate(below)
