@@ -1,11 +1,13 @@
-"""A day of traffic in one run, compressed: does anything grow with it, and is what it leaves small enough to read?
+"""A day of traffic in one run, compressed: does memory, or anything else, grow, and does its report stay readable?
 
     python -m tests.faults.day --requests 1000000 --rate 600 --out day
+    python -m tests.faults.day --made-up --requests 1000000      24 hours of records without a run
 
-One `tailgate run` with paced arms that cost little, real Envoy, real Locust, the live page with a listener and the page
-for Prometheus with a reader. Each process of it is sampled every second. The last line on stdout is one JSON object;
-exit code 0: nothing grew, all files are closed, no process is left, the summary is complete and the report is small and
-soon drawn; 1: one of these is not so, and stderr says which.
+One `tailgate run` with cheap paced arms, real Envoy, real Locust, the live page with a listener and the metrics page
+with a reader; each of its processes is sampled every second. The last line on stdout is one JSON object. Exit code 0:
+nothing grew, all files are closed, no process is left, the summary is complete and the report is small and soon drawn.
+Otherwise it is 1, and stderr names the misses. A made-up day has as many blocks of 30 s and samples of machines as a
+real one; only its report is checked.
 """
 
 from __future__ import annotations
@@ -17,29 +19,41 @@ import json
 import math
 import os
 import re
+import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
-from tests.fakes.browser import CHROMIUM
+from analysis.records.schemas import COMPILE_EVENTS
+from analysis.records.tables import RecordWriter
+from benchmarks.analysis import write_run
+from benchmarks.simulation.records import EPOCH_NS
+from tests.fakes.beds import FakeBed
+from tests.fakes.browser import CHROMIUM, Browser
 from tests.fakes.terminal import tailgate
 from tests.fakes.users_house import free_port
-from tests.faults.drawing import LARGEST_REPORT, LONGEST_DRAWING_S, drawn_s
-from tests.faults.process_samples import MOST_GROWTH, Sample, name_of, sample, table, tree
 
 ROOT = Path(__file__).resolve().parents[2]
+LARGEST_REPORT = 6_000_000  # bytes
+LONGEST_DRAWING_S = 2.0
 STEPS = 40  # of the rate over the day
-# What may grow by more than 2 %: the page's charts fill up to 900 samples, and whoever looks at a run that goes on
-# holds all of its records, so many bytes a request.
+# What may grow by more than 2 %: the page's charts fill up to 900 samples, and an interim analysis holds all records.
 PAGE, PAGE_BYTES = "loadtests.page", 6 << 20
 LOOKS, LOOKS_BYTES = "analysis.looks", 1000
+FIGURES = ("rss", "pss", "own")
+WARM_SHARE = 0.1  # of the traffic, after which nothing is to grow
+MOST_GROWTH = 0.02
+_SHORTEST_S = 3.0  # stretch from which a median is taken: a busy machine samples every other second
 _GONE_S = 10.0
 _ENDING_S = 3.0  # that Locust takes to end
 _PAGE = re.compile(r"live page: (http://[!-~]+)")
@@ -109,8 +123,112 @@ def experiment(*, requests: int, rate: float, workers: int, concurrency: int = 0
     )
 
 
+# --- Samples of processes ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One process at one instant (seconds since the epoch); memory in bytes, `own` is that of no file (RssAnon)."""
+
+    at_s: float
+    rss: int
+    pss: int
+    own: int
+    files: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Medians over the first and the last tenth after the warm-up, and the slope of Theil and Sen over all of it."""
+
+    first: float
+    last: float
+    line: float
+
+    @property
+    def growth(self) -> float:
+        """The larger of the two, as a share of the first median."""
+        return max(self.last / self.first - 1.0, self.line)
+
+
+def tree(root: int) -> list[psutil.Process]:
+    """Return the process and its descendants."""
+    try:
+        process = psutil.Process(root)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def sample(process: psutil.Process, at_s: float) -> Sample | None:
+    try:
+        with process.oneshot():
+            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+            rollup = {words[0].rstrip(":"): int(words[1]) for words in map(str.split, lines) if words[-1] == "kB"}
+            return Sample(
+                at_s=at_s,
+                rss=rollup["Rss"] * 1024,
+                pss=rollup["Pss"] * 1024,
+                own=rollup["Anonymous"] * 1024,
+                files=process.num_fds(),
+                threads=process.num_threads(),
+            )
+    except (psutil.Error, OSError, KeyError):
+        return None
+
+
+def name_of(command: Sequence[str]) -> str:
+    """Name a process by its command line: the module that Python runs, or the program."""
+    words = list(command)
+    if "--replica" in words[:-1]:
+        return f"arm {words[words.index('--replica') + 1]}"
+    if "-m" in words[:-1]:
+        return words[words.index("-m") + 1]
+    if len(words) > 2 and "-c" in words[:3]:
+        return "tailgate run"
+    return words[0].rpartition("/")[2] if words else "gone"
+
+
+def growth(samples: Sequence[Sample], figure: str, *, start_s: float, end_s: float) -> Growth | None:
+    """Return the growth from `start_s` to `end_s` after the warm-up; None for a process that did not live so long."""
+    warm_s = start_s + WARM_SHARE * (end_s - start_s)
+    seen = [item for item in samples if warm_s <= item.at_s <= end_s]
+    tenth = max(_SHORTEST_S, (end_s - warm_s) / 10)
+    first = [getattr(item, figure) for item in seen if item.at_s <= warm_s + tenth]
+    last = [getattr(item, figure) for item in seen if item.at_s >= end_s - tenth]
+    if not first or not last:
+        return None
+    begin = statistics.median(first) or 1
+    every = max(1, len(seen) // 300)  # of all pairs there would be millions
+    at_s, values = (np.array([getattr(item, key) for item in seen[::every]], float) for key in ("at_s", figure))
+    one, other = np.triu_indices(len(at_s), 1)
+    apart = at_s[other] > at_s[one]
+    slopes = (values[other] - values[one])[apart] / (at_s[other] - at_s[one])[apart]
+    line = float(np.median(slopes)) * (end_s - warm_s) if len(slopes) else 0.0
+    return Growth(first=begin, last=statistics.median(last), line=line / begin)
+
+
+def table(kept: Mapping[str, Sequence[Sample]], *, start_s: float, end_s: float) -> list[dict[str, Any]]:
+    """Return a row for each process that lived all through the traffic."""
+    rows = []
+    for name, samples in kept.items():
+        grown = {key: growth(samples, key, start_s=start_s, end_s=end_s) for key in (*FIGURES, "files", "threads")}
+        if any(item is None for item in grown.values()):
+            continue
+        row: dict[str, Any] = {"process": name}
+        for key, item in grown.items():
+            assert item is not None
+            row[key] = {"first": item.first, "last": item.last, "growth": round(item.growth, 5)}
+        rows.append(row)
+    return rows
+
+
+# --- A compressed day -------------------------------------------------------------------------------------------------
+
+
 class Watch:
-    """The processes under `root`, sampled every second until `stop`."""
+    """Sample the processes under `root` every second until `stop`."""
 
     def __init__(self, root: int) -> None:
         self.samples: dict[str, list[Sample]] = {}
@@ -126,7 +244,7 @@ class Watch:
         self._thread.join()
 
     def left(self, within_s: float = _GONE_S) -> list[str]:
-        """Who is still there after so long."""
+        """Return the processes that still run after so long."""
         _, alive = psutil.wait_procs(list(self.processes.values()), timeout=within_s)
         return [self._names[process.pid, process.create_time()] for process in alive]
 
@@ -150,7 +268,7 @@ class Watch:
 
 
 def listen(url: str, path: str, every_s: float, read: list[int]) -> None:
-    """Whoever shows the run on a screen all day: reads the stream, or the page again and again, until it is gone."""
+    """Read a stream, or a page every `every_s`, until the server ends."""
     address = http.client.urlsplit(url)
     with contextlib.suppress(OSError, http.client.HTTPException):
         while True:
@@ -166,7 +284,7 @@ def listen(url: str, path: str, every_s: float, read: list[int]) -> None:
 
 
 def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The day was run; what was seen of it."""
+    """Run the day and return what was seen of it."""
     (folder / "day.toml").write_text(
         experiment(
             requests=options.requests, rate=options.rate, workers=options.workers, concurrency=options.concurrency
@@ -243,7 +361,7 @@ def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def misses(seen: dict[str, Any], *, memory: bool) -> list[str]:
-    """What is not as it should be, in words. Without `memory` nothing is said of growth: too short a run shows none."""
+    """Return what is not as it should be; of growth alone with `memory`, which a short run does not show."""
     found = []
     if seen["exit_code"] not in (0, 3, 99) or not seen["complete"]:
         found.append(f"the run ended with {seen['exit_code']}, complete: {seen['complete']}")
@@ -263,6 +381,35 @@ def misses(seen: dict[str, Any], *, memory: bool) -> list[str]:
             found.append(f"{row['process']}: {row['files']['first']:g} files were open, and {row['files']['last']:g}")
     if seen["left"]:
         found.append(f"processes are left: {', '.join(seen['left'])}")
+    return found + report_misses(seen)
+
+
+# --- Its report, and a made-up day ------------------------------------------------------------------------------------
+
+
+def drawn_s(report: Path, folder: Path, *, times: int = 5) -> list[float]:
+    """Return how long a browser takes from the address to the second frame after the load, `times` times.
+
+    Raises RuntimeError where the page complains.
+    """
+    took = []
+    with Browser(folder) as browser:
+        tab = browser.open("data:text/html,")
+        for _ in range(times):
+            began = time.perf_counter()
+            tab.send("Page.navigate", url=report.as_uri())
+            tab.wait_for("document.readyState === 'complete' && location.protocol === 'file:'")
+            tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+            took.append(round(time.perf_counter() - began, 3))
+            if tab.complaints:
+                raise RuntimeError(f"the report complains: {tab.complaints}")
+            tab.send("Page.navigate", url="data:text/html,")
+            tab.wait_for("document.readyState === 'complete' && location.protocol === 'data:'")
+    return took
+
+
+def report_misses(seen: dict[str, Any]) -> list[str]:
+    found = []
     if seen["report_bytes"] > LARGEST_REPORT:
         found.append(f"the report has {seen['report_bytes']} bytes, more than {LARGEST_REPORT}")
     if seen["drawn_s"] and min(seen["drawn_s"]) > LONGEST_DRAWING_S:
@@ -270,10 +417,62 @@ def misses(seen: dict[str, Any], *, memory: bool) -> list[str]:
     return found
 
 
+def write_day(directory: Path, *, requests: int, seconds: int) -> None:
+    """Write a run of 30 s blocks, a compile while serving each minute, and samples of two cards."""
+    write_run(directory, requests=requests, tokens=0, seed=24, seconds=seconds, together=30)
+    folder = directory / "trial-01"
+    arms = ("eager", "compiled")
+    with RecordWriter(folder / "compile_events.arrow", COMPILE_EVENTS) as writer:
+        for number in range(seconds // 60):
+            start_ns = EPOCH_NS + number * 60 * 1_000_000_000
+            writer.append(
+                {
+                    "event_id": f"1-compiled-0-{number}",
+                    "trial": 1,
+                    "arm": "compiled",
+                    "replica": "compiled-0",
+                    "kind": "recompile",
+                    "start_ns": start_ns,
+                    "end_ns": start_ns + 200_000_000,
+                    "reason": f"tensor 'input_ids' size mismatch at index 1. expected 64, actual {64 + number}",
+                    "shape": f"1x{64 + number}",
+                    "phase": "serving",
+                    "request_ids": [],
+                }
+            )
+    bed, rng = FakeBed(), np.random.default_rng(24)
+    bed.write(folder, list(arms), 1, EPOCH_NS, float(seconds), rng)
+    facts = json.loads((folder / "trial.json").read_text()) | bed.facts(list(arms), 1, rng)
+    (folder / "trial.json").write_text(json.dumps(facts))
+
+
+def judge_made_up_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Write a day of records, judge it and return what was seen."""
+    run_dir = folder / "run"
+    write_day(run_dir, requests=options.requests, seconds=24 * 3600)
+    began_s = time.monotonic()
+    command = [sys.executable, "-m", "loadtests.commands.main", "analyze", str(run_dir)]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    if done.returncode not in (0, 3, 99):
+        raise SystemExit(done.stderr)
+    report = run_dir / "report.html"
+    return {
+        "requests": options.requests,
+        "records_bytes": sum(path.stat().st_size for path in (run_dir / "trial-01").glob("*.arrow")),
+        "analyze_s": round(time.monotonic() - began_s, 1),
+        "analyze_peak_mib": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, 1),
+        "report_bytes": report.stat().st_size,
+        "summary_bytes": (run_dir / "summary.json").stat().st_size,
+        "report": str(report),
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.day", description=__doc__)
     parser.add_argument("--requests", type=int, default=1_000_000, help="to both arms together")
+    parser.add_argument("--made-up", action="store_true", help="write and judge records without a run")
     parser.add_argument("--rate", type=float, default=600.0, help="of both, a second, on average over the day")
     parser.add_argument(
         "--concurrency", type=int, default=0, help="keep so many under way to each arm, as fast as they go"
@@ -289,10 +488,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="day-") as temporary:
         folder = options.out or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        seen = run_day(options, folder)
+        seen = judge_made_up_day(options, folder) if options.made_up else run_day(options, folder)
         seen["drawn_s"] = drawn_s(Path(seen["report"]), Path(temporary) / "browser") if options.drawing else []
-        (folder / "samples.json").write_text(json.dumps(seen.pop("samples")))
-        wrong = misses(seen, memory=options.memory)
+        (folder / "samples.json").write_text(json.dumps(seen.pop("samples", {})))
+        wrong = report_misses(seen) if options.made_up else misses(seen, memory=options.memory)
         for line in wrong:
             print(line, file=sys.stderr)
         (folder / "day.json").write_text(json.dumps({**seen, "misses": wrong}, indent=2))
