@@ -28,7 +28,7 @@ test-rest: $(VENV)/installed-dev
 
 # The weights of a small encoder, which a package brings (90 MB).
 test-weights: $(VENV)/installed-weights
-	$(PYTEST) tests/e2e/test_real_encoder.py $(ARGS)
+	$(PYTEST) tests/e2e/test_real_models.py -k published $(ARGS)
 
 # Real servers of other projects, each in its own environment. The first run downloads vLLM (3 GB) and builds llama.cpp:
 # a quarter of an hour on two processors. After that it takes five minutes.
