@@ -366,6 +366,17 @@ def test_weights_set_by_hand_end_the_ramp_and_stay(house: UsersHouse) -> None:
     assert house.weights() == {"eager": 9, "compiled-padded": 1}
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"), [(["--admin", "127.0.0.1:1"], "127.0.0.1:1"), (["--set", "ramp.load=none"], "users")]
+)
+def test_a_ramp_without_a_split_is_refused(tmp_path: Path, settings: list[str], words: str) -> None:
+    house = UsersHouse(tmp_path)
+    done = house.command("ramp", "demo", "--set", "ramp.candidate=compiled-padded", *settings)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert words in line
+
+
 @contextmanager
 def judged(house: UsersHouse) -> Iterator[subprocess.Popen[str]]:
     """Judge the traffic while another controller moves the weights."""

@@ -64,8 +64,7 @@ from tests.fakes.http2 import (
     frame,
     grpc_message,
 )
-from tests.fuzz.mutation import pieces
-from tests.fuzz.oracle import Reader
+from tests.fuzz.oracle import Reader, pieces
 
 # --- Header blocks ----------------------------------------------------------------------------------------------------
 
@@ -77,7 +76,7 @@ _ANSWER = [(":status", "200"), ("content-type", "application/grpc"), ("x-tailgat
 
 
 def _blocks(folder: Path | None = None) -> list[bytes]:
-    """Blocks in every form of HPACK: coded and plain, kept and not, with changes of the table's size."""
+    """Return blocks in every form of HPACK: coded and plain, indexed and not, with changes of the table size."""
     blocks = [Encoder().encode(fields, huffman=coded) for fields in (_ANSWER, _TRAILERS) for coded in (True, False)]
     coder = Encoder()
     twice = coder.encode(_TRAILERS) + coder.encode(_TRAILERS)
@@ -103,7 +102,7 @@ def _headers(folder: Path, content: bytes, draws: random.Random) -> None:
 
 
 def _records(call: Call, make: Callable[..., Any] = record_of) -> None:
-    """The call's row can be written, and says in one line how it ended."""
+    """Check that the row of the call can be written, and holds its end in one line."""
     assert call.status in STATUS_NAMES, call.status
     assert len(call.error) <= LONGEST + 100, f"an error of {len(call.error)} characters"
     assert call.error.isprintable(), call.error[:200]
@@ -116,13 +115,13 @@ def _records(call: Call, make: Callable[..., Any] = record_of) -> None:
 
 @contextmanager
 def _connected() -> Iterator[tuple[Connection, list[GrpcCall]]]:
-    """A connection with three open calls, whose bytes are given to it by hand."""
+    """Yield a connection with three open calls, whose bytes come by hand."""
     here, there = socket.socketpair()
     client = InferenceClient("127.0.0.1:9", retry_s=60.0)
-    client._refused_until_ns = now_ns() + 10**12  # whatever would connect again fails at once
+    client._refused_until_ns = now_ns() + 10**12  # reconnecting fails at once
     sock = gevent.socket.socket(fileno=here.detach())
     sock.setblocking(False)
-    lost: list[BaseException] = []  # what greenlets and callbacks raised, which gevent would print
+    lost: list[BaseException] = []  # what greenlets and callbacks raise
     hub = gevent.get_hub()
     hub.handle_error = lambda context, kind, value, trace: lost.append(value)
     try:
@@ -189,7 +188,7 @@ def _answers(folder: Path) -> list[bytes]:
 
 
 def _trailers(folder: Path, content: bytes, draws: random.Random) -> None:
-    """Trailing metadata that hold anything."""
+    """Trailing metadata hold anything."""
     call = GrpcCall(headers=b"", body=b"", timeout_s=None, on_done=None, tag=None)
     call.on_headers(dict(_ANSWER), False, now_ns())
     call.on_data(chunk([1]), now_ns())
@@ -347,12 +346,14 @@ def _observed(folder: Path, content: bytes, draws: random.Random) -> None:
         path.unlink()
     log = folder / "requests.log"
     log.write_bytes(content)
-    arms = {"eager": {"127.0.0.1:1": "eager-0"}, "compiled": {}}
-    observed = Observed(log=str(log), admin="", arms=arms, timeout_s=60.0, since_ns=_SINCE_NS)
-    for _ in range(draws.choice((1, 1, 2))):  # a second one goes on from what the first wrote
-        observer = Observer(folder, observed)
-        observer.step(_SINCE_NS + 10**10)
-        observer.close(_SINCE_NS + 10**10)
+    for _ in range(draws.choice((1, 1, 2))):  # a second one continues what the first wrote
+        _observe(folder, log, {"eager": {"127.0.0.1:1": "eager-0"}, "compiled": {}})
+
+
+def _observe(folder: Path, log: Path, arms: dict[str, dict[str, str]]) -> None:
+    observer = Observer(folder, Observed(log=str(log), admin="", arms=arms, timeout_s=60.0, since_ns=_SINCE_NS))
+    observer.step(_SINCE_NS + 10**10)
+    observer.close(_SINCE_NS + 10**10)
 
 
 def _account_seeds(folder: Path) -> list[bytes]:
@@ -361,16 +362,13 @@ def _account_seeds(folder: Path) -> list[bytes]:
 
 
 def _account(folder: Path, content: bytes, draws: random.Random) -> None:
-    """An observer goes on from a damaged account."""
+    """An observer continues from a damaged account."""
     (folder / "generator-0.json").write_bytes(content)
-    observed = Observed(log=str(folder / "no.log"), admin="", arms={"eager": {}}, timeout_s=60.0, since_ns=_SINCE_NS)
-    observer = Observer(folder, observed)
-    observer.step(_SINCE_NS + 10**10)
-    observer.close(_SINCE_NS + 10**10)
+    _observe(folder, folder / "no.log", {"eager": {}})
 
 
-class _Said(Admin):
-    """An admin port that answers every question with one body."""
+class _FixedAdmin(Admin):
+    """An admin port that answers every request with one body."""
 
     def __init__(self, body: bytes) -> None:
         super().__init__("127.0.0.1:9901")
@@ -383,7 +381,7 @@ class _Said(Admin):
 
 
 def _pages(folder: Path, content: bytes, draws: random.Random) -> None:
-    admin = _Said(content)
+    admin = _FixedAdmin(content)
     draws.choice((read_statistics, live_shares, configured_weights, started_s_ago, replica_addresses, log_path))(admin)
 
 
