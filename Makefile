@@ -47,7 +47,6 @@ fuzz: $(VENV)/installed-fuzz
 # A million requests through one run, half an hour on two quiet processors, and a day's length of records: what grows?
 day: $(VENV)/installed-dev
 	$(BIN)/python -m tests.faults.day $(ARGS)
-	$(BIN)/python -m tests.faults.day --made-up
 
 # RUNS runs in which something goes wrong, planned from SEED on, held against every promise: some 20 s each, minutes where
 # something is stopped for long. A line a run, and the files of runs that broke a promise, go to build/faults.

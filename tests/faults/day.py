@@ -1,13 +1,11 @@
-"""A day of traffic in one run, compressed: does memory, or anything else, grow, and does its report stay readable?
+"""A day of traffic in one run, compressed: does memory, or anything else, grow, and does its report stay small?
 
     python -m tests.faults.day --requests 1000000 --rate 600 --out day
-    python -m tests.faults.day --made-up --requests 1000000      24 hours of records without a run
 
 One `tailgate run` with cheap paced arms, real Envoy, real Locust, the live page with a listener and the metrics page
 with a reader; each of its processes is sampled every second. The last line on stdout is one JSON object. Exit code 0:
-nothing grew, all files are closed, no process is left, the summary is complete and the report is small and soon drawn.
-Otherwise it is 1, and stderr names the misses. A made-up day has as many blocks of 30 s and samples of machines as a
-real one; only its report is checked.
+nothing grew, all files are closed, no process is left, the summary is complete and the report is small. Otherwise it is
+1, and stderr names the misses.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import json
 import math
 import os
 import re
-import resource
 import statistics
 import subprocess
 import sys
@@ -31,26 +28,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
+from scipy.stats import theilslopes
 
-from analysis.records.schemas import COMPILE_EVENTS
-from analysis.records.tables import RecordWriter
-from benchmarks.analysis import write_run
-from benchmarks.simulation.records import EPOCH_NS
-from tests.fakes.beds import FakeBed
-from tests.fakes.browser import CHROMIUM, Browser
 from tests.fakes.terminal import tailgate
 from tests.fakes.users_house import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGEST_REPORT = 6_000_000  # bytes
-LONGEST_DRAWING_S = 2.0
 STEPS = 40  # of the rate over the day
 # What may grow by more than 2 %: the page's charts fill up to 900 samples, and an interim analysis holds all records.
 PAGE, PAGE_BYTES = "loadtests.page", 6 << 20
 LOOKS, LOOKS_BYTES = "analysis.looks", 1000
-FIGURES = ("rss", "pss", "own")
 WARM_SHARE = 0.1  # of the traffic, after which nothing is to grow
 MOST_GROWTH = 0.02
 _SHORTEST_S = 3.0  # stretch from which a median is taken: a busy machine samples every other second
@@ -61,27 +50,22 @@ _PAGE = re.compile(r"live page: (http://[!-~]+)")
 EXPERIMENT = """\
 name = "day"
 seed = 24
-
 [model]
 id = "random:tiny"
 dtype = "float32"
 device = "cpu"
-
 [engine]
 slots = 8
 max_queue = 256
 max_prompt_tokens = 192
 max_new_tokens = 4
-
 [[arms]]
 name = "eager"
 preset = "eager"
 control = true
-
 [[arms]]
 name = "compiled"
 preset = "compiled-padded"
-
 [traffic]
 design = "mirrored"
 duration_s = {duration_s:.3f}
@@ -91,7 +75,6 @@ length_scale = 0.01
 timeout_s = 30
 workers = {workers}
 block_s = {block_s:g}
-
 [gates]
 margin = 0.10
 metrics = ["ttft", "e2e"]
@@ -101,8 +84,7 @@ max_stall_s = 5.0
 
 
 def day_rates(mean: float, duration_s: float) -> list[list[float]]:
-    """[start in s, requests/s] of each step: least at night, most in the afternoon, and as much at the end of the day
-    as after its first tenth, so that what is held at these two may be compared."""
+    """Return [start in s, requests/s] of each step, as high at the end of the day as after its first tenth."""
     night = 0.05  # of the day
     return [
         [round(step * duration_s / STEPS, 3), round(mean * (1 - 0.4 * math.cos(2 * math.pi * (at - night))), 3)]
@@ -110,17 +92,17 @@ def day_rates(mean: float, duration_s: float) -> list[list[float]]:
     ]
 
 
-def experiment(*, requests: int, rate: float, workers: int, concurrency: int = 0) -> str:
-    """The experiment file: `requests` to both arms together at `rate` a second on average; with a `concurrency` so many
-    under way to each arm all the time, for at most twice as long."""
-    duration_s = requests / rate
-    arrivals = f'arrivals = "piecewise"\nrates = {day_rates(rate / 2, duration_s)}\nturns_mean = 3\nthink_time_s = 5'
-    if concurrency:
+def experiment(options: argparse.Namespace) -> str:
+    """Return the experiment; with a concurrency the load is closed and may take twice as long."""
+    duration_s = options.requests / options.rate
+    rates = day_rates(options.rate / 2, duration_s)
+    arrivals = f'arrivals = "piecewise"\nrates = {rates}\nturns_mean = 3\nthink_time_s = 5'
+    if options.concurrency:
         duration_s *= 2
-        arrivals = f'arrivals = "closed"\nconcurrency = {concurrency}\nnum_prompts = {requests // 2}'
-    return EXPERIMENT.format(
-        duration_s=duration_s, arrivals=arrivals, workers=workers, block_s=max(0.5, min(30.0, duration_s / 40))
-    )
+        count = options.requests // 2
+        arrivals = f'arrivals = "closed"\nconcurrency = {options.concurrency}\nnum_prompts = {count}'
+    block_s = max(0.5, min(30.0, duration_s / 40))
+    return EXPERIMENT.format(duration_s=duration_s, arrivals=arrivals, workers=options.workers, block_s=block_s)
 
 
 # --- Samples of processes ---------------------------------------------------------------------------------------------
@@ -136,20 +118,6 @@ class Sample:
     own: int
     files: int
     threads: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """Medians over the first and the last tenth after the warm-up, and the slope of Theil and Sen over all of it."""
-
-    first: float
-    last: float
-    line: float
-
-    @property
-    def growth(self) -> float:
-        """The larger of the two, as a share of the first median."""
-        return max(self.last / self.first - 1.0, self.line)
 
 
 def tree(root: int) -> list[psutil.Process]:
@@ -190,8 +158,12 @@ def name_of(command: Sequence[str]) -> str:
     return words[0].rpartition("/")[2] if words else "gone"
 
 
-def growth(samples: Sequence[Sample], figure: str, *, start_s: float, end_s: float) -> Growth | None:
-    """Return the growth from `start_s` to `end_s` after the warm-up; None for a process that did not live so long."""
+def growth(samples: Sequence[Sample], figure: str, *, start_s: float, end_s: float) -> dict[str, float] | None:
+    """Return the growth from `start_s` to `end_s` after the warm-up; None for a process that did not live so long.
+
+    `first` and `last` are medians over the first and the last tenth. `growth` is their ratio, or the slope of Theil and
+    Sen over all samples, whichever is larger.
+    """
     warm_s = start_s + WARM_SHARE * (end_s - start_s)
     seen = [item for item in samples if warm_s <= item.at_s <= end_s]
     tenth = max(_SHORTEST_S, (end_s - warm_s) / 10)
@@ -199,29 +171,17 @@ def growth(samples: Sequence[Sample], figure: str, *, start_s: float, end_s: flo
     last = [getattr(item, figure) for item in seen if item.at_s >= end_s - tenth]
     if not first or not last:
         return None
-    begin = statistics.median(first) or 1
+    begin, end = statistics.median(first) or 1, statistics.median(last)
     every = max(1, len(seen) // 300)  # of all pairs there would be millions
-    at_s, values = (np.array([getattr(item, key) for item in seen[::every]], float) for key in ("at_s", figure))
-    one, other = np.triu_indices(len(at_s), 1)
-    apart = at_s[other] > at_s[one]
-    slopes = (values[other] - values[one])[apart] / (at_s[other] - at_s[one])[apart]
-    line = float(np.median(slopes)) * (end_s - warm_s) if len(slopes) else 0.0
-    return Growth(first=begin, last=statistics.median(last), line=line / begin)
+    slope = theilslopes([getattr(item, figure) for item in seen[::every]], [item.at_s for item in seen[::every]])[0]
+    return {"first": begin, "last": end, "growth": round(max(end / begin - 1.0, slope * (end_s - warm_s) / begin), 5)}
 
 
 def table(kept: Mapping[str, Sequence[Sample]], *, start_s: float, end_s: float) -> list[dict[str, Any]]:
     """Return a row for each process that lived all through the traffic."""
-    rows = []
-    for name, samples in kept.items():
-        grown = {key: growth(samples, key, start_s=start_s, end_s=end_s) for key in (*FIGURES, "files", "threads")}
-        if any(item is None for item in grown.values()):
-            continue
-        row: dict[str, Any] = {"process": name}
-        for key, item in grown.items():
-            assert item is not None
-            row[key] = {"first": item.first, "last": item.last, "growth": round(item.growth, 5)}
-        rows.append(row)
-    return rows
+    figures = ("rss", "pss", "own", "files", "threads")
+    rows = ({key: growth(samples, key, start_s=start_s, end_s=end_s) for key in figures} for samples in kept.values())
+    return [{"process": name, **row} for name, row in zip(kept, rows, strict=True) if None not in row.values()]
 
 
 # --- A compressed day -------------------------------------------------------------------------------------------------
@@ -285,12 +245,7 @@ def listen(url: str, path: str, every_s: float, read: list[int]) -> None:
 
 def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the day and return what was seen of it."""
-    (folder / "day.toml").write_text(
-        experiment(
-            requests=options.requests, rate=options.rate, workers=options.workers, concurrency=options.concurrency
-        ),
-        encoding="utf-8",
-    )
+    (folder / "day.toml").write_text(experiment(options))
     arm = [sys.executable, "-m", "tests.faults.quick_arm", "--compile-s", str(options.compile_s)]
     words = ["run", "day.toml", "--out", "runs", "--set", "bed.reference_s=0", "--json", *options.arguments]
     metrics = f"127.0.0.1:{free_port()}"
@@ -331,28 +286,21 @@ def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     start_s = trial["start_ns"] / 1e9
     loads = [item.at_s for name, kept in watch.samples.items() if name.startswith("locust") for item in kept]
     end_s = min(start_s + trial["duration_s"], max(loads) - _ENDING_S)
-    after = [item for item in watch.samples["tailgate run #0"] if item.at_s > end_s]
-    before = [item for item in watch.samples["tailgate run #0"] if start_s < item.at_s <= end_s]
     return {
-        "asked": options.requests,
         "planned": trial["planned"] or dict.fromkeys(("eager", "compiled"), options.requests // 2),
         "verdict": line["verdict"],
         "complete": line["complete"],
         "exit_code": process.returncode,
         "requests": {arm["name"]: arm["requests"] for arm in summary["arms"]},
-        "errors": {arm["name"]: arm.get("errors") for arm in summary["arms"]},
         "recompiles": {arm["name"]: (arm.get("compile") or {}).get("recompiles") for arm in summary["arms"]},
         "start_to_end_s": round(ended_s - began_s, 1),
         "traffic_s": round(end_s - start_s, 1),
         "after_traffic_s": round(ended_s - end_s, 1),
-        "analysis_mib": round((max(item.rss for item in after) - before[-1].rss) / 2**20, 1) if after else None,
-        "peak_mib": round(max(item.rss for item in before + after) / 2**20, 1),
+        "peak_mib": round(max(item.rss for item in watch.samples["tailgate run #0"]) / 2**20, 1),
         "page_bytes": page_bytes[0],
         "metrics_bytes": metrics_bytes[0],
         "processes": table(watch.samples, start_s=start_s, end_s=end_s),
         "left": watch.left(),
-        "run_dir_bytes": sum(path.stat().st_size for path in run_dir.rglob("*") if path.is_file()),
-        "report": str(run_dir / "report.html"),
         "report_bytes": (run_dir / "report.html").stat().st_size,
         "samples": {
             name: [[getattr(s, key) for key in s.__slots__] for s in kept] for name, kept in watch.samples.items()
@@ -381,117 +329,29 @@ def misses(seen: dict[str, Any], *, memory: bool) -> list[str]:
             found.append(f"{row['process']}: {row['files']['first']:g} files were open, and {row['files']['last']:g}")
     if seen["left"]:
         found.append(f"processes are left: {', '.join(seen['left'])}")
-    return found + report_misses(seen)
-
-
-# --- Its report, and a made-up day ------------------------------------------------------------------------------------
-
-
-def drawn_s(report: Path, folder: Path, *, times: int = 5) -> list[float]:
-    """Return how long a browser takes from the address to the second frame after the load, `times` times.
-
-    Raises RuntimeError where the page complains.
-    """
-    took = []
-    with Browser(folder) as browser:
-        tab = browser.open("data:text/html,")
-        for _ in range(times):
-            began = time.perf_counter()
-            tab.send("Page.navigate", url=report.as_uri())
-            tab.wait_for("document.readyState === 'complete' && location.protocol === 'file:'")
-            tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
-            took.append(round(time.perf_counter() - began, 3))
-            if tab.complaints:
-                raise RuntimeError(f"the report complains: {tab.complaints}")
-            tab.send("Page.navigate", url="data:text/html,")
-            tab.wait_for("document.readyState === 'complete' && location.protocol === 'data:'")
-    return took
-
-
-def report_misses(seen: dict[str, Any]) -> list[str]:
-    found = []
     if seen["report_bytes"] > LARGEST_REPORT:
         found.append(f"the report has {seen['report_bytes']} bytes, more than {LARGEST_REPORT}")
-    if seen["drawn_s"] and min(seen["drawn_s"]) > LONGEST_DRAWING_S:
-        found.append(f"the report is drawn in {min(seen['drawn_s']):.2f} s, more than {LONGEST_DRAWING_S:g} s")
     return found
-
-
-def write_day(directory: Path, *, requests: int, seconds: int) -> None:
-    """Write a run of 30 s blocks, a compile while serving each minute, and samples of two cards."""
-    write_run(directory, requests=requests, tokens=0, seed=24, seconds=seconds, together=30)
-    folder = directory / "trial-01"
-    arms = ("eager", "compiled")
-    with RecordWriter(folder / "compile_events.arrow", COMPILE_EVENTS) as writer:
-        for number in range(seconds // 60):
-            start_ns = EPOCH_NS + number * 60 * 1_000_000_000
-            writer.append(
-                {
-                    "event_id": f"1-compiled-0-{number}",
-                    "trial": 1,
-                    "arm": "compiled",
-                    "replica": "compiled-0",
-                    "kind": "recompile",
-                    "start_ns": start_ns,
-                    "end_ns": start_ns + 200_000_000,
-                    "reason": f"tensor 'input_ids' size mismatch at index 1. expected 64, actual {64 + number}",
-                    "shape": f"1x{64 + number}",
-                    "phase": "serving",
-                    "request_ids": [],
-                }
-            )
-    bed, rng = FakeBed(), np.random.default_rng(24)
-    bed.write(folder, list(arms), 1, EPOCH_NS, float(seconds), rng)
-    facts = json.loads((folder / "trial.json").read_text()) | bed.facts(list(arms), 1, rng)
-    (folder / "trial.json").write_text(json.dumps(facts))
-
-
-def judge_made_up_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Write a day of records, judge it and return what was seen."""
-    run_dir = folder / "run"
-    write_day(run_dir, requests=options.requests, seconds=24 * 3600)
-    began_s = time.monotonic()
-    command = [sys.executable, "-m", "loadtests.commands.main", "analyze", str(run_dir)]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
-    )
-    if done.returncode not in (0, 3, 99):
-        raise SystemExit(done.stderr)
-    report = run_dir / "report.html"
-    return {
-        "requests": options.requests,
-        "records_bytes": sum(path.stat().st_size for path in (run_dir / "trial-01").glob("*.arrow")),
-        "analyze_s": round(time.monotonic() - began_s, 1),
-        "analyze_peak_mib": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, 1),
-        "report_bytes": report.stat().st_size,
-        "summary_bytes": (run_dir / "summary.json").stat().st_size,
-        "report": str(report),
-    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.day", description=__doc__)
     parser.add_argument("--requests", type=int, default=1_000_000, help="to both arms together")
-    parser.add_argument("--made-up", action="store_true", help="write and judge records without a run")
     parser.add_argument("--rate", type=float, default=600.0, help="of both, a second, on average over the day")
-    parser.add_argument(
-        "--concurrency", type=int, default=0, help="keep so many under way to each arm, as fast as they go"
-    )
+    parser.add_argument("--concurrency", type=int, default=0, help="keep so many under way to each arm")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--compile-s", type=float, default=10.0, help="the compiled arm compiles after so long")
     parser.add_argument("--out", type=Path, help="keep everything in this new folder")
     parser.add_argument("--no-metrics", dest="metrics", action="store_false")
-    parser.add_argument("--drawing", action=argparse.BooleanOptionalAction, default=CHROMIUM is not None)
     parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True, help="nothing may grow")
     parser.add_argument("arguments", nargs="*", help="more of `tailgate run`, after --")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="day-") as temporary:
         folder = options.out or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        seen = judge_made_up_day(options, folder) if options.made_up else run_day(options, folder)
-        seen["drawn_s"] = drawn_s(Path(seen["report"]), Path(temporary) / "browser") if options.drawing else []
-        (folder / "samples.json").write_text(json.dumps(seen.pop("samples", {})))
-        wrong = report_misses(seen) if options.made_up else misses(seen, memory=options.memory)
+        seen = run_day(options, folder)
+        (folder / "samples.json").write_text(json.dumps(seen.pop("samples")))
+        wrong = misses(seen, memory=options.memory)
         for line in wrong:
             print(line, file=sys.stderr)
         (folder / "day.json").write_text(json.dumps({**seen, "misses": wrong}, indent=2))

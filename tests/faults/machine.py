@@ -27,7 +27,6 @@ _CLOCKS_C = """
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -70,23 +69,6 @@ int clock_gettime(clockid_t id, struct timespec *at) {
     at->tv_sec = ns / 1000000000LL;
     at->tv_nsec = ns % 1000000000LL;
     return 0;
-}
-
-int gettimeofday(struct timeval *at, void *zone) {
-    struct timespec now;
-    (void)zone;
-    int failed = clock_gettime(CLOCK_REALTIME, &now);
-    at->tv_sec = now.tv_sec;
-    at->tv_usec = now.tv_nsec / 1000;
-    return failed;
-}
-
-time_t time(time_t *at) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (at)
-        *at = now.tv_sec;
-    return now.tv_sec;
 }
 """
 

@@ -1,7 +1,6 @@
-"""An arm that costs little, for very many requests: whole answers at once, a compile that holds all up now and then.
+"""A cheap arm for very many requests: whole answers at once, and now and then a compile that stalls all of them.
 
-Takes of the command line of `python -m servers.front.serve` what a run gives. Its own memory stays as it is: of its
-steps it keeps the newest alone.
+Its memory does not grow: of its steps it keeps the newest alone.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from servers.config import ArmConfig
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tests.fakes.arm import SERVICE, Arm
 
-STEPS_KEPT = 4096  # of the newest, for who listens later
-_TOGETHER = 32  # steps that are told at once
+STEPS_KEPT = 4096
+_TOGETHER = 32  # steps in one event
 
 
 class QuickArm(Arm):
-    """`compile_s`: an arm that compiles does so anew once so long has passed."""
+    """An arm that compiles does so every `compile_s`."""
 
     def __init__(self, config: ArmConfig, replica: str, *, stall_s: float, compile_s: float) -> None:
         super().__init__(config, replica, stall_s=stall_s)
@@ -40,7 +39,7 @@ class QuickArm(Arm):
         self._new_steps: list[telemetry_pb2.StepRecord] = []
 
     def _compile(self, request_id: str, length: int) -> int:
-        """How long a compile held up everything, in ns."""
+        """Return how long a compile stalled everything, in ns."""
         if not self._compile_s or time.monotonic() - self._compiled_s < self._compile_s:
             return 0
         start, shape = now_ns(), f"1x{length}"
@@ -114,7 +113,6 @@ class QuickArm(Arm):
 
 
 async def serve(arm: QuickArm, port: int) -> None:
-    """Until SIGTERM."""
     server = grpc.aio.server(migration_thread_pool=futures.ThreadPoolExecutor(max_workers=8))
     inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
