@@ -31,7 +31,6 @@ from servers.inspect.inspection import EXIT_COMPILES
 from servers.inspect.listed_shapes import listed, parse_shapes, size_of, unplanned_shapes
 from tests.loadtests.commands.test_inspect import ROOT as REPOSITORY
 from tests.servers.compiler.reset import reset_compiler
-from tests.servers.compiler.test_internals import SERVERS
 from tests.servers.compiler.test_products import Gated, distance, in_float8
 from tests.servers.compiler.test_recorder import Function, compiled, published, recorder
 from tests.servers.test_inspect import ENCODER, ENGINE, inspection_of
@@ -59,42 +58,6 @@ def test_inductor_compiles_scaled_products_of_any_batch(dynamic: bool) -> None:
         assert code[0].count("_scaled_mm(") == 2
     finally:
         reset_compiler()
-
-
-_COMPILES_ELSEWHERE = """
-import json, sys, time
-import torch
-from servers.compiler.recorder import CompileRecorder
-
-recorder = CompileRecorder()
-recorder.install()
-step = torch.compile(lambda x: torch.nn.functional.silu(x @ x) * 1.5, dynamic=False)
-events, deadline = [], time.monotonic() + 240
-with torch.no_grad():
-    while time.monotonic() < deadline and not any(event.kind == "background_compile" for event in events):
-        step(torch.ones(8, 8))
-        events += recorder.drain()
-        time.sleep(0.02)
-print(json.dumps([(event.kind, event.compile_id, event.end_ns - event.start_ns) for event in events]))
-"""
-
-
-def test_what_inductor_compiles_in_another_process_is_a_background_compile(tmp_path: Path) -> None:
-    without_caches = ("FX_GRAPH_CACHE", "AUTOGRAD_CACHE", "BUNDLE_TRITON_INTO_FX_GRAPH_CACHE")  # torch's own limit
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(SERVERS.parent),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
-        "TORCHINDUCTOR_FX_COMPILE_MODE": "async+SUBPROCESS",
-        **{f"TORCHINDUCTOR_{name}": "0" for name in without_caches},
-    }
-    command = [sys.executable, "-c", _COMPILES_ELSEWHERE]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    (here, first, _), (kind, compile_id, spent_ns) = json.loads(done.stdout.splitlines()[-1])
-    assert (here, first) == ("compile", "0/0")
-    assert (kind, compile_id) == ("background_compile", "0/0")
-    assert spent_ns > 0
 
 
 def events_of(recorder: CompileRecorder, function: Function, *inputs: torch.Tensor, **options: object) -> CompileEvent:

@@ -34,39 +34,36 @@ needs_server = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("fastapi", "uvicorn", "openai")),
     reason="transformers serve: pip install fastapi uvicorn openai",
 )
-TRANSFORMERS = """
-name = "transformers"
+EXPERIMENT = """
+name = "external"
 seed = 5
 compare_models = true
 [engine]
 max_prompt_tokens = 64
-max_new_tokens = 8
-[[arms]]
-name = "eager"
-preset = "eager"
-control = true
-[[arms]]
-name = "completions"
-kind = "openai"
-address = "{address}"
-model_name = "{model}"
-[arms.openai]
-tokenizer = "{model}"
-[[arms]]
-name = "chat"
-kind = "openai"
-address = "{address}"
-model_name = "{model}"
-[arms.openai]
-endpoint = "chat"
-tokenizer = "{model}"
+max_new_tokens = {tokens}
+{arms}
 [traffic]
-duration_s = 3
-rate = 3
+duration_s = {duration_s}
+rate = {rate}
 length_scale = 0.08
 block_s = 1
 timeout_s = 20
 """
+EAGER = '[[arms]]\nname = "eager"\npreset = "eager"\ncontrol = true\n'
+
+
+def external(name: str, address: str, more: str = "", model: str = "llama") -> str:
+    return f'[[arms]]\nname = "{name}"\nkind = "openai"\naddress = "{address}"\nmodel_name = "{model}"\n{more}\n'
+
+
+def judged_run(folder: Path, *arms: str, tokens: int = 8, duration_s: int = 3, rate: int = 3) -> tuple[Path, str, str]:
+    """Run the arms; return the run directory, the verdict and what the command printed."""
+    text = EXPERIMENT.format(arms="".join(arms), tokens=tokens, duration_s=duration_s, rate=rate)
+    (folder / "external.toml").write_text(text)
+    done = with_fake_arms(["run", "external.toml", "--out", "out"], folder)
+    line = last_line(done)
+    assert line["complete"], done.stderr
+    return folder / line["run_dir"], line["verdict"], done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -85,12 +82,10 @@ def transformers(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 @needs_server
 def test_a_run_judges_the_server_of_transformers(transformers: tuple[str, Path], tmp_path: Path) -> None:
     address, model = transformers
-    (tmp_path / "external.toml").write_text(TRANSFORMERS.format(address=address, model=model))
-    done = with_fake_arms(["run", "external.toml", "--out", "out"], tmp_path)
-    line = last_line(done)
-    assert (done.returncode, line["verdict"], line["complete"]) == (3, "INCONCLUSIVE", True), done.stderr
-    run_dir = tmp_path / line["run_dir"]
-
+    completions = external("completions", address, f'[arms.openai]\ntokenizer = "{model}"', f"{model}")
+    chat = external("chat", address, f'[arms.openai]\nendpoint = "chat"\ntokenizer = "{model}"', f"{model}")
+    run_dir, verdict, output = judged_run(tmp_path, EAGER, completions, chat)
+    assert verdict == "INCONCLUSIVE", output
     rows = requests(run_dir)
     assert {row["status"] for row in rows} == {"OK"}
     by_pair: dict[str, dict[str, Any]] = {}
@@ -115,37 +110,6 @@ def test_a_run_judges_the_server_of_transformers(transformers: tuple[str, Path],
     assert all(check["ok"] for check in summary["validity"] if check["check"] in ("equal work", "comparable"))
 
 
-PARITY = """
-name = "others"
-seed = 5
-compare_models = true
-[engine]
-max_prompt_tokens = 64
-max_new_tokens = 16
-[[arms]]
-name = "eager"
-kind = "openai"
-address = "{control}"
-model_name = "llama"
-control = true
-token_env = "PARITY_TOKEN"
-[[arms]]
-name = "compiled"
-kind = "openai"
-address = "{same}"
-model_name = "llama"
-[[arms]]
-name = "other"
-kind = "openai"
-address = "{other}"
-model_name = "llama"
-[traffic]
-duration_s = 3
-rate = 4
-length_scale = 0.08
-block_s = 1
-timeout_s = 20
-"""
 PARITY_SECRET = "s3cret-parity-token"
 
 
@@ -155,12 +119,10 @@ def test_equal_weights_pass_parity_and_other_weights_fail_it(tmp_path: Path, mon
     same = GreedyServer(Server(kernel=0.04, name="compiled"))
     other = GreedyServer(Server(weights="two"))
     with serving_greedy(control) as first, serving_greedy(same) as second, serving_greedy(other) as third:
-        (tmp_path / "others.toml").write_text(PARITY.format(control=first, same=second, other=third))
-        done = with_fake_arms(["run", "others.toml", "--out", "out"], tmp_path)
-    line = last_line(done)
-    assert (done.returncode, line["verdict"], line["complete"]) == (99, "FAIL", True), done.stderr
-    run_dir = tmp_path / line["run_dir"]
-
+        arms = [external("eager", first, 'control = true\ntoken_env = "PARITY_TOKEN"')]
+        arms += [external("compiled", second), external("other", third)]
+        run_dir, verdict, output = judged_run(tmp_path, *arms, tokens=16, rate=4)
+    assert verdict == "FAIL", output
     summary = summary_of(run_dir)
     gates = {gate["arm"]: gate for gate in summary["gates"] if gate["gate"] == "parity"}
     assert {arm: gate["verdict"] for arm, gate in gates.items()} == {"compiled": "PASS", "other": "FAIL"}, gates
@@ -174,7 +136,7 @@ def test_equal_weights_pass_parity_and_other_weights_fail_it(tmp_path: Path, mon
 
     files = [path for path in run_dir.rglob("*") if path.is_file()]
     assert not any(PARITY_SECRET.encode() in path.read_bytes() for path in files)
-    assert PARITY_SECRET not in done.stdout + done.stderr
+    assert PARITY_SECRET not in output
 
     assert analyze(run_dir)["gates"] == summary["gates"]
     # Without a file of the trial, nothing passes.
@@ -184,50 +146,17 @@ def test_equal_weights_pass_parity_and_other_weights_fail_it(tmp_path: Path, mon
     assert lost["verdict"] == "INCONCLUSIVE"
 
 
-TELEMETRY = """
-name = "telemetry"
-seed = 5
-compare_models = true
-[engine]
-max_prompt_tokens = 64
-max_new_tokens = 8
-[[arms]]
-name = "eager"
-preset = "eager"
-control = true
-[[arms]]
-name = "file"
-kind = "openai"
-address = "{address}/v1"
-model_name = "llama"
-telemetry = {{ metrics = "{address}/metrics", log = "vllm.log" }}
-[[arms]]
-name = "command"
-kind = "openai"
-address = "{quiet}/v1"
-model_name = "llama"
-telemetry = {{ metrics = "{quiet}/none", log_command = {command}, log_format = "vllm" }}
-[traffic]
-duration_s = 6
-rate = 6
-length_scale = 0.08
-block_s = 1
-timeout_s = 20
-"""
-
-
 def test_compiles_in_the_log_of_an_external_arm_are_joined_to_the_requests_they_delayed(tmp_path: Path) -> None:
     loud = CompilingServer(tmp_path / "vllm.log", compiles_at=9, compile_s=1.5)
     quiet = CompilingServer(tmp_path / "quiet.log", compiles_at=-1, compile_s=0)
     follow = f"import time; print(open({str(tmp_path / 'quiet.log')!r}).read(), end='', flush=True); time.sleep(600)"
     with serving(loud) as address, serving(quiet) as other:
+        file = f'telemetry = {{ metrics = "{address}/metrics", log = "vllm.log" }}'
         command = json.dumps([sys.executable, "-c", follow])
-        (tmp_path / "others.toml").write_text(TELEMETRY.format(address=address, quiet=other, command=command))
-        done = with_fake_arms(["run", "others.toml", "--out", "out"], tmp_path)
-    line = last_line(done)
-    assert (done.returncode, line["verdict"], line["complete"]) == (99, "FAIL", True), done.stderr
-    run_dir = tmp_path / line["run_dir"]
-
+        command = f'telemetry = {{ metrics = "{other}/none", log_command = {command}, log_format = "vllm" }}'
+        arms = (EAGER, external("file", f"{address}/v1", file), external("command", f"{other}/v1", command))
+        run_dir, verdict, output = judged_run(tmp_path, *arms, duration_s=6, rate=6)
+    assert verdict == "FAIL", output
     events = read_table(run_dir / "trial-01" / "compile_events.arrow", COMPILE_EVENTS)[0].to_pylist()
     [event] = [event for event in events if event["arm"] == "file"]
     assert (event["replica"], event["kind"], event["shape"]) == ("file-0", "compile", "(1, 8192)")

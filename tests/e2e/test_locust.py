@@ -15,9 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.traffic.drawing import build_schedule
-from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.source import Source
 from tests.fakes.grpc_peers import TRAILERS, Kind, grpc_peer
 from tests.fakes.http1 import DONE, HttpPeer, answer, said, scripted, usage
 from tests.fakes.inference import Behaviour, ServedFake, serve
@@ -148,23 +145,6 @@ def test_flags_of_serving_benchmarks_limit_concurrency_prompts_and_goodput(serve
     assert sum(map(int, re.findall(r"goodput.*?; \d+ of (\d+) requests", output))) == 20
 
 
-def test_a_load_test_shape_drives_the_number_of_users(server: ServedFake, tmp_path: Path) -> None:
-    shape = tmp_path / "shape.py"
-    shape.write_text(
-        "from locust import LoadTestShape\n\n\n"
-        "class Steps(LoadTestShape):\n"
-        "    def tick(self):\n"
-        "        return None if self.get_run_time() > 5 else ((8, 8) if self.get_run_time() > 2.5 else (1, 1))\n"
-    )
-    arguments = ["-f", f"{CHAT},{shape}", "--headless", "--host", server.target, "--request-rate", "10"]
-    _, output = run_locust(*arguments, "--records", str(tmp_path / "records"))
-    assert "Traceback" not in output
-    times = sorted(row["scheduled_ns"] for row in records(tmp_path / "records"))
-    early = sum(at - times[0] < 2e9 for at in times)
-    late = sum(times[-1] - at < 1.5e9 for at in times)
-    assert late > 2 * early
-
-
 def test_web_page_starts_stops_and_restarts(server: ServedFake, tmp_path: Path) -> None:
     port = free_port()
     arguments = ["-f", CHAT, "--web-host", "127.0.0.1", "--web-port", str(port), "--records", str(tmp_path)]
@@ -247,25 +227,6 @@ def test_embeddings_by_hand_are_recorded_without_tokens(tmp_path: Path) -> None:
     assert stats["Embed e2e [eager]"]["num_requests"] == 38 + 7
     assert not any("ttft" in name for name in stats)
     assert "38 of 45" in output
-
-
-def test_chat_replays_a_schedule_of_embeddings(tmp_path: Path) -> None:
-    traffic = TrafficConfig(duration_s=2.0, rate=25.0, workload="sentences")
-    schedule = build_schedule(
-        traffic, Source(), arms=["eager", "compiled"], seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=0
-    )
-    schedule.write(tmp_path / "schedule.arrow")
-    with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled")) as compiled:
-        targets = {"eager": eager.target, "compiled": compiled.target}
-        config = {"task": "embed", "arms": ["eager", "compiled"], "targets": targets, "drain_s": 10}
-        (tmp_path / "generator.json").write_text(json.dumps(config))
-        files = ["--schedule", str(tmp_path / "schedule.arrow"), "--trial-config", str(tmp_path / "generator.json")]
-        code, output = run_locust("-f", "loadtests/chat.py", "--headless", *files, "--records", str(tmp_path))
-    assert code == 0, output
-    rows = records(tmp_path)
-    assert Counter(row["status"] for row in rows) == {"OK": 2 * len(schedule)}
-    assert {row["output_tokens"] for row in rows} == {None}
-    assert "Embed e2e [compiled]" in output
 
 
 @pytest.mark.parametrize("kind", ["sync", "aio"])

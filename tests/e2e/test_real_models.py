@@ -140,16 +140,6 @@ def serving_compiles(replica: Replica) -> list[telemetry_pb2.CompileEvent]:
     return [event.compile for event in events if event.compile.phase == "serving"]
 
 
-def test_a_bucketed_encoder_runs_compiled_code_and_compiles_nothing_while_serving(tmp_path: Path) -> None:
-    replica = start(tmp_path, encoder("compiled-bucketed"))
-    replica.wait_warm()
-    for size in range(1, 5):
-        assert_as_plain(TEXTS[:size], embed_together(replica, TEXTS[:size]))
-    assert all(record.compiled for record in replica.steps(4))
-    assert serving_compiles(replica) == []
-    assert replica.counters()["eager_fallback_steps"] == 0
-
-
 def test_a_naive_encoder_recompiles_and_names_the_delayed_request(tmp_path: Path) -> None:
     replica = start(tmp_path, encoder("compiled-naive"))
     replica.wait_warm()

@@ -150,20 +150,6 @@ def test_a_folder_that_is_removed_during_the_run_is_named_as_the_reason(tmp_path
     assert "trial-01" in (outcome.error or "")
 
 
-def test_a_saturation_search_continues_above_the_first_trial(tmp_path: Path) -> None:
-    traffic = {"arrivals": "saturation", "rate": 0, "rates": [50, 72], "step_s": 0.6, "settle_s": 0.1}
-    what = experiment(
-        traffic={**traffic, "duration_s": 1.8, "block_s": 1}, trials={"count": 2}, slo={"p90_ttft_ms": 5000}
-    )
-    outcome, _ = run(what, tmp_path)
-    assert outcome.complete, outcome.error
-    first, second = (trial_facts(outcome.run_dir, trial) for trial in (1, 2))
-    assert [step["rate"] for step in first["steps"]] == [50, 60, 72]
-    rates = [step["rate"] for step in second["steps"]]
-    assert rates == sorted(rates)
-    assert rates[0] > 72, "every step was held, so that the search goes on above"
-
-
 def test_a_search_in_turns_records_one_arm_a_trial_and_compares_their_answers(tmp_path: Path) -> None:
     arms = [{"name": "eager", "preset": "eager", "control": True}, {"name": "dynamic", "preset": "compiled-dynamic"}]
     traffic = {"arrivals": "saturation", "rate": 0, "rates": [4, 16], "duration_s": 6, "step_s": 2, "settle_s": 0.5}

@@ -28,7 +28,7 @@ from tests.loadtests.test_chat import free_port
 
 ELSEWHERE = "127.0.0.2"
 
-REMOTE = """
+RUN = """
 name = "small"
 [[arms]]
 preset = "eager"
@@ -36,14 +36,11 @@ control = true
 [[arms]]
 preset = "compiled-padded"
 [traffic]
-design = "split"
 duration_s = {duration_s}
 rate = 20
 length_scale = 0.05
 block_s = 1
-workers = 0
-remote_workers = 1
-master_bind = "{host}:{port}"
+{traffic}
 [trials]
 starting_at_once = 2
 [bed]
@@ -52,7 +49,8 @@ reference_s = 0
 
 
 def start_run(folder: Path, *, duration_s: float, host: str, port: int) -> subprocess.Popen[str]:
-    text = REMOTE.format(duration_s=duration_s, host=host, port=port) + TLS.format(token='token_env = "PLANTED_TOKEN"')
+    traffic = f'design = "split"\nworkers = 0\nremote_workers = 1\nmaster_bind = "{host}:{port}"'
+    text = RUN.format(duration_s=duration_s, traffic=traffic) + TLS.format(token='token_env = "PLANTED_TOKEN"')
     (folder / "small.toml").write_text(text)
     return start(folder, "run", tailgate("run", "small.toml"))
 
@@ -118,25 +116,6 @@ def test_a_run_whose_arms_refuse_the_load_writes_no_secret(tmp_path: Path) -> No
 
 
 SOCKET = "a Unix socket"
-
-RUN = """
-name = "small"
-[[arms]]
-preset = "eager"
-control = true
-[[arms]]
-preset = "compiled-padded"
-[traffic]
-duration_s = 2
-rate = 20
-length_scale = 0.05
-block_s = 1
-workers = 2
-[trials]
-starting_at_once = 2
-[bed]
-reference_s = 0
-"""
 
 
 def table() -> dict[str, str]:
@@ -211,7 +190,7 @@ def said(process: subprocess.Popen[str], folder: Path) -> dict[str, object]:
 
 
 def test_a_run_listens_on_loopback_and_its_admin_interface_is_for_its_user(tmp_path: Path) -> None:
-    (tmp_path / "small.toml").write_text(RUN)
+    (tmp_path / "small.toml").write_text(RUN.format(duration_s=2, traffic="workers = 2"))
     found: set[Listener] = set()
     modes: set[tuple[int, int]] = set()
     with started(tmp_path, *tailgate("run", "small.toml")[1:]) as run:

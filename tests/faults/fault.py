@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-Kind = Literal["run", "until-decided", "ramp", "workers", "remote worker", "external", "engine", "users' ramp"]
+Kind = Literal["run", "until-decided", "ramp", "workers", "remote worker", "external", "engine"]
 Truth = Literal["good", "naive", "slow", "other answers", "dies"]
 Family = Literal["safety", "liveness", "none"]
 
@@ -28,12 +28,6 @@ PHASES = (
     "stopping",
     "judging",
 )
-USERS_PHASES = ("preparing", "meeting the arms", "traffic of users", "stopping", "judging")
-
-
-def phases(kind: Kind) -> tuple[str, ...]:
-    """Return the phases of a run of the kind, in their order."""
-    return USERS_PHASES if kind == "users' ramp" else PHASES
 
 
 @dataclass(slots=True)
@@ -151,10 +145,10 @@ class Situation:
 Draw = Callable[[random.Random, Situation], Moment | None]
 
 
-def some_instant(rng: random.Random, situation: Situation, first: str = "", last: str = "") -> tuple[str, float]:
+def some_instant(
+    rng: random.Random, situation: Situation, first: str = PHASES[0], last: str = PHASES[-1]
+) -> tuple[str, float]:
     """Draw a phase between `first` and `last`, each as likely as another, and seconds into it."""
-    every = phases(situation.kind)
-    begin, end = every.index(first) if first else 0, every.index(last) if last else len(every) - 1
-    phase = rng.choice(every[begin : end + 1])
-    within = situation.duration_s if phase.startswith("traffic") else 0.6  # others may end soon
+    phase = rng.choice(PHASES[PHASES.index(first) : PHASES.index(last) + 1])
+    within = situation.duration_s if phase == "traffic" else 0.6  # others may end soon
     return phase, round(rng.uniform(0.0, within), 2)

@@ -368,14 +368,14 @@ def draw(rng: random.Random, situation: Situation) -> Moment | None:
         lasts_s = None
     phase, after_s = some_instant(rng, situation)
     match rng.choice(("clock", "skew", "processors", "memory")):
-        case "clock" if not why_no_clocks() and situation.kind != "users' ramp":
+        case "clock" if not why_no_clocks():
             steps = WorkerClock if situation.kind == "remote worker" and rng.random() < 0.5 else Clock
             fault: Fault = steps(rng.choice((-3600, -30, 30, 3600)))
         case "skew" if not why_no_clocks() and situation.kind == "remote worker":
             fault, phase, after_s, lasts_s = Skew(rng.choice((0.998, 1.0002, 1.002))), "starting arms", 0.0, None
         case "processors":
             fault = Processors()
-        case "memory" if not situation.liveness and situation.kind not in ("users' ramp", "engine"):
+        case "memory" if not situation.liveness and situation.kind != "engine":
             roles = ["orchestrator", "load", CONTROL, "page"]
             fault = Memory(rng.choice([*roles, *([] if situation.kind == "external" else ["envoy", CANDIDATE])]))
         case _:
@@ -388,7 +388,7 @@ def draw_group(rng: random.Random, situation: Situation) -> Moment | None:
     role = rng.choice(("orchestrator", "load", CONTROL, "page", "envoy", CANDIDATE))
     phase, after_s = some_instant(rng, situation)
     lasts_s = round(rng.uniform(0.3, 2.0), 1) if rng.random() < 0.5 else None
-    if situation.liveness or situation.kind in ("users' ramp", "external") or why_no_groups():
+    if situation.liveness or situation.kind == "external" or why_no_groups():
         return None
     return Moment(phase=phase, after_s=after_s, fault=HeldMemory(role), lasts_s=lasts_s)
 

@@ -18,7 +18,7 @@ from typing import get_args
 
 from servers.clock import anchored_environment
 from tests.fakes.openai_server import CompilingServer, serving
-from tests.fakes.users_house import UsersHouse, free_port
+from tests.fakes.users_house import free_port
 from tests.faults import machine, network, processes, storage
 from tests.faults.fault import CANDIDATE, Draw, Family, Kind, Moment, Setup, Situation, Truth
 from tests.faults.processes import FAKES, MARK
@@ -45,12 +45,6 @@ _WEIGHTS: dict[Kind, int] = {
     "remote worker": 3,
     "external": 3,
     "engine": 1,
-    "users' ramp": 2,
-}
-_TRUTHS: dict[Kind, tuple[Truth, ...]] = {
-    "engine": ("good",),
-    "external": ("good",),
-    "users' ramp": ("good", "naive"),
 }
 _ALL_TRUTHS: tuple[Truth, ...] = ("good", "good", "naive", "slow", "other answers", "dies")
 _BESIDES_S = 120.0  # start, stop and judgement
@@ -93,14 +87,14 @@ class Plan:
 
 
 def plan(seed: int, *, quick: bool = False, families: Sequence[str] = DEFAULT, kind: Kind | None = None) -> Plan:
-    """Draw the plan of the seed; one in twelve has no fault. `quick`: no users' ramp, no engine, no long stop."""
+    """Draw the plan of the seed; one in twelve has no fault. `quick`: no engine and no long stop."""
     rng = random.Random(seed)
-    kinds = [item for item in KINDS if not (quick and item in ("engine", "users' ramp"))]
+    kinds = [item for item in KINDS if not (quick and item == "engine")]
     drawn: Kind = rng.choices(kinds, [_WEIGHTS[item] for item in kinds])[0]
     kind = kind or drawn
-    truth: Truth = rng.choice(_TRUTHS.get(kind, _ALL_TRUTHS))
+    truth: Truth = rng.choice(("good",) if kind in ("engine", "external") else _ALL_TRUTHS)
     family: Family = rng.choices(("safety", "liveness", "none"), (7, 4, 1))[0]
-    duration_s = {"ramp": 14.0, "users' ramp": 60.0}.get(kind, 5.0)
+    duration_s = 14.0 if kind == "ramp" else 5.0
     situation = Situation(kind=kind, truth=truth, duration_s=duration_s, liveness=family == "liveness", quick=quick)
     count = 0 if family == "none" else rng.choices((1, 2, 3), (6, 3, 1))[0]
     moments: list[Moment] = []
@@ -231,7 +225,7 @@ def temporary(plan_mark: str) -> Path:
 
 def experiment(plan: Plan, address: str = "") -> str:
     """Return the experiment of the plan, as TOML."""
-    # Other load on the machine would keep every run from a PASS: machines are monitored where a fault needs it.
+    # Monitored machines with other load would keep every run from a PASS.
     watched = any(moment.fault.is_watched for moment in plan.moments)
     rate = 8 if plan.kind == "external" else 30  # the external fake does one step at a time
     head = _HEAD.format(seed=plan.seed, duration_s=plan.duration_s, sample_s=float(watched), rate=rate)
@@ -284,8 +278,6 @@ def beside(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
                 server = [sys.executable, "-m", "tests.faults.plan", str(folder / "server.log")]
                 process = stack.enter_context(_running(server, "server", mark, setup))
                 address = _first_line(folder / "server.out", process)
-            case "users' ramp":
-                words = stack.enter_context(_users(plan, mark, setup))
             case _:
                 words = ["run", *common]
         (folder / "faults.toml").write_text(experiment(plan, address))
@@ -294,8 +286,6 @@ def beside(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
 
 def command(plan: Plan, setup: Setup, words: list[str]) -> list[str]:
     """Return the command line of the run, with fake arms in place of real ones."""
-    if plan.kind == "users' ramp":
-        return tailgate(*words)
     arm = setup.arm_command or [sys.executable, str(FAKES / "arm.py")]
     given = "" if plan.kind == "engine" else f", arm_command={[*arm, *setup.arm_flags]!r}"
     code = f"from loadtests.commands.main import main; sys.exit(main({words!r}{given}))"
@@ -330,37 +320,6 @@ def _first_line(path: Path, process: subprocess.Popen[bytes]) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.05)
     raise AssertionError(path.with_suffix(".err").read_text())
-
-
-@contextlib.contextmanager
-def _users(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
-    candidate = "compiled-naive" if plan.truth == "naive" else "compiled-padded"
-    given = {key: value for key, value in environment(mark, setup).items() if os.environ.get(key) != value}
-    before = {key: os.environ.get(key) for key in given}
-    os.environ.update(given)  # for what UsersHouse starts
-    try:
-        flags = dict.fromkeys(("eager", candidate), setup.arm_flags)
-        with UsersHouse(setup.folder, arms=("eager", candidate), flags=flags, rate=40.0) as house:
-            words = ["ramp", "demo", "--admin", f"127.0.0.1:{house.ports['admin']}", "--out", "out", "--json"]
-            for setting in (
-                *setup.settings,
-                f"ramp.candidate={candidate}",
-                "ramp.steps=[50,100]",
-                "ramp.step_s=3",
-                "ramp.most_step_s=20",
-                "ramp.step_margin=3.0",
-                "traffic.block_s=1",
-                "gates.margin=3.0",
-                "gates.cold_s=1",
-                "slo={p50_ttft_ms=2000,p50_e2e_ms=6000}",
-            ):
-                words += ["--set", setting]
-            yield words
-    finally:
-        for key, value in before.items():
-            os.environ.pop(key, None)
-            if value is not None:
-                os.environ[key] = value
 
 
 def serve_external() -> None:

@@ -35,9 +35,7 @@ _CONTROL = "eager"  # the control's name in every plan
 _MODULES = {
     "-m loadtests.bed": "watcher",
     "-m loadtests.page": "page",
-    "-m loadtests.users": "users",
     "-m loadtests.commands.main worker": "remote worker",
-    "-m loadtests.commands.main split": "split",
     "tests.faults.plan": "server",
 }
 
@@ -119,11 +117,6 @@ _MORE: dict[Kind, tuple[str, ...]] = {
     "remote worker": ("worker", "remote worker"),
     "external": ("server",),
     "engine": ("engine of control", "engine of candidate"),
-    "users' ramp": ("judge", "users", "split"),
-}
-_ABSENT: dict[Kind, frozenset[str]] = {
-    "external": frozenset({"envoy", CANDIDATE}),
-    "users' ramp": frozenset({"load"}),
 }
 # The first and the last phase of a process; others exist from the first phase to the last.
 _WHEN = {
@@ -134,9 +127,8 @@ _WHEN = {
     "page": ("starting arms", "judging"),
     "judge": ("starting arms", "stopping"),
 }
-_WHEN_USERS = {"users": ("traffic of users", "stopping"), "judge": ("meeting the arms", "stopping")}
 _SPARE = frozenset({"page", "watcher"})  # a run goes on without them
-_RECORDERS = frozenset({"load", "worker", "remote worker", "orchestrator", "users"})
+_RECORDERS = frozenset({"load", "worker", "remote worker", "orchestrator"})
 _LOAD_S = 130.0  # how long a run waits for a load that does not end (loadtests/trials/load.py)
 
 
@@ -149,7 +141,7 @@ class Signal(Fault):
         lasting = number != signal.SIGSTOP
         super().__init__(
             f"{number.name} of {role}",
-            hurts=own or (ARMS if role in ("envoy", "split") else ()),
+            hurts=own or (ARMS if role == "envoy" else ()),
             silences=own if lasting else (),
             ends_records=lasting and role in _RECORDERS,
             is_watched=role == "watcher",
@@ -179,9 +171,9 @@ class Signal(Fault):
 def draw_signal(rng: random.Random, situation: Situation) -> Moment | None:
     """Draw a signal at a random instant for a process that exists then."""
     kind = situation.kind
-    role = rng.choice([role for role in (*_ALWAYS, *_MORE[kind]) if role not in _ABSENT.get(kind, ())])
-    when = _WHEN_USERS if kind == "users' ramp" else _WHEN
-    phase, after_s = some_instant(rng, situation, *when.get(role, ("", "")))
+    absent = ("envoy", CANDIDATE) if kind == "external" else ()
+    role = rng.choice([role for role in (*_ALWAYS, *_MORE[kind]) if role not in absent])
+    phase, after_s = some_instant(rng, situation, *_WHEN.get(role, ()))
     numbers = [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP]
     number = rng.choice(numbers if not situation.liveness or role in _SPARE else [signal.SIGSTOP])
     lasts_s = None

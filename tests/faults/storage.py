@@ -138,7 +138,7 @@ def _kept(disk: Disk) -> Iterator[Disk]:
 def draw(rng: random.Random, situation: Situation) -> Moment | None:
     """Draw a fault of the folder; a disk that fails does not recover, so that such plans are of safety."""
     what = rng.choice(DISKS + FOLDERS)
-    if situation.kind == "users' ramp" or (what in DISKS and why_no_disks()):
+    if what in DISKS and why_no_disks():
         return None
     if situation.liveness and what != HANGS:
         return None
