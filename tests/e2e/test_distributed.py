@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import queue
 import shutil
 import signal
 import socket
@@ -249,29 +248,14 @@ class SlowWire:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(self._target)
                 self._sockets += [client, server]
-                threading.Thread(target=self._pass_on, args=(server, client), daemon=True).start()
-                late: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
-                threading.Thread(target=self._take, args=(client, late), daemon=True).start()
-                threading.Thread(target=self._give, args=(late, server), daemon=True).start()
+                for route in ((client, server, self._delay_s), (server, client, 0.0)):
+                    threading.Thread(target=self._pass_on, args=route, daemon=True).start()
 
-    def _take(self, source: socket.socket, late: queue.SimpleQueue[tuple[float, bytes]]) -> None:
-        piece = b"."
-        with contextlib.suppress(OSError):
-            while piece:
-                piece = source.recv(65536)
-                late.put((time.monotonic() + self._delay_s, piece))
-        late.put((0.0, b""))
-
-    def _give(self, late: queue.SimpleQueue[tuple[float, bytes]], sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while (waiting := late.get())[1]:
-                time.sleep(max(0.0, waiting[0] - time.monotonic()))
-                sink.sendall(waiting[1])
-            sink.shutdown(socket.SHUT_WR)
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+    @staticmethod
+    def _pass_on(source: socket.socket, sink: socket.socket, delay_s: float) -> None:
         with contextlib.suppress(OSError):
             while piece := source.recv(65536):
+                time.sleep(delay_s)
                 sink.sendall(piece)
             sink.shutdown(socket.SHUT_WR)
 
@@ -370,44 +354,31 @@ def test_an_unknown_worker_gets_no_part_of_a_run_with_local_workers(two_arms: di
     assert not (tmp_path / "generator-2.json").exists()
 
 
-def test_a_remote_worker_joins_only_with_the_secret(two_arms: dict[str, str], tmp_path: Path) -> None:
-    planned(tmp_path, two_arms, duration_s=1.0)
-    port = free_port()
-    command = master_command(tmp_path, workers=0, remote_workers=1, master=("127.0.0.1", port), wait_s=60)
-    mine = {**child_environment(), TOKEN_VARIABLE: SECRET}
-    strangers = {"none": child_environment(), "another": {**mine, TOKEN_VARIABLE: "another secret 0123"}}
-    keep = ["--keep", str(tmp_path / "kept")]
-    with contextlib.ExitStack() as stack:
-        master = stack.enter_context(started(command, tmp_path / "master", mine))
-        for name, theirs in strangers.items():
-            stack.enter_context(started([*stranger(port), *keep], tmp_path / name, theirs))
-        for name in strangers:
-            log = tmp_path / name / "log"
-            wait_for(lambda: "Failed to connect to master" in log.read_text() or master.poll() is not None)  # noqa: B023
-        with started([*stranger(port), *keep], tmp_path / "worker", mine):
-            assert master.wait(timeout=60) == 0, (tmp_path / "master" / "log").read_text()
-    assert len(records(tmp_path)) > 0
-    assert not (tmp_path / "generator-1.json").exists()
-
-
-@pytest.mark.parametrize("closed", [True, False], ids=["with the secret", "by hand without one"])
-def test_the_channel_is_encrypted_with_the_secret(closed: bool, two_arms: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("closed", [True, False], ids=["with the secret", "without one"])
+def test_a_remote_worker_joins_only_with_the_secret_and_the_channel_is_encrypted(
+    closed: bool, two_arms: dict[str, str], tmp_path: Path
+) -> None:
     """Without a secret everything can be read, which shows that the search finds it."""
     schedule, _ = planned(tmp_path, two_arms, duration_s=1.0)
     port = free_port()
     command = master_command(tmp_path, workers=0, remote_workers=1, master=("127.0.0.1", port), wait_s=60)
     mine = {**child_environment(), **({TOKEN_VARIABLE: SECRET} if closed else {})}
+    others = {"none": child_environment(), "another": {**mine, TOKEN_VARIABLE: "another secret 0123"}}
     keep = ["--keep", str(tmp_path / "kept")]
-    with (
-        Tap(("127.0.0.1", port)) as tap,
-        started(command, tmp_path / "master", mine) as master,
-        started([*stranger(tap.port), *keep], tmp_path / "worker", mine),
-    ):
+    with contextlib.ExitStack() as stack:
+        tap = stack.enter_context(Tap(("127.0.0.1", port)))
+        master = stack.enter_context(started(command, tmp_path / "master", mine))
+        for name, environment in others.items() if closed else ():
+            stack.enter_context(started([*stranger(port), *keep], tmp_path / name, environment))
+            log = tmp_path / name / "log"
+            wait_for(lambda: "Failed to connect to master" in log.read_text() or master.poll() is not None)  # noqa: B023
+        stack.enter_context(started([*stranger(tap.port), *keep], tmp_path / "worker", mine))
         assert master.wait(timeout=60) == 0, (tmp_path / "master" / "log").read_text()
         seen = bytes(tap.seen)
     assert len(records(tmp_path)) == 2 * len(schedule)
+    assert not (tmp_path / "generator-1.json").exists()
     assert len(seen) > 10_000
-    # a message of Locust, the address of an arm, and an arm in the records
     assert SECRET.encode() not in seen
+    # a message of Locust, the address of an arm, and an arm in the records
     for word in ("client_ready", two_arms["eager"], "compiled"):
         assert (word.encode() in seen) == (not closed), word

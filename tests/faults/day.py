@@ -33,6 +33,7 @@ from scipy.stats import theilslopes
 
 from tests.fakes.terminal import tailgate
 from tests.fakes.users_house import free_port
+from tests.faults import quick_arm
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGEST_REPORT = 6_000_000  # bytes
@@ -246,18 +247,18 @@ def listen(url: str, path: str, every_s: float, read: list[int]) -> None:
 def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the day and return what was seen of it."""
     (folder / "day.toml").write_text(experiment(options))
-    arm = [sys.executable, "-m", "tests.faults.quick_arm", "--compile-s", str(options.compile_s)]
+    arm = [sys.executable, "-m", "tests.faults.quick_arm", "--stall-s", "0.1"]
     words = ["run", "day.toml", "--out", "runs", "--set", "bed.reference_s=0", "--json", *options.arguments]
     metrics = f"127.0.0.1:{free_port()}"
     words += ["--metrics", metrics] if options.metrics else []
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    given = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", quick_arm.VARIABLE: str(options.compile_s)}
     log = folder / "run.log"
     began_s = time.time()
     with log.open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, "-c", tailgate(*words, arm_command=arm)],
             cwd=folder,
-            env=environment,
+            env={**os.environ, **given},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
