@@ -13,25 +13,18 @@ import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry, generate_latest
 
 from deploy.container.in_clean_root import Instruction, Root, StepError, instructions
 from loadtests.commands.command_line import CommandParser
 from loadtests.commands.run import add_arguments
-from loadtests.generator.load_log import LoadLog
-from loadtests.trials.progress import Status
-from loadtests.trials.run_metrics import RunCollector
 from loadtests.trials.trial import ENVOY_METRICS
-from servers.clock import now_ns
-from servers.engine.messages import MemoryReading
-from servers.front.metrics import FrontMetrics
 from tests.fakes.patience import PATIENCE_S, wait_for
 from tests.fakes.users_house import free_port
 
@@ -67,15 +60,6 @@ def test_copied_files_exist_and_pass_the_ignore_file() -> None:
     assert all((REPOSITORY / source).exists() for source in sources)
     allowed = set(re.findall(r"^!(.+)$", (REPOSITORY / ".dockerignore").read_text(encoding="utf-8"), re.M))
     assert sources == allowed
-
-
-def test_continued_lines_are_one_step_and_comments_none() -> None:
-    text = "# a\nFROM debian:bookworm-slim\nRUN one \\\n    && two\n\nCMD []\n"
-    assert list(instructions(text)) == [
-        Instruction("FROM", "debian:bookworm-slim"),
-        Instruction("RUN", "one && two"),
-        Instruction("CMD", "[]"),
-    ]
 
 
 def test_an_unknown_step_is_refused(tmp_path: Path) -> None:
@@ -331,13 +315,6 @@ p99_ttft_ms = 2000
 """
 
 
-def test_panels_of_the_dashboard_have_places_descriptions_and_units() -> None:
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in PANELS]
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-    assert len(set(places)) == len(PANELS) > 15
-    assert all(panel["description"] and panel["fieldConfig"]["defaults"]["unit"] for panel in PANELS)
-
-
 def test_expressions_filter_by_arm_and_hold_no_address() -> None:
     for _, expression in EXPRESSIONS:
         assert "instance" not in expression
@@ -349,33 +326,6 @@ def test_the_configuration_scrapes_the_default_address() -> None:
     (found,) = job["http_sd_configs"]
     assert found["url"] == "http://127.0.0.1:9465/targets"
     assert ENVOY_METRICS.startswith("/stats/prometheus")
-
-
-def page_of_a_run(folder: Path) -> CollectorRegistry:
-    trial = folder / "trial-01"
-    trial.mkdir()
-    log = LoadLog(trial, worker=0, planned=1, arms=["eager"])
-    log.start_ns = now_ns()
-    log.write()
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(RunCollector(Status(phase="traffic", run_dir=folder)))
-    return registry
-
-
-def page_of_an_arm(_: Path) -> CollectorRegistry:
-    metrics = FrontMetrics("eager", "eager-0")
-    metrics.show_memory(MemoryReading(at_ns=1, memory_bytes=1, peak_bytes=2, allocator_retries=3, out_of_memory=4))
-    return metrics.registry
-
-
-@pytest.mark.skipif(PROMTOOL is None, reason="no promtool on PATH: install Debian's package prometheus")
-@pytest.mark.parametrize("page", [page_of_a_run, page_of_an_arm])
-def test_the_linter_of_prometheus_accepts_the_names(page: Callable[[Path], CollectorRegistry], tmp_path: Path) -> None:
-    text = generate_latest(page(tmp_path))
-    done = subprocess.run(
-        [str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, timeout=PATIENCE_S, check=False
-    )
-    assert (done.returncode, done.stderr.decode()) == (0, "")
 
 
 # --- With a real Prometheus -------------------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from loadtests.commands.command_line import CommandParser
 from loadtests.commands.provider import add_arguments as provider_arguments
 from loadtests.commands.ramp import add_arguments as ramp_arguments
 from loadtests.commands.run import add_arguments
-from loadtests.experiments.reading import from_table, load, load_table
-from loadtests.experiments.users import of_users
+from loadtests.experiments.reading import load
 from loadtests.provider.flagger import GOAL_OF
 from loadtests.provider.question import KEYS, Question
 from loadtests.provider.server import FLAGGER, HEALTH, JUDGEMENT
@@ -154,17 +153,6 @@ def test_the_job_of_the_ramp_has_a_valid_experiment(tmp_path: Path) -> None:
     # time to start the arms and to judge
     assert known["Job"]["spec"]["activeDeadlineSeconds"] >= experiment.traffic.duration_s + 1800
     check_volumes(pod, known)
-
-
-def test_the_experiment_of_the_ramp_also_ramps_production_traffic(tmp_path: Path) -> None:
-    (known,) = (item for name, item in DOCUMENTS if name == "ramp/job.yaml: ConfigMap tailgate-ramp")
-    (tmp_path / "ramp.toml").write_text(known["data"]["ramp.toml"])
-    settings = ["ramp.load=none", "users.admin=127.0.0.1:9901"]
-    table = load_table(str(tmp_path / "ramp.toml"), settings=settings, needs_traffic=False)
-    experiment = ramped(from_table(of_users(table)))
-    experiment.users.check()
-    assert (experiment.ramp.load, experiment.traffic.arrivals) == ("none", "users")
-    assert [arm.name for arm in experiment.arms] == ["eager", "compiled-bucketed"]
 
 
 def test_the_provider_reads_the_volume_of_the_ramp_and_needs_a_token() -> None:

@@ -29,7 +29,6 @@ from servers.engine.runner import ModelRunner
 from servers.fields import ConfigError
 from servers.inspect.inspection import EXIT_COMPILES
 from servers.inspect.listed_shapes import listed, parse_shapes, size_of, unplanned_shapes
-from tests.loadtests.commands.test_inspect import ROOT as REPOSITORY
 from tests.servers.compiler.reset import reset_compiler
 from tests.servers.compiler.test_products import Gated, distance, in_float8
 from tests.servers.compiler.test_recorder import Function, compiled, published, recorder
@@ -273,21 +272,6 @@ def test_shapes_without_a_graph_are_not_ready(
     assert [visit.outcome for visit in inspection.visits] == outcomes
     assert words in inspection.visits[2].reason
     assert inspection.exit_code == code
-
-
-def test_the_command_prints_tables_and_one_json_line() -> None:
-    command = [sys.executable, "-m", "loadtests.commands.main", "inspect", "--arm", "eager", "--slots", "2"]
-    command += ["--shapes", "prefill 1x12, decode 2@30"]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    lines = ended.stdout.splitlines()
-    found = json.loads(lines[-1])
-    assert [(row["shape"], row["outcome"]) for row in found["shapes"]] == [
-        ("prefill 1x12", "off"),
-        ("decode 2@30", "off"),
-    ]
-    assert found["startup_ns"]["load"] > 0
-    assert {"weights", "kv_cache", "process_peak"} <= set(found["memory_bytes"])
 
 
 def compiling_arm(**policy: Any) -> ArmConfig:

@@ -283,29 +283,6 @@ def test_a_killed_controller_leaves_the_weights_and_the_next_one_resumes(house: 
     assert again.returncode == 2, "a ramp that has end_of is not resumed"
 
 
-def test_weights_set_by_hand_end_the_ramp_and_stay(house: UsersHouse) -> None:
-    ramp = start_ramp(house, "--set", "ramp.step_s=30")
-    wait_for_action(house, "start")
-    by_hand = ["--admin", f"127.0.0.1:{house.ports['admin']}", "--set-weights", "eager=9,compiled-padded=1"]
-    assert house.command("split", *by_hand).returncode == 0
-    code, _ = end_of(ramp)
-    assert code == 3
-    last = journal(house)[-1]
-    assert (last["action"], last["weights"]) == ("set by hand", {"eager": 9, "compiled-padded": 1})
-    assert house.weights() == {"eager": 9, "compiled-padded": 1}
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"), [(["--admin", "127.0.0.1:1"], "127.0.0.1:1"), (["--set", "ramp.load=none"], "users")]
-)
-def test_a_ramp_without_a_split_is_refused(tmp_path: Path, settings: list[str], words: str) -> None:
-    house = UsersHouse(tmp_path)
-    done = house.command("ramp", "demo", "--set", "ramp.candidate=compiled-padded", *settings)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert words in line
-
-
 @contextmanager
 def judged(house: UsersHouse) -> Iterator[subprocess.Popen[str]]:
     """Judge the traffic while another controller moves the weights."""

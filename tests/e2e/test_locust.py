@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import time
 import urllib.error
@@ -126,23 +125,6 @@ def test_killed_worker_leaves_its_flushed_records_and_the_other_finishes(
     dead = account(tmp_path, 1 - survivor)
     assert dead["lost"]
     assert dead["planned"] + account(tmp_path, survivor)["planned"] == 2 * len(schedule)
-
-
-def test_flags_of_serving_benchmarks_limit_concurrency_prompts_and_goodput(server: ServedFake, tmp_path: Path) -> None:
-    flags = ["--request-rate", "inf", "--max-concurrency", "3", "--num-prompts", "20", "--seed", "4"]
-    code, output = run_locust(
-        *("-f", CHAT, "--host", server.target, "--headless", "-u", "1", "-r", "1", "--records", str(tmp_path)),
-        *(*flags, "--goodput", "ttft:5000", "tpot:5000"),
-    )
-    assert code in (0, 1), output  # Locust's own: every tenth request fails here
-    rows = records(tmp_path)
-    assert len(rows) == 20
-    changes = sorted([(row["sent_ns"], 1) for row in rows] + [(row["end_ns"], -1) for row in rows])
-    running = [sum(change for _, change in changes[: place + 1]) for place in range(len(changes))]
-    assert max(running) == 3
-    good = sum(row["status"] == "OK" for row in rows)
-    assert sum(map(int, re.findall(r"goodput.*?; (\d+) of \d+ requests", output))) == good
-    assert sum(map(int, re.findall(r"goodput.*?; \d+ of (\d+) requests", output))) == 20
 
 
 def test_web_page_starts_stops_and_restarts(server: ServedFake, tmp_path: Path) -> None:

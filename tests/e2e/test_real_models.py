@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import signal
 from collections import Counter
 from dataclasses import replace
@@ -19,8 +18,6 @@ from transformers import AutoModel, AutoTokenizer
 from analysis.records.schemas import COMPILE_EVENTS, STEPS
 from analysis.records.tables import read_table
 from loadtests.commands.main import main
-from loadtests.traffic.prompt_words import prompt_words
-from loadtests.traffic.prompts import load_prompt_text
 from loadtests.trials.parity_processes import ParityRun
 from servers import parity
 from servers.clock import now_ns
@@ -39,7 +36,6 @@ from tests.servers.front.replica import (
     count_tokens,
     embed,
     end_replicas,
-    refusal,
     start,
 )
 from tests.servers.front.test_embed import TEXTS, assert_as_plain, embed_together
@@ -150,20 +146,6 @@ def test_a_naive_encoder_recompiles_and_names_the_delayed_request(tmp_path: Path
     assert event.kind == "recompile"
     assert event.shape == "encode batch 1 × length 10, context 10"
     assert list(event.request_ids) == ["first of its length"]
-
-
-def test_texts_beyond_the_queue_are_refused_while_the_engine_is_stopped(tmp_path: Path) -> None:
-    replica = start(tmp_path, replace(encoder("eager", max_queue=1, slots=2), name="full"))
-    replica.wait_warm()
-    os.kill(replica.engine, signal.SIGSTOP)
-    request = inference_pb2.EmbedRequest(text="w")
-    waiting = [replica.inference.Embed.future(request, timeout=PATIENCE_S) for _ in range(3)]
-    wait_for(lambda: replica.counters()["in_flight"] == 3)
-    error = refusal(replica, inference_pb2.EmbedRequest(text="fourth"))
-    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "3" in (error.details() or "")
-    os.kill(replica.engine, signal.SIGCONT)
-    assert [call.result().tokens for call in waiting] == [2, 2, 2]
 
 
 TINY = """
@@ -338,14 +320,6 @@ SHORT = (
     *("engine.slots=4", "model.dtype=float32", "model.device=cpu"),
     *("arms.compiled-bucketed.shapes.batch_ladder=[4]", "arms.compiled-bucketed.shapes.length_ladder=[128]"),
 )
-
-
-@needs_weights
-def test_texts_of_published_weights_are_made_without_running_the_tokenizer() -> None:
-    text = load_prompt_text(str(MODEL))
-    assert text.added == 2  # [CLS] and [SEP]
-    drawn = prompt_words(3, 40)
-    assert text.encode(text.pieces.text(drawn)) == [*text.before, *text.pieces.ids(drawn), *text.after]
 
 
 @needs_weights

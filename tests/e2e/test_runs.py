@@ -11,15 +11,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analysis.records.schemas import COMPILE_EVENTS
-from analysis.records.tables import read_table
 from analysis.releases.history import History
 from analysis.releases.release import read_release
 from analysis.settings.release_limits import ReleaseLimits
@@ -29,7 +26,6 @@ from loadtests.commands.main import build_parser
 from loadtests.trials import replicas
 from loadtests.trials.frontier import FrontierSearch
 from loadtests.trials.progress import Status
-from tests.fakes.patience import wait_for
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.terminal import at_terminal
 from tests.fakes.terminal import tailgate as python_of
@@ -73,22 +69,6 @@ def test_a_run_until_decided_ends_when_it_is_decided(tmp_path: Path) -> None:
     looks = [json.loads(text) for text in (run_dir / "looks.jsonl").read_text().splitlines()]
     assert looks[-1]["decided"]
     assert "SIGKILL" not in (run_dir / "looks.log").read_text()
-
-
-def test_a_ramp_rolls_a_candidate_back_while_it_compiles(tmp_path: Path) -> None:
-    settings = ["--seed", "3", "--at-most", "60s", "--set", "ramp.candidate=compiled-naive", "--set", "gates.cold_s=1"]
-    settings += ["--set", "traffic.block_s=1", "--set", "traffic.rate=40", "--set", "trials.starting_at_once=2"]
-    settings += ["--set", "ramp.steps=[4,50,100]", "--set", "ramp.stall_limit_s=1"]
-    line = last_line(with_fake_arms(["ramp", "demo", "--out", "out", *settings], tmp_path, "--stall-s", "12"))
-    assert (line["verdict"], line["exit_code"]) == ("FAIL", 99)
-    run_dir = tmp_path / line["run_dir"]
-    back = json.loads((run_dir / "weights.jsonl").read_text().splitlines()[-1])
-    assert (back["action"], back["weights"]) == ("rollback", {"eager": 10_000, "compiled-naive": 0})
-    events = read_table(run_dir / "trial-01" / "compile_events.arrow", COMPILE_EVENTS)[0].to_pylist()
-    first = next(event for event in events if event["phase"] == "serving")
-    assert back["cause_ns"] - first["start_ns"] == 1e9, "the limit"
-    assert back["done_ns"] < first["end_ns"], "before the end of the compile"
-    assert first["end_ns"] - first["start_ns"] >= 12e9, "recorded to its end"
 
 
 def test_an_endless_compile_and_a_death_after_the_last_answer_are_recorded(
@@ -135,21 +115,6 @@ def test_an_arm_that_hangs_is_abandoned_within_the_limits_of_its_requests(
     assert max(row["end_ns"] - row["scheduled_ns"] for row in lost) < 10e9
 
 
-def test_a_folder_that_is_removed_during_the_run_is_named_as_the_reason(tmp_path: Path) -> None:
-    def remove() -> None:
-        wait_for(lambda: any(path.stat().st_size > 8000 for path in tmp_path.glob("*-small/*/requests-0.arrow")))
-        while found := next(tmp_path.glob("*-small/trial-01"), None):  # what is written meanwhile makes it fail
-            shutil.rmtree(found, ignore_errors=True)
-            time.sleep(0.05)
-
-    thread = threading.Thread(target=remove, daemon=True)
-    thread.start()
-    outcome, _ = run(experiment(traffic={"duration_s": 20}), tmp_path)
-    thread.join()
-    assert not outcome.complete
-    assert "trial-01" in (outcome.error or "")
-
-
 def test_a_search_in_turns_records_one_arm_a_trial_and_compares_their_answers(tmp_path: Path) -> None:
     arms = [{"name": "eager", "preset": "eager", "control": True}, {"name": "dynamic", "preset": "compiled-dynamic"}]
     traffic = {"arrivals": "saturation", "rate": 0, "rates": [4, 16], "duration_s": 6, "step_s": 2, "settle_s": 0.5}
@@ -184,30 +149,6 @@ def test_a_search_in_turns_records_one_arm_a_trial_and_compares_their_answers(tm
     assert {item["pick"] for item in summary["frontier"]["ranges"]} <= {"eager", None}
 
 
-SHADOW = ["--set", "traffic.design=shadow", "--set", "traffic.duration_s=8", "--set", "gates.block_s=2"]
-
-
-def test_every_shadow_copy_is_judged_with_its_request(tmp_path: Path) -> None:
-    done = with_fake_arms(["run", "demo", *SHADOW, "--set", "trials.starting_at_once=3", "--seed", "7"], tmp_path)
-    line = last_line(done)
-    assert (line["verdict"], line["arms"]["compiled-naive"]) == ("FAIL", "FAIL"), done.stderr
-    run_dir = tmp_path / line["run_dir"]
-    rows = requests(run_dir)
-    pairs = {arm: {row["pair_id"]: row for row in rows if row["arm"] == arm} for arm in ("eager", *line["arms"])}
-    facts = trial_facts(run_dir)
-    assert {arm: len(own) for arm, own in pairs.items()} == facts["planned"]
-    assert {row["status"] for row in rows} == {"OK"}
-    for arm, own in pairs.items():
-        assert own.keys() == pairs["eager"].keys()
-        assert {row["replica"] for row in own.values()} == {f"{arm}-0"}
-    assert any(row["compile_stall_ns"] > 3e8 for row in pairs["compiled-naive"].values())
-    assert not any(row["compile_stall_ns"] for row in pairs["eager"].values())
-    summary = summary_of(run_dir)
-    assert summary["design"]["design"] == "shadow"
-    checks = {(check["check"], check["arm"]): check["ok"] for check in summary["validity"]}
-    assert checks["pairs", "compiled-padded"]
-
-
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=5 + 10 * step, seconds=3 + step) for step in range(3)])
 SUMMARIZE = (
     "import sys; from pathlib import Path; from analysis.summary.summary import analyze, write_summary; "
@@ -234,21 +175,6 @@ def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
     code, _, _ = command.end(timeout_s=10.0)
     assert code == 1
     assert nothing_left(str(tmp_path))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_interrupted_at_start_up_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
-    command = Command(tmp_path, *QUICK_RUN, fake_flags=("--never-ready", "eager-0"))
-    command.wait_for("starting arms")
-    command.process.send_signal(number)
-    code, out, err = command.end()
-    assert code == 1
-    line = json.loads(out[-1])
-    assert (line["verdict"], line["exit_code"], line["complete"], line["interrupted"]) == (None, 1, False, True)
-    assert "interrupted" in err
-    assert nothing_left(str(tmp_path))
-    (facts,) = tmp_path.glob("runs/*/trial-01/trial.json")
-    assert json.loads(facts.read_text())["complete"] is False
 
 
 COLUMNS = 80
@@ -315,13 +241,6 @@ def test_a_command_prints_lines_that_fit_a_terminal(command: str, given: dict[st
     code, lines, err = at_terminal(python_of(command, *arguments, "--json"), tmp_path)
     assert code in (0, 3), err
     assert len(lines) == len(objects(lines)) == 1
-
-
-def test_a_broken_run_prints_no_object(tmp_path: Path) -> None:
-    fake = (sys.executable, str(FAKE_ARM), "--fail-start", "compiled-naive-0")
-    code, lines, err = at_terminal(python_of("run", "demo", "--set", "bed.reference_s=0", arm_command=fake), tmp_path)
-    assert (code, objects(lines)) == (1, [])
-    assert "the weights are missing" in err
 
 
 def test_a_run_prints_no_object_and_its_report_last(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 Kind = Literal["run", "until-decided", "ramp", "workers", "remote worker", "external", "engine"]
 Truth = Literal["good", "naive", "slow", "other answers", "dies"]
 Family = Literal["safety", "liveness", "none"]
+Live = Any  # tests.faults.campaign.LiveRun, which imports this module
 
 CONTROL, CANDIDATE = "control", "candidate"
 ARMS = (CONTROL, CANDIDATE)
@@ -48,21 +49,6 @@ class Setup:
     disk: Any = None
     worker_environment: dict[str, str] = field(default_factory=dict)
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-
-
-class Live(Protocol):
-    """A run in progress."""
-
-    setup: Setup
-
-    def pids(self, role: str) -> list[int]:
-        """Return the processes that have the role now, such as "envoy" (tests/faults/processes.py)."""
-
-    def every_pid(self) -> list[int]:
-        """Return all processes of the run."""
-
-    def run_dir(self) -> Path | None:
-        """Return the run directory, once it exists."""
 
 
 class Fault(abc.ABC):

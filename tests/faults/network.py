@@ -1,7 +1,6 @@
 """Networks: the connections between clients, the splitter and an arm are slow, silent, reset or refused.
 
-A run's prelude calls `install`: its splitter can then delay and refuse requests by Envoy's own fault filter, and
-clients reach it through a relay.
+A run's prelude calls `install`: clients then reach its splitter through a relay.
 """
 
 from __future__ import annotations
@@ -13,13 +12,10 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from servers.address import host_port, joined
 from servers.launcher import launched
 from servers.splitter import envoy
-from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.envoy_config import SplitterConfig
 from tests.faults.fault import ARMS, CANDIDATE, CONTROL, Fault, Kind, Live, Moment, Setup, Situation, some_instant
 from tests.faults.processes import default_arm
 from tests.faults.relay import FAIR, VARIABLE, Weather, order
@@ -33,14 +29,11 @@ WEATHERS: dict[str, Weather | None] = {
     "no connection": Weather(refused=True),
     "a reset": None,
 }
-FILTERED = {"delay": 100, "abort": 30}  # percent of requests, by Envoy's own filter
 _SILENT_S = 60.0  # until health checks, telemetry and final snapshots of a silent arm are given up
 _KINDS: tuple[Kind, ...] = ("run", "until-decided", "ramp", "workers", "remote worker")
 _PRELUDE = "from tests.faults import network; network.install()"
 _RELAYED = str(Path(__file__).with_name("relay.py"))
 _RELAY = "splitter.relay"
-_DELAY_S = 0.3
-_UNAVAILABLE = 14
 
 
 def _reach_by_relay(setup: Setup) -> None:
@@ -87,86 +80,23 @@ class Network(Fault):
         return f"{reached} relays" if reached else ""
 
 
-class Filtered(Fault):
-    """Envoy delays, or refuses, a share of an arm's requests."""
-
-    def __init__(self, what: str, arm: str) -> None:
-        super().__init__(f"{what} by the splitter before {arm}", hurts=(arm,))
-        self._what, self._arm = what, arm
-
-    def arrange(self, setup: Setup) -> None:
-        _reach_by_relay(setup)
-        setup.prelude = _PRELUDE
-
-    def inject(self, live: Live) -> str:
-        return self._modify(live, FILTERED[self._what])
-
-    def lift(self, live: Live) -> None:
-        self._modify(live, 0)
-
-    def _modify(self, live: Live, percent: int) -> str:
-        folder = live.run_dir()
-        for path in () if folder is None else folder.glob("trial-*/envoy-admin.txt"):
-            with suppress(OSError, SplitterError, LookupError):
-                admin = Admin(path.read_text().strip())
-                clusters = {line.split("::")[0] for line in admin.get("/clusters").splitlines() if "::" in line}
-                arms = sorted(name for name in clusters if "@" not in name)
-                name = next(name for name in arms if (name == "eager") == (self._arm == CONTROL))
-                admin.post(f"/runtime_modify?{_key(name, self._what)}={percent}")
-                return f"{percent} % of {name}"
-        return ""
-
-
 def draw(rng: random.Random, situation: Situation) -> Moment | None:
-    """Draw a weather, or a filter of the splitter, once arms exist."""
+    """Draw a weather once arms exist."""
     if situation.kind not in _KINDS:
         return None
-    filtered, what = rng.random() < 0.25, rng.choice(list(FILTERED))
     weather, where = rng.choice(list(WEATHERS)), rng.choice((*ARMS, SPLITTER))
-    first = "starting arms" if where != SPLITTER and not filtered else "starting the load"
+    first = "starting arms" if where != SPLITTER else "starting the load"
     phase, after_s = some_instant(rng, situation, first, "stopping")
     lasts_s: float | None = round(rng.uniform(0.3, 2.0), 1)
     if not (situation.liveness or situation.quick) and rng.random() < 0.5:
         lasts_s = None
-    fault: Fault = Network(weather, where, lifted=lasts_s is not None)
-    if filtered:
-        fault = Filtered(what, CANDIDATE if where == SPLITTER else where)
+    fault = Network(weather, where, lifted=lasts_s is not None)
     return Moment(phase=phase, after_s=after_s, fault=fault, lasts_s=lasts_s)
 
 
 # --- In the process of the run ----------------------------------------------------------------------------------------
 
-_original = envoy.bootstrap
 _relays: dict[str, str] = {}
-
-
-def _key(arm: str, what: str) -> str:
-    """Return the runtime key of the percentage of the arm's requests that are hit, 0 at first."""
-    return f"faults.{arm}.{what}"
-
-
-def _with_faults(config: SplitterConfig, **options: Any) -> dict[str, Any]:
-    """Return the bootstrap with a fault filter for each arm in front of the router."""
-    document = _original(config, **options)
-    kind = "type.googleapis.com/envoy.extensions.filters.http.fault.v3.HTTPFault"
-    filters = [
-        {
-            "name": f"envoy.filters.http.fault.{arm.name}",
-            "typed_config": {
-                "@type": kind,
-                "upstream_cluster": arm.name,
-                "delay": {"fixed_delay": f"{_DELAY_S}s", "percentage": {"numerator": 0}},
-                "abort": {"grpc_status": _UNAVAILABLE, "percentage": {"numerator": 0}},
-                "delay_percent_runtime": _key(arm.name, "delay"),
-                "abort_percent_runtime": _key(arm.name, "abort"),
-            },
-        }
-        for arm in config.arms
-    ]
-    listener = document["static_resources"]["listeners"][0]
-    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
-    manager["http_filters"] = [*filters, *manager["http_filters"]]
-    return document
 
 
 def _relayed(address: str) -> str:
@@ -185,5 +115,4 @@ def install() -> None:
     """Change every splitter that this process starts from now on."""
     direct = envoy.Envoy.target.fget
     assert direct is not None
-    envoy.bootstrap = _with_faults  # type: ignore[assignment]
     envoy.Envoy.target = property(lambda self: _relayed(direct(self)))  # type: ignore[assignment, method-assign]

@@ -47,23 +47,8 @@ from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.replicas import replica_addresses
 from servers.splitter.statistics import read_statistics
 from servers.splitter.weights import configured_weights, live_shares, started_s_ago
-from tests.fakes.http2 import (
-    ACK,
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    GOAWAY,
-    HEADERS,
-    PADDED,
-    PING,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
-    chunk,
-    frame,
-    grpc_message,
-)
+from tests.fakes import http2
+from tests.fakes.http2 import chunk, frame, grpc_message
 from tests.fuzz.oracle import Reader, pieces
 
 # --- Header blocks ----------------------------------------------------------------------------------------------------
@@ -164,25 +149,33 @@ def _frames(folder: Path, content: bytes, draws: random.Random) -> None:
 
 def _answers(folder: Path) -> list[bytes]:
     coder = Encoder()
-    start = frame(SETTINGS, 0, 0, struct.pack(">HIHI", 3, 100, 4, 65_535)) + frame(SETTINGS, ACK, 0)
+    start = frame(http2.SETTINGS, 0, 0, struct.pack(">HIHI", 3, 100, 4, 65_535)) + frame(http2.SETTINGS, http2.ACK, 0)
 
     def answer(stream: int) -> bytes:
         whole = chunk([1]) + chunk([2, 3], [1_000, 2_000]) + chunk([])
         return b"".join(
             (
-                frame(HEADERS, END_HEADERS, stream, coder.encode(_ANSWER)),
-                frame(DATA, 0, stream, whole[:7]),
-                frame(DATA, PADDED, stream, b"\x03" + whole[7:] + b"\x00" * 3),
-                frame(HEADERS, END_HEADERS | END_STREAM, stream, coder.encode(_TRAILERS)),
+                frame(http2.HEADERS, http2.END_HEADERS, stream, coder.encode(_ANSWER)),
+                frame(http2.DATA, 0, stream, whole[:7]),
+                frame(http2.DATA, http2.PADDED, stream, b"\x03" + whole[7:] + b"\x00" * 3),
+                frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, coder.encode(_TRAILERS)),
             )
         )
 
     one = start + answer(1)
     block = coder.encode(_ANSWER)
-    cut = frame(HEADERS, 0, 3, block[:4]) + frame(CONTINUATION, END_HEADERS, 3, block[4:])
-    window = frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 70_000)) + frame(WINDOW_UPDATE, 0, 5, struct.pack(">I", 9))
-    rest = cut + window + frame(PING, 0, 0, b"12345678") + frame(RST_STREAM, 0, 3, struct.pack(">I", 7)) + answer(5)
-    away = frame(GOAWAY, 0, 0, struct.pack(">II", 1, 11) + b"too_many_pings")
+    cut = frame(http2.HEADERS, 0, 3, block[:4]) + frame(http2.CONTINUATION, http2.END_HEADERS, 3, block[4:])
+    window = frame(http2.WINDOW_UPDATE, 0, 0, struct.pack(">I", 70_000)) + frame(
+        http2.WINDOW_UPDATE, 0, 5, struct.pack(">I", 9)
+    )
+    rest = (
+        cut
+        + window
+        + frame(http2.PING, 0, 0, b"12345678")
+        + frame(http2.RST_STREAM, 0, 3, struct.pack(">I", 7))
+        + answer(5)
+    )
+    away = frame(http2.GOAWAY, 0, 0, struct.pack(">II", 1, 11) + b"too_many_pings")
     coder = Encoder()
     return [one, one + rest, one + rest + away, start + away + answer(1)]
 
