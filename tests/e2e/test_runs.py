@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -207,17 +206,8 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     shutil.rmtree(folder)
 
 
-def objects(lines: list[str]) -> list[Any]:
-    """The JSON objects among the lines."""
-    found = []
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
+def objects(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith("{")]
 
 
 def test_every_command_has_a_test_at_a_terminal() -> None:
@@ -240,27 +230,28 @@ def test_a_command_prints_lines_that_fit_a_terminal(command: str, given: dict[st
         shutil.rmtree(f"{given['RUN']}-csv")
     code, lines, err = at_terminal(python_of(command, *arguments, "--json"), tmp_path)
     assert code in (0, 3), err
-    assert len(lines) == len(objects(lines)) == 1
+    (line,) = lines
+    assert json.loads(line)
 
 
-def test_a_run_prints_no_object_and_its_report_last(tmp_path: Path) -> None:
-    settings = ("bed.reference_s=0", "traffic.duration_s=4", "traffic.block_s=1", "traffic.rate=8")
-    flags = [flag for setting in settings for flag in ("--set", setting)]
-    fake = (sys.executable, str(FAKE_ARM))
-    code, lines, err = at_terminal(python_of("run", "demo", *flags, arm_command=fake), tmp_path)
-    assert (code in (3, 99), objects(lines)) == (True, []), err
-    assert any("compiled-naive" in line for line in lines)
-    assert lines[-1].startswith("report: ")
-
-
-def test_a_search_prints_no_object_and_its_report_last(tmp_path: Path) -> None:
-    settings = ("bed.reference_s=0", "traffic.step_s=1", "traffic.settle_s=0", "traffic.rampup_s=0")
-    settings += ("traffic.duration_s=4", "traffic.rates=[24,96]")
-    flags = [flag for setting in settings for flag in ("--set", setting)]
+@pytest.mark.parametrize(
+    ("words", "settings", "codes"),
+    [
+        (["run", "demo"], ["traffic.duration_s=4", "traffic.block_s=1", "traffic.rate=8"], (3, 99)),
+        (
+            ["frontier", "demo", "--budget", "0.5"],
+            ["traffic.step_s=1", "traffic.settle_s=0", "traffic.duration_s=4", "traffic.rates=[24,96]"],
+            (0,),
+        ),
+    ],
+)
+def test_a_run_and_a_search_print_no_object_and_their_report_last(
+    words: list[str], settings: list[str], codes: tuple[int, ...], tmp_path: Path
+) -> None:
+    flags = [flag for setting in ("bed.reference_s=0", *settings) for flag in ("--set", setting)]
     fake = (sys.executable, str(FAKE_ARM), "--prefill-s", "eager-0=0.02")
-    words = python_of("frontier", "demo", "--budget", "0.5", *flags, arm_command=fake)
-    code, lines, err = at_terminal(words, tmp_path, columns=COLUMNS)
-    assert (code, objects(lines)) == (0, []), err
+    code, lines, err = at_terminal(python_of(*words, *flags, arm_command=fake), tmp_path, columns=COLUMNS)
+    assert (code in codes, objects(lines)) == (True, []), err
     assert lines[-1].startswith("report: ")
     assert [line for line in lines[:-1] if len(line) > COLUMNS and str(tmp_path) not in line] == []
 

@@ -11,7 +11,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -178,80 +177,45 @@ _OPENINGS = (b"[", b'{"a":', b"a.", b"((", b"[{", b"\x0a\x7f")
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _VALUE = re.compile(rb'"[^"\n]{0,64}"|-?\d+(?:\.\d+)?|true|false|null|\[\]|\{\}')
 
-Change = Callable[[bytearray, random.Random, Sequence[bytes]], None]
-
 
 def mutated(seeds: Sequence[bytes], draws: random.Random) -> bytes:
     """Return one of the seeds with one to four changes."""
     content = bytearray(draws.choice(seeds))
     for _ in range(draws.choice((1, 1, 1, 2, 2, 3, 4))):
-        draws.choice(_CHANGES)(content, draws, seeds)
+        _change(content, seeds, draws)
         del content[_LONGEST_INPUT:]
     return bytes(content)
 
 
-def pieces(content: bytes, draws: random.Random) -> list[bytes]:
-    """Split the content as reads from a socket may: whole half the time."""
-    if len(content) < 2 or draws.random() < 0.5:
-        return [content]
-    borders = sorted({0, len(content), *(draws.randrange(len(content)) for _ in range(draws.randint(1, 8)))})
-    return [content[start:end] for start, end in pairwise(borders)]
-
-
-def _flip(content: bytearray, draws: random.Random, seeds: Sequence[bytes]) -> None:
-    for _ in range(draws.choice((1, 1, 2, 8, 32))):
-        if content:
-            content[draws.randrange(len(content))] ^= 1 << draws.randrange(8)
-
-
-def _overwrite(content: bytearray, draws: random.Random, seeds: Sequence[bytes]) -> None:
-    at = draws.randrange(len(content) + 1)
-    new = draws.choice((*_LENGTHS, bytes((draws.randrange(256),))))
-    content[at : at + len(new)] = new
-
-
-def _insert(content: bytearray, draws: random.Random, seeds: Sequence[bytes]) -> None:
-    at = draws.randrange(len(content) + 1)
-    content[at:at] = draws.choice((*_TEXTS, *_VALUES, *_LENGTHS, draws.randbytes(draws.randint(1, 64))))
-
-
-def _cut(content: bytearray, draws: random.Random, seeds: Sequence[bytes]) -> None:
+def _change(content: bytearray, seeds: Sequence[bytes], draws: random.Random) -> None:
     start, end = _stretch(content, draws)
-    if draws.random() < 0.5:
-        end = len(content)
-    del content[start:end]
-
-
-def _repeat(content: bytearray, draws: random.Random, seeds: Sequence[bytes]) -> None:
-    start, end = _stretch(content, draws)
-    content[end:end] = bytes(content[start:end]) * draws.choice((1, 1, 2, 7, 100))
-
-
-def _swap(content: bytearray, draws: random.Random, seeds: Sequence[bytes]) -> None:
-    start, end = _stretch(content, draws)
-    later = min(len(content), end + max(1, end - start))
-    content[start:later] = content[end:later] + content[start:end]
-
-
-def _splice(content: bytearray, draws: random.Random, seeds: Sequence[bytes]) -> None:
-    other = draws.choice(seeds)
-    start, end = _stretch(content, draws)
-    there = draws.randrange(len(other) + 1)
-    content[start:end] = other[there : there + draws.randint(1, 256)]
-
-
-def _nest(content: bytearray, draws: random.Random, seeds: Sequence[bytes]) -> None:
-    at = draws.randrange(len(content) + 1)
-    content[at:at] = draws.choice(_OPENINGS) * draws.choice((3, 40, 2000, 20_000))
-
-
-def _replace(
-    old: re.Pattern[bytes], new: Sequence[bytes], content: bytearray, draws: random.Random, seeds: Sequence[bytes]
-) -> None:
-    found = [match.span() for match in old.finditer(content[: 1 << 16])]
-    if found:
-        start, end = draws.choice(found)
-        content[start:end] = draws.choice(new)
+    match draws.randrange(14):
+        case 0 | 1:
+            for _ in range(draws.choice((1, 1, 2, 8, 32)) if content else 0):
+                content[draws.randrange(len(content))] ^= 1 << draws.randrange(8)
+        case 2:
+            new = draws.choice((*_LENGTHS, draws.randbytes(1)))
+            content[start : start + len(new)] = new
+        case 3:
+            content[start:start] = draws.choice((*_TEXTS, *_VALUES, *_LENGTHS, draws.randbytes(draws.randint(1, 64))))
+        case 4:
+            del content[start : draws.choice((end, len(content)))]
+        case 5:
+            content[end:end] = bytes(content[start:end]) * draws.choice((1, 1, 2, 7, 100))
+        case 6:
+            later = min(len(content), end + max(1, end - start))
+            content[start:later] = content[end:later] + content[start:end]
+        case 7:
+            other = draws.choice(seeds)
+            there = draws.randrange(len(other) + 1)
+            content[start:end] = other[there : there + draws.randint(1, 256)]
+        case 8:
+            content[start:start] = draws.choice(_OPENINGS) * draws.choice((3, 40, 2000, 20_000))
+        case kind:
+            old, new_values = (_NUMBER, _NUMBERS) if kind < 11 else (_VALUE, _VALUES)
+            if found := [match.span() for match in old.finditer(content[: 1 << 16])]:
+                start, end = draws.choice(found)
+                content[start:end] = draws.choice(new_values)
 
 
 def _stretch(content: bytearray, draws: random.Random) -> tuple[int, int]:
@@ -263,8 +227,9 @@ def _stretch(content: bytearray, draws: random.Random) -> tuple[int, int]:
     return start, end
 
 
-_CHANGES: Sequence[Change] = (
-    *(_flip, _flip, _overwrite, _insert, _cut, _repeat, _swap, _splice, _nest),
-    *[partial(_replace, _NUMBER, _NUMBERS)] * 2,
-    *[partial(_replace, _VALUE, _VALUES)] * 3,
-)
+def pieces(content: bytes, draws: random.Random) -> list[bytes]:
+    """Split the content as reads from a socket may: whole half the time."""
+    if len(content) < 2 or draws.random() < 0.5:
+        return [content]
+    borders = sorted({0, len(content), *(draws.randrange(len(content)) for _ in range(draws.randint(1, 8)))})
+    return [content[start:end] for start, end in pairwise(borders)]
