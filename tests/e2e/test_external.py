@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +28,7 @@ from tests.fakes.hub_model import make
 from tests.fakes.openai_server import CompilingServer, serving
 from tests.fakes.patience import PATIENCE_S, wait_for
 from tests.fakes.users_house import ROOT, UsersHouse
-from tests.fakes.whole_run import last_line, requests, summary_of, with_fake_arms
+from tests.fakes.whole_run import ended, last_line, requests, summary_of, with_fake_arms
 
 needs_server = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("fastapi", "uvicorn", "openai")),
@@ -280,89 +280,47 @@ def test_a_killed_controller_leaves_the_weights_and_the_next_one_resumes(house: 
     assert (ramp_found["outcome"], ramp_found["hurt"]) == ("promoted", 0)
     again = house.ramp("--resume", str(run_dir(house)), "--page", "off")
     again.communicate(timeout=PATIENCE_S)
-    assert again.returncode == 2, "a ramp that has end_of is not resumed"
+    assert again.returncode == 2, "a ramp that has ended is not resumed"
 
 
 @contextmanager
-def judged(house: UsersHouse) -> Iterator[subprocess.Popen[str]]:
-    """Judge the traffic while another controller moves the weights."""
-    settings = ["--set", "users.moved_by=others", "--set", f"ramp.candidate={house.arms[1]}"]
-    settings += ["--set", "traffic.block_s=1", "--at-most", "5m", *LOOSE]
-    run = house.ramp("demo", "--admin", f"127.0.0.1:{house.ports['admin']}", "--out", "out", *settings)
-    try:
-        yield run
-    finally:
-        run.kill()
-        run.wait()
+def provider(folder: Path) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """Start `tailgate provider` and yield a function that asks it as a controller does."""
+    command = [sys.executable, "-m", "loadtests.commands.main", "provider", str(folder), "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with ended(process):
+        assert process.stdout is not None
+        _, port = host_port(json.loads(process.stdout.readline())["url"].removeprefix("http://"))
 
+        def answer(question: str) -> dict[str, Any]:
+            status, body = asked(port, "GET", f"/v1/judgement?for={question}&window=20s")
+            assert status == 200, body
+            found: dict[str, Any] = json.loads(body)
+            return found
 
-class Provider:
-    """`tailgate provider`, asked as a controller does."""
-
-    def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "loadtests.commands.main", "provider", str(folder), "--listen", "127.0.0.1:0"]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert self._process.stdout is not None
-        self._port = host_port(json.loads(self._process.stdout.readline())["url"].removeprefix("http://"))[1]
-
-    def __enter__(self) -> Provider:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-    def answer(self, question: str) -> dict[str, Any]:
-        status, body = asked(self._port, "GET", f"/v1/judgement?for={question}&window=20s")
-        assert status == 200, body
-        found: dict[str, Any] = json.loads(body)
-        return found
-
-    def wait_for(self, question: str, verdict: str, *, timeout_s: float) -> dict[str, Any]:
-        answers = [self.answer(question)]
-
-        def is_given() -> bool:
-            answers.append(self.answer(question))
-            return bool(answers[-1]["verdict"] == verdict)
-
-        wait_for(is_given, timeout_s, every_s=0.1, otherwise=lambda: answers[-1])
-        return answers[-1]
-
-
-def set_share(house: UsersHouse, share: int) -> None:
-    weights = f"{house.arms[0]}={100 - share},{house.arms[1]}={share}"
-    done = house.command("split", "--admin", f"127.0.0.1:{house.ports['admin']}", "--set-weights", weights)
-    assert done.returncode == 0, done.stderr
-
-
-def wait_for_run(house: UsersHouse) -> None:
-    wait_for(
-        lambda: list((house.folder / "out").glob("*-demo/weights.jsonl")),
-        otherwise=(house.folder / "ramp.log").read_text,
-    )
-
-
-def wait_for_weight(house: UsersHouse, share: int) -> None:
-    wait_for(lambda: read_weights(run_dir(house))[-1].weights[house.arms[1]] == share)
-    more_answers(house)
+        yield answer
 
 
 def test_a_candidate_that_dies_under_another_controller_fails_and_its_weights_stay(tmp_path: Path) -> None:
-    with UsersHouse(tmp_path) as house, judged(house) as run:
-        wait_for_run(house)
-        with Provider(tmp_path / "out") as provider:
-            assert provider.answer("step")["verdict"] == "INCONCLUSIVE", "the candidate has no traffic yet"
-            set_share(house, 30)
-            wait_for_weight(house, 30)
+    settings = ["--set", "users.moved_by=others", "--set", "ramp.candidate=compiled-padded"]
+    settings += ["--set", "traffic.block_s=1", "--at-most", "5m", *LOOSE]
+    with UsersHouse(tmp_path) as house:
+        admin = f"127.0.0.1:{house.ports['admin']}"
+        run = house.ramp("demo", "--admin", admin, "--out", "out", *settings)
+        with ended(run), provider(tmp_path / "out") as answer:
+            wait_for(lambda: list(tmp_path.glob("out/*-demo/weights.jsonl")))
+            assert answer("step")["verdict"] == "INCONCLUSIVE", "the candidate has no traffic yet"
+            done = house.command("split", "--admin", admin, "--set-weights", "eager=70,compiled-padded=30")
+            assert done.returncode == 0, done.stderr
+            wait_for(lambda: read_weights(run_dir(house))[-1].weights["compiled-padded"] == 30)
+            more_answers(house)
             house.kill("compiled-padded")
-            provider.wait_for("promotion", "FAIL", timeout_s=60)
-            wait_for(lambda: "compiled-padded-0 died" in provider.answer("promotion")["reasons"], every_s=0.1)
+            wait_for(lambda: answer("promotion")["verdict"] == "FAIL", 60, every_s=0.1)
+            wait_for(lambda: "compiled-padded-0 died" in answer("promotion")["reasons"], every_s=0.1)
             assert house.weights() == {"eager": 70, "compiled-padded": 30}, "the provider moves nothing"
             run.send_signal(signal.SIGINT)
             end_of(run, timeout_s=90)
-        journal = read_weights(run_dir(house))
-        assert [change.weights["compiled-padded"] for change in journal] == [0, 30]
-        assert {change.action for change in journal} == {BY_OTHERS}
+        changes = read_weights(run_dir(house))
+        assert [change.weights["compiled-padded"] for change in changes] == [0, 30]
+        assert {change.action for change in changes} == {BY_OTHERS}
         assert (run_dir(house) / "report.html").exists()

@@ -26,23 +26,10 @@ from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError, read_table
 from servers.clock import now_ns
 from tests.fakes.listening import Listener, listeners
+from tests.faults import plan as arrangement
 from tests.faults import promises
 from tests.faults.fault import PHASES, Moment, Setup
-from tests.faults.plan import (
-    ANSWERS,
-    DEFAULT,
-    FAMILIES,
-    KINDS,
-    Plan,
-    arranged,
-    beside,
-    command,
-    covering,
-    environment,
-    plan,
-    tailgate,
-    temporary,
-)
+from tests.faults.plan import DEFAULT, FAMILIES, KINDS, Plan, covering, plan
 from tests.faults.processes import ancestry, by_role, marked
 from tests.faults.promises import AMONG_TEMPORARY, Answered, Command, Injected, Story, breaches, lost_s
 
@@ -60,7 +47,7 @@ class LiveRun:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
         self.mark = uuid.uuid4().hex[:12]
-        self.setup = arranged(plan, folder)
+        self.setup = arrangement.arranged(plan, folder)
         self._process: subprocess.Popen[bytes] | None = None
         self._read = 0
         self._phase = ""
@@ -87,9 +74,9 @@ class LiveRun:
         folder, limit_s = self.setup.folder, self.plan.limit_s
         with (folder / "run.out").open("wb") as out, (folder / "run.err").open("wb") as err:
             self._process = process = subprocess.Popen(
-                command(self.plan, self.setup, words),
+                arrangement.command(self.plan, self.setup, words),
                 cwd=folder,
-                env=environment(self.mark, self.setup),
+                env=arrangement.environment(self.mark, self.setup),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -163,10 +150,10 @@ def phase_of(line: str) -> str:
 def carry_out(plan: Plan, folder: Path) -> Story:
     """Carry out the plan in the empty folder, end all its processes and return the story."""
     live = LiveRun(plan, folder)
-    scratch = temporary(live.mark)
+    scratch = arrangement.temporary(live.mark)
     scratch.mkdir()
     try:
-        with beside(plan, live.mark, live.setup) as words:
+        with arrangement.beside(plan, live.mark, live.setup) as words:
             others = set(marked(live.mark))
             run = live.carry_out(words)
             if run.code == 2 and not live.injected:
@@ -212,7 +199,7 @@ def recorded(folder: Path) -> set[str]:
 
 def answered(folder: Path) -> Iterator[Answered]:
     """Return the answers that arms wrote down, without those to parity prompts."""
-    for line in _text(folder / ANSWERS).splitlines():
+    for line in _text(folder / arrangement.ANSWERS).splitlines():
         request_id, arm, at_ns = line.split(" ")
         if _OF_TRAFFIC.match(request_id):
             yield Answered(request_id=request_id, arm=arm, at_ns=int(at_ns))
@@ -247,9 +234,9 @@ def _analyzed(live: LiveRun, run_dir: Path) -> Command:
     began_s = time.monotonic()
     try:
         done = subprocess.run(
-            tailgate("analyze", str(run_dir)),
+            arrangement.tailgate("analyze", str(run_dir)),
             cwd=live.setup.folder,
-            env=environment(live.mark, Setup(folder=live.setup.folder)),
+            env=arrangement.environment(live.mark, Setup(folder=live.setup.folder)),
             capture_output=True,
             text=True,
             timeout=_ANALYZE_S,

@@ -115,7 +115,6 @@ class Sample:
 
     at_s: float
     rss: int
-    pss: int
     own: int
     files: int
     threads: int
@@ -138,7 +137,6 @@ def sample(process: psutil.Process, at_s: float) -> Sample | None:
             return Sample(
                 at_s=at_s,
                 rss=rollup["Rss"] * 1024,
-                pss=rollup["Pss"] * 1024,
                 own=rollup["Anonymous"] * 1024,
                 files=process.num_fds(),
                 threads=process.num_threads(),
@@ -180,7 +178,7 @@ def growth(samples: Sequence[Sample], figure: str, *, start_s: float, end_s: flo
 
 def table(kept: Mapping[str, Sequence[Sample]], *, start_s: float, end_s: float) -> list[dict[str, Any]]:
     """Return a row for each process that lived all through the traffic."""
-    figures = ("rss", "pss", "own", "files", "threads")
+    figures = ("rss", "own", "files", "threads")
     rows = ({key: growth(samples, key, start_s=start_s, end_s=end_s) for key in figures} for samples in kept.values())
     return [{"process": name, **row} for name, row in zip(kept, rows, strict=True) if None not in row.values()]
 
@@ -204,9 +202,9 @@ class Watch:
         self._stopped.set()
         self._thread.join()
 
-    def left(self, within_s: float = _GONE_S) -> list[str]:
-        """Return the processes that still run after so long."""
-        _, alive = psutil.wait_procs(list(self.processes.values()), timeout=within_s)
+    def left(self) -> list[str]:
+        """Return the processes that still run after `_GONE_S`."""
+        _, alive = psutil.wait_procs(list(self.processes.values()), timeout=_GONE_S)
         return [self._names[process.pid, process.create_time()] for process in alive]
 
     def _run(self) -> None:
@@ -250,10 +248,9 @@ def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     arm = [sys.executable, "-m", "tests.faults.quick_arm", "--stall-s", "0.1"]
     words = ["run", "day.toml", "--out", "runs", "--set", "bed.reference_s=0", "--json", *options.arguments]
     metrics = f"127.0.0.1:{free_port()}"
-    words += ["--metrics", metrics] if options.metrics else []
+    words += ["--metrics", metrics]
     given = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", quick_arm.VARIABLE: str(options.compile_s)}
     log = folder / "run.log"
-    began_s = time.time()
     with log.open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, "-c", tailgate(*words, arm_command=arm)],
@@ -266,17 +263,15 @@ def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         )
         watch = Watch(process.pid)
         page_bytes, metrics_bytes = [0], [0]
-        listening = False
-        while process.poll() is None:
+        while (page := _PAGE.search(log.read_text())) is None and process.poll() is None:
             time.sleep(0.5)
-            if not listening and (page := _PAGE.search(log.read_text())):
-                listening = True
-                readers = [(page[1], "/events", 0.0, page_bytes)]
-                readers += [(f"http://{metrics}", "/metrics", 5.0, metrics_bytes)] if options.metrics else []
-                for reader in readers:
-                    threading.Thread(target=listen, args=reader, daemon=True).start()
+        if page is not None:
+            for reader in (
+                (page[1], "/events", 0.0, page_bytes),
+                (f"http://{metrics}", "/metrics", 5.0, metrics_bytes),
+            ):
+                threading.Thread(target=listen, args=reader, daemon=True).start()
         output = process.communicate()[0]
-        ended_s = time.time()
         watch.stop()
     if not output:
         raise SystemExit(f"the run broke: {log.read_text()}")
@@ -294,18 +289,13 @@ def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "exit_code": process.returncode,
         "requests": {arm["name"]: arm["requests"] for arm in summary["arms"]},
         "recompiles": {arm["name"]: (arm.get("compile") or {}).get("recompiles") for arm in summary["arms"]},
-        "start_to_end_s": round(ended_s - began_s, 1),
         "traffic_s": round(end_s - start_s, 1),
-        "after_traffic_s": round(ended_s - end_s, 1),
         "peak_mib": round(max(item.rss for item in watch.samples["tailgate run #0"]) / 2**20, 1),
         "page_bytes": page_bytes[0],
         "metrics_bytes": metrics_bytes[0],
         "processes": table(watch.samples, start_s=start_s, end_s=end_s),
         "left": watch.left(),
         "report_bytes": (run_dir / "report.html").stat().st_size,
-        "samples": {
-            name: [[getattr(s, key) for key in s.__slots__] for s in kept] for name, kept in watch.samples.items()
-        },
     }
 
 
@@ -343,7 +333,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--compile-s", type=float, default=10.0, help="the compiled arm compiles after so long")
     parser.add_argument("--out", type=Path, help="keep everything in this new folder")
-    parser.add_argument("--no-metrics", dest="metrics", action="store_false")
     parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True, help="nothing may grow")
     parser.add_argument("arguments", nargs="*", help="more of `tailgate run`, after --")
     options = parser.parse_args(arguments)
@@ -351,11 +340,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = options.out or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         seen = run_day(options, folder)
-        (folder / "samples.json").write_text(json.dumps(seen.pop("samples")))
         wrong = misses(seen, memory=options.memory)
         for line in wrong:
             print(line, file=sys.stderr)
-        (folder / "day.json").write_text(json.dumps({**seen, "misses": wrong}, indent=2))
         print(json.dumps({**seen, "misses": wrong}), flush=True)
     return 1 if wrong else 0
 

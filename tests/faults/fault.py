@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -51,41 +51,20 @@ class Setup:
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 
+@dataclass(eq=False, kw_only=True)
 class Fault(abc.ABC):
-    """Something that goes wrong.
+    """Something that goes wrong, and what promises allow for."""
 
-    `name` is its row in the tables; promises allow for the rest:
-    `hurts`: arms that it may slow down, or whose requests it may make fail; `silences`: arms that answer nothing
-    afterwards; `ends_records`: later answers may go unrecorded; `removes_records`: what was recorded is deleted;
-    `silenced_logs`: prefixes of logs that may hold a traceback; `spares_temporary`: temporary folders may stay;
-    `forbids_pass`: no candidate may pass; `is_watched`: the run monitors its machines; `extra_s`: the run may take
-    that much longer.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        hurts: Iterable[str] = (),
-        silences: Iterable[str] = (),
-        ends_records: bool = False,
-        removes_records: bool = False,
-        silenced_logs: tuple[str, ...] = (),
-        spares_temporary: bool = False,
-        forbids_pass: bool = False,
-        is_watched: bool = False,
-        extra_s: float = 0.0,
-    ) -> None:
-        self.name = name
-        self.hurts = frozenset(hurts)
-        self.silences = frozenset(silences)
-        self.ends_records = ends_records
-        self.removes_records = removes_records
-        self.silenced_logs = silenced_logs
-        self.spares_temporary = spares_temporary
-        self.forbids_pass = forbids_pass
-        self.is_watched = is_watched
-        self.extra_s = extra_s
+    name: str
+    hurts: tuple[str, ...] = ()  # arms that it may slow down, or whose requests it may make fail
+    silences: tuple[str, ...] = ()  # arms that answer nothing afterwards
+    ends_records: bool = False  # later answers may go unrecorded
+    removes_records: bool = False
+    silenced_logs: tuple[str, ...] = ()  # prefixes of logs that may hold a traceback
+    spares_temporary: bool = False  # temporary folders may stay
+    forbids_pass: bool = False  # for any candidate
+    is_watched: bool = False  # the run monitors its machines
+    extra_s: float = 0.0  # that the run may take longer
 
     def arrange(self, setup: Setup) -> None:  # noqa: B027  (most need nothing)
         """Change what the run is started with."""

@@ -101,7 +101,7 @@ class Clock(Fault):
     whose = "the"
 
     def __init__(self, seconds: int) -> None:
-        super().__init__(f"{self.whose} wall clock steps by {seconds:+d} s")
+        super().__init__(name=f"{self.whose} wall clock steps by {seconds:+d} s")
         self._seconds = seconds
 
     def arrange(self, setup: Setup) -> None:
@@ -132,7 +132,7 @@ class Skew(Fault):
     """All clocks of the remote worker run fast from its start on."""
 
     def __init__(self, rate: float) -> None:
-        super().__init__(f"the worker's clocks run at {rate:g}")
+        super().__init__(name=f"the worker's clocks run at {rate:g}")
         self._rate = rate
 
     def arrange(self, setup: Setup) -> None:
@@ -149,7 +149,7 @@ class Processors(Fault):
     """Every process of the run shares one processor with two others that compute."""
 
     def __init__(self) -> None:
-        super().__init__("one processor for all, and two that compute on it", hurts=ARMS)
+        super().__init__(name="one processor for all, and two that compute on it", hurts=ARMS)
         self._burners: list[subprocess.Popen[bytes]] = []
 
     def inject(self, live: Live) -> str:
@@ -189,7 +189,7 @@ class Memory(Fault):
         # Python, grpcio and Locust print a traceback when there was no memory; a process that is killed prints nothing.
         logs = {CONTROL: ("eager-",), CANDIDATE: ("compiled-",), "load": ("locust",)}
         super().__init__(
-            f"the kernel holds the memory of {role}" if held else f"no more memory for {role}",
+            name=f"the kernel holds the memory of {role}" if held else f"no more memory for {role}",
             hurts=(role,) if role in ARMS else ARMS if role == "envoy" else (),
             ends_records=role not in (*ARMS, "envoy"),
             silenced_logs=() if held else logs.get(role, ()),
@@ -319,7 +319,7 @@ class DeviceMemory(Fault):
     """Both arms run on one card, and another process takes the rest of its memory, to the end if it `stays`."""
 
     def __init__(self, *, stays: bool) -> None:
-        super().__init__("no more memory on the card", hurts=ARMS, forbids_pass=stays, is_watched=True)
+        super().__init__(name="no more memory on the card", hurts=ARMS, forbids_pass=stays, is_watched=True)
         self._neighbours: list[subprocess.Popen[str]] = []
 
     def arrange(self, setup: Setup) -> None:

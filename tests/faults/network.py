@@ -51,7 +51,7 @@ class Network(Fault):
     def __init__(self, weather: str, where: str, *, lifted: bool) -> None:
         gone = weather in ("silence", "no connection") and not lifted and where != SPLITTER
         super().__init__(
-            f"{weather} before {where}",
+            name=f"{weather} before {where}",
             hurts=ARMS if where == SPLITTER else (where,),
             silences=(where,) if gone else (),
             extra_s=0.0 if lifted else _SILENT_S,

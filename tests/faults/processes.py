@@ -12,19 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.faults.fault import (
-    ARMS,
-    CANDIDATE,
-    CONTROL,
-    Fault,
-    Kind,
-    Live,
-    Moment,
-    Setup,
-    Situation,
-    Truth,
-    some_instant,
-)
+from tests.faults.fault import ARMS, CANDIDATE, CONTROL, Fault, Kind, Live, Moment, Setup, Situation, some_instant
 
 if TYPE_CHECKING:
     from tests.fakes.lying_arm import Lie
@@ -140,7 +128,7 @@ class Signal(Fault):
         own = (arm,) if arm else ()
         lasting = number != signal.SIGSTOP
         super().__init__(
-            f"{number.name} of {role}",
+            name=f"{number.name} of {role}",
             hurts=own or (ARMS if role == "envoy" else ()),
             silences=own if lasting else (),
             ends_records=lasting and role in _RECORDERS,
@@ -227,8 +215,8 @@ def default_arm(setup: Setup) -> None:
 class Lying(Fault):
     """An arm lies from its start on. A control that cheats is faster than any candidate, which may then well fail."""
 
-    def __init__(self, lie: Lie, arm: str, truth: Truth) -> None:
-        super().__init__(f"{lie}, says {arm}", hurts=ARMS, forbids_pass=lie in _NO_PASS)
+    def __init__(self, lie: Lie, arm: str, truth: str) -> None:
+        super().__init__(name=f"{lie}, says {arm}", hurts=ARMS, forbids_pass=lie in _NO_PASS)
         names = {CONTROL: "eager", CANDIDATE: "compiled-naive" if truth == "naive" else "compiled-padded"}
         self._flags = ["--lie", f"{names[arm]}-0={lie}"]
 

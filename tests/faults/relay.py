@@ -53,7 +53,6 @@ class Relay:
         self._target = target
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=PIECE)
@@ -78,8 +77,7 @@ class Relay:
         self._writers.add(near_out)
         far_out = None
         try:
-            while self.weather.held:
-                await asyncio.sleep(_POLL_S)
+            await self._released()
             far_in, far_out = await asyncio.open_connection(*self._target, limit=PIECE)
             self._writers.add(far_out)
             await asyncio.gather(self._pass_on(near_in, far_out), self._pass_on(far_in, near_out))
@@ -91,37 +89,23 @@ class Relay:
                 writer.transport.abort()
 
     async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Pass pieces on in order; reading stops where much waits, as behind any full buffer."""
-        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=1024)
-        writing = asyncio.create_task(self._write(waiting, sink))
-        self._tasks.add(writing)
-        try:
-            while True:
-                while self.weather.held:
-                    await asyncio.sleep(_POLL_S)
-                rate = self.weather.bytes_per_s
-                piece = await source.read(max(1, min(PIECE, int(rate * _POLL_S))) if rate else PIECE)
-                if rate := self.weather.bytes_per_s:  # it may have changed while nothing came
-                    await asyncio.sleep(len(piece) / rate)
-                await waiting.put((asyncio.get_running_loop().time() + self.weather.delay_s, piece))
-                if not piece:
-                    break
-            await writing
-        finally:
-            writing.cancel()
-            self._tasks.discard(writing)
-
-    async def _write(self, waiting: asyncio.Queue[tuple[float, bytes]], sink: asyncio.StreamWriter) -> None:
         while True:
-            due_s, piece = await waiting.get()
-            await asyncio.sleep(max(0.0, due_s - asyncio.get_running_loop().time()))
-            while self.weather.held:
-                await asyncio.sleep(_POLL_S)
+            await self._released()
+            rate = self.weather.bytes_per_s
+            piece = await source.read(max(1, min(PIECE, int(rate * _POLL_S))) if rate else PIECE)
+            if rate := self.weather.bytes_per_s:  # it may have changed meanwhile
+                await asyncio.sleep(len(piece) / rate)
+            await asyncio.sleep(self.weather.delay_s)
+            await self._released()
             if not piece:
                 sink.write_eof()
                 return
             sink.write(piece)
             await sink.drain()
+
+    async def _released(self) -> None:
+        while self.weather.held:
+            await asyncio.sleep(_POLL_S)
 
 
 async def serve(target: tuple[str, int]) -> tuple[Relay, int]:

@@ -98,7 +98,7 @@ class Storage(Fault):
     """A disk of DISKS that holds the results, or a folder of FOLDERS that is removed."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(what, ends_records=True, removes_records=what in FOLDERS)
+        super().__init__(name=what, ends_records=True, removes_records=what in FOLDERS)
 
     def arrange(self, setup: Setup) -> None:
         if self.name in DISKS and setup.disk is None:

@@ -283,10 +283,7 @@ def test_marked_processes_are_found_with_their_children_and_no_others() -> None:
 
 def test_a_leak_of_three_percent_is_seen_under_noise_and_spikes() -> None:
     values = [1000 + round(30 * at / 100) + (5 if at % 2 else -5) + (4000 if at % 25 == 3 else 0) for at in range(101)]
-    samples = [
-        day.Sample(at_s=float(at), rss=value, pss=value, own=value, files=9, threads=3)
-        for at, value in enumerate(values)
-    ]
+    samples = [day.Sample(at_s=float(at), rss=value, own=value, files=9, threads=3) for at, value in enumerate(values)]
     found = day.growth(samples, "own", start_s=0.0, end_s=100.0)
     assert found is not None
     assert found["growth"] == pytest.approx(0.026, abs=0.006)
