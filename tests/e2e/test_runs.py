@@ -240,7 +240,13 @@ def test_a_command_prints_lines_that_fit_a_terminal(command: str, given: dict[st
         (["run", "demo"], ["traffic.duration_s=4", "traffic.block_s=1", "traffic.rate=8"], (3, 99)),
         (
             ["frontier", "demo", "--budget", "0.5"],
-            ["traffic.step_s=1", "traffic.settle_s=0", "traffic.duration_s=4", "traffic.rates=[24,96]"],
+            [
+                "traffic.step_s=1",
+                "traffic.settle_s=0",
+                "traffic.rampup_s=0",
+                "traffic.duration_s=4",
+                "traffic.rates=[24,96]",
+            ],
             (0,),
         ),
     ],

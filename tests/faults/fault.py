@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ Truth = Literal["good", "naive", "slow", "other answers", "dies"]
 Family = Literal["safety", "liveness", "none"]
 Live = Any  # tests.faults.campaign.LiveRun, which imports this module
 
+FAKES = Path(__file__).resolve().parents[1] / "fakes"
 CONTROL, CANDIDATE = "control", "candidate"
 ARMS = (CONTROL, CANDIDATE)
 # As a run shows them on stderr, in their order.
@@ -49,6 +51,10 @@ class Setup:
     disk: Any = None
     worker_environment: dict[str, str] = field(default_factory=dict)
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+
+def default_arm(setup: Setup) -> None:
+    setup.arm_command = setup.arm_command or [sys.executable, str(FAKES / "arm.py")]
 
 
 @dataclass(eq=False, kw_only=True)

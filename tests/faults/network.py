@@ -16,8 +16,19 @@ from pathlib import Path
 from servers.address import host_port, joined
 from servers.launcher import launched
 from servers.splitter import envoy
-from tests.faults.fault import ARMS, CANDIDATE, CONTROL, Fault, Kind, Live, Moment, Setup, Situation, some_instant
-from tests.faults.processes import default_arm
+from tests.faults.fault import (
+    ARMS,
+    CANDIDATE,
+    CONTROL,
+    Fault,
+    Kind,
+    Live,
+    Moment,
+    Setup,
+    Situation,
+    default_arm,
+    some_instant,
+)
 from tests.faults.relay import FAIR, VARIABLE, Weather, order
 
 SPLITTER = "splitter"

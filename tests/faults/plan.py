@@ -20,8 +20,8 @@ from servers.clock import anchored_environment
 from tests.fakes.openai_server import CompilingServer, serving
 from tests.fakes.users_house import free_port
 from tests.faults import machine, network, processes, storage
-from tests.faults.fault import CANDIDATE, Draw, Family, Kind, Moment, Setup, Situation, Truth
-from tests.faults.processes import FAKES, MARK
+from tests.faults.fault import CANDIDATE, FAKES, Draw, Family, Kind, Moment, Setup, Situation, Truth
+from tests.faults.processes import MARK
 
 # Where faults come from, by the name that the campaign's --families takes.
 FAMILIES: dict[str, Draw] = {

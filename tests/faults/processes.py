@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tests.fakes.lying_arm import LIES, Lie
+from tests.faults import fault
 from tests.faults.fault import ARMS, CANDIDATE, CONTROL, Fault, Kind, Live, Moment, Setup, Situation, some_instant
 
-if TYPE_CHECKING:
-    from tests.fakes.lying_arm import Lie
-
 MARK = "TAILGATE_FAULTS_MARK"
-FAKES = Path(__file__).resolve().parents[1] / "fakes"
 _CONTROL = "eager"  # the control's name in every plan
 _MODULES = {
     "-m loadtests.bed": "watcher",
@@ -175,54 +171,31 @@ def draw_signal(rng: random.Random, situation: Situation) -> Moment | None:
 # --- Lies -------------------------------------------------------------------------------------------------------------
 
 # Without "compiles hidden", which only latencies show (docs/reliability.md).
-_ANSWERS: tuple[Lie, ...] = (
-    "more tokens than came",
-    "every token twice",
-    "one token of all",
-    "nothing at once",
+_COMPILES = tuple(lie for lie in LIES if lie.startswith("compiles") and lie != "compiles hidden")
+_ANSWERS = tuple(lie for lie in LIES if not lie.startswith("compiles"))
+# With the others the candidate cannot be judged by what it reports, or does less work than the control.
+_MAY_PASS: tuple[Lie, ...] = (
     "no trailers",
-    "late trailers",
     "times that go backwards",
-    "another name",
     "steps that go backwards",
-)
-_COMPILES: tuple[Lie, ...] = (
     "compiles twice",
-    "compiles lost",
     "compiles from the future",
     "compiles of negative length",
 )
-# The candidate cannot be judged by what it reports, or does less work than the control.
-_NO_PASS: frozenset[Lie] = frozenset(
-    {
-        "more tokens than came",
-        "every token twice",
-        "one token of all",
-        "nothing at once",
-        "late trailers",
-        "another name",
-        "compiles lost",
-    }
-)
-_REFUSED: frozenset[Lie] = frozenset({"another name"})  # before the run begins
 _LIE_KINDS: tuple[Kind, ...] = ("run", "until-decided", "ramp", "workers", "remote worker")
-
-
-def default_arm(setup: Setup) -> None:
-    setup.arm_command = setup.arm_command or [sys.executable, str(FAKES / "arm.py")]
 
 
 class Lying(Fault):
     """An arm lies from its start on. A control that cheats is faster than any candidate, which may then well fail."""
 
     def __init__(self, lie: Lie, arm: str, truth: str) -> None:
-        super().__init__(name=f"{lie}, says {arm}", hurts=ARMS, forbids_pass=lie in _NO_PASS)
+        super().__init__(name=f"{lie}, says {arm}", hurts=ARMS, forbids_pass=lie not in _MAY_PASS)
         names = {CONTROL: "eager", CANDIDATE: "compiled-naive" if truth == "naive" else "compiled-padded"}
         self._flags = ["--lie", f"{names[arm]}-0={lie}"]
 
     def arrange(self, setup: Setup) -> None:
-        default_arm(setup)
-        setup.arm_command[-1] = str(FAKES / "lying_arm.py")
+        fault.default_arm(setup)
+        setup.arm_command[-1] = str(fault.FAKES / "lying_arm.py")
         setup.arm_flags += self._flags
 
     def inject(self, live: Live) -> str:
@@ -236,6 +209,6 @@ def draw_lie(rng: random.Random, situation: Situation) -> Moment | None:
     lie, arm = rng.choice(_ANSWERS + _COMPILES), rng.choice((CANDIDATE, CANDIDATE, CONTROL))
     if lie in _COMPILES:
         arm = CANDIDATE
-    if situation.liveness and (lie in _REFUSED or (lie in _COMPILES and situation.truth == "naive")):
+    if situation.liveness and (lie == "another name" or (lie in _COMPILES and situation.truth == "naive")):
         return None  # compiles that cannot be placed are no reason to fail
     return Moment(phase="starting arms", after_s=0.0, fault=Lying(lie, arm, situation.truth))

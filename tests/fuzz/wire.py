@@ -112,10 +112,8 @@ def _connected() -> Iterator[tuple[Connection, list[GrpcCall]]]:
     try:
         connection = Connection(client, sock)
         client.connections.append(connection)
-        calls = [
-            GrpcCall(headers=b"", body=b"body" * size, timeout_s=None, on_done=None, tag=None)
-            for size in (1, 9, 50_000)
-        ]
+        given: dict[str, Any] = {"headers": b"", "timeout_s": None, "on_done": None, "tag": None}
+        calls = [GrpcCall(body=b"body" * size, **given) for size in (1, 9, 50_000)]
         for call in calls:
             connection.open(call)
         yield connection, calls
@@ -153,28 +151,18 @@ def _answers(folder: Path) -> list[bytes]:
 
     def answer(stream: int) -> bytes:
         whole = chunk([1]) + chunk([2, 3], [1_000, 2_000]) + chunk([])
-        return b"".join(
-            (
-                frame(http2.HEADERS, http2.END_HEADERS, stream, coder.encode(_ANSWER)),
-                frame(http2.DATA, 0, stream, whole[:7]),
-                frame(http2.DATA, http2.PADDED, stream, b"\x03" + whole[7:] + b"\x00" * 3),
-                frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, coder.encode(_TRAILERS)),
-            )
-        )
+        head = frame(http2.HEADERS, http2.END_HEADERS, stream, coder.encode(_ANSWER))
+        data = frame(http2.DATA, 0, stream, whole[:7])
+        data += frame(http2.DATA, http2.PADDED, stream, b"\x03" + whole[7:] + b"\x00" * 3)
+        ends = http2.END_HEADERS | http2.END_STREAM
+        return head + data + frame(http2.HEADERS, ends, stream, coder.encode(_TRAILERS))
 
     one = start + answer(1)
     block = coder.encode(_ANSWER)
     cut = frame(http2.HEADERS, 0, 3, block[:4]) + frame(http2.CONTINUATION, http2.END_HEADERS, 3, block[4:])
-    window = frame(http2.WINDOW_UPDATE, 0, 0, struct.pack(">I", 70_000)) + frame(
-        http2.WINDOW_UPDATE, 0, 5, struct.pack(">I", 9)
-    )
-    rest = (
-        cut
-        + window
-        + frame(http2.PING, 0, 0, b"12345678")
-        + frame(http2.RST_STREAM, 0, 3, struct.pack(">I", 7))
-        + answer(5)
-    )
+    for stream, size in ((0, 70_000), (5, 9)):
+        cut += frame(http2.WINDOW_UPDATE, 0, stream, struct.pack(">I", size))
+    rest = cut + frame(http2.PING, 0, 0, b"12345678") + frame(http2.RST_STREAM, 0, 3, struct.pack(">I", 7)) + answer(5)
     away = frame(http2.GOAWAY, 0, 0, struct.pack(">II", 1, 11) + b"too_many_pings")
     coder = Encoder()
     return [one, one + rest, one + rest + away, start + away + answer(1)]
@@ -316,14 +304,8 @@ _SINCE_NS = 1_800_000_000_000_000_000
 
 
 def _log(folder: Path) -> list[bytes]:
-    common = {
-        "connection": 4,
-        "copy": "0",
-        "session": "s1",
-        "request_id": "1-7",
-        "path": "/tailgate.v1.Inference/Generate",
-        "host": "127.0.0.1:1",
-    }
+    common = {"connection": 4, "copy": "0", "session": "s1", "request_id": "1-7", "host": "127.0.0.1:1"}
+    common["path"] = "/tailgate.v1.Inference/Generate"
     rows: list[dict[str, Any]] = []
     for second in range(2):
         start = {**common, "start_s": f"{1_800_000_000 + second}.{second:09d}", "duration_ms": 100}
