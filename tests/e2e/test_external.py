@@ -307,19 +307,20 @@ def test_a_candidate_that_dies_under_another_controller_fails_and_its_weights_st
     with UsersHouse(tmp_path) as house:
         admin = f"127.0.0.1:{house.ports['admin']}"
         run = house.ramp("demo", "--admin", admin, "--out", "out", *settings)
-        with ended(run), provider(tmp_path / "out") as answer:
+        with ended(run):
             wait_for(lambda: list(tmp_path.glob("out/*-demo/weights.jsonl")))
-            assert answer("step")["verdict"] == "INCONCLUSIVE", "the candidate has no traffic yet"
-            done = house.command("split", "--admin", admin, "--set-weights", "eager=70,compiled-padded=30")
-            assert done.returncode == 0, done.stderr
-            wait_for(lambda: read_weights(run_dir(house))[-1].weights["compiled-padded"] == 30)
-            more_answers(house)
-            house.kill("compiled-padded")
-            wait_for(lambda: answer("promotion")["verdict"] == "FAIL", 60, every_s=0.1)
-            wait_for(lambda: "compiled-padded-0 died" in answer("promotion")["reasons"], every_s=0.1)
-            assert house.weights() == {"eager": 70, "compiled-padded": 30}, "the provider moves nothing"
-            run.send_signal(signal.SIGINT)
-            end_of(run, timeout_s=90)
+            with provider(tmp_path / "out") as answer:
+                assert answer("step")["verdict"] == "INCONCLUSIVE", "the candidate has no traffic yet"
+                done = house.command("split", "--admin", admin, "--set-weights", "eager=70,compiled-padded=30")
+                assert done.returncode == 0, done.stderr
+                wait_for(lambda: read_weights(run_dir(house))[-1].weights["compiled-padded"] == 30)
+                more_answers(house)
+                house.kill("compiled-padded")
+                wait_for(lambda: answer("promotion")["verdict"] == "FAIL", 60, every_s=0.1)
+                wait_for(lambda: "compiled-padded-0 died" in answer("promotion")["reasons"], every_s=0.1)
+                assert house.weights() == {"eager": 70, "compiled-padded": 30}, "the provider moves nothing"
+                run.send_signal(signal.SIGINT)
+                end_of(run, timeout_s=90)
         changes = read_weights(run_dir(house))
         assert [change.weights["compiled-padded"] for change in changes] == [0, 30]
         assert {change.action for change in changes} == {BY_OTHERS}
