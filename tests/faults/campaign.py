@@ -31,7 +31,7 @@ from tests.faults import promises
 from tests.faults.fault import PHASES, Moment, Setup
 from tests.faults.plan import DEFAULT, FAMILIES, KINDS, Plan, covering, plan
 from tests.faults.processes import ancestry, by_role, marked
-from tests.faults.promises import AMONG_TEMPORARY, Answered, Command, Injected, Story, breaches, lost_s
+from tests.faults.promises import AMONG_TEMPORARY, Answered, Command, Injected, Story, breaches
 
 _POLL_S = 0.02
 _SOCKETS_EVERY_S = 1.0
@@ -153,7 +153,7 @@ def carry_out(plan: Plan, folder: Path) -> Story:
     scratch = arrangement.temporary(live.mark)
     scratch.mkdir()
     try:
-        with arrangement.beside(plan, live.mark, live.setup) as words:
+        with arrangement.companions(plan, live.mark, live.setup) as words:
             others = set(marked(live.mark))
             run = live.carry_out(words)
             if run.code == 2 and not live.injected:
@@ -273,7 +273,6 @@ def row(story: Story) -> dict[str, Any]:
         "analyzed": None if story.analysis is None else story.analysis.code,
         "took_s": round(run.took_s, 1),
         "gone_after_s": round(story.gone_after_s, 2),
-        "lost_s": round(lost_s(story), 3) if lost_s(story) != float("inf") else None,
         "breaches": breaches(story),
     }
 

@@ -255,7 +255,7 @@ def arranged(plan: Plan, folder: Path) -> Setup:
 
 
 @contextlib.contextmanager
-def beside(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
+def companions(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
     """Start what the run needs and yield the words of its command line."""
     folder = setup.folder
     settings = [word for setting in setup.settings for word in ("--set", setting)]

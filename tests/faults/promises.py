@@ -197,25 +197,20 @@ def records_stay(story: Story) -> list[str]:
     removed = any(item.moment.fault.removes_records and item.hit for item in story.injected)
     lost = frozenset() if removed else story.recorded_before - story.recorded
     breaches = [f"{len(lost)} records were on the disk and are gone, such as {min(lost)}"] if lost else []
-    late = [] if removed else [row for row in unrecorded(story) if _before_end_s(story, row.at_ns) > FLUSHED_S]
+    late = [] if removed else [row for row in _unrecorded(story) if _before_end_s(story, row.at_ns) > FLUSHED_S]
     if late:
         most = max(_before_end_s(story, row.at_ns) for row in late)
         breaches.append(f"{len(late)} answers are not recorded, the first {most:.2f} s before the recorder ended")
     return breaches
 
 
-def unrecorded(story: Story) -> list[Any]:
+def _unrecorded(story: Story) -> list[Answered]:
     """Return the answers before the recorder ended that are not recorded."""
     return [
         row
         for row in story.answered
         if row.request_id and row.request_id not in story.recorded and _before_end_s(story, row.at_ns) > 0
     ]
-
-
-def lost_s(story: Story) -> float:
-    """Return how long before the recorder ended the first unrecorded answer came."""
-    return max((_before_end_s(story, row.at_ns) for row in unrecorded(story)), default=0.0)
 
 
 def one_line_reasons(story: Story) -> list[str]:

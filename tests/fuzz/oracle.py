@@ -62,7 +62,7 @@ class _TooLongError(BaseException):
     """Not an Exception, so that no reader catches it."""
 
 
-def hunted(reader: Reader, folder: Path, *, count: int, seed: int = 1, first: int = 0) -> Findings:
+def examine(reader: Reader, folder: Path, *, count: int, seed: int = 1, first: int = 0) -> Findings:
     """Give `reader` its seeds and `count` mutated inputs; input n does not depend on the count."""
     findings = Findings()
     seeds = reader.seeds(folder)

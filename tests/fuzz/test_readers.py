@@ -37,7 +37,7 @@ from loadtests.traffic.source import read_source
 from loadtests.traffic.traces import read_trace
 from servers.fields import ConfigError
 from tests.fakes.request_rows import row, table_of, write_rows
-from tests.fuzz.oracle import Reader, hunted
+from tests.fuzz.oracle import Reader, examine
 from tests.fuzz.wire import WIRE
 
 _ROWS = [
@@ -289,7 +289,7 @@ def test_a_fault_is_found(tmp_path: Path, fault: Callable[[], object], place: st
             fault()
 
     reader = Reader(name="faulty", seeds=lambda folder: [b"seed"], read=read, refuses=(ValueError,))
-    (found,) = hunted(reader, tmp_path, count=1).faults
+    (found,) = examine(reader, tmp_path, count=1).faults
     assert place in found
 
 
@@ -299,7 +299,7 @@ READERS = (*FILES, *WIRE)
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 def test_damaged_input_is_read_or_refused_in_one_line(reader: Reader, tmp_path: Path) -> None:
-    findings = hunted(reader, tmp_path, count=COUNT)
+    findings = examine(reader, tmp_path, count=COUNT)
     print(f"{reader.name}: {findings.taken} taken, {findings.refused} refused, at most {findings.largest_mib:.0f} MiB")
     faults = "\n\n".join(
         f"{place}, {findings.counts[place]} times: {example}" for place, example in findings.faults.items()
