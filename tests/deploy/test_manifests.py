@@ -58,20 +58,22 @@ def by_kind(prefix: str) -> dict[str, Any]:
     return {item["kind"]: item for name, item in DOCUMENTS if name.startswith(prefix)}
 
 
-def pods() -> list[Any]:
-    """Return the spec of every pod that a manifest makes, also of a Rollout."""
-    every = [*(item for _, item in DOCUMENTS), *CONTROLLERS]
-    found = [
-        pytest.param(item["spec"]["template"]["spec"], id=f"{item['kind']} {item['metadata']['name']}")
-        for item in every
-        if "template" in item.get("spec", {})
-    ]
-    assert len(found) > 7
-    return found
+# Pods of every manifest, also of a Rollout, by name.
+PODS = {
+    f"{item['kind']} {item['metadata']['name']}": item["spec"]["template"]["spec"]
+    for item in (*(item for _, item in DOCUMENTS), *CONTROLLERS)
+    if "template" in item.get("spec", {})
+}
+SERVERS = [
+    name
+    for name, pod in PODS.items()
+    if {"serve", "servers.front.serve"} & {*pod["containers"][0]["command"], *pod["containers"][0]["args"]}
+]
 
 
-@pytest.mark.parametrize("pod", pods())
-def test_a_pod_is_restricted_and_mounts_no_token(pod: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", PODS)
+def test_a_pod_is_restricted_and_mounts_no_token(name: str) -> None:
+    pod = PODS[name]
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"]
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -84,11 +86,10 @@ def test_a_pod_is_restricted_and_mounts_no_token(pod: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.parametrize("pod", pods())
-def test_a_server_has_time_for_its_streams_before_it_is_removed(pod: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_has_time_for_its_streams_before_it_is_removed(name: str) -> None:
+    pod = PODS[name]
     (container,) = pod["containers"]
-    if not {"serve", "servers.front.serve"} & {*container["command"], *container["args"]}:
-        return
     waits_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert waits_s >= 5
     assert pod["terminationGracePeriodSeconds"] >= waits_s + EngineConfig().drain_grace_s + 5
@@ -113,46 +114,31 @@ def test_the_ramp_may_only_read_and_patch_the_deployed_route() -> None:
     assert known["RoleBinding"]["roleRef"]["name"] == known["Role"]["metadata"]["name"]
 
 
-def check_volumes(pod: dict[str, Any], known: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("folder", "command", "arms"),
+    [("judge/", "run", ["current", "candidate"]), ("ramp/job", "ramp", ["eager", "compiled-bucketed"])],
+)
+def test_a_job_has_a_valid_experiment_and_volumes(folder: str, command: str, arms: list[str], tmp_path: Path) -> None:
+    known = by_kind(folder)
+    pod = known["Job"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    started, file, *flags = container["args"]
+    parser = CommandParser(prog=command)
+    {"run": add_arguments, "ramp": ramp_arguments}[command](parser)
+    options = parser.parse_args([file, *flags])
+    mounts = {item["mountPath"]: item["name"] for item in container["volumeMounts"]}
+    place, _, name = file.rpartition("/")
+    assert (started, mounts[place], mounts[options.out]) == (command, "experiment", "runs")
     volumes = {item["name"]: item for item in pod["volumes"]}
     assert volumes["experiment"]["configMap"]["name"] == known["ConfigMap"]["metadata"]["name"]
     assert volumes["runs"]["persistentVolumeClaim"]["claimName"] == known["PersistentVolumeClaim"]["metadata"]["name"]
-
-
-def test_the_job_of_the_judge_has_a_valid_experiment(tmp_path: Path) -> None:
-    known = by_kind("judge/")
-    pod = known["Job"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    (mount,) = (item for item in container["volumeMounts"] if item["name"] == "experiment")
-    command, file, *flags = container["args"]
-    folder, _, name = file.rpartition("/")
-    assert (command, folder) == ("run", mount["mountPath"])
-    parser = CommandParser(prog="run")
-    add_arguments(parser)
-    parser.parse_args([file, *flags])
     (tmp_path / name).write_text(known["ConfigMap"]["data"][name])
     experiment = load(str(tmp_path / name))
-    assert [arm.name for arm in experiment.external_arms] == ["current", "candidate"]
-    check_volumes(pod, known)
-
-
-def test_the_job_of_the_ramp_has_a_valid_experiment(tmp_path: Path) -> None:
-    known = by_kind("ramp/job")
-    pod = known["Job"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    command, file, *flags = container["args"]
-    parser = CommandParser(prog="ramp")
-    ramp_arguments(parser)
-    options = parser.parse_args([file, *flags])
-    mounts = {item["mountPath"]: item["name"] for item in container["volumeMounts"]}
-    folder, _, name = file.rpartition("/")
-    assert (command, mounts[folder], mounts[options.out]) == ("ramp", "experiment", "runs")
-    (tmp_path / name).write_text(known["ConfigMap"]["data"][name])
-    experiment = ramped(load(str(tmp_path / name)))
-    assert [arm.name for arm in experiment.arms] == ["eager", "compiled-bucketed"]
-    # time to start the arms and to judge
-    assert known["Job"]["spec"]["activeDeadlineSeconds"] >= experiment.traffic.duration_s + 1800
-    check_volumes(pod, known)
+    if command == "ramp":
+        experiment = ramped(experiment)
+        # time to start the arms and to judge
+        assert known["Job"]["spec"]["activeDeadlineSeconds"] >= experiment.traffic.duration_s + 1800
+    assert [arm.name for arm in experiment.external_arms or experiment.arms] == arms
 
 
 def test_the_provider_reads_the_volume_of_the_ramp_and_needs_a_token() -> None:
