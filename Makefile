@@ -44,7 +44,7 @@ fuzz: $(VENV)/installed-fuzz
 	TAILGATE_FUZZ=$(COUNT) $(PYTEST) tests/fuzz $(ARGS)
 	for reader in headers http2 openai; do $(BIN)/python -m tests.fuzz.guided $$reader $(COUNT) || exit 1; done
 
-# A million requests through one run, half an hour on two quiet processors, and a day's length of records: what grows?
+# A million requests through one run, half an hour on two quiet processors: what grows?
 day: $(VENV)/installed-dev
 	$(BIN)/python -m tests.faults.day $(ARGS)
 
