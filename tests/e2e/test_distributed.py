@@ -1,14 +1,11 @@
-"""Load from several hosts: real Locust, real Envoy, paced fake arms.
+"""Load from several hosts: clocks, lost workers and the encrypted channel, with real Locust and paced fake arms."""
 
-Hosts are processes with a working directory and a clock anchor of their own; where the machine lets a test make network
-namespaces, one is a namespace behind a slow wire.
-"""
+from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
 import os
-import queue
 import shutil
 import signal
 import socket
@@ -27,19 +24,23 @@ from analysis.records.schemas import BED, REQUESTS
 from analysis.records.tables import read_table
 from analysis.summary.summary import analyze
 from loadtests.traffic.schedule import Schedule
+from loadtests.traffic.settings import TrafficConfig
+from loadtests.trials.load import load_environment
+from loadtests.trials.load import locust_command as load_command
+from loadtests.trials.processes import child_environment
 from loadtests.workers.channel_token import TOKEN_VARIABLE
-from tests.fakes.inference import Behaviour
+from tests.fakes.inference import Behaviour, serve
 from tests.fakes.listening import family
 from tests.fakes.locust_process import locust_command, records
 from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.tap import Tap
 from tests.fakes.whole_run import ended, tailgate
-from tests.loadtests.test_chat import account, free_port, planned
+from tests.loadtests.test_chat import CHAT, account, free_port, planned
+from tests.loadtests.workers.test_locust_channel import SECRET
 
 ROOT = Path(__file__).resolve().parents[2]
 MS = 1_000_000
 ANCHOR_NS = time.time_ns() - time.monotonic_ns()
-
-UNNAMED = json.dumps(dataclasses.asdict(Behaviour(arm="")))  # answers as whichever arm it is asked for
 
 EXPERIMENT = """
 name = "hosts"
@@ -49,7 +50,10 @@ control = true
 [[arms]]
 preset = "compiled-padded"
 [traffic]
-duration_s = {duration_s}
+duration_s = 5
+workers = 0
+remote_workers = 2
+master_bind = "127.0.0.1:{port}"
 rate = 30
 length_scale = 0.05
 block_s = 1
@@ -63,11 +67,6 @@ served = false
 [bed]
 reference_s = 0
 """
-
-
-def wait_for_records(run: subprocess.Popen[str], folder: Path, more_than: int) -> None:
-    wait_for(lambda: len(records(trial_of(folder))) > more_than or run.poll() is not None)
-    assert run.poll() is None, run.communicate()[0]
 
 
 def start(command: list[str], folder: Path, *, shift_ns: int = 0) -> subprocess.Popen[str]:
@@ -85,35 +84,29 @@ def start(command: list[str], folder: Path, *, shift_ns: int = 0) -> subprocess.
     )
 
 
-def start_run(folder: Path, duration_s: float, *settings: str) -> subprocess.Popen[str]:
-    (folder / "hosts.toml").write_text(EXPERIMENT.format(duration_s=duration_s))
-    arguments = ["run", "hosts.toml", "--out", "out", *(part for item in settings for part in ("--set", item))]
-    return start(tailgate(*arguments), folder)
-
-
 def trial_of(folder: Path) -> Path:
     found = list(folder.glob("out/*/trial-01"))
     return found[0] if found else folder / "none"
 
 
 def accounts(trial: Path) -> dict[int, dict[str, Any]]:
-    return {worker: account(trial, worker) for worker in (0, 1) if (trial / f"generator-{worker}.json").exists()}
+    return {worker: account(trial, worker) for worker in (0, 1)}
 
 
 def checks(run_dir: Path) -> dict[str, dict[str, Any]]:
     return {row["check"]: row for row in analyze(run_dir)["validity"] if not row["ok"]}
 
 
-def test_a_lost_host_is_named_in_the_verdict_and_nothing_that_it_flushed_is_lost(tmp_path: Path) -> None:
-    """Two hosts drive all load; their clocks are 3.2 s behind and 45 ms ahead. One is killed in mid-run."""
+def test_a_lost_host_is_reported_and_its_flushed_records_are_judged(tmp_path: Path) -> None:
+    """Two hosts drive all load, with clocks 3.2 s behind and 45 ms ahead. One is killed."""
     shifts = {"behind": -3_200 * MS, "ahead": 45 * MS}
     port = free_port()
-    bind = f"traffic.master_bind=127.0.0.1:{port}"
-    run = start_run(tmp_path, 5.0, "traffic.workers=0", "traffic.remote_workers=2", bind)
+    (tmp_path / "hosts.toml").write_text(EXPERIMENT.format(port=port))
+    run = start(tailgate("run", "hosts.toml", "--out", "out"), tmp_path)
     command = tailgate("worker", "--master", f"127.0.0.1:{port}", "--keep", "kept", "--trials", "1")
     hosts = {name: start(command, tmp_path / name, shift_ns=shift) for name, shift in shifts.items()}
     with ended(run, *hosts.values()):
-        wait_for_records(run, tmp_path, 120)
+        wait_for(lambda: len(records(trial_of(tmp_path))) > 120 or run.poll() is not None)
         trial = trial_of(tmp_path)
         known = accounts(trial)
         lost = next(number for number, item in known.items() if item["clock"]["offset_ns"] > 0)
@@ -124,39 +117,36 @@ def test_a_lost_host_is_named_in_the_verdict_and_nothing_that_it_flushed_is_lost
     line = json.loads(output.splitlines()[-1])
     assert (run.returncode, line["verdict"], line["complete"]) == (3, "INCONCLUSIVE", True), output
 
-    # the records of both are on the run's clock: each request is where the schedule has it
+    # Records of both are on the clock of the run: each request is where the schedule has it.
     schedule = Schedule.read(trial / "schedule.arrow")
-    told = accounts(trial)
+    found = accounts(trial)
     for number, shift in ((lost, shifts["behind"]), (1 - lost, shifts["ahead"])):
-        clock = told[number]["clock"]
+        clock = found[number]["clock"]
         assert abs(clock["offset_ns"] + shift) <= clock["uncertainty_ns"] < 50 * MS
         assert clock["applied"] is True
-    most_ns = max(told[number]["clock"]["uncertainty_ns"] for number in (0, 1))
+    most_ns = max(found[number]["clock"]["uncertainty_ns"] for number in (0, 1))
     off_by = [
-        abs(row["scheduled_ns"] - told[0]["start_ns"] - int(schedule.offset_ns[int(row["request_id"].split("-")[1])]))
+        abs(row["scheduled_ns"] - found[0]["start_ns"] - int(schedule.offset_ns[int(row["request_id"].split("-")[1])]))
         for row in records(trial)
     ]
     assert max(off_by) <= most_ns
-    # all of the one, of the other all that was there before it died, and the verdict says what is missing
+    # All of one, of the other all that was flushed, and the verdict names what is missing.
     got = Counter(int(row["request_id"].split("-")[1]) % 2 for row in records(trial))
-    assert got[1 - lost] == told[1 - lost]["planned"] == told[1 - lost]["records"]["written"]
+    assert got[1 - lost] == found[1 - lost]["planned"] == found[1 - lost]["records"]["written"]
     assert before <= {row["request_id"] for row in records(trial)}
     failed = checks(trial.parent)
-    assert "is lost (it no longer answers)" in failed["load processes"]["reason"]
-    assert f"{got[lost]} of {told[lost]['planned']} planned requests are recorded" in failed["load processes"]["reason"]
-    assert "arms" in failed
-    assert "clocks" not in failed
+    assert all(
+        word in failed["load processes"]["reason"] for word in ("lost", f"{got[lost]} of {found[lost]['planned']}")
+    )
+    assert ("arms" in failed, "clocks" in failed) == (True, False)
 
-    # the host that stayed was watched, on the run's clock
+    # The other host was monitored, on the clock of the run.
     bed, torn = read_table(trial / f"bed-{1 - lost}.arrow", BED)
     assert not torn
     assert {row["host"] for row in bed.to_pylist()} == {f"worker-{1 - lost}"}
-    moments = bed.column("at_ns").to_pylist()
-    first, last = (moment - told[0]["start_ns"] for moment in (min(moments), max(moments)))
-    assert first < 3_000 * MS < last < 30_000 * MS  # on a busy machine its first look comes after the start
-    assert set(json.loads((trial / "trial.json").read_text())["bed"]["machines"]) == {"run", f"worker-{1 - lost}"}
+    assert 0 < max(bed.column("at_ns").to_pylist()) - found[0]["start_ns"] < 30_000 * MS
 
-    # what the dead host kept, brought over by hand, is judged on the run's clock too
+    # What the lost host kept, copied by hand, is judged on the clock of the run too.
     (kept,) = (tmp_path / "behind" / "kept").glob("*/trial-01")
     assert kept.parent.name == trial.parent.name
     mine, _ = read_table(kept / f"requests-{lost}.arrow", REQUESTS)
@@ -165,17 +155,17 @@ def test_a_lost_host_is_named_in_the_verdict_and_nothing_that_it_flushed_is_lost
         shutil.copy(kept / name, trial / name)
     again = analyze(trial.parent)
     (reason,) = [row["reason"] for row in again["validity"] if row["check"] == "load processes"]
-    assert f"was cut off: {mine.num_rows} of {told[lost]['planned']} planned requests are recorded" in reason
+    assert f"{mine.num_rows} of {found[lost]['planned']}" in reason
     assert again["design"]["duration_s"] < 6  # on a clock 3.2 s off it would be more
 
 
-def test_a_host_behind_a_slow_wire_is_followed_in_a_network_namespace(tmp_path: Path) -> None:
-    """The worker and its arm live in a namespace of their own; what it sends takes 20 ms more than what it gets."""
+def test_the_clock_of_a_host_behind_an_asymmetric_network_is_followed(tmp_path: Path) -> None:
+    """The worker and its arm live in a network namespace; what it sends takes 20 ms more than what it gets."""
     with namespace() as (name, here):
         port = free_port()
-        server = start_in(
-            name, [sys.executable, "-m", "tests.fakes.inference", "--behaviour", UNNAMED], tmp_path / "arm"
-        )
+        behaviour = json.dumps(dataclasses.asdict(Behaviour(arm="")))
+        command = [sys.executable, "-m", "tests.fakes.inference", "--behaviour", behaviour]
+        server = start_in(name, command, tmp_path / "arm")
         assert server.stdout is not None
         target = f"127.0.0.1:{json.loads(server.stdout.readline())['port']}"
         run_dir = tmp_path / "run" / "trial-01"
@@ -194,12 +184,12 @@ def test_a_host_behind_a_slow_wire_is_followed_in_a_network_namespace(tmp_path: 
     rows = records(run_dir)
     assert len(rows) == 2 * len(schedule)
     assert {row["status"] for row in rows} == {"OK"}
-    told = account(run_dir)
-    clock = told["clock"]
-    # one way takes 20 ms more than the other: the comparison is off by half of that, and says so
+    found = account(run_dir)
+    clock = found["clock"]
+    # The comparison is off by half of the 20 ms, and its uncertainty covers them.
     assert clock["round_trip_ns"] > 20 * MS
     assert 9 * MS < abs(clock["offset_ns"] + 700 * MS) <= clock["uncertainty_ns"] < 40 * MS
-    assert told["complete"] is True
+    assert found["complete"] is True
 
 
 # --- Processes and networks -------------------------------------------------------------------------------------------
@@ -222,8 +212,7 @@ def listens(host: str, port: int) -> bool:
 
 
 class SlowWire:
-    """A relay to `target` in which what clients send takes `delay_s` longer than what they get. For kernels without
-    a network emulator."""
+    """Relay to `target`, `delay_s` later in one direction; for kernels without a network emulator."""
 
     def __init__(self, host: str, target: tuple[str, int], *, delay_s: float) -> None:
         self._listener = socket.create_server((host, 0))
@@ -246,36 +235,21 @@ class SlowWire:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(self._target)
                 self._sockets += [client, server]
-                threading.Thread(target=self._pass_on, args=(server, client), daemon=True).start()
-                late: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
-                threading.Thread(target=self._take, args=(client, late), daemon=True).start()
-                threading.Thread(target=self._give, args=(late, server), daemon=True).start()
+                for route in ((client, server, self._delay_s), (server, client, 0.0)):
+                    threading.Thread(target=self._pass_on, args=route, daemon=True).start()
 
-    def _take(self, source: socket.socket, late: "queue.SimpleQueue[tuple[float, bytes]]") -> None:
-        piece = b"."
-        with contextlib.suppress(OSError):
-            while piece:
-                piece = source.recv(65536)
-                late.put((time.monotonic() + self._delay_s, piece))
-        late.put((0.0, b""))
-
-    def _give(self, late: "queue.SimpleQueue[tuple[float, bytes]]", sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while (waiting := late.get())[1]:
-                time.sleep(max(0.0, waiting[0] - time.monotonic()))
-                sink.sendall(waiting[1])
-            sink.shutdown(socket.SHUT_WR)
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+    @staticmethod
+    def _pass_on(source: socket.socket, sink: socket.socket, delay_s: float) -> None:
         with contextlib.suppress(OSError):
             while piece := source.recv(65536):
+                time.sleep(delay_s)
                 sink.sendall(piece)
             sink.shutdown(socket.SHUT_WR)
 
 
 @contextlib.contextmanager
 def namespace() -> Iterator[tuple[str, str]]:
-    """A network namespace joined to this one, and this end's address."""
+    """Yield a network namespace joined to this one, and the address of this end."""
     name, tag = f"tailgate-{os.getpid()}", os.getpid() % 250
     here, there = f"10.201.{tag}.1", f"10.201.{tag}.2"
     outer, inner = f"tg{os.getpid() % 100000}a", f"tg{os.getpid() % 100000}b"
@@ -299,3 +273,99 @@ def namespace() -> Iterator[tuple[str, str]]:
     finally:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", outer], capture_output=True, check=False)
+
+
+@contextlib.contextmanager
+def started(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    folder.mkdir(exist_ok=True)
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=(folder / "log").open("w"),
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def master_command(folder: Path, **more: Any) -> list[str]:
+    files = {"schedule": folder / "schedule.arrow", "trial_config": folder / "generator.json", "records": folder}
+    return load_command(**files, **more)
+
+
+def stranger(port: int, *, host: str = "127.0.0.1") -> list[str]:
+    command = [sys.executable, "-m", "locust", "-f", str(ROOT / CHAT), "--worker", "--loglevel", "DEBUG"]
+    return [*command, "--master-host", host, "--master-port", str(port)]
+
+
+def listens_on(port: int) -> set[str]:
+    """Return the addresses at which the port listens, in the kernel's hexadecimal."""
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                _, local, _, state, *_ = line.split()
+                address, _, number = local.partition(":")
+                if state == "0A" and int(number, 16) == port:
+                    found.add(address)
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_arms() -> Iterator[dict[str, str]]:
+    with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled")) as compiled:
+        yield {"eager": eager.target, "compiled": compiled.target}
+
+
+def test_an_unknown_worker_gets_no_part_of_a_run_with_local_workers(two_arms: dict[str, str], tmp_path: Path) -> None:
+    schedule, _ = planned(tmp_path, two_arms, duration_s=4.0)
+    command = master_command(tmp_path, workers=2)
+    port = int(command[command.index("--master-bind-port") + 1])
+    traffic = TrafficConfig(rate=1.0, workers=2)
+    with (
+        started(stranger(port), tmp_path / "stranger", child_environment()) as outside,
+        started(command, tmp_path / "master", load_environment(traffic)) as master,
+    ):
+        wait_for(lambda: bool(listens_on(port)) or master.poll() is not None)
+        assert listens_on(port) == {"0100007F"}
+        assert master.wait(timeout=60) == 0, (tmp_path / "master" / "log").read_text()
+        assert outside.poll() is None
+    assert len(records(tmp_path)) == 2 * len(schedule)
+    assert sum(account(tmp_path, worker)["planned"] for worker in (0, 1)) == 2 * len(schedule)
+    assert not (tmp_path / "generator-2.json").exists()
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["with the secret", "without one"])
+def test_a_remote_worker_joins_only_with_the_secret_and_the_channel_is_encrypted(
+    closed: bool, two_arms: dict[str, str], tmp_path: Path
+) -> None:
+    """Without a secret everything can be read, which shows that the search finds it."""
+    schedule, _ = planned(tmp_path, two_arms, duration_s=1.0)
+    port = free_port()
+    command = master_command(tmp_path, workers=0, remote_workers=1, master=("127.0.0.1", port), wait_s=60)
+    mine = {**child_environment(), **({TOKEN_VARIABLE: SECRET} if closed else {})}
+    others = {"none": child_environment(), "another": {**mine, TOKEN_VARIABLE: "another secret 0123"}}
+    keep = ["--keep", str(tmp_path / "kept")]
+    with contextlib.ExitStack() as stack:
+        tap = stack.enter_context(Tap(("127.0.0.1", port)))
+        master = stack.enter_context(started(command, tmp_path / "master", mine))
+        for name, environment in others.items() if closed else ():
+            stack.enter_context(started([*stranger(port), *keep], tmp_path / name, environment))
+            log = tmp_path / name / "log"
+            wait_for(lambda: "Failed to connect to master" in log.read_text() or master.poll() is not None)  # noqa: B023
+        stack.enter_context(started([*stranger(tap.port), *keep], tmp_path / "worker", mine))
+        assert master.wait(timeout=60) == 0, (tmp_path / "master" / "log").read_text()
+        seen = bytes(tap.seen)
+    assert len(records(tmp_path)) == 2 * len(schedule)
+    assert not (tmp_path / "generator-1.json").exists()
+    assert len(seen) > 10_000
+    assert SECRET.encode() not in seen
+    # a message of Locust, the address of an arm, and an arm in the records
+    for word in ("client_ready", two_arms["eager"], "compiled"):
+        assert (word.encode() in seen) == (not closed), word

@@ -1,63 +1,74 @@
-"""An external arm that is the real thing: transformers' own OpenAI-compatible server with a tiny model, on the CPU."""
+"""External arms, and production traffic that a ramp or another controller moves, with real servers and Envoy."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.test_run import last_line, requests, with_fake_arms
+from analysis.records.schemas import COMPILE_EVENTS, SERVER_LOAD
+from analysis.records.tables import read_table
+from analysis.records.weight_journal import BY_OTHERS, read_weights
+from analysis.summary.summary import analyze
+from benchmarks.simulation.greedy import Server
+from servers.address import host_port
 from tests.external.server_process import answers, free_port, running
+from tests.fakes.controllers import asked
+from tests.fakes.greedy_server import GreedyServer
+from tests.fakes.greedy_server import serving as serving_greedy
 from tests.fakes.hub_model import make
+from tests.fakes.openai_server import CompilingServer, serving
+from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.users_house import ROOT, UsersHouse
+from tests.fakes.whole_run import ended, last_line, requests, summary_of, with_fake_arms
 
-pytestmark = pytest.mark.skipif(
+needs_server = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("fastapi", "uvicorn", "openai")),
     reason="transformers serve: pip install fastapi uvicorn openai",
 )
-
 EXPERIMENT = """
-name = "beside-transformers"
+name = "external"
 seed = 5
 compare_models = true
 [engine]
 max_prompt_tokens = 64
-max_new_tokens = 8
-[[arms]]
-name = "eager"
-preset = "eager"
-control = true
-[[arms]]
-name = "completions"
-kind = "openai"
-address = "{address}"
-model_name = "{model}"
-[arms.openai]
-tokenizer = "{model}"
-[[arms]]
-name = "chat"
-kind = "openai"
-address = "{address}"
-model_name = "{model}"
-[arms.openai]
-endpoint = "chat"
-tokenizer = "{model}"
+max_new_tokens = {tokens}
+{arms}
 [traffic]
-duration_s = 3
-rate = 3
+duration_s = {duration_s}
+rate = {rate}
 length_scale = 0.08
 block_s = 1
 timeout_s = 20
 """
+EAGER = '[[arms]]\nname = "eager"\npreset = "eager"\ncontrol = true\n'
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    model = make(tmp_path_factory.mktemp("hub") / "tiny")
+def external(name: str, address: str, more: str = "", model: str = "llama") -> str:
+    return f'[[arms]]\nname = "{name}"\nkind = "openai"\naddress = "{address}"\nmodel_name = "{model}"\n{more}\n'
+
+
+def judged_run(folder: Path, *arms: str, tokens: int = 8, duration_s: int = 3, rate: int = 3) -> tuple[Path, str, str]:
+    """Run the arms; return the run directory, the verdict and what the command printed."""
+    text = EXPERIMENT.format(arms="".join(arms), tokens=tokens, duration_s=duration_s, rate=rate)
+    (folder / "external.toml").write_text(text)
+    done = with_fake_arms(["run", "external.toml", "--out", "out"], folder)
+    line = last_line(done)
+    assert line["complete"], done.stderr
+    return folder / line["run_dir"], line["verdict"], done.stdout + done.stderr
+
+
+@pytest.fixture
+def transformers(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    model = make(tmp_path / "tiny")
     port = free_port()
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(model), "--device", "cpu"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -68,16 +79,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         yield f"http://127.0.0.1:{port}/v1", model
 
 
-def test_run_judges_transformers_own_server_beside_an_arm_of_tailgates(
-    served: tuple[str, Path], tmp_path: Path
-) -> None:
-    address, model = served
-    (tmp_path / "external.toml").write_text(EXPERIMENT.format(address=address, model=model))
-    done = with_fake_arms(["run", "external.toml", "--out", "out"], tmp_path)
-    line = last_line(done)
-    assert (done.returncode, line["verdict"], line["complete"]) == (3, "INCONCLUSIVE", True), done.stderr
-    run_dir = tmp_path / line["run_dir"]
-
+@needs_server
+def test_a_run_judges_the_server_of_transformers(transformers: tuple[str, Path], tmp_path: Path) -> None:
+    address, model = transformers
+    completions = external("completions", address, f'[arms.openai]\ntokenizer = "{model}"', f"{model}")
+    chat = external("chat", address, f'[arms.openai]\nendpoint = "chat"\ntokenizer = "{model}"', f"{model}")
+    run_dir, verdict, output = judged_run(tmp_path, EAGER, completions, chat)
+    assert verdict == "INCONCLUSIVE", output
     rows = requests(run_dir)
     assert {row["status"] for row in rows} == {"OK"}
     by_pair: dict[str, dict[str, Any]] = {}
@@ -85,12 +93,12 @@ def test_run_judges_transformers_own_server_beside_an_arm_of_tailgates(
         by_pair.setdefault(row["pair_id"], {})[row["arm"]] = row
     for pair in by_pair.values():
         assert set(pair) == {"eager", "completions", "chat"}
-        # by the server's own count, the chat template included
+        # as the server counts, the chat template included
         assert {row["prompt_tokens"] for row in pair.values()} == {pair["eager"]["prompt_tokens"]}
         assert {row["output_tokens"] for row in pair.values()} == {pair["eager"]["max_tokens"]}
         assert len(pair["chat"]["token_ns"]) == pair["chat"]["output_tokens"]
 
-    summary = json.loads((run_dir / "summary.json").read_text())
+    summary = summary_of(run_dir)
     arms = {arm["name"]: arm for arm in summary["arms"]}
     assert arms["eager"]["external"] is None
     for name in ("completions", "chat"):
@@ -100,4 +108,220 @@ def test_run_judges_transformers_own_server_beside_an_arm_of_tailgates(
     unknown = {gate["verdict"] for gate in summary["gates"] if gate["kind"] == "recompile"}
     assert unknown == {"INCONCLUSIVE"}
     assert all(check["ok"] for check in summary["validity"] if check["check"] in ("equal work", "comparable"))
-    assert "External arms: what was not checked" in (run_dir / "report.md").read_text()
+
+
+PARITY_SECRET = "s3cret-parity-token"
+
+
+def test_equal_weights_pass_parity_and_other_weights_fail_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARITY_TOKEN", PARITY_SECRET)
+    control = GreedyServer(Server(kernel=0.04), token=PARITY_SECRET)
+    same = GreedyServer(Server(kernel=0.04, name="compiled"))
+    other = GreedyServer(Server(weights="two"))
+    with serving_greedy(control) as first, serving_greedy(same) as second, serving_greedy(other) as third:
+        arms = [external("eager", first, 'control = true\ntoken_env = "PARITY_TOKEN"')]
+        arms += [external("compiled", second), external("other", third)]
+        run_dir, verdict, output = judged_run(tmp_path, *arms, tokens=16, rate=4)
+    assert verdict == "FAIL", output
+    summary = summary_of(run_dir)
+    gates = {gate["arm"]: gate for gate in summary["gates"] if gate["gate"] == "parity"}
+    assert {arm: gate["verdict"] for arm, gate in gates.items()} == {"compiled": "PASS", "other": "FAIL"}, gates
+    asked = {arm["name"]: arm.get("asked") for arm in summary["parity"]["arms"]}
+    assert asked["eager"] is None
+    assert [row["when"] for row in asked["other"]] == ["before", "after"]
+    assert all((row["answered"], row["control_same"], row["told"]) == (48, 48, True) for row in asked["other"])
+
+    body = next(body for body in control.bodies if "logprobs" in body)
+    assert (body["temperature"], body["logprobs"], body["max_tokens"]) == (0, 5, 16)
+
+    files = [path for path in run_dir.rglob("*") if path.is_file()]
+    assert not any(PARITY_SECRET.encode() in path.read_bytes() for path in files)
+    assert PARITY_SECRET not in output
+
+    assert analyze(run_dir)["gates"] == summary["gates"]
+    # Without a file of the trial, nothing passes.
+    (run_dir / "trial-01" / "answers-compiled.json").unlink()
+    changed = analyze(run_dir)["gates"]
+    lost = next(gate for gate in changed if (gate["arm"], gate["gate"]) == ("compiled", "parity"))
+    assert lost["verdict"] == "INCONCLUSIVE"
+
+
+def test_compiles_in_the_log_of_an_external_arm_are_joined_to_the_requests_they_delayed(tmp_path: Path) -> None:
+    loud = CompilingServer(tmp_path / "vllm.log", compiles_at=9, compile_s=1.5)
+    quiet = CompilingServer(tmp_path / "quiet.log", compiles_at=-1, compile_s=0)
+    follow = f"import time; print(open({str(tmp_path / 'quiet.log')!r}).read(), end='', flush=True); time.sleep(600)"
+    with serving(loud) as address, serving(quiet) as other:
+        file = f'telemetry = {{ metrics = "{address}/metrics", log = "vllm.log" }}'
+        command = json.dumps([sys.executable, "-c", follow])
+        command = f'telemetry = {{ metrics = "{other}/none", log_command = {command}, log_format = "vllm" }}'
+        arms = (EAGER, external("file", f"{address}/v1", file), external("command", f"{other}/v1", command))
+        run_dir, verdict, output = judged_run(tmp_path, *arms, duration_s=6, rate=6)
+    assert verdict == "FAIL", output
+    events = read_table(run_dir / "trial-01" / "compile_events.arrow", COMPILE_EVENTS)[0].to_pylist()
+    [event] = [event for event in events if event["arm"] == "file"]
+    assert (event["replica"], event["kind"], event["shape"]) == ("file-0", "compile", "(1, 8192)")
+    assert event["end_ns"] - event["start_ns"] == 1_500_000_000
+    assert not any(event["arm"] == "command" for event in events)
+    load = read_table(run_dir / "trial-01" / "server_load.arrow", SERVER_LOAD)[0].to_pylist()
+    assert {(row["arm"], row["replica"], row["cache_pct"]) for row in load} == {("file", "file-0", 25)}
+    assert len(load) >= 5
+
+    summary = summary_of(run_dir)
+    gates = {(gate["arm"], gate["gate"]): gate for gate in summary["gates"]}
+    failed = gates["file", "recompiles"]
+    assert (failed["verdict"], failed["value"]) == ("FAIL", 1)
+    assert gates["file", "longest stall"]["verdict"] == "FAIL"
+    assert gates["command", "recompiles"]["verdict"] != "FAIL"
+    [joined] = summary["events"]
+    assert (joined["arm"], joined["event_id"]) == ("file", event["event_id"])
+    assert joined["requests_hit"] >= 3
+    arms = {arm["name"]: arm for arm in summary["arms"]}
+    assert (arms["file"]["compile"]["recompiles"], arms["command"]["compile"]["recompiles"]) == (1, 0)
+    scrapes = {row["arm"]: row for row in summary["server_load"]["arms"]}
+    assert (scrapes["file"]["failed"], scrapes["command"]["answered"]) == (0, 0)
+    assert scrapes["command"]["failed"] >= 5
+
+
+STEPS = ["--set", "ramp.steps=[50,100]", "--set", "ramp.step_s=3", "--set", "ramp.most_step_s=240"]
+LOOSE = ["--set", "ramp.step_margin=1.0", "--set", "gates.margin=1.0", "--set", "gates.cold_s=1"]
+LOOSE += ["--set", "slo={p50_ttft_ms=2000,p50_e2e_ms=6000}"]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[UsersHouse]:
+    with UsersHouse(tmp_path) as house:
+        yield house
+
+
+def start_ramp(house: UsersHouse, *more: str) -> subprocess.Popen[str]:
+    admin = f"127.0.0.1:{house.ports['admin']}"
+    candidate = ["--set", f"ramp.candidate={house.arms[1]}", "--set", "traffic.block_s=1"]
+    return house.ramp("demo", "--admin", admin, "--out", "out", "--page", "off", *candidate, *STEPS, *LOOSE, *more)
+
+
+def end_of(ramp: subprocess.Popen[str], timeout_s: float = 280.0) -> tuple[int, dict[str, Any]]:
+    out, _ = ramp.communicate(timeout=timeout_s)
+    return ramp.returncode, json.loads(out.splitlines()[-1])
+
+
+def run_dir(house: UsersHouse) -> Path:
+    (path,) = (house.folder / "out").glob("*-demo")
+    return path
+
+
+def journal(house: UsersHouse) -> list[dict[str, Any]]:
+    """Return the decisions, each once."""
+    path = run_dir(house) / "weights.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return list({row["at_ns"]: row for row in rows}.values())
+
+
+def wait_for_action(house: UsersHouse, action: str) -> None:
+    def is_done() -> bool:
+        rows = journal(house) if list((house.folder / "out").glob("*-demo")) else []
+        return any(row["action"] == action and row["done_ns"] is not None for row in rows)
+
+    wait_for(is_done, otherwise=lambda: (house.folder / "ramp.log").read_text()[-2000:])
+
+
+def more_answers(house: UsersHouse, count: int = 40) -> None:
+    enough = len(house.answers) + count
+    wait_for(lambda: len(house.answers) >= enough)
+
+
+def nothing_is_lost(house: UsersHouse) -> None:
+    """Check that every request between the first record and the last is a record, once, of the arm that answered."""
+    rows = requests(run_dir(house))
+    arms = {row["session_id"]: row["arm"] for row in rows}
+    assert len({row["request_id"] for row in rows}) == len(arms) == len(rows)
+    first_s, last_s = min(row["sent_ns"] for row in rows) / 1e9, max(row["sent_ns"] for row in rows) / 1e9
+    answers = [item for item in house.answers if first_s < item.sent_s and item.at_s < last_s and item.status == "OK"]
+    assert len(answers) > 100
+    assert [item for item in answers if item.session not in arms] == []
+    assert [item for item in answers if arms.get(item.session, item.arm) != item.arm] == []
+
+
+def test_a_candidate_that_compiles_long_is_rolled_back_and_delayed_requests_are_counted(tmp_path: Path) -> None:
+    compiles_long = {"compiled-naive": ("--stall-s", "10")}
+    with UsersHouse(tmp_path, arms=("eager", "compiled-naive"), flags=compiles_long) as house:
+        code, line = end_of(start_ramp(house, "--set", "ramp.stall_limit_s=1"))
+        assert (code, line["verdict"]) == (99, "FAIL")
+        assert house.weights() == {"eager": 10_000, "compiled-naive": 0}
+        summary = summary_of(run_dir(house))
+        assert summary["ramp"]["outcome"] == "rollback"
+        assert 0 < summary["ramp"]["hurt"] <= summary["ramp"]["exposed"]
+        (account,) = [json.loads(path.read_text()) for path in run_dir(house).glob("trial-01/generator-0.json")]
+        assert account["complete"]
+        assert account["started"] == account["finished"]
+        last, worst = journal(house)[-1], max(summary["events"], key=lambda event: event["end_ns"])
+        assert last["done_ns"] < worst["end_ns"], "before the end of the compile"
+        # Users time out by themselves; no stream was cut.
+        assert {answer.status for answer in house.answers} <= {"OK", "DEADLINE_EXCEEDED"}
+
+
+def test_a_killed_controller_leaves_the_weights_and_the_next_one_resumes(house: UsersHouse) -> None:
+    ramp = start_ramp(house)
+    wait_for_action(house, "start")
+    more_answers(house)
+    ramp.send_signal(signal.SIGKILL)
+    ramp.wait()
+    left = house.weights()
+    more_answers(house)
+    assert house.weights() == left
+    assert journal(house)[-1]["weights"] == left
+    code, line = end_of(house.ramp("--resume", str(run_dir(house)), "--page", "off"))
+    assert code in (0, 3), line
+    actions = [row["action"] for row in journal(house)]
+    assert actions[-2:] == ["advance", "promoted"]
+    assert "resume" in actions
+    assert {answer.status for answer in house.answers} == {"OK"}
+    nothing_is_lost(house)
+    ramp_found = summary_of(run_dir(house))["ramp"]
+    assert (ramp_found["outcome"], ramp_found["hurt"]) == ("promoted", 0)
+    again = house.ramp("--resume", str(run_dir(house)), "--page", "off")
+    again.communicate(timeout=PATIENCE_S)
+    assert again.returncode == 2, "a ramp that has ended is not resumed"
+
+
+@contextmanager
+def provider(folder: Path) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """Start `tailgate provider` and yield a function that asks it as a controller does."""
+    command = [sys.executable, "-m", "loadtests.commands.main", "provider", str(folder), "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with ended(process):
+        assert process.stdout is not None
+        _, port = host_port(json.loads(process.stdout.readline())["url"].removeprefix("http://"))
+
+        def answer(question: str) -> dict[str, Any]:
+            status, body = asked(port, "GET", f"/v1/judgement?for={question}&window=20s")
+            assert status == 200, body
+            found: dict[str, Any] = json.loads(body)
+            return found
+
+        yield answer
+
+
+def test_a_candidate_that_dies_under_another_controller_fails_and_its_weights_stay(tmp_path: Path) -> None:
+    settings = ["--set", "users.moved_by=others", "--set", "ramp.candidate=compiled-padded"]
+    settings += ["--set", "traffic.block_s=1", "--at-most", "5m", *LOOSE]
+    with UsersHouse(tmp_path) as house:
+        admin = f"127.0.0.1:{house.ports['admin']}"
+        run = house.ramp("demo", "--admin", admin, "--out", "out", *settings)
+        with ended(run):
+            wait_for(lambda: list(tmp_path.glob("out/*-demo/weights.jsonl")))
+            with provider(tmp_path / "out") as answer:
+                assert answer("step")["verdict"] == "INCONCLUSIVE", "the candidate has no traffic yet"
+                done = house.command("split", "--admin", admin, "--set-weights", "eager=70,compiled-padded=30")
+                assert done.returncode == 0, done.stderr
+                wait_for(lambda: read_weights(run_dir(house))[-1].weights["compiled-padded"] == 30)
+                more_answers(house)
+                house.kill("compiled-padded")
+                wait_for(lambda: answer("promotion")["verdict"] == "FAIL", 60, every_s=0.1)
+                wait_for(lambda: "compiled-padded-0 died" in answer("promotion")["reasons"], every_s=0.1)
+                assert house.weights() == {"eager": 70, "compiled-padded": 30}, "the provider moves nothing"
+                run.send_signal(signal.SIGINT)
+                end_of(run, timeout_s=90)
+        changes = read_weights(run_dir(house))
+        assert [change.weights["compiled-padded"] for change in changes] == [0, 30]
+        assert {change.action for change in changes} == {BY_OTHERS}
+        assert (run_dir(house) / "report.html").exists()

@@ -1,57 +1,284 @@
 """The fault campaign: `python -m tests.faults.campaign --runs 300 --seed 1`.
 
-Plans faults from seeds, injects them into live runs, and holds every run against every promise. Run N of seed S is seed
-S + N: `--seed N --runs 1` carries out the plan of N again. A line of JSON a run goes to --out as soon as it is over.
+Plans faults from seeds, injects them into live runs, and checks every promise of every run. Run N of seed S is seed
+S + N: `--seed N --runs 1` carries out the plan of N again. Each run adds a line of JSON to --out.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.faults.live_run import carry_out
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordError, read_table
+from servers.clock import now_ns
+from tests.fakes.listening import Listener, listeners
+from tests.faults import plan as arrangement
+from tests.faults import promises
+from tests.faults.fault import PHASES, Moment, Setup
 from tests.faults.plan import DEFAULT, FAMILIES, KINDS, Plan, covering, plan
-from tests.faults.promises import PROMISES, breaches, lost_s
-from tests.faults.story import Story
+from tests.faults.processes import ancestry, by_role, marked
+from tests.faults.promises import AMONG_TEMPORARY, Answered, Command, Injected, Story, breaches
+
+_POLL_S = 0.02
+_SOCKETS_EVERY_S = 1.0
+_ANALYZE_S = 180.0
+_GOES_S = 30.0  # until what remains counts as left
+_OF_TRAFFIC = re.compile(r"\d+-\d+")  # parity prompts are not of the traffic
+_LINE = re.compile(r"\[\d+:\d\d\] (?:· trial \d+/\d+ )?· (.*)")
+
+
+class LiveRun:
+    """The run of a plan in a folder of its own."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan = plan
+        self.mark = uuid.uuid4().hex[:12]
+        self.setup = arrangement.arranged(plan, folder)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._read = 0
+        self._phase = ""
+        self._seen_s: dict[str, float] = {}  # when each phase was first shown
+        self.injected: list[Injected] = []
+        self.recorded_before: set[str] = set()
+        self.commands: set[str] = set()
+        self.sockets: set[Listener] = set()
+
+    def pids(self, role: str) -> list[int]:
+        assert self._process is not None
+        orchestrator = self._process.pid if self._process.poll() is None else 0
+        return by_role(self.mark, orchestrator).get(role, [])
+
+    def every_pid(self) -> list[int]:
+        return list(marked(self.mark))
+
+    def run_dir(self) -> Path | None:
+        found = sorted(self.setup.folder.glob("out/*-*/experiment.toml"))
+        return found[0].parent if found else None
+
+    def carry_out(self, words: list[str]) -> Command:
+        """Run to the end or to the limit, and inject and lift the faults of the plan."""
+        folder, limit_s = self.setup.folder, self.plan.limit_s
+        with (folder / "run.out").open("wb") as out, (folder / "run.err").open("wb") as err:
+            self._process = process = subprocess.Popen(
+                arrangement.command(self.plan, self.setup, words),
+                cwd=folder,
+                env=arrangement.environment(self.mark, self.setup),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        began_s = time.monotonic()
+        waiting, lifts = list(self.plan.moments), list[tuple[float, Moment]]()
+        sockets_s = 0.0
+        while process.poll() is None and time.monotonic() - began_s < limit_s:
+            self.follow(folder / "run.err")
+            for moment in [item for item in waiting if self.is_due(item)]:
+                waiting.remove(moment)
+                self._inject(moment)
+                if moment.lasts_s is not None:
+                    lifts.append((time.monotonic() + moment.lasts_s, moment))
+            for due_s, moment in list(lifts):
+                if time.monotonic() >= due_s:
+                    lifts.remove((due_s, moment))
+                    moment.fault.lift(self)
+            if time.monotonic() - sockets_s > _SOCKETS_EVERY_S:
+                sockets_s = time.monotonic()
+                self.commands |= {process.command for process in marked(self.mark).values()}
+                self.sockets |= listeners(process.pid)
+            time.sleep(_POLL_S)
+        took_s = time.monotonic() - began_s
+        code = process.poll()
+        for _, moment in lifts:
+            moment.fault.lift(self)
+        if code is None:
+            process.kill()
+            process.wait()
+        return Command(
+            code=code,
+            stdout=_text(folder / "run.out"),
+            stderr=_text(folder / "run.err"),
+            took_s=took_s,
+            limit_s=limit_s,
+        )
+
+    def follow(self, path: Path) -> None:
+        """Read new lines of the file, which holds the run's stderr, for phases."""
+        text = _text(path)
+        for line in text[self._read : text.rfind("\n") + 1].splitlines():
+            if phase := phase_of(line):
+                self._phase = phase
+                self._seen_s.setdefault(phase, time.monotonic())
+        self._read = text.rfind("\n") + 1
+
+    def is_due(self, moment: Moment) -> bool:
+        """Return whether `after_s` have passed since the phase, or a later one, was seen."""
+        later = PHASES[PHASES.index(moment.phase) :]
+        seen = [self._seen_s[phase] for phase in later if phase in self._seen_s]
+        return bool(seen) and time.monotonic() - min(seen) >= moment.after_s
+
+    def _inject(self, moment: Moment) -> None:
+        self.recorded_before |= recorded(self.setup.folder)
+        at_ns = now_ns()
+        hit = moment.fault.inject(self)
+        self.injected.append(Injected(moment=moment, at_ns=at_ns, phase=self._phase, hit=hit))
+
+
+def phase_of(line: str) -> str:
+    """Return the phase that a line on stderr shows; empty where it shows none."""
+    if line.startswith("judging "):
+        return "judging"
+    shown = _LINE.match(line)
+    known = (phase for phase in PHASES if shown is not None and shown[1].startswith(phase))
+    return next(known, "")
+
+
+def carry_out(plan: Plan, folder: Path) -> Story:
+    """Carry out the plan in the empty folder, end all its processes and return the story."""
+    live = LiveRun(plan, folder)
+    scratch = arrangement.temporary(live.mark)
+    scratch.mkdir()
+    try:
+        with arrangement.companions(plan, live.mark, live.setup) as words:
+            others = set(marked(live.mark))
+            run = live.carry_out(words)
+            if run.code == 2 and not live.injected:
+                raise AssertionError(f"{plan}: the run was refused: {run.stderr}")
+            gone_after_s, left = _gone(live, others)
+        left += [item for item in _gone(live, set())[1] if item not in left]
+        left += _left_in(scratch)
+        run_dir = live.run_dir()
+        # A complete run was just judged by the same code.
+        is_judged = run_dir is None or run.line.get("complete") is True
+        analysis = None if is_judged or run_dir is None else _analyzed(live, run_dir)
+        return Story(
+            plan=plan,
+            run=run,
+            run_dir=run_dir,
+            injected=tuple(live.injected),
+            analysis=analysis,
+            summaries=promises.summaries(folder),
+            answered=tuple(answered(folder)),
+            recorded=frozenset(recorded(folder)),
+            recorded_before=frozenset(live.recorded_before),
+            left=tuple(left),
+            gone_after_s=gone_after_s,
+            leaks=promises.leaks((folder, scratch), live.commands),
+            tracebacks=promises.tracebacks((folder, scratch)),
+        )
+    finally:
+        for pid in marked(live.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(scratch, ignore_errors=True)
+        live.setup.closing.close()
+
+
+def recorded(folder: Path) -> set[str]:
+    """Return the ids of all recorded requests, also of those that workers kept."""
+    found: set[str] = set()
+    for path in (*folder.glob("out/*/trial-*/requests*.arrow"), *folder.glob("kept/*/trial-*/requests*.arrow")):
+        with contextlib.suppress(RecordError, OSError):
+            found |= set(read_table(path, REQUESTS)[0].column("request_id").to_pylist())
+    return found
+
+
+def answered(folder: Path) -> Iterator[Answered]:
+    """Return the answers that arms wrote down, without those to parity prompts."""
+    for line in _text(folder / arrangement.ANSWERS).splitlines():
+        request_id, arm, at_ns = line.split(" ")
+        if _OF_TRAFFIC.match(request_id):
+            yield Answered(request_id=request_id, arm=arm, at_ns=int(at_ns))
+
+
+def _gone(live: LiveRun, others: set[int]) -> tuple[float, list[str]]:
+    """Return how long processes took to end, `others` and their children apart, and what is left after `_GOES_S`."""
+    began_s = time.monotonic()
+    while True:
+        every = marked(live.mark)
+        rest = {pid: process for pid, process in every.items() if not others & ancestry(process, every)}
+        took_s = time.monotonic() - began_s
+        if not rest or took_s > _GOES_S:
+            break
+        time.sleep(0.05)
+    left = [f"process {process.command[:200]!r}" for process in rest.values()]
+    owners = {listener.pid for listener in live.sockets}
+    now = {item for pid in owners for item in listeners(pid)}
+    left += [f"{item.address}:{item.port} of {item.command[:200]!r}" for item in live.sockets & now]
+    return took_s, left
+
+
+def _left_in(temporary: Path) -> list[str]:
+    """Return the temporary files that remain after `_GOES_S`."""
+    end_s = time.monotonic() + _GOES_S
+    while any(temporary.iterdir()) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return [f"{path.name} {AMONG_TEMPORARY}" for path in sorted(temporary.iterdir())]
+
+
+def _analyzed(live: LiveRun, run_dir: Path) -> Command:
+    began_s = time.monotonic()
+    try:
+        done = subprocess.run(
+            arrangement.tailgate("analyze", str(run_dir)),
+            cwd=live.setup.folder,
+            env=arrangement.environment(live.mark, Setup(folder=live.setup.folder)),
+            capture_output=True,
+            text=True,
+            timeout=_ANALYZE_S,
+            check=False,
+        )
+        code, out, err = done.returncode, done.stdout, done.stderr
+    except subprocess.TimeoutExpired:
+        code, out, err = None, "", ""
+    return Command(code=code, stdout=out, stderr=err, took_s=time.monotonic() - began_s, limit_s=_ANALYZE_S)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+# --- Many runs --------------------------------------------------------------------------------------------------------
 
 
 def row(story: Story) -> dict[str, Any]:
-    """One line of the campaign's file."""
+    """Return one line of the campaign's file."""
     run = story.run
     return {
         "seed": story.plan.seed,
         "kind": story.plan.kind,
         "truth": story.plan.truth,
         "family": story.plan.family,
-        "quick": story.plan.quick,
         "faults": [
             {"fault": item.moment.fault.name, "phase": item.phase, "hit": item.hit, "lasts_s": item.moment.lasts_s}
             for item in story.injected
         ],
-        "not_reached": len(story.plan.moments) - len(story.injected),
         "code": run.code,
         "verdict": story.verdict,
         "complete": run.line.get("complete"),
         "analyzed": None if story.analysis is None else story.analysis.code,
         "took_s": round(run.took_s, 1),
-        "limit_s": round(run.limit_s, 1),
         "gone_after_s": round(story.gone_after_s, 2),
-        "lost_s": round(lost_s(story), 3) if lost_s(story) != float("inf") else None,
         "breaches": breaches(story),
     }
 
 
 def carried_out(planned: Plan, keep: Path | None = None) -> dict[str, Any]:
-    """The line of one run. Its folder stays in `keep` where a promise was broken."""
+    """Carry out one run and return its line; `keep` gets the folder of one that broke a promise."""
     with tempfile.TemporaryDirectory(prefix="tailgate-faults-", ignore_cleanup_errors=True) as place:
         folder = Path(place) / "run"
         folder.mkdir()
@@ -61,60 +288,34 @@ def carried_out(planned: Plan, keep: Path | None = None) -> dict[str, Any]:
     return line
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """How often each promise held, each fault came, and each truth got which verdict."""
-    lines = [f"{'promise':<36}held  of    seeds that broke it"]
-    for name in PROMISES:
-        judged = [row for row in rows if _is_held_to(row, name)]
-        broken = [row["seed"] for row in judged if name in row["breaches"]]
-        lines.append(f"{name:<36}{len(judged) - len(broken):<6}{len(judged):<6}{' '.join(map(str, broken))}")
-    came = Counter(fault["fault"] for row in rows for fault in row["faults"] if fault["hit"])
-    lines += ["", *(f"{count:>5}  {name}" for name, count in came.most_common())]
-    said = Counter((row["truth"], row["verdict"] or "none") for row in rows)
-    lines += ["", *(f"{count:>5}  {truth}: {verdict}" for (truth, verdict), count in sorted(said.items()))]
-    return "\n".join(lines)
-
-
-def _is_held_to(row: dict[str, Any], promise: str) -> bool:
-    match promise:
-        case "goes on once faults are lifted":
-            return bool(row["family"] != "safety")
-        case "can be judged afterwards":
-            return row["analyzed"] is not None
-    return True
-
-
 def main() -> int:
-    """0 where every promise held, 1 otherwise."""
+    """Return 0 where every promise held, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.campaign", description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
-    parser.add_argument("--quick", action="store_true", help="the short plans that make test carries out")
     parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(DEFAULT))
     parser.add_argument("--kind", choices=KINDS, help="runs of one kind alone")
     parser.add_argument("--out", type=Path, default=Path("faults.jsonl"), help="a line a run (default %(default)s)")
     parser.add_argument("--keep", type=Path, help="folder for the files of runs that broke a promise")
     parser.add_argument("--plans", action="store_true", help="print the plans alone")
-    parser.add_argument("--covering", action="store_true", help="the quick plans of make test, which cover the most")
+    parser.add_argument("--covering", action="store_true", help="the plans of tests/faults/test_campaign.py")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what runs is ended in order
-    rows = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    broken = 0
     seeds = covering(options.runs) if options.covering else range(options.seed, options.seed + options.runs)
     for seed in seeds:
-        planned = plan(seed, quick=options.quick or options.covering, families=options.families, kind=options.kind)
+        planned = plan(seed, quick=options.covering, families=options.families, kind=options.kind)
         print(planned, flush=True)
         if options.plans:
             continue
-        began_s = time.monotonic()
         line = carried_out(planned, options.keep)
-        rows.append(line)
+        broken += bool(line["breaches"])
         with options.out.open("a", encoding="utf-8") as out:
             out.write(json.dumps(line) + "\n")
-        what = "; ".join(f"{name}: {'; '.join(found)}" for name, found in line["breaches"].items()) or "all held"
-        print(f"  {line['verdict']} ({line['code']}) in {time.monotonic() - began_s:.0f} s: {what}", flush=True)
-    if rows:
-        print(f"\n{table(rows)}")
-    return int(any(line["breaches"] for line in rows))
+        print(
+            f"  {line['verdict']} ({line['code']}) in {line['took_s']} s: {line['breaches'] or 'all held'}", flush=True
+        )
+    return int(broken > 0)
 
 
 if __name__ == "__main__":

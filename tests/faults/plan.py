@@ -1,29 +1,40 @@
-"""What goes wrong in one run, drawn from a seed: the same on every machine."""
+"""A plan: what goes wrong in one run, drawn from a seed, and what the run is started with.
+
+`python -m tests.faults.plan LOG` is the external server of such a run; its first line on stdout is its address.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args
 
-from tests.faults import devices, lies, machine, memory_groups, network, signals, storage
-from tests.faults.fault import CANDIDATE, Draw, Family, Kind, Moment, Situation, Truth
+from servers.clock import anchored_environment
+from tests.fakes.openai_server import CompilingServer, serving
+from tests.fakes.users_house import free_port
+from tests.faults import machine, network, processes, storage
+from tests.faults.fault import CANDIDATE, FAKES, Draw, Family, Kind, Moment, Setup, Situation, Truth
+from tests.faults.processes import MARK
 
 # Where faults come from, by the name that the campaign's --families takes.
 FAMILIES: dict[str, Draw] = {
-    "signals": signals.draw,
+    "signals": processes.draw_signal,
     "network": network.draw,
     "storage": storage.draw,
     "machine": machine.draw,
-    "lies": lies.draw,
-    "devices": devices.draw,
-    "groups": memory_groups.draw,
+    "lies": processes.draw_lie,
+    "devices": machine.draw_device,
+    "groups": machine.draw_group,
 }
-
-# What is planned where nothing else is asked for: a seed stays the plan that it was when a family is added.
+# What is planned by default, so that the plan of a seed does not change when a family is added.
 DEFAULT = ("signals",)
-
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # How often each kind is planned; those that take minutes are rare.
 _WEIGHTS: dict[Kind, int] = {
@@ -34,23 +45,16 @@ _WEIGHTS: dict[Kind, int] = {
     "remote worker": 3,
     "external": 3,
     "engine": 1,
-    "users' ramp": 2,
-}
-_TRUTHS: dict[Kind, tuple[Truth, ...]] = {
-    "engine": ("good",),
-    "external": ("good",),
-    "users' ramp": ("good", "naive"),
 }
 _ALL_TRUTHS: tuple[Truth, ...] = ("good", "good", "naive", "slow", "other answers", "dies")
-# Beside its traffic and what faults add, a run may take this long: its start, its stop and its judgement.
-_BESIDES_S = 120.0
+_BESIDES_S = 120.0  # start, stop and judgement
 _TRIES = 100  # a family may have no fault for a kind of run
 _ENGINE_S = 60.0  # two arms load torch, on two processors one after the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One run: its kind, the truth about its candidate, and what goes wrong when."""
+    """One run: its kind, the truth about its candidate, and its faults."""
 
     seed: int
     kind: Kind
@@ -58,11 +62,11 @@ class Plan:
     family: Family
     quick: bool
     duration_s: float
-    moments: tuple[Moment, ...] = field(default_factory=tuple)
+    moments: tuple[Moment, ...] = ()
 
     @property
     def limit_s(self) -> float:
-        """The run ends by itself within so many seconds."""
+        """Seconds within which the run ends by itself."""
         paused = sum(moment.lasts_s or 0.0 for moment in self.moments)
         extra = max((moment.fault.extra_s for moment in self.moments), default=0.0)
         engine = _ENGINE_S if self.kind == "engine" else 0.0
@@ -83,17 +87,14 @@ class Plan:
 
 
 def plan(seed: int, *, quick: bool = False, families: Sequence[str] = DEFAULT, kind: Kind | None = None) -> Plan:
-    """The plan of the seed. `quick` ones take seconds: no users' ramp, no engine, and nothing is stopped for long.
-
-    One plan in twelve has no fault at all: it shows what the run comes to by itself.
-    """
+    """Draw the plan of the seed; one in twelve has no fault. `quick`: no engine and no long stop."""
     rng = random.Random(seed)
-    kinds = [item for item in KINDS if not (quick and item in ("engine", "users' ramp"))]
+    kinds = [item for item in KINDS if not (quick and item == "engine")]
     drawn: Kind = rng.choices(kinds, [_WEIGHTS[item] for item in kinds])[0]
     kind = kind or drawn
-    truth: Truth = rng.choice(_TRUTHS.get(kind, _ALL_TRUTHS))
+    truth: Truth = rng.choice(("good",) if kind in ("engine", "external") else _ALL_TRUTHS)
     family: Family = rng.choices(("safety", "liveness", "none"), (7, 4, 1))[0]
-    duration_s = {"ramp": 14.0, "users' ramp": 60.0}.get(kind, 5.0)
+    duration_s = 14.0 if kind == "ramp" else 5.0
     situation = Situation(kind=kind, truth=truth, duration_s=duration_s, liveness=family == "liveness", quick=quick)
     count = 0 if family == "none" else rng.choices((1, 2, 3), (6, 3, 1))[0]
     moments: list[Moment] = []
@@ -109,8 +110,7 @@ def plan(seed: int, *, quick: bool = False, families: Sequence[str] = DEFAULT, k
 
 
 def covering(count: int, within: int = 600, families: Sequence[str] = DEFAULT) -> list[int]:
-    """The seeds of so many quick plans with one fault each, which together cover the most: each next one has what those
-    before it did not. They follow from the families alone."""
+    """Return the seeds of `count` quick plans with one fault each, each with the most that those before it lack."""
     every = (plan(seed, quick=True, families=families) for seed in range(1, within + 1))
     waiting = [item for item in every if len(item.moments) == 1]
     waiting.sort(key=lambda item: item.moments[0].fault.name)  # of equals, SIGKILL comes first
@@ -127,3 +127,207 @@ def covering(count: int, within: int = 600, families: Sequence[str] = DEFAULT) -
 def _features(item: Plan) -> set[str]:
     (moment,) = item.moments
     return {item.kind, item.truth, item.family, moment.phase, f"a {moment.fault.name}"}
+
+
+# --- What a run is started with ---------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRETS = {
+    "TAILGATE_PAGE_TOKEN": "planted-page-token-8c41f7",
+    "TAILGATE_CHANNEL_TOKEN": "planted-channel-token-1d90ab",
+    "FAULTS_TOKEN": "planted-bearer-token-60e2c5",
+    "CLOUD_SECRET_KEY": "planted-cloud-key-b7735d",  # in the environment by chance
+}
+
+_HEAD = """
+name = "faults"
+seed = {seed}
+slo = {{p50_ttft_ms = 2000, p50_e2e_ms = 6000}}
+[traffic]
+duration_s = {duration_s}
+rate = {rate}
+length_scale = 0.05
+block_s = 0.5
+timeout_s = 6
+# A good candidate passes after seconds of traffic: a run that cannot say PASS would promise nothing.
+[gates]
+quantiles = [0.5]
+margin = 1.0
+min_blocks = 4
+cold_s = 0
+max_error_pct = 5
+max_bed_drift = 0.9
+max_generator_lag_ms = 2000
+draws = 999
+[trials]
+starting_at_once = 2
+ready_timeout_s = 60
+[bed]
+reference_s = 0
+sample_s = {sample_s}
+[ramp]
+steps = [50, 100]
+step_s = 2
+most_step_s = 8
+step_margin = 1.0
+least_requests = 10
+"""
+_ARMS = """
+[[arms]]
+preset = "eager"
+control = true
+[[arms]]
+preset = "{candidate}"
+"""
+_ENGINE = """
+[model]
+id = "random:tiny"
+device = "cpu"
+dtype = "float32"
+[engine]
+threads = 1
+max_prompt_tokens = 96
+max_new_tokens = 24
+"""
+_EXTERNAL = """
+[engine]
+max_prompt_tokens = 64
+max_new_tokens = 16
+[[arms]]
+preset = "eager"
+control = true
+[[arms]]
+name = "server"
+kind = "openai"
+address = "{address}/v1"
+model_name = "llama"
+"""
+_FLAGS: dict[Truth, list[str]] = {
+    "good": [],
+    "naive": ["--stall-s", "0.3"],
+    "slow": ["--prefill-s", "compiled-padded-0=0.02"],
+    "other answers": ["--token", "compiled-padded-0=7"],
+    "dies": ["--die", "compiled-padded-0=60"],
+}
+ANSWERS = "answers.txt"
+
+
+def environment(plan_mark: str, setup: Setup) -> dict[str, str]:
+    """Return the environment of all processes of a run: mark, secrets, one clock and a temporary folder."""
+    given = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: plan_mark, "TMPDIR": str(temporary(plan_mark))}
+    return {**os.environ, **given, **SECRETS, **anchored_environment(), **setup.environment}
+
+
+def temporary(plan_mark: str) -> Path:
+    """Return the folder for temporary files, whose path is short because sockets have short names."""
+    return Path(f"/tmp/tgf-{plan_mark}")
+
+
+def experiment(plan: Plan, address: str = "") -> str:
+    """Return the experiment of the plan, as TOML."""
+    # Monitored machines with other load would keep every run from a PASS.
+    watched = any(moment.fault.is_watched for moment in plan.moments)
+    rate = 8 if plan.kind == "external" else 30  # the external fake does one step at a time
+    head = _HEAD.format(seed=plan.seed, duration_s=plan.duration_s, sample_s=float(watched), rate=rate)
+    if plan.kind == "external":
+        return "compare_models = true\n" + head + _EXTERNAL.format(address=address)
+    candidate = "compiled-naive" if plan.truth == "naive" else "compiled-padded"
+    if plan.kind == "engine":
+        return head + _ENGINE + _ARMS.format(candidate="eager-padded")
+    # Arms must answer alike in float32 alone.
+    return (
+        head
+        + '[model]\ndtype = "float32"\n[security]\ntoken_env = "FAULTS_TOKEN"\n'
+        + _ARMS.format(candidate=candidate)
+    )
+
+
+def arranged(plan: Plan, folder: Path) -> Setup:
+    """Return what the run is started with, as its faults want it."""
+    setup = Setup(folder=folder)
+    if plan.kind != "engine":
+        setup.arm_flags += ["--warmup-s", "0.1", "--answers", str(folder / ANSWERS), *_FLAGS[plan.truth]]
+    if plan.kind == "workers":
+        setup.settings.append("traffic.workers=2")
+    for moment in plan.moments:
+        moment.fault.arrange(setup)
+    return setup
+
+
+@contextlib.contextmanager
+def companions(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
+    """Start what the run needs and yield the words of its command line."""
+    folder = setup.folder
+    settings = [word for setting in setup.settings for word in ("--set", setting)]
+    common = ["faults.toml", "--out", "out", "--json", *settings]
+    with contextlib.ExitStack() as stack:
+        address = ""
+        match plan.kind:
+            case "until-decided":
+                words = ["run", *common, "--until-decided", "--at-most", f"{plan.duration_s:g}s"]
+            case "ramp":
+                words = ["ramp", *common, "--at-most", f"{plan.duration_s:g}s"]
+            case "remote worker":
+                master = f"127.0.0.1:{free_port()}"
+                words = ["run", *common, "--set", "traffic.workers=0", "--set", "traffic.remote_workers=1"]
+                words += ["--set", f"traffic.master_bind={master}"]
+                worker = ["worker", "--master", master, "--keep", "kept", "--trials", "1"]
+                stack.enter_context(_running(tailgate(*worker), "worker", mark, setup, setup.worker_environment))
+            case "external":
+                words = ["run", *common]
+                server = [sys.executable, "-m", "tests.faults.plan", str(folder / "server.log")]
+                process = stack.enter_context(_running(server, "server", mark, setup))
+                address = _first_line(folder / "server.out", process)
+            case _:
+                words = ["run", *common]
+        (folder / "faults.toml").write_text(experiment(plan, address))
+        yield words
+
+
+def command(plan: Plan, setup: Setup, words: list[str]) -> list[str]:
+    """Return the command line of the run, with fake arms in place of real ones."""
+    arm = setup.arm_command or [sys.executable, str(FAKES / "arm.py")]
+    given = "" if plan.kind == "engine" else f", arm_command={[*arm, *setup.arm_flags]!r}"
+    code = f"from loadtests.commands.main import main; sys.exit(main({words!r}{given}))"
+    return [sys.executable, "-c", "; ".join(["import sys", *([setup.prelude] if setup.prelude else []), code])]
+
+
+def tailgate(*words: str) -> list[str]:
+    return [sys.executable, "-m", "loadtests.commands.main", *words]
+
+
+@contextlib.contextmanager
+def _running(
+    words: list[str], name: str, mark: str, setup: Setup, more: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    given = {**environment(mark, setup), **(more or {})}
+    with (setup.folder / f"{name}.out").open("wb") as out, (setup.folder / f"{name}.err").open("wb") as err:
+        process = subprocess.Popen(words, cwd=setup.folder, env=given, stdout=out, stderr=err)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10.0)
+        process.kill()
+        process.wait()
+
+
+def _first_line(path: Path, process: subprocess.Popen[bytes]) -> str:
+    while process.poll() is None:
+        if "\n" in (text := path.read_text()):
+            return text.partition("\n")[0]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+    raise AssertionError(path.with_suffix(".err").read_text())
+
+
+def serve_external() -> None:
+    with serving(CompilingServer(Path(sys.argv[1]), compiles_at=-1, compile_s=0.0)) as address:
+        print(address, flush=True)
+        signal.sigwait({signal.SIGTERM})
+
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for the threads too
+    serve_external()

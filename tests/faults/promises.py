@@ -1,28 +1,155 @@
-"""What is promised of every run, whatever goes wrong: each promise is a function that tells its breaches."""
+"""Promises of every run, whatever goes wrong: each is a function that returns its breaches in a story."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.fakes.summary_schema import faults
-from tests.faults.fault import CANDIDATE, CONTROL
-from tests.faults.story import AMONG_TEMPORARY, Command, Story
+from tests.faults.fault import CANDIDATE, CONTROL, Moment
+from tests.faults.plan import SECRETS, Plan
+
+AMONG_TEMPORARY = "among the temporary files"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injected:
+    """A fault that was injected: when, in which phase, and what it hit."""
+
+    moment: Moment
+    at_ns: int
+    phase: str
+    hit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A request that an arm answered to its end, as the arm reports."""
+
+    request_id: str
+    arm: str
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """The end of a command. `code` is None where it did not end within `limit_s`."""
+
+    code: int | None
+    stdout: str
+    stderr: str
+    took_s: float
+    limit_s: float
+
+    @property
+    def line(self) -> Mapping[str, Any]:
+        """The JSON object in the last line of stdout; empty where there is none."""
+        lines = self.stdout.strip().splitlines()
+        try:
+            line = json.loads(lines[-1]) if lines else {}
+        except ValueError:
+            return {}
+        return line if isinstance(line, dict) else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """What is known of a run once it is over.
+
+    `left`: processes, sockets and files that it left; `gone_after_s`: how long its processes took to end; `recorded`:
+    ids of all recorded requests, and `recorded_before` of those on the disk when a fault came; `analysis`: `tailgate
+    analyze` of a run that did not end as usual; `leaks`: files and command lines that hold a secret.
+    """
+
+    plan: Plan
+    run: Command
+    run_dir: Path | None
+    injected: tuple[Injected, ...] = ()
+    analysis: Command | None = None
+    summaries: tuple[Mapping[str, Any] | str, ...] = ()
+    answered: tuple[Answered, ...] = ()
+    recorded: frozenset[str] = frozenset()
+    recorded_before: frozenset[str] = frozenset()
+    left: tuple[str, ...] = ()
+    gone_after_s: float = 0.0
+    leaks: tuple[str, ...] = ()
+    tracebacks: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str | None:
+        said = self.run.line.get("verdict")
+        return None if said is None else str(said)
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the orchestrator was killed or asked to end, or might be killed by the kernel."""
+        ends = ("SIGKILL of orchestrator", "SIGTERM of orchestrator", "the kernel holds the memory of orchestrator")
+        return any(item.hit and item.moment.fault.name in ends for item in self.injected)
+
+
+# --- What its files show ----------------------------------------------------------------------------------------------
+
+_TRACEBACK = b"Traceback (most recent call last)"
+_IGNORED = re.compile(rb"Exception ignored in [^\n]*\n" + re.escape(_TRACEBACK))
+
+
+def summaries(folder: Path) -> tuple[Mapping[str, Any] | str, ...]:
+    """Read every summary.json in the folder; a string says why one cannot be read."""
+    return tuple(_summary(path) for path in sorted(folder.rglob("summary.json")))
+
+
+def leaks(folders: Iterable[Path], commands: Iterable[str]) -> tuple[str, ...]:
+    """Return the files and command lines that hold a secret."""
+    places = [(str(path), content) for path, content in _files(folders)]
+    places += [(f"the command line {command[:60]!r}", command.encode()) for command in commands]
+    return tuple(
+        f"{where} ({name})"
+        for where, content in places
+        for name, secret in SECRETS.items()
+        if secret.encode() in content
+    )
+
+
+def tracebacks(folders: Iterable[Path]) -> tuple[str, ...]:
+    """Return the files that hold a traceback, without that of the external fake and without exceptions that Python
+    ignores at exit, as in Locust when it is asked to end twice."""
+    return tuple(
+        str(path)
+        for path, content in _files(folders)
+        if _TRACEBACK in _IGNORED.sub(b"", content) and path.name != "server.err"
+    )
+
+
+def _files(folders: Iterable[Path]) -> Iterator[tuple[Path, bytes]]:
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                yield path, path.read_bytes()
+
+
+def _summary(path: Path) -> Mapping[str, Any] | str:
+    try:
+        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return content
+    except (OSError, ValueError) as error:
+        return f"{path.name}: {error}"
+
+
+# --- Promises ---------------------------------------------------------------------------------------------------------
 
 VERDICTS = {0: "PASS", 3: "INCONCLUSIVE", 99: "FAIL"}
 BROKE = (1, 2)
-# Records are on the disk a second after they are made; beside that a busy machine takes its time.
-FLUSHED_S = 1.0
-HASTE_S = 1.0
-# What goes by itself once whoever started it was killed.
-GONE_S = 15.0
+FLUSHED_S = 2.0  # records are flushed each second; a busy machine may take another
+GONE_S = 15.0  # for processes whose parent was killed
 _LONGEST_LINE = 2000
-_ARM_OF = {CONTROL: "eager"}
 
 
 def no_wrong_pass(story: Story) -> list[str]:
-    """A bad candidate never passes, nor one that stopped answering, and nobody without a control that answers."""
+    """No PASS for a bad candidate, nor without a candidate and a control that answer."""
     said = {"the run": story.run, "analyze": story.analysis}
     passed = [who for who, command in said.items() if command is not None and _passed(command)]
     passed += ["a summary" for item in story.summaries if isinstance(item, Mapping) and item.get("overall") == "PASS"]
@@ -32,7 +159,7 @@ def no_wrong_pass(story: Story) -> list[str]:
     why += [item.moment.fault.name for item in story.injected if item.hit and item.moment.fault.forbids_pass]
     for item in story.injected:
         for arm in item.moment.fault.silences if item.hit else ():
-            # By the word of the others: requests were answered afterwards, which the arm was sent too.
+            # The other arm answered later requests, which this arm was sent too.
             others = {CONTROL: CANDIDATE, CANDIDATE: CONTROL}[arm]
             later = [row for row in story.answered if row.at_ns > item.at_ns + 1e9 and _role(row.arm) == others]
             if later:
@@ -48,7 +175,7 @@ def no_wrong_blame(story: Story) -> list[str]:
 
 
 def ends_by_itself(story: Story) -> list[str]:
-    """The run is over within the limit that its plan states, and so is its analysis."""
+    """The run and its analysis end within their limits."""
     named = (("the run", story.run), ("analyze", story.analysis))
     return [
         f"{who} did not end within {command.limit_s:.0f} s"
@@ -66,22 +193,19 @@ def nothing_is_left(story: Story) -> list[str]:
 
 
 def records_stay(story: Story) -> list[str]:
-    """What was on the disk stays there; what an arm answered is recorded, but for the last second before its recorder
-    ended."""
+    """Flushed records stay; every answer is recorded but for the last seconds before its recorder ended."""
     removed = any(item.moment.fault.removes_records and item.hit for item in story.injected)
     lost = frozenset() if removed else story.recorded_before - story.recorded
     breaches = [f"{len(lost)} records were on the disk and are gone, such as {min(lost)}"] if lost else []
-    late = (
-        [] if removed else [row for row in unrecorded(story) if _before_end_s(story, row.at_ns) > FLUSHED_S + HASTE_S]
-    )
+    late = [] if removed else [row for row in _unrecorded(story) if _before_end_s(story, row.at_ns) > FLUSHED_S]
     if late:
         most = max(_before_end_s(story, row.at_ns) for row in late)
         breaches.append(f"{len(late)} answers are not recorded, the first {most:.2f} s before the recorder ended")
     return breaches
 
 
-def unrecorded(story: Story) -> list[Any]:
-    """What an arm answered before whoever records it ended, and nobody recorded."""
+def _unrecorded(story: Story) -> list[Answered]:
+    """Return the answers before the recorder ended that are not recorded."""
     return [
         row
         for row in story.answered
@@ -89,14 +213,9 @@ def unrecorded(story: Story) -> list[Any]:
     ]
 
 
-def lost_s(story: Story) -> float:
-    """How long before the recorder ended the first answer came that is not recorded."""
-    return max((_before_end_s(story, row.at_ns) for row in unrecorded(story)), default=0.0)
-
-
 def one_line_reasons(story: Story) -> list[str]:
-    """Whatever is said of a failure is one line, and nowhere is a traceback."""
-    # Of what had no memory the line names a file with the traceback.
+    """Reasons are one line each, without tracebacks."""
+    # The line of a process without memory names the file with its traceback.
     said = story.run.stderr if "out of memory" in story.run.stderr else ""
     spared = tuple(name for item in story.injected if item.hit for name in item.moment.fault.silenced_logs)
     breaches = [
@@ -115,14 +234,14 @@ def one_line_reasons(story: Story) -> list[str]:
             breaches.append(f"{who} met a fault in tailgate itself: {_complaint(command)}")
         if command.code in BROKE and not _complaint(command):
             breaches.append(f"{who} ended with exit code {command.code} and no reason")
-        # A signal that nobody handles ends a program without a word: only whoever is killed may go so.
+        # A program that an unhandled signal ends gives no reason.
         if command.code is not None and command.code not in (*VERDICTS, *BROKE) and not story.was_killed:
             breaches.append(f"{who} ended with exit code {command.code}")
     return breaches
 
 
 def can_be_judged(story: Story) -> list[str]:
-    """`tailgate analyze` gives a verdict on what is there, or says in one line why it cannot."""
+    """`tailgate analyze` gives a verdict, or says in one line why it cannot."""
     command = story.analysis
     if command is None or command.code is None:
         return []
@@ -139,7 +258,7 @@ def no_secrets(story: Story) -> list[str]:
 
 
 def summaries_are_as_published(story: Story) -> list[str]:
-    """Every summary is as docs/schema describes it, and there is one where there is a verdict."""
+    """Every summary matches docs/schema, and a verdict has one."""
     breaches = []
     for summary in story.summaries:
         if isinstance(summary, str):
@@ -152,7 +271,7 @@ def summaries_are_as_published(story: Story) -> list[str]:
 
 
 def goes_on(story: Story) -> list[str]:
-    """After faults that were lifted, or that hit what a run can do without, it comes to its usual end."""
+    """A run ends as usual after faults that were lifted, or that hit what it can do without."""
     if story.plan.family == "safety":
         return []
     usual = {"good": ("PASS", "INCONCLUSIVE"), "naive": ("FAIL",)}.get(story.plan.truth, ("FAIL", "INCONCLUSIVE"))
@@ -180,7 +299,7 @@ PROMISES: dict[str, Callable[[Story], list[str]]] = {
 
 
 def breaches(story: Story) -> dict[str, list[str]]:
-    """What did not hold, by promise."""
+    """Return the breaches of each promise that did not hold."""
     return {name: found for name, promise in PROMISES.items() if (found := promise(story))}
 
 
@@ -189,11 +308,11 @@ def _passed(command: Command) -> bool:
 
 
 def _role(arm: str) -> str:
-    return CONTROL if arm == _ARM_OF[CONTROL] else CANDIDATE
+    return CONTROL if arm == "eager" else CANDIDATE
 
 
 def _before_end_s(story: Story, at_ns: int) -> float:
-    """How long before the first fault that ends records; without one, as long as there is."""
+    """Return how long before the first fault that ends records; without one, infinity."""
     ends = [item.at_ns for item in story.injected if item.moment.fault.ends_records and item.hit]
     return (min(ends) - at_ns) / 1e9 if ends else float("inf")
 

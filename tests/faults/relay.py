@@ -1,8 +1,10 @@
-"""A TCP relay that does to connections what networks do. As a program it takes orders over a socket of its own:
+"""A TCP relay that delays, holds, resets or refuses connections.
 
     python -m tests.faults.relay HOST:PORT    prints {"port": where it listens, "orders": where it takes orders}
+    python tests/faults/relay.py ARM WORDS    starts an arm and prints its line with the port of a relay to it
 
-An order is one line of JSON with the fields of `Weather`, or {"reset": true}; the answer is "done".
+An order is one line of JSON with the fields of `Weather`, or {"reset": true}; the answer is "done". The port for orders
+of an arm's relay is in `REPLICA.relay` in the folder that the variable `VARIABLE` names.
 """
 
 from __future__ import annotations
@@ -11,21 +13,27 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import os
+import signal
 import socket
 import struct
+import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
+from servers.launcher import launched
+
+VARIABLE = "TAILGATE_FAULTS_RELAYS"
 PIECE = 1 << 14
 _ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
-_LOOK_S = 0.01
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What happens to whatever passes: each piece comes `delay_s` late; at most `bytes_per_s` are read (0: any).
-
-    `held`: nothing passes, and nobody is told; `refused`: connections are ended, and no new one is taken."""
+    """Each piece arrives `delay_s` late; at most `bytes_per_s` are read (0: any); `held`: nothing passes; `refused`:
+    connections are reset, and no new one is accepted."""
 
     delay_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -37,7 +45,7 @@ FAIR = Weather()
 
 
 class Relay:
-    """Whoever connects to `port` of loopback reaches `target`, in the weather of the moment."""
+    """Relay connections to `port` of loopback to `target`, in the current weather."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.weather = FAIR
@@ -45,15 +53,12 @@ class Relay:
         self._target = target
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """It listens; after `refused`, where it did before."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=PIECE)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def change(self, weather: Weather) -> None:
-        """The weather is so from now on."""
         was, self.weather = self.weather, weather
         if weather.refused and not was.refused and self._server is not None:
             self._server.close()
@@ -62,7 +67,7 @@ class Relay:
             await self.start()
 
     def reset(self) -> None:
-        """Every connection ended with a reset on both sides."""
+        """End every connection with a reset on both sides."""
         for writer in list(self._writers):
             with contextlib.suppress(OSError):
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
@@ -72,8 +77,7 @@ class Relay:
         self._writers.add(near_out)
         far_out = None
         try:
-            while self.weather.held:
-                await asyncio.sleep(_LOOK_S)
+            await self._released()
             far_in, far_out = await asyncio.open_connection(*self._target, limit=PIECE)
             self._writers.add(far_out)
             await asyncio.gather(self._pass_on(near_in, far_out), self._pass_on(far_in, near_out))
@@ -85,41 +89,27 @@ class Relay:
                 writer.transport.abort()
 
     async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Pieces keep their order; the reading stops where much waits, as behind any full buffer."""
-        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=1024)
-        writing = asyncio.create_task(self._write(waiting, sink))
-        self._tasks.add(writing)
-        try:
-            while True:
-                while self.weather.held:
-                    await asyncio.sleep(_LOOK_S)
-                rate = self.weather.bytes_per_s
-                piece = await source.read(max(1, min(PIECE, int(rate * _LOOK_S))) if rate else PIECE)
-                if rate := self.weather.bytes_per_s:  # it may have changed while nothing came
-                    await asyncio.sleep(len(piece) / rate)
-                await waiting.put((asyncio.get_running_loop().time() + self.weather.delay_s, piece))
-                if not piece:
-                    break
-            await writing
-        finally:
-            writing.cancel()
-            self._tasks.discard(writing)
-
-    async def _write(self, waiting: asyncio.Queue[tuple[float, bytes]], sink: asyncio.StreamWriter) -> None:
         while True:
-            due_s, piece = await waiting.get()
-            await asyncio.sleep(max(0.0, due_s - asyncio.get_running_loop().time()))
-            while self.weather.held:
-                await asyncio.sleep(_LOOK_S)
+            await self._released()
+            rate = self.weather.bytes_per_s
+            piece = await source.read(max(1, min(PIECE, int(rate * _POLL_S))) if rate else PIECE)
+            if rate := self.weather.bytes_per_s:  # it may have changed meanwhile
+                await asyncio.sleep(len(piece) / rate)
+            await asyncio.sleep(self.weather.delay_s)
+            await self._released()
             if not piece:
                 sink.write_eof()
                 return
             sink.write(piece)
             await sink.drain()
 
+    async def _released(self) -> None:
+        while self.weather.held:
+            await asyncio.sleep(_POLL_S)
+
 
 async def serve(target: tuple[str, int]) -> tuple[Relay, int]:
-    """A relay to `target` that listens, and the port where it takes orders."""
+    """Start a relay to `target` and return it with the port where it takes orders."""
     relay = Relay(target)
     await relay.start()
 
@@ -139,7 +129,7 @@ async def serve(target: tuple[str, int]) -> tuple[Relay, int]:
 
 
 def order(port: int, weather: Weather | None = None) -> None:
-    """The relay that takes orders at the port has this weather from now on; without one it resets all connections."""
+    """Set the weather of the relay that takes orders at the port; None resets all connections."""
     line = {"reset": True} if weather is None else dataclasses.asdict(weather)
     with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
         wire.sendall(json.dumps(line).encode() + b"\n")
@@ -147,13 +137,29 @@ def order(port: int, weather: Weather | None = None) -> None:
             raise ConnectionError(f"the relay at {port} did not obey {line}")
 
 
-async def _main() -> None:
-    host, _, port = sys.argv[1].rpartition(":")
+async def _relay(address: str) -> int:
+    host, _, port = address.rpartition(":")
     relay, orders = await serve((host, int(port)))
     print(json.dumps({"port": relay.port, "orders": orders}), flush=True)
     await asyncio.Event().wait()
+    return 0
+
+
+async def _arm(command: list[str]) -> int:
+    words = launched([sys.executable, *command])  # it ends when this process is killed
+    arm = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
+    assert arm.stdout is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, lambda: arm.returncode is None and arm.terminate())
+    if line := await arm.stdout.readline():
+        places = json.loads(line)
+        relay, orders = await serve(("127.0.0.1", places["port"]))
+        replica = command[command.index("--replica") + 1]
+        (Path(os.environ[VARIABLE]) / f"{replica}.relay").write_text(str(orders))
+        print(json.dumps({**places, "port": relay.port}), flush=True)
+    return await arm.wait()
 
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_main())
+        sys.exit(asyncio.run(_arm(sys.argv[1:]) if len(sys.argv) > 2 else _relay(sys.argv[1])))

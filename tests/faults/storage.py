@@ -1,71 +1,122 @@
-"""Storage: the disk under a run gets full, hangs or is read-only, and its folders are removed."""
+"""Storage: the disk under a run gets full, hangs or becomes read-only (Linux, root), or its folders are removed."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import random
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 
-from tests.faults.disks import Disk, why_no_disks
 from tests.faults.fault import Fault, Live, Moment, Setup, Situation, some_instant
 
 FULL, HANGS, READ_ONLY = "a full disk", "a disk that hangs", "a disk that is read-only"
 REMOVED, TRIAL_REMOVED = "the run directory removed", "the trial's folder removed"
 DISKS = (FULL, HANGS, READ_ONLY)
 FOLDERS = (REMOVED, TRIAL_REMOVED)
+MIB = 1 << 20
 _SIZE_MIB = 96
+_FILLER = ".filler"
 
 
-@dataclass(frozen=True)
+class Disk:
+    """A small ext4 in an unlinked file, mounted at `path`."""
+
+    def __init__(self, path: Path, *, size_mib: int) -> None:
+        self.path = path
+        self._size = size_mib * MIB
+        self._frozen = False
+
+    @contextlib.contextmanager
+    def mounted(self) -> Iterator[Disk]:
+        self.path.mkdir(exist_ok=True)
+        with tempfile.NamedTemporaryFile(suffix=".img") as image:
+            image.truncate(self._size)
+            # No block is reserved for root, and an error makes it read-only.
+            _do("mkfs.ext4", "-q", "-F", "-m", "0", "-e", "remount-ro", "-O", "^has_journal", image.name)
+            _do("mount", "-o", "loop", image.name, str(self.path))
+        try:
+            (self.path / "lost+found").rmdir()
+            yield self
+        finally:
+            self.thaw()
+            _do("umount", "--lazy", str(self.path))
+
+    def fill(self) -> None:
+        with contextlib.suppress(OSError), (self.path / _FILLER).open("ab", buffering=0) as file:
+            while (room := self._room()) > 0:
+                file.write(bytes(min(room, MIB)))
+
+    def free(self) -> None:
+        """Free what `fill` took."""
+        with contextlib.suppress(OSError):  # it may be read-only by now
+            (self.path / _FILLER).unlink(missing_ok=True)
+
+    def freeze(self) -> None:
+        """Block writers until `thaw`; not even a kill ends the wait."""
+        _do("fsfreeze", "--freeze", str(self.path))
+        self._frozen = True
+
+    def thaw(self) -> None:
+        if self._frozen:
+            _do("fsfreeze", "--unfreeze", str(self.path))
+            self._frozen = False
+
+    def fail(self) -> None:
+        """Make the file system read-only by an error, also for open files."""
+        device = self.path.stat().st_dev
+        name = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve().name
+        Path(f"/sys/fs/ext4/{name}/trigger_fs_error").write_text("injected")
+
+    def _room(self) -> int:
+        state = os.statvfs(self.path)
+        return state.f_bavail * state.f_frsize
+
+
+@functools.cache
+def why_no_disks() -> str:
+    """Return why this machine has no disks to break; empty where it has."""
+    if os.geteuid() != 0:
+        return "only root mounts file systems"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with Disk(Path(folder) / "disk", size_mib=8).mounted():
+                return ""
+        except (OSError, subprocess.CalledProcessError) as error:
+            return f"no file system can be mounted: {getattr(error, 'stderr', error)}"
+
+
+def _do(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+
+
 class Storage(Fault):
-    """What happens to the folder of a run."""
+    """A disk of DISKS that holds the results, or a folder of FOLDERS that is removed."""
 
-    what: str
-
-    @property
-    def name(self) -> str:
-        """What happens."""
-        return self.what
-
-    @property
-    def ends_records(self) -> bool:
-        """Nothing more can be written, or it is gone."""
-        return True
-
-    @property
-    def removes_records(self) -> bool:
-        """A folder goes with what is in it."""
-        return self.what in FOLDERS
+    def __init__(self, what: str) -> None:
+        super().__init__(name=what, ends_records=True, removes_records=what in FOLDERS)
 
     def arrange(self, setup: Setup) -> None:
-        """The run's results lie on a disk of its own, which is gone afterwards and leaves them."""
-        if self.what in DISKS and setup.disk is None:
-            out = setup.folder / "out"
-            setup.disk = setup.closing.enter_context(_kept(Disk(out, size_mib=_SIZE_MIB)))
+        if self.name in DISKS and setup.disk is None:
+            setup.disk = setup.closing.enter_context(_kept(Disk(setup.folder / "out", size_mib=_SIZE_MIB)))
 
     def inject(self, live: Live) -> str:
-        """It has happened."""
-        disk, folder = live.setup.disk, live.run_dir()
-        match self.what:
-            case "a full disk" if disk is not None:
-                disk.fill()
-                return "all blocks"
-            case "a disk that hangs" if disk is not None:
-                disk.freeze()
-                return "all writers"
-            case "a disk that is read-only" if disk is not None:
-                disk.fail()
-                return "all files"
-        target = folder if self.what == REMOVED else next(iter(folder.glob("trial-*")), None) if folder else None
+        if self.name in DISKS:
+            disk: Disk = live.setup.disk
+            {FULL: disk.fill, HANGS: disk.freeze, READ_ONLY: disk.fail}[self.name]()
+            return "the disk"
+        folder = live.run_dir()
+        target = folder if self.name == REMOVED else next(iter(folder.glob("trial-*")), None) if folder else None
         if target is None:
             return ""
         shutil.rmtree(target, ignore_errors=True)
         return target.name
 
     def lift(self, live: Live) -> None:
-        """There is room again; writers go on."""
         if live.setup.disk is not None:
             live.setup.disk.thaw()  # first: to free a frozen disk would wait
             live.setup.disk.free()
@@ -73,9 +124,9 @@ class Storage(Fault):
 
 @contextlib.contextmanager
 def _kept(disk: Disk) -> Iterator[Disk]:
-    """The disk, whose files lie in its place once it is gone."""
+    """Mount the disk; afterwards its files lie in its place."""
     aside = disk.path.with_name("disk")
-    with disk:
+    with disk.mounted():
         yield disk
         disk.thaw()
         disk.free()
@@ -84,15 +135,10 @@ def _kept(disk: Disk) -> Iterator[Disk]:
     aside.rename(disk.path)
 
 
-_no_disks: list[str] = []
-
-
 def draw(rng: random.Random, situation: Situation) -> Moment | None:
-    """Something happens to the folder once it is there. A disk that fails has no second life: those are of safety."""
-    if not _no_disks:
-        _no_disks.append(why_no_disks())
+    """Draw a fault of the folder; a disk that fails does not recover, so that such plans are of safety."""
     what = rng.choice(DISKS + FOLDERS)
-    if situation.kind == "users' ramp" or (what in DISKS and _no_disks[0]):
+    if what in DISKS and why_no_disks():
         return None
     if situation.liveness and what != HANGS:
         return None

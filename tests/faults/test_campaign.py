@@ -1,18 +1,31 @@
-"""Short runs in which something goes wrong, of every family of faults, held against every promise.
-
-`make faults` makes hundreds.
-"""
+"""Short runs with faults of every family, promises that can be broken, and faults that do what they say."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.faults.live_run import carry_out
-from tests.faults.plan import FAMILIES, covering, plan
-from tests.faults.promises import breaches
+from tests.faults import day
+from tests.faults.campaign import carry_out
+from tests.faults.fault import Moment
+from tests.faults.machine import MemoryGroup, clocks, step_clock, why_no_clocks, why_no_groups
+from tests.faults.plan import FAMILIES, SECRETS, Plan, covering, plan
+from tests.faults.processes import MARK, Signal, by_role, marked
+from tests.faults.promises import PROMISES, Answered, Command, Injected, Story, breaches, leaks, tracebacks
+from tests.faults.relay import order
+from tests.faults.storage import Disk, why_no_disks
 
 COUNTS = dict.fromkeys(FAMILIES, 2) | {"signals": 6, "devices": 0}
 SEEDS = [(family, seed) for family, count in COUNTS.items() for seed in covering(count, families=(family,)) if count]
@@ -20,7 +33,7 @@ SEEDS = [(family, seed) for family, count in COUNTS.items() for seed in covering
 
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize(("family", "seed"), SEEDS)
-def test_every_promise_holds_whatever_goes_wrong(family: str, seed: int, tmp_path: Path) -> None:
+def test_every_promise_holds_under_faults(family: str, seed: int, tmp_path: Path) -> None:
     planned = plan(seed, quick=True, families=(family,))
     assert not breaches(carry_out(planned, tmp_path)), planned
 
@@ -28,5 +41,276 @@ def test_every_promise_holds_whatever_goes_wrong(family: str, seed: int, tmp_pat
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU: run tests/faults on a GPU machine")
 @pytest.mark.timeout(420)
 def test_every_promise_holds_without_device_memory(tmp_path: Path) -> None:
-    planned = plan(6, families=("devices",), kind="engine")
+    seed = next(seed for seed in range(1, 100) if plan(seed, families=("devices",), kind="engine").moments)
+    planned = plan(seed, families=("devices",), kind="engine")
     assert not breaches(carry_out(planned, tmp_path)), planned
+
+
+# --- Promises can be broken -------------------------------------------------------------------------------------------
+
+S = 1_000_000_000
+PLAN = Plan(seed=1, kind="run", truth="good", family="safety", quick=True, duration_s=5.0)
+
+
+def ended(code: int | None, verdict: str | None = None, *, stderr: str = "", **more: Any) -> Command:
+    line = json.dumps({"verdict": verdict, "complete": verdict is not None, **more})
+    return Command(code=code, stdout=f"{line}\n", stderr=stderr, took_s=9.0, limit_s=60.0)
+
+
+def story(**changes: Any) -> Story:
+    """Return a run that broke and kept every promise, with the changes."""
+    return replace(Story(plan=PLAN, run=ended(1, stderr="tailgate: it broke\n"), run_dir=None), **changes)
+
+
+def hit(number: signal.Signals, role: str) -> Injected:
+    moment = Moment(phase="traffic", after_s=1.0, fault=Signal(number, role))
+    return Injected(moment=moment, at_ns=10 * S, phase="traffic", hit=f"1 of {role}")
+
+
+def planned(number: signal.Signals, role: str, **changes: Any) -> Plan:
+    return replace(PLAN, moments=(hit(number, role).moment,), **changes)
+
+
+def answers(*at_s: float) -> tuple[Answered, ...]:
+    return tuple(Answered(request_id=f"1-{n}", arm="eager", at_ns=int(at * S)) for n, at in enumerate(at_s))
+
+
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+PASSED, FAILED = ended(0, "PASS"), ended(99, "FAIL")
+WITHOUT_CANDIDATE = {"run": PASSED, "answered": answers(5.0, 12.0), "injected": (hit(KILL, "candidate"),)}
+BY_LOAD = {"answered": answers(5.0, 9.2, 11.0), "injected": (hit(KILL, "load"),)}
+LAST_SECOND = {**BY_LOAD, "recorded": frozenset({"1-0"})}
+LIVENESS = planned(STOP, "page", family="liveness")
+# (promise, what breaks it, what does not)
+CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
+    (
+        "no wrong PASS",
+        [
+            *(
+                {"plan": replace(PLAN, truth=truth), "run": PASSED}
+                for truth in ("naive", "slow", "other answers", "dies")
+            ),
+            {"plan": replace(PLAN, truth="naive"), "analysis": PASSED},
+            {"plan": replace(PLAN, truth="naive"), "summaries": ({"overall": "PASS"},)},
+            WITHOUT_CANDIDATE,
+        ],
+        [
+            {"plan": replace(PLAN, truth="naive"), "run": FAILED, "analysis": FAILED},
+            {**WITHOUT_CANDIDATE, "answered": answers(5.0, 10.5)},  # it died after its last request
+            {**WITHOUT_CANDIDATE, "injected": (hit(STOP, "candidate"),)},
+        ],
+    ),
+    (
+        "no wrong blame",
+        [{"plan": planned(KILL, "control"), "run": FAILED}],
+        [
+            {"plan": planned(KILL, "candidate"), "run": FAILED},
+            {"plan": replace(PLAN, truth="slow"), "run": FAILED},
+        ],
+    ),
+    ("ends by itself within its limit", [{"run": ended(None)}, {"analysis": ended(None)}], [{}]),
+    ("nothing is left behind", [{"left": ("process 'envoy'",)}, {"gone_after_s": 20.0}], [{}]),
+    (
+        "flushed records stay",
+        [
+            {"recorded_before": frozenset({"1-0", "1-1"}), "recorded": frozenset({"1-0"})},
+            {**BY_LOAD, "recorded": frozenset({"1-1"})},
+            {"answered": answers(5.0), "injected": (hit(KILL, "page"),)},  # the page records nothing
+        ],
+        [LAST_SECOND, {"answered": answers(1.0, 2.0), "recorded": frozenset({"1-0", "1-1"})}],
+    ),
+    (
+        "reasons are one line",
+        [
+            {"tracebacks": ("logs/page.log",)},
+            {"run": ended(1, stderr="Traceback (most recent call last):\ntailgate: it broke\n")},
+            {"run": ended(1, stderr="tailgate: " + "x" * 3000)},
+            {"run": ended(1, stderr="tailgate: a fault in tailgate itself, KeyError: 1")},
+            {"run": ended(1)},
+            {"run": ended(-9)},
+        ],
+        [{}],
+    ),
+    (
+        "can be judged afterwards",
+        [{"analysis": item} for item in (ended(1), ended(1, stderr=2 * "tailgate: no\n"), ended(3), ended(-6))],
+        [{"analysis": ended(1, stderr="tailgate: no records\n")}, {"analysis": ended(3, "INCONCLUSIVE")}],
+    ),
+    ("no secret in any file", [{"leaks": ("trial.json (FAULTS_TOKEN)",)}], [{}]),
+    (
+        "summaries are as published",
+        [{"run": ended(3, "INCONCLUSIVE")}, {"summaries": ("no JSON",)}, {"summaries": ({"schema": 1},)}],
+        [{}],
+    ),
+    (
+        "goes on once faults are lifted",
+        [
+            {"plan": LIVENESS},
+            {"plan": LIVENESS, "run": FAILED},
+            {"plan": replace(LIVENESS, truth="naive"), "run": ended(3, "INCONCLUSIVE")},
+        ],
+        [
+            {"plan": LIVENESS, "run": PASSED},
+            {"plan": planned(STOP, "candidate", family="liveness"), "run": FAILED},
+            {},  # a safety plan need not go on
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("promise", "broken", "kept"), CASES, ids=[case[0] for case in CASES])
+def test_stories_break_or_keep_a_promise(
+    promise: str, broken: list[dict[str, Any]], kept: list[dict[str, Any]]
+) -> None:
+    assert [changes for changes in broken if promise not in breaches(story(**changes))] == []
+    assert [changes for changes in kept if promise in breaches(story(**changes))] == []
+
+
+def test_every_promise_has_cases() -> None:
+    assert [promise for promise, _, _ in CASES] == list(PROMISES)
+    assert breaches(story()) == {}
+
+
+def test_secrets_and_tracebacks_are_found_in_any_file(tmp_path: Path) -> None:
+    name, secret = next(iter(SECRETS.items()))
+    (tmp_path / "logs").mkdir()
+    arm, page = tmp_path / "logs" / "arm.log", tmp_path / "logs" / "page.log"
+    arm.write_bytes(b"\xff opens with " + secret.encode())
+    page.write_text("Traceback (most recent call last):\n")
+    assert leaks([tmp_path], []) == (f"{arm} ({name})",)
+    assert len(leaks([], [f"python --token {secret}"])) == 1
+    assert leaks([tmp_path / "none"], ["python"]) == ()
+    assert tracebacks([tmp_path]) == (f"{page}",)
+    page.write_text("Exception ignored in atexit callback:\nTraceback (most recent call last):\n")
+    assert tracebacks([tmp_path]) == ()
+
+
+_TELL = """
+import sys, time
+for _ in sys.stdin:
+    time.sleep(0.01)
+    print(time.time(), time.monotonic(), flush=True)
+"""
+
+
+@pytest.mark.skipif(bool(why_no_clocks()), reason=f"no clocks to change: {why_no_clocks()}")
+def test_the_wall_clock_of_a_process_steps_and_its_monotonic_clock_does_not(tmp_path: Path) -> None:
+    given = {**os.environ, **clocks(tmp_path)}
+    command = [sys.executable, "-c", _TELL]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=given) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for shift in (0, 3600, -3600, 0):
+            step_clock(tmp_path, shift)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            wall, monotonic = map(float, process.stdout.readline().split())
+            assert wall - time.time() == pytest.approx(shift, abs=30)
+            assert monotonic - time.monotonic() == pytest.approx(0, abs=30)
+        process.stdin.close()
+
+
+@pytest.mark.skipif(bool(why_no_disks()), reason=f"no disks to break: {why_no_disks()}")
+def test_a_full_disk_refuses_writes_until_it_is_freed(tmp_path: Path) -> None:
+    with Disk(tmp_path / "disk", size_mib=8).mounted() as disk:
+        disk.fill()
+        with (disk.path / "x").open("wb", buffering=0) as file:
+            with pytest.raises(OSError, match="No space left"):
+                file.write(bytes(100_000))
+            disk.free()
+            assert file.write(bytes(1000)) == 1000
+    assert not (tmp_path / "disk").is_mount()
+
+
+@pytest.mark.skipif(bool(why_no_groups()), reason=f"no groups of memory: {why_no_groups()}")
+@pytest.mark.parametrize("lifted", [False, True])
+def test_a_process_is_killed_beyond_the_limit_of_its_memory_group(lifted: bool) -> None:
+    takes = "import sys; sys.stdin.readline(); held = bytearray(b'1') * (32 << 20); print(len(held))"
+    group = MemoryGroup(2 << 20)
+    process = subprocess.Popen([sys.executable, "-c", takes], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    group.take(process.pid)
+    if lifted:
+        group.lift()
+    out, _ = process.communicate("\n", timeout=30)
+    assert (process.returncode, out) == ((0, f"{32 << 20}\n") if lifted else (-signal.SIGKILL, ""))
+    group.close()
+    assert not group.path.exists()
+
+
+def test_a_relay_passes_on_resets_on_order_and_accepts_new_connections() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_echo, args=(listener,), daemon=True).start()
+        command = [sys.executable, "-m", "tests.faults.relay", f"127.0.0.1:{listener.getsockname()[1]}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            places = json.loads(process.stdout.readline())
+            with socket.create_connection(("127.0.0.1", places["port"]), timeout=30) as wire:
+                wire.sendall(b"x")
+                assert wire.recv(1) == b"x"
+                order(places["orders"])
+                with pytest.raises(ConnectionResetError):
+                    wire.recv(1)
+            with socket.create_connection(("127.0.0.1", places["port"]), timeout=30) as wire:
+                wire.sendall(b"y")
+                assert wire.recv(1) == b"y"
+            process.terminate()
+
+
+def _echo(listener: socket.socket) -> None:
+    for _ in range(2):
+        wire, _ = listener.accept()
+        wire.sendall(wire.recv(1))
+
+
+def test_marked_processes_are_found_with_their_children_and_no_others() -> None:
+    mark = f"test-of-processes-{os.getpid()}"  # tests beside this one have theirs
+    shell = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {'input()'!r}], stdin=0)"
+    started = subprocess.Popen([sys.executable, "-c", shell], env={**os.environ, MARK: mark}, stdin=subprocess.PIPE)
+    try:
+        while len(found := marked(mark)) < 2:
+            assert started.poll() is None
+        assert started.pid in found
+        assert {item.parent for pid, item in found.items() if pid != started.pid} == {started.pid}
+        assert by_role(mark, started.pid)["orchestrator"] == [started.pid]
+        assert not marked(f"{mark}0")
+    finally:
+        started.communicate(b"\n")
+
+
+# --- A day ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_leak_of_three_percent_is_seen_under_noise_and_spikes() -> None:
+    values = [1000 + round(30 * at / 100) + (5 if at % 2 else -5) + (4000 if at % 25 == 3 else 0) for at in range(101)]
+    samples = [day.Sample(at_s=float(at), rss=value, own=value, files=9, threads=3) for at, value in enumerate(values)]
+    found = day.growth(samples, "own", start_s=0.0, end_s=100.0)
+    assert found is not None
+    assert found["growth"] == pytest.approx(0.026, abs=0.006)
+
+
+def test_growth_of_memory_and_open_files_is_a_miss_of_its_process() -> None:
+    flat = {"first": 100.0, "last": 100.0, "growth": 0.0}
+    grown = {"first": 100.0 * 2**20, "last": 103.0 * 2**20, "growth": 0.03}
+    row = {"process": "envoy #0", "rss": flat, "own": grown, "files": {"first": 30, "last": 31, "growth": 0.033}}
+    requests = {"eager": 10, "compiled": 10}
+    seen: dict[str, Any] = {"exit_code": 3, "complete": True, "planned": requests, "requests": requests}
+    seen |= {"processes": [row], "left": [], "report_bytes": 1000}
+    memory, files = day.misses(seen, memory=True)
+    assert all(word in memory for word in ("envoy #0", "own", "3.0%"))
+    assert all(word in files for word in ("envoy #0", "30", "31"))
+    assert day.misses(seen, memory=False) == [files]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_short_day_leaves_no_process_and_no_open_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--requests", "2000", "--rate", "330", "--compile-s", "1", "--no-memory"]
+    code = day.main([*words, "--out", str(tmp_path / "day")])
+    shown = capsys.readouterr()
+    found = json.loads(shown.out.splitlines()[-1])
+    assert (code, found["misses"]) == (0, []), shown.err
+    assert found["recompiles"]["eager"] == 0
+    assert found["recompiles"]["compiled"] >= 1
+    names = {row["process"].rpartition(" #")[0] for row in found["processes"]}
+    assert names >= {"tailgate run", "envoy", "locust", "arm eager-0", "arm compiled-0", "loadtests.page"}
+    assert found["page_bytes"] > 0
+    assert found["metrics_bytes"] > 0

@@ -1,26 +1,307 @@
-"""Every reader of what others wrote, on inputs that are damaged and hostile.
+"""Readers of foreign files and messages, on damaged and hostile inputs.
 
-`TAILGATE_FUZZ` says how many each is given (`make fuzz`: 10,000). Input n is the same every time.
+`TAILGATE_FUZZ` sets the number of inputs of each (`make fuzz`: 10,000). Input n is the same every time.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
-from tests.fuzz.files import FILES
-from tests.fuzz.oracle import Reader, hunted
+from analysis.looks.journal import JOURNAL as LOOKS
+from analysis.looks.journal import read_looks
+from analysis.records.documents import read_document, read_toml, vouched, vouched_toml, write_document
+from analysis.records.run_list import RUN_LIST, read_run_list
+from analysis.records.schemas import REQUESTS
+from analysis.records.sums import state, sums_path
+from analysis.records.tables import RecordError, RecordWriter, read_table
+from analysis.records.weight_journal import JOURNAL as WEIGHTS
+from analysis.records.weight_journal import WeightChange, read_weights
+from analysis.records.weight_journal import append as append_weights
+from loadtests.experiments.files import builtin_names, builtin_text
+from loadtests.experiments.reading import load
+from loadtests.generator.trial_config import TrialConfig
+from loadtests.traffic.conversations import read_conversations
+from loadtests.traffic.drawing import build_schedule
+from loadtests.traffic.schedule import Schedule
+from loadtests.traffic.settings import TrafficConfig
+from loadtests.traffic.source import read_source
+from loadtests.traffic.traces import read_trace
+from servers.fields import ConfigError
+from tests.fakes.request_rows import row, table_of, write_rows
+from tests.fuzz.oracle import Reader, examine
 from tests.fuzz.wire import WIRE
+
+_ROWS = [
+    row(number, at_s=number, ttft_s=None if number == 5 else 0.1, status="OK" if number != 5 else "INTERNAL")
+    | {"token_ns": [1, 2, 3], "error": None if number != 5 else "a fault", "queue_ns": number}
+    for number in range(12)
+]
+_AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:15:{second:02d}.6805900,{374 + second},{44 + second}\n" for second in range(40, 60)
+)
+_PLAIN = "time_s,input_tokens,output_tokens\n" + "".join(f"{at * 0.25},{10 + at},{at + 1}\n" for at in range(20))
+_MOONCAKE = "".join(
+    json.dumps({"timestamp": at * 1000, "input_length": 700 + at, "output_length": 5, "hash_ids": [0, at]}) + "\n"
+    for at in range(12)
+)
+_TURNS = [{"from": "human", "value": "What is a p99?"}, {"from": "gpt", "value": "A quantile."}] * 2
+_SHAREGPT = [
+    {"id": "a", "conversations": [{"from": "system", "value": "Be brief."}, *_TURNS]},
+    {"conversations": _TURNS},
+]
+_DOCUMENT = {
+    "trial": 1,
+    "start_ns": 1_700_000_000_000_000_000,
+    "arms": {"eager": {"replicas": ["eager-0"], "cost": 1.5}},
+    "notes": ["a", None, True],
+}
+
+
+def _given(*seeds: bytes) -> Callable[[Path], Sequence[bytes]]:
+    return lambda folder: seeds
+
+
+def _file(name: str, read: Callable[[Path], object]) -> Callable[[Path, bytes, random.Random], None]:
+    """Return a reader of a file of the name that holds the input."""
+
+    def read_file(folder: Path, content: bytes, draws: random.Random) -> None:
+        path = folder / name
+        path.write_bytes(content)
+        read(path)
+
+    return read_file
+
+
+def _experiments(folder: Path) -> list[bytes]:
+    # h200 needs a trace, minilm a package that may be missing.
+    return [builtin_text(name).encode() for name in builtin_names() if name not in ("h200", "minilm")]
+
+
+def _arrow(folder: Path) -> list[bytes]:
+    path = folder / "written.arrow"
+    write_rows(path, _ROWS, batch=3)
+    return [path.read_bytes()]
+
+
+def _read_requests(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    table, problems = read_table(path, REQUESTS, required=("arm", "end_ns"))
+    table.validate(full=True)
+    return table.to_pylist(), problems
+
+
+_WHOLE = table_of(_ROWS).to_pylist()
+
+
+def _read_stated(path: Path) -> None:
+    rows, has_problems = _read_requests(path)
+    assert has_problems or rows == _WHOLE, "rows changed and no problem was reported"
+    assert all(row in _WHOLE for row in rows), "a row that was never written"
+
+
+def _stated(folder: Path, content: bytes, draws: random.Random) -> None:
+    """The file is damaged; its sums are not."""
+    path = folder / "written.arrow"
+    path.write_bytes(content)
+    _read_stated(path)
+
+
+def _sums(folder: Path, content: bytes, draws: random.Random) -> None:
+    """The sums are damaged; the file is not."""
+    path = folder / "written.arrow"
+    sums_path(path).write_bytes(content)
+    _read_stated(path)
+
+
+def _sums_seeds(folder: Path) -> list[bytes]:
+    _arrow(folder)
+    return [sums_path(folder / "written.arrow").read_bytes()]
+
+
+def _continued(folder: Path, content: bytes, draws: random.Random) -> None:
+    """A writer continues a damaged file."""
+    path = folder / "continued.arrow"
+    path.write_bytes(content)
+    if draws.random() < 0.5:
+        sums_path(path).write_bytes(sums_path(folder / "written.arrow").read_bytes())
+    else:
+        sums_path(path).unlink(missing_ok=True)
+    with RecordWriter(path, REQUESTS) as writer:
+        writer.append(_ROWS[0])
+    rows, problems = _read_requests(path)
+    assert not problems
+    assert rows[-1] == _WHOLE[0]
+
+
+def _parquet(folder: Path) -> list[bytes]:
+    seeds = []
+    for codec in ("snappy", "none", "zstd"):
+        pa.parquet.write_table(table_of(_ROWS), folder / "seed", compression=codec, write_page_checksum=True)
+        seeds.append((folder / "seed").read_bytes())
+    return seeds
+
+
+def _parquet_stated(folder: Path, content: bytes, draws: random.Random) -> None:
+    path = folder / "requests.parquet"
+    pa.parquet.write_table(table_of(_ROWS), path, write_page_checksum=True)
+    if draws.random() < 0.5:
+        state(path)
+    else:
+        sums_path(path).unlink(missing_ok=True)
+    path.write_bytes(content)
+    _read_requests(path)
+
+
+def _json_lines(folder: Path) -> list[bytes]:
+    return ["".join(json.dumps(row) + "\n" for row in _WHOLE).encode()]
+
+
+def _document_seeds(folder: Path) -> list[bytes]:
+    return [json.dumps(vouched(_DOCUMENT), indent=indent).encode() for indent in (None, 2)]
+
+
+def _document(path: Path) -> None:
+    document = read_document(path)
+    assert document is not None
+    if document.stated:
+        assert document.content in (None, _DOCUMENT), "a changed document is accepted"
+    assert (document.content is None) == bool(document.problem)
+
+
+def _weights(folder: Path) -> list[bytes]:
+    (folder / WEIGHTS).unlink(missing_ok=True)
+    for at_ns in range(1, 6):
+        weights = {"eager": 100 - at_ns, "compiled": at_ns}
+        append_weights(
+            folder, WeightChange(at_ns=at_ns, weights=weights, why="a step", step=at_ns, shadows={"dark": 5.0})
+        )
+    return [(folder / WEIGHTS).read_bytes()]
+
+
+_LOOK = {"look": 1, "trial": 1, "t_s": 30.0, "verdicts": {"compiled": "INCONCLUSIVE"}, "gates": [{"p": 0.2, "n": 12}]}
+_LOOKS = "".join(json.dumps({**_LOOK, "look": number}) + "\n" for number in range(6)).encode()
+
+
+def _schedules(folder: Path) -> list[bytes]:
+    config = TrafficConfig(rate=4, duration_s=30, turns_mean=2, design="split")
+    limits = {"max_prompt_tokens": 2048, "max_new_tokens": 256}
+    built = build_schedule(config, read_source(config, seed=1), arms=("eager", "compiled"), seed=1, trial=1, **limits)
+    built.write(folder / "seed")
+    return [(folder / "seed").read_bytes()]
+
+
+def _schedule(path: Path) -> None:
+    schedule = Schedule.read(path)
+    schedule.table.validate(full=True)
+    schedule.table.to_pylist()
+
+
+def _trial_config(folder: Path) -> list[bytes]:
+    TrialConfig(trial=1, targets={"eager": "127.0.0.1:1", "*": "127.0.0.1:2"}).write(folder / "seed")
+    return [(folder / "seed").read_bytes()]
+
+
+def _run_list(folder: Path) -> list[bytes]:
+    (folder / "a").mkdir(exist_ok=True)
+    (folder / "b").mkdir(exist_ok=True)
+    write_document(folder / "seed", {"runs": ["a", "b"], "accepted": ["torch"]})
+    return [(folder / "seed").read_bytes(), b'{"runs": ["a", "./b"]}']
+
+
+REFUSED = (RecordError,)
+FILES = (
+    Reader(name="experiment", seeds=_experiments, read=_file("experiment.toml", load), refuses=(ConfigError,)),
+    Reader(
+        name="trace",
+        seeds=_given(_AZURE.encode(), _PLAIN.encode(), _MOONCAKE.encode()),
+        read=_file("trace", read_trace),
+        refuses=(ConfigError,),
+    ),
+    Reader(
+        name="conversations",
+        seeds=_given(json.dumps(_SHAREGPT).encode(), "\n".join(map(json.dumps, _SHAREGPT)).encode()),
+        read=_file("conversations", read_conversations),
+        refuses=(ConfigError,),
+    ),
+    Reader(name="requests.arrow", seeds=_arrow, read=_file("requests.arrow", _read_requests), refuses=REFUSED),
+    Reader(name="stated.arrow", seeds=_arrow, read=_stated, refuses=REFUSED),
+    Reader(name="arrow.sums", seeds=_sums_seeds, read=_sums, refuses=REFUSED),
+    Reader(name="continued.arrow", seeds=_arrow, read=_continued, refuses=REFUSED),
+    Reader(name="requests.parquet", seeds=_parquet, read=_parquet_stated, refuses=REFUSED),
+    Reader(name="requests.jsonl", seeds=_json_lines, read=_file("requests.jsonl", _read_requests), refuses=REFUSED),
+    Reader(name="trial.json", seeds=_document_seeds, read=_file("trial.json", _document)),
+    Reader(
+        name="experiment.toml of a run",
+        seeds=_given(vouched_toml(builtin_text("demo")).encode()),
+        read=_file("experiment.toml", read_toml),
+        refuses=(ValueError, OSError),
+    ),
+    Reader(name="weights.jsonl", seeds=_weights, read=_file(WEIGHTS, lambda path: read_weights(path.parent))),
+    Reader(name="looks.jsonl", seeds=_given(_LOOKS), read=_file(LOOKS, lambda path: read_looks(path.parent))),
+    Reader(
+        name="runs.json",
+        seeds=_run_list,
+        read=_file(RUN_LIST, lambda path: read_run_list(path.parent)),
+        refuses=REFUSED,
+    ),
+    Reader(name="schedule", seeds=_schedules, read=_file("schedule.arrow", _schedule), refuses=(ConfigError,)),
+    Reader(
+        name="generator.json",
+        seeds=_trial_config,
+        read=_file("generator.json", TrialConfig.read),
+        refuses=(ConfigError,),
+    ),
+)
+
+
+def refuse(message: str) -> None:
+    raise KeyError(message) if message == "key" else ValueError(message)
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("fault", "place"),
+    [
+        (lambda: refuse("key"), "KeyError at"),
+        (lambda: refuse("two\nlines"), "is no line"),
+        (lambda: refuse("x" * 5000), "is no line"),
+        (lambda: refuse(""), "is no line"),
+        (lambda: len(b"x" * (80 << 20)), "too much memory"),
+        (lambda: len(b"x" * (8 << 30)), "MemoryError at"),
+        (spin, "_TooLongError at"),
+    ],
+)
+def test_a_fault_is_found(tmp_path: Path, fault: Callable[[], object], place: str) -> None:
+    def read(folder: Path, content: bytes, draws: random.Random) -> None:
+        if content != b"seed":
+            fault()
+
+    reader = Reader(name="faulty", seeds=lambda folder: [b"seed"], read=read, refuses=(ValueError,))
+    (found,) = examine(reader, tmp_path, count=1).faults
+    assert place in found
+
 
 COUNT = int(os.environ.get("TAILGATE_FUZZ", "200"))
 READERS = (*FILES, *WIRE)
 
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
-def test_what_cannot_be_read_is_refused_in_one_line(reader: Reader, tmp_path: Path) -> None:
-    findings = hunted(reader, tmp_path, count=COUNT)
+def test_damaged_input_is_read_or_refused_in_one_line(reader: Reader, tmp_path: Path) -> None:
+    findings = examine(reader, tmp_path, count=COUNT)
     print(f"{reader.name}: {findings.taken} taken, {findings.refused} refused, at most {findings.largest_mib:.0f} MiB")
-    faults = "\n\n".join(f"{place}, {findings.counts[place]} times: {told}" for place, told in findings.faults.items())
+    faults = "\n\n".join(
+        f"{place}, {findings.counts[place]} times: {example}" for place, example in findings.faults.items()
+    )
     assert not findings.faults, f"{len(findings.faults)} faults in {COUNT} inputs:\n{faults}"

@@ -47,25 +47,9 @@ from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.replicas import replica_addresses
 from servers.splitter.statistics import read_statistics
 from servers.splitter.weights import configured_weights, live_shares, started_s_ago
-from tests.fakes.http2 import (
-    ACK,
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    GOAWAY,
-    HEADERS,
-    PADDED,
-    PING,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
-    chunk,
-    frame,
-    grpc_message,
-)
-from tests.fuzz.mutation import pieces
-from tests.fuzz.oracle import Reader
+from tests.fakes import http2
+from tests.fakes.http2 import chunk, frame, grpc_message
+from tests.fuzz.oracle import Reader, pieces
 
 # --- Header blocks ----------------------------------------------------------------------------------------------------
 
@@ -77,7 +61,7 @@ _ANSWER = [(":status", "200"), ("content-type", "application/grpc"), ("x-tailgat
 
 
 def _blocks(folder: Path | None = None) -> list[bytes]:
-    """Blocks in every form of HPACK: coded and plain, kept and not, with changes of the table's size."""
+    """Return blocks in every form of HPACK: coded and plain, indexed and not, with changes of the table size."""
     blocks = [Encoder().encode(fields, huffman=coded) for fields in (_ANSWER, _TRAILERS) for coded in (True, False)]
     coder = Encoder()
     twice = coder.encode(_TRAILERS) + coder.encode(_TRAILERS)
@@ -103,7 +87,7 @@ def _headers(folder: Path, content: bytes, draws: random.Random) -> None:
 
 
 def _records(call: Call, make: Callable[..., Any] = record_of) -> None:
-    """The call's row can be written, and says in one line how it ended."""
+    """Check that the row of the call can be written, and holds its end in one line."""
     assert call.status in STATUS_NAMES, call.status
     assert len(call.error) <= LONGEST + 100, f"an error of {len(call.error)} characters"
     assert call.error.isprintable(), call.error[:200]
@@ -116,22 +100,20 @@ def _records(call: Call, make: Callable[..., Any] = record_of) -> None:
 
 @contextmanager
 def _connected() -> Iterator[tuple[Connection, list[GrpcCall]]]:
-    """A connection with three open calls, whose bytes are given to it by hand."""
+    """Yield a connection with three open calls, whose bytes come by hand."""
     here, there = socket.socketpair()
     client = InferenceClient("127.0.0.1:9", retry_s=60.0)
-    client._refused_until_ns = now_ns() + 10**12  # whatever would connect again fails at once
+    client._refused_until_ns = now_ns() + 10**12  # reconnecting fails at once
     sock = gevent.socket.socket(fileno=here.detach())
     sock.setblocking(False)
-    lost: list[BaseException] = []  # what greenlets and callbacks raised, which gevent would print
+    lost: list[BaseException] = []  # what greenlets and callbacks raise
     hub = gevent.get_hub()
     hub.handle_error = lambda context, kind, value, trace: lost.append(value)
     try:
         connection = Connection(client, sock)
         client.connections.append(connection)
-        calls = [
-            GrpcCall(headers=b"", body=b"body" * size, timeout_s=None, on_done=None, tag=None)
-            for size in (1, 9, 50_000)
-        ]
+        given: dict[str, Any] = {"headers": b"", "timeout_s": None, "on_done": None, "tag": None}
+        calls = [GrpcCall(body=b"body" * size, **given) for size in (1, 9, 50_000)]
         for call in calls:
             connection.open(call)
         yield connection, calls
@@ -165,31 +147,29 @@ def _frames(folder: Path, content: bytes, draws: random.Random) -> None:
 
 def _answers(folder: Path) -> list[bytes]:
     coder = Encoder()
-    start = frame(SETTINGS, 0, 0, struct.pack(">HIHI", 3, 100, 4, 65_535)) + frame(SETTINGS, ACK, 0)
+    start = frame(http2.SETTINGS, 0, 0, struct.pack(">HIHI", 3, 100, 4, 65_535)) + frame(http2.SETTINGS, http2.ACK, 0)
 
     def answer(stream: int) -> bytes:
         whole = chunk([1]) + chunk([2, 3], [1_000, 2_000]) + chunk([])
-        return b"".join(
-            (
-                frame(HEADERS, END_HEADERS, stream, coder.encode(_ANSWER)),
-                frame(DATA, 0, stream, whole[:7]),
-                frame(DATA, PADDED, stream, b"\x03" + whole[7:] + b"\x00" * 3),
-                frame(HEADERS, END_HEADERS | END_STREAM, stream, coder.encode(_TRAILERS)),
-            )
-        )
+        head = frame(http2.HEADERS, http2.END_HEADERS, stream, coder.encode(_ANSWER))
+        data = frame(http2.DATA, 0, stream, whole[:7])
+        data += frame(http2.DATA, http2.PADDED, stream, b"\x03" + whole[7:] + b"\x00" * 3)
+        ends = http2.END_HEADERS | http2.END_STREAM
+        return head + data + frame(http2.HEADERS, ends, stream, coder.encode(_TRAILERS))
 
     one = start + answer(1)
     block = coder.encode(_ANSWER)
-    cut = frame(HEADERS, 0, 3, block[:4]) + frame(CONTINUATION, END_HEADERS, 3, block[4:])
-    window = frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 70_000)) + frame(WINDOW_UPDATE, 0, 5, struct.pack(">I", 9))
-    rest = cut + window + frame(PING, 0, 0, b"12345678") + frame(RST_STREAM, 0, 3, struct.pack(">I", 7)) + answer(5)
-    away = frame(GOAWAY, 0, 0, struct.pack(">II", 1, 11) + b"too_many_pings")
+    cut = frame(http2.HEADERS, 0, 3, block[:4]) + frame(http2.CONTINUATION, http2.END_HEADERS, 3, block[4:])
+    for stream, size in ((0, 70_000), (5, 9)):
+        cut += frame(http2.WINDOW_UPDATE, 0, stream, struct.pack(">I", size))
+    rest = cut + frame(http2.PING, 0, 0, b"12345678") + frame(http2.RST_STREAM, 0, 3, struct.pack(">I", 7)) + answer(5)
+    away = frame(http2.GOAWAY, 0, 0, struct.pack(">II", 1, 11) + b"too_many_pings")
     coder = Encoder()
     return [one, one + rest, one + rest + away, start + away + answer(1)]
 
 
 def _trailers(folder: Path, content: bytes, draws: random.Random) -> None:
-    """Trailing metadata that hold anything."""
+    """Trailing metadata hold anything."""
     call = GrpcCall(headers=b"", body=b"", timeout_s=None, on_done=None, tag=None)
     call.on_headers(dict(_ANSWER), False, now_ns())
     call.on_data(chunk([1]), now_ns())
@@ -324,14 +304,8 @@ _SINCE_NS = 1_800_000_000_000_000_000
 
 
 def _log(folder: Path) -> list[bytes]:
-    common = {
-        "connection": 4,
-        "copy": "0",
-        "session": "s1",
-        "request_id": "1-7",
-        "path": "/tailgate.v1.Inference/Generate",
-        "host": "127.0.0.1:1",
-    }
+    common = {"connection": 4, "copy": "0", "session": "s1", "request_id": "1-7", "host": "127.0.0.1:1"}
+    common["path"] = "/tailgate.v1.Inference/Generate"
     rows: list[dict[str, Any]] = []
     for second in range(2):
         start = {**common, "start_s": f"{1_800_000_000 + second}.{second:09d}", "duration_ms": 100}
@@ -347,12 +321,14 @@ def _observed(folder: Path, content: bytes, draws: random.Random) -> None:
         path.unlink()
     log = folder / "requests.log"
     log.write_bytes(content)
-    arms = {"eager": {"127.0.0.1:1": "eager-0"}, "compiled": {}}
-    observed = Observed(log=str(log), admin="", arms=arms, timeout_s=60.0, since_ns=_SINCE_NS)
-    for _ in range(draws.choice((1, 1, 2))):  # a second one goes on from what the first wrote
-        observer = Observer(folder, observed)
-        observer.step(_SINCE_NS + 10**10)
-        observer.close(_SINCE_NS + 10**10)
+    for _ in range(draws.choice((1, 1, 2))):  # a second one continues what the first wrote
+        _observe(folder, log, {"eager": {"127.0.0.1:1": "eager-0"}, "compiled": {}})
+
+
+def _observe(folder: Path, log: Path, arms: dict[str, dict[str, str]]) -> None:
+    observer = Observer(folder, Observed(log=str(log), admin="", arms=arms, timeout_s=60.0, since_ns=_SINCE_NS))
+    observer.step(_SINCE_NS + 10**10)
+    observer.close(_SINCE_NS + 10**10)
 
 
 def _account_seeds(folder: Path) -> list[bytes]:
@@ -361,16 +337,13 @@ def _account_seeds(folder: Path) -> list[bytes]:
 
 
 def _account(folder: Path, content: bytes, draws: random.Random) -> None:
-    """An observer goes on from a damaged account."""
+    """An observer continues from a damaged account."""
     (folder / "generator-0.json").write_bytes(content)
-    observed = Observed(log=str(folder / "no.log"), admin="", arms={"eager": {}}, timeout_s=60.0, since_ns=_SINCE_NS)
-    observer = Observer(folder, observed)
-    observer.step(_SINCE_NS + 10**10)
-    observer.close(_SINCE_NS + 10**10)
+    _observe(folder, folder / "no.log", {"eager": {}})
 
 
-class _Said(Admin):
-    """An admin port that answers every question with one body."""
+class _FixedAdmin(Admin):
+    """An admin port that answers every request with one body."""
 
     def __init__(self, body: bytes) -> None:
         super().__init__("127.0.0.1:9901")
@@ -383,7 +356,7 @@ class _Said(Admin):
 
 
 def _pages(folder: Path, content: bytes, draws: random.Random) -> None:
-    admin = _Said(content)
+    admin = _FixedAdmin(content)
     draws.choice((read_statistics, live_shares, configured_weights, started_s_ago, replica_addresses, log_path))(admin)
 
 

@@ -1,8 +1,9 @@
-"""What listens where: everything that the table of docs/security.md names is started, and its sockets are listed."""
+"""Secrets and sockets: no secret is written or sent, and sockets listen where docs/security.md says."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -15,12 +16,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loadtests.commands.main import build_parser
+from loadtests.page.access import TOKEN_VARIABLE as PAGE_VARIABLE
 from servers.address import host_port
 from servers.config import ArmConfig
 from tests.fakes.listening import Listener, family, listeners, unix_names
-from tests.fakes.whole_run import FAKE_ARM, ROOT, tailgate
+from tests.fakes.patience import PATIENCE_S
+from tests.fakes.planted_secrets import OTHER, TLS, TOKENS, Watched, give, search, start
+from tests.fakes.tap import Tap
+from tests.fakes.whole_run import FAKE_ARM, ROOT, ended, requests, tailgate
+from tests.loadtests.test_chat import free_port
 
-SOCKET = "a Unix socket"
+ELSEWHERE = "127.0.0.2"
 
 RUN = """
 name = "small"
@@ -30,11 +36,11 @@ control = true
 [[arms]]
 preset = "compiled-padded"
 [traffic]
-duration_s = 2
+duration_s = {duration_s}
 rate = 20
 length_scale = 0.05
 block_s = 1
-workers = 2
+{traffic}
 [trials]
 starting_at_once = 2
 [bed]
@@ -42,8 +48,78 @@ reference_s = 0
 """
 
 
+def start_run(folder: Path, *, duration_s: float, host: str, port: int) -> subprocess.Popen[str]:
+    traffic = f'design = "split"\nworkers = 0\nremote_workers = 1\nmaster_bind = "{host}:{port}"'
+    text = RUN.format(duration_s=duration_s, traffic=traffic) + TLS.format(token='token_env = "PLANTED_TOKEN"')
+    (folder / "small.toml").write_text(text)
+    return start(folder, "run", tailgate("run", "small.toml"))
+
+
+def ask_for_weights(folder: Path, token: str) -> int:
+    """Return the status of the page's answer; 0 where there is no page."""
+    pages = list(folder.glob("runs/*/page.json"))
+    if not pages:
+        return 0
+    try:
+        host, port = host_port(json.loads(pages[0].read_text())["url"].removeprefix("http://").rstrip("/"))
+        connection = http.client.HTTPConnection(host, port, timeout=10)
+        body = json.dumps({"weights": {"eager": 2}})
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        connection.request("POST", "/weights", body, headers)
+        return connection.getresponse().status
+    except (OSError, ValueError, http.client.HTTPException):
+        return 0
+
+
+def worker(folder: Path, port: int, **variables: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "loadtests.commands.main", "worker", "--master", f"127.0.0.1:{port}"]
+    return start(folder, "worker", [*command, "--keep", "kept", "--trials", "1"], **variables)
+
+
+def test_a_run_with_a_remote_worker_writes_and_sends_no_secret(tmp_path: Path) -> None:
+    pem = give(tmp_path, "127.0.0.1", ELSEWHERE)
+    port = free_port()
+    run = start_run(tmp_path, duration_s=4.0, host=ELSEWHERE, port=port)
+    answers = set()
+    with Tap((ELSEWHERE, port)) as tap, Watched(tmp_path / "tmp") as watched:
+        load = worker(tmp_path, tap.port)
+        watched.pids += [run.pid, load.pid]
+        with ended(run, load):
+            while run.poll() is None:
+                answers |= {ask_for_weights(tmp_path, token) for token in (OTHER, TOKENS[PAGE_VARIABLE])}
+                time.sleep(0.2)
+            assert load.wait(PATIENCE_S) == 0
+        seen = bytes(tap.seen)
+    assert run.returncode in (0, 3, 99), (tmp_path / "run.output").read_text()
+    assert {row["status"] for path in tmp_path.glob("runs/*-small") for row in requests(path)} == {"OK"}
+    assert answers >= {401, 200}
+    assert len(seen) > 10_000
+    search(tmp_path, watched, pem, seen)
+    # Only what remote hosts must reach is at their address.
+    places = {(item.address, "envoy" in item.command.split()[0]) for item in watched.sockets if item.port}
+    assert {address for address, is_envoy in places if is_envoy} == {ELSEWHERE}
+    assert {item.address for item in watched.sockets if "--trial-config" in item.command} == {ELSEWHERE}
+    assert {item.address for item in watched.sockets if "fakes/arm.py" in item.command} == {"127.0.0.1"}
+
+
+def test_a_run_whose_arms_refuse_the_load_writes_no_secret(tmp_path: Path) -> None:
+    pem = give(tmp_path)
+    port = free_port()
+    run = start_run(tmp_path, duration_s=2.0, host="127.0.0.1", port=port)
+    load = worker(tmp_path, port, PLANTED_TOKEN=OTHER)
+    with ended(run, load), Watched(tmp_path / "tmp") as watched:
+        watched.pids += [run.pid, load.pid]
+        assert run.wait(250) in (1, 3, 99), (tmp_path / "run.output").read_text()
+    search(tmp_path, watched, pem)
+    rows = [row for path in tmp_path.glob("runs/*-small") for row in requests(path)]
+    assert {(row["status"], row["error"]) for row in rows} == {("UNAUTHENTICATED", "Bearer *** opens nothing")}
+
+
+SOCKET = "a Unix socket"
+
+
 def table() -> dict[str, str]:
-    """What listens, and where by default, of "What listens where" in docs/security.md."""
+    """Return the sockets and their default addresses in "What listens where" of docs/security.md."""
     text = (ROOT / "docs" / "security.md").read_text()
     section = text.partition("## What listens where")[2].partition("\n## ")[0]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
@@ -52,7 +128,6 @@ def table() -> dict[str, str]:
 
 
 def row_of(found: Listener) -> str:
-    """How the row begins that names the socket."""
     command = found.command
     if re.match(r"\S*envoy\S* ", command):
         return "Envoy's admin interface" if not found.port else "the splitter"
@@ -69,7 +144,7 @@ def row_of(found: Listener) -> str:
 
 
 def check(found: set[Listener], rows: dict[str, int]) -> None:
-    """So many sockets of each row listen, each where the table has it by default, and no other does."""
+    """Check that `rows` sockets of each row listen at their default address, and no others."""
     where = table()
     counted = dict.fromkeys(rows, 0)
     for item in found:
@@ -114,14 +189,14 @@ def said(process: subprocess.Popen[str], folder: Path) -> dict[str, object]:
     return answer
 
 
-def test_a_run_listens_on_loopback_alone_and_its_admin_interface_is_for_its_user(tmp_path: Path) -> None:
-    (tmp_path / "small.toml").write_text(RUN)
+def test_a_run_listens_on_loopback_and_its_admin_interface_is_for_its_user(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(RUN.format(duration_s=2, traffic="workers = 2"))
     found: set[Listener] = set()
     modes: set[tuple[int, int]] = set()
     with started(tmp_path, *tailgate("run", "small.toml")[1:]) as run:
         while run.poll() is None:
             for item in listeners(run.pid) - found:
-                if item.command:  # not between the fork of a child and its own program, nor at its end
+                if item.command:  # empty between fork and exec
                     found.add(item)
                 with contextlib.suppress(OSError):
                     if not item.port:
@@ -135,7 +210,7 @@ def test_a_run_listens_on_loopback_alone_and_its_admin_interface_is_for_its_user
     assert not [item.address for item in found if not item.port and Path(item.address).exists()]
 
 
-def test_what_is_started_by_hand_listens_on_loopback_alone(tmp_path: Path) -> None:
+def test_commands_by_hand_listen_on_loopback(tmp_path: Path) -> None:
     config = tmp_path / "arm.json"
     config.write_text(json.dumps(ArmConfig(name="eager").to_dict()))
     serve = ["-m", "tests.fakes.engine", "answers", "--config", str(config)]
@@ -166,8 +241,7 @@ def test_what_is_started_by_hand_listens_on_loopback_alone(tmp_path: Path) -> No
         check(listeners(process.pid), {"the judge": 1})
 
 
-def test_every_row_of_the_table_is_one_that_is_started_here() -> None:
-    """What is nowhere by default is not among what listens by default."""
+def test_every_row_of_the_table_that_listens_by_default_is_started_here() -> None:
     known = ("an arm", "the live page", "the judge", "the splitter", "Envoy's admin", "Locust's master of a run")
     rest = {what: where for what, where in table().items() if not what.startswith(known) and "by hand" not in what}
     assert set(rest.values()) == {"nowhere"}

@@ -1,0 +1,400 @@
+"""deploy/container, deploy/github, deploy/grafana and deploy/prometheus, with the real tools where they exist."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.container.in_clean_root import Instruction, Root, StepError, instructions
+from loadtests.commands.command_line import CommandParser
+from loadtests.commands.run import add_arguments
+from loadtests.trials.trial import ENVOY_METRICS
+from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.users_house import free_port
+from tests.fakes.whole_run import environment, last_line, summary_of
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FOLDER = REPOSITORY / "deploy" / "container"
+STEPS = list(instructions((FOLDER / "Containerfile").read_text(encoding="utf-8")))
+CERTIFICATES = "/run/certificates.crt"
+TOOLS = ("mmdebstrap", "unshare", "chroot")
+CAN = not os.geteuid() and all(shutil.which(tool) for tool in TOOLS)
+
+
+def values(name: str) -> list[str]:
+    return [step.value for step in STEPS if step.name == name]
+
+
+def test_the_image_runs_tailgate_and_not_as_root() -> None:
+    assert json.loads(values("ENTRYPOINT")[0]) == ["tailgate"]
+    (user,) = values("USER")
+    assert user.isdecimal()
+    assert int(user) > 0
+    assert [step.name for step in STEPS][-3:] == ["USER", "ENTRYPOINT", "CMD"]
+
+
+def test_everything_is_installed_within_the_constraints() -> None:
+    installs = re.findall(r"pip install [^&]+", " && ".join(values("RUN")))
+    assert len(installs) == 2
+    assert all("-c constraints.txt" in install for install in installs)
+    assert not any("--index-url" in install or "://" in install for install in installs)
+
+
+def test_copied_files_exist_and_pass_the_ignore_file() -> None:
+    sources = {source for value in values("COPY") for source in shlex.split(value)[:-1]}
+    assert all((REPOSITORY / source).exists() for source in sources)
+    allowed = set(re.findall(r"^!(.+)$", (REPOSITORY / ".dockerignore").read_text(encoding="utf-8"), re.M))
+    assert sources == allowed
+
+
+def test_an_unknown_step_is_refused(tmp_path: Path) -> None:
+    root = Root(path=tmp_path / "root", arguments={"GIVEN": "1"})
+    for step in (Instruction("VOLUME", "/runs"), Instruction("FROM", "alpine:3")):
+        with pytest.raises(StepError):
+            root.take(step)
+    for step in (Instruction("ARG", "GIVEN"), Instruction("ARG", "UNSET"), Instruction("ENV", "A=1 PATH=/bin")):
+        root.take(step)
+    assert root.given == {"GIVEN": "1"}
+    assert root.environment == {"PATH": "/bin", "A": "1"}
+
+
+PODMAN = """#!/bin/sh
+echo "$@" >> engine.txt
+while [ $# -gt 0 ]; do
+    if [ "$1" = -v ]; then stat -c %A "${2%%:*}" >> volumes.txt || exit 1; fi
+    shift
+done
+"""
+
+
+def test_commands_of_the_page_let_the_user_of_the_image_write_runs(tmp_path: Path) -> None:
+    (commands, *_) = re.findall(r"^```\n(.+?)^```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    (tmp_path / "podman").write_text(PODMAN)
+    (tmp_path / "podman").chmod(0o755)
+    subprocess.run(
+        ["sh", "-e", "-c", f"umask 022\n{commands}"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PWD": str(tmp_path)},
+        check=True,
+        timeout=60,
+    )
+    started = (tmp_path / "engine.txt").read_text().splitlines()
+    assert started[0] == "build -f deploy/container/Containerfile -t tailgate ."
+    assert all(f":{values('WORKDIR')[0]}/runs tailgate run " in line for line in started[1:])
+    assert (tmp_path / "volumes.txt").read_text().split() == ["drwxrwxrwx"] * (len(started) - 1)
+
+
+# --- In a clean root --------------------------------------------------------------------------------------------------
+
+
+def pip_here() -> list[str]:
+    """Return flags with which pip in the root uses the indexes of this machine."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, timeout=60, check=True
+    )
+    known = dict(re.findall(r"^(?:global|install|:env:)\.([\w-]+)='(.*)'$", done.stdout, re.M))
+    flags: list[str] = []
+    for key in ("index-url", "extra-index-url", "find-links"):
+        if value := known.get(key, "").replace("\\n", " ").strip():
+            flags += ["--build-arg", f"PIP_{key.replace('-', '_').upper()}={value}"]
+            for place in value.split():
+                path = place.removeprefix("file://")
+                top = "/".join(path.split("/")[:3])
+                if path.startswith("/") and Path(top).is_dir() and f"{top}:{top}" not in flags:
+                    flags += ["--mount", f"{top}:{top}"]
+    if certificates := known.get("cert"):
+        flags += ["--mount", f"{certificates}:{CERTIFICATES}", "--build-arg", f"PIP_CERT={CERTIFICATES}"]
+    return flags
+
+
+@pytest.fixture
+def clean_root(tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "root"
+    yield root
+    shutil.rmtree(root, ignore_errors=True)  # gigabytes
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not CAN, reason=f"needs root and {', '.join(TOOLS)}: install Debian's package mmdebstrap")
+def test_the_steps_end_with_a_tailgate_that_runs(clean_root: Path) -> None:
+    flags = ["--root", str(clean_root), *pip_here()]
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "in_clean_root.py"), *flags, "--", "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert re.fullmatch(r"tailgate \d+\.\d+\.\d+", done.stdout.splitlines()[-1])
+    root = Root(path=clean_root, arguments={})
+    for step in STEPS:
+        if step.name in ("ENV", "USER"):
+            root.take(step)
+    root.folder = values("WORKDIR")[0]
+    root.run(["tailgate", "run", "demo", "--help"])
+    root.run(["/bin/sh", "-c", "test $(id -u) = 10001 && touch runs/written && ! touch analysis/written 2>/dev/null"])
+    include = "$(python -c 'import sysconfig; print(sysconfig.get_path(\"include\"))')"
+    root.run(["/bin/sh", "-c", f"g++ --version && test -f {include}/Python.h"])
+    for command in commands_of_manifests():
+        root.run([*command, "--help"])
+
+
+def commands_of_manifests() -> list[list[str]]:
+    found = []
+    for path in sorted((REPOSITORY / "deploy" / "kubernetes").rglob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            pod = document.get("spec", {}).get("template", {}).get("spec", {})
+            for container in pod.get("containers", []):
+                assert container["image"] == "tailgate:latest"
+                if container["command"] not in found:
+                    found.append(container["command"])
+    assert len(found) > 3
+    return found
+
+
+GITHUB = Path(__file__).resolve().parents[2] / "deploy" / "github"
+WORKFLOW: dict[str, Any] = yaml.safe_load((GITHUB / "rollout.yml").read_text())
+JOB_STEPS: list[dict[str, Any]] = WORKFLOW["jobs"]["judge"]["steps"]
+STAND_IN = """#!/bin/sh
+[ "$1 $2 $3 $4 $5" = "run serving/canary.toml --out runs --json" ] || exit 64
+LEAVES
+exit CODE
+"""
+JUDGED = """mkdir -p runs/one; echo "# report" > runs/one/report.md
+echo '{"verdict": "X", "run_dir": "runs/one"}'"""
+BROKEN = """mkdir -p runs/one
+echo '{"verdict": null, "run_dir": "runs/one", "report": null}'"""
+REFUSED = "echo 'tailgate: canary.toml does not exist' >&2"
+
+
+def outputs(folder: Path) -> dict[str, str]:
+    lines = (folder / "output").read_text().splitlines() if (folder / "output").exists() else []
+    return dict(line.split("=", 1) for line in lines)
+
+
+def expanded(text: str, folder: Path) -> str:
+    return re.sub(r"\$\{\{ steps\.run\.outputs\.(\w+) \}\}", lambda match: outputs(folder).get(match[1], ""), str(text))
+
+
+def asks(step: dict[str, Any], folder: Path, *, succeeded: bool) -> bool:
+    """Return whether GitHub runs the step after steps that all `succeeded`, or did not."""
+    *first, last = str(step.get("if", "")).split(" && ")
+    wanted = re.fullmatch(r"steps\.run\.outputs\.(\w+)", last)
+    always = "always()" in (*first, last)
+    return (succeeded or always) and (wanted is None or bool(outputs(folder).get(wanted[1])))
+
+
+def job(folder: Path, code: int, leaves: str = JUDGED, **changed: str) -> tuple[bool, str]:
+    """Run the steps with a `tailgate` that ends with `code`; return whether the job succeeds, and its output."""
+    program = folder / ".tailgate" / "bin" / "tailgate"
+    program.parent.mkdir(parents=True)
+    program.write_text(STAND_IN.replace("LEAVES", leaves).replace("CODE", str(code)))
+    program.chmod(0o755)
+    succeeded, printed = True, ""
+    for step in JOB_STEPS:
+        if "run" not in step or step["name"] == "Install" or not asks(step, folder, succeeded=succeeded):
+            continue
+        variables = {
+            **os.environ,
+            **WORKFLOW["env"],
+            **{name: expanded(value, folder) for name, value in step.get("env", {}).items()},
+            **changed,
+            "GITHUB_OUTPUT": str(folder / "output"),
+            "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+        }
+        shell = ["bash", "-e", "-o", "pipefail", "-c", step["run"]]
+        done = subprocess.run(shell, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+        succeeded &= done.returncode == 0
+        printed += done.stdout
+    return succeeded, printed
+
+
+@pytest.mark.parametrize(
+    ("code", "succeeds", "says"),
+    [(0, True, "PASS"), (99, False, "FAIL"), (3, False, "INCONCLUSIVE"), (1, False, "broke (exit code 1)")],
+)
+def test_the_job_ends_as_the_verdict_does(code: int, succeeds: bool, says: str, tmp_path: Path) -> None:
+    succeeded, printed = job(tmp_path, code)
+    assert succeeded is succeeds
+    assert says in printed
+    assert (tmp_path / "summary.md").read_text() == "# report\n", "whatever the verdict"
+    assert outputs(tmp_path) == {"code": str(code), "report": "runs/one"}
+
+
+@pytest.mark.parametrize(("code", "leaves"), [(1, BROKEN), (2, REFUSED), (1, REFUSED)])
+def test_a_broken_run_fails_the_job_once(code: int, leaves: str, tmp_path: Path) -> None:
+    succeeded, printed = job(tmp_path, code, leaves)
+    assert not succeeded
+    assert printed == f"::error::the run itself broke (exit code {code})\n"
+    assert outputs(tmp_path) == {"code": str(code)}
+    assert not (tmp_path / "summary.md").exists()
+
+
+def test_the_workflow_keeps_results_and_gives_a_fork_no_secret() -> None:
+    (keep,) = [step for step in JOB_STEPS if "upload-artifact" in step.get("uses", "")]
+    assert (keep["if"], keep["with"]["path"]) == ("always()", "runs")
+    assert WORKFLOW["permissions"] == {"contents": "read", "checks": "write"}
+    assert "pull_request_target" not in str(WORKFLOW)
+
+
+def test_an_inconclusive_run_passes_where_the_workflow_says_so(tmp_path: Path) -> None:
+    succeeded, printed = job(tmp_path, 3, HOLD_WHEN_INCONCLUSIVE="0")
+    assert succeeded
+    assert "::warning::INCONCLUSIVE" in printed
+
+
+def test_the_workflow_uses_valid_flags_of_tailgate() -> None:
+    parser = CommandParser(prog="run")
+    add_arguments(parser)
+    (line,) = re.findall(r"bin/tailgate run (.+) > line\.json", str(JOB_STEPS))
+    parser.parse_args(line.replace('"$EXPERIMENT"', "demo").split())
+
+
+DASHBOARD: dict[str, Any] = json.loads((REPOSITORY / "deploy/grafana/tailgate.json").read_text())
+CONFIG = REPOSITORY / "deploy" / "prometheus" / "prometheus.yml"
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+EXPRESSIONS = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+PROMETHEUS = shutil.which("prometheus")
+EVERY_S = 1
+
+SHOWN = """
+name = "shown"
+[model]
+id = "random:tiny"
+[engine]
+slots = 4
+threads = 1
+max_prompt_tokens = 64
+max_new_tokens = 16
+[[arms]]
+name = "eager"
+preset = "eager"
+control = true
+[[arms]]
+name = "padded"
+preset = "compiled-padded"
+[traffic]
+duration_s = 20
+rate = 6.0
+block_s = 5
+length_scale = 0.03
+[bed]
+reference_s = 0
+[slo]
+p99_ttft_ms = 2000
+"""
+
+
+def test_expressions_filter_by_arm_and_hold_no_address() -> None:
+    for _, expression in EXPRESSIONS:
+        assert "instance" not in expression
+        assert ("arm" in expression) == ("$arm" in expression), expression
+
+
+def test_the_configuration_scrapes_the_default_address() -> None:
+    (job,) = yaml.safe_load(CONFIG.read_text())["scrape_configs"]
+    (found,) = job["http_sd_configs"]
+    assert found["url"] == "http://127.0.0.1:9465/targets"
+    assert ENVOY_METRICS.startswith("/stats/prometheus")
+
+
+# --- With a real Prometheus -------------------------------------------------------------------------------------------
+
+
+class Prometheus:
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}"
+
+    def get(self, path: str, **query: Any) -> Any:
+        with urllib.request.urlopen(f"{self._url}{path}?{urllib.parse.urlencode(query)}", timeout=PATIENCE_S) as answer:
+            return json.loads(answer.read())["data"]
+
+    def ready(self) -> bool:
+        with suppress(OSError), urllib.request.urlopen(f"{self._url}/-/ready", timeout=2) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    def numbers(self, expression: str, start: float, end: float) -> list[float]:
+        data = self.get("/api/v1/query_range", query=expression, start=start, end=end, step=EVERY_S)
+        values = [float(value) for series in data["result"] for _, value in series["values"]]
+        return [value for value in values if math.isfinite(value)]
+
+
+@contextmanager
+def prometheus(folder: Path, metrics_port: int) -> Iterator[Prometheus]:
+    """Start Prometheus with the configuration of deploy/prometheus and short intervals."""
+    config = yaml.safe_load(CONFIG.read_text())
+    config["global"]["scrape_interval"] = f"{EVERY_S}s"
+    (found,) = config["scrape_configs"][0]["http_sd_configs"]
+    found |= {"url": found["url"].replace(":9465", f":{metrics_port}"), "refresh_interval": f"{EVERY_S}s"}
+    path = folder / "prometheus.yml"
+    path.write_text(yaml.safe_dump(config))
+    port = free_port()
+    command = [str(PROMETHEUS), f"--config.file={path}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        server = Prometheus(port)
+        wait_for(lambda: server.ready() or process.poll() is not None)
+        assert process.poll() is None, (folder / "prometheus.log").read_text()[-2000:]
+        yield server
+    finally:
+        process.terminate()
+        process.wait(timeout=PATIENCE_S)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus on PATH: install Debian's package of that name")
+def test_every_panel_has_data_of_a_real_run(tmp_path: Path) -> None:
+    (tmp_path / "shown.toml").write_text(SHOWN)
+    subprocess.run(["promtool", "check", "config", str(CONFIG)], check=True, capture_output=True)
+    port = free_port()
+    command = [sys.executable, "-m", "loadtests.commands.main", "run", "shown.toml", "--out", "out"]
+    began = time.time()
+    with prometheus(tmp_path, port) as server:
+        command += ["--metrics", f"127.0.0.1:{port}"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+        ended = time.time()
+        assert done.returncode in (0, 3, 99), done.stderr[-3000:]
+        line = last_line(done)
+        empty = [item for item in EXPRESSIONS if not server.numbers(filled(item[1]), began, ended)]
+        assert empty == []
+        for arm in summary_of(tmp_path / line["run_dir"])["arms"]:
+            expression = f'sum(tailgate_load_requests_total{{arm="{arm["name"]}"}})'
+            assert max(server.numbers(expression, began, ended)) == arm["requests"]
+        labels = {series["process"] for series in server.get("/api/v1/series", **{"match[]": "up"})}
+        assert labels == {"run", "splitter", "eager-0", "padded-0"}
+        check_labels(server)
+
+
+def filled(expression: str) -> str:
+    return expression.replace("$__rate_interval", f"{8 * EVERY_S}s").replace("$arm", ".*")
+
+
+def check_labels(server: Prometheus) -> None:
+    """Check that labels have few values."""
+    for name in server.get("/api/v1/label/__name__/values"):
+        if not name.startswith("tailgate_"):
+            continue
+        series = server.get("/api/v1/series", **{"match[]": name})
+        for label in {label for item in series for label in item}:
+            known = {item.get(label) for item in series}
+            assert len(known) <= (30 if label == "le" else 20), (name, label, known)
+        assert re.fullmatch(r"tailgate_[a-z0-9_]+", name)

@@ -1,0 +1,300 @@
+"""Whole runs with paced fake arms that take too long for the default suite, and commands at a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from analysis.releases.history import History
+from analysis.releases.release import read_release
+from analysis.settings.release_limits import ReleaseLimits
+from analysis.summary.summary import analyze
+from benchmarks.releases import Plan, compared, run_dir
+from loadtests.commands.main import build_parser
+from loadtests.trials import replicas
+from loadtests.trials.frontier import FrontierSearch
+from loadtests.trials.progress import Status
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.terminal import at_terminal
+from tests.fakes.terminal import tailgate as python_of
+from tests.fakes.whole_run import (
+    FAKE_ARM,
+    ROOT,
+    experiment,
+    last_line,
+    requests,
+    run,
+    summary_of,
+    trial_facts,
+    with_fake_arms,
+)
+from tests.loadtests.commands.test_main import RUN as QUICK_RUN
+from tests.loadtests.commands.test_main import Command, nothing_left
+
+
+def test_a_run_until_decided_ends_when_it_is_decided(tmp_path: Path) -> None:
+    settings = ["--until-decided", "--at-most", "440s", "--seed", "3", "--out", "out"]
+    settings += ["--set", "traffic.block_s=1", "--set", "traffic.rate=30", "--set", "gates.cold_s=2"]
+    settings += ["--set", "trials.starting_at_once=3", "--set", "trials.count=2"]
+    # A busy machine sends late.
+    settings += ["--set", "gates.max_generator_lag_ms=2000", "--set", "gates.margin=1.0"]
+    settings += ["--set", "slo={p50_ttft_ms=2000,p50_e2e_ms=6000}"]
+    done = with_fake_arms(["run", "demo", *settings], tmp_path, "--stall-s", "0.01")
+    line = last_line(done)
+    assert line["verdict"] == "FAIL", done.stderr
+    run_dir = tmp_path / line["run_dir"]
+    trial = trial_facts(run_dir)
+    assert list(trial["ended_arms"]) == ["compiled-naive"]
+    assert "recompile" in trial["ended_arms"]["compiled-naive"]["why"]
+    assert trial["ended"].startswith("decided after")
+    assert trial["duration_s"] < 210, "the decision ends a trial of 220 s"
+    assert not (run_dir / "trial-02").exists()
+    planned = trial["planned"]
+    assert planned["compiled-naive"] < planned["eager"] == planned["compiled-padded"]
+    assert len(requests(run_dir)) == sum(planned.values()), "all that was due was sent and has ended"
+    blocking = {check["check"] for check in summary_of(run_dir)["validity"] if not check["ok"]}
+    assert not blocking & {"complete", "arms", "load processes", "cut requests", "pairs", "blocks", "run length"}
+    looks = [json.loads(text) for text in (run_dir / "looks.jsonl").read_text().splitlines()]
+    assert looks[-1]["decided"]
+    assert "SIGKILL" not in (run_dir / "looks.log").read_text()
+
+
+def test_an_endless_compile_and_a_death_after_the_last_answer_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "_STOP_GRACE_S", 1.0)
+    arms = [
+        {"name": "eager", "preset": "eager", "control": True},
+        {"name": "naive", "preset": "compiled-naive"},
+        {"name": "last", "preset": "eager-padded"},
+    ]
+    what = experiment(arms=arms, traffic={"timeout_s": 1}, parity={"served": False})
+    outcome, _ = run(what, tmp_path, "--stall-s", "100", "--die-last", "last-0")
+    assert outcome.complete, outcome.error
+    facts = trial_facts(outcome.run_dir)
+    assert set(facts["final"]) == {"eager-0", "naive-0"}
+    compiling = facts["final"]["naive-0"]["compiling"]
+    assert compiling["shape"].startswith("1x")
+    assert compiling["seconds"] > 1.0
+    assert {row["status"] for row in requests(outcome.run_dir) if row["arm"] == "last"} == {"OK"}
+    checks = {(row["check"], row["arm"]): row for row in analyze(outcome.run_dir)["validity"]}
+    assert not checks["event counts", "naive"]["ok"]
+    assert not checks["alive", "last"]["ok"]
+
+
+def test_a_run_whose_arms_all_died_is_broken(tmp_path: Path) -> None:
+    outcome, _ = run(experiment(traffic={"duration_s": 60}), tmp_path, "--die", "naive-0=2", "--die", "eager-0=2")
+    assert not outcome.complete
+    assert "every arm died" in (outcome.error or "")
+    assert requests(outcome.run_dir)
+    assert not trial_facts(outcome.run_dir)["complete"]
+
+
+def test_an_arm_that_hangs_is_abandoned_within_the_limits_of_its_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "_STOP_GRACE_S", 1.0)
+    outcome, _ = run(experiment(traffic={"timeout_s": 3}), tmp_path, "--freeze", "naive-0=8")
+    assert outcome.complete, outcome.error
+    (hung,) = [row for row in trial_facts(outcome.run_dir)["answers"]["replicas"] if row["arm"] == "naive"]
+    assert "3 s" in hung["error"]
+    lost = [row for row in requests(outcome.run_dir) if row["arm"] == "naive" and row["status"] != "OK"]
+    assert {row["status"] for row in lost} == {"DEADLINE_EXCEEDED"}
+    assert max(row["end_ns"] - row["scheduled_ns"] for row in lost) < 10e9
+
+
+def test_a_search_in_turns_records_one_arm_a_trial_and_compares_their_answers(tmp_path: Path) -> None:
+    arms = [{"name": "eager", "preset": "eager", "control": True}, {"name": "dynamic", "preset": "compiled-dynamic"}]
+    traffic = {"arrivals": "saturation", "rate": 0, "rates": [4, 16], "duration_s": 6, "step_s": 2, "settle_s": 0.5}
+    what = experiment(arms=arms, traffic={**traffic, "direct": True}, slo={"p90_ttft_ms": 400}, bed={"sample_s": 0})
+    status = Status()
+    command = [sys.executable, str(FAKE_ARM), "--token", "dynamic-0=7"]
+    searching = FrontierSearch(what, out=tmp_path, budget_s=600.0, status=status, arm_command=command)
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set() and not (status.trial == 3 and status.load.arms):
+            ended.wait(0.02)
+        searching.interrupt()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        outcome = searching.run()
+    finally:
+        ended.set()
+        watcher.join()
+    assert outcome.interrupted, outcome.error
+    turns = json.loads((outcome.run_dir / "frontier.json").read_text())["turns"]
+    assert [turn["arms"] for turn in turns] == [["eager"], ["dynamic"], ["eager"]]
+    summary = analyze(outcome.run_dir)
+    answers = {arm["name"]: arm["answers"] for arm in summary["parity"]["arms"]}
+    assert all(row["same"] == row["of"] > 0 for row in answers["eager"])
+    (gate,) = [gate for gate in summary["gates"] if gate["kind"] == "parity"]
+    assert (gate["arm"], gate["verdict"]) == ("dynamic", "FAIL")
+    # Without verdicts, an arm with other answers is not picked.
+    assert (summary["frontier"]["search"]["gated"], summary["frontier"]["failed"]) == (False, ["dynamic"])
+    assert {item["pick"] for item in summary["frontier"]["ranges"]} <= {"eager", None}
+
+
+NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=5 + 10 * step, seconds=3 + step) for step in range(3)])
+SUMMARIZE = (
+    "import sys; from pathlib import Path; from analysis.summary.summary import analyze, write_summary; "
+    "write_summary(analyze(Path(sys.argv[1])), Path(sys.argv[2]))"
+)
+
+
+def test_a_summary_is_the_same_bytes_whatever_the_hash_seed_and_threads(tmp_path: Path) -> None:
+    run = FakeRun(gates={"draws": 99}, duration_s=60, rate=1, arms=(EAGER, NAIVE))
+    directory = write_run(tmp_path / "run", run)
+    for number in (1, 2):
+        threads = {name: str(number) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_IO_THREADS")}
+        environment = {**os.environ, **threads, "PYTHONHASHSEED": str(number), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", SUMMARIZE, str(directory), str(tmp_path / f"{number}.json")]
+        subprocess.run(command, env=environment, check=True)
+    assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()
+
+
+def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
+    command = Command(tmp_path, *QUICK_RUN)
+    command.wait_for("traffic")
+    command.process.send_signal(signal.SIGINT)
+    command.process.send_signal(signal.SIGTERM)
+    code, _, _ = command.end(timeout_s=10.0)
+    assert code == 1
+    assert nothing_left(str(tmp_path))
+
+
+COLUMNS = 80
+# Arguments of commands that end by themselves; RUN and EARLIER are run directories, TRACE is a trace.
+ENDING: dict[str, tuple[str, ...]] = {
+    "analyze": ("RUN",),
+    "compare": ("EARLIER", "RUN"),
+    "plan": ("RUN", "--duration", "600"),
+    "calibrate": ("RUN", "--splits", "20"),
+    "breakeven": ("RUN",),
+    "export": ("RUN", "--format", "csv"),
+    "forecast": ("TRACE",),
+    "inspect": ("--arm", "eager", "--slots", "2", "--shapes", "prefill 1x12, decode 2@30"),
+}
+
+
+# Others have a test below, or in tests/servers/test_precompile.py; a worker has no result.
+SEPARATE = {"run", "ramp", "provider", "frontier", "serve", "split", "parity", "precompile", "worker"}
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    folder = tmp_path_factory.mktemp("terminal")
+    write_run(folder / "run", FakeRun(duration_s=150, rate=3, slo={"p99_ttft_ms": 2000}))
+    write_run(folder / "earlier", FakeRun(duration_s=150, rate=3, slo={"p99_ttft_ms": 2000}, seed=2, day=-7))
+    trace = folder / "trace.csv"
+    rows = "".join(f"2023-11-16 18:15:{second:02}.0,{40 + 7 * second},20\n" for second in range(60))
+    trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    yield {"RUN": f"{folder / 'run'}", "EARLIER": f"{folder / 'earlier'}", "TRACE": f"{trace}"}
+    shutil.rmtree(folder)
+
+
+def objects(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith("{")]
+
+
+def test_every_command_has_a_test_at_a_terminal() -> None:
+    (commands,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    assert set(commands.choices) == set(ENDING) | SEPARATE
+    without = {name for name, parser in commands.choices.items() if "--json" not in parser.format_help()}
+    assert without == {"worker"}
+
+
+@pytest.mark.parametrize("command", ENDING)
+def test_a_command_prints_lines_that_fit_a_terminal(command: str, given: dict[str, str], tmp_path: Path) -> None:
+    arguments = [given.get(argument, argument) for argument in ENDING[command]]
+    code, lines, err = at_terminal(python_of(command, *arguments), tmp_path, columns=COLUMNS)
+    assert code in (0, 3), err
+    assert objects(lines) == []
+    assert lines
+    shown = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in lines]
+    assert [line for line in shown if len(line) > COLUMNS and given["RUN"] not in line] == []
+    if command == "export":
+        shutil.rmtree(f"{given['RUN']}-csv")
+    code, lines, err = at_terminal(python_of(command, *arguments, "--json"), tmp_path)
+    assert code in (0, 3), err
+    (line,) = lines
+    assert json.loads(line)
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "codes"),
+    [
+        (["run", "demo"], ["traffic.duration_s=4", "traffic.block_s=1", "traffic.rate=8"], (3, 99)),
+        (
+            ["frontier", "demo", "--budget", "0.5"],
+            [
+                "traffic.step_s=1",
+                "traffic.settle_s=0",
+                "traffic.rampup_s=0",
+                "traffic.duration_s=4",
+                "traffic.rates=[24,96]",
+            ],
+            (0,),
+        ),
+    ],
+)
+def test_a_run_and_a_search_print_no_object_and_their_report_last(
+    words: list[str], settings: list[str], codes: tuple[int, ...], tmp_path: Path
+) -> None:
+    flags = [flag for setting in ("bed.reference_s=0", *settings) for flag in ("--set", setting)]
+    fake = (sys.executable, str(FAKE_ARM), "--prefill-s", "eager-0=0.02")
+    code, lines, err = at_terminal(python_of(*words, *flags, arm_command=fake), tmp_path, columns=COLUMNS)
+    assert (code in codes, objects(lines)) == (True, []), err
+    assert lines[-1].startswith("report: ")
+    assert [line for line in lines[:-1] if len(line) > COLUMNS and str(tmp_path) not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "stop_at"),
+    [
+        (("serve", "--preset", "eager", "--slots", "2", "--port", "0"), "listens on 127.0.0.1:"),
+        (("split", "--arm", "eager=127.0.0.1:9", "--arm", "compiled=127.0.0.1:9", "--port", "0"), "Ctrl-C ends"),
+        (("provider", "RUN", "--listen", "127.0.0.1:0"), r"at http://127\.0\.0\.1:[1-9]\d+/v1/judgement; Ctrl-C ends"),
+    ],
+)
+def test_a_server_names_its_address_on_stderr(
+    words: tuple[str, ...], stop_at: str, tmp_path: Path, given: dict[str, str]
+) -> None:
+    code, lines, err = at_terminal(python_of(*(given.get(word, word) for word in words)), tmp_path, stop_at=stop_at)
+    assert (code, lines) == (0, []), err
+
+
+FIGURES = ("p50_tpot_ms", "process_peak_bytes")
+
+
+@pytest.mark.timeout(600)
+def test_planted_decode_time_and_memory_fail_and_an_equal_run_passes(tmp_path: Path) -> None:
+    plan = Plan(
+        folder=tmp_path,
+        trials=3,
+        seconds=6.0,
+        rate=6.0,
+        lag_ms=5000.0,  # the arms sleep, so that a busy machine changes little
+        arm_command=(sys.executable, str(FAKE_ARM), "--token-s", "0.04", "--memory-bytes", "500000000"),
+        more="[bed]\nsample_s = 0\nreference_s = 0\n",
+        limits=ReleaseLimits(need_references=False, limits={"p50_tpot_ms": 0.25}),
+    )
+    baseline = History(releases=(read_release(run_dir(plan, "baseline", seed=1000, planted="")),))
+    for seed, (planted, verdict) in enumerate({"decode=1.5,memory=1.3": "FAIL", "": "PASS"}.items()):
+        candidate = run_dir(plan, f"candidate-{seed}", seed=2000 + seed, planted=planted)
+        rows = compared(plan, baseline, candidate)["figures"]
+        found = {(row["arm"], row["figure"]): row["verdict"] for row in rows if row["figure"] in FIGURES}
+        assert found == {(arm, figure): verdict for arm in ("eager", "padded") for figure in FIGURES}, rows
