@@ -118,9 +118,8 @@ def test_an_interruption_ends_the_round(tmp_path: Path) -> None:
     def check() -> None:
         raise StopRequestedError
 
-    asking = trial(tmp_path, table("http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1"), check)
-    with pytest.raises(StopRequestedError):
-        asking.ask("before")
+    with serving(GreedyServer(Server())) as one, pytest.raises(StopRequestedError):
+        trial(tmp_path, table(one, one), check).ask("before")
 
 
 def test_a_short_trial_is_asked_about_more_prompts_of_its_lengths() -> None:
