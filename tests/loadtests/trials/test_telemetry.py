@@ -1,9 +1,13 @@
+"""Telemetry of replicas on disk, and the snapshots by which arms are compared."""
+
+from __future__ import annotations
+
 import contextlib
+import itertools
 import json
 import queue
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
@@ -18,14 +22,16 @@ from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
 from analysis.records.tables import read_table
 from loadtests.trials.processes import Child
 from loadtests.trials.progress import Status
+from loadtests.trials.snapshots import check_alike, check_name, start_up
 from loadtests.trials.telemetry import Collector, Restart
 from loadtests.trials.under_way import UnderWay
 from servers.config import ArmConfig
+from servers.fields import ConfigError
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+from servers.rpc.telemetry_pb2 import SnapshotResponse
 from tests.fakes.patience import PATIENCE_S, wait_for
 
 FAKE_ARM = Path(__file__).resolve().parents[2] / "fakes" / "arm.py"
-
 StartArm = Callable[..., tuple[Child, str]]
 
 
@@ -122,7 +128,7 @@ def served(telemetry: Telemetry) -> Iterator[str]:
     server.stop(0).wait()
 
 
-def test_what_the_compiler_could_not_do_is_on_disk_as_last_told(tmp_path: Path, collector: Collector) -> None:
+def test_facts_of_the_compiler_are_on_disk_as_last_reported(tmp_path: Path, collector: Collector) -> None:
     telemetry = Telemetry()
     with served(telemetry) as target:
         collector.follow(arm="naive", replica="naive-0", target=target)
@@ -140,7 +146,7 @@ def serving(at_ns: int) -> telemetry_pb2.TelemetryEvent:
     return telemetry_pb2.TelemetryEvent(progress=telemetry_pb2.Progress(at_ns=at_ns, stage="serving"))
 
 
-def test_a_replica_that_serves_since_another_instant_is_another_process(collector: Collector) -> None:
+def test_a_replica_that_serves_since_another_time_has_restarted(collector: Collector) -> None:
     telemetry = Telemetry(serving(5))
     with served(telemetry) as target:
         collector.follow(arm="eager", replica="eager-0", target=target)
@@ -168,7 +174,7 @@ def test_an_interrupted_stream_is_resumed_without_repeats(tmp_path: Path, collec
     assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 4
 
 
-def test_what_engines_hold_is_on_disk_once_each_and_unknown_stays_unknown(tmp_path: Path, collector: Collector) -> None:
+def test_memory_of_engines_is_on_disk_once_each_and_unknown_stays_unknown(tmp_path: Path, collector: Collector) -> None:
     readings = [
         telemetry_pb2.MemoryReading(at_ns=5, memory_bytes=9),
         telemetry_pb2.MemoryReading(at_ns=6, memory_bytes=9, allocated_bytes=0, out_of_memory=0),
@@ -184,28 +190,26 @@ def test_what_engines_hold_is_on_disk_once_each_and_unknown_stays_unknown(tmp_pa
     assert known == [{**place, "at_ns": 5}, {**place, "at_ns": 6, "allocated_bytes": 0, "out_of_memory": 0}]
 
 
-class Restless(Telemetry):
-    """Tells of memory all the time."""
-
-    def Watch(  # noqa: N802
-        self, request: telemetry_pb2.WatchRequest, context: grpc.ServicerContext
-    ) -> Iterator[telemetry_pb2.TelemetryEvent]:
-        pause = threading.Event()
-        while context.is_active():
-            self.calls += 1
-            yield telemetry_pb2.TelemetryEvent(memory=telemetry_pb2.MemoryReading(at_ns=self.calls))
-            pause.wait(0.02)
-
-
 def test_readings_of_memory_do_not_keep_telemetry_from_settling(collector: Collector) -> None:
-    telemetry = Restless()
+    readings = (telemetry_pb2.MemoryReading(at_ns=number) for number in itertools.count())
+    telemetry = LiveTelemetry()
+
+    def put() -> None:
+        while not settled.wait(0.02):
+            telemetry.events.put(telemetry_pb2.TelemetryEvent(memory=next(readings)))
+        telemetry.events.put(None)
+
+    settled = threading.Event()
+    putting = threading.Thread(target=put)
     with served(telemetry) as target:
         collector.follow(arm="naive", replica="naive-0", target=target)
-        wait_for(lambda: telemetry.calls >= 3)
-        started = time.monotonic()
-        collector.settle(quiet_s=0.1, timeout_s=60.0)
-        assert time.monotonic() - started < 60.0, "it did not wait for the limit"
-        collector.stop()
+        putting.start()
+        settling = threading.Thread(target=collector.settle, kwargs={"quiet_s": 0.1, "timeout_s": 10 * PATIENCE_S})
+        settling.start()
+        settling.join(PATIENCE_S)
+        assert not settling.is_alive()
+        settled.set()
+        putting.join()
         collector.stop()
 
 
@@ -215,14 +219,14 @@ def step_batch(count: int) -> telemetry_pb2.StepRecords:
     )
 
 
-def test_telemetry_that_the_disk_does_not_take_ends_the_run_and_not_the_memory(tmp_path: Path) -> None:
+def test_telemetry_that_comes_faster_than_the_disk_takes_it_ends_the_run(tmp_path: Path) -> None:
     collector = Collector(tmp_path, trial=2, status=Status(), most_waiting=3)
     with served(Telemetry(telemetry_pb2.TelemetryEvent(steps=step_batch(100)))) as target:
         collector.follow(arm="naive", replica="naive-0", target=target)
         wait_for(lambda: collector.failure is not None)
         collector.stop()
     assert collector.failure is not None
-    assert "telemetry comes faster than the disk takes it: 3 rows of steps wait" in collector.failure
+    assert all(words in collector.failure for words in ("disk", "3 rows", "steps"))
     assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows < 100
 
 
@@ -288,3 +292,56 @@ def test_nothing_is_under_way_beyond_the_end_of_the_stream(collector: Collector,
     wait_for(lambda: live.streams == 2)
     live.tell()
     wait_for(lambda: collector.compiling == [NOW], otherwise=lambda: "a server that goes on tells again how it stands")
+
+
+def snapshot(
+    *, dtype: str = "float32", device: str = "cuda:0", vocab: int = 256, attention: str = "sdpa", **more: int
+) -> SnapshotResponse:
+    return SnapshotResponse(
+        dtype=dtype,
+        device=device,
+        vocab_size=vocab,
+        config_json=json.dumps({"model": {"attention": attention}}),
+        startup_ns={"load": more.get("load_ns", 1)},
+        memory_bytes={"weights": more.get("weights", 10)},
+    )
+
+
+def test_the_slowest_replica_is_an_arms_start_and_memory_adds_up() -> None:
+    cost = start_up([snapshot(load_ns=5, weights=10), snapshot(load_ns=9, weights=12)])
+    assert (cost["items_ns"], cost["memory_bytes"]) == ({"load": 9}, {"weights": 22})
+
+
+def test_a_blind_spot_of_one_replica_is_one_of_its_arm() -> None:
+    blind = SnapshotResponse(blind_spots=["torch 9 is not read"])
+    assert start_up([snapshot(), blind, blind])["blind_spots"] == ["torch 9 is not read"]
+    assert start_up([snapshot()])["blind_spots"] == []
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"dtype": "float16"}, ("dtype float16", "float32")),
+        ({"attention": "eager"}, ("attention eager", "sdpa")),
+        ({"vocab": 300}, ("vocabulary 300", "256")),
+        ({"device": "cpu"}, ("device cpu", "cuda:0")),
+    ],
+)
+def test_a_replica_unlike_the_control_is_named(other: dict[str, Any], words: tuple[str, ...]) -> None:
+    check_alike({"new-0": snapshot(device="cuda:1")}, snapshot())
+    with pytest.raises(ConfigError) as caught:
+        check_alike({"new-0": snapshot(**other)}, snapshot())
+    assert all(word in str(caught.value) for word in ("new-0", *words))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 5000, "1" * 5000])
+def test_a_configuration_that_cannot_be_read_is_one_line(text: str) -> None:
+    with pytest.raises(ConfigError, match="compiled-0") as caught:
+        check_alike({"compiled-0": SnapshotResponse(config_json=text)}, snapshot())
+    assert len(str(caught.value)) < 200
+
+
+def test_a_replica_that_answers_under_another_name_is_refused() -> None:
+    check_name("new-0", "new", SnapshotResponse(arm="new", replica="new-0"))
+    with pytest.raises(ConfigError, match="eager-0"):
+        check_name("new-0", "new", SnapshotResponse(arm="eager", replica="eager-0"))
