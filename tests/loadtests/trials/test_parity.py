@@ -21,7 +21,7 @@ from loadtests.commands.parity import parity_table, vector_table
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
 from loadtests.trials import served_parity
-from loadtests.trials.errors import RunError, StopRequestedError
+from loadtests.trials.errors import RunError
 from loadtests.trials.parity_processes import ParityRun
 from loadtests.trials.parity_texts import Text, read_texts
 from loadtests.trials.progress import Status
@@ -182,37 +182,6 @@ def test_a_measurement_of_other_weights_or_one_that_breaks_is_refused_with_its_r
         measured(experiment(trials={"ready_timeout_s": 1 if "--silent" in flags else 60}), tmp_path, *flags)
     assert all(word in str(caught.value) for word in words)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("arm", "words"),
-    [
-        ({"model": {"dtype": "float16"}}, ("arms[1].model.dtype", "float16", "bfloat16")),
-        ({"engine": {"slots": 4}}, ("arms[1].engine.slots", "4", "8")),
-    ],
-)
-def test_arms_that_differ_in_more_than_the_policy_are_refused_even_where_models_are_compared(
-    arm: dict[str, Any], words: tuple[str, ...], tmp_path: Path
-) -> None:
-    arms = [ARMS[1], {**ARMS[0], **arm}]
-    with pytest.raises(ConfigError) as caught:
-        measured(experiment(arms=arms, compare_models=True), tmp_path)
-    assert all(word in str(caught.value) for word in words)
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(ConfigError, match="parity"):
-        experiment(arms=arms, compare_models=True, parity={"full": True})
-
-
-@pytest.mark.process
-def test_an_interruption_ends_the_measurement(tmp_path: Path) -> None:
-    calls = iter(range(10**6))
-
-    def check() -> None:
-        if next(calls) > 3:
-            raise StopRequestedError
-
-    with pytest.raises(StopRequestedError):
-        measured(experiment(), tmp_path, "--silent", "eager", check=check)
 
 
 @pytest.mark.process

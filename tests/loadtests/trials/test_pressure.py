@@ -83,14 +83,6 @@ def until(pressure: Pressure, holds: Callable[[], bool], within_s: float = 60.0)
     wait_for(holds, within_s, sleep=lambda _: pressure.step())
 
 
-def test_without_a_pressure_nothing_is_started_or_kept(pressed: Start) -> None:
-    pressure, context = pressed({}, "--refuse", "cuda:0")
-    pressure.start({"arm-0-0": 1})
-    pressure.step()
-    pressure.stop(hurry=False)
-    assert (pressure.process_ids, context.facts.pressure) == ({}, None)
-
-
 def test_a_phase_of_the_whole_traffic_is_on_every_device_before_the_load_and_until_its_end(pressed: Start) -> None:
     pressure, context = pressed({"memory_share": 0.3, "compute_share": 0.2})
     pressure.start({})
@@ -126,18 +118,6 @@ def test_phases_begin_and_end_by_the_clock_of_the_traffic(pressed: Start) -> Non
     pressure.stop(hurry=False)
     assert [row["kind"] for row in rows(context)] == ["memory"] * 2 + ["compute"] * 2
     assert all(row["start_ns"] <= row["end_ns"] for row in rows(context))
-
-
-def test_a_tenant_is_a_warm_server_on_each_device_with_traffic_of_its_own(pressed: Start) -> None:
-    pressure, context = pressed({"tenant_rps": 4.0})
-    pressure.start({})
-    names = {f"{what} cuda:{card}" for what in ("neighbour", "tenant") for card in (0, 1)}
-    assert set(pressure.process_ids) == names
-    config = json.loads((context.logs / "tenant-cuda-1.json").read_text())
-    assert (config["preset"], config["model"]["device"], config["engine"]["max_new_tokens"]) == ("eager", "cuda:1", 8)
-    pressure.stop(hurry=False)
-    for row in rows(context):
-        assert (row["kind"], row["requests_per_s"], row["answered"], row["failed"]) == ("tenant", 4.0, 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -179,22 +159,6 @@ def test_rows_of_a_neighbour_that_hangs_or_dies_have_the_reason(
     assert all(row["end_ns"] is not None for row in bad)
     (note,) = context.status.notes
     assert note.startswith(f"cuda:1: {why}")
-
-
-def test_processors_of_living_replicas_are_limited_and_an_ended_one_is_a_row_with_the_reason(
-    pressed: Start, tmp_path: Path
-) -> None:
-    living = Child("arm-1", [sys.executable, "-c", "import time; time.sleep(60)"], log_path=tmp_path / "1.log")
-    try:
-        pressure, context = pressed({"start_s": 10, "cpus": 1.0})
-        pressure.start({"arm-0": GONE, "arm-1": living.pid})
-        at(context, 10.1)
-        until(pressure, lambda: len(context.facts.pressure or []) == 2)
-        assert [(row["replica"], row["error"]) for row in rows(context)] == [("arm-0", "it had ended"), ("arm-1", None)]
-        pressure.stop(hurry=False)
-        assert all(row["start_ns"] <= row["end_ns"] for row in rows(context))
-    finally:
-        living.kill()
 
 
 NOWHERE = Path("/nonexistent")
@@ -241,16 +205,6 @@ def test_every_thread_of_a_process_and_its_children_is_bound_and_released(tree: 
     assert limit.facts() == {"method": "affinity", "processors": [first]}
     limit.lift()
     assert affinities(tree) == before
-
-
-def test_processes_get_processors_of_their_own_or_all_the_same_ones(tree: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    bound: dict[int, tuple[int, ...]] = {}
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 5, 7})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, processors: bound.update({thread: tuple(processors)}))
-    apart = limit_all([tree, os.getppid()], 2.0, groups=NOWHERE)
-    assert [limit and limit.processors for limit in apart] == [(2, 3), (5, 7)]
-    together = limit_all([tree, os.getppid(), os.getpid()], 1.5, groups=NOWHERE)
-    assert [limit and limit.processors for limit in together] == [(2, 3)] * 3
 
 
 def lift(limits: list[CpuLimit | None]) -> None:
@@ -306,15 +260,6 @@ def test_where_groups_may_be_made_each_process_has_a_quota_of_its_own(tree: int,
     assert affinities(tree) == before
     limit.lift()
     assert (groups / "session" / "work" / "cgroup.procs").read_text() == str(last)
-
-
-def test_all_are_bound_where_one_cannot_have_a_group(tree: int, tmp_path: Path) -> None:
-    groups, proc = groups_of(tree, tmp_path)
-    child = [*family_of(tree)][1][0]  # of it the files know nothing
-    limits = limit_all([tree, child], 1.0, groups=groups, proc=proc)
-    assert [limit and limit.method for limit in limits] == ["affinity", "affinity"]
-    assert (groups / "session" / "work" / "cgroup.procs").exists()  # given back
-    lift(limits)
 
 
 # A thread and a child of its own, so that both are seen to be bound.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +17,8 @@ from analysis.records.weight_journal import BY_HAND, WeightChange, append, read_
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table, load_table
 from loadtests.experiments.users import UsersConfig, of_users
-from loadtests.trials import run, splitters, users_ramp, weight_watch
-from loadtests.trials.asked_weights import AskedWeights, may_change_weights
+from loadtests.trials import run, users_ramp, weight_watch
+from loadtests.trials.asked_weights import AskedWeights
 from loadtests.trials.progress import Status
 from loadtests.trials.ramp import ramped
 from loadtests.trials.splitters import EnvoySplitter, RouteSplitter, Splitter, splitter_of
@@ -28,8 +28,6 @@ from loadtests.trials.users_ramp import UsersRamp
 from loadtests.trials.users_trial import counted_since, is_known
 from loadtests.trials.weight_watch import WeightWatch, in_words
 from servers.clock import now_ns
-from servers.fields import ConfigError
-from servers.splitter.admin import Admin
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.kubernetes import grpc_route_manifest, route_weights
 from servers.splitter.weights import Shares, reshare
@@ -83,56 +81,6 @@ def test_a_ramp_of_a_route_goes_up_and_back_with_exactly_the_rights_of_the_role(
         assert (last.action, last.done_ns is not None) == ("rollback", True)
         assert {status for _, status in cluster.requests} == {200}, "nothing was forbidden"
         assert {method.lower() for method, _ in cluster.requests} == set(ROLE["rules"][0]["verbs"])
-
-
-def test_flaggers_http_route_needs_the_right_to_read_alone() -> None:
-    (canary,) = yaml.safe_load_all((ROOT / "deploy/flagger/canary.yaml").read_text())
-    name = canary["metadata"]["name"]
-    services = (f"{name}-primary", f"{name}-canary")
-    backends = [{"name": services[0], "weight": 95}, {"name": services[1], "weight": 5}]
-    rule = {"matches": [{"path": {"value": "/"}}], "backendRefs": backends}
-    route = {"kind": "HTTPRoute", "metadata": {"name": name}, "spec": {"rules": [rule]}}
-    reads = {"apiGroups": ["gateway.networking.k8s.io"], "resources": ["httproutes"], "verbs": ["get"]}
-    cluster = FakeCluster(route, namespace="default", rules=[reads])
-    with served(cluster) as port:
-        users = UsersConfig(route=f"default/{name}", route_kind="HTTPRoute", api=f"127.0.0.1:{port}", moved_by="others")
-        splitter = splitter_of(users, services)
-        assert splitter is not None
-        assert splitter.weights() == {services[0]: 95, services[1]: 5}
-
-
-def test_a_rollback_waits_for_a_route_that_splits_nothing_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with routed() as (cluster, splitter):
-        cluster.admit = accepted
-        ramp = Ramp(tmp_path, splitter, monkeypatch)
-        ramp.poll()
-        rules = copy.deepcopy(cluster.route["spec"]["rules"])
-        cluster.change(lambda route: route["spec"].update(rules=rules[:1]))
-        ramp.poll()
-        ramp.die()
-        ramp.poll(2)
-        assert ramp.actions[-1] == "rollback"
-        assert read_weights(tmp_path)[-1].done_ns is None
-        cluster.change(lambda route: route["spec"].update(rules=rules))
-        ramp.poll()
-        assert read_weights(tmp_path)[-1].done_ns is not None
-        assert in_route(cluster) == {"eager": 10_000, "new": 0}
-
-
-def test_a_gateway_that_never_says_that_it_follows_delays_a_rollback_for_a_second_at_most(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = [0.0]
-    passing = SimpleNamespace(
-        monotonic=lambda: clock[0], sleep=lambda spent_s: clock.__setitem__(0, clock[0] + spent_s)
-    )
-    monkeypatch.setattr(splitters, "time", passing)
-    with routed() as (cluster, splitter):
-        splitter.reweight({"eager": 1, "new": 0})
-        assert 0 < clock[0] <= 1.01
-        assert in_route(cluster) == {"eager": 1, "new": 0}
 
 
 def accepted(route: dict[str, Any]) -> None:
@@ -257,44 +205,12 @@ def test_a_resumed_ramp_has_the_time_that_was_left_at_the_kill(killed_ramp: Path
     assert facts.start_ns / SECOND + facts.duration_s - NOW_NS / SECOND == pytest.approx(54 * 60)
 
 
-@pytest.mark.parametrize("percent", [25.0, 0.0])
-def test_a_candidate_that_gets_copies_is_refused_before_it_gets_a_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, percent: float
-) -> None:
-    weights: Mapping[str, int] = {"eager": 1, "compiled-padded": 0}
-    shares = Shares(weights=dict(weights), shadows={"compiled-padded": percent} if percent else {})
-    splitter = EnvoySplitter(Admin("127.0.0.1:1"))
-    monkeypatch.setattr(EnvoySplitter, "weights", lambda _: weights)
-    monkeypatch.setattr(users_ramp, "splitter_of", lambda *_: splitter)
-    for name, answer in (("log_path", "requests.log"), ("replica_addresses", {}), ("configured_weights", weights)):
-        monkeypatch.setattr(users_ramp, name, lambda _, answer=answer: answer)
-    monkeypatch.setattr(users_ramp, "live_shares", lambda _: shares, raising=False)
-    ramp = UsersRamp(experiment(admin="127.0.0.1:1"), out=tmp_path)
-    if not percent:
-        ramp.prepare()
-        return
-    with pytest.raises(ConfigError) as refused:
-        ramp.prepare()
-    assert all(words in str(refused.value) for words in ("compiled-padded", "25 %", "--set-shadow"))
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "counted"),
-    [
-        (
-            {"steps": 100, "requests": 7},
-            {"steps": 130, "requests": 9, "tokens": 4},
-            {"steps": 30, "requests": 2, "tokens": 4},
-        ),
-        # Fewer requests in flight do not show a new process, fewer steps do.
-        ({"steps": 100, "in_flight": 3}, {"steps": 130, "in_flight": 1}, {"steps": 30, "in_flight": 1}),
-        ({"steps": 100, "requests": 9}, {"steps": 20, "requests": 10}, {"steps": 20, "requests": 10}),
-    ],
-)
-def test_counts_are_those_since_the_first_snapshot(
-    before: dict[str, int], now: dict[str, int], counted: dict[str, int]
-) -> None:
-    assert counted_since(before, now) == counted
+def test_counts_are_those_since_the_first_snapshot_of_a_process() -> None:
+    assert counted_since({"steps": 100, "in_flight": 3}, {"steps": 130, "in_flight": 1, "tokens": 4}) == {
+        **{"steps": 30, "in_flight": 1, "tokens": 4}
+    }
+    restarted = {"steps": 20, "requests": 10}
+    assert counted_since({"steps": 100, "requests": 9}, restarted) == restarted
 
 
 def test_a_new_process_whose_predecessor_was_not_reported_dead_is_a_death() -> None:
@@ -328,8 +244,3 @@ def test_a_change_asked_for_on_the_page_is_in_the_journal_before_and_after_the_s
     assert [(one.action, one.weights["naive"]) for one in back] == [("set", 1)] * deaf
     assert answers == [{"error": "no split answers"} if deaf else {"weights": {"eager": 1, "naive": 9}}]
     assert splitter.kept["naive"] == (1 if deaf else 9)
-
-
-def test_weights_are_changed_in_the_split_design_alone() -> None:
-    assert may_change_weights(run_experiment(traffic={"design": "split"}))
-    assert not may_change_weights(run_experiment())

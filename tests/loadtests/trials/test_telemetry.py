@@ -6,9 +6,8 @@ import contextlib
 import itertools
 import json
 import queue
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -20,38 +19,14 @@ from google.protobuf.message import Message
 
 from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
 from analysis.records.tables import read_table
-from loadtests.trials.processes import Child
 from loadtests.trials.progress import Status
 from loadtests.trials.snapshots import check_alike, check_name, start_up
 from loadtests.trials.telemetry import Collector, Restart
 from loadtests.trials.under_way import UnderWay
-from servers.config import ArmConfig
 from servers.fields import ConfigError
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.rpc.telemetry_pb2 import SnapshotResponse
 from tests.fakes.patience import PATIENCE_S, wait_for
-
-FAKE_ARM = Path(__file__).resolve().parents[2] / "fakes" / "arm.py"
-StartArm = Callable[..., tuple[Child, str]]
-
-
-@pytest.fixture
-def start_arm(tmp_path: Path) -> Iterator[StartArm]:
-    children: list[Child] = []
-
-    def start(preset: str, *flags: str) -> tuple[Child, str]:
-        config = tmp_path / f"{preset}.json"
-        config.write_text(json.dumps(ArmConfig.from_preset(preset).to_dict()))
-        command = [sys.executable, str(FAKE_ARM), "--config", str(config), "--replica", f"{preset}-0", *flags]
-        child = Child(f"{preset}-0", command, log_path=tmp_path / f"{preset}.log")
-        children.append(child)
-        line = child.line(PATIENCE_S)
-        assert line is not None, child.log_tail()
-        return child, f"127.0.0.1:{json.loads(line)['port']}"
-
-    yield start
-    for child in children:
-        child.kill()
 
 
 @pytest.fixture
@@ -59,42 +34,6 @@ def collector(tmp_path: Path) -> Iterator[Collector]:
     collector = Collector(tmp_path, trial=2, status=Status())
     yield collector
     collector.stop()
-
-
-def test_warmup_compiles_are_on_disk_while_the_arm_still_runs(
-    tmp_path: Path, start_arm: StartArm, collector: Collector
-) -> None:
-    _, target = start_arm("compiled-padded")
-    collector.follow(arm="compiled-padded", replica="compiled-padded-0", target=target)
-    path = tmp_path / "compile_events.arrow"
-    wait_for(lambda: read_table(path, COMPILE_EVENTS)[0].num_rows == 3)
-    table, _ = read_table(path, COMPILE_EVENTS)
-    rows = table.to_pylist()
-    assert {row["phase"] for row in rows} == {"warmup"}
-    assert {(row["trial"], row["arm"], row["replica"]) for row in rows} == {(2, "compiled-padded", "compiled-padded-0")}
-    assert len({row["event_id"] for row in rows}) == 3
-    assert all(row["end_ns"] > row["start_ns"] > 1.6e18 for row in rows)
-    state = collector._status.replicas["compiled-padded-0"]
-    wait_for(lambda: state.text() == "ready")
-    assert state.compiles == 3
-    assert collector.serving_ns["compiled-padded-0"] > 1.6e18
-
-
-def test_snapshot_of_a_dead_arm_is_none_and_its_records_stay(
-    tmp_path: Path, start_arm: StartArm, collector: Collector
-) -> None:
-    child, target = start_arm("compiled-padded")
-    collector.follow(arm="compiled-padded", replica="compiled-padded-0", target=target)
-    wait_for(lambda: "compiled-padded-0" in collector.serving_ns)
-    answer = collector.snapshot("compiled-padded-0")
-    assert answer is not None
-    assert answer.memory_bytes["weights"] == 1024
-    child.kill()
-    assert collector.snapshot("compiled-padded-0", timeout_s=0.5) is None
-    collector.stop()
-    table, truncated = read_table(tmp_path / "compile_events.arrow", COMPILE_EVENTS)
-    assert (table.num_rows, truncated) == (3, False)
-    assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 0
 
 
 class Telemetry(telemetry_pb2_grpc.TelemetryServicer):
@@ -159,19 +98,26 @@ def test_a_replica_that_serves_since_another_time_has_restarted(collector: Colle
     assert collector.restarts == [Restart(replica="eager-0", before_ns=5, serving_ns=9)]
 
 
-def test_an_interrupted_stream_is_resumed_without_repeats(tmp_path: Path, collector: Collector) -> None:
+def test_events_are_on_disk_at_once_and_a_resumed_stream_repeats_none(tmp_path: Path, collector: Collector) -> None:
     compiles = [telemetry_pb2.CompileEvent(event_id=str(number), kind="compile") for number in range(3)]
     # A replica replays everything that it retains to each call.
     telemetry = Telemetry(
+        serving(5),
         *(telemetry_pb2.TelemetryEvent(compile=event) for event in compiles),
         telemetry_pb2.TelemetryEvent(steps=step_batch(4)),
     )
+    path = tmp_path / "compile_events.arrow"
     with served(telemetry) as target:
         collector.follow(arm="naive", replica="naive-0", target=target)
         wait_for(lambda: telemetry.calls >= 3)
-        collector.stop()
-    assert read_table(tmp_path / "compile_events.arrow", COMPILE_EVENTS)[0].num_rows == 3
+        wait_for(lambda: read_table(path, COMPILE_EVENTS)[0].num_rows == 3)
+    assert collector.snapshot("naive-0", timeout_s=0.5) is None, "the replica is gone"
+    collector.stop()
+    table, truncated = read_table(path, COMPILE_EVENTS)
+    assert (table.num_rows, truncated) == (3, False)
+    assert {(row["trial"], row["arm"], row["replica"]) for row in table.to_pylist()} == {(2, "naive", "naive-0")}
     assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 4
+    assert collector.serving_ns == {"naive-0": 5}
 
 
 def test_memory_of_engines_is_on_disk_once_each_and_unknown_stays_unknown(tmp_path: Path, collector: Collector) -> None:

@@ -305,13 +305,6 @@ def test_a_copy_is_later_than_its_request_by_the_splitter_s_times() -> None:
     assert row.keys() <= set(REQUESTS.names)
 
 
-def test_times_of_a_copy_count_from_the_sending_where_its_request_failed() -> None:
-    failed = request(status="UNAVAILABLE", first_token_ns=None, end_ns=START + 3 * MS)
-    for original in (None, logged("eager", None, 2, status="UNAVAILABLE")):
-        row = shadow_row(failed, original, logged("dark", 28, 137))
-        assert (row["status"], row["first_token_ns"], row["end_ns"]) == ("OK", START + 29 * MS, START + 138 * MS)
-
-
 def test_a_copy_that_failed_has_its_status_and_no_first_token() -> None:
     broken = logged("dark", 28, 30, status="INTERNAL", error="the engine failed", figures={})
     row = shadow_row(request(), ORIGINAL, broken)
