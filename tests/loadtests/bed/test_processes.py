@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from loadtests.bed import readings as module
-from loadtests.bed.family import cpu_seconds, family_of, stat_of
+from loadtests.bed.family import cpu_seconds, stat_of
 from loadtests.bed.host import Host
 from loadtests.bed.processes import Processes
-from loadtests.bed.readings import Probe, Readings, Seldom, probe, reason
+from loadtests.bed.readings import Probe, Readings, Seldom, probe
 from tests.fakes.patience import wait_for
 
 # A process with a thread and a child of that thread; both tell their pids and end with their stdin.
@@ -191,10 +191,6 @@ def test_work_of_a_process_counts_with_that_of_its_children() -> None:
     assert cpu_seconds(process.pid) is None
 
 
-def test_where_the_kernel_shows_no_process_there_is_no_family(tmp_path: Path) -> None:
-    assert [*family_of(os.getpid(), tmp_path)] == []
-
-
 STAT = """cpu  100 20 30 5000 40 5 6 7 50 0
 cpu0 50 10 15 2500 20 2 3 3 0 0
 cpu1 50 10 15 2500 20 3 3 4 0 0
@@ -304,12 +300,6 @@ def test_a_failed_reading_is_reported_once_and_tried_again_each_time() -> None:
     probes = [probe("one", read), Probe(("two", "three"), lambda: (2, None))]
     assert [readings.of("cuda:0", probes) for _ in range(3)] == [{"two": 2}, {"two": 2}, {"one": 7, "two": 2}]
     assert unreadable == [{"host": "run", "name": "cuda:0", "what": "one", "why": "not yet"}]
-
-
-def test_a_reason_is_one_line() -> None:
-    assert reason(FileNotFoundError(2, "No such file or directory", "/x")) == "/x: No such file or directory"
-    assert reason(OSError("the kernel\nshows none")) == "the kernel shows none"
-    assert reason(ValueError()) == "ValueError"
 
 
 def test_a_costly_reading_waits_until_its_share_of_a_processor_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import pytest
 
 from analysis.records.schemas import BED
-from analysis.records.sums import sums_path
 from analysis.records.tables import read_table
 from loadtests.trials import bed_watch
 from loadtests.trials.bed_watch import BedWatch, not_idle
@@ -23,145 +21,46 @@ from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import StopRequestedError
 from loadtests.trials.references import References
 from loadtests.trials.trial_facts import TrialFacts
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.patience import wait_for
 from tests.fakes.trial_context import trial_context
 
 ROOT = Path(__file__).resolve().parents[3]
-FAKE_DRIVER = """
+
+
+TWO_GPUS = """
 import os, sys
-from tests.fakes.nvml import FakeCard, FakeNvml
+from tests.fakes.nvml import GIB, FakeCard, FakeNvml
 refused = {"nvmlDeviceGetPowerUsage": "Not Supported"}
-sys.modules[__name__] = FakeNvml([FakeCard(used=1 << 32, utilisation=80, processes={1: 5, %d: 7}, refused=refused)])
+held = {1: 4 * GIB, os.getppid(): 7}
+busy = FakeCard(uuid="GPU-0", bus=1, used=4 * GIB, utilisation=93, processes=held, refused=refused)
+sys.modules[__name__] = FakeNvml([busy, FakeCard(uuid="GPU-1", bus=2)])
+"""
+NO_DRIVER = """
+import sys
+from tests.fakes.nvml import FakeNvml
+sys.modules[__name__] = FakeNvml([], missing="Driver Not Loaded")
 """
 
 
-class Watcher:
-    """A running watcher and what it says."""
-
-    def __init__(self, folder: Path, *flags: str, driver: str = "") -> None:
-        (folder / "driver").mkdir()
-        if driver:
-            (folder / "driver" / "pynvml.py").write_text(driver)
-        self.path = folder / "bed.arrow"
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "loadtests.bed.watcher", "--out", str(self.path), "--trial", "3", *flags],
-            env={**os.environ, "PYTHONPATH": f"{folder / 'driver'}:{ROOT}"},
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self.stdin = cast("IO[str]", self.process.stdin)
-        self.stdout = cast("IO[str]", self.process.stdout)
-        self.unreadable: list[dict[str, str]] = []
-        self.bed = self.message("bed")
-
-    def message(self, kind: str) -> dict[str, Any]:
-        """The next message of the kind; what cannot be read is remembered on the way."""
-        for line in self.stdout:
-            message = json.loads(line)
-            if "unreadable" in message:
-                self.unreadable.append(message["unreadable"])
-            if kind in message:
-                content: dict[str, Any] = message[kind]
-                return content
-        raise AssertionError(f"it ended without {kind}")
-
-    def name(self, name: str, pid: int | None, arm: str | None = None) -> None:
-        self.stdin.write(json.dumps({"name": name, "pid": pid, "arm": arm}) + "\n")
-        self.stdin.flush()
-
-    def rows(self) -> list[dict[str, Any]]:
-        return cast("list[dict[str, Any]]", read_table(self.path, BED)[0].to_pylist())
-
-    def wait_for(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
-        """Rows of the kind, once there are so many of them in the file."""
-
-        def found() -> list[dict[str, Any]]:
-            return [row for row in self.rows() if row["kind"] == kind] if self.path.exists() else []
-
-        wait_for(lambda: len(found()) >= count, otherwise=found)
-        return found()
+@pytest.fixture
+def driver(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module called pynvml; by default with two GPUs, on the first of which process 1 works."""
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver" / "pynvml.py").write_text(getattr(request, "param", TWO_GPUS))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'driver'}:{ROOT}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("by", ["stdin", "SIGTERM"])
-def test_host_and_named_processes_are_sampled_until_the_run_ends(tmp_path: Path, by: str) -> None:
-    watcher = Watcher(tmp_path, "--sample-s", "0.05")
-    assert list(watcher.bed["machines"]) == ["run"]
-    assert len(watcher.bed["machines"]["run"]["machine"]) == 12
-    assert (watcher.bed["devices"], watcher.bed["before"]) == ({}, [])
-    watcher.name("load", os.getpid())
-    watcher.wait_for("process")
-    watcher.name("load", None)
-    watcher.name("eager-0", os.getpid(), "eager")
-    watcher.wait_for("process", 4)
-    if by == "stdin":
-        watcher.stdin.close()
-    else:
-        watcher.process.terminate()
-    cost = watcher.message("watcher")
-    assert watcher.process.wait(PATIENCE_S) == 0
-    assert 0 < cost["cpu_s"] < cost["seconds"]
-    table, truncated = read_table(watcher.path, BED)
-    assert not truncated
-    rows = table.to_pylist()
-    assert {(row["trial"], row["host"]) for row in rows} == {(3, "run")}
-    hosts = [row for row in rows if row["kind"] == "host"]
-    assert [row["at_ns"] for row in hosts] == sorted({row["at_ns"] for row in hosts})
-    assert hosts[-1]["cpu_s"] >= hosts[0]["cpu_s"] > 0
-    last = [row for row in rows if row["kind"] == "process"][-1]
-    assert (last["name"], last["arm"], last["pid"]) == ("eager-0", "eager", os.getpid())
-    assert min(last["memory_bytes"], last["threads"]) > 0
-    assert "load" not in {row["name"] for row in rows if row["at_ns"] == last["at_ns"]}
+def sampled(context: TrialContext, kind: str, count: int = 1) -> list[dict[str, Any]]:
+    """Rows of the kind, once so many are in the table."""
+    path = context.folder / "bed.arrow"
 
+    def found() -> list[dict[str, Any]]:
+        rows = read_table(path, BED)[0].to_pylist() if path.exists() else []
+        return [row for row in rows if row["kind"] == kind]
 
-@pytest.mark.process
-def test_a_killed_watcher_leaves_a_truncated_table_of_all_it_wrote(tmp_path: Path) -> None:
-    watcher = Watcher(tmp_path, "--sample-s", "0.05")
-    watcher.name("load", os.getpid())
-    seen = len(watcher.wait_for("process", 5))
-    watcher.process.send_signal(signal.SIGKILL)
-    watcher.process.wait(60)
-    table, truncated = read_table(watcher.path, BED)
-    assert truncated
-    assert len([row for row in table.to_pylist() if row["kind"] == "process"]) >= seen
-    assert sums_path(watcher.path).exists()
-
-
-@pytest.mark.process
-def test_devices_are_sampled_and_a_refused_reading_is_reported_once(tmp_path: Path) -> None:
-    watcher = Watcher(tmp_path, "--sample-s", "0.05", "--devices", "auto", "cuda", driver=FAKE_DRIVER % os.getpid())
-    assert list(watcher.bed["devices"]) == ["cuda:0"]
-    (before,) = watcher.bed["before"]
-    assert [process["pid"] for process in before["processes"]] == [1]
-    assert before["utilisation_pct"] == 80
-    watcher.name("eager-0", os.getpid(), "eager")
-    watcher.wait_for("device", 3)
-    held = watcher.wait_for("process", 2)
-    watcher.stdin.close()
-    watcher.message("watcher")
-    assert held[-1]["device_memory_bytes"] == 7
-    row = watcher.wait_for("device")[-1]
-    assert (row["name"], row["foreign_processes"], row["foreign_memory_bytes"]) == ("cuda:0", 1, 5)
-    assert (row["throttle"], row["power_w"]) == ([], None)
-    refused = [item for item in watcher.unreadable if item["name"] == "cuda:0"]
-    assert refused == [{"host": "run", "name": "cuda:0", "what": "power_w", "why": "Not Supported"}]
-
-
-@pytest.mark.process
-def test_a_device_without_a_driver_is_reported_and_the_host_is_sampled(tmp_path: Path) -> None:
-    driver = (
-        "import sys\nfrom tests.fakes.nvml import FakeNvml\n"
-        "sys.modules[__name__] = FakeNvml([], missing='Driver Not Loaded')\n"
-    )
-    watcher = Watcher(tmp_path, "--sample-s", "0.05", "--devices", "cuda:1", "auto", driver=driver)
-    assert watcher.bed["devices"] == {}
-    (device,) = [item for item in watcher.unreadable if item["what"] == "device"]
-    assert device["name"] == "cuda:1"
-    assert "Driver Not Loaded" in device["why"]
-    watcher.wait_for("host", 2)
-    watcher.stdin.close()
-    assert watcher.process.wait(PATIENCE_S) == 0
+    wait_for(lambda: len(found()) >= count, otherwise=found)
+    return found()
 
 
 GIB = 1 << 30
@@ -175,30 +74,17 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bed_watch, "_STOP_GRACE_S", 60.0)
 
 
-@pytest.fixture
-def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two GPUs, on the first of which process 1 works."""
-    (tmp_path / "driver").mkdir()
-    (tmp_path / "driver" / "pynvml.py").write_text(
-        "import sys\nfrom tests.fakes.nvml import GIB, FakeCard, FakeNvml\n"
-        "busy = FakeCard(uuid='GPU-0', bus=1, used=4 * GIB, utilisation=93, processes={1: 4 * GIB})\n"
-        "sys.modules[__name__] = FakeNvml([busy, FakeCard(uuid='GPU-1', bus=2)])\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'driver'}:{ROOT}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-def watched_trial(folder: Path, *devices: str, check: Any = lambda: None, **bed: float) -> TrialContext:
-    names = ("eager", "compiled-padded", "compiled-bucketed")
+def watched_trial(folder: Path, *devices: str, **bed: float) -> TrialContext:
+    names = ("eager", "compiled-padded")
     arms = [
         {"name": f"arm{number}", "preset": names[number], "control": not number, "model": {"device": device}}
         for number, device in enumerate(devices)
     ]
-    return trial_context(folder, {"arms": arms, "bed": bed, "compare_models": True}, check=check)
+    return trial_context(folder, {"arms": arms, "bed": bed, "compare_models": True})
 
 
 def poll_until(watch: BedWatch, context: TrialContext, key: str) -> Any:
-    """The fact of the trial about the bed called `key`, once there is one."""
+    """The trial's fact about the bed called `key`, once there is one."""
 
     def fact() -> Any:
         watch.poll()
@@ -207,7 +93,68 @@ def poll_until(watch: BedWatch, context: TrialContext, key: str) -> Any:
     return wait_for(fact)
 
 
-def test_devices_are_sampled_before_the_trial_starts_anything(tmp_path: Path, two_gpus: None) -> None:
+@pytest.mark.process
+def test_host_and_named_processes_are_sampled_until_the_trial_ends(tmp_path: Path) -> None:
+    context = watched_trial(tmp_path / "trial-01", "cpu", "cpu", sample_s=0.05)
+    watch = BedWatch(context)
+    assert list(poll_until(watch, context, "machines")) == ["run"]
+    watch.name("load", os.getpid())
+    sampled(context, "process")
+    watch.forget("load")
+    watch.name("eager-0", os.getpid(), arm="eager")
+    sampled(context, "process", 4)
+    watch.stop()
+    watch.stop()
+    assert context.facts.bed is not None
+    assert 0 < context.facts.bed["watcher"]["cpu_s"] < context.facts.bed["watcher"]["seconds"]
+    assert context.status.notes == []
+    table, truncated = read_table(context.folder / "bed.arrow", BED)
+    assert not truncated
+    rows = table.to_pylist()
+    assert {(row["trial"], row["host"]) for row in rows} == {(1, "run")}
+    hosts = [row for row in rows if row["kind"] == "host"]
+    assert [row["at_ns"] for row in hosts] == sorted({row["at_ns"] for row in hosts})
+    assert hosts[-1]["cpu_s"] >= hosts[0]["cpu_s"] > 0
+    last = [row for row in rows if row["kind"] == "process"][-1]
+    assert (last["name"], last["arm"], last["pid"]) == ("eager-0", "eager", os.getpid())
+    assert min(last["memory_bytes"], last["threads"]) > 0
+    assert "load" not in {row["name"] for row in rows if row["at_ns"] == last["at_ns"]}
+
+
+@pytest.mark.process
+def test_devices_are_sampled_and_a_refused_reading_is_reported_once(tmp_path: Path, driver: None) -> None:
+    context = watched_trial(tmp_path / "trial-01", "auto", "cuda", sample_s=0.05)
+    watch = BedWatch(context)
+    watch.first_look()
+    watch.name("eager-0", os.getpid(), arm="eager")
+    sampled(context, "device", 3)
+    held = sampled(context, "process", 2)
+    watch.stop()
+    assert held[-1]["device_memory_bytes"] == 7
+    row = sampled(context, "device")[-1]
+    assert (row["name"], row["foreign_processes"], row["foreign_memory_bytes"]) == ("cuda:0", 1, 4 * GIB)
+    assert (row["throttle"], row["power_w"]) == ([], None)
+    assert context.facts.bed is not None
+    refused = [item for item in context.facts.bed["unreadable"] if item["name"] == "cuda:0"]
+    assert refused == [{"host": "run", "name": "cuda:0", "what": "power_w", "why": "Not Supported"}]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("driver", [NO_DRIVER], indirect=True)
+def test_a_device_without_a_driver_is_reported_and_the_host_is_sampled(tmp_path: Path, driver: None) -> None:
+    context = watched_trial(tmp_path / "trial-01", "cuda:1", "auto", sample_s=0.05)
+    watch = BedWatch(context)
+    watch.first_look()
+    sampled(context, "host", 2)
+    watch.stop()
+    assert context.facts.bed is not None
+    assert context.facts.bed["devices"] == {}
+    (device,) = [item for item in context.facts.bed["unreadable"] if item["what"] == "device"]
+    assert device["name"] == "cuda:1"
+    assert "Driver Not Loaded" in device["why"]
+
+
+def test_devices_are_sampled_before_the_trial_starts_anything(tmp_path: Path, driver: None) -> None:
     context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1")
     watch = BedWatch(context)
     watch.first_look()
@@ -229,7 +176,7 @@ def test_devices_are_sampled_before_the_trial_starts_anything(tmp_path: Path, tw
     ],
 )
 def test_an_arm_is_placed_where_its_replicas_report_it(
-    devices: tuple[str, str], reported: dict[str, str], places: dict[str, str], tmp_path: Path, two_gpus: None
+    devices: tuple[str, str], reported: dict[str, str], places: dict[str, str], tmp_path: Path, driver: None
 ) -> None:
     context = watched_trial(tmp_path / "trial-01", *devices)
     watch = BedWatch(context)
@@ -243,7 +190,7 @@ def test_an_arm_is_placed_where_its_replicas_report_it(
 
 
 def test_a_first_sample_that_came_too_late_is_not_one_before_the_trial(
-    tmp_path: Path, two_gpus: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, driver: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bed_watch, "_FIRST_LOOK_S", 0.0)  # the run's own processes start at once
     context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1")
@@ -385,12 +332,6 @@ def reference_rows(context: TrialContext) -> list[dict[str, Any]]:
     return context.facts.references
 
 
-def test_two_names_of_one_card_are_measured_once(tmp_path: Path) -> None:
-    context = measured_trial(tmp_path, devices=("cuda", "cuda:0"))
-    references(context, MEASURES).measure("before")
-    assert [(row["device"], row["device_asked"]) for row in reference_rows(context)] == [("cuda:0", "cuda:0")]
-
-
 def test_each_device_is_measured_once_with_its_arms_threads(tmp_path: Path) -> None:
     context = measured_trial(tmp_path)
     references(context, MEASURES).measure("before")
@@ -398,12 +339,11 @@ def test_each_device_is_measured_once_with_its_arms_threads(tmp_path: Path) -> N
     expected = {"host": "run", "device": "cpu", "when": "before", "at_ns": 5, "error": None}
     assert expected.items() <= row.items()
     assert (row["device_asked"], row["seconds_asked"], row["threads"]) == ("cpu", 2.0, "3")
-    assert context.status.phase == "measuring the machines"
     assert (context.logs / "reference-before-cpu.log").read_text() == "a library greets\n"
 
 
 def test_devices_are_measured_in_order_and_backwards_after_the_trial(tmp_path: Path) -> None:
-    context = measured_trial(tmp_path, devices=("cuda:0", "cuda:1", "cuda:0"))
+    context = measured_trial(tmp_path, devices=("cuda", "cuda:1", "cuda:0"))
     measuring = references(context, SLOW_TO_COME_UP)
     began = time.monotonic()
     measuring.measure("before")
@@ -417,17 +357,19 @@ def test_devices_are_measured_in_order_and_backwards_after_the_trial(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("program", "words"),
+    ("program", "start_s", "words"),
     [
-        (REFUSES, "CUDA-capable device(s) is/are busy or unavailable"),
-        (DIES, "ended with exit code 7: the driver fell off"),
-        (SILENT, "was not ready after 0.3 s"),
-        (f"print('{{\"ready\": true}}', flush=True); {SILENT}", "took over 0.2 s"),
+        (REFUSES, 30.0, "busy or unavailable"),
+        (DIES, 30.0, "exit code 7: the driver fell off"),
+        (SILENT, 0.3, "0.3 s"),
+        (f"print('{{\"ready\": true}}', flush=True); {SILENT}", 30.0, "0.2 s"),
     ],
 )
-def test_a_device_that_cannot_be_measured_is_a_row_and_a_note(program: str, words: str, tmp_path: Path) -> None:
+def test_a_device_that_cannot_be_measured_is_a_row_and_a_note(
+    program: str, start_s: float, words: str, tmp_path: Path
+) -> None:
     context = measured_trial(tmp_path)
-    measuring = references(context, program, start_timeout_s=0.3 if words.endswith("0.3 s") else 30.0)
+    measuring = references(context, program, start_timeout_s=start_s)
     measuring._limit_s = 0.2
     measuring.measure("after")
     (row,) = reference_rows(context)

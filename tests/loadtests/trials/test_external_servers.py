@@ -213,13 +213,6 @@ def test_a_late_page_is_counted_for_each_missed_second(tmp_path: Path) -> None:
     assert second["answered"] > 2 * first["answered"]
 
 
-def test_nothing_is_recorded_of_arms_without_a_page(tmp_path: Path) -> None:
-    trial = external_trial(tmp_path / "trial-01", {})
-    ServerLoads(trial).stop()
-    assert not (trial.folder / "server_load.arrow").exists()
-    assert "told" not in trial.facts.arms[1]
-
-
 STATS = "(APIServer pid=1) INFO 11-25 22:58:30 [loggers.py:273] Engine 000: Running: 3 reqs, Waiting: 0 reqs"
 
 

@@ -366,12 +366,3 @@ def test_a_replica_that_died_takes_no_turn(
     turns.stop()
     assert context.facts.processor_turns is not None
     assert context.facts.processor_turns["error"] is None
-
-
-def test_without_the_setting_nothing_is_bound_or_written(tmp_path: Path) -> None:
-    context = turned_trial(tmp_path, {**TABLE, "bed": {}})
-    turns = ProcessorTurns(context)
-    turns.start({"eager-0": os.getpid()})
-    turns.poll()
-    turns.stop()
-    assert context.facts.processor_turns is None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from analysis.records.documents import content_of
@@ -22,16 +22,7 @@ from loadtests.trials import live_page
 from loadtests.trials.exporter import Exporter, exporting
 from loadtests.trials.live_page import LivePage, PageAddress
 from loadtests.trials.processes import child_environment
-from loadtests.trials.progress import (
-    ArmLoad,
-    Display,
-    Load,
-    MetricsPage,
-    ReplicaState,
-    Status,
-    plain_line,
-    read_load,
-)
+from loadtests.trials.progress import ArmLoad, Display, Load, MetricsPage, ReplicaState, Status, plain_line, read_load
 from loadtests.trials.run_metrics import RunCollector
 from loadtests.trials.under_way import UnderWay
 from servers.clock import now_ns
@@ -189,30 +180,6 @@ def get(port: int, path: str, method: str = "GET") -> tuple[int, str, str]:
     return response.status, response.getheader("Content-Type", ""), response.read().decode()
 
 
-def page(name: str) -> MetricsPage:
-    registry = CollectorRegistry()
-    Counter(name, "Counts.", registry=registry).inc()
-    server, _ = start_http_server(0, addr="127.0.0.1", registry=registry)
-    return MetricsPage(address=f"127.0.0.1:{server.server_port}", path="/metrics", arm="eager")
-
-
-def test_targets_are_this_address_with_a_page_for_each_process() -> None:
-    status = Status(pages={"eager-0": page("steps"), "odd name/1": page("others")})
-    with Exporter(status, "127.0.0.1", 0) as exporter:
-        code, kind, body = get(exporter.port, "/targets")
-        assert (code, kind.split(";")[0]) == (200, "application/json")
-        rows = json.loads(body)
-        assert {row["targets"][0] for row in rows} == {f"127.0.0.1:{exporter.port}"}
-        paths = {row["labels"]["process"]: row["labels"]["__metrics_path__"] for row in rows}
-        assert paths["run"] == "/metrics"
-        assert "tailgate_run_phase" in get(exporter.port, paths["run"])[2]
-        assert "steps_total 1.0" in get(exporter.port, paths["eager-0"])[2]
-        assert "others_total 1.0" in get(exporter.port, paths["odd name/1"])[2]
-        status.pages = {}
-        assert len(json.loads(get(exporter.port, "/targets")[2])) == 1
-        assert get(exporter.port, paths["eager-0"])[0] == 404
-
-
 def test_the_page_of_a_process_that_is_gone_fails_and_that_of_the_run_does_not() -> None:
     with Exporter(Status(), "127.0.0.1", 0) as other:
         gone = other.port
@@ -250,53 +217,29 @@ def test_an_address_of_the_page_may_take_a_free_port() -> None:
             PageAddress.of(text)
 
 
-def test_the_page_of_a_run_has_its_status_and_its_load(tmp_path: Path) -> None:
-    status = Status(phase="traffic", trials=2, planned=90, duration_s=60.0)
-    page = LivePage(HERE, status)
+@pytest.mark.parametrize("given", ["", "a-token-of-the-user"])
+def test_a_token_is_shown_once_where_it_was_made_and_is_in_no_file(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    if given:
+        monkeypatch.setenv(TOKEN_VARIABLE, given)
+    status = Status()
+    page = LivePage(PageAddress(host="0.0.0.0", port=0), status)
     page.open(tmp_path)
     try:
         wait_for(lambda: status.page)
-        assert content_of(tmp_path / "page.json")["url"] == status.page
         assert os.getpriority(os.PRIO_PROCESS, page.pid or 0) >= 10
-        status.replicas["eager-0"] = ReplicaState(stage="warmup", done=1, total=3)
-        for second in (1.0, 2.0):
-            arm = ArmLoad(finished=int(second), inflight=3, ttft_p99_ms=120.0)
-            status.load = Load(finished=int(second), t_s=second, arms={"eager": arm})
-            wait_for(lambda: len((tmp_path / "load.jsonl").read_text().splitlines()) == int(status.load.t_s))
-        lines = [json.loads(line) for line in (tmp_path / "load.jsonl").read_text().splitlines()]
-        assert [(line["t_s"], line["trial"]) for line in lines] == [(1.0, 1), (2.0, 1)]
-        assert lines[1]["arms"]["eager"]["ttft_p99_ms"] == 120.0
-        wait_for(lambda: content_of(tmp_path / "status.json")["load"]["t_s"] == 2.0)
-        shown = content_of(tmp_path / "status.json")
-        assert (shown["phase"], shown["trials"], shown["planned"], shown["ended"]) == ("traffic", 2, 90, None)
     finally:
         page.close({"complete": True})
+    address, _, token = status.page.partition("?token=")
+    assert bool(token) == (not given)
+    assert socket.gethostname() in address
+    assert (token or given) not in "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert TOKEN_VARIABLE not in child_environment()
     assert not (tmp_path / "page.json").exists()
     page.close({"complete": False})
     assert content_of(tmp_path / "status.json")["ended"] == {"complete": True}
-
-
-def test_a_token_is_shown_once_where_it_was_made_and_stands_in_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    for given in ("", "a-token-of-the-user"):
-        folder = tmp_path / (given or "made")
-        folder.mkdir()
-        if given:
-            monkeypatch.setenv(TOKEN_VARIABLE, given)
-        status = Status()
-        page = LivePage(PageAddress(host="0.0.0.0", port=0), status)
-        page.open(folder)
-        try:
-            wait_for(lambda: status.page)  # noqa: B023
-        finally:
-            page.close({"complete": True})
-        address, _, token = status.page.partition("?token=")
-        assert bool(token) == (not given)
-        assert socket.gethostname() in address
-        assert (token or given) not in "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
-        assert TOKEN_VARIABLE not in child_environment()
 
 
 def test_a_page_that_cannot_start_or_dies_is_one_note(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -151,30 +150,6 @@ def test_a_stopped_child_takes_its_whole_group_along(tmp_path: Path) -> None:
     line = child.line(PATIENCE_S)
     assert line is not None
     assert describe_exit(child.stop(5.0)) == "SIGTERM"
-    wait_for(lambda: is_gone(line))
-
-
-def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
-    script = (
-        "import sys, pathlib\n"
-        "from loadtests.trials.processes import Child\n"
-        f"child = Child('x', [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(600)'],"
-        f" log_path=pathlib.Path({str(tmp_path / 'x.log')!r}))\n"
-        "child.line(20)\n"
-        "print(child.pid, flush=True)\n"
-        "import os, signal\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    root = str(Path(__file__).resolve().parents[3])
-    parent = Child(
-        "parent",
-        [sys.executable, "-c", script],
-        log_path=tmp_path / "parent.log",
-        environment={**os.environ, "PYTHONPATH": root},
-    )
-    line = parent.line(PATIENCE_S)
-    assert line is not None, log_tail(tmp_path / "parent.log")
-    assert parent.wait(PATIENCE_S) == -9
     wait_for(lambda: is_gone(line))
 
 
