@@ -63,15 +63,6 @@ def test_a_process_is_sampled_with_its_descendants(family: tuple[int, int]) -> N
     assert said == []
 
 
-def test_switches_and_files_are_read_only_with_a_search_for_descendants(family: tuple[int, int]) -> None:
-    processes = watched()
-    processes.watch("eager-0", pid=family[0])
-    seldom = {"voluntary_switches", "involuntary_switches", "files"}
-    assert [seldom <= set(processes.sample({})[0]) for _ in range(3)] == [True, False, False]
-    processes.watch("load", pid=family[1])  # a new name is searched for at once
-    assert all(seldom <= set(row) for row in processes.sample({}))
-
-
 def write_process(proc: Path, pid: int, parent: int, *, ticks: int = 100, started: int = 9, children: str = "") -> None:
     """A process with one thread, as /proc shows it."""
     for folder in (f"{pid}/task/{pid}", f"{pid}/fd"):
@@ -127,26 +118,6 @@ def test_cpu_time_never_falls_when_a_descendant_ends(family: tuple[int, int]) ->
     after = [processes.sample({})[0] for _ in range(20)]
     times = [row["cpu_s"] for row in (before, *after)]
     assert times == sorted(times)
-
-
-def test_an_idle_descendant_is_read_in_every_eighth_sample(tmp_path: Path) -> None:
-    write_process(tmp_path, 5, 4, children="6")
-    write_process(tmp_path, 6, 5)
-    processes = Processes(Readings("run", [].append), root=1, proc=tmp_path)
-
-    def ticks_of_both(*, search: bool) -> int:
-        if search:
-            processes.watch("gone", pid=99)  # a new name is searched for at once
-        (row,) = processes.sample({})
-        return round(row["cpu_s"] * os.sysconf("SC_CLK_TCK"))
-
-    processes.watch("eager-0", pid=5)
-    assert [ticks_of_both(search=True) for _ in range(2)] == [200, 200]
-    write_process(tmp_path, 6, 5, ticks=150)
-    write_process(tmp_path, 5, 4, ticks=110, children="6")
-    assert [ticks_of_both(search=False) for _ in range(8)] == [210] * 7 + [260]
-    write_process(tmp_path, 6, 5, ticks=170)
-    assert ticks_of_both(search=False) == 280
 
 
 def test_an_ended_or_forgotten_process_has_no_row(family: tuple[int, int]) -> None:

@@ -55,18 +55,16 @@ def configure(trial: Path, config: Callable[[str], dict[str, Any]]) -> None:
 
 
 def experiment(**tables: Any) -> Experiment:
-    arms = [*TWO_ARMS, {"name": "dynamic", "preset": "compiled-dynamic"}]
     traffic = {"arrivals": "saturation", "rate": 0, "rates": [4, 64], "duration_s": 80, "step_s": 10, "settle_s": 2}
-    traffic |= {"block_s": 30, "timeout_s": 3, "direct": True}
+    traffic |= {"block_s": 30, "timeout_s": 3, "direct": True, **tables.pop("traffic", {})}
     common: dict[str, Any] = {
-        "arms": arms,
+        "arms": [*TWO_ARMS, {"name": "dynamic", "preset": "compiled-dynamic"}],
         "engine": {"max_prompt_tokens": 64, "max_new_tokens": 4},
-        "traffic": traffic | tables.pop("traffic", {}),
         "slo": {"p90_ttft_ms": 400},
         "bed": {"reference_s": 0, "sample_s": 0},
         "parity": {"served": False},
     }
-    return small(**{**common, **tables})
+    return small(**{**common, "traffic": traffic, **tables})
 
 
 class MadeUpTrials(FrontierSearch):
@@ -318,19 +316,13 @@ def test_a_search_goes_on_where_an_earlier_one_ended(tmp_path: Path) -> None:
     # The second start of the control is around the knee that its first one showed.
     rates = [step.rate for step in recorded_steps(outcome.run_dir) if step.trial == 1]
     assert min(rates) < KNEES["eager"] < max(rates) < 64.0
+    earlier = {step.trial for step in earlier_steps([ended.run_dir, outcome.run_dir])}
+    assert (len(earlier), max(earlier)) == (2 + len(turns), 0)
     frontier = analyze(join_runs([ended.run_dir, outcome.run_dir]))["frontier"]
     arms = {row["arm"]: row for row in frontier["arms"]}
     assert arms["eager"]["starts"] == 1 + turns.count(["eager"])
     assert arms["dynamic"]["low_rps"] < KNEES["dynamic"] < arms["dynamic"]["high_rps"]
     assert not any("was not tried" in line for line in frontier["answer"])
-
-
-def test_starts_of_earlier_searches_have_different_numbers(tmp_path: Path) -> None:
-    _, ended = made_up(tmp_path, budget_s=130.0)
-    _, other = made_up(tmp_path, what=experiment(seed=4), budget_s=130.0)
-    steps = earlier_steps([ended.run_dir, other.run_dir])
-    assert len({step.trial for step in steps}) == 4
-    assert max(step.trial for step in steps) == 0
 
 
 def test_a_search_of_another_experiment_is_not_continued(tmp_path: Path) -> None:

@@ -137,14 +137,6 @@ def test_a_policy_that_torch_does_not_know_is_refused(policy: dict[str, Any], wo
     assert all(word in message for word in words)
 
 
-def test_torch_is_not_asked_about_what_every_torch_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_ASK_TORCH", "raise SystemExit(1)")
-    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: pytest.fail("torch was asked"))
-    for backend in ("inductor", "eager", "aot_eager"):
-        check_arm(arm(backend=backend))
-    check_arm(ArmConfig.from_preset("compiled-bucketed", model=ModelConfig(device="cpu")))
-
-
 def written_for(config: ArmConfig, device: str, folder: Path, *, on_cpu: bool) -> ArmConfig:
     """The arm with an artifact of its own, written on `device`."""
     facts = artifact.facts_of(config, device=device, threads=1, on_cpu=on_cpu)

@@ -19,10 +19,9 @@ from loadtests.trials.context import TrialContext
 from loadtests.trials.cpu_limits import CpuLimit, limit_all
 from loadtests.trials.errors import RunError
 from loadtests.trials.pressure import Pressure
-from loadtests.trials.processes import Child
 from loadtests.trials.processor_turns import ProcessorTurns, processor_sets
 from servers.clock import now_ns
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.patience import wait_for
 from tests.fakes.trial_context import trial_context
 
 FAKES = Path(__file__).resolve().parents[2] / "fakes"
@@ -163,28 +162,37 @@ def test_rows_of_a_neighbour_that_hangs_or_dies_have_the_reason(
 
 NOWHERE = Path("/nonexistent")
 GONE = 2**22 + 1  # no process has this number
-# A parent with a thread, and a child process with one too.
-TREE = """
-import json, subprocess, sys, threading, time
-threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-if len(sys.argv) == 1:
-    child = subprocess.Popen([sys.executable, "-c", sys.stdin.read(), "leaf"], stdout=subprocess.PIPE)
-    child.stdout.readline()
-print(json.dumps({"ready": True}), flush=True)
-time.sleep(60)
-"""
+
+
+# A thread and a child of its own, so that both are seen to be bound.
+SLEEPER = (
+    "import subprocess, sys, threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); "
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); print(child.pid, flush=True); "
+    "time.sleep(60)"
+)
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[int]:
-    program = TREE.replace("sys.stdin.read()", "open(sys.argv[0]).read()")
-    (tmp_path / "tree.py").write_text(program)
-    child = Child("tree", [sys.executable, str(tmp_path / "tree.py")], log_path=tmp_path / "tree.log")
-    line = child.line(PATIENCE_S)
-    assert line is not None, child.log_tail()
-    assert json.loads(line) == {"ready": True}
-    yield child.pid
-    child.kill()
+def replicas() -> Iterator[dict[str, tuple[int, int]]]:
+    """Two processes, each with a child: (its number, that of the child) by name."""
+    made = [subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    pairs = {}
+    for name, process in zip(("eager-0", "twin-0"), made, strict=True):
+        assert process.stdout is not None
+        pairs[name] = (process.pid, int(process.stdout.readline()))
+    yield pairs
+    for pid in (pid for pair in pairs.values() for pid in pair):
+        os.kill(pid, 9)
+    for process in made:
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.fixture
+def tree(replicas: dict[str, tuple[int, int]]) -> int:
+    """A process with a thread and a child."""
+    return replicas["eager-0"][0]
 
 
 def affinities(pid: int) -> list[set[int]]:
@@ -197,7 +205,7 @@ def affinities(pid: int) -> list[set[int]]:
 
 def test_every_thread_of_a_process_and_its_children_is_bound_and_released(tree: int) -> None:
     before = affinities(tree)
-    assert len(before) >= 4
+    assert len(before) >= 3
     (limit,) = limit_all([tree], 0.5, groups=NOWHERE)
     assert limit is not None
     first = min(os.sched_getaffinity(0))
@@ -262,12 +270,6 @@ def test_where_groups_may_be_made_each_process_has_a_quota_of_its_own(tree: int,
     assert (groups / "session" / "work" / "cgroup.procs").read_text() == str(last)
 
 
-# A thread and a child of its own, so that both are seen to be bound.
-SLEEPER = (
-    "import subprocess, sys, threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); "
-    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); print(child.pid, flush=True); "
-    "time.sleep(60)"
-)
 TABLE: dict[str, Any] = {
     "name": "small",
     "engine": {"max_prompt_tokens": 32, "max_new_tokens": 8},
@@ -279,23 +281,6 @@ TABLE: dict[str, Any] = {
 
 def turned_trial(tmp_path: Path, table: dict[str, Any] = TABLE) -> TrialContext:
     return trial_context(tmp_path / "trial", table)
-
-
-@pytest.fixture
-def replicas() -> Iterator[dict[str, tuple[int, int]]]:
-    """Two processes, each with a child: (its number, that of the child) by name."""
-    made = [subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    pairs = {}
-    for name, process in zip(("eager-0", "twin-0"), made, strict=True):
-        assert process.stdout is not None
-        pairs[name] = (process.pid, int(process.stdout.readline()))
-    yield pairs
-    for pid in (pid for pair in pairs.values() for pid in pair):
-        os.kill(pid, 9)
-    for process in made:
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 def bound(pid: int) -> set[int]:

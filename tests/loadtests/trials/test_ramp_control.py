@@ -327,69 +327,56 @@ DEATH = {"arm": "new", "replica": "new-0", "at_ns": 5}
     ],
 )
 def test_an_arm_that_surely_fails_is_ended_once_before_any_interim_analysis(
-    compiles: list[ServedCompile], deaths: list[dict[str, Any]], limits: GateLimits, why: tuple[str, ...]
+    ramp: Ramp, compiles: list[ServedCompile], deaths: list[Any], limits: GateLimits, why: tuple[str, ...]
 ) -> None:
-    ends: list[int | None] = []
-    facts = SimpleNamespace(start_ns=1, ended=None, ended_arms=None, deaths=deaths)
+    trial: Any = ramp.trial
+    trial.splitter, trial.collector.served_compiles = None, compiles
+    ramp.facts.deaths, ramp.facts.ended_arms = deaths, None
     arms = [SimpleNamespace(name=name, control=name == "eager") for name in ("eager", "new", "other")]
-    status = SimpleNamespace(note=lambda _: None)
-    experiment = SimpleNamespace(arms=arms, gates=limits)
-    context = SimpleNamespace(facts=facts, number=1, status=status, experiment=experiment)
-    collector = SimpleNamespace(served_compiles=compiles)
-    trial: Any = SimpleNamespace(context=context, collector=collector, splitter=None, end_load=ends.append)
+    trial.context.number, trial.context.experiment = 1, SimpleNamespace(arms=arms, gates=limits)
     ending = EarlyEnding(cast(Judge, SimpleNamespace(last=lambda: None)))
     for _ in range(2):
         ending.poll(trial)
-    assert ends == ([None] if why else [])
-    assert list(facts.ended_arms or {}) == (["new"] if why else [])
-    if facts.ended_arms is not None:
-        assert all(words in facts.ended_arms["new"]["why"] for words in why)
+    assert ramp.ends == ([None] if why else [])
+    ended: dict[str, Any] = ramp.facts.ended_arms or {}
+    assert list(ended) == (["new"] if why else [])
+    assert all(words in ended["new"]["why"] for words in why)
 
 
 S = 1_000_000_000
 
 
-def compile_of(*, arm: str = "naive", kind: str = "compile", start_s: float = 10.0) -> UnderWay:
-    return UnderWay(arm=arm, replica=f"{arm}-0", kind=kind, start_ns=int(start_s * S), shape="prefill 2x64")
+def under_way(*, arm: str = "naive", kind: str = "compile") -> UnderWay:
+    return UnderWay(arm=arm, replica=f"{arm}-0", kind=kind, start_ns=10 * S, shape="prefill 2x64")
 
 
 @pytest.mark.parametrize(("at_s", "is_stall"), [(10.5, False), (11.0, True), (32.0, True)])
-def test_a_compile_is_a_stall_once_it_reaches_the_limit(at_s: float, is_stall: bool) -> None:
-    found = stalls([compile_of()], arm="naive", limit_s=1.0, at_ns=int(at_s * S))
+def test_a_compile_of_the_arm_is_a_stall_once_it_reaches_the_limit(at_s: float, is_stall: bool) -> None:
+    running = [under_way(), under_way(arm="eager"), under_way(kind="graph_capture")]
+    found = stalls(running, arm="naive", limit_s=1.0, at_ns=int(at_s * S))
     assert [at_ns for at_ns, _ in found] == [11 * S] * is_stall
     assert all("2x64" in why for _, why in found)
 
 
-def test_other_arms_and_what_counts_as_no_recompile_are_no_stalls() -> None:
-    others = [compile_of(arm="eager"), compile_of(kind="graph_capture")]
-    assert stalls(others, arm="naive", limit_s=0.0, at_ns=99 * S) == []
-
-
-@pytest.fixture
-def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
-    """One whose process does nothing: the tests write the journal."""
-    monkeypatch.setattr(judging, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
-    started = Judge(tmp_path)
-    yield started
-    started.stop()
-
-
 def test_the_last_whole_interim_analysis_counts_and_is_parsed_once(
-    tmp_path: Path, judge: Judge, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[str] = []
     monkeypatch.setattr(tails, "parse_json", lambda text: [json.loads(text), parsed.append(text)][0])
-    assert judge.last() is None
-    append_look(tmp_path, {"look": 1})
-    append_look(tmp_path, {"look": 2})
-    assert judge.last() == judge.last() == {"look": 2}
-    line = json.dumps({"look": 3})
-    with (tmp_path / JOURNAL).open("a") as file:
-        file.write(line[:5])
-        file.flush()
-        assert judge.last() == {"look": 2}
-        file.write(line[5:] + "\n")
-    assert judge.last() == {"look": 3}
+    monkeypatch.setattr(judging, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+    judge = Judge(tmp_path)
+    try:
+        assert judge.last() is None
+        append_look(tmp_path, {"look": 1})
+        append_look(tmp_path, {"look": 2})
+        assert judge.last() == judge.last() == {"look": 2}
+        with (tmp_path / JOURNAL).open("a") as file:
+            for text, last in (('{"look"', 2), (": 3}\n", 3)):
+                file.write(text)
+                file.flush()
+                assert judge.last() == {"look": last}
+    finally:
+        judge.stop()
     assert len(parsed) <= 3
 
 
