@@ -137,18 +137,6 @@ def test_a_border_that_is_not_asked_leaves_an_arm_open_and_a_refused_one_fails_i
 
 
 @pytest.mark.process
-def test_a_quantised_arm_is_judged_by_its_accuracy_beside_one_that_refuses_a_border(tmp_path: Path) -> None:
-    what = experiment(arms=QUANTISED)
-    outcome = measured(what, tmp_path, "--noise", "int8=0.05", "--unforeseen", "padded")
-    assert outcome["requests"] == 64, "enough for an interval where no number is given"
-    arms = {arm["name"]: arm for arm in outcome["arms"]}
-    assert {name: arm["verdict"] for name, arm in arms.items()} == {"padded": "FAIL", "int8": "PASS"}
-    names = ["finite", "answers", "worst prompt", "worst position", "perplexity", "kl", "borders"]
-    assert [item["name"] for item in arms["int8"]["findings"]] == names
-    assert [outcome["facts"][name]["held"] for name in ("eager", "int8")] == ["none", "int8-weight-only"]
-
-
-@pytest.mark.process
 @pytest.mark.parametrize("reference", [True, False])
 def test_texts_of_the_user_are_asked_of_the_control_and_quantised_arms_alone(reference: bool, tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"

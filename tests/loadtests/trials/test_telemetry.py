@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import queue
 import threading
@@ -23,6 +22,7 @@ from loadtests.trials.progress import Status
 from loadtests.trials.snapshots import check_alike, check_name, start_up
 from loadtests.trials.telemetry import Collector, Restart
 from loadtests.trials.under_way import UnderWay
+from servers.clock import now_ns
 from servers.fields import ConfigError
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.rpc.telemetry_pb2 import SnapshotResponse
@@ -57,20 +57,25 @@ class Telemetry(telemetry_pb2_grpc.TelemetryServicer):
 
 
 @contextlib.contextmanager
-def served(telemetry: Telemetry) -> Iterator[str]:
-    """host:port of the telemetry."""
+def followed(collector: Collector, telemetry: telemetry_pb2_grpc.TelemetryServicer) -> Iterator[None]:
+    """The replica naive-0 of the arm naive serves this telemetry, which is collected."""
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(telemetry, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    yield f"127.0.0.1:{port}"
+    collector.follow(arm="naive", replica="naive-0", target=f"127.0.0.1:{port}")
+    yield
     server.stop(0).wait()
+
+
+def step_batch(count: int) -> telemetry_pb2.TelemetryEvent:
+    records = [telemetry_pb2.StepRecord(step_id=n, kind="decode", end_ns=1000 + n) for n in range(count)]
+    return telemetry_pb2.TelemetryEvent(steps=telemetry_pb2.StepRecords(records=records))
 
 
 def test_facts_of_the_compiler_are_on_disk_as_last_reported(tmp_path: Path, collector: Collector) -> None:
     telemetry = Telemetry()
-    with served(telemetry) as target:
-        collector.follow(arm="naive", replica="naive-0", target=target)
+    with followed(collector, telemetry):
         wait_for(lambda: telemetry.calls >= 2)
         collector.stop()
     found = json.loads((tmp_path / "compiler.json").read_text())["naive-0"]
@@ -87,28 +92,31 @@ def serving(at_ns: int) -> telemetry_pb2.TelemetryEvent:
 
 def test_a_replica_that_serves_since_another_time_has_restarted(collector: Collector) -> None:
     telemetry = Telemetry(serving(5))
-    with served(telemetry) as target:
-        collector.follow(arm="eager", replica="eager-0", target=target)
+    with followed(collector, telemetry):
         wait_for(lambda: telemetry.calls >= 2)
         assert collector.restarts == []
         telemetry.events = (serving(9),)
         last = telemetry.calls + 2
         wait_for(lambda: telemetry.calls >= last)
         collector.stop()
-    assert collector.restarts == [Restart(replica="eager-0", before_ns=5, serving_ns=9)]
+    assert collector.restarts == [Restart(replica="naive-0", before_ns=5, serving_ns=9)]
 
 
 def test_events_are_on_disk_at_once_and_a_resumed_stream_repeats_none(tmp_path: Path, collector: Collector) -> None:
     compiles = [telemetry_pb2.CompileEvent(event_id=str(number), kind="compile") for number in range(3)]
+    readings = [
+        telemetry_pb2.MemoryReading(at_ns=5, memory_bytes=9),
+        telemetry_pb2.MemoryReading(at_ns=6, memory_bytes=9, allocated_bytes=0, out_of_memory=0),
+    ]
     # A replica replays everything that it retains to each call.
     telemetry = Telemetry(
         serving(5),
         *(telemetry_pb2.TelemetryEvent(compile=event) for event in compiles),
-        telemetry_pb2.TelemetryEvent(steps=step_batch(4)),
+        step_batch(4),
+        *(telemetry_pb2.TelemetryEvent(memory=reading) for reading in readings),
     )
     path = tmp_path / "compile_events.arrow"
-    with served(telemetry) as target:
-        collector.follow(arm="naive", replica="naive-0", target=target)
+    with followed(collector, telemetry):
         wait_for(lambda: telemetry.calls >= 3)
         wait_for(lambda: read_table(path, COMPILE_EVENTS)[0].num_rows == 3)
     assert collector.snapshot("naive-0", timeout_s=0.5) is None, "the replica is gone"
@@ -118,57 +126,32 @@ def test_events_are_on_disk_at_once_and_a_resumed_stream_repeats_none(tmp_path: 
     assert {(row["trial"], row["arm"], row["replica"]) for row in table.to_pylist()} == {(2, "naive", "naive-0")}
     assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 4
     assert collector.serving_ns == {"naive-0": 5}
-
-
-def test_memory_of_engines_is_on_disk_once_each_and_unknown_stays_unknown(tmp_path: Path, collector: Collector) -> None:
-    readings = [
-        telemetry_pb2.MemoryReading(at_ns=5, memory_bytes=9),
-        telemetry_pb2.MemoryReading(at_ns=6, memory_bytes=9, allocated_bytes=0, out_of_memory=0),
-    ]
-    telemetry = Telemetry(*(telemetry_pb2.TelemetryEvent(memory=reading) for reading in readings))
-    with served(telemetry) as target:
-        collector.follow(arm="naive", replica="naive-0", target=target)
-        wait_for(lambda: telemetry.calls >= 3)
-        collector.stop()
-    rows = read_table(tmp_path / "bed-arms.arrow", BED)[0].to_pylist()
+    memory = read_table(tmp_path / "bed-arms.arrow", BED)[0].to_pylist()
+    known = [{name: value for name, value in row.items() if value is not None} for row in memory]
     place = {"trial": 2, "host": "run", "kind": "allocator", "name": "naive-0", "arm": "naive", "memory_bytes": 9}
-    known = [{name: value for name, value in row.items() if value is not None} for row in rows]
     assert known == [{**place, "at_ns": 5}, {**place, "at_ns": 6, "allocated_bytes": 0, "out_of_memory": 0}]
 
 
-def test_readings_of_memory_do_not_keep_telemetry_from_settling(collector: Collector) -> None:
-    readings = (telemetry_pb2.MemoryReading(at_ns=number) for number in itertools.count())
-    telemetry = LiveTelemetry()
-
+def test_readings_of_memory_do_not_keep_telemetry_from_settling(collector: Collector, live: LiveTelemetry) -> None:
     def put() -> None:
         while not settled.wait(0.02):
-            telemetry.events.put(telemetry_pb2.TelemetryEvent(memory=next(readings)))
-        telemetry.events.put(None)
+            reading = telemetry_pb2.MemoryReading(at_ns=now_ns())
+            live.events.put(telemetry_pb2.TelemetryEvent(memory=reading))
 
     settled = threading.Event()
     putting = threading.Thread(target=put)
-    with served(telemetry) as target:
-        collector.follow(arm="naive", replica="naive-0", target=target)
-        putting.start()
-        settling = threading.Thread(target=collector.settle, kwargs={"quiet_s": 0.1, "timeout_s": 10 * PATIENCE_S})
-        settling.start()
-        settling.join(PATIENCE_S)
-        assert not settling.is_alive()
-        settled.set()
-        putting.join()
-        collector.stop()
-
-
-def step_batch(count: int) -> telemetry_pb2.StepRecords:
-    return telemetry_pb2.StepRecords(
-        records=[telemetry_pb2.StepRecord(step_id=n, kind="decode", end_ns=1000 + n) for n in range(count)]
-    )
+    settling = threading.Thread(target=collector.settle, kwargs={"quiet_s": 0.1, "timeout_s": 10 * PATIENCE_S})
+    putting.start()
+    settling.start()
+    settling.join(PATIENCE_S)
+    settled.set()
+    putting.join()
+    assert not settling.is_alive()
 
 
 def test_telemetry_that_comes_faster_than_the_disk_takes_it_ends_the_run(tmp_path: Path) -> None:
     collector = Collector(tmp_path, trial=2, status=Status(), most_waiting=3)
-    with served(Telemetry(telemetry_pb2.TelemetryEvent(steps=step_batch(100)))) as target:
-        collector.follow(arm="naive", replica="naive-0", target=target)
+    with followed(collector, Telemetry(step_batch(100))):
         wait_for(lambda: collector.failure is not None)
         collector.stop()
     assert collector.failure is not None
@@ -208,8 +191,7 @@ class LiveTelemetry(telemetry_pb2_grpc.TelemetryServicer):
 @pytest.fixture
 def live(collector: Collector) -> Iterator[LiveTelemetry]:
     telemetry = LiveTelemetry()
-    with served(telemetry) as target:
-        collector.follow(arm="naive", replica="naive-0", target=target)
+    with followed(collector, telemetry):
         yield telemetry
         telemetry.events.put(None)
 
