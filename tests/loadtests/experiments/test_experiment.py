@@ -23,7 +23,6 @@ from loadtests.experiments.field_names import FieldFlags, long_enough, parse_goo
 from loadtests.experiments.files import builtin_names
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.overrides import parse_setting, set_path
-from loadtests.experiments.pressure import PressurePhase
 from loadtests.experiments.reading import from_table, load, load_table
 from loadtests.experiments.users import of_users
 from loadtests.experiments.writing import to_table, to_toml
@@ -92,12 +91,6 @@ def test_a_quantised_arm_is_comparable_and_its_projections_are_not_joined(tmp_pa
     assert changed(model={"quantisation": "int8-weight-only", "device": "cpu"}).quantised_arms == ()
     text = to_toml(experiment).replace('texts = ""', 'texts = "own.jsonl"')
     assert load(write(tmp_path, text)).parity.texts == str(tmp_path / "own.jsonl")
-
-
-def test_a_pressure_without_a_schedule_is_one_phase() -> None:
-    assert changed().pressure.phases == ()
-    pressure = changed(arm={"preset": "eager-padded"}, pressure={"memory_share": 0.3, "cpus": 1}).pressure
-    assert pressure.phases == (PressurePhase(memory_share=0.3, cpus=1.0),)
 
 
 def arm_of(experiment: Experiment, name: str = "compiled") -> Any:

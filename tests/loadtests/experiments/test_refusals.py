@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 
 from loadtests.experiments.reading import from_table, load
 from loadtests.experiments.users import UsersConfig
-from loadtests.trials import preflight
 from loadtests.trials.preflight import check_experiment
 from servers.fields import ConfigError
 from tests.fakes.certificates import make_certificates
@@ -155,15 +152,7 @@ def refusal(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
             ("splitter.port", "traffic.master_bind", "5557"),
         ),
         ({"pressure": {"memory_share": 1.0}}, ("pressure.memory_share is 1.0", "0.95")),
-        ({"pressure": {"compute_share": 1.5}}, ("pressure.compute_share is 1.5",)),
-        ({"pressure": {"share": 1}}, ("pressure.share is unknown",)),
-        ({"pressure": {"memory_share": 0.1, "start_s": 9, "end_s": 9}}, ("pressure.end_s is 9", "start_s is 9")),
-        ({"pressure": {"start_s": 9}}, ("[pressure]", "memory_share")),
-        ({"pressure": {"memory_share": 0.1, "end_s": 101}}, ("pressure.end_s is 101", "traffic.duration_s is 100")),
-        ({"pressure": {"memory_share": 0.1, "start_s": 100}}, ("pressure.start_s is 100", "duration_s is 100")),
         ({"pressure": {"schedule": [{"end_s": 5}]}}, ("pressure.schedule", "no weight")),
-        ({"pressure": {"cpus": 1, "schedule": [{"memory_share": 0.1}]}}, ("pressure.cpus is 1", "pressure.schedule")),
-        ({"pressure": {"schedule": [{"cpus": 1}, {"start_s": 5, "cpus": 2}]}}, ("no end_s", "5 s")),
         ({"pressure": {"schedule": [{"cpus": 1, "end_s": 6}, {"start_s": 5, "cpus": 2}]}}, ("6 s", "5 s")),
         ({"pressure": {"cpus": 1.0}, "bed": {"processor_turn_s": 1.0}}, ("pressure.cpus",)),
         *(
@@ -265,21 +254,6 @@ def test_production_traffic_that_cannot_be_found_or_moved_is_refused(
     assert all(word in str(refused.value) for word in words)
     UsersConfig(access_log="requests.log", moved_by="others").check()
     UsersConfig(admin="127.0.0.1:9901").check()
-
-
-def test_a_limit_of_processors_that_limits_nothing_is_refused_before_the_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    what = from_table(merged(tomllib.loads(MINIMAL), {"arm": {"preset": "eager-padded"}, "pressure": {"cpus": 3}}))
-    what = replace(what, traffic=replace(what.traffic, direct=True))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    preflight.check_experiment(what)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    with pytest.raises(ConfigError, match=r"pressure.cpus is 3 but 3 processors"):
-        preflight.check_experiment(what)
-    monkeypatch.delattr(os, "sched_setaffinity")
-    with pytest.raises(ConfigError, match="Linux"):
-        preflight.check_experiment(what)
 
 
 def test_files_and_variables_of_security_are_checked_before_the_start(

@@ -25,7 +25,7 @@ from loadtests.trials.splitters import EnvoySplitter, RouteSplitter, Splitter, s
 from loadtests.trials.telemetry import Restart
 from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.users_ramp import UsersRamp
-from loadtests.trials.users_trial import counted_since, is_known
+from loadtests.trials.users_trial import is_known
 from loadtests.trials.weight_watch import WeightWatch, in_words
 from servers.clock import now_ns
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
@@ -203,14 +203,6 @@ def test_a_resumed_ramp_has_the_time_that_was_left_at_the_kill(killed_ramp: Path
     assert facts.start_ns is not None
     # Its step begins again, six minutes after the start.
     assert facts.start_ns / SECOND + facts.duration_s - NOW_NS / SECOND == pytest.approx(54 * 60)
-
-
-def test_counts_are_those_since_the_first_snapshot_of_a_process() -> None:
-    assert counted_since({"steps": 100, "in_flight": 3}, {"steps": 130, "in_flight": 1, "tokens": 4}) == {
-        **{"steps": 30, "in_flight": 1, "tokens": 4}
-    }
-    restarted = {"steps": 20, "requests": 10}
-    assert counted_since({"steps": 100, "requests": 9}, restarted) == restarted
 
 
 def test_a_new_process_whose_predecessor_was_not_reported_dead_is_a_death() -> None:
