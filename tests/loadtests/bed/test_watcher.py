@@ -25,8 +25,6 @@ from tests.fakes.patience import wait_for
 from tests.fakes.trial_context import trial_context
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
 TWO_GPUS = """
 import os, sys
 from tests.fakes.nvml import GIB, FakeCard, FakeNvml
@@ -308,17 +306,11 @@ def measured_trial(
     external: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> TrialContext:
-    elsewhere = {"kind": "openai", "address": "http://127.0.0.1:9", "model_name": "m"}
-    table: dict[str, Any] = {
-        "compare_models": external,
-        "engine": {"threads": 3},
-        "arms": [
-            {"name": f"arm-{index}", "control": index == 0}
-            | (elsewhere if external else {"preset": "eager", "model": {"device": device}})
-            for index, device in enumerate(devices)
-        ],
-        "bed": {"reference_s": reference_s},
-    }
+    arms: list[dict[str, Any]] = [{"preset": "eager", "model": {"device": device}} for device in devices]
+    if external:
+        arms = [{"kind": "openai", "address": "http://127.0.0.1:9", "model_name": "m"} for _ in devices]
+    named = [{"name": f"arm-{index}", "control": not index, **arm} for index, arm in enumerate(arms)]
+    table = {"arms": named, "compare_models": external, "engine": {"threads": 3}, "bed": {"reference_s": reference_s}}
     return trial_context(folder / "trial", table, check=check)
 
 

@@ -180,21 +180,18 @@ def test_a_start_that_takes_longer_than_is_left_is_given_up(tmp_path: Path) -> N
     assert any(row["reason"].startswith("did not start") for row in document(outcome)["left"])
 
 
-def test_arms_take_turns_and_the_control_goes_first(searched: tuple[MadeUpTrials, RunOutcome]) -> None:
-    turns = document(searched[1])["turns"]
-    assert [turn["arms"] for turn in turns[:3]] == [["eager"], ["padded"], ["dynamic"]]
-    run = Run.of(read_run(searched[1].run_dir))
-    assert run.in_turn
-    assert run.control == "eager"
-    for trial, turn in zip(run.trials, turns, strict=True):
-        assert [arm for arm in run.arms if trial.has(arm)] == turn["arms"]
-
-
-def test_an_arm_that_cannot_win_leaves_after_its_first_start(searched: tuple[MadeUpTrials, RunOutcome]) -> None:
+def test_arms_take_turns_from_the_control_on_and_one_that_cannot_win_leaves(
+    searched: tuple[MadeUpTrials, RunOutcome],
+) -> None:
     found = document(searched[1])
-    assert [row["arm"] for row in found["left"]][:1] == ["padded"]
+    turns = [turn["arms"] for turn in found["turns"]]
+    assert turns[:3] == [["eager"], ["padded"], ["dynamic"]]
+    assert ["padded"] not in turns[3:7]
+    assert found["left"][0]["arm"] == "padded"
     assert "eager" in found["left"][0]["reason"]
-    assert ["padded"] not in [turn["arms"] for turn in found["turns"]][3:7]
+    run = Run.of(read_run(searched[1].run_dir))
+    assert (run.in_turn, run.control) == (True, "eager")
+    assert [[arm for arm in run.arms if trial.has(arm)] for trial in run.trials] == turns
 
 
 def test_the_records_give_the_answer_again(searched: tuple[MadeUpTrials, RunOutcome], judged: dict[str, Any]) -> None:
