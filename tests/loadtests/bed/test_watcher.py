@@ -281,7 +281,7 @@ def test_on_a_full_disk_the_watcher_ends_and_its_death_is_a_gap(
     assert "the watcher ended" in context.facts.bed["gaps"][0]["why"]
 
 
-# Ready at once, and measures when told; the line on stdout between is somebody else's.
+# Ready at once, and measures when asked; a library prints the line between.
 MEASURES = """
 import json, os, sys, time
 print(json.dumps({"ready": True}), flush=True)

@@ -285,18 +285,16 @@ def test_compiles_before_the_trial_that_a_program_prints_do_not_count(tmp_path: 
     assert (facts["lines"], facts["events"]) == (3, 1)
 
 
+def log_ended() -> None:
+    wait_for(lambda: not any(thread.name == "log-vllm-0" for thread in threading.enumerate()))
+
+
 def test_a_program_that_ends_and_a_silent_log_are_blind_spots(tmp_path: Path) -> None:
     trial = external_trial(tmp_path / "trial-01", {"log_command": [sys.executable, "-c", "raise SystemExit(3)"]})
-
-    def during(logs: ServerLogs) -> None:
-        wait_for(lambda: not any(thread.name == "log-vllm-0" for thread in threading.enumerate()))
-
-    rows, facts = followed(trial, during)
+    rows, facts = followed(trial, lambda logs: log_ended())
     assert rows == []
     unknown, silent, ended = facts["blind_spots"]
-    assert "PyTorch" in unknown
-    assert "no line" in silent
-    assert "exit code 3" in ended
+    assert all(words in spot for words, spot in (("PyTorch", unknown), ("no line", silent), ("exit code 3", ended)))
 
 
 def test_a_log_that_cannot_be_read_on_is_a_blind_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,12 +305,7 @@ def test_a_log_that_cannot_be_read_on_is_a_blind_spot(tmp_path: Path, monkeypatc
     log = tmp_path / "vllm.log"
     write(log, VERBOSE, MONITOR)
     trial = external_trial(tmp_path / "trial-01", {"log": str(log)})
-
-    def during(logs: ServerLogs) -> None:
-        write(log, STATS)
-        wait_for(lambda: not any(thread.name == "log-vllm-0" for thread in threading.enumerate()))
-
-    _, facts = followed(trial, during)
+    _, facts = followed(trial, lambda logs: (write(log, STATS), log_ended())[-1])
     assert any("UnicodeError: odd line" in spot for spot in facts["blind_spots"])
 
 
