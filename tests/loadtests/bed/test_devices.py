@@ -1,14 +1,23 @@
+"""Devices of a machine: what drivers show of them, foreign processes, and how CUDA numbers them."""
+
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import pynvml
 import pytest
 
+from loadtests.bed import machine
 from loadtests.bed.devices import Devices, index_of, visible_cards
-from loadtests.bed.nvml import Nvml, NvmlCard
+from loadtests.bed.kfd import amd_gpus
+from loadtests.bed.machine import machine_identity
+from loadtests.bed.nvml import REASONS, Nvml, NvmlCard
 from loadtests.bed.processes import Processes
 from loadtests.bed.readings import Readings
+from loadtests.trials import environment
 from tests.fakes.nvml import GIB, FakeCard, FakeNvml
 
 RUN, OWN, CHILD, OTHER, UNKNOWN = 100, 101, 102, 900, 950
@@ -16,7 +25,7 @@ RUN, OWN, CHILD, OTHER, UNKNOWN = 100, 101, 102, 900, 950
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A run with two processes, and one of somebody else; what is listed beyond them cannot be looked up."""
+    """A run with two processes, and a foreign one; /proc shows no other."""
     for pid, parent in ((RUN, 1), (OWN, RUN), (CHILD, OWN), (OTHER, 1)):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "stat").write_text(f"{pid} (some) name) S {parent}" + " 0" * 48)
@@ -32,50 +41,46 @@ def in_namespace(proc: Path, name: str) -> None:
     (folder / "pid").symlink_to(name)
 
 
-def devices(
-    proc: Path, cards: Sequence[FakeCard], *names: str, said: list[dict[str, str]] | None = None
-) -> tuple[Devices, list[dict[str, str]]]:
-    said = [] if said is None else said
-    readings = Readings("run", said.append)
+def devices(proc: Path, cards: Sequence[FakeCard], *names: str) -> tuple[Devices, list[dict[str, str]]]:
+    """The devices of a run, and what could not be read of them."""
+    unreadable: list[dict[str, str]] = []
+    readings = Readings("run", unreadable.append)
     processes = Processes(readings, root=RUN, proc=proc)
     library: list[NvmlCard] = Nvml(FakeNvml(cards)).cards()
-    return Devices(names or ("cuda:0",), library, readings=readings, processes=processes, proc=proc), said
+    return Devices(names or ("cuda:0",), library, readings=readings, processes=processes, proc=proc), unreadable
 
 
-def test_processes_that_do_not_descend_from_the_run_are_foreign(proc: Path) -> None:
-    watched, said = devices(proc, [FakeCard(used=9 * GIB, processes={OWN: GIB, CHILD: 2 * GIB, OTHER: 4 * GIB})])
+@pytest.mark.parametrize(
+    ("processes", "foreign"),
+    [
+        ({OWN: GIB, CHILD: 2 * GIB, OTHER: 4 * GIB}, (1, 4 * GIB)),
+        ({OWN: GIB}, (0, 0)),
+        ({OTHER: None}, (1, None)),  # the driver hides how much it holds
+    ],
+)
+def test_processes_that_do_not_descend_from_the_run_are_foreign(
+    proc: Path, processes: dict[int, int | None], foreign: tuple[int, int | None]
+) -> None:
+    watched, unreadable = devices(proc, [FakeCard(used=9 * GIB, processes=processes)])
     (row,), held = watched.sample()
     assert (row["kind"], row["name"]) == ("device", "cuda:0")
-    assert (row["foreign_processes"], row["foreign_memory_bytes"]) == (1, 4 * GIB)
-    assert held == {OWN: GIB, CHILD: 2 * GIB, OTHER: 4 * GIB}
-    assert said == []
+    assert (row["foreign_processes"], row["foreign_memory_bytes"]) == foreign
+    assert held == processes
+    assert unreadable == []
 
 
-def test_a_device_of_the_run_alone_has_no_foreign_processes(proc: Path) -> None:
-    watched, said = devices(proc, [FakeCard(used=GIB, processes={OWN: GIB})])
-    (row,), _ = watched.sample()
-    assert (row["foreign_processes"], row["foreign_memory_bytes"]) == (0, 0)
-    assert said == []
-
-
-def test_what_a_process_holds_is_summed_over_devices(proc: Path) -> None:
+def test_memory_of_a_process_is_summed_over_devices(proc: Path) -> None:
     cards = [FakeCard(bus=1, processes={OWN: 1, CHILD: None}), FakeCard(bus=2, processes={OWN: 2, CHILD: 5})]
     watched, _ = devices(proc, cards, "cuda:0", "cuda:1")
     assert watched.sample()[1] == {OWN: 3, CHILD: None}
 
 
-def test_foreign_memory_that_the_driver_hides_is_null(proc: Path) -> None:
-    watched, _ = devices(proc, [FakeCard(processes={OTHER: None})])
-    (row,), _ = watched.sample()
-    assert (row["foreign_processes"], row["foreign_memory_bytes"]) == (1, None)
-
-
-def test_a_process_that_cannot_be_looked_up_is_foreign_once_it_is_listed_again(proc: Path) -> None:
+def test_an_unknown_process_is_foreign_once_it_is_listed_again(proc: Path) -> None:
     watched, _ = devices(proc, [FakeCard(processes={UNKNOWN: GIB})])
     assert [watched.sample()[0][0]["foreign_processes"] for _ in range(3)] == [0, 1, 1]
 
 
-def test_before_the_run_a_process_that_has_just_ended_is_nobody(proc: Path) -> None:
+def test_before_the_run_a_process_that_has_just_ended_is_not_foreign(proc: Path) -> None:
     card = FakeCard(processes={UNKNOWN: GIB})
     watched, _ = devices(proc, [card])
     (first,), unsure = watched.before(1), watched.is_unsure
@@ -87,75 +92,67 @@ def test_before_the_run_a_process_that_has_just_ended_is_nobody(proc: Path) -> N
     assert (gone["processes"], watched.is_unsure) == ([], False)
 
 
-def test_a_device_in_use_on_which_nobody_is_listed_does_not_show_whose_it_is(proc: Path) -> None:
+def test_a_device_in_use_without_listed_processes_does_not_show_whose_it_is(proc: Path) -> None:
     card = FakeCard(used=GIB)
-    watched, said = devices(proc, [card])
+    watched, unreadable = devices(proc, [card])
     (row,), _ = watched.sample()
     assert "foreign_processes" not in row
-    assert [(item["name"], item["what"]) for item in said] == [("cuda:0", "foreign_processes")]
-    assert "lists no process" in said[0]["why"]
+    assert [(item["name"], item["what"]) for item in unreadable] == [("cuda:0", "foreign_processes")]
+    assert "lists no process" in unreadable[0]["why"]
     card.used = 0
     assert watched.sample()[0][0]["foreign_processes"] == 0
 
 
 @pytest.mark.parametrize("processes", [{}, {OWN: GIB}, {UNKNOWN: GIB}])
-def test_in_a_container_nobody_else_can_be_ruled_out(proc: Path, processes: dict[int, int | None]) -> None:
+def test_in_a_container_foreign_processes_cannot_be_ruled_out(proc: Path, processes: dict[int, int | None]) -> None:
     in_namespace(proc, "pid:[4026532999]")
-    watched, said = devices(proc, [FakeCard(processes=processes)])
+    watched, unreadable = devices(proc, [FakeCard(processes=processes)])
     for _ in range(3):
         assert "foreign_processes" not in watched.sample()[0][0]
-    assert [item["what"] for item in said] == ["foreign_processes"]
-    assert "--pid=host" in said[0]["why"]
+    assert [item["what"] for item in unreadable] == ["foreign_processes"]
+    assert "--pid=host" in unreadable[0]["why"]
 
 
-def test_a_foreign_process_that_a_container_does_show_counts(proc: Path) -> None:
+def test_a_foreign_process_that_a_container_shows_counts(proc: Path) -> None:
     in_namespace(proc, "pid:[4026532999]")
-    watched, said = devices(proc, [FakeCard(processes={OTHER: GIB})])
-    assert watched.sample()[0][0]["foreign_processes"] == 1
-    assert said == []
+    watched, unreadable = devices(proc, [FakeCard(processes={OTHER: GIB})])
+    assert (watched.sample()[0][0]["foreign_processes"], unreadable) == (1, [])
 
 
-def test_processes_that_cannot_be_listed_are_said(proc: Path) -> None:
+def test_processes_that_cannot_be_listed_are_reported(proc: Path) -> None:
     refused = {"nvmlDeviceGetComputeRunningProcesses": "Insufficient Permissions"}
-    watched, said = devices(proc, [FakeCard(refused=refused)])
+    watched, unreadable = devices(proc, [FakeCard(refused=refused)])
     (row,), held = watched.sample()
     assert "foreign_processes" not in row
-    assert row["sm_mhz"] == 1980
-    assert held == {}
-    assert [(item["what"], item["why"]) for item in said] == [("foreign_processes", "Insufficient Permissions")]
+    assert (row["sm_mhz"], held) == (1980, {})
+    assert [(item["what"], item["why"]) for item in unreadable] == [("foreign_processes", "Insufficient Permissions")]
 
 
-def test_a_look_before_the_trial_names_who_is_there(proc: Path) -> None:
+def test_processes_on_a_device_before_the_trial_are_named(proc: Path) -> None:
     card = FakeCard(used=5 * GIB, utilisation=93, processes={OWN: GIB, OTHER: 4 * GIB, UNKNOWN: None})
     watched, _ = devices(proc, [card])
-    watched.before(6)  # who is listed twice cannot just have ended
-    (look,) = watched.before(7)
-    assert look == {
-        "host": "run",
-        "device": "cuda:0",
-        "at_ns": 7,
-        "processes": [
-            {"pid": OTHER, "name": f"program-{OTHER}", "memory_bytes": 4 * GIB},
-            {"pid": UNKNOWN, "name": None, "memory_bytes": None},
-        ],
-        "memory_bytes": 5 * GIB,
-        "utilisation_pct": 93,
-        "sm_mhz": 1980,
+    watched.before(6)  # a process that is listed twice has not just ended
+    (before,) = watched.before(7)
+    other = {"pid": OTHER, "name": f"program-{OTHER}", "memory_bytes": 4 * GIB}
+    unknown = {"pid": UNKNOWN, "name": None, "memory_bytes": None}
+    assert before == {
+        **{"host": "run", "device": "cuda:0", "at_ns": 7, "processes": [other, unknown]},
+        **{"memory_bytes": 5 * GIB, "utilisation_pct": 93, "sm_mhz": 1980},
     }
 
 
-def test_energy_costs_a_driver_much_and_is_read_seldom(proc: Path) -> None:
+def test_energy_is_read_seldom_where_reading_it_is_costly(proc: Path) -> None:
     watched, _ = devices(proc, [FakeCard(energy_ms=20.0)])
     assert ["energy_j" in watched.sample()[0][0] for _ in range(3)] == [True, False, False]
     watched.hurry()
     assert "energy_j" in watched.sample()[0][0]
 
 
-def test_a_device_that_is_not_there_is_said(proc: Path) -> None:
-    watched, said = devices(proc, [FakeCard()], "cuda:0", "cuda:1")
+def test_a_device_that_is_not_there_is_reported(proc: Path) -> None:
+    watched, unreadable = devices(proc, [FakeCard()], "cuda:0", "cuda:1")
     assert list(watched.facts()) == ["cuda:0"]
-    assert [(item["name"], item["what"]) for item in said] == [("cuda:1", "device")]
-    assert "the driver shows 1 device" in said[0]["why"]
+    assert [(item["name"], item["what"]) for item in unreadable] == [("cuda:1", "device")]
+    assert "the driver shows 1 device" in unreadable[0]["why"]
 
 
 def order(environment: dict[str, str], *, second: str = "NVIDIA H200") -> list[str]:
@@ -183,16 +180,118 @@ def test_devices_are_numbered_as_cuda_does_among_the_visible_ones(visible: str |
 
 
 def test_the_order_of_unlike_cards_is_not_guessed() -> None:
-    for environment in ({}, {"CUDA_VISIBLE_DEVICES": "1,0"}):
-        with pytest.raises(ValueError, match="set CUDA_DEVICE_ORDER=PCI_BUS_ID"):
-            order(environment, second="NVIDIA L4")
+    for variables in ({}, {"CUDA_VISIBLE_DEVICES": "1,0"}):
+        with pytest.raises(ValueError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
+            order(variables, second="NVIDIA L4")
     assert order({"CUDA_VISIBLE_DEVICES": "GPU-1"}, second="NVIDIA L4") == ["GPU-1"]
     in_order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert order(in_order, second="NVIDIA L4") == ["GPU-0", "GPU-1", "GPU-2"]
 
 
 def test_only_cuda_devices_have_a_number() -> None:
-    assert [index_of(name) for name in ("cuda", "cuda:0", "cuda:12", "cpu", "auto", "cuda:x")] == [
-        *(0, 0, 12),
-        *(None, None, None),
-    ]
+    assert [index_of(name) for name in ("cuda", "cuda:12", "cpu", "auto", "cuda:x")] == [0, 12, None, None, None]
+
+
+def read(nvml: FakeNvml, *, facts: bool = False, index: int = 0) -> tuple[dict[str, Any], dict[str, str]]:
+    unreadable: dict[str, str] = {}
+    card = Nvml(nvml).cards()[index]
+    readings = Readings("run", lambda item: unreadable.update({item["what"]: item["why"]}))
+    return readings.of("cuda:0", card.facts if facts else (*card.probes, *card.costly)), unreadable
+
+
+def test_a_card_is_sampled() -> None:
+    row, unreadable = read(FakeNvml([FakeCard(used=3 * GIB, utilisation=97, sm_mhz=1755, throttle=0x4 | 0x20)]))
+    assert row == {
+        "sm_mhz": 1755,
+        "memory_mhz": 3201,
+        "power_w": 89.036,
+        "power_limit_w": 700.0,
+        "energy_j": 2766.025,
+        "throttle": ["sw_power_cap", "sw_thermal_slowdown"],
+        "temperature_c": 41,
+        "utilisation_pct": 97,
+        "memory_bytes": 3 * GIB,
+        "memory_limit_bytes": 140 * GIB,
+    }
+    assert unreadable == {}
+
+
+def test_facts_of_a_card_and_the_command_that_locks_its_clocks() -> None:
+    facts, said = read(FakeNvml([FakeCard(bus=1), FakeCard(uuid="GPU-1", bus=2)]), facts=True, index=1)
+    assert (facts["index"], facts["uuid"], facts["name"], facts["mig"]) == (1, "GPU-1", "NVIDIA H200", False)
+    assert (facts["power_limit_w"], facts["power_limit_default_w"]) == (650.0, 700.0)
+    assert (facts["sm_max_mhz"], facts["sm_application_mhz"], facts["memory_max_mhz"]) == (1980, 1980, 3201)
+    assert facts["lock_command"] == "sudo nvidia-smi -i 1 -lgc 1980,1980"
+    assert said == {}
+
+
+def test_each_value_that_nvml_refuses_is_reported_and_the_others_are_read() -> None:
+    refused = {
+        "nvmlDeviceGetCurrentClocksThrottleReasons": "Not Supported",
+        "nvmlDeviceGetPowerUsage": "Insufficient Permissions",
+    }
+    row, unreadable = read(FakeNvml([FakeCard(refused=refused)]))
+    assert unreadable == {"throttle": "Not Supported", "power_w": "Insufficient Permissions"}
+    assert row["sm_mhz"] == 1980
+    assert not set(unreadable) & set(row)
+
+
+def test_memory_leaves_out_that_of_the_driver_where_nvml_knows_it() -> None:
+    assert read(FakeNvml([FakeCard(used=GIB)]))[0]["memory_bytes"] == GIB
+    old = FakeCard(used=GIB, refused={"nvmlMemory_v2": "Function Not Found"})
+    assert read(FakeNvml([old]))[0]["memory_bytes"] == GIB + GIB // 2
+
+
+def test_a_part_of_a_card_has_its_own_memory_and_processes_and_the_cards_clocks() -> None:
+    whole = FakeCard(uuid="GPU-1", used=50 * GIB, processes={1: 1, 2: 2}, sm_mhz=1234)
+    part = FakeCard(uuid="MIG-1", used=GIB, processes={2: 2}, parent=whole, sm_mhz=0)
+    card = Nvml(FakeNvml([whole], parts=[part])).card("MIG-1")
+    unreadable: list[Any] = []
+    row = Readings("run", unreadable.append).of("cuda:0", card.probes)
+    assert (row["memory_bytes"], row["sm_mhz"]) == (GIB, 1234)
+    assert card.processes() == {2: 2}
+    facts = Readings("run", unreadable.append).of("cuda:0", card.facts)
+    assert (facts["uuid"], facts["mig"], facts["index"]) == ("MIG-1", True, 0)
+    assert unreadable == []
+
+
+def test_pynvml_has_every_function_and_constant_that_the_fake_has() -> None:
+    fake = FakeNvml([FakeCard()])
+    called = {name for name in (*vars(fake), *vars(FakeNvml)) if name.startswith("nvml")}
+    assert len(called) > 20
+    assert [name for name in called if not hasattr(pynvml, name)] == []
+    assert (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM, pynvml.NVML_TEMPERATURE_GPU) == (1, 2, 0)
+    # By their bits, as the table names them.
+    for bit, name in REASONS.items():
+        constant = "nvmlClocksThrottleReason" + "".join(word.capitalize() for word in name.split("_"))
+        assert getattr(pynvml, constant) == bit
+
+
+def test_amd_gpus_are_counted_without_rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, (simds, target) in enumerate(((0, 0), (1216, 90402), (880, 90010), ("?", "?"))):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "properties").write_text(f"simd_count {simds}\ngfx_target_version {target}\n")
+    assert amd_gpus(tmp_path) == ["AMD GPU gfx942", "AMD GPU gfx90a"]
+    assert amd_gpus(tmp_path / "none") == []
+    monkeypatch.setattr(environment, "amd_gpus", lambda: amd_gpus(tmp_path))
+    monkeypatch.setattr(environment.shutil, "which", lambda program: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert environment.sees_gpu()
+    assert environment.count_gpus() == 1
+
+
+def test_a_machine_is_known_by_its_gpus_its_id_or_its_last_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = machine_identity(["GPU-a", "GPU-b"])
+    assert re.fullmatch("[0-9a-f]{12}", one or "")
+    assert machine_identity(["GPU-b", "GPU-a"], tmp_path / "none") == one
+    assert machine_identity(["GPU-a"]) != one
+    (tmp_path / "id").write_text("0123456789abcdef\n")
+    by_id, by_start = machine_identity([], tmp_path / "id"), machine_identity([], tmp_path / "none")
+    assert by_id != by_start
+    (tmp_path / "id").write_text("")  # as in an image of a machine that never started
+    assert machine_identity([], tmp_path / "id") == by_start is not None
+    monkeypatch.setattr(machine, "host_identity", lambda: "")
+    assert machine_identity([], tmp_path / "none") is None

@@ -1,174 +1,390 @@
-"""The watcher as a process, as a trial starts it; the GPUs are a fake module called pynvml on its path."""
+"""The process that samples a trial's machines, what a trial keeps of it, and the reference measurement of devices."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import pytest
 
 from analysis.records.schemas import BED
-from analysis.records.sums import sums_path
 from analysis.records.tables import read_table
-from tests.fakes.patience import PATIENCE_S, wait_for
+from loadtests.trials import bed_watch
+from loadtests.trials.bed_watch import BedWatch, not_idle
+from loadtests.trials.context import TrialContext
+from loadtests.trials.errors import StopRequestedError
+from loadtests.trials.references import References
+from loadtests.trials.trial_facts import TrialFacts
+from tests.fakes.patience import wait_for
+from tests.fakes.trial_context import trial_context
 
 ROOT = Path(__file__).resolve().parents[3]
-FAKE_DRIVER = """
+TWO_GPUS = """
 import os, sys
-from tests.fakes.nvml import FakeCard, FakeNvml
+from tests.fakes.nvml import GIB, FakeCard, FakeNvml
 refused = {"nvmlDeviceGetPowerUsage": "Not Supported"}
-sys.modules[__name__] = FakeNvml([FakeCard(used=1 << 32, utilisation=80, processes={1: 5, %d: 7}, refused=refused)])
+held = {1: 4 * GIB, os.getppid(): 7}
+busy = FakeCard(uuid="GPU-0", bus=1, used=4 * GIB, utilisation=93, processes=held, refused=refused)
+sys.modules[__name__] = FakeNvml([busy, FakeCard(uuid="GPU-1", bus=2)])
+"""
+NO_DRIVER = """
+import sys
+from tests.fakes.nvml import FakeNvml
+sys.modules[__name__] = FakeNvml([], missing="Driver Not Loaded")
 """
 
 
-class Watcher:
-    """A running watcher and what it says."""
+@pytest.fixture
+def driver(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module called pynvml; by default with two GPUs, on the first of which process 1 works."""
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver" / "pynvml.py").write_text(getattr(request, "param", TWO_GPUS))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'driver'}:{ROOT}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def __init__(self, folder: Path, *flags: str, driver: str = "") -> None:
-        (folder / "driver").mkdir()
-        if driver:
-            (folder / "driver" / "pynvml.py").write_text(driver)
-        self.path = folder / "bed.arrow"
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "loadtests.bed.watcher", "--out", str(self.path), "--trial", "3", *flags],
-            env={**os.environ, "PYTHONPATH": f"{folder / 'driver'}:{ROOT}"},
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self.stdin = cast("IO[str]", self.process.stdin)
-        self.stdout = cast("IO[str]", self.process.stdout)
-        self.unreadable: list[dict[str, str]] = []
-        self.bed = self.message("bed")
 
-    def message(self, kind: str) -> dict[str, Any]:
-        """The next message of the kind; what cannot be read is remembered on the way."""
-        for line in self.stdout:
-            message = json.loads(line)
-            if "unreadable" in message:
-                self.unreadable.append(message["unreadable"])
-            if kind in message:
-                content: dict[str, Any] = message[kind]
-                return content
-        raise AssertionError(f"it ended without {kind}")
+def sampled(context: TrialContext, kind: str, count: int = 1) -> list[dict[str, Any]]:
+    """Rows of the kind, once so many are in the table."""
+    path = context.folder / "bed.arrow"
 
-    def name(self, name: str, pid: int | None, arm: str | None = None) -> None:
-        self.stdin.write(json.dumps({"name": name, "pid": pid, "arm": arm}) + "\n")
-        self.stdin.flush()
+    def found() -> list[dict[str, Any]]:
+        rows = read_table(path, BED)[0].to_pylist() if path.exists() else []
+        return [row for row in rows if row["kind"] == kind]
 
-    def rows(self) -> list[dict[str, Any]]:
-        return cast("list[dict[str, Any]]", read_table(self.path, BED)[0].to_pylist())
+    wait_for(lambda: len(found()) >= count, otherwise=found)
+    return found()
 
-    def wait_for(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
-        """Rows of the kind, once there are so many of them in the file."""
 
-        def found() -> list[dict[str, Any]]:
-            return [row for row in self.rows() if row["kind"] == kind] if self.path.exists() else []
+GIB = 1 << 30
+H200 = {"name": "NVIDIA H200"}
 
-        wait_for(lambda: len(found()) >= count, otherwise=found)
-        return found()
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take long to import; tests of a limit set their own."""
+    monkeypatch.setattr(bed_watch, "_FIRST_LOOK_S", 60.0)
+    monkeypatch.setattr(bed_watch, "_STOP_GRACE_S", 60.0)
+
+
+def watched_trial(folder: Path, *devices: str, **bed: float) -> TrialContext:
+    names = ("eager", "compiled-padded")
+    arms = [
+        {"name": f"arm{number}", "preset": names[number], "control": not number, "model": {"device": device}}
+        for number, device in enumerate(devices)
+    ]
+    return trial_context(folder, {"arms": arms, "bed": bed, "compare_models": True})
+
+
+def poll_until(watch: BedWatch, context: TrialContext, key: str) -> Any:
+    """The trial's fact about the bed called `key`, once there is one."""
+
+    def fact() -> Any:
+        watch.poll()
+        return (context.facts.bed or {}).get(key)
+
+    return wait_for(fact)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("by", ["stdin", "SIGTERM"])
-def test_host_and_processes_are_sampled_until_the_run_ends(tmp_path: Path, by: str) -> None:
-    watcher = Watcher(tmp_path, "--sample-s", "0.05")
-    assert list(watcher.bed["machines"]) == ["run"]
-    assert len(watcher.bed["machines"]["run"]["machine"]) == 12
-    assert (watcher.bed["devices"], watcher.bed["before"]) == ({}, [])
-    watcher.name("eager-0", os.getpid(), "eager")
-    watcher.wait_for("process", 3)
-    if by == "stdin":
-        watcher.stdin.close()
-    else:
-        watcher.process.terminate()
-    cost = watcher.message("watcher")
-    assert watcher.process.wait(PATIENCE_S) == 0
-    assert 0 < cost["cpu_s"] < cost["seconds"]
-
-    table, truncated = read_table(watcher.path, BED)
+def test_host_and_named_processes_are_sampled_until_the_trial_ends(tmp_path: Path) -> None:
+    context = watched_trial(tmp_path / "trial-01", "cpu", "cpu", sample_s=0.05)
+    watch = BedWatch(context)
+    assert list(poll_until(watch, context, "machines")) == ["run"]
+    watch.name("load", os.getpid())
+    sampled(context, "process")
+    watch.forget("load")
+    watch.name("eager-0", os.getpid(), arm="eager")
+    sampled(context, "process", 4)
+    watch.stop()
+    watch.stop()
+    assert context.facts.bed is not None
+    assert 0 < context.facts.bed["watcher"]["cpu_s"] < context.facts.bed["watcher"]["seconds"]
+    assert context.status.notes == []
+    table, truncated = read_table(context.folder / "bed.arrow", BED)
     assert not truncated
     rows = table.to_pylist()
-    assert {(row["trial"], row["host"]) for row in rows} == {(3, "run")}
+    assert {(row["trial"], row["host"]) for row in rows} == {(1, "run")}
     hosts = [row for row in rows if row["kind"] == "host"]
-    processes = [row for row in rows if row["kind"] == "process"]
     assert [row["at_ns"] for row in hosts] == sorted({row["at_ns"] for row in hosts})
     assert hosts[-1]["cpu_s"] >= hosts[0]["cpu_s"] > 0
-    assert {(row["name"], row["arm"], row["pid"]) for row in processes} == {("eager-0", "eager", os.getpid())}
-    assert all(row["memory_bytes"] > 0 and row["threads"] > 0 for row in processes)
+    last = [row for row in rows if row["kind"] == "process"][-1]
+    assert (last["name"], last["arm"], last["pid"]) == ("eager-0", "eager", os.getpid())
+    assert min(last["memory_bytes"], last["threads"]) > 0
+    assert "load" not in {row["name"] for row in rows if row["at_ns"] == last["at_ns"]}
 
 
 @pytest.mark.process
-def test_a_name_that_is_taken_back_has_no_more_rows(tmp_path: Path) -> None:
-    watcher = Watcher(tmp_path, "--sample-s", "0.05")
-    watcher.name("load", os.getpid())
-    watcher.wait_for("process")
-    watcher.name("load", None)
-    watcher.name("splitter", os.getpid())
-    watcher.wait_for("process", 4)
-    watcher.stdin.close()
-    watcher.process.wait(60)
-    rows = watcher.rows()
-    last = max(row["at_ns"] for row in rows)
-    assert {row["name"] for row in rows if row["at_ns"] == last} == {"run", "splitter"}
-
-
-@pytest.mark.process
-def test_a_killed_watcher_leaves_what_it_saw_until_the_last_second(tmp_path: Path) -> None:
-    watcher = Watcher(tmp_path, "--sample-s", "0.05")
-    watcher.name("load", os.getpid())
-    seen = len(watcher.wait_for("process", 5))
-    watcher.process.send_signal(signal.SIGKILL)
-    killed_ns = time.time_ns()
-    watcher.process.wait(60)
-    table, truncated = read_table(watcher.path, BED)
-    assert truncated  # its end is missing, and that is said
-    assert len([row for row in table.to_pylist() if row["kind"] == "process"]) >= seen
-    assert killed_ns - max(table.column("at_ns").to_pylist()) < 10 * 10**9
-    assert sums_path(watcher.path).exists()
-
-
-@pytest.mark.process
-def test_devices_are_watched_and_what_the_driver_refuses_is_said_once(tmp_path: Path) -> None:
-    watcher = Watcher(tmp_path, "--sample-s", "0.05", "--devices", "auto", "cuda", driver=FAKE_DRIVER % os.getpid())
-    assert list(watcher.bed["devices"]) == ["cuda:0"]
-    assert watcher.bed["devices"]["cuda:0"]["lock_command"] == "sudo nvidia-smi -i 0 -lgc 1980,1980"
-    (look,) = watcher.bed["before"]
-    assert [process["pid"] for process in look["processes"]] == [1]
-    assert look["utilisation_pct"] == 80
-    watcher.name("eager-0", os.getpid(), "eager")
-    watcher.wait_for("device", 3)
-    held = watcher.wait_for("process", 2)
-    watcher.stdin.close()
-    watcher.message("watcher")
+def test_devices_are_sampled_and_a_refused_reading_is_reported_once(tmp_path: Path, driver: None) -> None:
+    context = watched_trial(tmp_path / "trial-01", "auto", "cuda", sample_s=0.05)
+    watch = BedWatch(context)
+    watch.first_look()
+    watch.name("eager-0", os.getpid(), arm="eager")
+    sampled(context, "device", 3)
+    held = sampled(context, "process", 2)
+    watch.stop()
     assert held[-1]["device_memory_bytes"] == 7
-    (device,) = {row["name"] for row in watcher.rows() if row["kind"] == "device"}
-    assert device == "cuda:0"
-    row = watcher.wait_for("device")[-1]
-    assert (row["foreign_processes"], row["foreign_memory_bytes"]) == (1, 5)
-    assert row["throttle"] == []
-    assert row["power_w"] is None
-    refused = [item for item in watcher.unreadable if item["name"] == "cuda:0"]
+    row = sampled(context, "device")[-1]
+    assert (row["name"], row["foreign_processes"], row["foreign_memory_bytes"]) == ("cuda:0", 1, 4 * GIB)
+    assert (row["throttle"], row["power_w"]) == ([], None)
+    assert context.facts.bed is not None
+    refused = [item for item in context.facts.bed["unreadable"] if item["name"] == "cuda:0"]
     assert refused == [{"host": "run", "name": "cuda:0", "what": "power_w", "why": "Not Supported"}]
 
 
 @pytest.mark.process
-def test_a_device_without_a_driver_is_said_and_the_host_is_watched(tmp_path: Path) -> None:
-    driver = (
-        "import sys\nfrom tests.fakes.nvml import FakeNvml\n"
-        "sys.modules[__name__] = FakeNvml([], missing='Driver Not Loaded')\n"
-    )
-    watcher = Watcher(tmp_path, "--sample-s", "0.05", "--devices", "cuda:1", "auto", driver=driver)
-    assert watcher.bed["devices"] == {}
-    devices = [item for item in watcher.unreadable if item["what"] == "device"]
-    why = "Driver Not Loaded; No module named 'amdsmi'"
-    assert devices == [{"host": "run", "name": "cuda:1", "what": "device", "why": why}]
-    watcher.wait_for("host", 2)
-    watcher.stdin.close()
-    assert watcher.process.wait(PATIENCE_S) == 0
+@pytest.mark.parametrize("driver", [NO_DRIVER], indirect=True)
+def test_a_device_without_a_driver_is_reported_and_the_host_is_sampled(tmp_path: Path, driver: None) -> None:
+    context = watched_trial(tmp_path / "trial-01", "cuda:1", "auto", sample_s=0.05)
+    watch = BedWatch(context)
+    watch.first_look()
+    sampled(context, "host", 2)
+    watch.stop()
+    assert context.facts.bed is not None
+    assert context.facts.bed["devices"] == {}
+    (device,) = [item for item in context.facts.bed["unreadable"] if item["what"] == "device"]
+    assert device["name"] == "cuda:1"
+    assert "Driver Not Loaded" in device["why"]
+
+
+def test_devices_are_sampled_before_the_trial_starts_anything(tmp_path: Path, driver: None) -> None:
+    context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1")
+    watch = BedWatch(context)
+    watch.first_look()
+    facts = json.loads((context.folder / "trial.json").read_text())["bed"]
+    watch.stop()
+    assert {name: device["uuid"] for name, device in facts["devices"].items()} == {"cuda:0": "GPU-0", "cuda:1": "GPU-1"}
+    assert facts["arms"] == {"arm0": "cuda:0", "arm1": "cuda:1"}
+    found = [(row["device"], [process["pid"] for process in row["processes"]]) for row in facts["before"]]
+    assert found == [("cuda:0", [1]), ("cuda:1", [])]
+    (note,) = context.status.notes
+    assert all(word in note for word in ("cuda:0 (NVIDIA H200)", "4.0 GiB", "93 %", "pid 1"))
+
+
+@pytest.mark.parametrize(
+    ("devices", "reported", "places"),
+    [
+        (("auto", "cpu"), {}, {"arm0": "cuda:0", "arm1": "cpu"}),
+        (("auto", "cuda:1"), {"arm0": "cpu", "arm1": "NVIDIA H200"}, {"arm0": "cpu", "arm1": "cuda:1"}),
+    ],
+)
+def test_an_arm_is_placed_where_its_replicas_report_it(
+    devices: tuple[str, str], reported: dict[str, str], places: dict[str, str], tmp_path: Path, driver: None
+) -> None:
+    context = watched_trial(tmp_path / "trial-01", *devices)
+    watch = BedWatch(context)
+    watch.first_look()
+    if reported:
+        context.facts.startup = {arm: {"device": device} for arm, device in reported.items()}
+        watch.place_arms()
+    watch.stop()
+    assert context.facts.bed is not None
+    assert context.facts.bed["arms"] == places
+
+
+def test_a_first_sample_that_came_too_late_is_not_one_before_the_trial(
+    tmp_path: Path, driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bed_watch, "_FIRST_LOOK_S", 0.0)  # the run's own processes start at once
+    context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1")
+    watch = BedWatch(context)
+    watch.first_look()
+    poll_until(watch, context, "machines")
+    watch.stop()
+    assert context.facts.bed is not None
+    assert context.facts.bed["before"] == []
+    (late,) = [item for item in context.facts.bed["unreadable"] if item["what"] == "before"]
+    assert (late["host"], late["name"]) == ("run", "devices")
+    (note,) = context.status.notes
+    assert late["why"] in note
+
+
+def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap(tmp_path: Path) -> None:
+    context = watched_trial(tmp_path / "trial-01", "cpu", "cpu", sample_s=0.05)
+    watch = BedWatch(context)
+    poll_until(watch, context, "machines")
+    watch.name("load", os.getpid())
+    path = context.folder / "bed.arrow"
+    wait_for(lambda: path.exists() and read_table(path, BED)[0].num_rows > 0)
+    watch.kill()
+    (gap,) = poll_until(watch, context, "gaps")
+    assert (gap["host"], "SIGKILL" in gap["why"]) == ("run", True)
+    table, truncated = read_table(path, BED)
+    assert table.num_rows
+    assert not truncated  # what is missing is recorded as a gap
+    assert max(table.column("at_ns").to_pylist()) <= gap["at_ns"]
+    watch.name("load", os.getpid())
+    watch.poll()
+    watch.stop()
+    watch.stop()
+    (note,) = context.status.notes
+    assert "SIGKILL" in note
+    assert json.loads((context.folder / "trial.json").read_text())["bed"]["gaps"] == [gap]
+
+
+def test_a_watcher_that_hangs_is_a_recorded_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bed_watch, "_STOP_GRACE_S", 0.2)
+    context = watched_trial(tmp_path / "trial-01", "cpu", "cpu")
+    watch = BedWatch(context)
+    poll_until(watch, context, "machines")
+    assert watch.pid is not None
+    os.kill(watch.pid, signal.SIGSTOP)  # as in a call of the driver that does not come back
+    watch.stop()
+    watch.stop()
+    assert len(context.status.notes) == 1
+    assert context.facts.bed is not None
+    assert [gap["at_ns"] for gap in context.facts.bed["gaps"]] == [None]
+
+
+IDLE = {"device": "cuda:0", "processes": [], "memory_bytes": 300 << 20, "utilisation_pct": 1, "sm_mhz": 345}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ()),
+        ({"processes": None, "memory_bytes": None, "utilisation_pct": None}, ()),
+        ({"utilisation_pct": 40}, ("40 %",)),
+        ({"memory_bytes": 2 * GIB}, ("2.0 GiB",)),
+        (
+            {"processes": [{"pid": pid, "name": "x" if pid > 1 else None, "memory_bytes": 1} for pid in range(1, 6)]},
+            ("a process (pid 1)", "x (pid 3)", "2 more"),
+        ),
+    ],
+)
+def test_a_device_that_is_not_idle_is_named_with_its_load(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    note = not_idle({**IDLE, **changes}, H200)
+    assert bool(note) == bool(words)
+    assert all(word in note for word in words)
+
+
+def test_on_a_full_disk_the_watcher_ends_and_its_death_is_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = watched_trial(tmp_path / "trial-01", "cpu", "cpu")
+    watch = BedWatch(context)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TrialFacts, "write", full)
+    poll_until(watch, context, "machines")
+    watch.kill()
+    assert len(poll_until(watch, context, "gaps")) == 1
+    watch.stop()
+    assert context.facts.bed is not None
+    assert "the watcher ended" in context.facts.bed["gaps"][0]["why"]
+
+
+# Ready at once, and measures when asked; a library prints the line between.
+MEASURES = """
+import json, os, sys, time
+print(json.dumps({"ready": True}), flush=True)
+sys.stdin.readline()
+start = time.monotonic()
+print("a library greets", flush=True)
+time.sleep(0.05)
+print(json.dumps({"at_ns": 5, "device_asked": sys.argv[2], "seconds_asked": float(sys.argv[4]), "start": start,
+    "end": time.monotonic(), "threads": os.environ.get("OMP_NUM_THREADS"), "error": None}), flush=True)
+"""
+SLOW_TO_COME_UP = "import time; time.sleep(0.3 * (__import__('sys').argv[2] == 'cuda:1'));" + MEASURES
+REFUSES = 'print(\'{"error": "CUDA-capable device(s) is/are busy or unavailable"}\')'
+DIES = "import os, sys; print('the driver fell off', file=sys.stderr, flush=True); os._exit(7)"
+SILENT = "import time; time.sleep(60)"
+
+
+def measured_trial(
+    folder: Path,
+    *,
+    devices: tuple[str, ...] = ("cpu", "cpu"),
+    reference_s: float = 2.0,
+    external: bool = False,
+    check: Callable[[], None] = lambda: None,
+) -> TrialContext:
+    arms: list[dict[str, Any]] = [{"preset": "eager", "model": {"device": device}} for device in devices]
+    if external:
+        arms = [{"kind": "openai", "address": "http://127.0.0.1:9", "model_name": "m"} for _ in devices]
+    named = [{"name": f"arm-{index}", "control": not index, **arm} for index, arm in enumerate(arms)]
+    table = {"arms": named, "compare_models": external, "engine": {"threads": 3}, "bed": {"reference_s": reference_s}}
+    return trial_context(folder / "trial", table, check=check)
+
+
+def references(context: TrialContext, program: str, **limits: float) -> References:
+    return References(context, command=[sys.executable, "-c", program], **limits)
+
+
+def reference_rows(context: TrialContext) -> list[dict[str, Any]]:
+    written = json.loads((context.folder / "trial.json").read_text())["references"]
+    assert written == context.facts.references
+    return context.facts.references
+
+
+def test_each_device_is_measured_once_with_its_arms_threads(tmp_path: Path) -> None:
+    context = measured_trial(tmp_path)
+    references(context, MEASURES).measure("before")
+    (row,) = reference_rows(context)
+    expected = {"host": "run", "device": "cpu", "when": "before", "at_ns": 5, "error": None}
+    assert expected.items() <= row.items()
+    assert (row["device_asked"], row["seconds_asked"], row["threads"]) == ("cpu", 2.0, "3")
+    assert (context.logs / "reference-before-cpu.log").read_text() == "a library greets\n"
+
+
+def test_devices_are_measured_in_order_and_backwards_after_the_trial(tmp_path: Path) -> None:
+    context = measured_trial(tmp_path, devices=("cuda", "cuda:1", "cuda:0"))
+    measuring = references(context, SLOW_TO_COME_UP)
+    began = time.monotonic()
+    measuring.measure("before")
+    measuring.measure("after")
+    assert [(row["device"], row["when"]) for row in reference_rows(context)] == [
+        *(("cuda:0", "before"), ("cuda:1", "before")),
+        *(("cuda:1", "after"), ("cuda:0", "after")),
+    ]
+    for first, second in (reference_rows(context)[:2], reference_rows(context)[2:]):
+        assert began + 0.3 < first["start"] < first["end"] < second["start"], "all start before one measures"
+
+
+@pytest.mark.parametrize(
+    ("program", "start_s", "words"),
+    [
+        (REFUSES, 30.0, "busy or unavailable"),
+        (DIES, 30.0, "exit code 7: the driver fell off"),
+        (SILENT, 0.3, "0.3 s"),
+        (f"print('{{\"ready\": true}}', flush=True); {SILENT}", 30.0, "0.2 s"),
+    ],
+)
+def test_a_device_that_cannot_be_measured_is_a_row_and_a_note(
+    program: str, start_s: float, words: str, tmp_path: Path
+) -> None:
+    context = measured_trial(tmp_path)
+    measuring = references(context, program, start_timeout_s=start_s)
+    measuring._limit_s = 0.2
+    measuring.measure("after")
+    (row,) = reference_rows(context)
+    assert words in row["error"]
+    assert row["at_ns"] > 1.6e18
+    (note,) = context.status.notes
+    assert note.startswith("cpu was not measured after the trial")
+
+
+@pytest.mark.parametrize("options", [{"reference_s": 0}, {"external": True}])
+def test_neither_external_machines_nor_references_of_0_s_are_measured(options: dict[str, Any], tmp_path: Path) -> None:
+    context = measured_trial(tmp_path, **options)
+    references(context, DIES).measure("before")
+    assert (context.facts.references, context.logs.exists()) == ([], False)
+
+
+def test_an_interruption_ends_the_measurement_and_its_processes(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise StopRequestedError
+
+    context = measured_trial(tmp_path, check=stop)
+    measuring = references(context, SILENT)
+    with pytest.raises(StopRequestedError):
+        measuring.measure("before")
+    assert measuring._running == []
+    assert reference_rows(context) == []

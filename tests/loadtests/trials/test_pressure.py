@@ -1,6 +1,10 @@
-"""What weighs on a trial's machines and when, as trial.json keeps it: real processes, and a clock that is set."""
+"""Pressure on a trial's machines, limits of processors, and replicas that take turns on them."""
+
+from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from loadtests.trials import pressure as pressure_room
+from loadtests.bed.family import family_of
+from loadtests.trials import processor_turns
 from loadtests.trials.context import TrialContext
-from loadtests.trials.errors import RunError, StopRequestedError
+from loadtests.trials.cpu_limits import limit_all
+from loadtests.trials.errors import RunError
 from loadtests.trials.pressure import Pressure
-from loadtests.trials.processes import Child
-from loadtests.trials.trial_facts import TrialFacts
+from loadtests.trials.processor_turns import ProcessorTurns, processor_sets
 from servers.clock import now_ns
 from tests.fakes.patience import wait_for
 from tests.fakes.trial_context import trial_context
@@ -24,22 +29,22 @@ Start = Callable[..., tuple[Pressure, TrialContext]]
 
 
 @pytest.fixture
-def pressed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
+def pressed(tmp_path: Path) -> Iterator[Start]:
     """Makes a Pressure over arms on two cards, and ends all its processes."""
     made: list[Pressure] = []
 
-    def make(pressure: dict[str, Any], *flags: str, check: Callable[[], None] = lambda: None) -> Any:
+    def make(pressure: dict[str, Any], *flags: str) -> Any:
         table: dict[str, Any] = {
             "engine": {"max_prompt_tokens": 32, "max_new_tokens": 8},
             "arms": [
                 {"name": f"arm-{index}", "preset": "eager", "control": not index, "model": {"device": device}}
-                for index, device in enumerate(getattr(request, "param", ("cuda:0", "cuda:1")))
+                for index, device in enumerate(("cuda:0", "cuda:1"))
             ],
             "traffic": {"duration_s": 100, "rate": 2, "block_s": 10, "length_scale": 0.02},
             "trials": {"ready_timeout_s": 20, "swap_devices": False},
             "pressure": pressure,
         }
-        context = trial_context(tmp_path / "trial", table, check=check)
+        context = trial_context(tmp_path / "trial", table)
         context.logs.mkdir()
         made.append(
             Pressure(
@@ -57,14 +62,10 @@ def pressed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
 
 
 def rows(context: TrialContext) -> list[dict[str, Any]]:
+    """Rows of the first card and then of the second: either neighbour may answer first."""
     kept: list[dict[str, Any]] = json.loads((context.folder / "trial.json").read_text())["pressure"]
     assert kept == context.facts.pressure
-    return kept
-
-
-def of_each_card(context: TrialContext) -> list[list[dict[str, Any]]]:
-    """Rows of cuda:0 and of cuda:1, each in their order; which neighbour answers first is nobody's promise."""
-    return [[row for row in rows(context) if row["device"] == device] for device in ("cuda:0", "cuda:1")]
+    return sorted(kept, key=lambda row: row["device"])
 
 
 def at(context: TrialContext, seconds: float) -> None:
@@ -76,26 +77,17 @@ def until(pressure: Pressure, holds: Callable[[], bool], within_s: float = 60.0)
     wait_for(holds, within_s, sleep=lambda _: pressure.step())
 
 
-def test_without_a_pressure_nothing_is_started_or_kept(pressed: Start) -> None:
-    pressure, context = pressed({}, "--refuse", "cuda:0")
-    pressure.start({"arm-0-0": 1})
-    pressure.step()
-    pressure.stop(hurry=False)
-    assert (pressure.process_ids, context.facts.pressure) == ({}, None)
-
-
 def test_a_phase_of_the_whole_traffic_is_on_every_device_before_the_load_and_until_its_end(pressed: Start) -> None:
     pressure, context = pressed({"memory_share": 0.3, "compute_share": 0.2})
     pressure.start({})
     started_ns = now_ns()
     assert sorted(pressure.process_ids) == ["neighbour cuda:0", "neighbour cuda:1"]
-    assert context.status.phase == "starting the pressure"
     at(context, 50.0)
     pressure.step()
     assert {row["end_ns"] for row in rows(context)} == {None}
     ending_ns = now_ns()
     pressure.stop(hurry=False)
-    kept = [row for card in of_each_card(context) for row in card]
+    kept = rows(context)
     assert [(row["kind"], row["device"], row["share"]) for row in kept] == [
         *(("memory", "cuda:0", 0.3), ("compute", "cuda:0", 0.2)),
         *(("memory", "cuda:1", 0.3), ("compute", "cuda:1", 0.2)),
@@ -106,191 +98,207 @@ def test_a_phase_of_the_whole_traffic_is_on_every_device_before_the_load_and_unt
     assert pressure.process_ids == {}
 
 
-@pytest.mark.parametrize("pressed", [("cuda", "cuda:0")], indirect=True)
-def test_two_names_of_one_card_have_one_neighbour(pressed: Start) -> None:
-    pressure, _ = pressed({"memory_share": 0.3})
-    pressure.start({})
-    assert list(pressure.process_ids) == ["neighbour cuda:0"]
-
-
-def test_phases_come_and_go_by_the_clock_of_the_traffic(pressed: Start) -> None:
-    schedule = [
-        {"start_s": 10, "end_s": 20, "memory_share": 0.5},
-        {"start_s": 30, "end_s": 40, "compute_share": 1.0},
-        {"start_s": 40, "memory_share": 0.1},
-    ]
-    pressure, context = pressed({"schedule": schedule})
-    pressure.start({})
-    pressure.step()  # no traffic yet
-    at(context, 5.0)
-    pressure.step()
-    assert context.facts.pressure == []
-    steps = ((10.1, 2, 0), (20.1, 2, 2), (30.1, 4, 2), (40.1, 6, 4))
-    for seconds, begun, over in steps:
-        at(context, seconds)
-        until(pressure, lambda begun=begun: len(context.facts.pressure or []) == begun)  # type: ignore[misc]
-        until(pressure, lambda over=over: sum(row["end_ns"] is not None for row in rows(context)) == over)  # type: ignore[misc]
-    pressure.stop(hurry=False)
-    assert [row["kind"] for row in rows(context)] == ["memory"] * 2 + ["compute"] * 2 + ["memory"] * 2
-    assert all(row["start_ns"] <= row["end_ns"] for row in rows(context))
-
-
-def test_before_the_first_answer_the_clock_is_that_of_the_load(pressed: Start) -> None:
-    pressure, context = pressed({"start_s": 10, "memory_share": 0.5})
-    pressure.start({})
-    context.status.load = type(context.status.load)(t_s=11.0)
-    until(pressure, lambda: len(context.facts.pressure or []) == 2)
-
-
-def test_a_tenant_is_a_warm_server_on_each_device_with_traffic_of_its_own(pressed: Start) -> None:
-    pressure, context = pressed({"tenant_rps": 4.0})
-    pressure.start({})
-    names = {f"{what} cuda:{card}" for what in ("neighbour", "tenant") for card in (0, 1)}
-    assert set(pressure.process_ids) == names
-    config = json.loads((context.logs / "tenant-cuda-1.json").read_text())
-    assert (config["preset"], config["model"]["device"], config["engine"]["max_new_tokens"]) == ("eager", "cuda:1", 8)
-    pressure.stop(hurry=False)
-    for row in rows(context):
-        assert (row["kind"], row["requests_per_s"], row["answered"], row["failed"]) == ("tenant", 4.0, 3, 1)
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--refuse", "cuda:1"), "neighbour-cuda-1 could not start: the device is busy"),
-        (("--die", "cuda:1=0"), "could not be put on: the neighbour ended with exit code 7"),
-        (("--short", "cuda:1"), "could not be put on: holds half: out of memory: lower what [pressure] asks for"),
+        (("--refuse", "cuda:1"), ("neighbour-cuda-1", "the device is busy")),
+        (("--die", "cuda:1=0"), ("exit code 7",)),
+        (("--short", "cuda:1"), ("out of memory", "[pressure]")),
     ],
 )
 def test_a_pressure_that_cannot_be_had_ends_the_run_before_the_traffic(
-    flags: tuple[str, ...], words: str, pressed: Start
+    flags: tuple[str, ...], words: tuple[str, ...], pressed: Start
 ) -> None:
     pressure, _ = pressed({"memory_share": 0.3}, *flags)
     with pytest.raises(RunError) as refused:
         pressure.start({})
-    assert words in str(refused.value)
+    assert all(word in str(refused.value) for word in words)
 
 
-def test_a_neighbour_that_dies_is_told_and_what_it_would_have_done_is_a_row_with_the_reason(pressed: Start) -> None:
+def test_rows_of_a_neighbour_that_dies_have_the_reason(pressed: Start) -> None:
     pressure, context = pressed({"schedule": TWO_PHASES}, "--die", "cuda:1=1")
     pressure.start({})
     at(context, 20.1)
     until(pressure, lambda: len(context.status.notes) == 1)
-    assert context.status.notes == ["cuda:1: the neighbour ended with exit code 7: the driver fell off"]
     at(context, 30.1)
     until(pressure, lambda: len(context.facts.pressure or []) == 4)
     pressure.stop(hurry=False)
-    errors = [(row["device"], row["error"]) for row in rows(context)]
     why = "the neighbour ended with exit code 7"
-    assert sorted(errors, key=str) == [("cuda:0", None), ("cuda:0", None), ("cuda:1", why), ("cuda:1", why)]
-    assert all(row["end_ns"] is not None for row in rows(context))
-
-
-def test_a_neighbour_that_hangs_has_no_end_that_it_never_said(pressed: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pressure_room, "_CHANGE_S", 1.0)
-    pressure, context = pressed({"schedule": TWO_PHASES}, "--hang", "cuda:1=1")
-    pressure.start({})
-    at(context, 20.1)
-    until(pressure, lambda: any(row["end_ns"] for row in context.facts.pressure or []))
-    asked_ns = now_ns()
-    at(context, 30.1)
-    until(pressure, lambda: len(context.facts.pressure or []) == 3)
-    later_ns = now_ns()
-    pressure.stop(hurry=False)
-    good, hung = of_each_card(context)
-    assert [(row["error"], row["had_share"]) for row in good] == [(None, 0.25)] * 2
-    assert [row["error"] for row in hung] == ["the neighbour did not answer"] * 2
-    assert hung[0]["end_ns"] < asked_ns
-    assert hung[1]["start_ns"] == hung[1]["end_ns"] < later_ns
-    (note,) = context.status.notes
-    assert note.startswith("cuda:1: the neighbour did not answer: see ")
-
-
-def test_an_interruption_shortens_the_wait_for_a_neighbour_that_hangs(
-    pressed: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pressure_room, "_HURRY_S", 0.1)
-    interrupted = False
-
-    def check() -> None:
-        if interrupted:
-            raise StopRequestedError
-
-    pressure, context = pressed({"memory_share": 0.3}, "--hang", "cuda:1=1", check=check)
-    pressure.start({})
-    interrupted = True
-    pressure.stop(hurry=False)
-    ((good,), (hung,)) = of_each_card(context)
-    assert (good["error"], hung["error"]) == (None, "the neighbour did not answer")
-
-
-def test_a_tenant_that_dies_ends_its_rows_with_the_reason(pressed: Start) -> None:
-    schedule = [{"end_s": 20, "memory_share": 0.1, "tenant_rps": 4.0}, {"start_s": 30, "tenant_rps": 4.0}]
-    pressure, context = pressed({"schedule": schedule})
-    pressure.start({})
-    pressure._servers["cuda:1"].kill()
-    until(pressure, lambda: len(context.status.notes) == 1)
-    why = "the second server ended with SIGKILL"
+    assert [(row["start_ns"] < row["end_ns"], row["error"]) for row in rows(context)][:2] == [(True, None)] * 2
+    assert [row["error"] for row in rows(context)][2:] == [why] * 2
     assert context.status.notes[0].startswith(f"cuda:1: {why}")
-    died_ns = now_ns()
-    for seconds, count in ((20.1, 4), (30.1, 6)):
-        at(context, seconds)
-        until(pressure, lambda count=count: len(context.facts.pressure or []) == count)  # type: ignore[misc]
-    pressure.stop(hurry=False)
-    good, bad = of_each_card(context)
-    assert [(row["kind"], row["error"]) for row in good] == [("memory", None), ("tenant", None), ("tenant", None)]
-    assert [(row["kind"], row["error"]) for row in bad] == [("memory", None), ("tenant", why), ("tenant", why)]
-    assert bad[1]["end_ns"] < died_ns < bad[0]["end_ns"]
-    assert len(context.status.notes) == 1
 
 
-def test_processors_of_every_replica_are_limited_alike_and_given_back(pressed: Start, tmp_path: Path) -> None:
-    replicas = [
-        Child(f"arm-{index}", [sys.executable, "-c", "import time; time.sleep(60)"], log_path=tmp_path / f"{index}.log")
-        for index in (0, 1)
+NOWHERE = Path("/nonexistent")
+GONE = 2**22 + 1  # no process has this number
+# A thread and a child of its own, so that both are seen to be bound.
+SLEEPER = (
+    "import subprocess, sys, threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); "
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); print(child.pid, flush=True); "
+    "time.sleep(60)"
+)
+
+
+@pytest.fixture
+def replicas() -> Iterator[dict[str, tuple[int, int]]]:
+    """Two processes, each with a child: (its number, that of the child) by name."""
+    made = [subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    pairs = {}
+    for name, process in zip(("eager-0", "twin-0"), made, strict=True):
+        assert process.stdout is not None
+        pairs[name] = (process.pid, int(process.stdout.readline()))
+    yield pairs
+    for pid in (pid for pair in pairs.values() for pid in pair):
+        os.kill(pid, 9)
+    for process in made:
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.fixture
+def tree(replicas: dict[str, tuple[int, int]]) -> int:
+    """A process with a thread and a child."""
+    return replicas["eager-0"][0]
+
+
+def affinities(pid: int) -> list[set[int]]:
+    return [
+        os.sched_getaffinity(int(task.name))
+        for member, _ in family_of(pid)
+        for task in Path(f"/proc/{member}/task").iterdir()
     ]
-    try:
-        pressure, context = pressed({"cpus": 1.0})
-        pressure.start({child.name: child.pid for child in replicas})
-        assert pressure.process_ids == {}
-        assert [(row["replica"], row["cpus"], row["error"], row["end_ns"]) for row in rows(context)] == [
-            ("arm-0", 1.0, None, None),
-            ("arm-1", 1.0, None, None),
-        ]
-        assert len({row["method"] for row in rows(context)}) == 1
-        pressure.stop(hurry=False)
-        assert all(row["start_ns"] < row["end_ns"] for row in rows(context))
-    finally:
-        for child in replicas:
-            child.kill()
 
 
-def test_a_replica_that_has_ended_is_a_row_with_the_reason_and_the_others_are_limited(
-    pressed: Start, tmp_path: Path
+def test_every_thread_of_a_process_and_its_children_is_bound_and_released(tree: int) -> None:
+    before = affinities(tree)
+    assert len(before) >= 3
+    (limit,) = limit_all([tree], 0.5, groups=NOWHERE)
+    assert limit is not None
+    first = min(os.sched_getaffinity(0))
+    assert affinities(tree) == [{first}] * len(before)
+    assert limit.facts() == {"method": "affinity", "processors": [first]}
+    limit.lift()
+    assert affinities(tree) == before
+
+
+def test_bound_processes_are_released_where_another_cannot_be_bound(tree: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, bind, leaf = affinities(tree), os.sched_setaffinity, [*family_of(tree)][1][0]
+
+    def refused(thread: int, processors: set[int]) -> None:
+        if thread == leaf and len(processors) == 1:
+            raise PermissionError(1, "not yours")
+        bind(thread, processors)
+
+    monkeypatch.setattr(os, "sched_setaffinity", refused)
+    with pytest.raises(PermissionError):
+        limit_all([tree], 1.0, groups=NOWHERE)
+    assert affinities(tree) == before
+
+
+def groups_of(tree: int, folder: Path) -> tuple[Path, Path]:
+    """(groups, proc): a tree of groups in plain files, with the process in session/work."""
+    groups, proc = folder / "groups", folder / "proc"
+    (groups / "session" / "work").mkdir(parents=True)
+    (groups / "cgroup.controllers").write_text("cpu memory")
+    (proc / str(tree)).mkdir(parents=True)
+    (proc / str(tree) / "cgroup").write_text("1:name=systemd:/old\n0::/session/work\n")
+    return groups, proc
+
+
+def test_where_groups_may_be_made_each_process_has_a_quota_of_its_own(tree: int, tmp_path: Path) -> None:
+    groups, proc = groups_of(tree, tmp_path)
+    before = affinities(tree)
+    (limit,) = limit_all([tree], 1.5, groups=groups, proc=proc)
+    assert limit is not None
+    group = groups / "session" / "work" / f"tailgate-{tree}"
+    assert (group / "cpu.max").read_text() == "150000 100000"
+    last = [*family_of(tree)][-1][0]
+    assert (group / "cgroup.procs").read_text() == str(last)  # a plain file keeps the last one
+    assert limit.facts() == {"method": "cgroup"}
+    assert affinities(tree) == before
+    limit.lift()
+    assert (groups / "session" / "work" / "cgroup.procs").read_text() == str(last)
+
+
+TABLE: dict[str, Any] = {
+    "name": "small",
+    "engine": {"max_prompt_tokens": 32, "max_new_tokens": 8},
+    "arms": [{"name": "eager", "preset": "eager", "control": True}, {"name": "twin", "preset": "eager"}],
+    "traffic": {"duration_s": 100, "rate": 2, "block_s": 10, "length_scale": 0.02},
+    "bed": {"processor_turn_s": 1.0},
+}
+
+
+def turned_trial(tmp_path: Path, table: dict[str, Any] = TABLE) -> TrialContext:
+    return trial_context(tmp_path / "trial", table)
+
+
+def bound(pid: int) -> set[int]:
+    """Where the threads of the process may run; all may run in the same places."""
+    (places,) = {frozenset(os.sched_getaffinity(int(path.name))) for path in Path(f"/proc/{pid}/task").iterdir()}
+    return set(places)
+
+
+def test_replicas_change_processors_after_each_turn_and_have_all_at_the_end(
+    tmp_path: Path, replicas: dict[str, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    living = Child("arm-1", [sys.executable, "-c", "import time; time.sleep(60)"], log_path=tmp_path / "1.log")
-    try:
-        pressure, context = pressed({"start_s": 10, "cpus": 1.0})
-        pressure.start({"arm-0": 2**22 + 1, "arm-1": living.pid})
-        at(context, 10.1)
-        until(pressure, lambda: len(context.facts.pressure or []) == 2)
-        assert [(row["replica"], row["error"]) for row in rows(context)] == [("arm-0", "it had ended"), ("arm-1", None)]
-        pressure.stop(hurry=False)
-    finally:
-        living.kill()
+    assert processor_sets(range(10), 3) == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
+    assert (processor_sets((4, 7), 2), processor_sets((4, 7), 3)) == ([(4,), (7,)], [])
+    usable, now = sorted(os.sched_getaffinity(0)), 100.0
+    monkeypatch.setattr(processor_turns.time, "monotonic", lambda: now)
+    # On a machine with one processor both sets are that one.
+    sets = processor_sets(usable, 2) or [tuple(usable)] * 2
+    monkeypatch.setattr(processor_turns, "processor_sets", lambda usable, count: sets)
+    first, second = sets
+    context = turned_trial(tmp_path)
+    turns = ProcessorTurns(context)
+    turns.start({name: pid for name, (pid, _) in replicas.items()})
+    seen = []
+    for _ in range(3):
+        seen.append([bound(pid) for pair in replicas.values() for pid in pair])
+        now += 0.5
+        turns.poll()
+        assert [bound(pid) for pair in replicas.values() for pid in pair] == seen[-1]
+        now += 0.6
+        turns.poll()
+    one, other = [set(first)] * 2 + [set(second)] * 2, [set(second)] * 2 + [set(first)] * 2
+    assert seen == [one, other, one]
+    turns.stop()
+    assert [bound(pid) for pair in replicas.values() for pid in pair] == [set(usable)] * 4
+    assert context.facts.processor_turns == {"every_s": 1.0, "turns": 4, "sets": [first, second], "error": None}
 
 
-def test_on_a_full_disk_every_process_is_gone_all_the_same(pressed: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    pressure, context = pressed({"end_s": 20, "memory_share": 0.3})
-    pressure.start({})
-    children = [neighbour.child for neighbour in pressure._neighbours]
+@pytest.mark.parametrize(("usable", "words"), [({0}, "1 processor is too few"), ({0, 1}, "no process could be bound")])
+def test_turns_that_cannot_be_taken_are_an_error_in_the_records_and_a_note(
+    usable: set[int], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int, processors: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(processor_turns.os, "sched_getaffinity", lambda pid: usable)
+    monkeypatch.setattr(processor_turns.os, "sched_setaffinity", refuse)
+    context = turned_trial(tmp_path)
+    turns = ProcessorTurns(context)
+    turns.start({"eager-0": os.getpid(), "twin-0": os.getpid()})
+    turns.poll()
+    turns.stop()
+    assert context.facts.processor_turns is not None
+    assert words in context.facts.processor_turns["error"]
+    assert context.status.notes
 
-    monkeypatch.setattr(TrialFacts, "write", full)
-    at(context, 20.1)
-    until(pressure, lambda: all(row["end_ns"] for row in context.facts.pressure or []))
-    pressure.stop(hurry=False)
-    assert pressure.process_ids == {}
-    assert all(child.poll() is not None for child in children)
+
+def test_a_replica_that_died_takes_no_turn(
+    tmp_path: Path, replicas: dict[str, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = min(os.sched_getaffinity(0))
+    monkeypatch.setattr(processor_turns, "processor_sets", lambda usable, count: [(place,)] * count)
+    context = turned_trial(tmp_path)
+    turns = ProcessorTurns(context)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    turns.start({"twin-0": gone.pid, "eager-0": replicas["eager-0"][0]})
+    assert bound(replicas["eager-0"][0]) == {place}
+    turns.stop()
+    assert context.facts.processor_turns is not None
+    assert context.facts.processor_turns["error"] is None

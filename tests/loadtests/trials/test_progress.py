@@ -1,12 +1,34 @@
+"""Progress of a run: on the terminal, as metrics for Prometheus, and on the live page."""
+
+from __future__ import annotations
+
+import http.client
 import io
 import json
+import os
+import signal
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
-from loadtests.trials.progress import ArmLoad, Display, Load, ReplicaState, Status, live_table, plain_line, read_load
+from analysis.records.documents import content_of
+from loadtests.generator.load_log import LoadLog
+from loadtests.page.access import TOKEN_VARIABLE
+from loadtests.trials import live_page
+from loadtests.trials.exporter import Exporter, exporting
+from loadtests.trials.live_page import LivePage, PageAddress
+from loadtests.trials.processes import child_environment
+from loadtests.trials.progress import ArmLoad, Display, Load, MetricsPage, ReplicaState, Status, plain_line, read_load
+from loadtests.trials.run_metrics import RunCollector
 from loadtests.trials.under_way import UnderWay
+from servers.clock import now_ns
+from servers.fields import ConfigError
+from tests.fakes.patience import wait_for
+from tests.fakes.request_records import MS, record
 
 
 def report(folder: Path, worker: int, arms: dict[str, dict[str, float | None]]) -> None:
@@ -14,7 +36,9 @@ def report(folder: Path, worker: int, arms: dict[str, dict[str, float | None]]) 
     (folder / f"progress-{worker}.json").write_text(json.dumps(content))
 
 
-def test_load_of_several_processes_is_one(tmp_path: Path) -> None:
+def test_load_of_several_processes_is_added_up(tmp_path: Path) -> None:
+    (tmp_path / "progress-0.json").write_text("{")
+    assert read_load(tmp_path) == Load()
     report(tmp_path, 0, {"eager": {"n": 30, "ttft_p50_ms": 10.0, "ttft_p99_ms": 20.0, "inflight": 1}})
     report(tmp_path, 1, {"eager": {"n": 10, "ttft_p50_ms": 30.0, "ttft_p99_ms": 15.0, "inflight": 2}})
     load = read_load(tmp_path)
@@ -22,72 +46,36 @@ def test_load_of_several_processes_is_one(tmp_path: Path) -> None:
     assert load.arms["eager"] == ArmLoad(finished=40, inflight=3, ttft_p50_ms=15.0, ttft_p99_ms=20.0)
 
 
-def test_load_before_the_first_report_is_zero(tmp_path: Path) -> None:
-    (tmp_path / "progress-0.json").write_text("{")
-    assert read_load(tmp_path) == Load()
-
-
-def test_plain_line_tells_phase_readiness_and_warmup() -> None:
-    status = Status(phase="starting arms", trial=2, trials=3)
-    status.replicas = {"eager-0": ReplicaState(stage="ready"), "naive-0": ReplicaState("warmup", 1, 4, "2x64")}
-    line = plain_line(status, 65.0)
-    assert line == "[1:05] · trial 2/3 · starting arms · eager-0: ready · naive-0: warm-up 1/4 2x64"
-
-
-def test_plain_line_tells_requests_and_live_quantiles() -> None:
+def test_a_line_shows_requests_quantiles_and_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtests.trials.progress.now_ns", lambda: 13 * 10**9)
     arms = {"eager": ArmLoad(finished=5, ttft_p50_ms=9.26, ttft_p99_ms=250.4, e2e_p99_ms=12_345.0)}
     status = Status(phase="traffic", detail="3 of 9 s", planned=40, load=Load(finished=5, failed=1, arms=arms))
-    status.replicas = {"naive-0": ReplicaState(stage="dead")}
-    line = plain_line(status, 3.0)
-    assert line == (
-        "[0:03] · traffic 3 of 9 s · 5/40 requests, 1 failed · "
-        "eager ttft p50 9.3 ms p99 250 ms e2e p99 12.35 s · naive-0 is dead"
-    )
-
-
-def test_plain_line_tells_what_compiles_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtests.trials.progress.now_ns", lambda: 13 * 10**9)
     compiling = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=10**9, shape="2x64")
-    status = Status(phase="traffic", load=Load(finished=5, arms={"naive": ArmLoad(finished=5)}))
-    status.replicas = {"naive-0": ReplicaState(stage="serving", compiling=compiling)}
-    assert plain_line(status, 3.0).endswith("naive-0 is compiling for 12 s (2x64)")
+    status.replicas = {
+        "naive-0": ReplicaState(stage="dead"),
+        "naive-1": ReplicaState("warmup", 1, 4, "2x64"),
+        "naive-2": ReplicaState(stage="serving", compiling=compiling),
+    }
+    line = plain_line(status, 65.0)
+    for words in ("[1:05]", "3 of 9 s", "5/40 requests", "1 failed", "p50 9.3 ms", "p99 250 ms", "p99 12.35 s"):
+        assert words in line
+    for words in ("naive-0 is dead", "naive-2 is compiling for 12 s (2x64)"):
+        assert words in line
+    assert "naive-1: warm-up 1/4 2x64" in plain_line(Status(phase="starting", replicas=status.replicas), 65.0)
 
 
-def test_live_table_holds_replicas_arms_and_notes() -> None:
-    status = Status(phase="traffic", planned=10, load=Load(finished=5, arms={"eager": ArmLoad(finished=5)}))
-    status.replicas = {"eager-0": ReplicaState(stage="ready", compiles=3)}
-    status.note("naive-0 died")
-    status.page = "http://127.0.0.1:8080/"
-    console = Console(file=io.StringIO(), width=120, record=True)
-    console.print(live_table(status, 1.0))
-    text = console.export_text()
-    for expected in (
-        "traffic",
-        "5/10 requests",
-        "eager-0",
-        "ready",
-        "ttft p99",
-        "naive-0 died",
-        "live page: http://127.0.0.1:8080/",
-    ):
-        assert expected in text
-
-
-def test_display_without_a_terminal_shows_every_phase_and_note_in_lines() -> None:
+def test_a_display_without_a_terminal_writes_every_phase_and_note() -> None:
     out = io.StringIO()
     status = Status(phase="first")
     with Display(status, stream=out, every_s=60.0):
-        pass
-    status = Status(phase="second")
-    with Display(status, stream=out, every_s=60.0):
         status.note("an arm died")
         status.page = "http://127.0.0.1:8080/"
-        status.phase = "third"
+        status.phase = "second"
     lines = out.getvalue().splitlines()
     assert lines[0] == "[0:00] · first"
     assert any("an arm died" in line for line in lines)
-    assert any("third" in line for line in lines)
-    assert sum("live page: http://127.0.0.1:8080/" in line for line in lines) == 1
+    assert any("second" in line for line in lines)
+    assert sum("http://127.0.0.1:8080/" in line for line in lines) == 1
 
 
 def test_a_closed_stream_does_not_break_the_run() -> None:
@@ -96,3 +84,177 @@ def test_a_closed_stream_does_not_break_the_run() -> None:
     with Display(Status(), stream=out, every_s=0.01):
         pass
     assert out.closed
+
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def shown(status: Status) -> Samples:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(RunCollector(status))
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    return samples[name, tuple(sorted(labels.items()))]
+
+
+def load(folder: Path, worker: int, answers: int, failed: int = 0) -> None:
+    """One load process of a trial, which has sent this much to "eager" and has one request more under way."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = LoadLog(folder, worker=worker, planned=10, arms=["eager", "naive"])
+    log.start_ns = now_ns()
+    for number in range(answers + failed + 1):
+        log.begun("eager")
+        if number < answers + failed:
+            log.ended(record(number, status="OK" if number < answers else "UNAVAILABLE"), "eager")
+    log.lag.add(3 * MS)
+    log.write()
+
+
+def test_metrics_of_replicas_and_traffic_are_those_of_the_status() -> None:
+    status = Status(phase="traffic", trial=2, trials=3, planned=40, duration_s=60.0, load=Load(t_s=7.5))
+    status.replicas = {"eager-0": ReplicaState(stage="ready"), "naive-0": ReplicaState(stage="warmup", compiles=4)}
+    samples = shown(status)
+    for name, labels, expected in (
+        ("phase", {"phase": "traffic"}, 1),
+        ("trials", {}, 3),
+        ("replica_ready", {"replica": "eager-0"}, 1),
+        ("replica_ready", {"replica": "naive-0"}, 0),
+        ("replica_compile_events_total", {"replica": "naive-0"}, 4),
+        ("traffic_seconds", {}, 7.5),
+        ("planned_traffic_seconds", {}, 60),
+        ("planned_requests", {}, 40),
+    ):
+        assert value(samples, f"tailgate_run_{name}", **labels) == expected
+    assert value(samples, "tailgate_load_requests_started_total") == 0
+    assert not [name for name, _ in samples if name.endswith("_bucket")]
+
+
+def test_counters_go_on_over_trials_and_gauges_are_of_the_newest(tmp_path: Path) -> None:
+    load(tmp_path / "trial-01", 0, answers=5)
+    load(tmp_path / "trial-01", 1, answers=2, failed=1)
+    load(tmp_path / "trial-02", 0, answers=4)
+    samples = shown(Status(run_dir=tmp_path))
+    for name, labels, expected in (
+        ("requests_total", {"arm": "eager", "outcome": "ok"}, 11),
+        ("requests_total", {"arm": "eager", "outcome": "failed"}, 1),
+        ("requests_total", {"arm": "naive", "outcome": "failed"}, 0),
+        ("requests_started_total", {}, 6 + 4 + 5),
+        ("in_flight", {"arm": "eager"}, 1),
+        ("time_to_first_token_seconds_count", {"arm": "eager"}, 11),
+        ("time_to_first_token_seconds_bucket", {"arm": "eager", "le": "0.01"}, 0),
+        ("time_to_first_token_seconds_bucket", {"arm": "eager", "le": "0.02"}, 11),
+        ("time_to_first_token_seconds_bucket", {"arm": "eager", "le": "+Inf"}, 11),
+        ("time_to_first_token_seconds_sum", {"arm": "eager"}, pytest.approx(11 * 0.011)),
+        ("schedule_lag_seconds", {"worker": "0", "quantile": "1"}, 0.003),
+    ):
+        assert value(samples, f"tailgate_load_{name}", **labels) == expected
+    assert ("tailgate_load_schedule_lag_seconds", (("quantile", "1"), ("worker", "1"))) not in samples
+
+
+def test_broken_files_of_load_processes_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "trial-01"
+    load(folder, 0, answers=1)
+    broken: dict[str, Any] = {"arms": {"eager": None}, "histograms": {"eager": {"ttft": 3}}, "started": "many"}
+    other = {"histograms": {"eager": {"ttft": {"bounds_s": [1.0], "counts": [2, 3], "sum_s": 9.0}}}}
+    for number, text in enumerate(("{", "[]", json.dumps(broken), json.dumps(other)), start=1):
+        (folder / f"progress-{number}.json").write_text(text)
+    (folder / "generator-1.json").write_text(json.dumps({"cpu": 3, "lag_ms": None, "records": {"written": "x"}}))
+    samples = shown(Status(run_dir=tmp_path))
+    assert value(samples, "tailgate_load_requests_total", arm="eager", outcome="ok") == 1
+    assert value(samples, "tailgate_load_time_to_first_token_seconds_count", arm="eager") == 1
+    assert value(samples, "tailgate_load_records_written_total", worker="1") == 0
+
+
+def get(port: int, path: str, method: str = "GET") -> tuple[int, str, str]:
+    """(status, content type, body)."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request(method, path)
+    response = connection.getresponse()
+    return response.status, response.getheader("Content-Type", ""), response.read().decode()
+
+
+def test_the_page_of_a_process_that_is_gone_fails_and_that_of_the_run_does_not() -> None:
+    with Exporter(Status(), "127.0.0.1", 0) as other:
+        gone = other.port
+    status = Status(pages={"eager-0": MetricsPage(address=f"127.0.0.1:{gone}", path="/metrics")})
+    with Exporter(status, "127.0.0.1", 0) as exporter:
+        for path, code in (("/metrics/eager-0", 502), ("/metrics", 200), ("/metrics/../etc/passwd", 404)):
+            assert get(exporter.port, path)[0] == code
+        assert get(exporter.port, "/metrics", method="POST")[0] == 501
+
+
+def test_a_taken_or_bad_address_for_metrics_is_refused() -> None:
+    with Exporter(Status(), "127.0.0.1", 0) as exporter:
+        with pytest.raises(ConfigError, match=rf"--metrics 127\.0\.0\.1:{exporter.port}"):
+            Exporter(Status(), "127.0.0.1", exporter.port)
+        with pytest.raises(ConfigError, match="HOST:PORT"):
+            exporting(Status(), "9465")
+    with exporting(Status(), ""):
+        pass
+
+
+HERE = PageAddress(host="127.0.0.1", port=0)
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_page, "_EVERY_S", 0.05)
+
+
+def test_an_address_of_the_page_may_take_a_free_port() -> None:
+    assert PageAddress.of("off") is None
+    assert PageAddress.of("127.0.0.1:0") == HERE
+    assert PageAddress.of("[::1]:8080") == PageAddress(host="::1", port=8080)
+    for text in ("", "on", "8080", ":8080", "host:", "host:65536", "host:-1", "a b:1"):
+        with pytest.raises(ConfigError, match="HOST:PORT"):
+            PageAddress.of(text)
+
+
+@pytest.mark.parametrize("given", ["", "a-token-of-the-user"])
+def test_a_token_is_shown_once_where_it_was_made_and_is_in_no_file(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    if given:
+        monkeypatch.setenv(TOKEN_VARIABLE, given)
+    status = Status()
+    page = LivePage(PageAddress(host="0.0.0.0", port=0), status)
+    page.open(tmp_path)
+    try:
+        wait_for(lambda: status.page)
+        assert os.getpriority(os.PRIO_PROCESS, page.pid or 0) >= 10
+    finally:
+        page.close({"complete": True})
+    address, _, token = status.page.partition("?token=")
+    assert bool(token) == (not given)
+    assert socket.gethostname() in address
+    assert (token or given) not in "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert TOKEN_VARIABLE not in child_environment()
+    assert not (tmp_path / "page.json").exists()
+    page.close({"complete": False})
+    assert content_of(tmp_path / "status.json")["ended"] == {"complete": True}
+
+
+def test_a_page_that_cannot_start_or_dies_is_one_note(tmp_path: Path) -> None:
+    # A file stands where the folder should, which stops root too.
+    (tmp_path / "file").write_text("")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "killed").mkdir()
+    for host, folder in (("no host.invalid", "here"), ("127.0.0.1", "file"), ("127.0.0.1", "killed")):
+        status = Status()
+        page = LivePage(PageAddress(host=host, port=0), status)
+        page.open(tmp_path / folder)
+        if folder == "killed":
+            wait_for(lambda: status.page)  # noqa: B023
+            os.kill(page.pid or 0, signal.SIGKILL)
+        wait_for(lambda: status.notes)  # noqa: B023
+        page.close({"complete": True})
+        (note,) = status.notes
+        assert "SIGKILL" in note or folder != "killed"

@@ -1,24 +1,35 @@
-"""Who moves the weights of a ramp, with a splitter that can be deaf, start anew, or be moved by somebody else."""
+"""What steers a trial: the controller of a ramp, the early end, stalls, the interim analyses, lost replicas."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from analysis.judging.alarms import ServedCompile
+from analysis.looks.journal import JOURNAL
+from analysis.looks.journal import append as append_look
 from analysis.records.weight_journal import BY_HAND, WeightChange, append, read_weights
-from analysis.settings.gate_limits import GateLimits
+from analysis.settings.gate_limits import CompileBudget, GateLimits
 from analysis.settings.ramp_limits import RampLimits
-from loadtests.trials import ramp_control
+from loadtests.page import tails
+from loadtests.trials import judge as judging
+from loadtests.trials import pulse, ramp_control
+from loadtests.trials.early_end import EarlyEnding, early_end
 from loadtests.trials.judge import Judge
+from loadtests.trials.pulse import Pulse
 from loadtests.trials.ramp_control import RampControl
 from loadtests.trials.steering import Steered
-from servers.clock import now_ns
+from loadtests.trials.under_way import UnderWay, stalls
 from servers.splitter.admin import SplitterError
+from tests.fakes.patience import wait_for
 
+START_NS = 10**18 + 10**12
 FIRST, HALF, BACK = {"eager": 9900, "new": 100}, {"eager": 5000, "new": 5000}, {"eager": 10_000, "new": 0}
 CONFIGURED = {"eager": 1, "new": 0}
 
@@ -36,11 +47,11 @@ class FakeSplitter:
         return dict(self.kept)
 
     def after(self, weights: Mapping[str, int]) -> Mapping[str, int]:
-        return weights
+        return {**self.kept, **weights}
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         self._answer()
-        self.kept = dict(weights)
+        self.kept = {**self.kept, **weights}
 
     def up_s(self) -> float:
         self._answer()
@@ -48,17 +59,22 @@ class FakeSplitter:
 
     def _answer(self) -> None:
         if self.deaf:
-            raise SplitterError("no split answers")
+            self.fail()
+
+    def fail(self) -> None:
+        raise SplitterError("no split answers")
 
 
 class Ramp:
-    """A ramp of two steps to "new", and all that it sees."""
+    """A ramp of two steps to "new" by a made-up clock, and all that its controller sees."""
 
-    def __init__(self, folder: Path, splitter: Any) -> None:
-        self.folder, self.splitter = folder, splitter
+    def __init__(self, folder: Path, splitter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.splitter, self.clock_ns = folder, splitter, START_NS
+        monkeypatch.setattr(ramp_control, "_READ_NS", 0)
+        monkeypatch.setattr(ramp_control, "now_ns", self.now_ns)
         self.look: dict[str, Any] | None = None
         self.ends: list[int | None] = []
-        self.facts = SimpleNamespace(start_ns=now_ns(), duration_s=1e9, deaths=[], ended=None)
+        self.facts = SimpleNamespace(start_ns=START_NS, duration_s=1e9, deaths=[], ended=None)
         self.status = SimpleNamespace(detail="", note=lambda _: None, load=SimpleNamespace(arms={}))
         self.trial = cast(
             Steered,
@@ -71,6 +87,10 @@ class Ramp:
         )
         self.control = self.controller(())
 
+    def now_ns(self) -> int:
+        self.clock_ns += 1000
+        return self.clock_ns
+
     def controller(self, before: Sequence[WeightChange], **limits: Any) -> RampControl:
         """One that goes on after these changes."""
         return RampControl(
@@ -82,17 +102,21 @@ class Ramp:
             before=before,
         )
 
-    def resume(self) -> None:
-        """Another controller goes on from the journal."""
+    def resume(self, *changes: WeightChange, kept: Mapping[str, int]) -> None:
+        """Another controller goes on from a journal of these changes, with a splitter that has the weights `kept`."""
+        for change in changes:
+            append(self.folder, change)
+        self.splitter.kept = dict(kept)
         self.control = self.controller(read_weights(self.folder))
 
-    def poll(self, times: int = 1) -> None:
+    def poll(self, times: int = 1, *, after_s: float = 0.0) -> None:
+        self.clock_ns += int(after_s * 1e9)
         for _ in range(times):
             self.control.poll(self.trial)
 
     def die(self) -> None:
         """The candidate is dead."""
-        self.facts.deaths.append({"arm": "new", "replica": "new-0", "at_ns": now_ns()})
+        self.facts.deaths.append({"arm": "new", "replica": "new-0", "at_ns": self.now_ns()})
 
     @property
     def actions(self) -> list[str]:
@@ -101,11 +125,10 @@ class Ramp:
 
 @pytest.fixture
 def ramp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ramp:
-    monkeypatch.setattr(ramp_control, "_READ_NS", 0)
-    return Ramp(tmp_path, FakeSplitter(CONFIGURED))
+    return Ramp(tmp_path, FakeSplitter(CONFIGURED), monkeypatch)
 
 
-def test_the_first_step_is_written_down_before_and_after_the_splitter_is_told(ramp: Ramp) -> None:
+def test_the_first_step_is_recorded_before_and_after_the_splitter_takes_it(ramp: Ramp) -> None:
     ramp.splitter.deaf = True
     ramp.poll()
     (change,) = read_weights(ramp.folder)
@@ -118,13 +141,12 @@ def test_the_first_step_is_written_down_before_and_after_the_splitter_is_told(ra
     assert ramp.splitter.kept == FIRST
 
 
-def test_a_rollback_that_a_deaf_splitter_does_not_take_is_decided_once(ramp: Ramp) -> None:
+def test_a_rollback_that_the_splitter_does_not_take_is_decided_once(ramp: Ramp) -> None:
     ramp.poll()
     ramp.splitter.deaf = True
-    ramp.die()
-    ramp.poll(5)
-    ramp.die()
-    ramp.poll(5)
+    for _ in range(2):
+        ramp.die()
+        ramp.poll(5)
     assert len((ramp.folder / "weights.jsonl").read_text().splitlines()) == 3  # start twice, rollback once
     ramp.splitter.deaf = False
     ramp.poll()
@@ -132,30 +154,27 @@ def test_a_rollback_that_a_deaf_splitter_does_not_take_is_decided_once(ramp: Ram
     assert ramp.splitter.kept == BACK
 
 
-def test_the_load_goes_on_for_a_while_after_a_rollback(ramp: Ramp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_load_goes_on_for_a_while_after_a_rollback(ramp: Ramp) -> None:
     ramp.poll()
     ramp.die()
     ramp.poll(3)
     assert ramp.ends == []
-    monkeypatch.setattr(ramp_control, "now_ns", lambda: now_ns() + 11_000_000_000)
-    ramp.poll()
+    ramp.poll(after_s=11)
     assert len(ramp.ends) == 1
-    assert ramp.facts.ended == "the ramp ended: rollback, new-0 died"
+    assert "rollback" in str(ramp.facts.ended)
+    assert "new-0" in str(ramp.facts.ended)
 
 
-def test_weights_that_somebody_else_sets_are_left_and_end_the_ramp(ramp: Ramp) -> None:
+def test_weights_set_by_hand_are_left_and_end_the_ramp(ramp: Ramp) -> None:
     ramp.poll()
     ramp.splitter.kept = dict(HALF)
-    ramp.die()
-    ramp.die()
-    ramp.facts.deaths.clear()
     ramp.poll(4)
     assert ramp.actions == ["start", BY_HAND]
     assert ramp.splitter.kept == HALF
     assert ramp.facts.ended is not None
 
 
-def test_a_splitter_that_started_anew_is_told_again(ramp: Ramp) -> None:
+def test_a_restarted_splitter_gets_the_weights_again(ramp: Ramp) -> None:
     ramp.poll()
     ramp.splitter.kept, ramp.splitter.up = dict(CONFIGURED), 0.0
     ramp.poll()
@@ -165,55 +184,48 @@ def test_a_splitter_that_started_anew_is_told_again(ramp: Ramp) -> None:
     assert ramp.splitter.kept == FIRST
 
 
-def test_nothing_is_decided_while_nobody_knows_the_weights(ramp: Ramp) -> None:
+def test_nothing_is_decided_while_the_weights_are_unknown(ramp: Ramp) -> None:
     ramp.poll()
     ramp.splitter.deaf = True
-    ramp.look = {"look": 1, "at_ns": now_ns() + 10**12, "arms": {}}
+    ramp.look = {"look": 1, "at_ns": ramp.clock_ns + 10**12, "arms": {}}
     ramp.poll(3)
     assert ramp.actions == ["start"]
     assert "does not answer" in ramp.status.detail
 
 
 @pytest.mark.parametrize(("on_inconclusive", "share"), [("hold", 100), ("rollback", 0)])
-def test_a_step_that_nobody_looks_at_ends_by_its_longest_time(
-    ramp: Ramp, monkeypatch: pytest.MonkeyPatch, on_inconclusive: str, share: int
+def test_a_step_without_an_interim_analysis_ends_by_its_longest_time(
+    ramp: Ramp, on_inconclusive: str, share: int
 ) -> None:
     ramp.control = ramp.controller((), most_step_s=60.0, on_inconclusive=on_inconclusive)
     ramp.poll(2)
-    monkeypatch.setattr(ramp_control, "now_ns", lambda: now_ns() + 100_000_000_000)
-    ramp.poll(2)
-    assert ramp.actions == ["start"], "a look may be late"
-    monkeypatch.setattr(ramp_control, "now_ns", lambda: now_ns() + 130_000_000_000)
-    ramp.poll(3)
-    last = read_weights(ramp.folder)[-1]
+    ramp.poll(2, after_s=100)
+    assert ramp.actions == ["start"], "an interim analysis may be late"
+    ramp.poll(3, after_s=30)
     assert (ramp.actions, ramp.splitter.kept["new"]) == (["start", on_inconclusive], share)
-    assert last.why == "still open after 60 s: nobody has looked at the run for 130 s"
+    why = read_weights(ramp.folder)[-1].why
+    assert all(words in why for words in ("60 s", "130 s"))
 
 
 @pytest.mark.parametrize(("on_inconclusive", "share"), [("hold", 100), ("rollback", 0)])
-def test_a_step_that_is_open_when_the_time_is_over_stays_or_goes_back_as_was_asked(
-    ramp: Ramp, monkeypatch: pytest.MonkeyPatch, on_inconclusive: str, share: int
+def test_an_open_step_at_the_end_of_the_time_is_held_or_rolled_back(
+    ramp: Ramp, on_inconclusive: str, share: int
 ) -> None:
     ramp.control = ramp.controller((), on_inconclusive=on_inconclusive)
     ramp.facts.duration_s = 300.0
     ramp.poll(2)
-    monkeypatch.setattr(ramp_control, "now_ns", lambda: now_ns() + 297_000_000_000)
-    ramp.poll(2)
+    ramp.poll(2, after_s=297)
     assert ramp.splitter.kept["new"] == 100
-    monkeypatch.setattr(ramp_control, "now_ns", lambda: now_ns() + 299_000_000_000)
-    ramp.poll(3)
+    ramp.poll(3, after_s=2)
     assert ramp.splitter.kept["new"] == share
     assert ramp.actions == (["start"] if share else ["start", "rollback"])
 
 
-def test_the_last_step_is_not_promoted_without_a_look(ramp: Ramp, monkeypatch: pytest.MonkeyPatch) -> None:
-    for change in (START, of("advance", {"eager": 0, "new": 10_000}, 2, done=True, at_ns=10**18 + 10**9)):
-        append(ramp.folder, change)
-    ramp.splitter.kept = {"eager": 0, "new": 10_000}
-    ramp.resume()
+def test_the_last_step_is_not_promoted_without_an_interim_analysis(ramp: Ramp) -> None:
+    whole = {"eager": 0, "new": 10_000}
+    ramp.resume(START, of("advance", whole, 2, done=True, at_ns=10**18 + 10**9), kept=whole)
     ramp.poll(2)
-    monkeypatch.setattr(ramp_control, "now_ns", lambda: now_ns() + 10**13)
-    ramp.poll(3)
+    ramp.poll(3, after_s=10_000)
     assert ramp.actions[-1] == "resume"
 
 
@@ -235,63 +247,164 @@ def advance(*, done: bool) -> WeightChange:
     [
         pytest.param([of("start", FIRST, 0, done=False, at_ns=10**18)], CONFIGURED, id="killed before the first"),
         pytest.param([START], FIRST, id="killed in a step"),
-        pytest.param([START, advance(done=False)], FIRST, id="killed before the splitter was told"),
-        pytest.param([START, advance(done=False)], HALF, id="killed after the splitter was told"),
-        pytest.param([START, advance(done=True)], HALF, id="killed in a later step"),
+        pytest.param([START, advance(done=False)], FIRST, id="killed before the splitter took a step"),
+        pytest.param([START, advance(done=False)], HALF, id="killed after the splitter took a step"),
         pytest.param(
             [START, advance(done=False), of("resume", HALF, 1, done=False, at_ns=10**18 + 2 * 10**9)],
             FIRST,
-            id="killed twice before the splitter was told",
+            id="killed twice before the splitter took a step",
         ),
     ],
 )
-def test_a_step_begins_anew_after_its_controller_was_killed(
+def test_a_step_begins_again_after_its_controller_was_killed(
     ramp: Ramp, changes: Sequence[WeightChange], kept: Mapping[str, int]
 ) -> None:
-    for change in changes:
-        append(ramp.folder, change)
-    ramp.splitter.kept = dict(kept)
-    ramp.resume()
+    ramp.resume(*changes, kept=kept)
     ramp.poll()
     assert ramp.actions[-1] == "resume"
     assert ramp.splitter.kept == changes[-1].weights
 
 
 def test_a_rollback_that_was_decided_is_done_by_the_next_controller(ramp: Ramp) -> None:
-    for change in (START, of("rollback", BACK, 0, done=False, at_ns=10**18 + 10**9)):
-        append(ramp.folder, change)
-    ramp.splitter.kept = dict(FIRST)
-    ramp.resume()
+    ramp.resume(START, of("rollback", BACK, 0, done=False, at_ns=10**18 + 10**9), kept=FIRST)
     ramp.poll(3)
     assert ramp.splitter.kept == BACK
     assert ramp.actions == ["start", "rollback"]
 
 
-def test_weights_set_while_there_was_no_controller_are_left(ramp: Ramp) -> None:
-    append(ramp.folder, START)
-    ramp.splitter.kept = dict(HALF)
-    ramp.resume()
-    ramp.poll(3)
-    assert ramp.actions == ["start", BY_HAND]
-    assert ramp.splitter.kept == HALF
-
-
-def test_no_controller_goes_on_blindly(ramp: Ramp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ramp_control, "_READ_NS", 10**9)
-    append(ramp.folder, START)
-    ramp.splitter.kept = dict(HALF)
-    ramp.splitter.deaf = True
-    ramp.resume()
+@pytest.mark.parametrize("deaf_at_first", [False, True])
+def test_weights_set_while_there_was_no_controller_are_left(ramp: Ramp, deaf_at_first: bool) -> None:
+    ramp.resume(START, kept=HALF)
+    ramp.splitter.deaf = deaf_at_first
     ramp.poll(3)
     ramp.splitter.deaf = False
     ramp.poll(3)
     assert ramp.actions == ["start", BY_HAND]
-
-
-def test_a_splitter_that_started_anew_meanwhile_gets_the_step_again(ramp: Ramp) -> None:
-    for change in (START, advance(done=True)):
-        append(ramp.folder, change)
-    ramp.splitter.up = 1.0
-    ramp.resume()
-    ramp.poll()
     assert ramp.splitter.kept == HALF
+
+
+def look(**arms: tuple[str | None, bool]) -> dict[str, Any]:
+    rows = {
+        arm: {"decision": decision, "hopeless": hopeless, "reason": f"{arm} is so."}
+        for arm, (decision, hopeless) in arms.items()
+    }
+    return {"seconds": 300.0, "arms": rows}
+
+
+@pytest.mark.parametrize(
+    ("arms", "why", "ended"),
+    [
+        ({"a": ("PASS", False), "b": (None, False)}, (), {}),
+        ({"a": ("FAIL", False), "b": (None, False)}, (), {"a": "a is so."}),
+        ({"a": ("PASS", False), "b": ("FAIL", False)}, ("5.0 minutes", "a: PASS", "b: FAIL"), None),
+        ({"a": ("PASS", False), "b": (None, True)}, ("a: PASS", "b:"), None),
+        ({}, (), {}),
+    ],
+)
+def test_a_run_ends_when_each_arm_is_decided_or_without_hope(
+    arms: dict[str, tuple[str | None, bool]], why: tuple[str, ...], ended: dict[str, str] | None
+) -> None:
+    end = early_end(look(**arms))
+    assert bool(end.why) == bool(why)
+    assert all(words in (end.why or "") for words in why)
+    if ended is not None:
+        assert end.arms == ended
+        assert early_end(look(**arms), ended=list(arms)).arms == {}
+
+
+COMPILE = ServedCompile(arm="new", kind="recompile", seconds=0.1, end_ns=5, shape="2x64")
+DEATH = {"arm": "new", "replica": "new-0", "at_ns": 5}
+
+
+@pytest.mark.parametrize(
+    ("compiles", "deaths", "limits", "why"),
+    [
+        ([COMPILE], [], GateLimits(), ("recompiled", "2x64")),
+        ([COMPILE] * 3, [], GateLimits(max_recompiles=3), ()),
+        ([COMPILE], [], GateLimits(cold=CompileBudget()), ()),
+        ([], [DEATH], GateLimits(cold=CompileBudget()), ("new-0 died",)),
+        ([], [{**DEATH, "arm": "eager"}], GateLimits(), ()),
+    ],
+)
+def test_an_arm_that_surely_fails_is_ended_once_before_any_interim_analysis(
+    ramp: Ramp, compiles: list[ServedCompile], deaths: list[Any], limits: GateLimits, why: tuple[str, ...]
+) -> None:
+    trial: Any = ramp.trial
+    trial.splitter, trial.collector.served_compiles = None, compiles
+    ramp.facts.deaths, ramp.facts.ended_arms = deaths, None
+    arms = [SimpleNamespace(name=name, control=name == "eager") for name in ("eager", "new", "other")]
+    trial.context.number, trial.context.experiment = 1, SimpleNamespace(arms=arms, gates=limits)
+    ending = EarlyEnding(cast(Judge, SimpleNamespace(last=lambda: None)))
+    for _ in range(2):
+        ending.poll(trial)
+    assert ramp.ends == ([None] if why else [])
+    ended: dict[str, Any] = ramp.facts.ended_arms or {}
+    assert list(ended) == (["new"] if why else [])
+    assert all(words in ended["new"]["why"] for words in why)
+
+
+S = 1_000_000_000
+
+
+def under_way(*, arm: str = "naive", kind: str = "compile") -> UnderWay:
+    return UnderWay(arm=arm, replica=f"{arm}-0", kind=kind, start_ns=10 * S, shape="prefill 2x64")
+
+
+@pytest.mark.parametrize(("at_s", "is_stall"), [(10.5, False), (11.0, True), (32.0, True)])
+def test_a_compile_of_the_arm_is_a_stall_once_it_reaches_the_limit(at_s: float, is_stall: bool) -> None:
+    running = [under_way(), under_way(arm="eager"), under_way(kind="graph_capture")]
+    found = stalls(running, arm="naive", limit_s=1.0, at_ns=int(at_s * S))
+    assert [at_ns for at_ns, _ in found] == [11 * S] * is_stall
+    assert all("2x64" in why for _, why in found)
+
+
+def test_the_last_whole_interim_analysis_counts_and_is_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+    monkeypatch.setattr(tails, "parse_json", lambda text: [json.loads(text), parsed.append(text)][0])
+    monkeypatch.setattr(judging, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+    judge = Judge(tmp_path)
+    try:
+        assert judge.last() is None
+        append_look(tmp_path, {"look": 1})
+        append_look(tmp_path, {"look": 2})
+        assert judge.last() == judge.last() == {"look": 2}
+        with (tmp_path / JOURNAL).open("a") as file:
+            for text, last in (('{"look"', 2), (": 3}\n", 3)):
+                file.write(text)
+                file.flush()
+                assert judge.last() == {"look": last}
+    finally:
+        judge.stop()
+    assert len(parsed) <= 3
+
+
+@pytest.mark.parametrize(
+    ("seen", "reported"),
+    [("++-+-+", []), ("+----++--+", ["new-0 gone", "new-0 back", "new-0 gone", "new-0 back"])],
+)
+def test_each_death_and_each_return_is_reported_once_and_one_lost_connection_is_no_death(
+    seen: str, reported: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`seen` has + where the replica answers and - where it does not."""
+    answers: Iterator[str] = iter(seen)
+    monkeypatch.setattr(pulse, "_EVERY_S", 0.001)
+    monkeypatch.setattr(pulse, "arm_channel", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    ended, heard = [], []
+
+    def is_gone(_: object) -> bool:
+        answer = next(answers, None)
+        if answer is None:
+            ended.append(True)
+        return answer == "-"
+
+    monkeypatch.setattr(pulse, "is_gone", is_gone)
+    asked = Pulse(
+        {"new-0": "127.0.0.1:1"},
+        gone=lambda name: heard.append(f"{name} gone"),
+        back=lambda name: heard.append(f"{name} back"),
+    )
+    wait_for(lambda: ended, every_s=0.005)
+    asked.stop()
+    assert heard == reported

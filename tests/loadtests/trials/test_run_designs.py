@@ -95,7 +95,7 @@ def test_split_traffic_goes_by_weight_to_all_replicas_of_an_arm(tmp_path: Path) 
     assert len(rows) == trial_facts(outcome.run_dir)["planned"]["*"]
     assert {row["replica"] for row in rows} == {"eager-0", "eager-1", "naive-0"}
     assert 0.5 < sum(row["arm"] == "eager" for row in rows) / len(rows) < 0.95
-    # Nobody changed the weights, so there is no journal of them.
+    # The weights did not change, so there is no journal of them.
     assert not (outcome.run_dir / "weights.jsonl").exists()
 
 

@@ -1,4 +1,4 @@
-"""What splits users' traffic: which one an experiment names, and a ramp that moves a GRPCRoute with its role."""
+"""Production traffic: what splits it, who changes its weights, and a ramp that goes on after a kill."""
 
 from __future__ import annotations
 
@@ -12,15 +12,30 @@ from typing import Any
 import pytest
 import yaml
 
-from analysis.records.weight_journal import read_weights
-from loadtests.experiments.users import UsersConfig
-from loadtests.trials import ramp_control, splitters
+from analysis.records.documents import write_document
+from analysis.records.weight_journal import BY_HAND, WeightChange, append, read_weights
+from loadtests.experiments.model import Experiment
+from loadtests.experiments.reading import from_table, load_table
+from loadtests.experiments.users import UsersConfig, of_users
+from loadtests.trials import run, users_ramp, weight_watch
+from loadtests.trials.asked_weights import AskedWeights
+from loadtests.trials.progress import Status
+from loadtests.trials.ramp import ramped
 from loadtests.trials.splitters import EnvoySplitter, RouteSplitter, Splitter, splitter_of
-from servers.fields import ConfigError
+from loadtests.trials.telemetry import Restart
+from loadtests.trials.trial_facts import TrialFacts
+from loadtests.trials.users_ramp import UsersRamp
+from loadtests.trials.users_trial import is_known
+from loadtests.trials.weight_watch import WeightWatch, in_words
+from servers.clock import now_ns
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.kubernetes import grpc_route_manifest, route_weights
+from servers.splitter.weights import Shares, reshare
 from tests.fakes.kubernetes_api import FakeCluster, served
-from tests.loadtests.trials.test_ramp_control import Ramp
+from tests.fakes.patience import PATIENCE_S
+from tests.fakes.whole_run import experiment as run_experiment
+from tests.loadtests.trials.test_ramp_control import FakeSplitter, Ramp
+from tests.servers.splitter.house import House, Loop
 
 ROOT = Path(__file__).parents[3]
 (ROLE,) = (
@@ -51,19 +66,12 @@ def test_a_route_is_moved_where_one_is_named_and_else_the_envoy_behind_the_admin
     assert splitter_of(UsersConfig(access_log="requests.log"), ("eager", "new")) is None
 
 
-def test_a_route_outside_of_a_cluster_needs_an_api_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(ConfigError, match="run in a pod, or give the address of a `kubectl proxy`"):
-        splitter_of(UsersConfig(route="models/tailgate"), ("eager", "new"))
-
-
-def test_a_ramp_of_a_route_goes_up_and_back_with_every_right_of_the_role_and_no_other(
+def test_a_ramp_of_a_route_goes_up_and_back_with_exactly_the_rights_of_the_role(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ramp_control, "_READ_NS", 0)
     with routed() as (cluster, splitter):
         cluster.admit = accepted
-        ramp = Ramp(tmp_path, splitter)
+        ramp = Ramp(tmp_path, splitter, monkeypatch)
         ramp.poll(3)
         assert in_route(cluster) == {"eager": 9900, "new": 100}
         ramp.die()
@@ -75,83 +83,156 @@ def test_a_ramp_of_a_route_goes_up_and_back_with_every_right_of_the_role_and_no_
         assert {method.lower() for method, _ in cluster.requests} == set(ROLE["rules"][0]["verbs"])
 
 
-def test_flaggers_http_route_is_read_by_who_may_only_read_it() -> None:
-    (canary,) = yaml.safe_load_all((ROOT / "deploy/flagger/canary.yaml").read_text())
-    name = canary["metadata"]["name"]
-    services = (f"{name}-primary", f"{name}-canary")
-    backends = [{"name": services[0], "weight": 95}, {"name": services[1], "weight": 5}]
-    route = {
-        "kind": "HTTPRoute",
-        "metadata": {"name": name},
-        "spec": {"rules": [{"matches": [{"path": {"value": "/"}}], "backendRefs": backends}]},
-    }
-    reads = {"apiGroups": ["gateway.networking.k8s.io"], "resources": ["httproutes"], "verbs": ["get"]}
-    cluster = FakeCluster(route, namespace="default", rules=[reads])
-    with served(cluster) as port:
-        users = UsersConfig(route=f"default/{name}", route_kind="HTTPRoute", api=f"127.0.0.1:{port}", moved_by="others")
-        splitter = splitter_of(users, services)
-        assert splitter is not None
-        assert splitter.weights() == {services[0]: 95, services[1]: 5}
-        backends[1] |= {"weight": 50}
-        cluster.change(lambda now: now["spec"]["rules"][0].update(backendRefs=backends[:1]))
-        with pytest.raises(ConfigError, match='HTTPRoute "tailgate-served" has no rule with several backends'):
-            splitter.weights()
-
-
-def test_weights_of_a_route_that_somebody_else_sets_end_the_ramp_and_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ramp_control, "_READ_NS", 0)
-    with routed() as (cluster, splitter):
-        cluster.admit = accepted
-        ramp = Ramp(tmp_path, splitter)
-        ramp.poll()
-        cluster.change(lambda route: by_hand(route, 7))
-        ramp.poll(2)
-        assert ramp.actions == ["start", "set by hand"]
-        assert in_route(cluster)["new"] == 7
-
-
-def test_a_rollback_waits_for_a_route_that_splits_nothing_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ramp_control, "_READ_NS", 0)
-    with routed() as (cluster, splitter):
-        cluster.admit = accepted
-        ramp = Ramp(tmp_path, splitter)
-        ramp.poll()
-        rules = copy.deepcopy(cluster.route["spec"]["rules"])
-        cluster.change(lambda route: route["spec"].update(rules=rules[:1]))
-        ramp.poll()
-        ramp.die()
-        ramp.poll(2)
-        assert ramp.actions[-1] == "rollback"
-        assert read_weights(tmp_path)[-1].done_ns is None
-        cluster.change(lambda route: route["spec"].update(rules=rules))
-        ramp.poll()
-        assert read_weights(tmp_path)[-1].done_ns is not None
-        assert in_route(cluster) == {"eager": 10_000, "new": 0}
-
-
-def test_a_gateway_that_never_says_that_it_follows_delays_a_rollback_for_a_second_at_most(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = [0.0]
-    passing = SimpleNamespace(
-        monotonic=lambda: clock[0], sleep=lambda spent_s: clock.__setitem__(0, clock[0] + spent_s)
-    )
-    monkeypatch.setattr(splitters, "time", passing)
-    with routed() as (cluster, splitter):
-        splitter.reweight({"eager": 1, "new": 0})
-        assert 0 < clock[0] <= 1.01
-        assert in_route(cluster) == {"eager": 1, "new": 0}
-
-
 def accepted(route: dict[str, Any]) -> None:
     """The gateway's controller takes a change as it comes."""
     condition = {"type": "Accepted", "status": "True", "observedGeneration": 10**6}
     route["status"] = {"parents": [{"conditions": [condition]}]}
 
 
-def by_hand(route: dict[str, Any], weight: int) -> None:
-    route["spec"]["rules"][-1]["backendRefs"][-1]["weight"] = weight
+CONFIGURED = Shares(weights={"eager": 9, "compiled": 1, "dark": 0}, shadows={"dark": 25.0})
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    loop, weights, shadows = Loop(), CONFIGURED.weights, CONFIGURED.shadows
+    built = House(loop, tmp_path / "house", dict.fromkeys(weights, 1), weights=weights, shadows=shadows)
+    built.envoy.wait_ready(PATIENCE_S)
+    yield built
+    built.close()
+    loop.close()
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WeightWatch:
+    monkeypatch.setattr(weight_watch, "_EVERY_NS", 0)
+    return WeightWatch(tmp_path, trial=2, configured=CONFIGURED)
+
+
+def test_a_change_by_hand_is_recorded_once_with_the_weights_before(
+    house: House, watch: WeightWatch, tmp_path: Path
+) -> None:
+    admin = house.envoy.admin
+    assert watch.poll(admin) is None
+    assert read_weights(tmp_path) == ()
+    reshare(admin, weights={"compiled": 9})
+    change = watch.poll(admin)
+    assert change is not None
+    assert watch.poll(admin) is None
+    start, written = read_weights(tmp_path)
+    assert written == change
+    assert (start.weights, start.shadows, start.action) == (CONFIGURED.weights, CONFIGURED.shadows, "start")
+    assert change.weights == {"eager": 9, "compiled": 9, "dark": 0}
+    assert (change.action, change.step, change.trial) == (BY_HAND, None, 2)
+    assert "compiled=1" in change.why
+    assert change.done_ns is not None
+    assert start.at_ns < change.at_ns < change.done_ns
+    reshare(admin, shadows={"dark": 0})
+    change = watch.poll(admin)
+    assert change is not None
+    assert in_words(change) == "eager=9, compiled=9, dark=0"
+    house.envoy.stop(grace_s=0)
+    assert watch.poll(admin) is None
+
+
+def test_a_change_that_the_run_recorded_or_announced_is_not_one_by_hand(
+    house: House, watch: WeightWatch, tmp_path: Path
+) -> None:
+    admin = house.envoy.admin
+    own = {"eager": 5, "compiled": 5, "dark": 0}
+    append(tmp_path, WeightChange(at_ns=now_ns(), weights=own, why="step 2", action="advance", step=1, trial=2))
+    assert watch.poll(admin) is None  # the splitter has not got it yet
+    reshare(admin, weights=own)
+    assert watch.poll(admin) is None
+    watch.expect({"dark": 0.0})
+    reshare(admin, shadows={"dark": 0})
+    assert watch.poll(admin) is None
+    assert len(read_weights(tmp_path)) == 1
+    reshare(admin, weights={"compiled": 0})
+    change = watch.poll(admin)
+    assert change is not None
+    assert change.at_ns > read_weights(tmp_path)[0].at_ns
+
+
+HOUR_S, SECOND, NOW_NS = 3600.0, 1_000_000_000, 1_800_000_000 * 10**9
+WEIGHTS = {"eager": 9500, "compiled-padded": 500}
+
+
+def experiment(**users: str) -> Experiment:
+    settings = ["ramp.load=none", "ramp.candidate=compiled-padded"]
+    settings += [f"users.{key}={value}" for key, value in users.items()]
+    return ramped(from_table(of_users(load_table("demo", settings=settings, needs_traffic=False))))
+
+
+class FakeTrial:
+    """Ends at once, and keeps what it was given."""
+
+    given: TrialFacts
+
+    def __init__(self, context: Any, **_: object) -> None:
+        FakeTrial.given = context.facts
+
+    def run(self) -> None:
+        pass
+
+    def close(self, *, hurry: bool) -> None:
+        pass
+
+
+@pytest.fixture
+def killed_ramp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a ramp of an hour whose controller was killed a day ago, ten minutes after its start."""
+    splitter = SimpleNamespace(weights=lambda: dict(WEIGHTS))
+    monkeypatch.setattr(users_ramp, "now_ns", lambda: NOW_NS)
+    monkeypatch.setattr(users_ramp, "splitter_of", lambda *_: splitter)
+    monkeypatch.setattr(users_ramp, "UsersTrial", FakeTrial)
+    judge = SimpleNamespace(failure=lambda: None, stop=lambda: None)
+    monkeypatch.setattr(run, "Judge", lambda _: judge)
+    (tmp_path / "trial-01").mkdir()
+    start_ns = NOW_NS - 24 * 3600 * SECOND
+    write_document(tmp_path / "trial-01" / "trial.json", {"start_ns": start_ns, "duration_s": HOUR_S, "deaths": []})
+    for action, minutes in (("start", 0), ("advance", 6), ("hold", 9)):
+        at_ns, step = start_ns + minutes * 60 * SECOND, int(action != "start")
+        append(tmp_path, WeightChange(at_ns=at_ns, weights=WEIGHTS, why="", action=action, step=step, done_ns=at_ns))
+    return tmp_path
+
+
+def test_a_resumed_ramp_has_the_time_that_was_left_at_the_kill(killed_ramp: Path) -> None:
+    route = experiment(route="models/tailgate", api="127.0.0.1:1", access_log="requests.log")
+    UsersRamp(route, out=killed_ramp.parent, resumed=killed_ramp).run()
+    facts = FakeTrial.given
+    assert facts.start_ns is not None
+    # Its step begins again, six minutes after the start.
+    assert facts.start_ns / SECOND + facts.duration_s - NOW_NS / SECOND == pytest.approx(54 * 60)
+
+
+def test_a_new_process_whose_predecessor_was_not_reported_dead_is_a_death() -> None:
+    second = 1_000_000_000
+    restart = Restart(replica="eager-0", before_ns=10 * second, serving_ns=100 * second)
+    death = {"arm": "eager", "replica": "eager-0", "at_ns": 99 * second}
+    assert not is_known(restart, [])
+    assert is_known(restart, [death])
+    assert is_known(restart, [death | {"at_ns": 101 * second}])
+    assert not is_known(restart, [death | {"at_ns": 9 * second}])  # the death before
+    assert not is_known(restart, [death | {"replica": "eager-1"}])
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_change_asked_for_on_the_page_is_in_the_journal_before_and_after_the_splitter_takes_it(
+    deaf: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = [SimpleNamespace(number=1, weights={"naive": 9})], []
+    page: Any = SimpleNamespace(
+        asked=lambda: asked.pop() if asked else None, answer=lambda request, answer: answers.append(answer)
+    )
+    splitter = FakeSplitter({"eager": 1, "naive": 1})
+    if deaf:
+        monkeypatch.setattr(splitter, "reweight", lambda weights: splitter.fail())
+    context = SimpleNamespace(number=1, facts=SimpleNamespace(start_ns=5), status=Status())
+    trial: Any = SimpleNamespace(splitter=splitter, context=context)
+    AskedWeights(tmp_path, page, run_experiment(traffic={"design": "split"})).poll(trial)
+    start, change, *back = read_weights(tmp_path)
+    assert (start.action, start.weights["naive"], start.done_ns) == ("start", 1, None)
+    assert (change.action, change.weights["naive"], change.done_ns is None) == ("set", 9, deaf)
+    assert [(one.action, one.weights["naive"]) for one in back] == [("set", 1)] * deaf
+    assert answers == [{"error": "no split answers"} if deaf else {"weights": {"eager": 1, "naive": 9}}]
+    assert splitter.kept["naive"] == (1 if deaf else 9)

@@ -1,10 +1,12 @@
+"""Telemetry of replicas on disk, and the snapshots by which arms are compared."""
+
+from __future__ import annotations
+
 import contextlib
 import json
 import queue
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -16,36 +18,15 @@ from google.protobuf.message import Message
 
 from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
 from analysis.records.tables import read_table
-from loadtests.trials.processes import Child
 from loadtests.trials.progress import Status
+from loadtests.trials.snapshots import check_alike, check_name, start_up
 from loadtests.trials.telemetry import Collector, Restart
 from loadtests.trials.under_way import UnderWay
-from servers.config import ArmConfig
+from servers.clock import now_ns
+from servers.fields import ConfigError
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+from servers.rpc.telemetry_pb2 import SnapshotResponse
 from tests.fakes.patience import PATIENCE_S, wait_for
-
-FAKE_ARM = Path(__file__).resolve().parents[2] / "fakes" / "arm.py"
-
-StartArm = Callable[..., tuple[Child, str]]
-
-
-@pytest.fixture
-def start_arm(tmp_path: Path) -> Iterator[StartArm]:
-    children: list[Child] = []
-
-    def start(preset: str, *flags: str) -> tuple[Child, str]:
-        config = tmp_path / f"{preset}.json"
-        config.write_text(json.dumps(ArmConfig.from_preset(preset).to_dict()))
-        command = [sys.executable, str(FAKE_ARM), "--config", str(config), "--replica", f"{preset}-0", *flags]
-        child = Child(f"{preset}-0", command, log_path=tmp_path / f"{preset}.log")
-        children.append(child)
-        line = child.line(PATIENCE_S)
-        assert line is not None, child.log_tail()
-        return child, f"127.0.0.1:{json.loads(line)['port']}"
-
-    yield start
-    for child in children:
-        child.kill()
 
 
 @pytest.fixture
@@ -53,42 +34,6 @@ def collector(tmp_path: Path) -> Iterator[Collector]:
     collector = Collector(tmp_path, trial=2, status=Status())
     yield collector
     collector.stop()
-
-
-def test_warmup_compiles_are_on_disk_while_the_arm_still_runs(
-    tmp_path: Path, start_arm: StartArm, collector: Collector
-) -> None:
-    _, target = start_arm("compiled-padded")
-    collector.follow(arm="compiled-padded", replica="compiled-padded-0", target=target)
-    path = tmp_path / "compile_events.arrow"
-    wait_for(lambda: read_table(path, COMPILE_EVENTS)[0].num_rows == 3)
-    table, _ = read_table(path, COMPILE_EVENTS)
-    rows = table.to_pylist()
-    assert {row["phase"] for row in rows} == {"warmup"}
-    assert {(row["trial"], row["arm"], row["replica"]) for row in rows} == {(2, "compiled-padded", "compiled-padded-0")}
-    assert len({row["event_id"] for row in rows}) == 3
-    assert all(row["end_ns"] > row["start_ns"] > 1.6e18 for row in rows)
-    state = collector._status.replicas["compiled-padded-0"]
-    wait_for(lambda: state.text() == "ready")
-    assert state.compiles == 3
-    assert collector.serving_ns["compiled-padded-0"] > 1.6e18
-
-
-def test_snapshot_of_a_dead_arm_is_none_and_its_records_stay(
-    tmp_path: Path, start_arm: StartArm, collector: Collector
-) -> None:
-    child, target = start_arm("compiled-padded")
-    collector.follow(arm="compiled-padded", replica="compiled-padded-0", target=target)
-    wait_for(lambda: "compiled-padded-0" in collector.serving_ns)
-    answer = collector.snapshot("compiled-padded-0")
-    assert answer is not None
-    assert answer.memory_bytes["weights"] == 1024
-    child.kill()
-    assert collector.snapshot("compiled-padded-0", timeout_s=0.5) is None
-    collector.stop()
-    table, truncated = read_table(tmp_path / "compile_events.arrow", COMPILE_EVENTS)
-    assert (table.num_rows, truncated) == (3, False)
-    assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 0
 
 
 class Telemetry(telemetry_pb2_grpc.TelemetryServicer):
@@ -112,20 +57,25 @@ class Telemetry(telemetry_pb2_grpc.TelemetryServicer):
 
 
 @contextlib.contextmanager
-def served(telemetry: Telemetry) -> Iterator[str]:
-    """host:port of the telemetry."""
+def followed(collector: Collector, telemetry: telemetry_pb2_grpc.TelemetryServicer) -> Iterator[None]:
+    """The replica naive-0 of the arm naive serves this telemetry, which is collected."""
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(telemetry, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    yield f"127.0.0.1:{port}"
+    collector.follow(arm="naive", replica="naive-0", target=f"127.0.0.1:{port}")
+    yield
     server.stop(0).wait()
 
 
-def test_what_the_compiler_could_not_do_is_on_disk_as_last_told(tmp_path: Path, collector: Collector) -> None:
+def step_batch(count: int) -> telemetry_pb2.TelemetryEvent:
+    records = [telemetry_pb2.StepRecord(step_id=n, kind="decode", end_ns=1000 + n) for n in range(count)]
+    return telemetry_pb2.TelemetryEvent(steps=telemetry_pb2.StepRecords(records=records))
+
+
+def test_facts_of_the_compiler_are_on_disk_as_last_reported(tmp_path: Path, collector: Collector) -> None:
     telemetry = Telemetry()
-    with served(telemetry) as target:
-        collector.follow(arm="naive", replica="naive-0", target=target)
+    with followed(collector, telemetry):
         wait_for(lambda: telemetry.calls >= 2)
         collector.stop()
     found = json.loads((tmp_path / "compiler.json").read_text())["naive-0"]
@@ -140,89 +90,72 @@ def serving(at_ns: int) -> telemetry_pb2.TelemetryEvent:
     return telemetry_pb2.TelemetryEvent(progress=telemetry_pb2.Progress(at_ns=at_ns, stage="serving"))
 
 
-def test_a_replica_that_serves_since_another_instant_is_another_process(collector: Collector) -> None:
+def test_a_replica_that_serves_since_another_time_has_restarted(collector: Collector) -> None:
     telemetry = Telemetry(serving(5))
-    with served(telemetry) as target:
-        collector.follow(arm="eager", replica="eager-0", target=target)
+    with followed(collector, telemetry):
         wait_for(lambda: telemetry.calls >= 2)
         assert collector.restarts == []
         telemetry.events = (serving(9),)
         last = telemetry.calls + 2
         wait_for(lambda: telemetry.calls >= last)
         collector.stop()
-    assert collector.restarts == [Restart(replica="eager-0", before_ns=5, serving_ns=9)]
+    assert collector.restarts == [Restart(replica="naive-0", before_ns=5, serving_ns=9)]
 
 
-def test_an_interrupted_stream_is_resumed_without_repeats(tmp_path: Path, collector: Collector) -> None:
+def test_events_are_on_disk_at_once_and_a_resumed_stream_repeats_none(tmp_path: Path, collector: Collector) -> None:
     compiles = [telemetry_pb2.CompileEvent(event_id=str(number), kind="compile") for number in range(3)]
-    # A replica replays everything that it retains to each call.
-    telemetry = Telemetry(
-        *(telemetry_pb2.TelemetryEvent(compile=event) for event in compiles),
-        telemetry_pb2.TelemetryEvent(steps=step_batch(4)),
-    )
-    with served(telemetry) as target:
-        collector.follow(arm="naive", replica="naive-0", target=target)
-        wait_for(lambda: telemetry.calls >= 3)
-        collector.stop()
-    assert read_table(tmp_path / "compile_events.arrow", COMPILE_EVENTS)[0].num_rows == 3
-    assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 4
-
-
-def test_what_engines_hold_is_on_disk_once_each_and_unknown_stays_unknown(tmp_path: Path, collector: Collector) -> None:
     readings = [
         telemetry_pb2.MemoryReading(at_ns=5, memory_bytes=9),
         telemetry_pb2.MemoryReading(at_ns=6, memory_bytes=9, allocated_bytes=0, out_of_memory=0),
     ]
-    telemetry = Telemetry(*(telemetry_pb2.TelemetryEvent(memory=reading) for reading in readings))
-    with served(telemetry) as target:
-        collector.follow(arm="naive", replica="naive-0", target=target)
+    # A replica replays everything that it retains to each call.
+    telemetry = Telemetry(
+        serving(5),
+        *(telemetry_pb2.TelemetryEvent(compile=event) for event in compiles),
+        step_batch(4),
+        *(telemetry_pb2.TelemetryEvent(memory=reading) for reading in readings),
+    )
+    path = tmp_path / "compile_events.arrow"
+    with followed(collector, telemetry):
         wait_for(lambda: telemetry.calls >= 3)
-        collector.stop()
-    rows = read_table(tmp_path / "bed-arms.arrow", BED)[0].to_pylist()
+        wait_for(lambda: read_table(path, COMPILE_EVENTS)[0].num_rows == 3)
+    assert collector.snapshot("naive-0", timeout_s=0.5) is None, "the replica is gone"
+    collector.stop()
+    table, truncated = read_table(path, COMPILE_EVENTS)
+    assert (table.num_rows, truncated) == (3, False)
+    assert {(row["trial"], row["arm"], row["replica"]) for row in table.to_pylist()} == {(2, "naive", "naive-0")}
+    assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 4
+    assert collector.serving_ns == {"naive-0": 5}
+    memory = read_table(tmp_path / "bed-arms.arrow", BED)[0].to_pylist()
+    known = [{name: value for name, value in row.items() if value is not None} for row in memory]
     place = {"trial": 2, "host": "run", "kind": "allocator", "name": "naive-0", "arm": "naive", "memory_bytes": 9}
-    known = [{name: value for name, value in row.items() if value is not None} for row in rows]
     assert known == [{**place, "at_ns": 5}, {**place, "at_ns": 6, "allocated_bytes": 0, "out_of_memory": 0}]
 
 
-class Restless(Telemetry):
-    """Tells of memory all the time."""
+def test_readings_of_memory_do_not_keep_telemetry_from_settling(collector: Collector, live: LiveTelemetry) -> None:
+    def put() -> None:
+        while not settled.wait(0.02):
+            reading = telemetry_pb2.MemoryReading(at_ns=now_ns())
+            live.events.put(telemetry_pb2.TelemetryEvent(memory=reading))
 
-    def Watch(  # noqa: N802
-        self, request: telemetry_pb2.WatchRequest, context: grpc.ServicerContext
-    ) -> Iterator[telemetry_pb2.TelemetryEvent]:
-        pause = threading.Event()
-        while context.is_active():
-            self.calls += 1
-            yield telemetry_pb2.TelemetryEvent(memory=telemetry_pb2.MemoryReading(at_ns=self.calls))
-            pause.wait(0.02)
-
-
-def test_readings_of_memory_do_not_keep_telemetry_from_settling(collector: Collector) -> None:
-    telemetry = Restless()
-    with served(telemetry) as target:
-        collector.follow(arm="naive", replica="naive-0", target=target)
-        wait_for(lambda: telemetry.calls >= 3)
-        started = time.monotonic()
-        collector.settle(quiet_s=0.1, timeout_s=60.0)
-        assert time.monotonic() - started < 60.0, "it did not wait for the limit"
-        collector.stop()
-        collector.stop()
+    settled = threading.Event()
+    putting = threading.Thread(target=put)
+    settling = threading.Thread(target=collector.settle, kwargs={"quiet_s": 0.1, "timeout_s": 10 * PATIENCE_S})
+    putting.start()
+    settling.start()
+    settling.join(PATIENCE_S)
+    settled.set()
+    putting.join()
+    assert not settling.is_alive()
 
 
-def step_batch(count: int) -> telemetry_pb2.StepRecords:
-    return telemetry_pb2.StepRecords(
-        records=[telemetry_pb2.StepRecord(step_id=n, kind="decode", end_ns=1000 + n) for n in range(count)]
-    )
-
-
-def test_telemetry_that_the_disk_does_not_take_ends_the_run_and_not_the_memory(tmp_path: Path) -> None:
+def test_telemetry_that_comes_faster_than_the_disk_takes_it_ends_the_run(tmp_path: Path) -> None:
     collector = Collector(tmp_path, trial=2, status=Status(), most_waiting=3)
-    with served(Telemetry(telemetry_pb2.TelemetryEvent(steps=step_batch(100)))) as target:
-        collector.follow(arm="naive", replica="naive-0", target=target)
+    with followed(collector, Telemetry(step_batch(100))):
         wait_for(lambda: collector.failure is not None)
         collector.stop()
     assert collector.failure is not None
-    assert "telemetry comes faster than the disk takes it: 3 rows of steps wait" in collector.failure
+    assert all(words in collector.failure for words in ("disk", "3 rows", "steps"))
     assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows < 100
 
 
@@ -258,8 +191,7 @@ class LiveTelemetry(telemetry_pb2_grpc.TelemetryServicer):
 @pytest.fixture
 def live(collector: Collector) -> Iterator[LiveTelemetry]:
     telemetry = LiveTelemetry()
-    with served(telemetry) as target:
-        collector.follow(arm="naive", replica="naive-0", target=target)
+    with followed(collector, telemetry):
         yield telemetry
         telemetry.events.put(None)
 
@@ -288,3 +220,56 @@ def test_nothing_is_under_way_beyond_the_end_of_the_stream(collector: Collector,
     wait_for(lambda: live.streams == 2)
     live.tell()
     wait_for(lambda: collector.compiling == [NOW], otherwise=lambda: "a server that goes on tells again how it stands")
+
+
+def snapshot(
+    *, dtype: str = "float32", device: str = "cuda:0", vocab: int = 256, attention: str = "sdpa", **more: int
+) -> SnapshotResponse:
+    return SnapshotResponse(
+        dtype=dtype,
+        device=device,
+        vocab_size=vocab,
+        config_json=json.dumps({"model": {"attention": attention}}),
+        startup_ns={"load": more.get("load_ns", 1)},
+        memory_bytes={"weights": more.get("weights", 10)},
+    )
+
+
+def test_the_slowest_replica_is_an_arms_start_and_memory_adds_up() -> None:
+    cost = start_up([snapshot(load_ns=5, weights=10), snapshot(load_ns=9, weights=12)])
+    assert (cost["items_ns"], cost["memory_bytes"]) == ({"load": 9}, {"weights": 22})
+
+
+def test_a_blind_spot_of_one_replica_is_one_of_its_arm() -> None:
+    blind = SnapshotResponse(blind_spots=["torch 9 is not read"])
+    assert start_up([snapshot(), blind, blind])["blind_spots"] == ["torch 9 is not read"]
+    assert start_up([snapshot()])["blind_spots"] == []
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"dtype": "float16"}, ("dtype float16", "float32")),
+        ({"attention": "eager"}, ("attention eager", "sdpa")),
+        ({"vocab": 300}, ("vocabulary 300", "256")),
+        ({"device": "cpu"}, ("device cpu", "cuda:0")),
+    ],
+)
+def test_a_replica_unlike_the_control_is_named(other: dict[str, Any], words: tuple[str, ...]) -> None:
+    check_alike({"new-0": snapshot(device="cuda:1")}, snapshot())
+    with pytest.raises(ConfigError) as caught:
+        check_alike({"new-0": snapshot(**other)}, snapshot())
+    assert all(word in str(caught.value) for word in ("new-0", *words))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 5000, "1" * 5000])
+def test_a_configuration_that_cannot_be_read_is_one_line(text: str) -> None:
+    with pytest.raises(ConfigError, match="compiled-0") as caught:
+        check_alike({"compiled-0": SnapshotResponse(config_json=text)}, snapshot())
+    assert len(str(caught.value)) < 200
+
+
+def test_a_replica_that_answers_under_another_name_is_refused() -> None:
+    check_name("new-0", "new", SnapshotResponse(arm="new", replica="new-0"))
+    with pytest.raises(ConfigError, match="eager-0"):
+        check_name("new-0", "new", SnapshotResponse(arm="eager", replica="eager-0"))

@@ -1,20 +1,36 @@
-"""How a trial ends what it started."""
+"""A trial: its processes and how it ends them, what its load is given, its devices, and rows of shadows."""
 
+from __future__ import annotations
+
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from analysis.records.schemas import REQUESTS
+from loadtests.experiments.model import Experiment
+from loadtests.experiments.reading import from_table
 from loadtests.trials.bed_watch import BedWatch
+from loadtests.trials.device_rotation import devices_of, in_trial
+from loadtests.trials.load import trial_config, why_it_ended
 from loadtests.trials.pressure import Pressure
+from loadtests.trials.processes import Child, child_environment, describe_exit, log_tail, thread_variables
 from loadtests.trials.replicas import Replicas
+from loadtests.trials.shadow_rows import shadow_row
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.trial import Trial, take_all
 from loadtests.trials.trial_schedule import TrialSchedules
+from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
+from servers.config import ArmConfig, EngineConfig, ModelConfig
+from servers.splitter.access_log import LoggedRequest
+from tests.fakes.patience import PATIENCE_S, wait_for
 from tests.fakes.trial_context import trial_context
 
 
-def test_every_step_is_taken_after_one_that_failed_and_the_first_failure_is_told() -> None:
+def test_every_step_is_taken_after_a_failed_one_and_the_first_failure_is_raised() -> None:
     taken: list[str] = []
 
     def fail(what: str) -> None:
@@ -58,3 +74,185 @@ def test_trial_json_has_how_arms_pad_and_which_compiles_stall(tmp_path: Path) ->
     facts = trial_context(tmp_path, {"arms": arms, "engine": engine}).facts
     assert [row["length_ladder"] for row in facts.arms] == [[], [32, 128], [32, 64, 128]]
     assert "limit_hit" in facts.stalling_kinds
+
+
+SATURATION = {"arrivals": "saturation", "rates": [4, 64], "duration_s": 80, "step_s": 10, "settle_s": 2}
+
+
+def limits(folder: Path, **tables: Any) -> tuple[float, float]:
+    """The limits of a request's time, in ms, that the load of a search is given; 0 is none."""
+    arms = [{"name": "eager", "preset": "eager", "control": True}, {"name": "dynamic", "preset": "compiled-dynamic"}]
+    engine = {"max_prompt_tokens": 64, "max_new_tokens": 4}
+    traffic = {**tables.pop("traffic", SATURATION), "length_scale": 0.05}
+    context = trial_context(folder, {"arms": arms, "engine": engine, "traffic": traffic, **tables})
+    config = trial_config(context, {"*": "127.0.0.1:1"}, vocab_sizes=[100])
+    return config.ttft_limit_ms, config.e2e_limit_ms
+
+
+P99 = {"p99_ttft_ms": 500}
+
+
+@pytest.mark.parametrize(
+    ("tables", "known"),
+    [
+        ({"slo": P99}, (500.0, 0.0)),
+        ({"slo": {**P99, "p50_ttft_ms": 200, "p99_e2e_ms": 9000}}, (500.0, 9000.0)),
+        ({"slo": {"targets": ["p99_e2e <= 2s"]}}, (0.0, 2000.0)),
+        ({"slo": {**P99, "cold": {"p99_ttft_ms": 5000}}}, (500.0, 0.0)),
+        # Their value for a request is not known until it ends.
+        ({"slo": {**P99, "p99_itl_ms": 100}}, (0.0, 0.0)),
+        ({"slo": {**P99, "error_pct": 1.0}}, (0.0, 0.0)),
+        ({"slo": P99, "goodput": {"ttft": 2000}}, (0.0, 0.0)),
+        ({"slo": P99, "traffic": {"rate": 2, "duration_s": 60}}, (0.0, 0.0)),
+    ],
+)
+def test_a_search_does_not_wait_for_a_request_that_cannot_change_a_step(
+    tables: dict[str, Any], known: tuple[float, float], tmp_path: Path
+) -> None:
+    assert limits(tmp_path, **tables) == known
+
+
+def test_the_reason_of_an_ended_load_is_the_last_error_in_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "locust.log"
+    table = "Type     Name  50%    66%\n--------|-----|------|-----\n" * 300
+    log.write_text(
+        "[2026-01-01 00:00:00,000] vm/ERROR/tailgate: load process 0 is lost (it no longer answers)\n"
+        "[2026-01-01 00:00:01,000] vm/ERROR/tailgate: every load process is lost\n"
+        f"[2026-01-01 00:00:02,000] vm/INFO/locust.main: Shutting down (exit code 1)\n{table}"
+    )
+    assert why_it_ended(log) == "every load process is lost"
+    log.write_text("ImportError: no such module\n")
+    assert why_it_ended(log) == "ImportError: no such module"
+    assert why_it_ended(tmp_path / "none.log") == "no log"
+
+
+def is_gone(pid: str) -> bool:
+    """Whether the process ended; a zombie that only waits to be reaped by init has."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+
+
+def test_a_stopped_child_takes_its_whole_group_along(tmp_path: Path) -> None:
+    # the leader ends at once on SIGTERM; what it started ignores the signal
+    script = (
+        "import subprocess, sys, time\n"
+        "code = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); '\n"
+        "code += 'print(1, flush=True); time.sleep(600)'\n"
+        "inner = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE)\n"
+        "inner.stdout.readline()\n"
+        "print(inner.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    child = Child("family", [sys.executable, "-c", script], log_path=tmp_path / "family.log")
+    line = child.line(PATIENCE_S)
+    assert line is not None
+    assert describe_exit(child.stop(5.0)) == "SIGTERM"
+    wait_for(lambda: is_gone(line))
+
+
+def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "child.log"
+    assert log_tail(log) == "no log"
+    log.write_text("\n\n")
+    assert log_tail(log) == "its log is empty"
+    log.write_text("a\nb\n\nc\n")
+    assert log_tail(log, 2) == "b | c"
+
+
+def test_children_share_the_clock_and_not_locusts_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCUST_USERS", "7")
+    environment = child_environment()
+    assert environment[ANCHOR_VARIABLE] == str(ANCHOR_NS)
+    assert "LOCUST_USERS" not in environment
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "expected"),
+    [("cpu", 3, {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}), ("cuda:1", 3, {}), ("cpu", 0, {})],
+)
+def test_threads_of_an_arm_on_the_cpu_are_set_before_it_starts(
+    device: str, threads: int, expected: dict[str, str]
+) -> None:
+    config = ArmConfig(model=ModelConfig(device=device), engine=EngineConfig(threads=threads))
+    assert thread_variables(config) == expected
+
+
+def rotated(devices: list[str], *, seed: int = 1, swap: bool = True) -> Experiment:
+    presets = ("eager", "compiled-padded", "compiled-naive", "compiled-dynamic")
+    arms = [
+        {"name": f"a{index}", "preset": presets[index], "control": index == 0, "device": device}
+        for index, device in enumerate(devices)
+    ]
+    table = {"name": "x", "seed": seed, "compare_models": True, "arms": arms, "traffic": {"rate": 1.0}}
+    return from_table({**table, "trials": {"count": 4, "swap_devices": swap}})
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**40), count=st.integers(2, 4), group=st.integers(0, 5))
+def test_every_arm_has_every_device_once_in_a_group(seed: int, count: int, group: int) -> None:
+    what = rotated([f"cuda:{number}" for number in range(count)], seed=seed)
+    trials = [devices_of(what, trial) for trial in range(group * count + 1, (group + 1) * count + 1)]
+    for given_devices in trials:
+        assert len(set(given_devices.values())) == count
+    for arm in trials[0]:
+        assert len({given_devices[arm] for given_devices in trials}) == count
+    assert trials == [devices_of(what, trial) for trial in range(group * count + 1, (group + 1) * count + 1)]
+
+
+def test_devices_of_one_kind_rotate_and_arms_on_one_device_stay_together() -> None:
+    mixed, shared = rotated(["cpu", "cuda:0", "cuda:1"]), rotated(["cuda", "cuda:0", "cuda:1"])
+    assert {devices_of(mixed, trial)["a0"] for trial in (1, 2)} == {"cpu"}
+    assert {devices_of(mixed, trial)["a1"] for trial in (1, 2)} == {"cuda:0", "cuda:1"}
+    for trial in (1, 2):
+        devices = devices_of(shared, trial)
+        assert devices["a0"] == devices["a1"] != devices["a2"]
+
+
+@pytest.mark.parametrize(("devices", "swap"), [(["cuda:0", "cuda:1"], False), (["cpu", "cpu"], True)])
+def test_devices_do_not_rotate_where_it_is_off_or_all_are_alike(devices: list[str], swap: bool) -> None:
+    what = rotated(devices, swap=swap)
+    assert [in_trial(what, trial) for trial in (1, 2)] == [what, what]
+
+
+def test_a_trial_has_its_arms_on_their_devices() -> None:
+    what = rotated(["cuda:0", "cuda:1"])
+    for trial in (1, 2):
+        moved = in_trial(what, trial)
+        assert {arm.name: arm.config.model.device for arm in moved.arms} == devices_of(what, trial)
+        assert [arm.config.compile for arm in moved.arms] == [arm.config.compile for arm in what.arms]
+
+
+MS = 1_000_000
+START = 1_700_000_000_000 * MS
+
+
+def request() -> dict[str, Any]:
+    """A request as its client saw it: sent 1 ms late, its first token after 20 ms, its end after 100 ms."""
+    row: dict[str, Any] = dict.fromkeys(REQUESTS.names)
+    row |= {"request_id": "1-7", "pair_id": "1-7", "session_id": "s", "turn": 0, "trial": 1, "arm": "eager"}
+    row |= {"scheduled_ns": START, "sent_ns": START + MS, "first_token_ns": START + 20 * MS, "status": "OK"}
+    return row | {"end_ns": START + 100 * MS, "max_tokens": 8, "output_tokens": 8, "phase": "measure"}
+
+
+def logged(arm: str, first_ms: int, end_ms: int) -> LoggedRequest:
+    """The splitter's line about the request, or about its copy."""
+    names: dict[str, Any] = {"address": "127.0.0.1:50051", "arm": arm, "replica": f"{arm}-0", "copy": arm != "eager"}
+    names |= {"request_id": "1-7", "session_id": "s", "path": "/tailgate.v1.Inference/Generate"}
+    times = {"start_ns": START, "first_ns": first_ms * MS, "end_ns": end_ms * MS}
+    figures = {"output_tokens": 8, "queue_ns": 5, "recv_ns": 77}
+    outcome: dict[str, Any] = {"status": "OK", "error": "", "figures": figures, "ended": True, "pinned": False}
+    return LoggedRequest(connection=1, **names, **times, **outcome)
+
+
+ORIGINAL = logged("eager", 18, 97)
+
+
+def test_a_copy_is_later_than_its_request_by_the_splitter_s_times() -> None:
+    row = shadow_row(request(), ORIGINAL, logged("dark", 28, 137))
+    assert (row["first_token_ns"], row["end_ns"]) == (START + 30 * MS, START + 140 * MS)
+    assert (row["arm"], row["replica"], row["status"], row["error"]) == ("dark", "dark-0", "OK", None)
+    assert (row["pair_id"], row["scheduled_ns"], row["sent_ns"]) == ("1-7", START, START + MS)
+    assert (row["output_tokens"], row["queue_ns"], row["server_recv_ns"]) == (8, 5, 77)
+    assert row.keys() <= set(REQUESTS.names)

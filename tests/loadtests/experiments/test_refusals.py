@@ -1,0 +1,271 @@
+"""Experiments that contradict themselves: each refusal is one line with the key, the value and the remedy."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtests.experiments.reading import from_table, load
+from loadtests.experiments.users import UsersConfig
+from loadtests.trials.preflight import check_experiment
+from servers.fields import ConfigError
+from tests.fakes.certificates import make_certificates
+
+SECRET = "s3cret-T0ken"
+MINIMAL = """
+name = "canary"
+
+[[arms]]
+preset = "eager"
+control = true
+
+[[arms]]
+name = "compiled"
+preset = "compiled-padded"
+
+[traffic]
+rate = 2
+duration_s = 100
+"""
+EXTERNAL = {"name": "vllm", "kind": "openai", "address": "http://127.0.0.1:9", "model_name": "m"}
+CONTROL = {"preset": "eager", "control": True}
+LISTENER = {"splitter": {"tls_certificate": "c.pem", "tls_key": "k.pem"}}
+
+
+def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with the changes laid over it; None removes a key. `arm` changes the second arm."""
+    result = dict(table)
+    for key, value in changes.items():
+        if key == "arm":
+            result["arms"] = [result["arms"][0], merged(result["arms"][1], value)]
+        elif value is None:
+            del result[key]
+        elif isinstance(value, Mapping) and isinstance(result.get(key, {}), Mapping):
+            result[key] = merged(result.get(key, {}), value)
+        else:
+            result[key] = value
+    return result
+
+
+def refusal(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
+    with pytest.raises(ConfigError) as refused:
+        from_table(merged(tomllib.loads(base), changes))
+    assert "\n" not in str(refused.value)
+    assert SECRET not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"speed": 9}, ("speed is unknown",)),
+        ({"name": None}, ("name is missing",)),
+        ({"name": "a b"}, ('name "a b"',)),
+        ({"name": "x" * 300}, ("300 characters", "64")),
+        ({"seed": "7"}, ("seed is '7'", "int")),
+        ({"seed": -1}, ("seed is -1",)),
+        ({"model": 3}, ("model is 3", "[model]")),
+        ({"arms": [CONTROL]}, ("arms has 1 entry", "2")),
+        ({"arms": [{"preset": "eager"}, {"preset": "eager-padded"}]}, ("no arm is the control",)),
+        ({"arm": {"control": True}}, ("2 arms are the control", "eager, compiled")),
+        ({"arm": {"name": "eager"}}, ('arms[1].name is "eager"', "arms[0]")),
+        ({"arm": {"name": "*"}}, ('arm name "*"',)),
+        ({"arm": {"name": "é"}}, ('arm name "é"',)),
+        ({"arm": {"name": "x" * 80}}, ("80 characters", "64")),
+        ({"arm": {"colour": 1}}, ("arms[1].colour is unknown",)),
+        ({"arm": {"weight": -1}}, ("arms[1].weight is -1",)),
+        ({"arm": {"weight": 3}}, ("weight", 'design = "split"')),
+        ({"arm": {"replicas": 0}}, ("arms[1].replicas is 0",)),
+        ({"arm": {"replicas": 2}}, ("replicas", "make them equal")),
+        ({"arm": {"preset": "compiled-quickly"}}, ("arms[1]", "compiled-quickly")),
+        ({"arm": {"preset": None}}, ("arms[1].preset is missing",)),
+        ({"arm": {"compile": {"mode": "fast"}}}, ("arms[1].compile.mode is 'fast'",)),
+        ({"arm": {"compile": {"mod": "x"}}}, ("arms[1].compile.mod is unknown",)),
+        ({"arm": {"shapes": {"batch_ladder": [4, 2]}}}, ("arms[1].shapes.batch_ladder is [4, 2]",)),
+        ({"arm": {"model": {"dtype": "float16"}}}, ("arms[1].model.dtype is 'float16'", "control")),
+        ({"arm": {"model": {"attention": "eager"}}}, ("compare_models = true",)),
+        ({"arm": {"engine": {"slots": 4}}}, ("arms[1].engine.slots is 4", "control")),
+        ({"arm": {"device": "cpu"}}, ("arms[1].model.device is 'cpu'",)),
+        ({"arm": {"preset": "eager-padded", "compile": {"fullgraph": True}}}, ("compile.fullgraph", "enabled = true")),
+        ({"arm": {"compile": {"backend": "aot_eager"}}}, ("compile.mode", "reduce-overhead", "aot_eager")),
+        *(
+            ({"arm": {"compile": {"enabled": False, key: value}}}, (f"compile.{key} is set", "enabled is false"))
+            for key, value in (("strict", True), ("regions", ["lm_head"]), ("options", {"max_autotune": True}))
+        ),
+        ({"arm": {"preset": "compiled-naive", "compile": {"profile": True}}}, ("profile", "trials.compile_cache")),
+        ({"arm": {"compile": {"profile": True}}}, ("compile.profile", "no size")),
+        ({"arm": {"compile": {"artifact": "x", "enabled": False}}}, ("compile.artifact", "nothing is compiled")),
+        ({"arm": {"compile": {"artifact": "x", "backend": "eager"}}}, ("compile.artifact", "inductor")),
+        (
+            {"arm": {"compile": {"artifact": "x"}}, "trials": {"compile_cache": "shared"}},
+            ("artifact is set", 'trials.compile_cache is "shared"'),
+        ),
+        (
+            {"arm": {"preset": "compiled-bucketed", "compile": {"join_projections": True}}}
+            | {"model": {"quantisation": "int8-weight-only"}},
+            ("compile.join_projections is true", "model.quantisation"),
+        ),
+        ({"model": {"quantisation": "fp4"}}, ("model.quantisation is 'fp4'", "float8-per-row")),
+        ({"model": {"quantisation": "float8-per-row", "device": "cpu"}}, ("float8-per-row", "CPU")),
+        ({"model": {"quantisation": "float8-per-row", "device": "cuda", "dtype": "float16"}}, ('dtype = "bfloat16"',)),
+        (
+            {"model": {"quantisation": "int8-weight-only", "device": "cpu"}, "parity": {"full": True}},
+            ('control "eager"', "model.quantisation", "int8-weight-only"),
+        ),
+        (
+            {"arm": {"model": {"quantisation": "int8-weight-only"}}}
+            | {"model": {"id": "org/model"}, "parity": {"full": True}},
+            ("parity.texts",),
+        ),
+        ({"traffic": {"colour": 1}}, ("traffic.colour is unknown",)),
+        ({"traffic": {"rate": -2}}, ("traffic.rate is -2",)),
+        ({"traffic": {"design": "split", "direct": True}}, ("traffic.direct is true",)),
+        ({"traffic": {"design": "switchback", "duration_s": 40}}, ("traffic.duration_s is 40",)),
+        ({"traffic": {"rate": None, "arrivals": "trace"}}, ("traffic.trace is empty",)),
+        ({"slo": {"p95ttft": 3}}, ("slo.p95ttft is unknown", "pQ_METRIC_ms")),
+        ({"slo": {"p99_ttft_ms": 0}}, ("slo.p99_ttft_ms is 0",)),
+        ({"slo": {"p99_ttft_ms": "x"}}, ("slo.p99_ttft_ms is 'x'",)),
+        ({"slo": {"targets": ["p99_ttft_ms >= 3"]}}, ('slo.targets holds "p99_ttft_ms >= 3"',)),
+        ({"slo": {"p99_ttft_ms": 3, "targets": ["p99_ttft_ms <= 4"]}}, ("slo has both",)),
+        ({"slo": {"cold": {"speed": 3}}}, ("slo.cold.speed is unknown",)),
+        ({"slo": {"cold": {"p99_ttft_ms": 3}}, "gates": {"cold_s": 0}}, ("slo.cold", "gates.cold_s")),
+        ({"gates": {"margin": -1}}, ("gates.margin is -1",)),
+        ({"gates": {"quantile": 0.9, "quantiles": [0.9]}}, ("keep quantiles",)),
+        ({"gates": {"min_goodput_ratio": 0.9}}, ("gates.min_goodput_ratio",)),
+        ({"gates": {"margins": {"tpot": 0.1}}}, ("gates.margins.tpot",)),
+        ({"gates": {"cold": {"max_stall": 1}}}, ("gates.cold.max_stall is unknown",)),
+        ({"gates": {"cold": {"max_recompiles": "x"}}}, ("gates.cold.max_recompiles is 'x'",)),
+        ({"gates": {"metrics": ["speed"]}}, ("gates.metrics holds 'speed'",)),
+        ({"gates": {"metrics": []}}, ("gates.metrics is empty",)),
+        ({"trials": {"count": 0}}, ("trials.count is 0",)),
+        ({"trials": {"compile_cache": "hot"}}, ("trials.compile_cache is 'hot'",)),
+        ({"bed": {"sample_s": 0.01}}, ("bed.sample_s is 0.01", "0.05")),
+        ({"bed": {"processor_turn_s": -1}}, ("bed.processor_turn_s",)),
+        ({"splitter": {"port": 70000}}, ("splitter.port is 70000",)),
+        ({"splitter": {"port": 80, "admin_port": 80}}, ("splitter.port", "admin_port", "80")),
+        (
+            {"splitter": {"port": 5557}, "traffic": {"master_bind": "10.0.0.1:5557", "remote_workers": 2}},
+            ("splitter.port", "traffic.master_bind", "5557"),
+        ),
+        ({"pressure": {"memory_share": 1.0}}, ("pressure.memory_share is 1.0", "0.95")),
+        ({"pressure": {"schedule": [{"end_s": 5}]}}, ("pressure.schedule", "no weight")),
+        ({"pressure": {"schedule": [{"cpus": 1, "end_s": 6}, {"start_s": 5, "cpus": 2}]}}, ("6 s", "5 s")),
+        ({"pressure": {"cpus": 1.0}, "bed": {"processor_turn_s": 1.0}}, ("pressure.cpus",)),
+        *(
+            ({"arms": [CONTROL, EXTERNAL], "compare_models": True, **table}, ('arm "vllm" is external',))
+            for table in ({"pressure": {"memory_share": 0.1}}, {"bed": {"processor_turn_s": 1.0}})
+        ),
+        ({"security": {"tls_ca": "ca.pem"}}, ("splitter.tls_certificate",)),
+        ({"security": {"tls_server_name": "arms.example"}}, ("[security]", "splitter.tls_certificate")),
+        ({"splitter": {"tls_key": "k.pem"}}, ("splitter.tls_key",)),
+        ({"splitter": {"tls_client_ca": "ca.pem"}}, ("splitter.tls_client_ca", "tls_certificate")),
+        (merged(LISTENER, {"splitter": {"tls_client_ca": "ca.pem"}}), ("security.tls_certificate",)),
+        (merged(LISTENER, {"traffic": {"direct": True}}), ("traffic.direct",)),
+        ({"security": {"token_env": "A", "token_file": "t"}}, ("token_env", "token_file")),
+        ({"security": {"token_env": SECRET}}, ("security.token_env",)),
+        ({"security": {"token": SECRET}}, ("security.token is unknown",)),
+    ],
+)
+def test_an_experiment_that_cannot_be_run_is_refused(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    message = refusal(changes)
+    assert all(word in message for word in words), message
+
+
+ENCODERS = """
+name = "encoders"
+model = { id = "example/encoder", task = "embed" }
+arms = [{ preset = "eager", control = true }, { preset = "eager-padded" }]
+traffic = { rate = 1 }
+"""
+GENERATE = {"task": "generate", "id": "random:tiny"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gates": {"metrics": ["ttft", "e2e"]}}, ("gates.metrics", "ttft")),
+        ({"slo": {"p99_ttft_ms": 500}}, ("slo", "ttft")),
+        ({"slo": {"targets": ["p50_itl_ms < 40"]}}, ("slo", "itl")),
+        ({"slo": {"cold": {"p99_tpot_ms": 5}}}, ("slo.cold", "tpot")),
+        ({"goodput": {"max_itl": 5}}, ("goodput", "max_itl")),
+        ({"traffic": {"workload": "conversation"}}, ("traffic.workload", "conversation", "model.task")),
+        ({"traffic": {"turns_mean": 3}}, ("traffic.turns_mean is 3.0",)),
+        ({"traffic": {"ignore_eos": False}}, ("traffic.ignore_eos is false",)),
+        ({"traffic": {"prompts": "chat"}}, ("traffic.prompts", "chat")),
+        ({"engine": {"max_new_tokens": 8}}, ("engine.max_new_tokens is 8",)),
+        ({"parity": {"tokens": 8}}, ("parity.tokens is 8",)),
+        ({"model": GENERATE, "traffic": {"workload": "sentences"}}, ("traffic.workload", "sentences", "generate")),
+        ({"model": GENERATE, "parity": {"min_cosine": 0.9}}, ("parity.min_cosine is 0.9",)),
+        (
+            {"arms": [CONTROL, {"name": "chat", "preset": "eager", "model": GENERATE}], "compare_models": True},
+            ("arms[1].model.task", "generate", "embed"),
+        ),
+        ({"arms": [CONTROL, EXTERNAL], "compare_models": True}, ('arm "vllm" is external', "model.task")),
+    ],
+)
+def test_settings_without_a_meaning_for_the_task_are_refused(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    message = refusal(changes, ENCODERS)
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("traffic.rate", "KEY=VALUE"),
+        ("=3", "KEY=VALUE"),
+        ("traffic.speed=3", "traffic.speed is unknown"),
+        ("arms[7].weight=3", "2 entries"),
+        ("arms.other.weight=3", '"other"'),
+        ("arms[0]=3", "whole table"),
+        ("name.first=3", "'canary'"),
+        ("a b=3", '"a b"'),
+    ],
+)
+def test_a_setting_of_no_key_is_refused(setting: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(MINIMAL)
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path / "small.toml", settings=[setting])
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"admin": "9901"}, ("users.admin", "9901", "host:port")),
+        ({"admin": "/tmp/a\nb"}, ("host:port",)),
+        ({"route": "chat"}, ("users.route", "chat", "NAMESPACE/NAME")),
+        ({"api": "127.0.0.1:8001"}, ("users.route is empty",)),
+        ({"replicas": ("eager",)}, ("users.replicas", '"eager"', "ARM=HOST:PORT")),
+        ({"replicas": ("a=h:1", "a=h:2")}, ("users.replicas", "twice")),
+        ({"moved_by": "me"}, ("users.moved_by is 'me'", "others")),
+        ({}, ("users.admin", "users.access_log")),
+        ({"access_log": "requests.log"}, ("users.admin", "users.route", "users.moved_by")),
+    ],
+)
+def test_production_traffic_that_cannot_be_found_or_moved_is_refused(
+    settings: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        UsersConfig(**settings).check()
+    assert all(word in str(refused.value) for word in words)
+    UsersConfig(access_log="requests.log", moved_by="others").check()
+    UsersConfig(admin="127.0.0.1:9901").check()
+
+
+def test_files_and_variables_of_security_are_checked_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pem = make_certificates(tmp_path)
+    pair = [f"splitter.tls_certificate={pem.certificate}", f"splitter.tls_key={pem.key}"]
+    monkeypatch.delenv("TAILGATE_TEST_TOKEN", raising=False)
+    for settings, words in (
+        (["security.token_env=TAILGATE_TEST_TOKEN"], "TAILGATE_TEST_TOKEN"),
+        ([pair[0], f"splitter.tls_key={pem.client_key}"], "does not belong to certificate"),
+        ([*pair, "security.tls_ca=/nowhere/ca.pem"], "/nowhere/ca.pem"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_experiment(load("demo", settings=settings))

@@ -1,0 +1,347 @@
+"""External arms: the prompts that they answer twice, their load pages, and the logs of their compiles."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records.asked_answers import answers_in
+from analysis.records.schemas import COMPILE_EVENTS, SERVER_LOAD
+from analysis.records.tables import read_table
+from benchmarks.simulation.greedy import Server
+from loadtests.experiments.reading import from_table
+from loadtests.external.compile_lines import CompileLog
+from loadtests.trials import external_answers, server_load
+from loadtests.trials.context import TrialContext
+from loadtests.trials.errors import StopRequestedError
+from loadtests.trials.external_answers import PROMPTS, ExternalAnswers, asked_arms, questions
+from loadtests.trials.log_tail import LogTail
+from loadtests.trials.server_load import ServerLoads
+from loadtests.trials.server_logs import ServerLogs
+from loadtests.trials.telemetry import Collector
+from loadtests.trials.trial_schedule import TrialSchedules
+from servers.clock import now_ns
+from servers.fields import ConfigError
+from tests.fakes.greedy_server import GreedyServer, serving
+from tests.fakes.metrics_page import metrics_page, vllm_page
+from tests.fakes.patience import wait_for
+from tests.fakes.trial_context import external_trial, trial_context
+from tests.loadtests.external.test_compile_lines import GRAPH, IN_DETAIL, MONITOR, ONCE, RECOMPILE, TRITON, VERBOSE
+
+SECRET = "s3cret-of-the-server"
+THREE = {"prompts": 3, "tokens": 3}
+
+
+def table(*addresses: Any, **tables: Any) -> dict[str, Any]:
+    arms = [
+        {"name": f"arm{number}", "kind": "openai", "model_name": "llama", "address": address, "control": number == 0}
+        for number, address in enumerate(addresses)
+    ]
+    traffic = {"rate": 5, "duration_s": 4, "block_s": 1, "timeout_s": 10, "length_scale": 0.05}
+    engine = {"max_prompt_tokens": 64, "max_new_tokens": 16}
+    whole = {"name": "small", "compare_models": True, "arms": arms, "traffic": traffic, "engine": engine}
+    return {**whole, **tables}
+
+
+def trial(folder: Path, content: dict[str, Any], check: Callable[[], None] = lambda: None) -> ExternalAnswers:
+    context = trial_context(folder, content, check=check)
+    return ExternalAnswers(context, TrialSchedules.of(context.experiment).draw(1))
+
+
+def document(folder: Path, arm: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / f"answers-{arm}.json").read_text())
+    return content
+
+
+def test_every_arm_is_asked_the_same_twice_and_another_replica_the_second_time(tmp_path: Path) -> None:
+    servers = [GreedyServer(Server()), GreedyServer(Server()), GreedyServer(Server(name="other"))]
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(serving(server)) for server in servers]
+        asking = trial(tmp_path, table(addresses[:2], addresses[2], parity={"prompts": 9, "tokens": 5}))
+        asking.ask("before")
+        asking.ask("after")
+    one, other = (document(tmp_path, name) for name in ("arm0", "arm1"))
+    assert one["prompts"] == other["prompts"]
+    for when in ("before", "after"):
+        twice = answers_in(one, when)
+        assert twice is not None
+        assert twice[0] == twice[1]
+        assert [len(answer.tokens) for answer in twice[0]] == [min(5, row["max_tokens"]) for row in one["prompts"]]
+    first, second = one["answers"]["before"]
+    assert [row["replica"] for row in first][:2] == ["arm0-0", "arm0-1"]
+    assert [row["replica"] for row in second][:2] == ["arm0-1", "arm0-0"]
+    assert json.loads((tmp_path / "trial.json").read_text())["asked"] == ["arm0", "arm1"]
+    bodies = servers[2].bodies
+    assert len(bodies) == 4 * 9
+    # A seed of its own each time, and greedy: a server that samples does not repeat itself.
+    assert len({body["seed"] for body in bodies[:18]}) == 18
+    assert {body["temperature"] for body in bodies} == {0}
+
+
+def test_a_server_that_refuses_log_probabilities_is_asked_without_and_its_token_is_in_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASKED_TOKEN", SECRET)
+    refusing = GreedyServer(Server(), refuses=True, token=SECRET)
+    with serving(refusing) as one, serving(GreedyServer(Server())) as other:
+        content = table(one, other, parity={"prompts": 9, "tokens": 2})
+        content["arms"][0]["token_env"] = "ASKED_TOKEN"
+        trial(tmp_path, content).ask("before")
+    found = document(tmp_path, "arm0")
+    assert found["refused"] == "HTTP 400: logprobs are not supported, ***"
+    assert all(row["text"] and "tokens" not in row for rows in found["answers"]["before"] for row in rows)
+    refused = sum("logprobs" in body for body in refusing.bodies)
+    assert refused <= external_answers.AT_ONCE  # those that were under way when the first was refused
+    assert not any(SECRET in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(("round_s", "words"), [(None, "ConnectionRefusedError"), (0.0, "0 s")])
+def test_a_server_that_is_gone_or_a_round_without_time_costs_answers_and_not_the_run(
+    round_s: float | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if round_s is not None:
+        monkeypatch.setattr(external_answers.Round.__init__, "__kwdefaults__", {"round_s": round_s})
+    with serving(GreedyServer(Server())) as here:
+        trial(tmp_path, table(here, "http://127.0.0.1:9/v1", parity=THREE)).ask("before")
+    rows = document(tmp_path, "arm1")["answers"]["before"][0]
+    assert all(words in row["error"] for row in rows)
+
+
+def test_an_interruption_ends_the_round(tmp_path: Path) -> None:
+    def check() -> None:
+        raise StopRequestedError
+
+    with serving(GreedyServer(Server())) as one, pytest.raises(StopRequestedError):
+        trial(tmp_path, table(one, one), check).ask("before")
+
+
+def test_a_short_trial_is_asked_about_more_prompts_of_its_lengths() -> None:
+    experiment = from_table(table("http://a/v1", "http://b/v1"))
+    schedule = TrialSchedules.of(experiment).draw(1)
+    found = questions(experiment, schedule, contexts=[])
+    assert len(schedule) < len(found) == PROMPTS
+    assert len({(item.plan.prefix_seed, item.plan.prompt_tokens) for item in found}) == PROMPTS
+    assert {item.plan.prompt_tokens for item in found} <= set(schedule.ints("prompt_tokens").tolist())
+    assert {item.max_tokens for item in found} == {16}  # engine.max_new_tokens
+    # No room behind the longest prompts: these get as many as were planned.
+    room = int(schedule.ints("prompt_tokens").max()) + 1
+    for item in questions(experiment, schedule, contexts=[None, room]):
+        assert item.max_tokens <= max(room - item.plan.prompt_tokens, item.plan.max_tokens)
+
+
+def test_arms_beside_a_managed_control_or_without_the_setting_are_not_asked() -> None:
+    assert asked_arms(from_table(table("http://a/v1", "http://b/v1", parity={"served": False}))) == ()
+    content = table("http://a/v1", "http://b/v1")
+    content["arms"][0] = {"name": "eager", "preset": "eager", "control": True}
+    assert asked_arms(from_table(content)) == ()
+
+
+def test_more_answers_than_a_file_should_hold_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"parity.prompts 4096 × parity.tokens 64 .* 32768"):
+        from_table(table("http://a/v1", "http://b/v1", parity={"prompts": 4096, "tokens": 64}))
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_load, "EVERY_S", 0.02)
+
+
+def wait_for_rows(path: Path, count: int) -> None:
+    wait_for(lambda: path.exists() and read_table(path, SERVER_LOAD)[0].num_rows >= count)
+
+
+def test_the_load_is_recorded_while_the_trial_goes_on(tmp_path: Path) -> None:
+    began_ns = now_ns()
+    with metrics_page(lambda n: vllm_page(running=n, waiting=3, cache=0.5, preemptions=2)) as page:
+        trial = external_trial(tmp_path / "trial-01", {"metrics": page})
+        loads = ServerLoads(trial)
+        wait_for_rows(trial.folder / "server_load.arrow", 3)  # before the trial ends
+        loads.stop()
+        loads.stop()
+    rows = read_table(trial.folder / "server_load.arrow", SERVER_LOAD)[0].to_pylist()
+    assert [row["running"] for row in rows] == list(range(len(rows)))
+    assert {(row["trial"], row["arm"], row["replica"]) for row in rows} == {(1, "vllm", "vllm-0")}
+    assert {(row["waiting"], row["cache_pct"], row["preemptions"]) for row in rows} == {(3, 50, 2)}
+    assert began_ns < rows[0]["at_ns"] < rows[-1]["at_ns"] < now_ns()
+    [facts] = trial.facts.arms[1]["told"]["metrics"]
+    assert (facts["replica"], facts["failed"], facts["why"]) == ("vllm-0", 0, "")
+    assert facts["answered"] >= len(rows)
+
+
+def test_failed_answers_of_a_page_cost_those_samples_alone_and_are_counted(tmp_path: Path) -> None:
+    def answer(number: int) -> str | int:
+        if number == 3:
+            return "<html>"
+        return 503 if number < 3 else vllm_page(running=1, waiting=0, cache=0.0, preemptions=0)
+
+    with metrics_page(answer) as page, metrics_page(lambda n: "up 1\n") as other:
+        trial = external_trial(tmp_path / "trial-01", {"metrics": [page, other]}, replicas=2)
+        loads = ServerLoads(trial)
+        wait_for_rows(trial.folder / "server_load.arrow", 2)
+        loads.stop()
+    first, second = trial.facts.arms[1]["told"]["metrics"]
+    assert (first["replica"], first["failed"]) == ("vllm-0", 4)
+    assert "503" in first["why"]
+    assert second["answered"] == 0
+    assert "ValueError" in second["why"]
+    assert any(page in note and "4" in note for note in trial.status.notes)
+
+
+def test_a_late_page_is_counted_for_each_missed_second(tmp_path: Path) -> None:
+    answered = threading.Event()
+
+    def answer(number: int) -> str:
+        answered.wait(0.2)
+        return vllm_page(running=0, waiting=0, cache=0.0, preemptions=0)
+
+    quick = vllm_page(running=9, waiting=0, cache=0.0, preemptions=0)
+    with metrics_page(answer) as page, metrics_page(lambda n: quick) as other:
+        trial = external_trial(tmp_path / "trial-01", {"metrics": [page, other]}, replicas=2)
+        loads = ServerLoads(trial)
+        wait_for_rows(trial.folder / "server_load.arrow", 20)
+        loads.stop()
+        answered.set()
+    first, second = trial.facts.arms[1]["told"]["metrics"]
+    assert first["late"] >= 5 * first["answered"] > 0
+    assert second["answered"] > 2 * first["answered"]
+
+
+STATS = "(APIServer pid=1) INFO 11-25 22:58:30 [loggers.py:273] Engine 000: Running: 3 reqs, Waiting: 0 reqs"
+
+
+def write(path: Path, *lines: str) -> None:
+    with path.open("a") as file:
+        file.write("".join(f"{line}\n" for line in lines))
+
+
+def followed(trial: TrialContext, during: Callable[[ServerLogs], None]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The events that were recorded while `during` ran, and what trial.json says of the log."""
+    collector = Collector(trial.folder, trial=1, status=trial.status)
+    logs = ServerLogs(trial, collector)
+    try:
+        during(logs)
+    finally:
+        logs.stop(hurry=True)
+        logs.stop(hurry=True)
+        collector.stop()
+    [facts] = trial.facts.arms[1]["told"]["logs"]
+    return read_table(trial.folder / "compile_events.arrow", COMPILE_EVENTS)[0].to_pylist(), facts
+
+
+def test_compiles_in_a_log_are_recorded_from_the_trial_s_start(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    write(log, VERBOSE, GRAPH, MONITOR)
+    trial = external_trial(tmp_path / "trial-01", {"log": str(log)})
+    before_ns = now_ns()
+
+    def during(logs: ServerLogs) -> None:
+        write(log, STATS, GRAPH, IN_DETAIL)
+        wait_for(lambda: trial.status.replicas["vllm-0"].compiles == 2)
+        trial.facts.start_ns = before_ns
+        write(log, IN_DETAIL, *RECOMPILE)
+
+    rows, facts = followed(trial, during)
+    assert [(row["event_id"], row["kind"], row["phase"]) for row in rows] == [
+        ("1-vllm-0-log-0", "compile", None),
+        ("1-vllm-0-log-1", "jit", None),
+        ("1-vllm-0-log-2", "jit", "serving"),
+        ("1-vllm-0-log-3", "recompile", "serving"),
+    ]
+    assert {(row["trial"], row["arm"], row["replica"]) for row in rows} == {(1, "vllm", "vllm-0")}
+    graph, kernel, _, recompile = rows
+    assert graph["shape"] == "(1, 8192)"
+    assert graph["end_ns"] - graph["start_ns"] == 12_340_000_000
+    assert before_ns <= graph["end_ns"] <= now_ns()
+    assert (kernel["frame"], kernel["start_ns"]) == ("Triton _fwd_kernel", kernel["end_ns"])
+    assert "size mismatch" in recompile["reason"]
+    assert (facts["replica"], facts["lines"], facts["events"], facts["blind_spots"]) == ("vllm-0", 8, 4, [])
+
+
+def test_a_program_s_output_is_followed_and_what_it_leaves_out_is_a_blind_spot(tmp_path: Path) -> None:
+    code = f"import time; print({TRITON!r}, flush=True); time.sleep(600)"
+    trial = external_trial(tmp_path / "trial-01", {"log_command": [sys.executable, "-c", code]}, replicas=2)
+    # One log for two replicas: whose compile it was is not known.
+    rows, facts = followed(trial, lambda logs: wait_for(lambda: (trial.logs / "vllm.log").stat().st_size > 0))
+    assert [(row["event_id"], row["replica"], row["frame"]) for row in rows] == [
+        ("1-vllm-log-0", None, "Triton _fwd_kernel")
+    ]
+    assert facts["blind_spots"] == [ONCE]
+    assert any(ONCE in note for note in trial.status.notes)
+
+
+def test_compiles_before_the_trial_that_a_program_prints_do_not_count(tmp_path: Path) -> None:
+    old = GRAPH.replace("22:58:35", "20:00:00")
+    code = f"import time; print({old!r}, {STATS!r}, {IN_DETAIL!r}, sep=chr(10), flush=True); time.sleep(600)"
+    trial = external_trial(tmp_path / "trial-01", {"log_command": [sys.executable, "-c", code]})
+    rows, facts = followed(trial, lambda logs: wait_for(lambda: trial.status.replicas["vllm-0"].compiles == 1))
+    assert [row["kind"] for row in rows] == ["jit"]
+    assert (facts["lines"], facts["events"]) == (3, 1)
+
+
+def log_ended() -> None:
+    wait_for(lambda: not any(thread.name == "log-vllm-0" for thread in threading.enumerate()))
+
+
+def test_a_program_that_ends_and_a_silent_log_are_blind_spots(tmp_path: Path) -> None:
+    trial = external_trial(tmp_path / "trial-01", {"log_command": [sys.executable, "-c", "raise SystemExit(3)"]})
+    rows, facts = followed(trial, lambda logs: log_ended())
+    assert rows == []
+    unknown, silent, ended = facts["blind_spots"]
+    assert all(words in spot for words, spot in (("PyTorch", unknown), ("no line", silent), ("exit code 3", ended)))
+
+
+def test_a_log_that_cannot_be_read_on_is_a_blind_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble(self: CompileLog, line: str, arrived_ns: int) -> None:
+        raise UnicodeError("odd line")
+
+    monkeypatch.setattr(CompileLog, "take", stumble)
+    log = tmp_path / "vllm.log"
+    write(log, VERBOSE, MONITOR)
+    trial = external_trial(tmp_path / "trial-01", {"log": str(log)})
+    _, facts = followed(trial, lambda logs: (write(log, STATS), log_ended())[-1])
+    assert any("UnicodeError: odd line" in spot for spot in facts["blind_spots"])
+
+
+def test_a_log_is_followed_from_its_end_in_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("one\ntwo\r\n")
+    tail = LogTail(path)
+    with path.open("a") as file:
+        for text, lines in (("", []), ("three\nfo", ["three"]), ("ur\n\xe9\n", ["four", "é"])):
+            file.write(text)
+            file.flush()
+            assert list(tail.lines()) == lines
+    assert list(tail.before()) == ["one", "two"]
+    tail.close()
+
+
+def test_no_line_is_lost_when_a_log_is_rotated(tmp_path: Path) -> None:
+    path, rotated = tmp_path / "a.log", tmp_path / "a.log.1"
+    write(path, "one")
+    tail = LogTail(path)
+    write(path, "two")
+    path.rename(rotated)
+    write(rotated, "three")
+    assert list(tail.lines()) == ["two", "three"]  # the server has not begun a new one yet
+    write(rotated, "four")
+    write(path, "five")
+    assert list(tail.lines()) == ["four", "five"]
+    write(path, "six")
+    assert list(tail.lines()) == ["six"]
+
+
+def test_an_emptied_log_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    write(path, "one", "two")
+    tail = LogTail(path)
+    path.write_text("new\n")
+    assert list(tail.lines()) == ["new"]
+    with pytest.raises(FileNotFoundError):
+        LogTail(tmp_path / "none.log")

@@ -1,0 +1,415 @@
+"""Parity: arms measured in processes of their own, texts of the user, and answers that replicas serve."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from analysis.records.documents import read_document
+from analysis.summary.summary import EXIT_CODES
+from loadtests.commands.main import main
+from loadtests.commands.parity import parity_table, vector_table
+from loadtests.experiments.model import Experiment
+from loadtests.experiments.reading import from_table
+from loadtests.trials import served_parity
+from loadtests.trials.errors import RunError
+from loadtests.trials.parity_processes import ParityRun
+from loadtests.trials.parity_texts import Text, read_texts
+from loadtests.trials.progress import Status
+from loadtests.trials.run import Orchestrator
+from loadtests.trials.served_parity import (
+    PROMPTS,
+    TOKENS,
+    Question,
+    ask,
+    ask_vectors,
+    compared,
+    compared_vectors,
+    cosine,
+    departure,
+    questions,
+)
+from servers.config import ArmConfig
+from servers.fields import ConfigError
+from servers.rpc import inference_pb2, inference_pb2_grpc
+from tests.fakes.arm import Arm
+from tests.fakes.whole_run import experiment as small
+
+FAKE_MEASURE = Path(__file__).resolve().parents[2] / "fakes" / "measure.py"
+ARMS = [{"name": "padded", "preset": "eager-padded"}, {"name": "eager", "preset": "eager", "control": True}]
+QUANTISED = [*reversed(ARMS), {"name": "int8", "preset": "eager", "model": {"quantisation": "int8-weight-only"}}]
+QUIET = ("--noise", "eager=1e-6", "--noise", "padded=1e-6")
+ENCODERS = {"model": {"id": "random:bert-tiny", "task": "embed"}, "engine": {"max_new_tokens": 128}}
+
+
+def experiment(dtype: str = "bfloat16", **tables: Any) -> Experiment:
+    tables["model"] = {"dtype": dtype, **tables.get("model", {})}
+    return small(**{"arms": ARMS, "engine": {"threads": 1}, **tables})
+
+
+def measured(what: Experiment, folder: Path, *flags: str, **more: Any) -> dict[str, Any]:
+    more.setdefault("command", [sys.executable, str(FAKE_MEASURE), *flags])
+    return ParityRun(what, folder=folder, shared_cache=folder / "cache", **more).run()
+
+
+@pytest.mark.process
+def test_every_arm_is_measured_alone_and_the_outcome_is_kept_without_the_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    status = Status()
+    outcome = measured(experiment(), tmp_path, status=status)
+    assert read_document(tmp_path / "parity.json").content == outcome
+    assert (outcome["verdict"], outcome["exit_code"]) == ("PASS", 0)
+    assert (outcome["requests"], outcome["positions"], outcome["vocabulary"]) == (16, 128, 50)
+    assert [arm["name"] for arm in outcome["arms"]] == ["padded"]
+    assert outcome["control"]["name"] == "eager"
+    assert list(status.replicas) == ["eager", "padded", "float64 reference"]  # the control answers first
+    assert not list(tmp_path.rglob("logits.npy"))
+    environment = json.loads((tmp_path / "parity" / "padded" / "environment.json").read_text())
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "parity" / "padded" / "compile-cache")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("tables", "flags", "verdict", "words"),
+    [
+        ({}, ("--noise", "padded=0.004"), "FAIL", ("×4.",)),
+        ({"parity": {"reference": False}}, (), "INCONCLUSIVE", ("KL(control‖arm)",)),
+        ({"parity": {"prompts": 4}}, (), "INCONCLUSIVE", ("1.5", "parity.prompts = 8")),
+        ({"dtype": "float32"}, (*QUIET, "--token", "padded=9"), "FAIL", ("15 of 16", "request 2", "7 and padded 9")),
+        ({"arms": QUANTISED, "parity": {"prompts": 6}}, (), "INCONCLUSIVE", ("parity.prompts", "32")),
+        ({"arms": QUANTISED, "parity": {"prompts": 40}}, ("--noise", "int8=0.05"), "PASS", ("perplexity", "×1.00")),
+        (
+            {"arms": QUANTISED, "parity": {"prompts": 40, "max_kl": 1e-6}},
+            ("--noise", "int8=0.05"),
+            "FAIL",
+            ("nats a token", "1e-06"),
+        ),
+    ],
+)
+def test_an_arm_is_judged_by_its_answers(
+    tables: dict[str, Any], flags: tuple[str, ...], verdict: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    outcome = measured(experiment(**tables), tmp_path, *flags)
+    assert (outcome["verdict"], outcome["exit_code"]) == (verdict, EXIT_CODES[verdict])
+    table = parity_table(outcome)
+    assert all(word in table for word in ("padded", *words)), table
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("tables", [{}, ENCODERS], ids=["decoders", "encoders"])
+@pytest.mark.parametrize(
+    ("flags", "verdict", "unasked", "words"),
+    [
+        ((), "PASS", ([], []), ()),
+        (("--unasked", "padded=16"), "INCONCLUSIVE", ([16], []), ("prompts of 16 tokens", "parity.prompts = 24")),
+        (("--unrun", "padded=8"), "INCONCLUSIVE", ([], [8]), ("8", "parity.prompts = 24")),
+        (("--unforeseen", "padded"), "FAIL", ([], [1, 2, 8]), ("2 of 16 requests",)),
+    ],
+)
+def test_a_border_that_is_not_asked_leaves_an_arm_open_and_a_refused_one_fails_it(
+    tables: dict[str, Any],
+    flags: tuple[str, ...],
+    verdict: str,
+    unasked: tuple[list[int], list[int]],
+    words: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    outcome = measured(experiment(**tables), tmp_path, *flags)
+    assert (outcome["verdict"], outcome["exit_code"]) == (verdict, EXIT_CODES[verdict])
+    kind = "encode" if tables else "decode"
+    borders = outcome["borders"]["padded"]
+    assert (borders["unasked_prompts"], borders["unasked_batches"]) == (unasked[0], {kind: unasked[1]})
+    assert outcome["borders"]["eager"]["unasked_batches"] == {kind: []}
+    table = (vector_table if tables else parity_table)(outcome)
+    assert all(word in table for word in words), table
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("reference", [True, False])
+def test_texts_of_the_user_are_asked_of_the_control_and_quantised_arms_alone(reference: bool, tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(json.dumps([number, *range(number % 7 + 3)]) for number in range(36)))
+    what = experiment("float32", arms=QUANTISED, parity={"texts": str(path), "reference": reference})
+    outcome = measured(what, tmp_path / "out", *QUIET, "--noise", "int8=0.05", keep_logits=True)
+    assert outcome["verdict"] == "PASS", parity_table(outcome)
+    assert outcome["arms"][1]["figures"]["texts"] == 36
+    assert outcome["arms"][1]["figures"]["text_source"] == "of own.jsonl"
+    asked = {"eager", "int8"} | ({"float64 reference"} if reference else set())
+    assert {item.parent.name for item in (tmp_path / "out").rglob("texts.npy")} == asked
+    assert len(list((tmp_path / "out").rglob("logits.npy"))) == 3 + reference
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("flags", "error", "words"),
+    [
+        (("--fact", "padded:weights=ffff"), ConfigError, ("padded", "weights ffff", "abcd", 'control "eager"')),
+        (("--fact", "padded:attention=eager"), ConfigError, ("padded", "attention eager", "sdpa")),
+        (("--fact", "float64 reference:weights=ffff"), ConfigError, ("float64 reference", "weights ffff")),
+        (("--crash", "padded"), RunError, ("the weights are missing",)),
+        (("--refuse", "float64 reference"), ConfigError, ("float64 reference", "take a larger one")),
+        (("--silent", "eager"), RunError, ("eager", "1 s", "loading")),
+    ],
+)
+def test_a_measurement_of_other_weights_or_one_that_breaks_is_refused_with_its_reason(
+    flags: tuple[str, ...], error: type[Exception], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    with pytest.raises(error) as caught:
+        measured(experiment(trials={"ready_timeout_s": 1 if "--silent" in flags else 60}), tmp_path, *flags)
+    assert all(word in str(caught.value) for word in words)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("flags", "verdict"), [(("--noise", "padded=0.004"), "FAIL"), (("--crash", "eager"), None)])
+def test_a_run_starts_nothing_where_parity_fails_or_breaks(
+    flags: tuple[str, ...], verdict: str | None, tmp_path: Path
+) -> None:
+    command = [sys.executable, str(FAKE_MEASURE), *flags]
+    outcome = Orchestrator(experiment(parity={"full": True}), out=tmp_path, parity_command=command).run()
+    assert not outcome.complete
+    assert not list(outcome.run_dir.glob("trial-*"))
+    if verdict is None:
+        assert "the weights are missing" in (outcome.error or "")
+    else:
+        assert outcome.failed_parity is not None
+        assert (outcome.error, outcome.failed_parity["verdict"]) == (None, verdict)
+        assert read_document(outcome.run_dir / "parity.json").content == outcome.failed_parity
+
+
+@pytest.mark.usefixtures("torch_asked_once")
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["arms.compiled-naive.model.dtype=bfloat16"], ("arms[2].model.dtype", "bfloat16", "float32")),
+        (["arms[1].compile.artifact=/no/such/file"], ("/no/such/file",)),
+        (["arms[1].model.quantisation=int8-weight-only", "parity.texts=/no/texts.jsonl"], ("/no/texts.jsonl",)),
+        (["model.device=cuda"], ("model.device", "GPU")),
+        (["arms[1].compile.options.fastest=1"], ("compile.options.fastest",)),
+    ],
+)
+def test_a_measurement_that_cannot_work_is_refused_and_leaves_no_folder(
+    settings: list[str],
+    words: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("loadtests.trials.preflight.sees_gpu", lambda: False)
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    assert main(["parity", "demo", *flags, "--out", str(tmp_path / "out")]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert all(word in err for word in words), err
+    assert not (tmp_path / "out").exists()
+
+
+def texts(path: Path, *, tokens: int = 24, **engine: Any) -> list[Text]:
+    table = {
+        "name": "small",
+        "model": {"device": "cpu"},
+        "engine": {"max_prompt_tokens": 8, "max_new_tokens": 6, **engine},
+        "arms": [
+            {"preset": "eager", "control": True},
+            {"name": "int8", "preset": "eager", "model": {"quantisation": "int8-weight-only"}},
+        ],
+        "traffic": {"rate": 1, "duration_s": 10},
+        "parity": {"texts": str(path), "tokens": tokens},
+    }
+    return read_texts(from_table(table))
+
+
+def test_the_first_half_is_read_and_the_rest_predicted_within_the_engine_s_limits(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("\n".join(json.dumps([*range(size)]) for size in (2, 5, 10, 40)) + "\n\n")
+    assert texts(path) == [
+        ([0], [1]),
+        ([0, 1, 2], [3, 4]),
+        ([0, 1, 2, 3, 4], [5, 6, 7, 8, 9]),
+        ([0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 12, 13]),
+    ]
+    assert texts(path, tokens=1)[2] == ([0, 1, 2, 3, 4], [5])
+
+
+def test_texts_that_are_asked_alike_are_one_text(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("[1, 2, 3, 4]\n" * 40 + "[1,2,3,4]\n[1, 2, 3, 5]\n")
+    assert texts(path) == [([1, 2], [3, 4]), ([1, 2], [3, 5])]
+    # the same beginning, read and predicted, of two long texts
+    path.write_text("\n".join(json.dumps([*range(20), end]) for end in (7, 8)))
+    assert texts(path) == [([*range(8)], [*range(8, 14)])]
+
+
+@pytest.mark.parametrize("line", ["[7]", "[1, -2]", "[1, 2.0]", "[1, true]", "hello", '{"ids": [1, 2]}', "[" * 100_000])
+def test_a_line_that_is_no_text_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text(f"[1, 2, 3]\n{line}\n")
+    with pytest.raises(ConfigError, match=r"texts.jsonl\", line 2"):
+        texts(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file or directory"),
+        (b"\xff\xfe", "no UTF-8"),
+        (b"\n\n", "0 texts"),
+        (b"".join(b"[1, %d]\n" % number for number in range(4097)), "4097 texts"),
+    ],
+)
+def test_a_file_without_texts_or_with_too_many_is_refused(content: bytes | None, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        texts(path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def asked_experiment(**engine: Any) -> Experiment:
+    arms = [{"preset": "eager", "control": True}, {"preset": "eager-padded"}]
+    return from_table({"name": "small", "seed": 3, "engine": engine, "arms": arms, "traffic": {"rate": 1}})
+
+
+@contextmanager
+def served(arm: inference_pb2_grpc.InferenceServicer) -> Iterator[grpc.Channel]:
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=PROMPTS))
+    inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as opened:
+        yield opened
+    server.stop(0.0).wait()
+
+
+@pytest.fixture
+def channel() -> Iterator[grpc.Channel]:
+    with served(Arm(ArmConfig(), "eager-0", stall_s=0.0)) as opened:
+        yield opened
+
+
+def nothing() -> None:
+    """The check of a wait that is not interrupted."""
+
+
+def test_questions_fit_every_arm_and_differ_by_trial() -> None:
+    small = asked_experiment(max_prompt_tokens=40, max_new_tokens=9)
+    asked = questions(small, trial=1, vocab_size=50)
+    assert len(asked) == PROMPTS
+    assert all(1 <= len(question.prompt) <= 40 for question in asked)
+    assert {question.max_tokens for question in asked} == {9}
+    assert {token for question in asked for token in question.prompt} <= set(range(50))
+    assert questions(small, trial=1, vocab_size=50) == asked
+    assert questions(small, trial=2, vocab_size=50) != asked
+    assert questions(asked_experiment(), trial=1, vocab_size=50)[0].max_tokens == TOKENS
+
+
+def test_every_question_is_answered_in_full(channel: grpc.Channel) -> None:
+    asked = [Question(prompt=(1, 2, 3), max_tokens=4), Question(prompt=(1,), max_tokens=7)]
+    assert ask(channel, asked, check=nothing) == [[5] * 4, [5] * 7]
+
+
+def test_a_server_that_is_gone_is_reported_with_its_status() -> None:
+    with grpc.insecure_channel("127.0.0.1:1") as nowhere:
+        answer = ask(nowhere, [Question(prompt=(1,), max_tokens=1)], check=nothing)
+    assert isinstance(answer, str)
+    assert answer.startswith("UNAVAILABLE")
+
+
+def test_the_wait_for_answers_can_be_ended(channel: grpc.Channel) -> None:
+    class StopError(Exception):
+        pass
+
+    def check() -> None:
+        raise StopError
+
+    with pytest.raises(StopError):
+        ask(channel, [Question(prompt=(1,), max_tokens=1000)], check=check)
+
+
+def test_each_replica_is_compared_with_the_first_of_the_control() -> None:
+    answers: dict[str, Any] = {"eager-0": [[1, 2], [3, 4]], "padded-0": [[1, 2], [3, 9]], "padded-1": "gone"}
+    arms = {"eager-0": "eager", "padded-0": "padded", "padded-1": "padded"}
+    rows = [tuple(row.values()) for row in compared(answers, arms, first="eager-0")]
+    assert rows == [
+        ("eager", "eager-0", None, None, 2, 2),
+        ("padded", "padded-0", None, [1, 1], 1, 2),
+        ("padded", "padded-1", "gone", None, 0, 2),
+    ]
+    without = compared({**answers, "eager-0": "gone"}, arms, first="eager-0")
+    assert all("gone" in row["error"] for row in without)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "expected"),
+    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [1], 0), ([], [], None)],
+)
+def test_an_answer_departs_at_its_first_other_token_or_at_its_end(
+    mine: list[int], theirs: list[int], expected: int | None
+) -> None:
+    assert departure(mine, theirs) == expected
+
+
+def test_an_arm_that_works_is_waited_for_and_an_idle_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_parity, "_WORK_EVERY_S", 0.05)
+    slow = Arm(ArmConfig(name="naive", preset="compiled-naive"), "naive-0", stall_s=0.5)  # as one that compiles
+    short, longer = ([Question(prompt=(1,) * length, max_tokens=2)] for length in (1, 40))
+    with served(slow) as channel:
+        answer = ask(channel, short, check=nothing, still_s=0.2, worked_s=lambda: 7.0)
+        assert isinstance(answer, str)
+        assert "0.2 s" in answer
+        busy = itertools.count()
+        assert ask(channel, longer, check=nothing, still_s=0.2, worked_s=lambda: float(next(busy))) == [[5, 5]]
+
+
+class LongVectors(inference_pb2_grpc.InferenceServicer):
+    def Embed(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return inference_pb2.EmbedResponse(values=[3.0, 4.0], tokens=1)
+
+
+def test_every_text_has_a_vector_of_unit_length(channel: grpc.Channel) -> None:
+    asked = [Question(prompt=prompt, max_tokens=0) for prompt in ((1, 2, 3), (1,))]
+    vectors = ask_vectors(channel, asked, check=nothing)
+    assert not isinstance(vectors, str)
+    assert [len(vector) for vector in vectors] == [2, 2]
+    assert vectors[0] != vectors[1]
+    with served(LongVectors()) as opened:
+        refused = ask_vectors(opened, asked[1:], check=nothing)
+    assert isinstance(refused, str)
+    assert "length 5" in refused
+
+
+def test_vectors_are_held_to_the_cosine_with_the_control() -> None:
+    near, far = [[1.0, 0.0], [0.6, 0.8]], [[1.0, 0.0], [0.8, 0.6]]
+    arms = {"eager-0": "eager", "near-0": "near", "far-0": "far", "gone-0": "gone"}
+    rows = compared_vectors(
+        {"eager-0": near, "near-0": near, "far-0": far, "gone-0": "UNAVAILABLE: gone"},
+        arms,
+        first="eager-0",
+        least=0.99,
+    )
+    assert [(row["same"], row["of"], row["departs"], row["error"]) for row in rows] == [
+        (2, 2, None, None),
+        (2, 2, None, None),
+        (1, 2, 1, None),
+        (0, 2, None, "UNAVAILABLE: gone"),
+    ]
+    assert rows[2]["cosine"] == pytest.approx(0.96)
+
+
+def test_vectors_of_other_sizes_or_without_direction_are_opposite() -> None:
+    assert cosine([1.0, 0.0], [1.0, 0.0, 0.0]) == cosine([0.0, 0.0], [1.0, 0.0]) == -1.0
+    assert cosine([0.0, 2.0], [0.0, 3.0]) == 1.0
