@@ -1,16 +1,25 @@
+"""Fields that say their own limits."""
+
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from servers.address import host_port, joined
 from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine.shapes import StepShape, shape_policy
-from servers.fields import ConfigError, build, override
+from servers.fields import ConfigError, Range, build, check_fields, override, span_s
+from servers.ladders import check_rising, default_lengths, doubling
+from servers.metadata import trailing_key, whole_number
+from servers.security import ServerTls, is_bearer, server_tls, token_from_file, token_from_variable
+from tests.fakes.certificates import Certificates, make_certificates
 
 BERT = {"id": "random:bert-tiny", "task": "embed"}
 
@@ -293,3 +302,222 @@ def test_a_mode_that_the_backend_would_not_read_is_refused(mode: str) -> None:
         CompileConfig(enabled=True, mode=mode, backend="late", backend_module="late.torch")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f'compile.mode is "{mode}" but compile.backend is "aot_eager"'):
         CompileConfig(enabled=True, mode=mode, backend="aot_eager")  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    count: Annotated[int, Range(1, 8)] = 4
+    share: Annotated[float | None, Range(0, 1)] = None
+    order: Literal["first", "last"] = "first"
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "queue")
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_both_ends_of_a_range_are_allowed(count: int) -> None:
+    assert build(Settings, {"count": count, "share": 1}, where="queue").count == count
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"count": 0}, "queue.count is 0: give a value from 1 to 8"),
+        ({"share": 1.5}, "queue.share is 1.5: give a value from 0 to 1"),
+        ({"share": float("nan")}, "queue.share is nan: give a value from 0 to 1"),
+        ({"order": "any"}, "queue.order is 'any': use one of first, last"),
+    ],
+)
+def test_a_value_outside_is_named_with_its_limits(table: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        build(Settings, table, where="queue")
+    assert str(refusal.value) == message
+    with pytest.raises(ConfigError) as refusal:
+        Settings(**table)  # type: ignore[arg-type]
+    assert str(refusal.value) == message
+
+
+def test_a_name_with_dots_may_be_written_as_tables() -> None:
+    """As TOML reads it where nobody quoted it."""
+    base = CompileConfig(enabled=True, options={"combo_kernels": True})
+    changed = override(base, {"options": {"triton": {"enable_pdl": True}, "triton.cudagraphs": False}}, where="compile")
+    assert changed.options == {"combo_kernels": True, "triton.enable_pdl": True, "triton.cudagraphs": False}
+    with pytest.raises(ConfigError, match=r"compile.options.triton.enable_pdl is \[1\]"):
+        override(base, {"options": {"triton": {"enable_pdl": [1]}}}, where="compile")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("90s", 90.0), (" 1.5h ", 5400.0), ("5 m", 300.0), ("2min", 120.0)]
+)
+def test_a_length_of_time_is_read(text: str, seconds: float) -> None:
+    assert span_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-5s", "5d", "nan", "1e3", "٣s", "5 m 3 s", "9" * 5000])
+def test_what_is_no_length_of_time_is_none(text: str) -> None:
+    assert span_s(text) is None
+
+
+def test_an_error_is_one_line_whatever_a_name_holds() -> None:
+    assert str(ConfigError("traffic.a\nb\u2028c is unknown: remove it")) == "traffic.a b c is unknown: remove it"
+
+
+def test_a_whole_number_beyond_any_other_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is a number of 1329 bits: give one below 1e308"):
+        build(Waits, {"wait_s": 10**400}, where="queue")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    wait_s: float = 0.0
+
+
+def test_doubling_ends_at_the_limit_itself() -> None:
+    assert doubling(32, 100) == (32, 64, 100)
+    assert doubling(32, 8) == (8,)
+    assert doubling(1, 1) == (1,)
+
+
+@pytest.mark.parametrize("longest", [1, 32, 100, 4096])
+def test_the_ladder_that_nobody_wrote_is_the_one_of_a_bucketed_arm(longest: int) -> None:
+    arm = ArmConfig.from_preset("compiled-bucketed", engine=EngineConfig(max_prompt_tokens=longest))
+    assert default_lengths(longest) == arm.length_ladder
+
+
+@pytest.mark.parametrize("ladder", [(0, 1), (2, 2), (4, 2), (-1,)])
+def test_a_ladder_that_does_not_rise_is_refused(ladder: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"^length_ladder is \[.*\]: give rising positive integers$"):
+        check_rising("length_ladder", ladder)
+
+
+@pytest.mark.parametrize("address", [("localhost", 1), ("10.0.0.5", 65535), ("::1", 50051), ("arm.example", 443)])
+def test_what_is_joined_is_read_back(address: tuple[str, int]) -> None:
+    assert host_port(joined(*address)) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host",
+        "host:",
+        ":1",
+        "host:0",
+        "host:65536",
+        "host:port",
+        "host:٣",
+        "a b:1",
+        "a/b:1",
+        "hö:1",
+        "host:" + "1" * 5000,
+    ],
+)
+def test_anything_else_is_refused_in_the_words_of_the_caller(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not host:port"):
+        host_port(text)
+    with pytest.raises(ConfigError, match=r"^--admin is odd$"):
+        host_port(text, "--admin is odd")
+
+
+def test_port_0_is_read_where_it_means_a_free_one() -> None:
+    assert host_port("localhost:0", lowest=0) == ("localhost", 0)
+
+
+SECRET = "s3cret-T0ken"
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("pem"))
+
+
+def test_nothing_named_is_no_tls_and_a_pair_is(pem: Certificates) -> None:
+    assert server_tls("", "") is None
+    tls = server_tls(pem.certificate, pem.key, pem.ca)
+    assert tls == ServerTls(certificate=pem.certificate, key=pem.key, client_ca=pem.ca)
+
+
+def test_what_is_of_no_use_is_refused_by_name(pem: Certificates, tmp_path: Path) -> None:
+    locked = tmp_path / "locked.pem"
+    key = serialization.load_pem_private_key(Path(pem.key).read_bytes(), None)
+    password = serialization.BestAvailableEncryption(b"a password")
+    locked.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, password))
+    for files, text in (
+        ((pem.certificate, ""), "a TLS key is missing beside the certificate"),
+        (("", pem.key), "a TLS certificate is missing beside the key"),
+        (("", "", pem.ca), "missing"),
+        ((str(tmp_path / "no.pem"), pem.key), 'TLS certificate ".*no.pem" cannot be read'),
+        ((pem.certificate, str(tmp_path / "no.pem")), 'TLS key ".*no.pem" cannot be read'),
+        ((pem.certificate, pem.client_key), "does not belong to certificate"),
+        ((pem.key, pem.key), "cannot be used"),
+        ((pem.certificate, str(locked)), "cannot be used"),
+        ((pem.certificate, pem.key, pem.key), "holds no certificate"),
+    ):
+        with pytest.raises(ConfigError, match=text) as caught:
+            server_tls(*files)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_token_comes_from_a_variable_or_a_file_and_an_error_never_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", f"{SECRET}\n")
+    assert token_from_variable("TOKEN", key="--token-env") == SECRET
+    path = tmp_path / "token"
+    path.write_bytes(b"\xff\xfe")
+    for name, value, text in (
+        ("TOKEN", "", "--token-env names the environment variable TOKEN, which is not set"),
+        ("TOKEN", f"{SECRET} {SECRET}", "the environment variable TOKEN holds no bearer token"),
+        (SECRET, "", "--token-env is not the name of an environment variable"),
+    ):
+        monkeypatch.setenv("TOKEN", value)
+        with pytest.raises(ConfigError, match=text) as caught:
+            token_from_variable(name, key="--token-env")
+        assert SECRET not in str(caught.value)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        token_from_file(str(path), key="--token-file")
+
+
+@pytest.mark.parametrize(
+    ("header", "right"),
+    [
+        (f"Bearer {SECRET}", True),
+        (f"bearer  {SECRET}", True),
+        (f"Bearer {SECRET}".encode(), True),
+        (f"Bearer {SECRET}x", False),
+        (f"Basic {SECRET}", False),
+        (SECRET, False),
+        ("Bearer", False),
+        ("", False),
+        (None, False),
+        ("Bearer \u00e9", False),
+    ],
+)
+def test_only_the_right_token_is_right(header: str | bytes | None, right: bool) -> None:
+    assert is_bearer(header, SECRET) is right
+
+
+def test_trailing_metadata_have_keys_of_the_wire() -> None:
+    assert trailing_key("queue_ns") == "tailgate-queue-ns"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("-7", -7),
+        ("1795658587999068231", 1795658587999068231),  # a time of today has 19 digits
+        (str(2**63 - 1), 2**63 - 1),
+        (str(-(2**63)), -(2**63)),
+        (str(2**63), None),
+        ("1" * 5000, None),
+        ("²", None),
+        ("1_0", None),
+        (" 1", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_whole_number_is_one_that_a_column_holds(text: str | None, value: int | None) -> None:
+    assert whole_number(text) == value

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import copy
+import json
 import socket
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import yaml
 
+from servers.config import ArmConfig
 from servers.fields import ConfigError
-from servers.splitter.admin import SplitterError
+from servers.splitter.access_log import log_path
+from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.gateway import ApiServer, Gateway, RouteState, in_cluster
-from servers.splitter.kubernetes import arm_weights, grpc_route_manifest, route_weights, weights_patch
+from servers.splitter.kubernetes import arm_weights, grpc_route_manifest, route_weights, service_name, weights_patch
+from servers.splitter.replicas import replica_addresses
+from servers.splitter.weights import (
+    Shares,
+    configured_weights,
+    live_shares,
+    live_weights,
+    reshare,
+    reweight,
+    started_s_ago,
+)
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.kubernetes_api import FakeCluster, served
+from tests.fakes.patience import PATIENCE_S
+from tests.servers.splitter.house import Build, House, binomial_bound
 
 ROOT = Path(__file__).parents[3]
 ARMS = ("eager", "Compiled_2.13")
@@ -260,3 +277,226 @@ def test_outside_of_a_cluster_is_known(tmp_path: Path) -> None:
     assert (api.address, namespace) == ("[fd00::1]:6443", "models")
     with pytest.raises(ConfigError, match='"fd00::1" and port "https" are no address'):
         in_cluster({**environment, "KUBERNETES_SERVICE_PORT_HTTPS": "https"}, tmp_path)
+
+
+def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> None:
+    house = build({"eager": 1, "compiled": 1})
+    held = house.hold(50)
+    for eager, compiled in ((1, 0), (0, 1), (9, 1), (0, 7), (1, 1)):
+        reweight(house.envoy.admin, {"eager": eager, "compiled": compiled})
+        assert live_weights(house.envoy.admin) == {"eager": eager, "compiled": compiled}
+        counts = Counter(answer.arm for answer in house.ask(*[{}] * 200))
+        share = eager / (eager + compiled)
+        assert counts.total() == 200
+        assert abs(counts["eager"] - 200 * share) <= binomial_bound(200, share)
+    assert not held.done()
+    house.release()
+    answers = held.result(PATIENCE_S)
+    assert [answer.code for answer in answers] == [grpc.StatusCode.OK] * 50
+    assert [answer.tokens for answer in answers] == [3] * 50
+
+
+def test_arms_that_are_not_named_keep_their_weight(shared: House) -> None:
+    reweight(shared.envoy.admin, {"idle.arm": 4})
+    try:
+        assert reweight(shared.envoy.admin, {}) == {"eager": 3, "compiled-padded": 1, "idle.arm": 4}
+        assert Counter(answer.arm for answer in shared.ask(*[{}] * 100))["idle.arm"] > 0
+    finally:
+        reweight(shared.envoy.admin, {"idle.arm": 0})
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"eagre": 1}, 'arm "eagre" is unknown to the split at \\S+: use one of eager, compiled-padded, idle.arm'),
+        ({"eager": -1}, 'weight of arm "eager" is -1: give a whole number from 0 to 1000000'),
+        (
+            {"eager": 0, "compiled-padded": 0},
+            "every arm would have weight 0: give at least one arm a weight of 1 or more",
+        ),
+    ],
+)
+def test_bad_weights_change_nothing(shared: House, weights: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        reweight(shared.envoy.admin, weights)
+    assert live_weights(shared.envoy.admin) == {"eager": 3, "compiled-padded": 1, "idle.arm": 0}
+
+
+def copied(house: House, count: int) -> int:
+    """How many of `count` requests reach the shadow "dark"."""
+    eager = house.replicas["eager"][0]
+    eager_before, copies_before = eager.calls, house.copies("dark")
+    assert Counter(answer.arm for answer in house.ask(*[{}] * count)) == {"eager": count}
+    assert eager.calls == eager_before + count
+    return house.copies("dark") - copies_before
+
+
+@pytest.mark.process
+def test_copies_follow_a_new_share_and_end_with_zero(build: Build) -> None:
+    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0})
+    admin = house.envoy.admin
+    assert live_shares(admin) == Shares(weights={"eager": 1, "dark": 0}, shadows={})
+    assert copied(house, 50) == 0
+    assert reshare(admin, shadows={"dark": 100}).shadows == {"dark": 100}
+    for percent in (100.0, 50.0, 12.3456):
+        assert reshare(admin, shadows={"dark": percent}).shadows == {"dark": percent}
+        assert live_shares(admin).shadows == {"dark": percent}
+        assert abs(copied(house, 400) - 4 * percent) <= binomial_bound(400, percent / 100)
+    assert reshare(admin, shadows={"dark": 0}).shadows == {}
+    assert live_shares(admin).shadows == {}
+    assert copied(house, 50) == 0
+
+
+def test_a_shadow_becomes_an_arm_in_one_step(build: Build) -> None:
+    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
+    admin = house.envoy.admin
+    assert live_shares(admin).shadows == {"dark": 25}
+    both = r'^arm "dark" gets copies of 25 % of the requests and has weight 1: set one of them to 0$'
+    with pytest.raises(ConfigError, match=both):
+        reweight(admin, {"dark": 1})
+    with pytest.raises(ConfigError, match=r'^arm "eager" gets copies of 5 % of the requests and has weight 1: '):
+        reshare(admin, shadows={"eager": 5})
+    assert live_shares(admin) == Shares(weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
+    shares = reshare(admin, weights={"dark": 1, "eager": 0}, shadows={"dark": 0, "eager": 100})
+    assert shares == live_shares(admin) == Shares(weights={"eager": 0, "dark": 1}, shadows={"eager": 100})
+    assert {answer.arm for answer in house.ask(*[{}] * 20)} == {"dark"}
+
+
+@pytest.mark.parametrize(("by_hand", "percent"), [("40", 40.0), ("400", 100.0), ("nonsense", 25.0)])
+def test_a_share_that_was_set_by_hand_is_read_as_envoy_takes_it(build: Build, by_hand: str, percent: float) -> None:
+    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
+    house.envoy.admin.post(f"/runtime_modify?tailgate.shadow.dark={by_hand}")
+    assert live_shares(house.envoy.admin).shadows == {"dark": percent}
+    assert abs(copied(house, 400) - 4 * percent) <= binomial_bound(400, percent / 100)
+
+
+def test_a_split_of_one_arm_has_no_shadow(build: Build) -> None:
+    house = build({"eager": 1})
+    assert live_shares(house.envoy.admin) == Shares(weights={"eager": 1}, shadows={})
+
+
+@pytest.mark.parametrize(
+    ("shadows", "message"),
+    [
+        ({"drak": 5.0}, 'arm "drak" is unknown to the split at \\S+: use one of eager, compiled-padded, idle.arm'),
+        ({"idle.arm": 250.0}, 'shadow of arm "idle.arm" is 250 %: give 0 %, or from 0.0001 % to 100 %'),
+    ],
+)
+def test_a_bad_shadow_changes_nothing(shared: House, shadows: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        reshare(shared.envoy.admin, shadows=shadows)
+    assert live_shares(shared.envoy.admin).shadows == {}
+
+
+class Saying(Admin):
+    """An admin port that answers every question with one body."""
+
+    body = ""
+
+    def fetch(self, method: str, path: str) -> tuple[int, str]:
+        return 200, self.body
+
+
+@pytest.mark.parametrize("question", [live_shares, configured_weights, started_s_ago, replica_addresses, log_path])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "[" * 5000,
+        "1" * 5000,
+        json.dumps(
+            {
+                "weighted_clusters": {"clusters": [{"name": "eager", "weight": float("inf")}]},
+                "uptime_current_epoch": 5,
+                "cluster_statuses": [5],
+                "log_format": {"json_format": 5},
+            }
+        ),
+    ],
+)
+def test_an_answer_of_something_else_is_one_line(question: Callable[[Admin], object], body: str) -> None:
+    admin = Saying("127.0.0.1:9901")
+    object.__setattr__(admin, "body", body)
+    with pytest.raises(SplitterError, match=r"^127\.0\.0\.1:9901 answered no .*: is it a split's admin port\?$"):
+        question(admin)
+
+
+def two_services(weights: tuple[int, int]) -> SplitterConfig:
+    return SplitterConfig(
+        arms=tuple(
+            ArmTarget(name=name, backends=(f"{service_name(name)}:50051",), weight=weight)
+            for name, weight in zip(("eager", "compiled-padded"), weights, strict=True)
+        )
+    )
+
+
+def test_gateway_route_says_what_envoy_is_told() -> None:
+    rules = grpc_route_manifest(two_services((90, 10)))["spec"]["rules"]
+    pins = {rule["matches"][0]["headers"][0]["value"]: rule.get("backendRefs", []) for rule in rules[:-1]}
+    assert pins == {
+        "eager": [{"name": "tailgate-eager", "port": 50051}],
+        "compiled-padded": [{"name": "tailgate-compiled-padded", "port": 50051}],
+        ".+": [],
+    }
+    shares = {backend["name"]: backend["weight"] for backend in rules[-1]["backendRefs"]}
+    assert shares == {"tailgate-eager": 90, "tailgate-compiled-padded": 10}
+
+
+def test_arms_that_share_a_service_name_have_no_gateway_route() -> None:
+    arms = tuple(ArmTarget(name=name, backends=("h:1",)) for name in ("a.b", "a-b"))
+    with pytest.raises(
+        ConfigError, match=r'^arm "a\.b" shares the Service name tailgate-a-b with another: rename one$'
+    ):
+        grpc_route_manifest(SplitterConfig(arms=arms))
+
+
+def test_gateway_route_copies_the_same_share_to_each_shadow() -> None:
+    shares = {"eager": 0.0, "dark": 12.5, "darker": 100.0}
+    arms = tuple(
+        ArmTarget(name=name, backends=("h:1",), weight=int(not percent), shadow_percent=percent)
+        for name, percent in shares.items()
+    )
+    *pinned, weighted = grpc_route_manifest(SplitterConfig(arms=arms))["spec"]["rules"]
+    assert not any("filters" in rule for rule in pinned)
+    assert [backend["weight"] for backend in weighted["backendRefs"]] == [1, 0, 0]
+    assert [(item["type"], item["requestMirror"]) for item in weighted["filters"]] == [
+        (
+            "RequestMirror",
+            {
+                "backendRef": {"name": "tailgate-dark", "port": 50051},
+                "fraction": {"numerator": 125_000, "denominator": 1_000_000},
+            },
+        ),
+        # All of them without a fraction: gateways older than 1.3 know none.
+        ("RequestMirror", {"backendRef": {"name": "tailgate-darker", "port": 50051}}),
+    ]
+
+
+def deployed(kind: str) -> dict[str, dict[str, Any]]:
+    """The manifests of `kind` in deploy/kubernetes by name."""
+    documents = [
+        document
+        for path in sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
+        for document in yaml.safe_load_all(path.read_text())
+    ]
+    return {document["metadata"]["name"]: document for document in documents if document["kind"] == kind}
+
+
+def test_deployed_route_is_the_generated_one_and_finds_its_services() -> None:
+    route = deployed("GRPCRoute")["tailgate"]
+    assert route == grpc_route_manifest(two_services((50, 50)))
+    services = deployed("Service")
+    for backend in route["spec"]["rules"][-1]["backendRefs"]:
+        service = services[backend["name"]]["spec"]
+        pod = deployed("Deployment")[backend["name"]]["spec"]["template"]
+        assert service["selector"].items() <= pod["metadata"]["labels"].items()
+        assert [port["port"] for port in service["ports"]] == [backend["port"]]
+        assert backend["port"] in [port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]]
+
+
+def test_deployed_arms_are_their_presets_on_one_model() -> None:
+    tables = [json.loads(text) for text in deployed("ConfigMap")["tailgate-arms"]["data"].values()]
+    arms = [ArmConfig.from_dict(table) for table in tables]
+    assert [arm.name for arm in arms] == ["eager", "compiled-padded"]
+    for arm in arms:
+        assert arm == ArmConfig.from_preset(arm.preset, model=arms[0].model, engine=arms[0].engine)
