@@ -79,18 +79,6 @@ def test_a_copy_has_a_line_like_the_request_that_it_copies(build: Build, tmp_pat
         assert before - 1_000_000 <= row.start_ns <= time.time_ns()
 
 
-def test_the_first_byte_of_an_answer_is_its_first_token(build: Build, tmp_path: Path) -> None:
-    house = mirrored(build, tmp_path)
-    began = time.monotonic()
-    held = house.hold(1, prompt="mute")
-    house.release()
-    held.result(PATIENCE_S)
-    waited_ns = (time.monotonic() - began) * 1e9
-    for row in logged(house, 2):
-        assert row.first_ns is not None
-        assert 0 < row.first_ns <= row.end_ns <= waited_ns
-
-
 def test_a_status_is_read_from_headers_and_trailers_with_its_message(build: Build, tmp_path: Path) -> None:
     house = mirrored(build, tmp_path)
     house.ask({"prompt": "RESOURCE_EXHAUSTED"}, {"prompt": "late INTERNAL", "tokens": 2})
@@ -99,32 +87,6 @@ def test_a_status_is_read_from_headers_and_trailers_with_its_message(build: Buil
         (arm, status) for arm in ("dark", "eager") for status in ("INTERNAL", "RESOURCE_EXHAUSTED")
     ]
     assert {row.error for row in rows} == {"the engine failed"}
-
-
-def test_a_copy_of_a_dead_shadow_is_unavailable_and_the_user_notices_nothing(build: Build, tmp_path: Path) -> None:
-    house = mirrored(build, tmp_path, wired=True)
-    held = house.hold(1)
-    wait_for(lambda: house.replicas["dark"][0].active == 1)
-    wire = house.replicas["dark"][0].wire
-    assert wire is not None
-    house.loop.run(wire.cut())
-    copy = logged(house, 1)[0]
-    assert (copy.arm, copy.copy, copy.status) == ("dark", True, "UNAVAILABLE")
-    house.release()
-    assert [answer.tokens for answer in held.result(PATIENCE_S)] == [3]
-    assert [row.status for row in logged(house, 2) if not row.copy] == ["OK"]
-
-
-def test_a_copy_outlives_the_request_that_it_copies(build: Build, tmp_path: Path) -> None:
-    house = mirrored(build, tmp_path)
-    held = house.hold(1)
-    wait_for(lambda: house.replicas["dark"][0].active == 1)
-    house.loop.loop.call_soon_threadsafe(house.replicas["eager"][0].release.set)
-    assert [answer.tokens for answer in held.result(PATIENCE_S)] == [3]
-    assert logged(house, 1)[0].arm == "eager"
-    assert house.replicas["dark"][0].active == 1
-    house.release()
-    assert logged(house, 2)[1].status == "OK"
 
 
 def test_torn_lines_are_none() -> None:
@@ -184,14 +146,6 @@ def counted(house: House, arm: str, ended: int) -> ArmStatistics:
 
 
 # --- The real Envoy ---------------------------------------------------------------------------------------------------
-
-
-def test_an_arm_without_traffic_counts_nothing_not_even_health_checks(build: Build) -> None:
-    house = build({"eager": 2, "idle.arm": 1})
-    wait_for(lambda: house.envoy.stats("health_check.success$")["cluster.eager.health_check.success"] > 6)
-    statistics = read_statistics(house.envoy.admin)
-    assert statistics.keys() == {"eager", "idle.arm"}
-    assert (statistics["eager"].ended, statistics["eager"].active) == (0, 0)
 
 
 def test_every_status_is_counted_in_headers_and_in_trailers_for_arm_and_shadow(build: Build) -> None:

@@ -29,7 +29,7 @@ from servers.metadata import ARM_HEADER, SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.security import ServerTls
 from servers.splitter.admin import SplitterError
-from servers.splitter.bootstrap import bootstrap, secrets
+from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import Envoy, envoy_path
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from servers.splitter.statistics import SAME_START_S, ArmStatistics, read_statistics
@@ -90,12 +90,6 @@ def test_session_meets_the_same_replica_when_asked(build: Build) -> None:
     assert len(set.union(*met.values())) == 3
 
 
-def test_session_header_is_ignored_when_stickiness_is_off(build: Build) -> None:
-    house = build({"eager": 1, "compiled": 1}, stickiness="off")
-    answers = house.ask(*[{"session": "one"}] * 60)
-    assert {answer.arm for answer in answers} == {"eager", "compiled"}
-
-
 def test_requests_go_to_the_replica_with_the_fewest(build: Build) -> None:
     house = build({"eager": 2}, workers=1)
     # A request that waits for its connection is not counted yet: connect to both first.
@@ -135,18 +129,6 @@ def test_shadow_gets_copies_as_they_were_sent_and_answers_nobody(build: Build) -
     assert (eager.calls, house.copies("dark")) == (45, 40)
 
 
-def test_share_of_the_copies_holds_and_two_shadows_are_drawn_apart(build: Build) -> None:
-    house = build(
-        {"eager": 1, "dark": 1, "darker": 1},
-        weights={"eager": 1, "dark": 0, "darker": 0},
-        shadows={"dark": 25, "darker": 50},
-    )
-    house.ask(*[{}] * 600)
-    assert house.replicas["eager"][0].calls == 600
-    assert abs(house.copies("dark") - 150) < binomial_bound(600, 0.25)
-    assert abs(house.copies("darker") - 300) < binomial_bound(600, 0.5)
-
-
 @pytest.mark.parametrize("trouble", ["stalls", "fails", "is gone"])
 def test_users_feel_nothing_of_a_shadow_in_trouble(build: Build, trouble: str) -> None:
     house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100})
@@ -161,23 +143,6 @@ def test_users_feel_nothing_of_a_shadow_in_trouble(build: Build, trouble: str) -
         wait_for(lambda: dark.active == 200)
         dark.release.set()
         wait_for(lambda: dark.active == 0)
-
-
-def test_a_copy_runs_to_its_end_when_the_user_gives_up(build: Build) -> None:
-    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100})
-    (eager,), (dark,) = house.replicas.values()
-
-    async def give_up() -> None:
-        async with dial(house.envoy.target) as channel:
-            call = asyncio.create_task(ask(channel, prompt="hold", tokens=3))
-            while not (eager.active and dark.active):
-                await asyncio.sleep(0.005)
-            call.cancel()
-            while eager.active:
-                await asyncio.sleep(0.005)
-
-    house.loop.run(give_up())
-    assert dark.active == 1
 
 
 # --- Health -----------------------------------------------------------------------------------------------------------
@@ -406,14 +371,6 @@ def test_a_start_that_fails_leaves_no_folder_of_the_socket(tmp_path: Path, monke
     assert not first.exists()
 
 
-def test_the_admin_interface_is_on_loopback_where_a_port_is_asked_for(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with Envoy.start(lonely_config(admin_port=port), log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
-        assert envoy.admin.address == f"127.0.0.1:{port}"
-        assert "LIVE" in envoy.admin.get("/server_info")
-
-
 @pytest.mark.parametrize("setting", ["port", "admin_port"])
 def test_taken_port_is_named_in_one_line(tmp_path: Path, setting: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -422,11 +379,6 @@ def test_taken_port_is_named_in_one_line(tmp_path: Path, setting: str) -> None:
             ConfigError, match=f"^port {port} on 127.0.0.1 is in use: stop what listens there, or ask for port 0$"
         ):
             Envoy.start(lonely_config(**{setting: port}), log_path=tmp_path / "envoy.log", work_dir=tmp_path)
-
-
-def test_port_of_another_splitter_is_not_shared(shared: House, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"^port {shared.envoy.port} on 127.0.0.1 is in use"):
-        Envoy.start(lonely_config(port=shared.envoy.port), log_path=tmp_path / "envoy.log", work_dir=tmp_path)
 
 
 def test_what_envoy_says_when_it_refuses_to_start_is_passed_on(tmp_path: Path) -> None:
@@ -449,16 +401,6 @@ def test_statistics_name_the_arm_and_its_replicas(shared: House) -> None:
     assert any(line.startswith('envoy_cluster_upstream_rq_total{envoy_cluster_name="eager"}') for line in lines)
     replica = shared.replicas["eager"][0].address
     assert any(line.startswith("envoy_cluster_endpoint_rq_total{") and replica in line for line in lines)
-
-
-def test_access_log_says_which_arm_answered(build: Build, tmp_path: Path) -> None:
-    log = tmp_path / "access.log"
-    house = build({"eager": 1}, access_log=str(log))
-    house.ask({"session": "s-9"})
-    house.envoy.stop()
-    (line,) = log.read_text().splitlines()
-    entry = json.loads(line)
-    assert (entry["arm"], entry["session"], entry["pinned"], entry["grpc_status"]) == ("eager", "s-9", None, "OK")
 
 
 @pytest.mark.process
@@ -581,49 +523,6 @@ def test_a_certificate_that_is_replaced_is_met_by_new_connections_and_streams_go
 
 
 @pytest.mark.process
-def test_authorities_and_the_splitters_own_certificate_are_read_anew_when_they_are_replaced(
-    two: tuple[Certificates, Certificates], tmp_path: Path
-) -> None:
-    old, new = two
-    with grpc_peer("aio", certificate=new.certificate, key=new.key, client_ca=new.ca) as arm:
-        settings = config(
-            arm,
-            tls=ServerTls(certificate=new.certificate, key=new.key, client_ca=old.other_ca),
-            upstream_tls=UpstreamTls(ca=old.ca, certificate=old.client_certificate, key=old.client_key),
-        )
-        with Envoy.start(settings, log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
-            with pytest.raises(SplitterError, match='arm "eager" 0 of 1'):
-                envoy.wait_ready(0.5)
-            for name in ("ca", "client_certificate", "client_key"):
-                replace(getattr(old, name), getattr(new, name))
-            envoy.wait_ready(PATIENCE_S)
-            pem = [Path(path).read_bytes() for path in (new.ca, new.client_key, new.client_certificate)]
-
-            def is_let_in() -> bool:
-                own = [("grpc.use_local_subchannel_pool", 1)]
-                address = envoy.target.removeprefix("https://")
-                with grpc.secure_channel(address, grpc.ssl_channel_credentials(*pem), own) as channel:
-                    return generate(channel) == ("OK", 3)
-
-            assert not is_let_in()
-            replace(old.other_ca, new.ca)
-            wait_for(is_let_in)
-
-
-def test_files_behind_links_stay_links_so_that_a_secret_that_is_mounted_can_change(
-    pem: Certificates, tmp_path: Path
-) -> None:
-    """Kubernetes replaces a link to a folder, in the folder that is mounted."""
-    link = tmp_path / "tls.crt"
-    link.symlink_to(pem.certificate)
-    settings = config("10.0.0.7:50051", tls=ServerTls(certificate=str(link), key=pem.key))
-    chain = {"filename": str(link)}
-    (resource,) = secrets(settings)["envoy-certificate"]["resources"]
-    assert resource["tls_certificate"]["certificate_chain"] == chain
-    assert json.dumps(chain) in json.dumps(bootstrap(settings))
-
-
-@pytest.mark.process
 @pytest.mark.parametrize("wrong", ["name", "authority", "plaintext"])
 def test_an_arm_whose_certificate_is_not_right_is_never_healthy(pem: Certificates, tmp_path: Path, wrong: str) -> None:
     certificate = {"certificate": pem.certificate, "key": pem.key}
@@ -660,10 +559,6 @@ def test_each_arms_certificate_must_carry_its_own_address(pem: Certificates) -> 
 def test_a_scheme_before_an_arms_address_is_refused_with_the_flag_that_is_meant() -> None:
     with pytest.raises(ConfigError, match=r'"https://arm\.example:1" is not host:port.*--upstream-ca'):
         ArmTarget(name="eager", backends=("https://arm.example:1",))
-
-
-def test_without_tls_the_configuration_says_nothing_of_it() -> None:
-    assert "transport_socket" not in json.dumps(bootstrap(config("10.0.0.7:50051")))
 
 
 def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificates) -> None:

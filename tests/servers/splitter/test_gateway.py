@@ -20,7 +20,7 @@ from servers.splitter.access_log import log_path
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.gateway import ApiServer, Gateway, RouteState, in_cluster
-from servers.splitter.kubernetes import arm_weights, grpc_route_manifest, route_weights, service_name, weights_patch
+from servers.splitter.kubernetes import grpc_route_manifest, route_weights, service_name, weights_patch
 from servers.splitter.replicas import replica_addresses
 from servers.splitter.weights import (
     Shares,
@@ -63,19 +63,6 @@ def test_a_patch_sets_the_weights_of_the_named_arms_and_holds_the_version() -> N
     assert [(item["path"], item["value"]) for item in both[1:]] == [
         ("/spec/rules/3/backendRefs/0/weight", 3),
         ("/spec/rules/3/backendRefs/1/weight", 1),
-    ]
-
-
-def test_every_rule_that_splits_is_patched_and_services_may_bear_the_arms_names() -> None:
-    route = manifest()
-    backends = [{"name": "eager", "port": 1}, {"name": "other", "port": 1, "weight": 4}]
-    split = {"matches": [{"method": {"service": "a"}}], "backendRefs": backends}
-    route["spec"]["rules"] = [split, {"backendRefs": [{"name": "eager", "port": 1}]}, copy.deepcopy(split)]
-    assert route_weights(route) == {"eager": 1, "other": 4}  # 1 is what a weight is that is not given
-    assert arm_weights(route, ["other"]) == {"other": 4}
-    assert [item["path"] for item in weights_patch(route, {"eager": 0})[1:]] == [
-        "/spec/rules/0/backendRefs/0/weight",
-        "/spec/rules/2/backendRefs/0/weight",
     ]
 
 
@@ -149,20 +136,6 @@ def test_a_change_of_somebody_else_is_kept_and_the_weights_follow(cluster: FakeC
     assert [status for _, status in cluster.requests] == [200, 409, 200, 200]
 
 
-@pytest.mark.parametrize("added", [0, 1])
-def test_rules_that_move_in_between_are_a_conflict_too(cluster: FakeCluster, gateway: Gateway, added: int) -> None:
-    web = {"backendRefs": [{"name": "web", "port": 1}]}
-
-    def move(route: dict[str, Any]) -> None:
-        cluster.interfere = None
-        cluster.change(lambda route: route["spec"].update(rules=[web] * added + route["spec"]["rules"][1 - added :]))
-
-    cluster.interfere = move
-    assert gateway.reweight({"eager": 70}).weights["eager"] == 70
-    assert [status for _, status in cluster.requests] == [200, 422, 200, 200]
-    assert route_weights(cluster.route) == {"tailgate-eager": 70, "tailgate-compiled-2-13": 10}
-
-
 def test_two_who_set_weights_are_told_of_each_other(cluster: FakeCluster, gateway: Gateway) -> None:
     def reweight(route: dict[str, Any]) -> None:
         cluster.change(lambda route: route["spec"]["rules"][-1]["backendRefs"][0].update(weight=33))
@@ -173,23 +146,10 @@ def test_two_who_set_weights_are_told_of_each_other(cluster: FakeCluster, gatewa
     assert route_weights(cluster.route)["tailgate-eager"] == 33
 
 
-def test_a_route_that_others_never_stop_changing_is_given_up(cluster: FakeCluster, gateway: Gateway) -> None:
-    cluster.interfere = lambda _: cluster.change(lambda route: route["metadata"].update(labels={}))
-    with pytest.raises(SplitterError, match="was changed by others 5 times in a row: see who writes to it"):
-        gateway.reweight({"eager": 70})
-
-
 def test_weights_that_the_cluster_does_not_keep_are_an_error(cluster: FakeCluster, gateway: Gateway) -> None:
     cluster.admit = lambda route: route["spec"]["rules"][-1]["backendRefs"][0].update(weight=90)
     with pytest.raises(SplitterError, match="has eager=90 after eager=70 was set: something in the cluster changes it"):
         gateway.reweight({"eager": 70})
-
-
-def test_a_patch_that_the_api_server_refuses_is_not_tried_again(cluster: FakeCluster, gateway: Gateway) -> None:
-    cluster.refusal = "no changes\non Fridays"
-    with pytest.raises(SplitterError, match=r"answered 422 to PATCH of GRPCRoute .*\(no changes on Fridays\): see the"):
-        gateway.reweight({"eager": 70})
-    assert [method for method, _ in cluster.requests] == ["GET", "PATCH", "GET"]
 
 
 def pod(folder: Path, pem: Certificates, port: int, token: str) -> tuple[dict[str, str], Path]:
@@ -265,20 +225,6 @@ def test_what_goes_wrong_is_one_line_with_a_remedy(cluster: FakeCluster, gateway
         Gateway(api=ApiServer(host="127.0.0.1", port=port), namespace="a", route="b", arms=ARMS).state()
 
 
-def test_outside_of_a_cluster_is_known(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^KUBERNETES_SERVICE_HOST is not set: run in a pod, or"):
-        in_cluster({}, tmp_path)
-    environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
-    with pytest.raises(ConfigError, match=r"ca\.crt is missing: give the pod a service account"):
-        in_cluster(environment, tmp_path)
-    for name in ("ca.crt", "token", "namespace"):
-        (tmp_path / name).write_text("models\n")
-    api, namespace = in_cluster(environment, tmp_path)
-    assert (api.address, namespace) == ("[fd00::1]:6443", "models")
-    with pytest.raises(ConfigError, match='"fd00::1" and port "https" are no address'):
-        in_cluster({**environment, "KUBERNETES_SERVICE_PORT_HTTPS": "https"}, tmp_path)
-
-
 def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> None:
     house = build({"eager": 1, "compiled": 1})
     held = house.hold(50)
@@ -347,34 +293,6 @@ def test_copies_follow_a_new_share_and_end_with_zero(build: Build) -> None:
     assert copied(house, 50) == 0
 
 
-def test_a_shadow_becomes_an_arm_in_one_step(build: Build) -> None:
-    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
-    admin = house.envoy.admin
-    assert live_shares(admin).shadows == {"dark": 25}
-    both = r'^arm "dark" gets copies of 25 % of the requests and has weight 1: set one of them to 0$'
-    with pytest.raises(ConfigError, match=both):
-        reweight(admin, {"dark": 1})
-    with pytest.raises(ConfigError, match=r'^arm "eager" gets copies of 5 % of the requests and has weight 1: '):
-        reshare(admin, shadows={"eager": 5})
-    assert live_shares(admin) == Shares(weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
-    shares = reshare(admin, weights={"dark": 1, "eager": 0}, shadows={"dark": 0, "eager": 100})
-    assert shares == live_shares(admin) == Shares(weights={"eager": 0, "dark": 1}, shadows={"eager": 100})
-    assert {answer.arm for answer in house.ask(*[{}] * 20)} == {"dark"}
-
-
-@pytest.mark.parametrize(("by_hand", "percent"), [("40", 40.0), ("400", 100.0), ("nonsense", 25.0)])
-def test_a_share_that_was_set_by_hand_is_read_as_envoy_takes_it(build: Build, by_hand: str, percent: float) -> None:
-    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
-    house.envoy.admin.post(f"/runtime_modify?tailgate.shadow.dark={by_hand}")
-    assert live_shares(house.envoy.admin).shadows == {"dark": percent}
-    assert abs(copied(house, 400) - 4 * percent) <= binomial_bound(400, percent / 100)
-
-
-def test_a_split_of_one_arm_has_no_shadow(build: Build) -> None:
-    house = build({"eager": 1})
-    assert live_shares(house.envoy.admin) == Shares(weights={"eager": 1}, shadows={})
-
-
 @pytest.mark.parametrize(
     ("shadows", "message"),
     [
@@ -440,36 +358,6 @@ def test_gateway_route_says_what_envoy_is_told() -> None:
     }
     shares = {backend["name"]: backend["weight"] for backend in rules[-1]["backendRefs"]}
     assert shares == {"tailgate-eager": 90, "tailgate-compiled-padded": 10}
-
-
-def test_arms_that_share_a_service_name_have_no_gateway_route() -> None:
-    arms = tuple(ArmTarget(name=name, backends=("h:1",)) for name in ("a.b", "a-b"))
-    with pytest.raises(
-        ConfigError, match=r'^arm "a\.b" shares the Service name tailgate-a-b with another: rename one$'
-    ):
-        grpc_route_manifest(SplitterConfig(arms=arms))
-
-
-def test_gateway_route_copies_the_same_share_to_each_shadow() -> None:
-    shares = {"eager": 0.0, "dark": 12.5, "darker": 100.0}
-    arms = tuple(
-        ArmTarget(name=name, backends=("h:1",), weight=int(not percent), shadow_percent=percent)
-        for name, percent in shares.items()
-    )
-    *pinned, weighted = grpc_route_manifest(SplitterConfig(arms=arms))["spec"]["rules"]
-    assert not any("filters" in rule for rule in pinned)
-    assert [backend["weight"] for backend in weighted["backendRefs"]] == [1, 0, 0]
-    assert [(item["type"], item["requestMirror"]) for item in weighted["filters"]] == [
-        (
-            "RequestMirror",
-            {
-                "backendRef": {"name": "tailgate-dark", "port": 50051},
-                "fraction": {"numerator": 125_000, "denominator": 1_000_000},
-            },
-        ),
-        # All of them without a fraction: gateways older than 1.3 know none.
-        ("RequestMirror", {"backendRef": {"name": "tailgate-darker", "port": 50051}}),
-    ]
 
 
 def deployed(kind: str) -> dict[str, dict[str, Any]]:
