@@ -16,7 +16,7 @@ from tests.fakes.inference import Behaviour, serve
 from tests.fakes.patience import wait_for
 from tests.fakes.tap import Tap
 from tests.loadtests.test_chat import CHAT, account, free_port, planned, records
-from tests.loadtests.workers.test_locust_channel import ROOT, SECRET
+from tests.loadtests.workers.test_remote import ROOT, SECRET
 
 
 @contextlib.contextmanager

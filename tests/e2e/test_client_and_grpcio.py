@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.grpc_peers import TRAILERS, Kind, grpc_peer
-from tests.loadtests.clients.test_beside_grpcio import both
+from tests.loadtests.clients.test_client_faults import both
 
 
 @pytest.mark.parametrize("kind", ["sync", "aio"])

@@ -6,7 +6,8 @@ from loadtests.traffic.traces import Trace
 from servers.config import ArmConfig, CompileConfig, EngineConfig
 from servers.inspect.inspection import Inspection, inspect_arm
 from servers.inspect.listed_shapes import parse_shapes
-from tests.loadtests.commands.test_forecast_decode import compiled_after_warmup, policy_of, trace
+from tests.loadtests.commands.test_plan import compiled_after_warmup, policy_of
+from tests.loadtests.commands.test_plan import trace_of_forecast_decode as trace
 from tests.servers.compiler.reset import reset_compiler
 
 __all__ = ["trace"]

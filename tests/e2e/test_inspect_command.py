@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from tests.loadtests.commands.test_inspect import ROOT
+from tests.loadtests.commands.test_main import ROOT
 
 
 def test_the_command_prints_tables_and_one_json_line() -> None:

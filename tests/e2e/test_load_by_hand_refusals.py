@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.loadtests.clients.test_client_tls import SECRET, locust
+from tests.loadtests.clients.test_tls import SECRET, locust
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,13 @@ from benchmarks.simulation.machines import BLOCKS, REQUESTS, samples, verdicts
 from benchmarks.simulation.spreads import between, spreads
 from loadtests.commands.main import main
 from tests.analysis.foresight.test_calibration import calibrated, long_run
-from tests.analysis.judging.test_greedy_parity import judged as judged_of_parity_verdicts
+from tests.analysis.judging.test_external import judged_of_greedy_parity as judged_of_parity_verdicts
 from tests.analysis.releases.test_gates import BUILD, compared
-from tests.analysis.statistics import test_resampling, test_sequential, test_windows
+from tests.analysis.statistics import test_quantiles, test_resampling, test_sequential
 from tests.analysis.statistics.test_compare import judged, mirrored
 from tests.fakes.beds import referenced
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
-from tests.loadtests.commands.test_calibrate import GATES
+from tests.loadtests.commands.test_compare import GATES_CALIBRATE as GATES
 
 __all__ = ["calibrated", "long_run"]
 
@@ -81,7 +81,7 @@ def test_sequential_evidence_at_the_margin_errs_at_most_alpha_over_all_analyses(
 def test_limits_of_a_typical_window_hold_the_truth_of_equal_arms() -> None:
     held = 0
     for seed in range(60):
-        found = test_windows.limits(test_windows.windows(*test_windows.arms(100 + seed)), alpha=0.025)
+        found = test_quantiles.limits(test_quantiles.windows(*test_quantiles.arms(100 + seed)), alpha=0.025)
         held += found.low <= 0.0 <= found.high
     assert held >= 51  # 95 % of 60 are 57; fewer than 51 occur by chance once in 300
 

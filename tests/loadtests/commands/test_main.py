@@ -1,3 +1,7 @@
+"""`tailgate split` that is killed takes Envoy and its temporary files with it."""
+
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -15,13 +19,20 @@ import grpc
 import pytest
 
 from loadtests.commands.arm_flags import preset_arm
+from loadtests.commands.inspect import inspected_arm
 from loadtests.commands.main import COMMANDS, build_parser, main
 from loadtests.commands.split import parse_shadows, parse_weights
+from loadtests.commands.terminal_table import aligned
+from servers.address import host_port
+from servers.config import ArmConfig
 from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.weights import reweight
-from tests.fakes.patience import wait_for
+from tests.fakes.controllers import asked
+from tests.fakes.listening import command_of, family
+from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.rollout import Rollout
 from tests.fakes.runs import FakeRun, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -478,3 +489,166 @@ def test_a_large_configuration_reaches_the_program_that_serves_it(monkeypatch: p
     with pytest.raises(SystemExit):  # a pipe of 64 KiB would wait for ever
         main(["serve", "--preset", "eager", "--port", "0", *large])
     assert len(given[0]["shapes"]["context_ladder"]) == 10_000
+
+
+@pytest.mark.process
+def test_after_kill_9_neither_envoy_nor_a_temporary_file_is_left(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    split = subprocess.Popen(
+        [sys.executable, "-m", "loadtests.commands.main", "split", "--arm", "eager=127.0.0.1:1", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert split.stdout is not None
+    assert json.loads(split.stdout.readline())["port"]
+    children = family(split.pid)[1:]
+    assert any("envoy" in command_of(pid) for pid in children)
+    assert list(temporary.iterdir())
+    split.kill()
+    split.communicate()
+    deadline = time.monotonic() + 60
+    while any(command_of(pid) for pid in children) or list(temporary.iterdir()):
+        assert time.monotonic() < deadline, list(temporary.iterdir())
+        time.sleep(0.05)
+
+
+TOKEN = "0123456789abcdef"
+
+
+def refusal_of_provider(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    code = main(["provider", *arguments])
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    return err
+
+
+def test_beyond_this_machine_it_takes_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, file = str(tmp_path), tmp_path / "token"
+    assert "add --token-file" in refusal_of_provider(capsys, run, "--listen", "0.0.0.0:9466")
+    assert "is empty" in refusal_of_provider(capsys, run, "--token-file", "")
+    file.write_text("short\n")
+    found = refusal_of_provider(capsys, run, "--token-file", str(file))
+    assert ("holds 5 characters; the least is 16" in found, "short" in found) == (True, False)
+    assert "does not exist: give a directory" in refusal_of_provider(capsys, str(tmp_path / "none"))
+    assert "is not HOST:PORT: give 127.0.0.1:9466" in refusal_of_provider(capsys, run, "--listen", "9466")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert f"--listen {address} cannot be used" in refusal_of_provider(capsys, run, "--listen", address)
+
+
+@pytest.mark.process
+def test_it_answers_until_it_is_stopped(tmp_path: Path) -> None:
+    run = Rollout(folder=tmp_path / "runs" / "20260101T120000Z-canary")
+    run.died()
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    command = [sys.executable, "-m", "loadtests.commands.main", "provider", str(tmp_path / "runs")]
+    command += ["--listen", "127.0.0.1:0", "--token-file", str(tmp_path / "token")]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    ) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        _, port = host_port(told["url"].removeprefix("http://"))
+        status, body = asked(port, "GET", "/v1/judgement", headers={"Authorization": f"Bearer {TOKEN}"})
+        assert (status, json.loads(body)["verdict"], json.loads(body)["reasons"]) == (200, "FAIL", ["new-0 died"])
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (0, "")
+    assert "promotion new: FAIL: new-0 died" in err
+    assert TOKEN not in err
+
+
+def arm_of(*arguments: str) -> ArmConfig:
+    return inspected_arm(build_parser().parse_args(["inspect", *arguments]))
+
+
+def test_without_an_experiment_the_arm_is_a_preset_with_the_flags_of_serve() -> None:
+    arm = arm_of(
+        "--arm", "compiled-padded", "--slots", "3", "--model", "random:qwen3-0.6b", "--set", "compile.mode=default"
+    )
+    assert (arm.name, arm.preset, arm.engine.slots, arm.model.id) == (
+        "compiled-padded",
+        "compiled-padded",
+        3,
+        "random:qwen3-0.6b",
+    )
+    assert arm.compile.mode == "default"
+    assert arm_of("--preset", "eager") == ArmConfig.from_preset("eager")
+
+
+def test_an_arm_of_an_experiment_has_the_experiments_engine_and_settings() -> None:
+    arm = arm_of("demo", "--arm", "compiled-naive", "--set", "engine.slots=5")
+    assert (arm.name, arm.engine.slots, arm.engine.max_prompt_tokens) == ("compiled-naive", 5, 192)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--arm", "slow"], ("slow", "compiled-naive")),
+        (["external", "--arm", "candidate"], ("candidate", "external", "openai")),
+        (["demo", "--arm", "slow"], ("slow", "demo", "eager, compiled-padded, compiled-naive")),
+        (["demo", "--arm", "eager", "--max-new-tokens", "9"], ("--max-new-tokens", "--set")),
+        (["--arm", "eager", "--device", "tpu"], ("tpu", "cuda")),
+    ],
+)
+def test_what_cannot_be_inspected_is_one_line(
+    arguments: list[str], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for word in words:
+        assert word in line
+
+
+def test_a_shape_that_cannot_be_is_named_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError):
+        arm_of("--arm", "eager", "--slots", "0")
+    command = [sys.executable, "-m", "loadtests.commands.main", "inspect", "--arm", "eager", "--shapes", "prefill 9"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.splitlines() == [ended.stderr.strip()]
+    assert "prefill 9" in ended.stderr
+
+
+ROWS = [
+    ["arm", "gate", "run length", "if as seen", ""],
+    ["compiled-bucketed", "p99 TTFT", "11 minutes", "43 minutes", "299 requests if none misses it"],
+    ["eager", "errors", "9 minutes", "", ""],
+]
+
+
+def test_a_table_with_room_has_one_line_a_row() -> None:
+    assert aligned(ROWS, left=2, columns=0) == [
+        "arm                gate      run length  if as seen",
+        "compiled-bucketed  p99 TTFT  11 minutes  43 minutes  299 requests if none misses it",
+        "eager              errors     9 minutes",
+    ]
+
+
+@pytest.mark.parametrize("columns", [48, 60, 80, 100])
+def test_a_table_fits_and_keeps_every_word(columns: int) -> None:
+    lines = aligned(ROWS, left=2, columns=columns)
+    assert max(map(len, lines)) <= columns
+    shown = "".join(lines)
+    for word in ("43", "p99", "TTFT", "errors", "299", "misses", "compiled-", "bucketed"):
+        assert word in shown
+
+
+def test_a_note_without_room_beside_its_row_stands_below_it() -> None:
+    assert aligned(ROWS, left=2, columns=60)[1:3] == [
+        "compiled-bucketed  p99 TTFT  11 minutes  43 minutes",
+        "    299 requests if none misses it",
+    ]
+
+
+def test_heads_break_before_cells_do() -> None:
+    rows = [["metric", "called slower", "interval holds"], ["p99 TTFT", "0 %", "100 %"]]
+    assert aligned(rows, columns=26) == [
+        "metric    called  interval",
+        "          slower  holds",
+        "p99 TTFT     0 %  100 %",
+    ]

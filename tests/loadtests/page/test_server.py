@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import base64
 import hashlib
 import http.client
@@ -16,7 +18,13 @@ from typing import Any
 
 import pytest
 
+from loadtests.page import feed as feed_module
+from loadtests.page.access import TOKEN_VARIABLE, Access, is_loopback, page_token
+from loadtests.page.feed import Feed, Listener
 from loadtests.page.server import PageServer
+from loadtests.page.state import RunState
+from servers.fields import ConfigError
+from tests.fakes.patience import PATIENCE_S, wait_for
 from tests.fakes.watched import WatchedRun
 from tests.loadtests.page.conftest import Serve
 
@@ -288,3 +296,140 @@ def test_until_a_browser_comes_only_the_server_is_imported() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines() == ["[]", "[]"]
+
+
+TOKEN_ACCESS = "0123456789abcdef-Z"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST"])
+def test_this_machine_alone_needs_no_token(host: str) -> None:
+    assert is_loopback(host)
+    assert page_token(host, environment={TOKEN_VARIABLE: "x"}) == ("", False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "bench-host"])
+def test_elsewhere_a_token_is_taken_or_made(host: str) -> None:
+    assert page_token(host, environment={TOKEN_VARIABLE: f" {TOKEN_ACCESS} "}) == (TOKEN_ACCESS, False)
+    made, is_new = page_token(host, environment={})
+    assert is_new
+    assert len(made) == 32
+    assert made != page_token(host, environment={})[0]
+
+
+@pytest.mark.parametrize(("token", "why"), [("short", "holds 5 characters"), ("a" * 16 + ";x", "other characters")])
+def test_a_token_that_protects_nothing_or_that_no_cookie_holds_is_refused(token: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as refused:
+        page_token("0.0.0.0", environment={TOKEN_VARIABLE: token})
+    assert token not in str(refused.value)
+
+
+def test_only_names_of_this_machine_are_answered_without_a_token() -> None:
+    access = Access("", port=80)
+    for host in ("127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:9", "[::1]"):
+        assert access.knows_host(host), host
+    for host in (None, "", "evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]:80", "localhost.evil"):
+        assert not access.knows_host(host), host
+    assert Access(TOKEN_ACCESS, port=80).knows_host("bench-host:80")
+
+
+def test_the_token_comes_as_a_cookie_or_as_a_bearer() -> None:
+    access = Access(TOKEN_ACCESS, port=8080)
+    cookie = access.set_cookie()
+    assert {"HttpOnly", "SameSite=Strict"} <= set(cookie.split("; "))
+    assert access.allows(cookie=f"other=1; {cookie.partition(';')[0]}", authorization=None)
+    assert access.allows(cookie=None, authorization=f"Bearer {TOKEN_ACCESS}")
+    assert not access.allows(cookie=None, authorization=None)
+    assert not access.allows(cookie=f"tailgate_page_8080={TOKEN_ACCESS}x", authorization=f"Basic {TOKEN_ACCESS}")
+    assert not access.allows(cookie=Access(TOKEN_ACCESS, port=8081).set_cookie(), authorization=None)
+    assert not access.allows(cookie="tailgate_page_8080=é", authorization="Bearer ü")
+    assert not Access("", port=1).is_token("")
+
+
+class CountedState(RunState):
+    """Counts how often it was read."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(run_dir)
+        self.reads = 0
+
+    def refresh(self) -> None:
+        self.reads += 1
+        super().refresh()
+
+
+def next_of(listener: Listener | None) -> dict[str, Any]:
+    assert listener is not None
+    message = listener.next(20.0)
+    assert message is not None
+    assert message.startswith(b"data: ")
+    assert message.endswith(b"\n\n")
+    assert message.count(b"\n") == 2
+    told: dict[str, Any] = json.loads(message[6:])
+    return told
+
+
+def test_a_listener_is_told_all_and_then_what_changed(run: WatchedRun) -> None:
+    run.minutes(1)
+    feed = Feed(RunState(run.folder), every_s=0.02)
+    with feed.listening() as listener:
+        first = next_of(listener)
+        assert set(first) == {"run", "now", "look", "search", "compiles", "notes", "series", "last"}
+        run.second()
+        run.status()
+        series: dict[str, Any] = {}
+        while not {"load", "bed"} <= set(series):
+            told = next_of(listener)
+            assert "run" not in told
+            series |= told["series"]
+        assert series["load"][0] == 60
+        with feed.listening() as other:
+            assert len(next_of(other)["series"]["load"][1]) == 61
+
+
+def test_nothing_is_read_while_nobody_listens(run: WatchedRun) -> None:
+    state = CountedState(run.folder)
+    feed = Feed(state, every_s=0.01)
+    time.sleep(0.1)
+    assert state.reads == 0
+    with feed.listening() as listener:
+        next_of(listener)
+    assert feed.listeners == 0
+    reads = state.reads
+    time.sleep(0.1)
+    assert state.reads <= reads + 1
+
+
+def test_the_last_state_is_told_and_said_to_be_the_last(run: WatchedRun) -> None:
+    feed = Feed(RunState(run.folder), every_s=60.0)
+    with feed.listening() as listener:
+        assert not next_of(listener)["last"]
+        run.end()
+        feed.finish()
+        told = next_of(listener)
+        assert told["last"]
+        assert told["now"]["ended"]["report"]
+        assert feed.ended.wait(PATIENCE_S)
+
+
+def test_a_browser_that_falls_behind_is_let_go(run: WatchedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MOST_LISTENERS", 2)
+    feed = Feed(RunState(run.folder), every_s=0.005)
+    with feed.listening() as slow, feed.listening() as other, feed.listening() as third:
+        assert third is None
+        assert slow is not None
+        assert other is not None
+        wait_for(lambda: slow.lost, sleep=other.next, every_s=0.01)
+        assert not other.lost
+
+
+def test_what_cannot_be_read_ends_no_feed(run: WatchedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(RunState):
+        def refresh(self) -> None:
+            raise RuntimeError("no such thing")
+
+    feed = Feed(Broken(run.folder), every_s=0.01)
+    with feed.listening() as listener:
+        for _ in range(3):
+            next_of(listener)
+    assert capsys.readouterr().err.count("RuntimeError: no such thing") == 1
+    assert threading.active_count() > 1

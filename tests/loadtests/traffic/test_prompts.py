@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.prompts import Message, PromptKind, PromptSource, alternating, load_prompt_text
-from loadtests.traffic.schedule import PlannedRequest
+from loadtests.traffic.schedule import PROMPTS, SCHEDULE, PlannedRequest, Schedule, planned_requests
+from loadtests.traffic.settings import TrafficConfig
+from loadtests.traffic.source import Source, read_source
 from servers.fields import ConfigError
 from servers.front.tokenizer import ByteTokenizer, ModelTokenizer
 
@@ -236,3 +241,380 @@ def test_roles_alternate() -> None:
     assert [message.role for message in alternating(["a", "b", "c"])] == ["user", "assistant", "user"]
     assert len(prompt_words(1, 5)) == 5
     assert np.array_equal(prompt_words(1, 5), prompt_words(1, 9)[:5])
+
+
+ARMS = ("eager", "compiled")
+MODEL = "random:tiny"
+
+
+def built(config: TrafficConfig, *, model: str = MODEL, source: Source | None = None, **changes: Any) -> Schedule:
+    arguments: dict[str, Any] = {
+        "arms": ARMS,
+        "seed": 5,
+        "trial": 1,
+        "max_prompt_tokens": 4096,
+        "max_new_tokens": 256,
+    }
+    source = source or read_source(config, seed=5, model=model)
+    return build_schedule(config, source, **{**arguments, **changes})
+
+
+def rows(schedule: Schedule) -> list[PlannedRequest]:
+    return list(planned_requests(schedule.table))
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(model_folder(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def mooncake(tmp_path: Path) -> str:
+    path = tmp_path / "trace.jsonl"
+    lines = []
+    for number in range(300):
+        group = number % 3
+        ids = [group, 10 + group, 100 + number]
+        lines.append({"timestamp": 100 * number, "input_length": 1400, "output_length": 9, "hash_ids": ids})
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+# --- Shared prefixes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+def test_requests_that_share_hash_ids_share_the_tokens_of_their_blocks(mooncake: str, scale: float) -> None:
+    config = TrafficConfig(
+        arrivals="trace", workload="trace", trace=mooncake, duration_s=20, length_scale=scale, timeout_s=5
+    )
+    schedule = built(config)
+    source = PromptSource(vocab_size=500)
+    prompts = [source.ids(plan) for plan in rows(schedule)]
+    assert {len(prompt) for prompt in prompts} == {round(1400 * scale)}
+    first, other_group, same_group = prompts[0], prompts[1], prompts[3]
+    shared = round(1024 * scale)
+    assert first[:shared] == same_group[:shared]
+    assert first[shared : shared + 20] != same_group[shared : shared + 20]
+    assert first[:20] != other_group[:20]
+    facts = schedule.prompts["shared"]
+    assert facts["block_tokens"] == 512 * scale
+    assert facts["shared_pct"] == pytest.approx(100 * 1024 / 1400, rel=0.05)
+
+
+def test_shared_blocks_survive_the_file(mooncake: str, tmp_path: Path) -> None:
+    schedule = built(TrafficConfig(rate=20, workload="trace", trace=mooncake, duration_s=5))
+    schedule.write(tmp_path / "schedule.arrow")
+    back = Schedule.read(tmp_path / "schedule.arrow")
+    assert back.table.equals(schedule.table)
+    assert back.table.schema.names == [*SCHEDULE.names, "blocks", "block_tokens"]
+    for field in dataclasses.fields(Schedule):
+        if field.name != "table":
+            assert getattr(back, field.name) == getattr(schedule, field.name)
+    assert rows(back.share(1, 2))[0].blocks == rows(schedule)[1].blocks
+
+
+def test_sessions_share_their_context_instead_of_blocks(mooncake: str) -> None:
+    schedule = built(TrafficConfig(rate=20, workload="trace", trace=mooncake, duration_s=5, turns_mean=2))
+    assert schedule.table.schema == SCHEDULE
+
+
+def test_plain_traffic_has_the_plain_columns() -> None:
+    schedule = built(TrafficConfig(rate=20, duration_s=5))
+    assert schedule.table.schema == SCHEDULE
+    assert schedule.prompts == {}
+
+
+# --- Traces in part ---------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_reads_no_further_than_its_window(mooncake: str) -> None:
+    config = TrafficConfig(
+        arrivals="trace", workload="trace", trace=mooncake, duration_s=5, trace_start_s=3, time_scale=0.5
+    )
+    source = read_source(config, seed=1)
+    assert source.trace is not None
+    assert source.trace.rows_read == 132  # 0 to 13.1 s, ten a second, and the first past the window
+    whole = read_source(TrafficConfig(rate=1, workload="trace", trace=mooncake), seed=1)
+    assert whole.trace is not None
+    assert whole.trace.rows_read == 300
+    assert len(built(config)) == 100
+
+
+def test_the_same_window_comes_of_a_whole_trace_and_of_a_part(mooncake: str) -> None:
+    from loadtests.traffic.traces import read_trace
+
+    config = TrafficConfig(arrivals="trace", workload="trace", trace=mooncake, duration_s=7, trace_start_s=2)
+    part, whole = built(config), built(config, source=Source(trace=read_trace(mooncake)))
+    assert part.table.equals(whole.table)
+
+
+# --- Chat templates ---------------------------------------------------------------------------------------------------
+
+
+def test_planned_tokens_include_the_template(tokenizer_folder: str) -> None:
+    base = built(TrafficConfig(rate=20, duration_s=10, length_scale=0.1))
+    chat = built(TrafficConfig(rate=20, duration_s=10, length_scale=0.1, prompts="chat", tokenizer=tokenizer_folder))
+    source = PromptSource.of("chat", model=tokenizer_folder, vocab_size=600)
+    assert source.text is not None
+    overhead = source.text.overhead(1)
+    assert chat.ints("prompt_tokens").tolist() == [tokens + overhead for tokens in base.ints("prompt_tokens").tolist()]
+    assert chat.offset_ns.tolist() == base.offset_ns.tolist()
+    for plan in rows(chat)[:40]:
+        assert len(source.ids(plan)) == plan.prompt_tokens
+    facts = chat.prompts["template"]
+    assert (facts["least"], facts["most"], facts["prompts"]) == (overhead, overhead, len(chat))
+
+
+def test_turns_of_a_chat_are_exact_and_grow(tokenizer_folder: str) -> None:
+    config = TrafficConfig(
+        rate=20,
+        duration_s=30,
+        length_scale=0.02,
+        turns_mean=3,
+        think_time_s=1,
+        prompts="chat",
+        tokenizer=tokenizer_folder,
+    )
+    schedule = built(config)
+    source = PromptSource.of("chat", model=tokenizer_folder, vocab_size=600)
+    plans = rows(schedule)
+    assert max(plan.turn for plan in plans) >= 2
+    for plan in plans[:80]:
+        assert plan.parts is not None
+        assert len(plan.parts) == 2 * plan.turn + 1
+        assert len(source.ids(plan)) == plan.prompt_tokens
+    sessions: dict[str, list[PlannedRequest]] = {}
+    for plan in plans:
+        sessions.setdefault(plan.session_id, []).append(plan)
+    long = next(own for own in sessions.values() if len(own) >= 3)
+    assert long[1].parts is not None
+    assert long[2].parts is not None
+    assert list(long[2].parts)[:3] == list(long[1].parts)
+
+
+def test_a_template_that_moves_prompts_over_an_edge_is_counted(tokenizer_folder: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    lengths = [60, 64, 65, 40, 4096 - 3, 4090]
+    path.write_text(
+        "time_s,input_tokens,output_tokens\n"
+        + "".join(f"{n},{length},4\n" for n, length in enumerate(lengths))
+        + "9,1,1\n"
+    )
+    config = TrafficConfig(
+        arrivals="trace",
+        workload="trace",
+        trace=str(path),
+        duration_s=6,
+        prompts="chat",
+        tokenizer=tokenizer_folder,
+    )
+    schedule = built(config, edges={"buckets": (32, 64, 128, 4096), "exact": ()})
+    facts = schedule.prompts["template"]
+    overhead = facts["most"]
+    assert 4 < overhead < 24
+    assert facts["moved"] == {"buckets": 4}  # 60 and 64 leave their bucket, the last two the ladder
+    assert facts["over_limit"] == 2
+    assert schedule.dropped["input_over"] == 2
+    # What clipping leaves is a whole chat of the limit's length.
+    source = PromptSource.of("chat", model=tokenizer_folder, vocab_size=600)
+    assert [len(source.ids(plan)) for plan in rows(schedule)] == [n + overhead for n in lengths[:4]] + [4096, 4096]
+
+
+def test_a_chat_that_its_template_fills_is_left_out(tokenizer_folder: str) -> None:
+    config = TrafficConfig(
+        rate=20,
+        duration_s=30,
+        length_scale=0.005,
+        turns_mean=4,
+        think_time_s=1,
+        prompts="chat",
+        tokenizer=tokenizer_folder,
+    )
+    schedule = built(config, max_prompt_tokens=40)
+    assert schedule.dropped["requests_dropped"] > 0
+    source = PromptSource.of("chat", model=tokenizer_folder, vocab_size=600)
+    assert all(len(source.ids(plan)) == plan.prompt_tokens <= 40 for plan in rows(schedule))
+
+
+def test_text_prompts_are_never_shorter_than_what_the_tokenizer_adds(tokenizer_folder: str) -> None:
+    schedule = built(
+        TrafficConfig(rate=20, duration_s=5, length_scale=1e-6, prompts="text", tokenizer=tokenizer_folder)
+    )
+    assert set(schedule.ints("prompt_tokens").tolist()) == {2}
+
+
+# --- Conversations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def talks(tmp_path: Path) -> str:
+    path = tmp_path / "talks.json"
+    content = [
+        {
+            "conversations": [
+                {"from": "human" if turn % 2 == 0 else "gpt", "value": f"{'ab cd ' * (number + turn + 1)}"}
+                for turn in range(2 + 2 * (number % 3))
+            ]
+        }
+        for number in range(12)
+    ]
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_conversations_bring_their_lengths_and_turns(talks: str) -> None:
+    config = TrafficConfig(rate=20, duration_s=20, workload="conversations", conversations=talks, think_time_s=0.5)
+    schedule = built(config)
+    plans = rows(schedule)
+    assert max(plan.turn for plan in plans) == 2
+    firsts = {plan.prompt_tokens for plan in plans if plan.turn == 0}
+    assert firsts <= {6 * (number + 1) for number in range(12)}
+    assert 250 < len(plans) < 550
+    assert schedule.prompts["conversations"] == {"read": 12, "unusable": 0, "kept": 12}
+
+
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_conversations_are_sent_as_they_are_written(talks: str, tokenizer_folder: str, kind: Any) -> None:
+    config = TrafficConfig(
+        rate=20, duration_s=5, workload="conversations", conversations=talks, prompts=kind, tokenizer=tokenizer_folder,
+        think_time_s=0.5,
+    )  # fmt: skip
+    schedule = built(config)
+    assert schedule.table.schema.names == [*SCHEDULE.names, "token_ids"]
+    source = PromptSource.of(kind, model=tokenizer_folder, vocab_size=600)
+    assert source.text is not None
+    for plan in rows(schedule):
+        assert plan.token_ids is not None
+        assert len(plan.token_ids) == plan.prompt_tokens == len(source.ids(plan))
+    later = next(plan for plan in rows(schedule) if plan.turn == 1)
+    earlier = next(plan for plan in rows(schedule) if plan.session_id == later.session_id and plan.turn == 0)
+    assert earlier.token_ids is not None
+    assert later.token_ids is not None
+    same = earlier.token_ids[:-8] if kind == "chat" else earlier.token_ids[:-1]
+    assert list(later.token_ids)[: len(same)] == list(same)
+
+
+def test_a_closed_loop_takes_first_questions_alone(talks: str) -> None:
+    config = TrafficConfig(arrivals="closed", concurrency=2, workload="conversations", conversations=talks)
+    assert {plan.turn for plan in rows(built(config))} == {0}
+
+
+# --- Searches and closed loops ----------------------------------------------------------------------------------------
+
+
+def test_a_search_sends_each_rate_for_its_time() -> None:
+    config = TrafficConfig(arrivals="saturation", rates=(5.0, 80.0), duration_s=60, step_s=10, rampup_s=10, settle_s=2)
+    schedule = built(config)
+    assert [step["rate"] for step in schedule.steps] == [5.0, 10.0, 20.0, 40.0, 80.0]
+    assert [step["start_s"] for step in schedule.steps] == [10.0, 20.0, 30.0, 40.0, 50.0]
+    counts = np.histogram(schedule.offset_ns / 1e9, bins=range(0, 70, 10))[0]
+    assert counts[0] < counts[1]  # the ramp-up rises to the first rate
+    for count, step in zip(counts[1:], schedule.steps, strict=True):
+        assert abs(count - 10 * step["rate"]) < 5 * np.sqrt(10 * step["rate"])
+    again = built(config, levels=(6.0, 7.0, 8.0, 9.0, 10.0))
+    assert [step["rate"] for step in again.steps] == [6.0, 7.0, 8.0, 9.0, 10.0]
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**62), trial=st.integers(1, 20), split=st.booleans())
+def test_searches_and_closed_loops_are_equal_for_equal_seeds(seed: int, trial: int, split: bool) -> None:
+    for config in (
+        TrafficConfig(arrivals="saturation", rates=(2.0, 20.0), duration_s=15, step_s=5, settle_s=1),
+        TrafficConfig(arrivals="closed", concurrency=3, num_prompts=20, design="split" if split else "mirrored"),
+        TrafficConfig(rate=5, duration_s=20, num_prompts=30, arrivals="gamma", burstiness=0.5),
+    ):
+        one, two = (built(config, seed=seed, trial=trial) for _ in range(2))
+        assert one.table.equals(two.table)
+        assert one.steps == two.steps
+
+
+def test_a_closed_loop_has_rows_without_times() -> None:
+    schedule = built(TrafficConfig(arrivals="closed", concurrency=4, num_prompts=50, rampup_s=5, duration_s=20))
+    assert schedule.loop == "closed"
+    assert schedule.planned == {}
+    assert len(schedule) == 50
+    assert set(schedule.offset_ns.tolist()) == {0}
+    assert len(built(TrafficConfig(arrivals="closed", concurrency=4))) == 1024
+
+
+def test_num_prompts_cuts_the_schedule_after_so_many() -> None:
+    base = built(TrafficConfig(rate=20, duration_s=10))
+    cut = built(TrafficConfig(rate=20, duration_s=10, num_prompts=30))
+    assert cut.table.equals(base.table.slice(0, 30))
+    with pytest.raises(ConfigError, match=r"holds .* requests in 10 s: raise duration_s"):
+        built(TrafficConfig(rate=20, duration_s=10, num_prompts=3000))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rate": 1, "workload": "conversations"}, "conversations is empty"),
+        ({"rate": 1, "conversations": "a.json"}, "does not use it"),
+        ({"rate": 1, "workload": "conversations", "conversations": "a", "turns_mean": 2}, "brings its own turns"),
+        ({"rate": 1, "tokenizer": "a"}, 'prompts = "ids" needs none'),
+        ({"rate": 1, "prompts": "poem"}, "use one of ids, text, chat"),
+        (
+            {"rate": 1, "workload": "conversations", "conversations": "a", "prompts": "chat", "length_scale": 0.1},
+            "sent as they are written",
+        ),
+        ({"rate": 1, "step_s": 3}, "has no such steps"),
+        ({"arrivals": "saturation", "rates": (1.0,)}, "lowest rate, highest rate"),
+        ({"arrivals": "saturation", "rates": (4.0, 2.0), "duration_s": 90}, "0 < lowest < highest"),
+        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 100}, "give 90"),
+        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 60}, "give 90"),
+        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 90, "settle_s": 30}, "lower settle_s"),
+        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 90, "design": "split"}, "mirrored"),
+        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 90, "max_concurrency": 3}, "every step in full"),
+        ({"arrivals": "closed"}, "concurrency is 0"),
+        ({"arrivals": "closed", "concurrency": 2, "rate": 3}, "each answer brings the next"),
+        ({"arrivals": "closed", "concurrency": 2, "burstiness": 3}, "does not use it"),
+        ({"arrivals": "closed", "concurrency": 2, "turns_mean": 3}, "single requests"),
+        ({"arrivals": "closed", "concurrency": 2, "workers": 3}, "a request at least"),
+        ({"arrivals": "closed", "concurrency": 2, "design": "switchback"}, "no times to pin"),
+        ({"rate": 1, "concurrency": 2}, "is no closed loop"),
+    ],
+)
+def test_impossible_traffic_is_refused_in_one_line(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        TrafficConfig(**wrong)
+    assert "\n" not in str(refused.value)
+    assert str(refused.value).startswith("traffic.")
+
+
+def test_a_chat_needs_a_template_and_text_a_tokenizer() -> None:
+    with pytest.raises(ConfigError, match="has no chat template"):
+        built(TrafficConfig(rate=1, prompts="chat"))
+    with pytest.raises(ConfigError, match="no model is named"):
+        built(TrafficConfig(rate=1, prompts="text"), model="")
+
+
+def test_all_columns_of_prompts_are_those_that_a_plan_takes() -> None:
+    assert {*SCHEDULE.names, *PROMPTS.names} == set(PlannedRequest._fields)
+
+
+@settings(max_examples=50)
+@given(
+    seed=st.integers(0, 2**63 - 1),
+    short=st.integers(0, 200),
+    more=st.integers(0, 200),
+    vocab_size=st.integers(4, 200_000),
+)
+def test_shorter_prompt_is_a_prefix_of_the_longer(seed: int, short: int, more: int, vocab_size: int) -> None:
+    long = token_ids(prompt_words(seed, short + more), vocab_size)
+    assert token_ids(prompt_words(seed, short), vocab_size) == long[:short]
+    assert len(long) == short + more
+    assert all(type(token) is int and 3 <= token < vocab_size for token in long)
+
+
+def test_prompt_ids_are_uniform_and_differ_between_seeds() -> None:
+    ids = np.array(token_ids(prompt_words(11, 97_000), 100))
+    counts = np.bincount(ids, minlength=100)[3:]
+    # Chi-square with 96 degrees of freedom: mean 96, standard deviation 13.9.
+    assert ((counts - 1000) ** 2 / 1000).sum() < 96 + 4 * 13.9
+    assert token_ids(prompt_words(11, 20), 50_000) != token_ids(prompt_words(12, 20), 50_000)
+
+
+def test_prompt_ids_stay_equal_across_versions() -> None:
+    # Philox4x64-10 is fixed by its paper; these ids must never change, or old runs could not be repeated.
+    assert token_ids(prompt_words(0, 4), 1003) == [262, 461, 52, 559]

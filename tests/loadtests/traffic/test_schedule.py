@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtests.traffic import arrivals
 from loadtests.traffic.drawing import build_schedule, switchback_order
+from loadtests.traffic.lengths import (
+    CODE_INPUT,
+    CODE_OUTPUT,
+    CONVERSATION_INPUT,
+    CONVERSATION_OUTPUT,
+    SENTENCE_INPUT,
+    IntArray,
+    LengthFit,
+    Lengths,
+    fitted_lengths,
+    workloads_of,
+)
+from loadtests.traffic.limits import OverLimitPolicy, within_limits
 from loadtests.traffic.prompt_words import prompt_words, token_ids
+from loadtests.traffic.rate_steps import closer, staircase
 from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import read_source
+from loadtests.traffic.turns import Turns
 from servers.fields import ConfigError, build
 
 SECOND = 1_000_000_000
@@ -433,3 +450,382 @@ def test_switchback_needs_a_block_for_every_arm() -> None:
 def test_trial_without_any_request_is_refused() -> None:
     with pytest.raises(ConfigError, match="would send no request"):
         built(TrafficConfig(rate=1e-6, duration_s=1))
+
+
+def rng(seed: int = 1) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def gamma(rate: float, burstiness: float, duration_s: float, *, rng: np.random.Generator) -> IntArray:
+    return arrivals.renewals(np.array([[0, duration_s, rate, rate]]), burstiness=burstiness, rng=rng)
+
+
+def poisson(rate: float, duration_s: float, *, rng: np.random.Generator) -> IntArray:
+    return gamma(rate, 1.0, duration_s, rng=rng)
+
+
+def profiled(**settings_given: Any) -> IntArray:
+    return arrivals.renewals(arrivals.rate_profile(TrafficConfig(**settings_given)), rng=rng())
+
+
+rates = st.floats(min_value=0.01, max_value=500)
+durations = st.floats(min_value=0.01, max_value=10)
+shapes = st.floats(min_value=0.05, max_value=50)
+
+
+@settings(max_examples=60)
+@given(rate=rates, duration_s=durations, burstiness=shapes, seed=st.integers(0, 2**32))
+def test_gamma_offsets_are_sorted_and_inside_the_duration(
+    rate: float, duration_s: float, burstiness: float, seed: int
+) -> None:
+    offsets = gamma(rate, burstiness, duration_s, rng=rng(seed))
+    assert offsets.dtype == np.int64
+    assert (np.diff(offsets) >= 0).all()
+    assert ((offsets >= 0) & (offsets < duration_s * 1e9)).all()
+    assert np.array_equal(offsets, gamma(rate, burstiness, duration_s, rng=rng(seed)))
+
+
+@settings(max_examples=60)
+@given(
+    levels=st.lists(st.just(0.0) | st.floats(min_value=1e-6, max_value=300), min_size=1, max_size=6).filter(any),
+    duration_s=st.floats(min_value=0.5, max_value=10),
+)
+def test_steps_are_piecewise_rates_of_equal_length(levels: list[float], duration_s: float) -> None:
+    step_s = duration_s / len(levels)
+    segments = tuple((index * step_s, level) for index, level in enumerate(levels))
+    by_steps = arrivals.rate_profile(TrafficConfig(arrivals="steps", rates=tuple(levels), duration_s=duration_s))
+    piecewise = TrafficConfig(arrivals="piecewise", rates=segments, duration_s=duration_s)
+    assert np.array_equal(by_steps, arrivals.rate_profile(piecewise))
+    offsets = arrivals.renewals(by_steps, rng=rng())
+    assert (np.diff(offsets) >= 0).all()
+    assert ((offsets >= 0) & (offsets < duration_s * 1e9)).all()
+
+
+@settings(max_examples=30)
+@given(rate=rates, short_s=durations, factor=st.floats(min_value=1, max_value=5), burstiness=shapes)
+def test_longer_schedule_starts_with_the_shorter_one(
+    rate: float, short_s: float, factor: float, burstiness: float
+) -> None:
+    short = gamma(rate, burstiness, short_s, rng=rng())
+    long = gamma(rate, burstiness, short_s * factor, rng=rng())
+    assert np.array_equal(short, long[: len(short)])
+    assert (long[len(short) :] >= np.floor(short_s * 1e9) - 1).all()
+
+
+def test_poisson_has_the_asked_rate_and_exponential_gaps() -> None:
+    offsets = poisson(200, 500, rng=rng())
+    gaps = np.diff(offsets) / 1e9
+    assert len(offsets) == pytest.approx(100_000, abs=4 * 100_000**0.5)
+    assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.02)
+    assert np.mean(gaps > 1 / 200) == pytest.approx(np.exp(-1), abs=0.01)
+
+
+@pytest.mark.parametrize("burstiness", [0.1, 0.25, 1.0, 4.0, 25.0])
+def test_gamma_gaps_vary_by_burstiness_to_the_minus_half(burstiness: float) -> None:
+    offsets = gamma(200, burstiness, 500, rng=rng(7))
+    gaps = np.diff(offsets) / 1e9
+    cv = burstiness**-0.5
+    assert len(offsets) == pytest.approx(100_000, abs=4 * cv * 100_000**0.5)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.04)
+
+
+def test_burstiness_one_is_the_poisson_schedule() -> None:
+    assert np.array_equal(gamma(50, 1.0, 20, rng=rng()), poisson(50, 20, rng=rng()))
+
+
+@pytest.mark.parametrize("burstiness", [0.1, 1.0, 20.0])
+def test_short_schedules_hold_rate_times_duration_on_average(burstiness: float) -> None:
+    # An ordinary first gap would give (CV^2 - 1) / 2 more: 4.5 of them at burstiness 0.1, 0.475 fewer at 20.
+    generator = rng(3)
+    counts = np.array([len(gamma(4, burstiness, 2.5, rng=generator)) for _ in range(4000)])
+    assert counts.mean() == pytest.approx(10, abs=4 * counts.std() / 4000**0.5)
+    assert counts.std() / 4000**0.5 < 0.2
+
+
+def test_ramp_rises_linearly() -> None:
+    offsets = profiled(arrivals="ramp", rates=(0.0, 400.0), duration_s=400)
+    counts, _ = np.histogram(offsets / 1e9, bins=4, range=(0, 400))
+    expected = np.array([5_000, 15_000, 25_000, 35_000])
+    assert (np.abs(counts - expected) < 4 * np.sqrt(expected)).all()
+
+
+def test_falling_ramp_is_heaviest_at_its_start() -> None:
+    offsets = profiled(arrivals="ramp", rates=(300.0, 100.0), duration_s=200)
+    assert np.sum(offsets < 100 * SECOND) == pytest.approx(25_000, abs=4 * 25_000**0.5)
+    assert np.sum(offsets >= 100 * SECOND) == pytest.approx(15_000, abs=4 * 15_000**0.5)
+
+
+def test_piecewise_pause_sends_nothing() -> None:
+    offsets = profiled(arrivals="piecewise", rates=((0, 100), (10, 0), (20, 300)), duration_s=30) / 1e9
+    assert not ((offsets >= 10) & (offsets < 20)).any()
+    assert np.sum(offsets < 10) == pytest.approx(1000, abs=130)
+    assert np.sum(offsets >= 20) == pytest.approx(3000, abs=220)
+
+
+def test_steps_hold_each_rate_for_its_time() -> None:
+    offsets = profiled(arrivals="steps", rates=(50, 100, 200), duration_s=180) / 1e9
+    counts, _ = np.histogram(offsets, bins=3, range=(0, 180))
+    expected = np.array([3000, 6000, 12_000])
+    assert (np.abs(counts - expected) < 4 * np.sqrt(expected)).all()
+
+
+def test_very_low_rate_may_give_no_request() -> None:
+    assert len(poisson(1e-6, 1, rng=rng())) == 0
+
+
+def test_replay_keeps_the_pattern_from_the_start_on() -> None:
+    trace = np.array([0, 1, 2, 2, 5, 9, 20], dtype=np.int64) * SECOND
+    offsets, rows = arrivals.replay(trace, 8, start_s=2)
+    assert (offsets / SECOND).tolist() == [0, 0, 3, 7]
+    assert rows == slice(2, 6)
+
+
+def test_replay_time_scale_below_one_is_faster() -> None:
+    trace = np.array([0, 1, 2, 2, 5, 9, 20], dtype=np.int64) * SECOND
+    assert (arrivals.replay(trace, 5, time_scale=0.5)[0] / SECOND).tolist() == [0, 0.5, 1, 1, 2.5, 4.5]
+    assert (arrivals.replay(trace, 11, time_scale=2)[0] / SECOND).tolist() == [0, 2, 4, 4, 10]
+
+
+@settings(max_examples=60)
+@given(
+    gaps=st.lists(st.integers(0, 3 * SECOND), min_size=1, max_size=50),
+    scale=st.floats(min_value=0.1, max_value=10),
+    start_s=st.floats(min_value=0, max_value=20),
+    duration_s=st.floats(min_value=0.1, max_value=30),
+)
+def test_replay_is_sorted_and_bounded_or_refused(
+    gaps: list[int], scale: float, start_s: float, duration_s: float
+) -> None:
+    trace = np.concatenate([[0], np.cumsum(np.array(gaps, dtype=np.int64))])
+    enough = (trace[-1] / 1e9 - start_s) * scale >= duration_s
+    if not enough:
+        with pytest.raises(ConfigError, match="lower duration_s"):
+            arrivals.replay(trace, duration_s, time_scale=scale, start_s=start_s)
+        return
+    offsets, window = arrivals.replay(trace, duration_s, time_scale=scale, start_s=start_s)
+    assert len(offsets) == window.stop - window.start
+    assert (np.diff(offsets) >= 0).all()
+    assert ((offsets >= 0) & (offsets < round(duration_s * 1e9))).all()
+
+
+def test_rampup_thins_linearly_and_leaves_the_rest() -> None:
+    offsets = poisson(1000, 100, rng=rng())
+    kept = arrivals.rampup_kept(offsets, 40, rng=rng(2))
+    early = offsets < 40 * SECOND
+    assert kept[~early].all()
+    share, _ = np.histogram(offsets[early & kept], bins=4, range=(0, 40 * SECOND))
+    expected = 10_000 * np.array([0.125, 0.375, 0.625, 0.875])
+    assert (np.abs(share - expected) < 4 * np.sqrt(expected)).all()
+    assert arrivals.rampup_kept(offsets, 0, rng=rng(2)).all()
+
+
+def test_a_schedule_too_large_for_memory_is_refused_before_it_is_built() -> None:
+    with pytest.raises(ConfigError, match="the limit is 20000000"):
+        poisson(1e6, 1e6, rng=rng())
+
+
+@given(low=st.floats(0.1, 100), factor=st.floats(1.1, 1000), steps=st.integers(3, 30))
+def test_a_staircase_rises_in_equal_ratios_from_end_to_end(low: float, factor: float, steps: int) -> None:
+    rates = staircase(low, low * factor, steps)
+    assert len(rates) == steps
+    assert rates[0] == pytest.approx(low, rel=1e-3)
+    assert rates[-1] == pytest.approx(low * factor, rel=1e-3)
+    for before, after in pairwise(rates):
+        assert after / before == pytest.approx(factor ** (1 / (steps - 1)), rel=5e-3)
+
+
+def test_the_next_trial_divides_every_arms_bracket() -> None:
+    rates = closer([(4.0, 8.0), (16.0, 32.0)], 6, low=1, high=64)
+    assert rates == (4.757, 5.657, 6.727, 19.03, 22.63, 26.91)
+
+
+def test_arms_in_one_bracket_share_its_steps() -> None:
+    assert closer([(4.0, 8.0), (4.0, 8.0)], 3, low=1, high=64) == (4.757, 5.657, 6.727)
+
+
+@pytest.mark.parametrize(
+    ("bracket", "low", "high"),
+    [((None, 2.0), 0.5, 2.0), ((50.0, None), 50.0, 200.0), ((None, None), 1.0, 64.0)],
+)
+def test_an_open_bracket_is_searched_further(
+    bracket: tuple[float | None, float | None], low: float, high: float
+) -> None:
+    rates = closer([bracket], 3, low=1, high=64)
+    assert low < rates[0] < rates[1] < rates[2] < high
+
+
+def test_a_narrow_bracket_is_tried_again_at_its_ends() -> None:
+    assert closer([(10.0, 10.1)], 4, low=1, high=64) == (10.0, 10.0, 10.1, 10.1)
+
+
+@given(
+    brackets=st.lists(
+        st.tuples(st.none() | st.floats(0.5, 20), st.none() | st.floats(21, 100)),
+        min_size=1,
+        max_size=8,
+    ),
+    steps=st.integers(3, 12),
+)
+def test_there_are_always_as_many_rates_as_steps_and_they_rise(
+    brackets: list[tuple[float | None, float | None]], steps: int
+) -> None:
+    rates = closer(brackets, steps, low=1, high=64)
+    assert len(rates) == steps
+    assert list(rates) == sorted(rates)
+    assert rates[0] > 0
+
+
+def lengths_of(rows: list[tuple[int, int]]) -> Lengths:
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 2)
+    return Lengths(input_tokens=columns[:, 0], output_tokens=columns[:, 1])
+
+
+def quantile(fit: LengthFit, p: float) -> float:
+    return float(fit.at(np.array([NormalDist().inv_cdf(p)]))[0])
+
+
+def test_conversation_fit_has_the_published_log_moments() -> None:
+    drawn = fitted_lengths("conversation", 200_000, rng=rng())
+    for tokens, mu, sigma in ((drawn.input_tokens, 6.633, 0.985), (drawn.output_tokens, 5.019, 0.859)):
+        logs = np.log(tokens)
+        assert logs.mean() == pytest.approx(mu, abs=0.01)
+        assert logs.std() == pytest.approx(sigma, abs=0.01)
+        # Lognormal quantiles: exp(mu + z sigma).
+        expected = np.exp(mu + sigma * np.array([0.0, 1.2816, 2.3263]))
+        assert np.quantile(tokens, [0.5, 0.9, 0.99]) == pytest.approx(expected, rel=0.03)
+
+
+def test_code_fit_goes_through_the_published_quantiles() -> None:
+    assert [quantile(CODE_INPUT, p) for p in (0.5, 0.9, 0.99)] == pytest.approx([1469, 5187, 7436])
+    assert [quantile(CODE_OUTPUT, p) for p in (0.5, 0.9, 0.99)] == pytest.approx([13, 55, 251])
+    drawn = fitted_lengths("code", 200_000, rng=rng())
+    assert np.quantile(drawn.input_tokens, [0.5, 0.9, 0.99]) == pytest.approx([1469, 5187, 7436], rel=0.03)
+    assert np.quantile(drawn.output_tokens, [0.5, 0.9, 0.99]) == pytest.approx([13, 55, 251], rel=0.05)
+    assert drawn.input_tokens.max() == 7436
+
+
+def test_long_context_fit_goes_through_the_quantiles_of_its_trace() -> None:
+    drawn = fitted_lengths("long-context", 200_000, rng=rng())
+    assert np.quantile(drawn.input_tokens, [0.5, 0.9, 0.99]) == pytest.approx([6909, 27367, 85400], rel=0.03)
+    assert np.quantile(drawn.output_tokens, [0.5, 0.9, 0.99]) == pytest.approx([350, 597, 1118], rel=0.03)
+    assert drawn.input_tokens.max() <= 126195
+    assert drawn.output_tokens.max() <= 2000
+
+
+def test_a_fit_without_a_tail_is_lognormal() -> None:
+    assert quantile(CONVERSATION_INPUT, 0.5) == pytest.approx(np.exp(6.633))
+    assert quantile(CONVERSATION_OUTPUT, 0.8413447) == pytest.approx(np.exp(5.019 + 0.859), rel=1e-5)
+
+
+def test_sentences_lie_between_queries_and_passages_and_have_no_answer() -> None:
+    words = [(quantile(SENTENCE_INPUT, share) - 2) / 1.3 for share in (0.1586553, 0.8413447)]
+    assert words == pytest.approx([5.96, 55.98], rel=1e-4)  # MS MARCO, as BEIR counts it
+    assert [round(quantile(SENTENCE_INPUT, q)) for q in (0.5, 0.9, 0.99)] == [27, 100, 289]
+    drawn = fitted_lengths("sentences", 20_000, rng=rng())
+    assert drawn.input_tokens.max() <= 512
+    assert not drawn.output_tokens.any()
+    assert not drawn.scaled(3.0).output_tokens.any()
+
+
+def test_every_task_has_fits_of_its_own() -> None:
+    assert workloads_of("embed") == ["sentences"]
+    assert workloads_of("generate") == ["code", "conversation", "long-context"]
+
+
+@pytest.mark.parametrize("fit", ["conversation", "code", "long-context"])
+def test_more_rows_leave_the_first_as_they_are(fit: str) -> None:
+    few = fitted_lengths(fit, 100, rng=rng())  # type: ignore[arg-type]
+    many = fitted_lengths(fit, 1000, rng=rng())  # type: ignore[arg-type]
+    assert np.array_equal(few.input_tokens, many.input_tokens[:100])
+    assert np.array_equal(few.output_tokens, many.output_tokens[:100])
+
+
+def test_each_row_may_have_a_factor_of_its_own() -> None:
+    scaled = lengths_of([(10, 4), (10, 4), (10, 4)]).scaled(np.array([0.1, 1.0, 2.5]))
+    assert scaled.input_tokens.tolist() == [1, 10, 25]
+    assert scaled.output_tokens.tolist() == [1, 4, 10]
+    assert len(lengths_of([]).scaled(np.array([]))) == 0
+    with pytest.raises(ConfigError, match="length_scale is -1"):
+        lengths_of([(1, 1), (1, 1)]).scaled(np.array([1.0, -1.0]))
+
+
+def test_scaled_lengths_never_fall_below_one() -> None:
+    scaled = lengths_of([(1, 1), (10, 4), (1000, 99)]).scaled(0.1)
+    assert scaled.input_tokens.tolist() == [1, 1, 100]
+    assert scaled.output_tokens.tolist() == [1, 1, 10]
+    for bad in (0.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="length_scale"):
+            lengths_of([(1, 1)]).scaled(bad)
+
+
+rows = st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), min_size=1, max_size=60)
+limits = st.integers(1, 1000)
+
+
+def single_turns(count: int) -> Turns:
+    zeros = np.zeros(count, dtype=np.int64)
+    return Turns(session=np.arange(count), turn=zeros, offset_ns=zeros)
+
+
+@given(rows=rows, max_prompt=limits, max_new=limits)
+def test_clip_never_exceeds_a_limit_and_counts_each_side(
+    rows: list[tuple[int, int]], max_prompt: int, max_new: int
+) -> None:
+    lengths = lengths_of(rows)
+    clipped, kept, counts = within_limits(
+        lengths, single_turns(len(rows)), policy="clip", max_prompt_tokens=max_prompt, max_new_tokens=max_new
+    )
+    assert kept.all()
+    assert clipped.input_tokens.tolist() == [min(given, max_prompt) for given, _ in rows]
+    assert clipped.output_tokens.tolist() == [min(asked, max_new) for _, asked in rows]
+    assert counts.input_over == sum(given > max_prompt for given, _ in rows)
+    assert counts.output_over == sum(asked > max_new for _, asked in rows)
+    assert counts.requests_dropped == 0
+
+
+@given(rows=rows, max_prompt=limits, max_new=limits)
+def test_drop_keeps_exactly_the_rows_within_both_limits(
+    rows: list[tuple[int, int]], max_prompt: int, max_new: int
+) -> None:
+    stay = [given <= max_prompt and asked <= max_new for given, asked in rows]
+    left, kept, counts = within_limits(
+        lengths_of(rows), single_turns(len(rows)), policy="drop", max_prompt_tokens=max_prompt, max_new_tokens=max_new
+    )
+    assert kept.tolist() == stay
+    assert len(left) == sum(stay)
+    assert counts.requests_dropped == len(rows) - sum(stay)
+
+
+def test_drop_ends_the_session_at_its_first_long_turn() -> None:
+    turns = Turns(
+        session=np.array([0, 0, 0, 1, 1]), turn=np.array([0, 1, 2, 0, 1]), offset_ns=np.array([0, 1, 2, 0, 1])
+    )
+    # The second turn of the first session asks for too long an answer; its third turn would have fitted.
+    lengths = lengths_of([(5, 5), (9, 50), (10, 5), (5, 5), (9, 5)])
+    left, kept, counts = within_limits(lengths, turns, policy="drop", max_prompt_tokens=20, max_new_tokens=10)
+    assert kept.tolist() == [True, False, False, True, True]
+    assert left.input_tokens.tolist() == [5, 5, 9]
+    assert (counts.input_over, counts.output_over, counts.requests_dropped) == (0, 1, 2)
+
+
+def test_fail_names_the_value_the_limit_and_the_remedy() -> None:
+    lengths = lengths_of([(5, 5), (640, 5), (5, 99)])
+    with pytest.raises(ConfigError) as refused:
+        within_limits(lengths, single_turns(3), policy="fail", max_prompt_tokens=512, max_new_tokens=64)
+    message = str(refused.value)
+    assert message.startswith("2 of 3 requests are over")
+    assert "prompt of 640 tokens and max_prompt_tokens is 512" in message
+    assert "over_limit" in message
+    assert "\n" not in message
+    with pytest.raises(ConfigError, match="answer of 99 tokens and max_new_tokens is 64"):
+        within_limits(lengths, single_turns(3), policy="fail", max_prompt_tokens=1000, max_new_tokens=64)
+
+
+@pytest.mark.parametrize("policy", ["clip", "drop", "fail"])
+def test_lengths_at_the_limit_pass_untouched(policy: OverLimitPolicy) -> None:
+    left, kept, counts = within_limits(
+        lengths_of([(512, 64)]), single_turns(1), policy=policy, max_prompt_tokens=512, max_new_tokens=64
+    )
+    assert kept.all()
+    assert (left.input_tokens[0], left.output_tokens[0]) == (512, 64)
+    assert (counts.input_over, counts.output_over, counts.requests_dropped) == (0, 0, 0)

@@ -19,7 +19,8 @@ from loadtests.trials.telemetry import Collector
 from servers.clock import now_ns
 from tests.fakes.patience import wait_for
 from tests.fakes.trial_context import external_trial
-from tests.loadtests.external.test_compile_lines import GRAPH, IN_DETAIL, MONITOR, ONCE, RECOMPILE, TRITON, VERBOSE
+from tests.loadtests.external.test_telemetry import GRAPH, IN_DETAIL, MONITOR, ONCE, RECOMPILE, VERBOSE
+from tests.loadtests.external.test_telemetry import TRITON_COMPILE_LINES as TRITON
 
 STATS = "(APIServer pid=1) INFO 11-25 22:58:30 [loggers.py:273] Engine 000: Running: 3 reqs, Waiting: 0 reqs"
 

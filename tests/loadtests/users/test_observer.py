@@ -11,8 +11,11 @@ import pytest
 from analysis.records.documents import read_document
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
+from loadtests.users.log_follower import LogFollower
 from loadtests.users.observed import Observed
 from loadtests.users.observer import Observer
+from loadtests.users.under_way import UnderWay
+from loadtests.users.user_records import place_of, request_id
 
 S, MS = 1_000_000_000, 1_000_000
 SINCE = 1_800_000_000 * S
@@ -181,3 +184,111 @@ def test_an_account_that_nothing_vouches_for_is_not_gone_on_from(house: House) -
     house.observer().step(SINCE + 5 * S)
     assert len(house.rows()) == 1
     assert house.account()["finished"] == 1
+
+
+def write(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def texts(follower: LogFollower) -> list[str]:
+    return [line.text for line in follower.lines()]
+
+
+def test_lines_come_whole_and_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    follower = LogFollower(path)
+    assert texts(follower) == []
+    write(path, "one\ntw")
+    assert texts(follower) == ["one"]
+    write(path, "o\nthree\n")
+    assert [(line.log, line.offset, line.text) for line in follower.lines()] == [(0, 4, "two"), (0, 8, "three")]
+
+
+def test_a_large_log_is_begun_anew_and_no_line_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    asked: list[int] = []
+    follower = LogFollower(path, reopen=lambda: asked.append(1), largest=8)
+    write(path, "one\n")
+    assert texts(follower) == ["one"]
+    assert not follower.rotate()
+    write(path, "two\nthree\n")
+    assert texts(follower) == ["two", "three"]
+    assert follower.rotate()
+    aside = tmp_path / "log.old"
+    write(aside, "four\n")  # the splitter has not opened the new one yet
+    assert texts(follower) == ["four"]
+    write(aside, "five\n")
+    write(path, "six\n")
+    assert [(line.log, line.offset, line.text) for line in follower.lines()] == [(0, 19, "five"), (1, 0, "six")]
+    assert not aside.exists()
+    assert len(asked) >= 1
+
+
+def test_a_log_that_was_moved_aside_by_one_that_was_killed_is_read_first(tmp_path: Path) -> None:
+    write(tmp_path / "log.old", "one\n")
+    write(tmp_path / "log", "two\n")
+    follower = LogFollower(tmp_path / "log", log=3, reopen=lambda: None)
+    assert [(line.log, line.text) for line in follower.lines()] == [(3, "one"), (4, "two")]
+
+
+S_UNDER_WAY = 1_000_000_000
+
+
+def test_what_is_settled_waits_for_the_oldest_request_that_is_under_way() -> None:
+    under_way = UnderWay(longest_ns=60 * S_UNDER_WAY)
+    assert under_way.settled_ns(100 * S_UNDER_WAY) == 98 * S_UNDER_WAY, "lines may be late"
+    under_way.begun(50 * S_UNDER_WAY, 1, "eager")
+    under_way.begun(70 * S_UNDER_WAY, 1, "eager")
+    assert under_way.settled_ns(100 * S_UNDER_WAY) == 50 * S_UNDER_WAY
+    under_way.ended(50 * S_UNDER_WAY, 1, "eager")
+    assert under_way.settled_ns(100 * S_UNDER_WAY) == 70 * S_UNDER_WAY
+    under_way.ended(70 * S_UNDER_WAY, 2, "eager")
+    assert len(under_way) == 1, "of another connection"
+    under_way.ended(70 * S_UNDER_WAY, 1, "eager")
+    assert under_way.settled_ns(100 * S_UNDER_WAY) == 98 * S_UNDER_WAY
+
+
+def test_a_request_that_takes_too_long_is_not_waited_for() -> None:
+    under_way = UnderWay(longest_ns=60 * S_UNDER_WAY, known=[[30 * S_UNDER_WAY, 1, ""]])
+    assert under_way.settled_ns(80 * S_UNDER_WAY) == 30 * S_UNDER_WAY
+    assert under_way.settled_ns(95 * S_UNDER_WAY) == 93 * S_UNDER_WAY
+
+
+def test_two_of_the_same_instant_and_connection_both_count() -> None:
+    under_way = UnderWay(longest_ns=60 * S_UNDER_WAY)
+    for _ in range(2):
+        under_way.begun(50 * S_UNDER_WAY, 1, "eager")
+    under_way.ended(50 * S_UNDER_WAY, 1, "eager")
+    assert under_way.starts() == [[50 * S_UNDER_WAY, 1, "eager"]]
+    assert under_way.lost() == 1
+    assert len(under_way) == 0
+
+
+def test_it_is_known_at_which_arm_they_are() -> None:
+    under_way = UnderWay(longest_ns=60 * S_UNDER_WAY)
+    for arm in ("eager", "compiled", "compiled"):
+        under_way.begun(50 * S_UNDER_WAY, 1, arm)
+    under_way.begun(60 * S_UNDER_WAY, 1, "compiled")
+    assert (under_way.at("eager"), under_way.at("compiled"), under_way.at("compiled", until_ns=60 * S_UNDER_WAY)) == (
+        1,
+        3,
+        2,
+    )
+    under_way.ended(50 * S_UNDER_WAY, 1, "compiled")
+    under_way.ended(50 * S_UNDER_WAY, 1, "")  # its line does not say where it was
+    assert under_way.at("eager") + under_way.at("compiled") == 2
+
+
+def test_an_id_says_where_the_request_ended_in_the_log() -> None:
+    assert place_of(request_id(2, 4711)) == (2, 4711)
+
+
+@pytest.mark.parametrize("identity", ["", "user-", "user-1", "user-x-3", "1-7", "user-1-3-4"])
+def test_another_id_says_nothing(identity: str) -> None:
+    assert place_of(identity) is None
+
+
+def test_digits_beyond_any_file_are_no_id() -> None:
+    assert place_of(f"user-1-{'1' * 5000}") is None
+    assert place_of("user-1-²") is None
