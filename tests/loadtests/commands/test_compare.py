@@ -134,15 +134,6 @@ def test_other_traffic_or_objectives_are_refused_with_a_list(tmp_path: Path, bas
     assert "run both with one experiment" in message
 
 
-def test_other_model_is_refused(tmp_path: Path, baseline: Path, capsys) -> None:
-    other = with_arm(LATER, config={"model": {"id": "random:small", "dtype": "float32"}})
-    assert "compiled.model.id random:tiny → random:small" in refusal(capsys, baseline, made("other", other))
-
-
-def test_run_is_not_compared_with_itself(baseline: Path, capsys) -> None:
-    assert "is the baseline and the candidate" in refusal(capsys, baseline, baseline)
-
-
 # --- A folder of baselines --------------------------------------------------------------------------------------------
 
 
@@ -195,13 +186,6 @@ def test_damaged_record_is_named_and_left_out(tmp_path: Path, baseline: Path, ca
     _, _, out = compare(capsys, folder, later)
     assert "zzz.json is not as it was written" in out.replace("\n", " ")
     assert "not as it was written" in refusal(capsys, broken, later)
-
-
-def test_folder_of_run_directories_is_a_history_too(tmp_path: Path, capsys) -> None:
-    for day in range(2):
-        write_run(tmp_path / "runs" / f"day-{day}", replace(SHORT, day=day, seed=day + 10))
-    _, _, out = compare(capsys, tmp_path / "runs", made("new", replace(SHORT, day=7)), "--json")
-    assert [run["run_id"] for run in json.loads(out)["history"]] == ["day-0", "day-1"]
 
 
 # --- Limits -----------------------------------------------------------------------------------------------------------
@@ -266,46 +250,6 @@ def test_what_cannot_be_compared_is_refused(arguments, expected, tmp_path: Path,
     (tmp_path / "empty").mkdir()
     given = [word.format(run=baseline, empty=tmp_path / "empty") for word in arguments]
     assert expected in refusal(capsys, *given)
-
-
-def test_reports_that_cannot_be_written_are_said_in_a_line(tmp_path: Path, baseline: Path, capsys) -> None:
-    later = made("this-week", LATER)
-    said = refusal(capsys, baseline, later, "--out", "/proc/reports")
-    assert "give a folder that can be written as --out" in said
-
-
-class TestBeforeRunsAreRead:
-    """A folder that cannot be written is said before the minutes that reading may take."""
-
-    @pytest.fixture(autouse=True)
-    def unread(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("loadtests.commands.compare.read_release", lambda path: pytest.fail(f"{path} was read"))
-
-    @pytest.mark.parametrize("place", ["experiment.toml", "experiment.toml/within"])
-    def test_a_file_is_no_folder_for_reports(self, place: str, tmp_path: Path, baseline: Path, capsys) -> None:
-        later = made("this-week", LATER)
-        experiment = (baseline / "experiment.toml").read_text()
-        said = refusal(capsys, baseline, later, "--out", str(baseline / place))
-        assert f'--out "{baseline / place}" cannot be made ("{baseline / "experiment.toml"}" is no folder)' in said
-        assert (baseline / "experiment.toml").read_text() == experiment
-
-    def test_the_candidates_own(self, tmp_path: Path, baseline: Path, capsys, monkeypatch) -> None:
-        monkeypatch.setattr("os.access", lambda path, mode: False)
-        later = made("this-week", LATER)
-        assert f'--out "{later}" is not writable: give a folder that is' in refusal(capsys, baseline, later)
-
-    def test_the_one_that_accepted_runs_are_kept_in(self, tmp_path: Path, baseline: Path, capsys, monkeypatch) -> None:
-        later = made("this-week", LATER)
-        monkeypatch.setattr("os.access", lambda path, mode: Path(path) == later)
-        said = refusal(capsys, tmp_path / "baselines" / "new", later, "--accept")
-        assert f'BASELINE "{tmp_path}" is not writable: give a folder that is' in said
-        assert not (tmp_path / "baselines").exists()
-
-
-def test_record_that_cannot_be_kept_is_said_in_a_line(tmp_path: Path, baseline: Path, capsys) -> None:
-    later = made("this-week", LATER)
-    (tmp_path / "baselines" / "this-week.json").mkdir(parents=True)
-    assert "write" in refusal(capsys, tmp_path / "baselines", later, "--accept")
 
 
 @pytest.mark.parametrize("accept", [[], ["--accept"]])
@@ -610,27 +554,6 @@ def test_stalls_are_seen_from_outside_and_left_open_without_a_witness(tmp_path: 
     assert "compiled, with no other arm to compare, stood still 12 times, up to 3.1 s" in longest["reason"]
 
 
-def test_other_lengths_are_other_work(tmp_path: Path, capsys) -> None:
-    files = [write(tmp_path / f"{tokens}.json", results.vllm(traffic(seed=tokens, tokens=tokens))) for tokens in (4, 6)]
-    _, summary = judged(capsys, f"eager={files[0]}", f"compiled={files[1]}", "--out", tmp_path / "run")
-    assert not checks(summary)["equal work"]["ok"]
-    assert "6 to 4 answer tokens" in checks(summary)["equal work"]["reason"]
-
-
-def test_folder_beside_the_first_file_is_the_same_every_time(tmp_path: Path, capsys) -> None:
-    given = [
-        f"{arm}={write(tmp_path / f'{arm}.json', results.vllm(traffic(90, seed=len(arm))))}" for arm in ("a", "bb")
-    ]
-    for _ in range(2):
-        code = main(["analyze", *given])
-        line = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert (code, line["verdict"]) == (3, "INCONCLUSIVE")
-    (folder,) = tmp_path.glob("results-*")
-    assert line["run_dir"] == str(folder)
-    assert (folder / "report.html").exists()
-    assert main(["analyze", str(folder)]) == 3
-
-
 def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys) -> None:
     one = write(tmp_path / "one.json", results.vllm(traffic(9)))
     summary = {key: value for key, value in results.vllm(traffic(9)).items() if key != "ttfts"}
@@ -679,20 +602,6 @@ def test_result_is_kept_as_a_baseline(tmp_path: Path, capsys) -> None:
     assert document["overall"] != "FAIL"
 
 
-def test_closed_loop_or_another_load_is_not_compared(tmp_path: Path, capsys) -> None:
-    one, other = (CLOSED["vllm"](tmp_path / f"{seed}.json", in_turn(traffic(seed=seed))) for seed in (1, 2))
-    code, document = compared(capsys, one, other)
-    assert (code, document["overall"]) == (3, "INCONCLUSIVE")
-    assert all("open loop" in row["doubt"] for row in document["figures"] if row["verdict"] is not None)
-    opened = write(tmp_path / "open.json", results.vllm(traffic(seed=3)))
-    assert "traffic.request_rate inf → 4" in refusal_of_results(capsys, "compare", one, opened)
-    assert "traffic.tool" in refusal_of_results(
-        capsys, "compare", opened, WRITERS["guidellm"](tmp_path / "g.json", traffic())
-    )
-    alone = write(tmp_path / "alone.json", results.aiperf_summary(1))
-    assert "give profile_export.jsonl" in refusal_of_results(capsys, "compare", opened, alone)
-
-
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_by_default_all_that_a_run_is_judged_by_is_exported(tmp_path: Path, form: str) -> None:
     """The samples of the machines were left out."""
@@ -729,22 +638,3 @@ def test_a_doubted_run_exits_as_a_failed_one(tmp_path: Path, capsys: pytest.Capt
     folder = write_run(tmp_path / "run", FakeRun(duration_s=60, lag_ms=400.0, gates=GATES_CALIBRATE))
     assert main(["calibrate", str(folder), "--splits", "20", "--json"]) == 99
     assert json.loads(capsys.readouterr().out)["verdict"] == "do not trust"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [(["--splits", "3"], "'3' is no number of splits: give 20 to 10000"), (["--seed", "-1"], "'-1' is no seed")],
-)
-def test_bad_usage_is_one_line(
-    tmp_path: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["calibrate", str(tmp_path), *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert said in err
-
-
-def test_a_search_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_search(tmp_path / "run", {"eager": 9, "new": 17}, [[4, 8, 16]])
-    assert main(["calibrate", str(folder)]) == 2
-    assert "calibrate a run with one steady load" in capsys.readouterr().err

@@ -21,7 +21,7 @@ import pytest
 from loadtests.commands.arm_flags import preset_arm
 from loadtests.commands.inspect import inspected_arm
 from loadtests.commands.main import COMMANDS, build_parser, main
-from loadtests.commands.split import parse_shadows, parse_weights
+from loadtests.commands.split import parse_shadows
 from loadtests.commands.terminal_table import aligned
 from servers.address import host_port
 from servers.config import ArmConfig
@@ -131,16 +131,6 @@ def test_bad_usage_is_one_line_with_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_malformed_trace_is_named_by_line_before_anything_starts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    trace = tmp_path / "conv.csv"
-    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\nyesterday,1,2\n")
-    message = refusal(capsys, "run", "demo", "--trace", str(trace), "--out", str(tmp_path / "runs"))
-    assert "line 3" in message
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_port_in_use_is_named_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -153,11 +143,6 @@ def test_a_port_in_use_is_named_before_anything_starts(capsys: pytest.CaptureFix
         message = refusal(capsys, "split", "--arm", "eager=127.0.0.1:9", "--port", str(port))
         assert f"port {port} on 127.0.0.1 is in use" in message
     assert not (tmp_path / "runs").exists()
-
-
-def test_an_output_folder_that_is_a_file_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("")
-    assert "cannot be made" in refusal(capsys, "run", "demo", "--out", str(tmp_path / "runs"))
 
 
 def test_a_platform_without_envoy_is_told_so_before_anything_starts(
@@ -199,31 +184,6 @@ def test_flags_that_nothing_reads_are_refused(preset: str, settings: list[str], 
     assert "\n" not in str(caught.value)
 
 
-def test_flags_keep_what_a_preset_leaves_and_are_judged_together() -> None:
-    off = preset_arm(
-        build_parser().parse_args(["serve", "--preset", "compiled-padded", "--set", "compile.enabled=false"])
-    )
-    assert (off.compile.enabled, off.compile.mode) == (False, "reduce-overhead")
-    flags = ["--set", "compile.batch_bounds=[4, 8]", "--set", "shapes.min_size=4"]
-    higher = preset_arm(build_parser().parse_args(["serve", "--preset", "compiled-dynamic", *flags]))
-    assert (higher.compile.batch_bounds, higher.shapes.min_size) == ((4, 8), 4)
-
-
-@pytest.mark.parametrize(("quantisation", "joined"), [("int8-weight-only", False), ("float8-per-row", True)])
-def test_a_preset_knows_that_its_weights_are_quantised(quantisation: str, joined: bool) -> None:
-    options = build_parser().parse_args(
-        ["serve", "--preset", "compiled-bucketed", "--set", f"model.quantisation={quantisation}"]
-    )
-    arm = preset_arm(options)
-    assert (arm.model.quantisation, arm.compile.join_projections) == (quantisation, joined)
-
-
-def test_weights_are_read_from_text() -> None:
-    assert parse_weights("eager=90,compiled=10", "--weight") == {"eager": 90, "compiled": 10}
-    with pytest.raises(ConfigError, match="is not NAME=WEIGHT"):
-        parse_weights("eager=-1", "--weight")
-
-
 def test_shadows_are_read_from_text() -> None:
     assert parse_shadows("dark=12.5%, darker=0 %", "--shadow") == {"dark": 12.5, "darker": 0.0}
     for text in ("dark=-1%", "dark=1e1%", "dark=%", "=5%", "dark"):
@@ -237,15 +197,6 @@ def test_split_prints_configurations_that_parse(capsys: pytest.CaptureFixture[st
     assert "static_resources" in json.loads(capsys.readouterr().out)
     assert main(["split", *arms, "--print-config", "kubernetes"]) == 0
     assert json.loads(capsys.readouterr().out)["kind"] == "GRPCRoute"
-
-
-def test_a_printed_shadow_has_weight_0_and_gets_copies(capsys: pytest.CaptureFixture[str]) -> None:
-    arms = ["--arm", "eager=10.0.0.1:50051", "--arm", "compiled=10.0.0.2:50051", "--shadow", "compiled=25%"]
-    assert main(["split", *arms, "--print-config", "kubernetes"]) == 0
-    weighted = json.loads(capsys.readouterr().out)["spec"]["rules"][-1]
-    assert [backend["weight"] for backend in weighted["backendRefs"]] == [1, 0]
-    (copies,) = weighted["filters"]
-    assert copies["requestMirror"]["fraction"] == {"numerator": 250_000, "denominator": 1_000_000}
 
 
 # --- Real processes ---------------------------------------------------------------------------------------------------
@@ -580,11 +531,6 @@ def test_without_an_experiment_the_arm_is_a_preset_with_the_flags_of_serve() -> 
     assert arm_of("--preset", "eager") == ArmConfig.from_preset("eager")
 
 
-def test_an_arm_of_an_experiment_has_the_experiments_engine_and_settings() -> None:
-    arm = arm_of("demo", "--arm", "compiled-naive", "--set", "engine.slots=5")
-    assert (arm.name, arm.engine.slots, arm.engine.max_prompt_tokens) == ("compiled-naive", 5, 192)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -621,14 +567,6 @@ ROWS = [
 ]
 
 
-def test_a_table_with_room_has_one_line_a_row() -> None:
-    assert aligned(ROWS, left=2, columns=0) == [
-        "arm                gate      run length  if as seen",
-        "compiled-bucketed  p99 TTFT  11 minutes  43 minutes  299 requests if none misses it",
-        "eager              errors     9 minutes",
-    ]
-
-
 @pytest.mark.parametrize("columns", [48, 60, 80, 100])
 def test_a_table_fits_and_keeps_every_word(columns: int) -> None:
     lines = aligned(ROWS, left=2, columns=columns)
@@ -636,13 +574,6 @@ def test_a_table_fits_and_keeps_every_word(columns: int) -> None:
     shown = "".join(lines)
     for word in ("43", "p99", "TTFT", "errors", "299", "misses", "compiled-", "bucketed"):
         assert word in shown
-
-
-def test_a_note_without_room_beside_its_row_stands_below_it() -> None:
-    assert aligned(ROWS, left=2, columns=60)[1:3] == [
-        "compiled-bucketed  p99 TTFT  11 minutes  43 minutes",
-        "    299 requests if none misses it",
-    ]
 
 
 def test_heads_break_before_cells_do() -> None:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from analysis.foresight.plan import Goal
 from analysis.foresight.plan_from_pilot import plan_from_run
-from analysis.statistics.decoding import decode_steps
-from loadtests.commands import frontier
 from loadtests.commands import frontier_plan as planning
 from loadtests.commands.forecast import forecast_text
 from loadtests.commands.frontier_plan import STANDARD, asks_for_verdicts, frontier_plan
@@ -25,15 +20,13 @@ from loadtests.commands.trace_forecast import Forecast, automatic_compiles, fore
 from loadtests.experiments.reading import load
 from loadtests.experiments.writing import to_toml
 from loadtests.traffic.traces import Trace, read_trace
-from loadtests.trials.frontier import FrontierSearch
-from loadtests.trials.run import RunOutcome
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 from tests.analysis.foresight.test_costs import RATES, started
 from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.plans import GATES, pilot, row
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
-from tests.loadtests.trials.test_frontier import TWO_ARMS, experiment, made_up
+from tests.loadtests.trials.test_frontier import experiment, made_up
 from tests.servers.compiler.reset import reset_compiler
 
 __all__ = ["pilot"]
@@ -44,13 +37,6 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     code = main(arguments)
     *words, last = capsys.readouterr().out.splitlines()
     return code, "\n".join(words), json.loads(last)
-
-
-def test_the_pilots_faults_are_to_be_mended_first(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", FakeRun(duration_s=60, gates=GATES, lag_ms=400.0))
-    plan = plan_from_run(folder, Goal())
-    assert any("were sent 400.0 ms late" in text for text in plan["mend_first"])
-    assert "Mend first: " in plan_text(plan)
 
 
 @pytest.mark.parametrize(
@@ -176,18 +162,6 @@ def test_what_is_over_the_limit_is_left_out_and_counted(trace: Trace) -> None:
         forecast(trace, Forecast(max_prompt_tokens=4))
 
 
-def test_compile_seconds_become_warm_up_and_stalls(trace: Trace) -> None:
-    found = forecast(trace, Forecast(compile_s=20, ladder=(64, 512)))
-    assert row_of_forecast(found, "buckets, as given")["warm_up_s"] == 40
-    assert row_of_forecast(found, "static, no limit")["stalled_s"] == 120
-    assert "120 s" in forecast_text(found)
-
-
-def test_lists_may_have_spaces(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["forecast", trace.name, "--ladder", "64, 512"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])
-
-
 def test_the_command_prints_a_table_and_one_json_object(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["forecast", trace.name, "--graphs", "3"]) == 0
     printed = capsys.readouterr().out.splitlines()
@@ -213,14 +187,6 @@ def test_bad_questions_are_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_lengths_that_never_repeat_are_all_new(tmp_path: Path) -> None:
-    path = tmp_path / "new.csv"
-    rows = "".join(f"{second},{second + 1},1\n" for second in range(50))
-    path.write_text("time_s,input_tokens,output_tokens\n" + rows)
-    shape = forecast(read_trace(path), Forecast())["shapes"][0]
-    assert (shape["next_is_new"], shape["first_tenth_new_share"], shape["last_tenth_new_share"]) == (1.0, 1.0, 1.0)
 
 
 WARM = (1, 6)  # what a minimal warm-up decodes: one row after a prompt of five tokens
@@ -280,27 +246,6 @@ def test_a_slower_server_meets_larger_batches_and_the_words_say_what_is_assumed(
     assert "500 ms a step: " in words
 
 
-def test_a_server_too_slow_for_the_trace_is_said_to_be(trace_of_forecast_decode: Trace) -> None:
-    assert "too slow for the trace" in forecast_text(
-        forecast(trace_of_forecast_decode, Forecast(slots=1, step_ms=(3000.0,)))
-    )
-    assert "too slow" not in forecast_text(forecast(trace_of_forecast_decode, Forecast(slots=4, step_ms=(10.0,))))
-
-
-def test_answers_of_one_token_decode_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "single.csv"
-    path.write_text("time_s,input_tokens,output_tokens\n0,10,1\n1,12,1\n")
-    found = forecast(read_trace(path), Forecast())
-    assert [case["steps"] for case in found["decode"]] == [0, 0, 0]
-    assert "nothing decodes" in forecast_text(found)
-
-
-def test_the_first_shapes_are_found_in_their_order() -> None:
-    columns = (np.array([0]), np.array([5]), np.array([4]))
-    steps = decode_steps(*columns, slots=1, step_s=1.0)
-    assert steps.context.tolist() == [6, 7, 8]
-
-
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_up(tmp_path_factory.mktemp("earlier"), budget_s=130.0)[1].run_dir
@@ -337,46 +282,6 @@ def test_the_new_search_is_not_written_into_an_earlier_one(
     said = refused(capsys, toml, "--after", earlier, "--out", earlier / below)
     assert f"lies in the run {earlier.name}: give a folder of its own" in said
     assert sorted(earlier.rglob("*")) == before
-
-
-def test_a_file_is_no_earlier_search(toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, toml, "--after", toml)
-    assert f'"{toml}" is a file: give a directory that `tailgate frontier` wrote' in said
-    assert "does not exist: give a directory that `tailgate frontier` wrote" in refused(
-        capsys, toml, "--after", f"{toml}-no"
-    )
-
-
-def test_another_experiment_is_named_by_its_arms_with_a_remedy(
-    earlier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "two.toml"
-    path.write_text(to_toml(experiment(seed=4, arms=TWO_ARMS)))
-    said = refused(capsys, path, "--after", earlier)
-    assert f"are no trials of one experiment: arms without dynamic, which {earlier.name} has" in said
-    assert f"leave {earlier.name} out, or run the experiment that it ran" in said
-
-
-def test_a_budget_that_no_arm_saw_load_in_is_said(
-    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given: dict[str, Any] = {}
-
-    def run(self: FrontierSearch) -> RunOutcome:
-        given["spent_s"] = self.spent_s
-        (tmp_path / "out" / "run").mkdir()
-        return RunOutcome(run_dir=tmp_path / "out" / "run", complete=True)
-
-    monkeypatch.setattr(FrontierSearch, "run", run)
-    monkeypatch.setattr(FrontierSearch, "prepare", lambda self: (tmp_path / "out").mkdir())
-    began = time.monotonic() - 100.0
-    monkeypatch.setattr(frontier, "time", SimpleNamespace(monotonic=lambda: began))
-    assert main(["frontier", str(toml), "--budget", "5", "--out", str(tmp_path / "out")]) == 1
-    out, err = capsys.readouterr()
-    assert "--budget of 5 minutes was spent before an arm took any load: give more" in err
-    line = json.loads(out.splitlines()[-1])
-    assert (line["verdict"], line["complete"]) == (None, False)
-    assert 100.0 <= given["spent_s"] < 160.0, "counted from the command's begin"
 
 
 ALONE = """
@@ -448,11 +353,6 @@ def test_where_nothing_fits_the_reason_is_an_error(alone: Path, monkeypatch: pyt
         frontier_plan(alone)
 
 
-def test_arms_of_the_file_are_kept_unless_the_standard_set_is_asked_for() -> None:
-    assert [arm.name for arm in frontier_plan("demo").experiment.arms] == ["eager", "compiled-padded", "compiled-naive"]
-    assert [arm.name for arm in frontier_plan("demo", standard=True).experiment.arms] == ["eager", *STANDARD]
-
-
 def test_a_rate_becomes_steps_around_it(alone: Path) -> None:
     traffic = frontier_plan(alone).experiment.traffic
     assert traffic.arrivals == "saturation"
@@ -477,18 +377,6 @@ def test_a_rate_becomes_steps_around_it(alone: Path) -> None:
 def test_steps_last_until_none_missing_says_something(alone: Path, settings: list[str], step_s: float) -> None:
     traffic = frontier_plan(alone, settings=settings).experiment.traffic
     assert (traffic.step_s, traffic.duration_s) == (step_s, 8 * step_s)
-
-
-@pytest.mark.parametrize("key", ["step_s", "settle_s", "rampup_s"])
-@pytest.mark.parametrize("given", ["soon", "nan", "inf"])
-def test_what_is_no_number_of_seconds_is_refused(alone: Path, key: str, given: str) -> None:
-    with pytest.raises(ConfigError, match=rf"traffic\.{key} is '?{given}"):
-        frontier_plan(alone, settings=[f"traffic.{key}={given}"])
-
-
-def test_traffic_without_a_rate_needs_a_range(alone: Path) -> None:
-    with pytest.raises(ConfigError, match=r"give --set traffic.rates=\[LOWEST,HIGHEST\] in requests/s$"):
-        frontier_plan(alone, settings=["traffic.arrivals=closed", "traffic.concurrency=4", "traffic.rate=0"])
 
 
 TWO = ALONE.replace(
@@ -549,29 +437,6 @@ def test_what_only_another_traffic_has_is_left_to_the_run(alone: Path, settings:
     assert (traffic.arrivals, traffic.design, traffic.rate) == ("saturation", "mirrored", 0)
 
 
-def test_no_rate_at_all_asks_for_a_range(tmp_path: Path) -> None:
-    path = tmp_path / "still.toml"
-    path.write_text(ALONE.replace("rate = 4.0", ""))
-    with pytest.raises(ConfigError, match=r"^neither traffic.rate nor traffic.rates is given .*\[LOWEST,HIGHEST\]"):
-        frontier_plan(path)
-    assert frontier_plan(path, settings=["traffic.rates=[1,8]"]).experiment.traffic.step_rates == (1.0, 8.0)
-
-
-def test_what_is_wrong_with_the_control_is_no_fault_of_the_policies(
-    alone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def check(config: ArmConfig) -> None:
-        raise ConfigError(f"{config.name} finds no GPU")
-
-    monkeypatch.setattr(planning, "check_arm", check)
-    with pytest.raises(ConfigError, match=r"^today finds no GPU$"):
-        frontier_plan(alone)
-
-
-def test_one_start_a_trial_whatever_the_file_says(alone: Path) -> None:
-    assert frontier_plan(alone, settings=["trials.count=6"]).experiment.trials.count == 1
-
-
 def test_external_arms_are_refused() -> None:
     with pytest.raises(ConfigError, match="is external"):
         frontier_plan("external", settings=["traffic.rates=[1,8]"])
@@ -581,14 +446,6 @@ def test_a_limit_of_a_gate_asks_for_verdicts(alone: Path) -> None:
     assert not asks_for_verdicts(frontier_plan(alone).experiment)
     assert asks_for_verdicts(frontier_plan(alone, settings=["gates.margin=0.2"]).experiment)
     assert not asks_for_verdicts(frontier_plan("frontier-demo").experiment)
-
-
-def test_encoders_have_another_metric_without_anybody_asking(tmp_path: Path) -> None:
-    path = tmp_path / "encoder.toml"
-    encoder = ALONE.replace("[model]", '[model]\nid = "random:bert-tiny"\ntask = "embed"').replace("ttft", "e2e")
-    path.write_text(encoder.replace("rate = 4.0", 'rate = 4.0\nworkload = "sentences"'))
-    assert not asks_for_verdicts(frontier_plan(path).experiment)
-    assert asks_for_verdicts(frontier_plan(path, settings=["gates.margin=0.2"]).experiment)
 
 
 EXPERIMENT = """
@@ -623,35 +480,6 @@ def test_the_command_says_gpus_and_when_it_pays(search: Path, capsys: pytest.Cap
     assert "latest never" in text
     assert main(["breakeven", str(search), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["load_rps"] is None
-
-
-def test_the_experiments_own_rollout_is_the_default(search: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with (search / "experiment.toml").open("a") as file:
-        file.write("[rollout]\nload_rps = 50\ngpus_per_replica = 4\n")
-    main(["breakeven", str(search), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert (found["load_rps"], found["gpus_per_replica"]) == (50, 4)
-
-
-def test_a_price_shows_what_requests_cost(search: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["breakeven", str(search), "--load", "200", "--gpu-hour-price", "3.6", "--currency", "EUR", "--json"]
-    assert main(arguments) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["gpu_hour_price"], found["currency"]) == (3.6, "EUR")
-    assert found["arms"][1]["cost"]["per_1000_requests"]["seen"] == pytest.approx(13 / 200)
-    assert main([*arguments[:-1]]) == 0
-    text = capsys.readouterr().out
-    assert "1,000 requests cost, EUR" in text
-    assert main(["breakeven", str(search), "--gpu-hour-price", "-1"]) == 2
-    assert "rollout.gpu_hour_price is -1" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("flag", ["--load", "--gpus-per-replica"])
-def test_bad_usage_is_one_line(search: Path, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["breakeven", str(search), flag, "0"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert f"rollout.{flag[2:].replace('-', '_').replace('load', 'load_rps')} is 0: give a value from" in err
 
 
 def test_an_experiment_carries_its_rollout(tmp_path: Path) -> None:
