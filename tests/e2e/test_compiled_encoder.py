@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from servers.compiler.recorder import CompileRecorder
-from tests.servers.test_vectors import (
+from tests.servers.engine.test_encoder import (
     ENGINE,
     arm_of,
     assert_as_plain,

@@ -1,21 +1,31 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from analysis.statistics.decoding import DecodeSteps, decode_steps
 from loadtests.commands.trace_forecast import Forecast, forecast
-from loadtests.traffic.traces import Trace
+from loadtests.traffic.traces import Trace, read_trace
 from servers.config import ArmConfig, CompileConfig, EngineConfig
 from servers.inspect.inspection import Inspection, inspect_arm
 from servers.inspect.listed_shapes import parse_shapes
 from tests.loadtests.commands.test_plan import compiled_after_warmup, policy_of
-from tests.loadtests.commands.test_plan import trace_of_forecast_decode as trace
 from tests.servers.compiler.reset import reset_compiler
-
-__all__ = ["trace"]
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 
 
 STEP_S = 0.5
+# (seconds, prompt tokens, answer tokens): alone, three at once, alone again, two at once
+REQUESTS = [(0.0, 12, 4), (6.0, 20, 6), (6.2, 9, 4), (6.9, 30, 3), (20.0, 7, 3), (30.0, 11, 4), (30.1, 11, 4)]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    path = tmp_path / "own.csv"
+    path.write_text("time_s,input_tokens,output_tokens\n" + "".join(f"{t},{p},{o}\n" for t, p, o in REQUESTS))
+    return read_trace(path)
 
 
 def steps_of(trace: Trace) -> DecodeSteps:

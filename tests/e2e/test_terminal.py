@@ -86,7 +86,7 @@ def test_a_person_is_shown_words_that_fit(command: str, given: dict[str, str], t
     shown = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in lines]
     assert [line for line in shown if len(line) > COLUMNS and given["RUN"] not in line] == []
     if command == "precompile":
-        return  # It compiles for minutes, and tests/servers/test_artifact.py reads its object.
+        return  # It compiles for minutes, and tests/servers/test_precompile.py reads its object.
     if command == "export":
         shutil.rmtree(f"{given['RUN']}-csv")
     code, lines, err = at_terminal(tailgate(command, *arguments, "--json"), tmp_path, within_s=within_s)

@@ -38,7 +38,7 @@ from servers.neighbour import Demand, Neighbour
 from servers.presets import RANDOM_PRESETS
 from servers.reference import Reference, Sizes
 from tests.servers.compiler.reset import reset_compiler
-from tests.servers.compiler.test_policy import Gated, distance
+from tests.servers.compiler.test_products import Gated, distance
 from tests.servers.engine.test_runner import (
     ENGINE,
     SMALL,

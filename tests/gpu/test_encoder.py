@@ -16,7 +16,7 @@ from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, 
 from servers.engine.encoder import EncoderRunner
 from servers.engine.model import load_model
 from servers.engine.scheduler import Job, Step
-from tests.servers.test_vectors import batches, cosine, job, recorder, served, warm
+from tests.servers.engine.test_encoder import batches, cosine, job, recorder, served, warm
 
 __all__ = ["recorder"]
 

@@ -7,23 +7,18 @@ import hashlib
 import io
 import json
 import os
-import subprocess
-import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch._inductor.config as inductor
 
 from servers import artifact
 from servers.artifact import Artifact
-from servers.compiler import artifacts
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.fields import ConfigError
-from tests.servers.compiler.reset import reset_compiler
 
 ARM = ArmConfig.from_preset("compiled-bucketed", engine=EngineConfig(slots=4))
 HERE = "A processor (0123abcd)"
@@ -211,67 +206,3 @@ def test_auto_is_the_dtype_that_it_stands_for() -> None:
     for on_cpu, dtype in ((True, "float32"), (False, "bfloat16")):
         named = replace(ARM, model=replace(ARM.model, dtype=dtype))  # type: ignore[arg-type]
         assert artifact.made_for(named, on_cpu=on_cpu) == artifact.made_for(ARM, on_cpu=on_cpu)
-
-
-ROOT = Path(__file__).resolve().parents[2]
-ARM_PRECOMPILE = ("--arm", "compiled-padded", "--slots", "1", "--max-prompt-tokens", "16", "--max-new-tokens", "4")
-
-
-def tailgate(*words: str, code: int | None = 0, **environment: str) -> Any:
-    """What `tailgate` says as JSON, or its stderr where it is to refuse. Any exit code will do where it is None."""
-    command = [sys.executable, "-m", "loadtests.commands.main", *words]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, timeout=500, check=False, env={**os.environ, **environment}
-    )
-    assert code in (None, ended.returncode), ended.stderr
-    return ended.stderr if code == 2 else json.loads(ended.stdout.splitlines()[-1])
-
-
-@pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("shipped") / "padded.compiled"
-    said = tailgate("precompile", *ARM_PRECOMPILE, "--out", str(path))
-    assert said["artifact"] == str(path)
-    assert (said["graphs"], said["compiles"], said["unkept"]) == (2, 2, 0)
-    return path
-
-
-def test_code_that_is_kept_nowhere_is_not_written(tmp_path: Path) -> None:
-    setting = ("--set", "compile.background=true")
-    said = tailgate("precompile", "--arm", "compiled-naive", *setting, "--out", str(tmp_path / "a"), code=2)
-    assert 'arm "compiled-naive": compile.background is true, and code that is compiled so is kept nowhere' in said
-    assert not (tmp_path / "a").exists()
-
-
-def test_what_was_compiled_behind_a_hit_is_counted(tmp_path: Path) -> None:
-    from servers.compiler.artifacts import Loaded
-
-    shipped = tmp_path / "ab" / "kernel.so"
-    shipped.parent.mkdir()
-    shipped.touch()
-    written = artifact.Artifact(path="a", checksum="0" * 64, facts={})
-    loaded = Loaded(artifact=written, folder=tmp_path, files=frozenset([shipped]))
-    (tmp_path / "ab" / "graph.py").touch()
-    assert loaded.compiled_anew() == 0
-    for name in ("other.so", "kernel.cubin"):
-        (tmp_path / "ab" / name).touch()
-    assert loaded.compiled_anew() == 2
-
-
-@pytest.fixture(autouse=True)
-def as_torch_brings_it() -> Iterator[None]:
-    yield
-    reset_compiler()
-
-
-def test_kernels_are_launched_from_the_folder_and_tuned_ones_are_left_as_the_search_found_them() -> None:
-    assert (inductor.use_static_cuda_launcher, inductor.dynamic_scale_rblock) == (True, True), "as torch brings them"
-    artifacts.compile_portably()
-    assert not inductor.use_static_cuda_launcher
-    assert not inductor.dynamic_scale_rblock
-
-
-def test_a_setting_that_a_torch_does_not_know_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifacts, "_PORTABLE", {"use_some_later_launcher": False, "dynamic_scale_rblock": False})
-    artifacts.compile_portably()
-    assert not inductor.dynamic_scale_rblock

@@ -29,9 +29,8 @@ from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from tests.fakes import http2 as wire
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.generating import generate, keeping_client, until
-from tests.fakes.grpc_peers import TRAILERS, grpc_peer
+from tests.fakes.grpc_peers import grpc_peer
 from tests.fakes.http2 import OK_END, OK_HEADERS, RawPeer, Wire, chunk, frame, grpc_message, literals
-from tests.fakes.inference import Behaviour, serve
 from tests.fakes.patience import PATIENCE_S
 
 WHOLE = wire.END_HEADERS
@@ -131,18 +130,6 @@ def test_a_window_that_settings_shrink_below_zero_holds_the_request_until_it_is_
         client.close()
         assert held.is_set()
     assert call.status == "OK"
-
-
-def test_larger_frames_are_used_once_the_server_allows_them() -> None:
-    def script(link: Wire) -> None:
-        link.greet(setting(LARGEST_FRAME, 40_000))
-        link.send(good(link.request(), 1))
-
-    with RawPeer(script) as peer:
-        client = InferenceClient(peer.target)
-        assert finished(generate(client, request(prompt=15_000))).status == "OK"
-        client.close()
-        assert [len(item[3]) for item in peer.frames(wire.DATA)] == [40_000, len(peer.frames(wire.DATA)[1][3])]
 
 
 @pytest.mark.parametrize(("increment", "code"), [(2**31 - 1, FLOW_CONTROL_ERROR), (0, PROTOCOL_ERROR)])
@@ -266,11 +253,6 @@ def test_informational_responses_come_before_the_answer() -> None:
     assert "link" not in call.initial_metadata
 
 
-def test_an_informational_response_cannot_be_the_answer() -> None:
-    call = answer(lambda s: frame(wire.HEADERS, LAST, s, literals((":status", "100"))))
-    assert (call.status, call.error) == ("UNKNOWN", "the stream ended with an informational response")
-
-
 def test_a_header_block_may_come_in_pieces_with_frames_of_other_streams_before_and_after() -> None:
     call = answer(
         lambda s: frame(wire.HEADERS, 0, s, OK_HEADERS[:3]),
@@ -320,31 +302,6 @@ def test_a_compressed_message_and_one_beyond_the_limit_are_refused() -> None:
     )
     assert "compressed although no compression was offered" in compressed.error
     assert huge.error == "a message has 5242880 bytes; the limit is 4194304"
-
-
-def test_a_message_of_megabytes_comes_through_hundreds_of_frames_and_a_small_window() -> None:
-    ids = [70_000] * 1_200_000  # 3.6 MB
-    message = chunk(ids)
-
-    def script(link: Wire) -> None:
-        link.greet()
-        stream_id = link.request()
-        link.send(frame(wire.HEADERS, WHOLE, stream_id, OK_HEADERS))
-        credit = {0: 65_535, stream_id: 65_535}
-        for start in range(0, len(message), 16_000):
-            piece = message[start : start + 16_000]
-            while min(credit.values()) < len(piece):
-                _, _, where, payload = link.until(wire.WINDOW_UPDATE)
-                credit[where] += int.from_bytes(payload, "big")
-            for where in credit:
-                credit[where] -= len(piece)
-            link.send(frame(wire.DATA, 0, stream_id, piece))
-        link.send(frame(wire.HEADERS, LAST, stream_id, OK_END))
-
-    with RawPeer(script) as peer:
-        call = ask(peer, stream_window=65_535, connection_window=65_535)
-    assert (call.status, call.output_tokens) == ("OK", len(ids))
-    assert len(set(call.token_ns)) == 1  # one message: new to the user when its last byte came
 
 
 def test_an_empty_message_and_an_empty_frame_are_no_tokens() -> None:
@@ -437,24 +394,6 @@ def test_a_refused_stream_is_started_again_once() -> None:
     with RawPeer(script) as peer:
         call = ask(peer)
     assert (call.status, call.error) == ("UNAVAILABLE", "the server reset the stream (HTTP/2 error 7)")
-
-
-def test_calls_go_on_when_a_server_dies_and_comes_back() -> None:
-    with serve(Behaviour(token_s=0.5)) as served:
-        port = int(served.target.rpartition(":")[2])
-        client = InferenceClient(served.target, retry_s=0.02)
-        cut = generate(client, GenerateRequest(request_id="a", max_tokens=50, text="hello"), timeout_s=PATIENCE_S)
-        until(lambda: cut.output_tokens > 0)
-        served.process.kill()
-        served.process.wait(PATIENCE_S)
-        assert finished(cut).status == "UNAVAILABLE"
-        while_down = finished(generate(client, request(), timeout_s=PATIENCE_S))
-        assert while_down.status == "UNAVAILABLE"
-        assert "refused" in while_down.error
-    with serve(Behaviour(), port=port):
-        gevent.sleep(0.03)
-        assert finished(generate(client, request(), timeout_s=PATIENCE_S)).status == "OK"
-    client.close()
 
 
 # --- Keep-alive -------------------------------------------------------------------------------------------------------
@@ -592,16 +531,6 @@ def ask_of_client_servers(text: str = "hello", tokens: int = 3, number: int = 0)
     return GenerateRequest(request_id=f"r-{number}", text=text, max_tokens=tokens)
 
 
-def test_two_hundred_streams_on_one_connection_all_arrive_whole(client: InferenceClient) -> None:
-    calls = [generate(client, ask_of_client_servers(tokens=5, number=n), timeout_s=PATIENCE_S) for n in range(200)]
-    for call in calls:
-        assert [list(item.token_ids) for item in call] == [[number] for number in range(5)], call.error
-        assert call.status == "OK"
-        assert tuple((key, call.trailing_metadata[key]) for key, _ in TRAILERS) == TRAILERS
-        assert list(call.token_ns) == sorted(call.token_ns)
-    assert len(client.connections) == 1
-
-
 def test_answers_and_requests_above_every_window_arrive_whole(client: InferenceClient) -> None:
     calls = [generate(client, ask_of_client_servers(text="big 300000"), timeout_s=PATIENCE_S) for _ in range(3)]
     calls += [generate(client, ask_of_client_servers(text="x" * 1_000_000), timeout_s=PATIENCE_S) for _ in range(3)]
@@ -707,16 +636,3 @@ def test_both_clients_end_calls_alike() -> None:
     assert grpcio["running"] == ["CANCELLED", "the client was closed"]
     assert grpcio["after"] == ["UNAVAILABLE", "the client is closed"]
     assert frames == grpcio
-
-
-def test_tls_and_the_token_are_the_same_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pem = make_certificates(tmp_path, "arms.example")
-    monkeypatch.setenv("TAILGATE_TEST_TOKEN", "s3cret")
-    security = {
-        **{"tls_ca": pem.ca, "tls_server_name": "arms.example", "token_env": "TAILGATE_TEST_TOKEN"},
-        **{"tls_certificate": pem.client_certificate, "tls_key": pem.client_key},
-    }
-    with grpc_peer("aio", certificate=pem.certificate, key=pem.key, client_ca=pem.ca, token="s3cret") as target:
-        frames, grpcio, log = both(f"https://{target}", "paced", streams=5, tokens=3, security=security)
-    assert frames["statuses"] == grpcio["statuses"] == ["OK"]
-    assert "s3cret" not in log

@@ -36,7 +36,7 @@ from loadtests.external.addresses import parse_target
 from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes import http2 as wire
-from tests.fakes.generating import generate, keeping_client, read_slowly, until
+from tests.fakes.generating import generate, keeping_client, until
 from tests.fakes.http2 import Exchange, Peer, chunk, frame
 from tests.fakes.inference import Behaviour, ServedFake, serve
 from tests.fakes.patience import PATIENCE_S
@@ -75,13 +75,6 @@ def test_tokens_and_metadata_of_a_good_answer_arrive() -> None:
     assert sent.headers["te"] == "trailers"
     assert GenerateRequest.FromString(sent.body[5:]) == request()
     assert not peer.problems
-
-
-def test_token_times_are_stamped_at_arrival() -> None:
-    late_ms, behind_ms = read_slowly()
-    assert min(late_ms) >= 0
-    assert behind_ms[-1] > 300
-    assert max(late_ms) < behind_ms[-1] / 3
 
 
 def test_coalesced_tokens_keep_the_servers_gaps_but_never_precede_the_chunk_before() -> None:
@@ -133,48 +126,6 @@ def test_reply_without_grpc_status_maps_from_http(http_status: str, status: str)
         client.close()
 
 
-@pytest.fixture(scope="module")
-def cutting_peer() -> Iterator[tuple[Peer, InferenceClient, dict[str, object]]]:
-    script: dict[str, object] = {}
-
-    def answer(exchange: Exchange) -> None:
-        exchange.link.slice_bytes = script["slice"]  # type: ignore[assignment]
-        exchange.start()
-        for piece in script["pieces"]:  # type: ignore[attr-defined]
-            exchange.data(piece)
-        exchange.trailers()
-
-    with Peer(answer) as peer:
-        client = keeping_client(peer.target)
-        yield peer, client, script
-        client.close()
-
-
-@settings(max_examples=60)
-@given(
-    chunks=st.lists(st.lists(st.integers(0, 50_000), max_size=5), min_size=1, max_size=12),
-    cuts=st.lists(st.floats(0, 1), max_size=20),
-    slice_bytes=st.sampled_from([0, 1, 3, 8, 9, 10, 64]),
-)
-def test_message_split_across_data_frames(
-    cutting_peer: tuple[Peer, InferenceClient, dict[str, object]],
-    chunks: list[list[int]],
-    cuts: list[float],
-    slice_bytes: int,
-) -> None:
-    peer, client, script = cutting_peer
-    stream = b"".join(chunk(ids) for ids in chunks)
-    edges = [0, *sorted(int(cut * len(stream)) for cut in cuts), len(stream)]
-    script["pieces"] = [stream[start:end] for start, end in itertools.pairwise(edges)]
-    script["slice"] = slice_bytes
-    call = generate(client, request())
-    received = [list(item.token_ids) for item in call]
-    assert received == chunks
-    assert call.status == "OK"
-    assert call.output_tokens == sum(map(len, chunks))
-    assert not peer.problems
-
-
 def test_stream_cut_inside_a_message_is_not_ok() -> None:
     def answer(exchange: Exchange) -> None:
         exchange.start()
@@ -187,30 +138,6 @@ def test_stream_cut_inside_a_message_is_not_ok() -> None:
         client.close()
     assert call.status == "INTERNAL"
     assert "inside a message" in call.error
-
-
-def test_header_block_over_one_frame_is_put_together() -> None:
-    long = [(f"tailgate-note-{number}", "v" * 9_000) for number in range(4)]
-
-    def answer(exchange: Exchange) -> None:
-        exchange.answer(chunk([1]), trailers=[("grpc-status", "0"), *long])
-
-    with Peer(answer) as peer:
-        client = InferenceClient(peer.target)
-        call = finished(generate(client, request()))
-        after = finished(generate(client, request()))  # the compression state survived
-        client.close()
-    assert call.trailing_metadata["tailgate-note-3"] == "v" * 9_000
-    assert (call.status, after.status) == ("OK", "OK")
-
-
-def test_request_header_block_over_one_frame_is_split() -> None:
-    with Peer(lambda exchange: exchange.answer(chunk([1]))) as peer:
-        client = InferenceClient(peer.target)
-        call = finished(generate(client, request(), metadata=[("x-note", "v" * 40_000)]))
-        client.close()
-    assert call.status == "OK", peer.problems
-    assert peer.requests[0].headers["x-note"] == "v" * 40_000
 
 
 def test_cancel_resets_stream() -> None:
@@ -371,18 +298,6 @@ def test_call_that_waits_for_a_stream_keeps_its_deadline() -> None:
     assert len(peer.requests) == 1
 
 
-def test_large_request_follows_the_peers_window() -> None:
-    with Peer(lambda exchange: exchange.answer(chunk([1]))) as peer:
-        client = InferenceClient(peer.target)
-        big = request(prompt=120_000)
-        calls = [generate(client, big), generate(client, request()), generate(client, big)]
-        statuses = [finished(call).status for call in calls]
-        client.close()
-    assert statuses == ["OK"] * 3, peer.problems  # h2 raises when a window is overrun
-    assert sorted(len(item.body) for item in peer.requests)[1] > 4 * 65_535
-    assert GenerateRequest.FromString(peer.requests[-1].body[5:]) == big
-
-
 def test_answer_larger_than_the_window_keeps_flowing() -> None:
     chunks = [list(range(200))] * 1_000
 
@@ -437,20 +352,6 @@ def test_real_grpc_server_answers_many_streams_on_one_connection(grpc_server: Se
     assert trailing["tailgate-output-tokens"] == "4"
     assert trailing["tailgate-replica"] == "eager-0"
     client.close()
-
-
-def test_real_grpc_server_errors_come_with_their_message(grpc_server: ServedFake) -> None:
-    client = InferenceClient(grpc_server.target)
-    call = finished(generate(client, request(prompt=101)))
-    client.close()
-    assert (call.status, call.error) == ("INVALID_ARGUMENT", "prompt has 101 tokens; the limit is 100")
-
-
-def test_real_grpc_server_knows_no_other_path(grpc_server: ServedFake) -> None:
-    client = InferenceClient(grpc_server.target, path="/tailgate.v1.Inference/Nothing")
-    call = finished(generate(client, request()))
-    client.close()
-    assert call.status == "UNIMPLEMENTED"
 
 
 @pytest.mark.parametrize(
@@ -619,14 +520,6 @@ def test_a_block_that_breaks_the_rules_says_which(block: bytes, text: str) -> No
         HeaderDecoder(largest_list=LARGEST).decode(block)
 
 
-def test_a_list_that_grows_out_of_one_table_entry_is_stopped() -> None:
-    decoder = HeaderDecoder(largest_list=10_000)
-    decoder.decode(b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4_000)  # an entry of 4,033 bytes, and one byte asks for it
-    assert len(decoder.decode(b"\xbe" * 2)["a"]) == 8_001
-    with pytest.raises(HeaderError, match="more than 10000 bytes"):
-        decoder.decode(b"\xbe" * 3)
-
-
 FIRST_NS = 1_700_000_000_000_000_000
 BODY = GenerateRequest(request_id="r", text="hello", max_tokens=9).SerializeToString()
 
@@ -777,18 +670,6 @@ def test_cuts_and_mixing_change_nothing(answers: list[dict[str, Any]], seed: int
         cut.close()
 
 
-@settings(max_examples=20)
-@given(answers=st.lists(ANSWER, min_size=1, max_size=3), seed=st.integers(0, 2**32))
-def test_bytes_may_come_one_at_a_time(answers: list[dict[str, Any]], seed: int) -> None:
-    fed = Fed(len(answers))
-    try:
-        for number, byte in enumerate(stream(answers, random.Random(seed))):
-            fed.connection.feed(bytes((byte,)), FIRST_NS + number)
-        assert [(call.status, call.output_tokens) for call in fed.calls] == [expected(item) for item in answers]
-    finally:
-        fed.close()
-
-
 @settings(max_examples=300)
 @given(data=st.binary(max_size=200), seed=st.integers(0, 2**32), place=st.floats(0, 1))
 def test_garbage_fails_calls_and_raises_nothing_but_a_protocol_error(data: bytes, seed: int, place: float) -> None:
@@ -866,41 +747,6 @@ def test_a_request_never_overruns_a_window_and_goes_out_whole(
         fed.connection.feed(frame(wire.WINDOW_UPDATE, 0, 0, credit), FIRST_NS)
         fed.connection.feed(frame(wire.WINDOW_UPDATE, 0, 1, credit), FIRST_NS)
         assert sent() == whole
-    finally:
-        fed.close()
-
-
-@pytest.mark.parametrize("size", [1, 9, 10, 100])
-def test_all_frames_of_one_read_have_its_time(size: int) -> None:
-    fed = Fed(1)
-    try:
-        answers = [{"chunks": [[1]] * size, "headers": {}, "trailers": {}, "status": "0", "only": False}]
-        fed.connection.feed(stream(answers, random.Random(1)), FIRST_NS + 5)
-        assert set(fed.calls[0].token_ns) == {FIRST_NS + 5}
-        assert fed.calls[0].end_ns == FIRST_NS + 5
-    finally:
-        fed.close()
-
-
-def test_what_is_written_in_one_turn_goes_to_the_kernel_in_few_calls_and_soon() -> None:
-    fed = Fed(0)
-    try:
-        fed.connection.flush()
-        fed.sock.sent = b""
-        sizes: list[int] = []
-        send = fed.sock.send
-        fed.sock.send = lambda data: (sizes.append(len(data)), send(data))[1]  # type: ignore[method-assign]
-        for _ in range(20):
-            fed.client.start(BODY)
-        assert sizes == []
-        gevent.sleep(0)
-        assert len(sizes) == 1
-        for _ in range(100):  # a burst that never lets go does not hold its first request back to the end
-            fed.client.start(BODY)
-        assert len(sizes) == 4
-        gevent.sleep(0)
-        assert len(sizes) == 5
-        assert fed.sock.sent.count(BODY) == 120
     finally:
         fed.close()
 

@@ -37,7 +37,7 @@ from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import EmbedRequest, EmbedResponse, GenerateRequest
 from servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton
-from tests.fakes.http1 import DONE, HttpPeer, Request, answer, plain, said, scripted, usage
+from tests.fakes.http1 import DONE, HttpPeer, Request, answer, said, scripted, usage
 from tests.fakes.inference import Behaviour, ServedFake, serve
 from tests.loadtests.generator.test_generator import schedule
 
@@ -168,18 +168,6 @@ def test_any_bytes_are_a_piece_or_an_error(message: bytes, stream: Any) -> None:
     assert not (piece.error and piece.tokens)
 
 
-def test_exact_length_travels_in_the_parameters() -> None:
-    options = OipOptions(length_fields=("min_tokens", "ignore_eos"), extra={"top_k": 1})
-    body = infer_request(options, model="m", prompt="x", max_tokens=6, whole_length=True, seed=0, request_id="r")
-    sent = ModelInferRequest.FromString(body)
-    tensors = {tensor.name: tensor for tensor in sent.inputs}
-    assert list(tensors) == ["text_input", "stream", "sampling_parameters"]
-    parameters = tensors["sampling_parameters"].contents.bytes_contents[0]
-    for part in (b'"max_tokens": 6', b'"min_tokens": 6', b'"ignore_eos": true', b'"top_k": 1'):
-        assert part in parameters
-    assert (sent.model_name, sent.id, sent.outputs[0].name) == ("m", "r", "text_output")
-
-
 def test_an_error_of_many_lines_is_one_of_a_few() -> None:
     call = Call()
     call.finish("INTERNAL", "no\nmore\x1b[2J" + "x" * 100_000, 1)
@@ -242,12 +230,6 @@ def test_an_answer_that_is_no_vector_has_failed(payload: bytes, message: str) ->
     assert one.error.startswith(message)
 
 
-def test_a_refusal_keeps_its_status_and_words() -> None:
-    one = call()
-    one.on_headers({":status": "200", "grpc-status": "3", "grpc-message": "too long"}, True, 20)
-    assert (one.status, one.error) == ("INVALID_ARGUMENT", "too long")
-
-
 def test_a_plan_is_written_as_the_request_of_its_task() -> None:
     ids = OwnEncoder(lambda plan: [4, 5, 6], ignore_eos=True, task="embed")
     body, headers = ids(PLAN, "1-0-eager", "eager")
@@ -296,23 +278,6 @@ def test_copies_for_own_arms_share_their_prompt_and_differ_in_id_and_arm() -> No
     assert list(first.token_ids.ids) == [5, 6, 7]
     assert b"compiled" in copies[1][1]
     assert b"x-tailgate-session" in copies[1][1]
-
-
-def test_prompt_as_token_ids_is_the_one_that_own_arms_get() -> None:
-    external = config("openai", "http://a/v1", openai=OpenAiOptions(prompt="token_ids"))
-    content, headers = body(external, plan())
-    assert json.loads(content)["prompt"] == token_ids(prompt_words(11, 12), 100)
-    assert headers == b"X-Request-Id: 1-7-x\r\n"
-
-
-def test_words_stand_in_for_a_tokenizer_that_is_not_at_hand() -> None:
-    external = config("openai", "http://a/v1")
-    sent, longer = (json.loads(body(external, plan(prompt_tokens=size))[0]) for size in (12, 20))
-    assert len(sent["prompt"].split()) == 12
-    assert longer["prompt"].startswith(sent["prompt"])  # a session's prompts grow
-    assert (sent["model"], sent["max_tokens"], sent["seed"]) == ("llama", 5, 3)
-    chat = json.loads(body(config("openai", "http://a/v1", openai=OpenAiOptions(endpoint="chat")), plan())[0])
-    assert chat["messages"] == [{"role": "user", "content": sent["prompt"]}]
 
 
 def test_exact_length_is_asked_for_only_when_the_traffic_wants_it() -> None:
@@ -404,16 +369,6 @@ def test_slow_external_arm_is_no_reason_to_wait() -> None:
         records, _ = run({"arms": ("vllm",), "external": {"vllm": config("openai", peer.address)}}, [0, 20, 40, 60])
     assert all(record.ok and record.ttft_ms is not None and record.ttft_ms >= 390 for record in records)
     assert max(record.sent_ns - record.scheduled_ns for record in records) < 350_000_000
-
-
-def test_replicas_share_the_load_and_a_dead_one_shows_in_the_errors() -> None:
-    with HttpPeer(scripted([GOOD])) as one, HttpPeer(scripted([plain("503 Busy", b"full")])) as other:
-        external = {"vllm": config("openai", one.address, other.address)}
-        records, _ = run({"arms": ("vllm",), "external": external}, list(range(0, 200, 10)))
-    told = Counter((record.replica, record.status, record.error) for record in records)
-    # It fails at once and so is always the least busy: it must not draw the whole load.
-    assert 1 <= told[("vllm-1", "UNAVAILABLE", "HTTP 503: full")] <= 4
-    assert told[("vllm-0", "OK", None)] == 20 - told[("vllm-1", "UNAVAILABLE", "HTTP 503: full")]
 
 
 def test_own_replicas_are_balanced_without_a_splitter(eager: ServedFake) -> None:

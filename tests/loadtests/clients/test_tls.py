@@ -26,7 +26,7 @@ from loadtests.external.client_security import SecurityConfig, client_context
 from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes.certificates import Certificates, make_certificates
-from tests.fakes.generating import generate, read_slowly
+from tests.fakes.generating import generate
 from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk
 from tests.fakes.patience import PATIENCE_S, wait_for
 
@@ -92,14 +92,6 @@ def test_plain_bytes_come_out_whole_however_the_records_are_cut(
     assert server.tls.read() == b"question"
 
 
-def test_the_last_bytes_of_the_handshake_may_carry_the_first_plain_ones(pem: Certificates) -> None:
-    stream = TlsStream(client_context(SecurityConfig(tls_ca=pem.ca)), "localhost", http2=True)
-    server = Server(pem, ["h2"])
-    out = stream.handshake(server.shake(stream.handshake(b"")))
-    assert stream.ready
-    assert stream.decrypted(server.shake(out) + server.say(b"settings")) == b"settings"
-
-
 def test_the_servers_goodbye_is_an_end(pem: Certificates) -> None:
     stream, server = shaken(pem, ["h2"])
     data = server.say(b"last words")
@@ -107,33 +99,6 @@ def test_the_servers_goodbye_is_an_end(pem: Certificates) -> None:
         server.tls.unwrap()
     assert stream.decrypted(data + server.outgoing.read()) == b"last words"
     assert stream.ended
-
-
-@pytest.mark.parametrize(
-    ("protocols", "name", "security", "text"),
-    [
-        ([], "localhost", {}, "agreed on nothing by ALPN"),
-        (["http/1.1"], "localhost", {}, "ALPN"),
-        (["h2"], "arms.example", {}, 'another name than "arms.example": set tls_server_name'),
-        (["h2"], "10.1.2.3", {}, 'another name than "10.1.2.3": set tls_server_name'),
-        (["h2"], "localhost", {"tls_ca": "other_ca"}, "is not trusted .*: give its authority's PEM file as tls_ca"),
-        (["h2"], "localhost", {"tls_ca": ""}, "is not trusted .*: give its authority's PEM file as tls_ca"),
-    ],
-)
-def test_whoever_cannot_be_trusted_is_refused_in_one_line_with_the_remedy(
-    pem: Certificates, protocols: list[str], name: str, security: dict[str, str], text: str
-) -> None:
-    files = {key: getattr(pem, value) if value else "" for key, value in security.items()}
-    with pytest.raises(TlsError, match=text) as caught:
-        shaken(pem, protocols, name, **files)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_server_that_speaks_something_else_is_called_so(pem: Certificates) -> None:
-    stream = TlsStream(client_context(SecurityConfig(tls_ca=pem.ca)), "localhost", http2=True)
-    stream.handshake(b"")
-    with pytest.raises(TlsError, match="does not speak TLS: use http://"):
-        stream.handshake(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 def test_a_server_that_is_refused_is_told_why(pem: Certificates) -> None:
@@ -218,13 +183,6 @@ def test_large_requests_and_answers_flow_both_ways(pem: Certificates) -> None:
     assert {len(item.body) for item in peer.requests} == {len(big.SerializeToString()) + 5}
 
 
-def test_token_times_are_stamped_at_the_read_under_tls_too(pem: Certificates) -> None:
-    security = SecurityConfig(tls_ca=pem.ca)
-    late_ms, behind_ms = read_slowly(peer={"tls": context(pem)}, client={"security": security})
-    assert min(late_ms) >= 0
-    assert max(late_ms) < behind_ms[-1] / 3
-
-
 def refused(peer: Peer, security: SecurityConfig) -> str:
     client = InferenceClient(peer.target, security=security, connect_timeout_s=PATIENCE_S)
     call = finished(generate(client, request()))
@@ -307,20 +265,6 @@ def test_a_lost_secure_connection_ends_calls_and_the_next_call_reconnects(pem: C
         client.close()
     assert lost.status == "UNAVAILABLE"
     assert again.status == "OK"
-
-
-def test_the_token_goes_with_every_call_and_proxies_are_told_not_to_keep_it(
-    pem: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TAILGATE_TEST_TOKEN", SECRET)
-    with Peer(answer, tls=context(pem)) as peer:
-        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca, token_env="TAILGATE_TEST_TOKEN"))
-        monkeypatch.delenv("TAILGATE_TEST_TOKEN")  # read once, when the client is made
-        for _ in range(2):
-            assert finished(generate(client, request())).status == "OK"
-        client.close()
-        assert b"\x10\x0dauthorization" in client.header_prefix
-    assert [item.headers["authorization"] for item in peer.requests] == [f"Bearer {SECRET}"] * 2
 
 
 def test_a_token_that_a_server_repeats_is_in_no_error(pem: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ import pytest
 from loadtests.commands.arm_flags import preset_arm
 from loadtests.commands.inspect import inspected_arm
 from loadtests.commands.main import COMMANDS, build_parser, main
-from loadtests.commands.split import parse_shadows
 from loadtests.commands.terminal_table import aligned
 from servers.address import host_port
 from servers.config import ArmConfig
@@ -182,13 +181,6 @@ def test_flags_that_nothing_reads_are_refused(preset: str, settings: list[str], 
         preset_arm(build_parser().parse_args(["serve", "--preset", preset, *flags]))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_shadows_are_read_from_text() -> None:
-    assert parse_shadows("dark=12.5%, darker=0 %", "--shadow") == {"dark": 12.5, "darker": 0.0}
-    for text in ("dark=-1%", "dark=1e1%", "dark=%", "=5%", "dark"):
-        with pytest.raises(ConfigError, match="is not NAME=PERCENT%: write for example compiled=25%"):
-            parse_shadows(text, "--shadow")
 
 
 def test_split_prints_configurations_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
@@ -379,21 +371,6 @@ def test_a_running_split_takes_new_weights_and_shadows_from_outside(
         reweight(admin, {"eager": 1})
 
 
-def test_a_fault_is_one_line_with_the_file_of_its_traceback_and_exit_code_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RecursionError("maximum recursion depth exceeded")
-
-    monkeypatch.setattr("loadtests.commands.calibrate.main", fail)
-    assert main(["calibrate", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    (path,) = tmp_path.glob("traceback-*.txt")
-    assert said.count("\n") == 1
-    assert f"its traceback is in {path}" in said
-    assert "RecursionError" in path.read_text()
-
-
 def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -517,20 +494,6 @@ def arm_of(*arguments: str) -> ArmConfig:
     return inspected_arm(build_parser().parse_args(["inspect", *arguments]))
 
 
-def test_without_an_experiment_the_arm_is_a_preset_with_the_flags_of_serve() -> None:
-    arm = arm_of(
-        "--arm", "compiled-padded", "--slots", "3", "--model", "random:qwen3-0.6b", "--set", "compile.mode=default"
-    )
-    assert (arm.name, arm.preset, arm.engine.slots, arm.model.id) == (
-        "compiled-padded",
-        "compiled-padded",
-        3,
-        "random:qwen3-0.6b",
-    )
-    assert arm.compile.mode == "default"
-    assert arm_of("--preset", "eager") == ArmConfig.from_preset("eager")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -574,12 +537,3 @@ def test_a_table_fits_and_keeps_every_word(columns: int) -> None:
     shown = "".join(lines)
     for word in ("43", "p99", "TTFT", "errors", "299", "misses", "compiled-", "bucketed"):
         assert word in shown
-
-
-def test_heads_break_before_cells_do() -> None:
-    rows = [["metric", "called slower", "interval holds"], ["p99 TTFT", "0 %", "100 %"]]
-    assert aligned(rows, columns=26) == [
-        "metric    called  interval",
-        "          slower  holds",
-        "p99 TTFT     0 %  100 %",
-    ]

@@ -17,7 +17,6 @@ from loadtests.commands.frontier_plan import STANDARD, asks_for_verdicts, fronti
 from loadtests.commands.main import main
 from loadtests.commands.plan import plan_text
 from loadtests.commands.trace_forecast import Forecast, automatic_compiles, forecast
-from loadtests.experiments.reading import load
 from loadtests.experiments.writing import to_toml
 from loadtests.traffic.traces import Trace, read_trace
 from servers.config import ArmConfig
@@ -162,13 +161,6 @@ def test_what_is_over_the_limit_is_left_out_and_counted(trace: Trace) -> None:
         forecast(trace, Forecast(max_prompt_tokens=4))
 
 
-def test_the_command_prints_a_table_and_one_json_object(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["forecast", trace.name, "--graphs", "3"]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("buckets, best 3") for line in printed)
-    assert json.loads(printed[-1])["trace"]["requests"] == 10
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -190,21 +182,12 @@ def test_bad_questions_are_one_line(
 
 
 WARM = (1, 6)  # what a minimal warm-up decodes: one row after a prompt of five tokens
-# (seconds, prompt tokens, answer tokens): alone, three at once, alone again, two at once
-REQUESTS = [(0.0, 12, 4), (6.0, 20, 6), (6.2, 9, 4), (6.9, 30, 3), (20.0, 7, 3), (30.0, 11, 4), (30.1, 11, 4)]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiler() -> Iterator[None]:
     yield
     reset_compiler()
-
-
-@pytest.fixture
-def trace_of_forecast_decode(tmp_path: Path) -> Trace:
-    path = tmp_path / "own.csv"
-    path.write_text("time_s,input_tokens,output_tokens\n" + "".join(f"{t},{p},{o}\n" for t, p, o in REQUESTS))
-    return read_trace(path)
 
 
 def compiled_after_warmup(shapes: list[tuple[int, int]]) -> list[int]:
@@ -229,21 +212,6 @@ def policy_of(case: dict[str, Any], name: str) -> dict[str, Any]:
 )
 def test_a_dimension_becomes_dynamic_when_it_first_differs(shapes: list[tuple[int, int]], compiled: list[int]) -> None:
     assert compiled_after_warmup(shapes) == compiled
-
-
-def test_a_slower_server_meets_larger_batches_and_the_words_say_what_is_assumed(
-    trace_of_forecast_decode: Trace,
-) -> None:
-    found = forecast(trace_of_forecast_decode, Forecast(slots=4, step_ms=(10.0, 500.0), compile_s=20.0))
-    fast, slow = found["decode"]
-    assert (fast["batches"], slow["batches"]) == ([1], [1, 2, 3])
-    assert policy_of(slow, "one padded")["padded_over_true"] == pytest.approx(
-        4 * slow["steps"] / (slow["mean_batch"] * slow["steps"])
-    )
-    assert policy_of(slow, "static, no limit")["stalled_s"] == 20.0 * slow["distinct"]
-    words = forecast_text(found)
-    assert "decode with 4 slots, if a prefill takes no time and a step the same whatever its batch" in words
-    assert "500 ms a step: " in words
 
 
 @pytest.fixture(scope="module")
@@ -448,20 +416,6 @@ def test_a_limit_of_a_gate_asks_for_verdicts(alone: Path) -> None:
     assert not asks_for_verdicts(frontier_plan("frontier-demo").experiment)
 
 
-EXPERIMENT = """
-name = "canary"
-[[arms]]
-name = "eager"
-preset = "eager"
-control = true
-[[arms]]
-name = "new"
-preset = "compiled-padded"
-[traffic]
-rate = 4.0
-"""
-
-
 @pytest.fixture
 def search(tmp_path: Path) -> Path:
     startup = {"eager": started(1), "new": started(300)}
@@ -480,18 +434,3 @@ def test_the_command_says_gpus_and_when_it_pays(search: Path, capsys: pytest.Cap
     assert "latest never" in text
     assert main(["breakeven", str(search), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["load_rps"] is None
-
-
-def test_an_experiment_carries_its_rollout(tmp_path: Path) -> None:
-    path = tmp_path / "canary.toml"
-    path.write_text(EXPERIMENT + "[rollout]\nload_rps = 200.0\n")
-    experiment = load(path)
-    assert experiment.rollout.load_rps == 200
-    path.write_text(to_toml(experiment))
-    assert load(path) == experiment
-    path.write_text(EXPERIMENT + "[rollout]\nload = 200.0\n")
-    with pytest.raises(ConfigError, match=r"rollout\.load is unknown"):
-        load(path)
-    path.write_text(EXPERIMENT + "[rollout]\ngpus_per_replica = 0\n")
-    with pytest.raises(ConfigError, match=r"rollout\.gpus_per_replica is 0"):
-        load(path)

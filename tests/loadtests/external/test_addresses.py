@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import from_table, load
+from loadtests.experiments.reading import from_table
 from loadtests.experiments.writing import to_table
 from loadtests.external.addresses import (
     Address,
@@ -58,13 +57,6 @@ def test_address_has_the_parts_that_its_protocol_needs(text: str, kind: Any, add
     assert parse_address(text, kind) == address
 
 
-def test_ipv6_host_has_its_brackets_in_a_target() -> None:
-    assert parse_address("http://[::1]:8000", "openai").target == "[::1]:8000"
-    assert parse_address("https://[::1]", "openai").host_header == "[::1]"
-    assert parse_address("https://a/v1", "openai").host_header == "a"
-    assert parse_address("http://a:443/v1", "openai").host_header == "a:443"
-
-
 @pytest.mark.parametrize(
     ("text", "kind", "says"),
     [
@@ -94,12 +86,6 @@ def test_own_and_external_arms_may_be_mixed_and_written_back() -> None:
     assert found.external_arms[0].replica_names == ("vllm-0", "vllm-1")
     assert found.external_arms[1].external is not None
     assert from_table(to_table(found)) == found
-
-
-def test_two_external_arms_can_be_compared_without_one_of_tailgates() -> None:
-    found = experiment({**VLLM, "control": True}, TRITON)
-    assert found.control.kind == "openai"
-    assert found.own_arms == ()
 
 
 def test_external_arm_needs_the_experiment_to_say_that_it_compares_models() -> None:
@@ -146,12 +132,6 @@ def test_setting_that_makes_no_sense_is_refused(change: dict[str, Any], says: st
     assert "sk-1234" not in str(caught.value)
 
 
-def test_missing_key_is_named() -> None:
-    for key in ("address", "model_name", "name"):
-        with pytest.raises(ConfigError, match=rf"arms\[1\].{key}.* is"):
-            experiment(EAGER, {name: value for name, value in VLLM.items() if name != key})
-
-
 def test_external_keys_on_an_own_arm_ask_for_the_kind() -> None:
     with pytest.raises(ConfigError, match=r"arms\[0\].address is for a server that is there already: add kind"):
         experiment({**EAGER, "address": "http://a/v1"}, VLLM)
@@ -169,11 +149,6 @@ def test_designs_that_need_the_splitter_are_refused_with_the_remedy() -> None:
     assert taking_turns.traffic.design == "switchback"
 
 
-def test_replicas_of_an_external_arm_need_not_be_as_many_as_those_of_an_own_one() -> None:
-    two = {**VLLM, "address": ["http://a:1/v1", "http://b:1/v1"]}
-    assert experiment({**EAGER, "replicas": 3}, two).external_arms[0].replicas == 2
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -188,44 +163,6 @@ def test_replicas_of_an_external_arm_need_not_be_as_many_as_those_of_an_own_one(
 def test_tensors_that_cannot_carry_a_request_are_refused(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         experiment(EAGER, {**TRITON, "oip": change})
-
-
-def test_files_are_found_from_where_they_were_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "ca.pem").write_text("")
-    (tmp_path / "here").mkdir()
-    (tmp_path / "external.toml").write_text(
-        """
-        name = "files"
-        compare_models = true
-        [[arms]]
-        name = "eager"
-        preset = "eager"
-        control = true
-        [[arms]]
-        name = "vllm"
-        kind = "openai"
-        address = "https://a/v1"
-        model_name = "m"
-        tls_ca = "ca.pem"
-        [arms.openai]
-        tokenizer = "model"
-        [traffic]
-        rate = 1
-        """
-    )
-    monkeypatch.chdir(tmp_path / "here")
-
-    def options(*settings: str) -> ExternalConfig:
-        external = load("../external.toml", settings=settings).external_arms[0].external
-        assert external is not None
-        return external
-
-    found = options()
-    assert found.security.tls_ca == str(tmp_path / "ca.pem")
-    assert found.options.tokenizer == str(tmp_path / "model")
-    assert options("arms.vllm.openai.tokenizer=meta-llama/Llama-3.2-1B").options.tokenizer == "meta-llama/Llama-3.2-1B"
-    assert options("arms.vllm.openai.tokenizer=./mine").options.tokenizer == str(tmp_path / "here" / "mine")
 
 
 def test_what_an_arm_names_is_looked_for_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,14 +220,6 @@ def test_every_setting_of_an_external_arm_is_documented(kind: type) -> None:
     assert [item.name for item in fields(kind) if f"`{inside.get(item.name, item.name)}`" not in text] == []
 
 
-def test_experiment_in_the_documentation_is_valid() -> None:
-    text = (Path(__file__).resolve().parents[3] / "docs" / "external-arms.md").read_text()
-    found = from_table(tomllib.loads(text.partition("```toml\n")[2].partition("```")[0]))
-    assert [arm.kind for arm in found.arms] == ["tailgate", "openai"]
-    tensors = text.split("```toml\n")[2].partition("```")[0]
-    from_table(table(EAGER, {**TRITON, "vocab_size": 9, **tomllib.loads(tensors)["arms"]}))
-
-
 SECRET = "s3cret-T0ken"
 
 
@@ -333,18 +262,6 @@ def test_files_that_are_missing_or_hold_something_else_are_named(pem: Certificat
         with pytest.raises(ConfigError, match=text) as caught:
             security.check()
         assert "\n" not in str(caught.value)
-
-
-def test_a_token_is_read_and_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text(f" {SECRET}\n")
-    monkeypatch.setenv("TAILGATE_TEST_TOKEN", SECRET)
-    by_variable, by_file = SecurityConfig(token_env="TAILGATE_TEST_TOKEN"), SecurityConfig(token_file=str(file))
-    assert bearer_token(by_variable) == bearer_token(by_file) == SECRET
-    assert bearer_token(SecurityConfig()) == ""
-    for security in (by_variable, by_file):
-        assert SECRET not in repr(security) + repr(asdict(security))
-    assert not any("secret" in item.name or item.name == "token" for item in fields(SecurityConfig))
 
 
 @pytest.mark.parametrize("value", ["", "two words", f"{SECRET}\nX-Injected: 1", "pass\u00e9"])

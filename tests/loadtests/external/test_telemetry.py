@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import from_table, load
-from loadtests.experiments.writing import to_table, to_toml
+from loadtests.experiments.reading import from_table
 from loadtests.external.compile_lines import CompileLog, LoggedCompile
 from loadtests.external.line_clock import LineClock
 from loadtests.external.server_metrics import ServerLoad, load_of_page
-from loadtests.external.telemetry import SILENT, LogFormat, TelemetryConfig
+from loadtests.external.telemetry import LogFormat
 from servers.fields import ConfigError
 
 PAGE = "http://10.0.0.7:8000/metrics"
@@ -26,26 +25,6 @@ def experiment(telemetry: Any) -> Experiment:
     arms = [own, {**VLLM, "telemetry": telemetry}]
     traffic = {"duration_s": 3, "rate": 6, "length_scale": 0.05, "block_s": 1}
     return from_table({"name": "external", "compare_models": True, "arms": arms, "traffic": traffic})
-
-
-@pytest.mark.parametrize(
-    ("telemetry", "read"),
-    [
-        ({}, SILENT),
-        ({"metrics": PAGE}, TelemetryConfig(metrics=(PAGE,))),
-        ({"metrics": [PAGE, "https://b/metrics"]}, TelemetryConfig(metrics=(PAGE, "https://b/metrics"))),
-        ({"log": "/var/log/vllm.log"}, TelemetryConfig(log=("/var/log/vllm.log",))),
-        ({"log_command": ["tail", "-F", "x"]}, TelemetryConfig(log_command=(("tail", "-F", "x"),))),
-        (
-            {"log_command": [["tail", "a"], ["tail", "b"]], "log_format": "sglang"},
-            TelemetryConfig(log_command=(("tail", "a"), ("tail", "b")), log_format="sglang"),
-        ),
-    ],
-)
-def test_telemetry_is_read_and_written_back(telemetry: dict[str, Any], read: TelemetryConfig) -> None:
-    found = experiment(telemetry)
-    assert found.external_arms[0].external.telemetry == read
-    assert from_table(to_table(found)) == found
 
 
 @pytest.mark.parametrize(
@@ -83,13 +62,6 @@ def test_a_log_that_is_not_there_ends_the_run_before_it_begins(tmp_path: Path) -
     missing = experiment({"log_command": ["no-such-program"]}).external_arms[0].external
     with pytest.raises(ConfigError, match=r'telemetry.log_command "no-such-program" is no program here'):
         missing.check("vllm")
-
-
-def test_a_log_is_found_beside_the_experiment(tmp_path: Path) -> None:
-    path = tmp_path / "own.toml"
-    path.write_text(to_toml(experiment({"log": ["a.log", "../b.log"]})))
-    telemetry = load(path).external_arms[0].external.telemetry
-    assert telemetry.log == (str(tmp_path / "a.log"), str(tmp_path.parent / "b.log"))
 
 
 VLLM_SERVER_METRICS = """\
@@ -170,26 +142,6 @@ def test_the_load_is_read_of_each_server(page: str, read: ServerLoad) -> None:
     assert load_of_page(page) == read
 
 
-def test_engines_beside_each_other_add_up_and_the_fullest_cache_counts() -> None:
-    second = "".join(line + "\n" for line in VLLM_SERVER_METRICS.splitlines() if not line.startswith("#"))
-    second = second.replace('engine="0"', 'engine="1"').replace("0.875", "0.125")
-    assert load_of_page(VLLM_SERVER_METRICS + second) == load_of_server_metrics(62, 8, 87.5, 14)
-
-
-@pytest.mark.parametrize(
-    ("page", "says"),
-    [
-        ("", "shows no load of vLLM, SGLang"),
-        ("up 1\n", "shows no load"),
-        ("<html><body>Not Found</body></html>", "not in Prometheus' text format"),
-        ("vllm:num_requests_running{ 3", "not in Prometheus' text format"),
-    ],
-)
-def test_a_page_without_a_load_is_refused(page: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        load_of_page(page)
-
-
 SECOND = 10**9
 AT = 1_764_100_000 * SECOND
 
@@ -266,14 +218,6 @@ def test_other_lines_of_vllm(message: str, kind: str, seconds: float, shape: str
     assert compile.end_ns - compile.start_ns == seconds * SECOND
 
 
-def test_colours_of_a_terminal_are_no_part_of_a_line() -> None:
-    coloured = (
-        "\x1b[0;36m(EngineCore pid=14346)\x1b[0;0m \x1b[32mINFO\x1b[0m \x1b[90m11-25 22:58:44\x1b[0m "
-        "\x1b[90m[vl.py:19]\x1b[0m Compiling a graph for compile range (1, 8192) takes 12.34 s"
-    )
-    assert [compile.shape for compile in read(coloured)] == ["(1, 8192)"]
-
-
 def test_ranks_of_one_engine_tell_of_one_compile_and_engines_beside_each_other_of_two() -> None:
     def of(process: str) -> str:
         return TRITON_COMPILE_LINES.replace("(EngineCore pid=14269)", process)
@@ -323,22 +267,6 @@ def test_recompiles_that_follow_each_other_are_as_many_and_the_limit_is_one_of_i
         ("limit_hit", "0/8"),
     ]
     assert compiles[2].reason == "recompile_limit (8) was hit: other shapes run eagerly from now on"
-
-
-def test_a_reason_is_waited_for_and_not_for_ever() -> None:
-    log = CompileLog()
-    assert list(log.take(RECOMPILE[0], AT)) == []
-    assert list(log.rest(AT + SECOND // 2)) == []
-    [recompile] = log.rest(AT + 2 * SECOND)
-    assert (recompile.start_ns, recompile.reason) == (AT, "")
-    assert list(log.rest()) == []
-
-
-def test_ranks_of_torch_are_told_by_their_prefix() -> None:
-    lines = [f"[rank{rank}]:" + line.replace(" 1506 ", f" 150{rank} ") for rank in (0, 1) for line in RECOMPILE]
-    assert len(read(*lines)) == 1
-    beside = [line.replace(" 1506 ", f" 150{place} ") for place in (6, 7) for line in RECOMPILE]
-    assert len(read(*beside)) == 2
 
 
 def test_lines_of_sglang() -> None:
@@ -438,38 +366,6 @@ def test_a_line_that_came_late_was_written_when_it_says(head: str, zone_h: int) 
     assert 0 <= late - (NOON + away + 10 * SECOND) <= 1.1 * SECOND
 
 
-def test_a_line_that_came_in_time_was_written_when_it_came() -> None:
-    # Rounded down to a second its own time is the worse of the two.
-    clock = LineClock()
-    for second, part in ((0, 900), (1, 100), (2, 500)):
-        arrived = NOON + second * SECOND + part * 1_000_000
-        assert clock.moment(f"INFO 11-25 12:00:0{second} [x.py:1] ", arrived) == arrived
-
-
 def test_a_line_without_a_time_was_written_when_it_came() -> None:
     assert LineClock().moment("finished after 1.23s,", NOON) == NOON
     assert LineClock().moment("INFO 02-30 12:00:00 [x.py:1] ", NOON) == NOON
-
-
-def test_the_year_is_the_one_that_fits() -> None:
-    clock = LineClock()
-    eve = ns("2026-12-31T23:59:59")
-    assert clock.moment("INFO 12-31 23:59:59 [x.py:1] ", eve) == eve
-    assert clock.moment("INFO 12-31 23:59:59 [x.py:1] ", eve + 5 * SECOND) == eve + SECOND
-    assert clock.moment("INFO 01-01 00:00:09 [x.py:1] ", eve + 10 * SECOND) == eve + 10 * SECOND
-
-
-def test_a_clock_that_was_set_back_is_learnt_anew() -> None:
-    clock = LineClock()
-    clock.moment("INFO 10-25 02:59:59 [x.py:1] ", NOON)
-    assert clock.moment("INFO 10-25 02:00:00 [x.py:1] ", NOON + SECOND) == NOON + SECOND
-
-
-def test_the_history_of_a_log_was_before_its_newest_line() -> None:
-    clock = LineClock()
-    history = [f"INFO 11-25 {hour:02}:00:00 [x.py:1] " for hour in range(6, 12)]  # all printed at once
-    for line in history:
-        clock.learn(line, NOON)
-    hours_before = [round((NOON - clock.moment(line, NOON)) / 3600 / SECOND) for line in history]
-    assert hours_before == [5, 4, 3, 2, 1, 0]
-    assert clock.moment("INFO 11-25 12:00:01 [x.py:1] ", NOON + SECOND + 5) == NOON + SECOND + 5

@@ -18,7 +18,7 @@ import pytest
 from gevent.threadpool import ThreadPool
 
 from analysis.records.schemas import REQUESTS
-from loadtests.generator.record import _TRAILERS, SERVED_COLUMNS, RequestRecord, _figures, record_of
+from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, record_of
 from loadtests.generator.record_batches import request_batch
 from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import Spool
@@ -55,34 +55,6 @@ def test_rows_come_back_as_they_were_appended(tmp_path: Path) -> None:
     recorder.close()
     expected = [row_of(row) for row in rows]
     assert rows_of(tmp_path / "deep" / "requests-0.arrow") == expected
-
-
-def test_file_of_a_process_that_died_at_once_reads_as_empty(tmp_path: Path) -> None:
-    RequestRecorder(record_file(tmp_path / "requests-0.arrow", remedy="take another"))
-    assert rows_of(tmp_path / "requests-0.arrow") == []
-
-
-def test_full_batch_is_on_disk_without_a_flush(tmp_path: Path) -> None:
-    path = tmp_path / "requests-0.arrow"
-    recorder = RequestRecorder(record_file(path, remedy="take another"), rows_per_batch=4)
-    for number in range(6):
-        recorder.append(record(number))
-    assert recorder.file.settle(5.0)
-    assert len(rows_of(path)) == recorder.file.rows == 4
-
-
-def test_columns_of_one_value_of_many_and_of_none_come_back(tmp_path: Path) -> None:
-    """Each way in which a column is turned into Arrow: constant, mixed, all null, some null, beyond ASCII."""
-    changes: list[dict[str, object]] = [
-        {"arm": "eager", "error": None, "queue_ns": 1},
-        {"arm": "compilé", "error": "é", "queue_ns": None},
-        {"arm": "eager", "error": "", "queue_ns": -1},
-    ]
-    for several in (changes, changes[:1], changes[:2], [{"arm": None}, {"arm": "x"}], [{"arm": "é"}] * 5):
-        rows = [record(number, **change) for number, change in enumerate(several)]
-        batch = request_batch(rows)
-        batch.validate(full=True)
-        assert batch.to_pylist() == [row_of(row) for row in rows]
 
 
 def test_a_broken_disk_is_told_to_whoever_appends(tmp_path: Path) -> None:
@@ -161,16 +133,6 @@ def test_every_column_of_the_schema_is_measured_here_or_by_the_server() -> None:
 
 def test_what_the_server_measures_is_a_whole_number() -> None:
     assert {str(REQUESTS.field(name).type) for name in SERVED_COLUMNS} <= {"int32", "int64"}
-
-
-def test_no_text_is_too_long_to_be_no_number() -> None:
-    assert _figures({_TRAILERS[0]: "1" * 5000, _TRAILERS[1]: "-7", _TRAILERS[2]: "²"})[:3] == [None, -7, None]
-
-
-def test_a_server_that_leaves_figures_out_is_heard_on_the_others() -> None:
-    places = [_TRAILERS.index(trailing_key(name)) for name in ("recv_ns", "end_ns")]
-    figures = _figures({trailing_key("recv_ns"): "1795658587999068231"})
-    assert [figures[place] for place in places] == [1795658587999068231, None]
 
 
 @pytest.mark.parametrize(

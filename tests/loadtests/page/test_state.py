@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,15 +34,6 @@ def told(run: WatchedRun) -> dict[str, Any]:
     return whole
 
 
-def test_an_empty_directory_is_a_run_that_starts(tmp_path: Path) -> None:
-    state = RunState(tmp_path)
-    state.refresh()
-    whole = state.whole()
-    assert whole["now"]["state"] == "starting"
-    assert whole["run"]["arms"] == []
-    assert whole["series"] == {name: [0, []] for name in ("looks", "load", "events", "bed", "weights")}
-
-
 @pytest.mark.parametrize(
     ("phase", "state"),
     [
@@ -60,81 +49,6 @@ def test_an_empty_directory_is_a_run_that_starts(tmp_path: Path) -> None:
 def test_a_phase_is_part_of_a_state(run: WatchedRun, phase: str, state: str) -> None:
     run.status(phase)
     assert told(run)["now"]["state"] == state
-
-
-def test_what_comes_after_the_traffic_is_no_start(run: WatchedRun) -> None:
-    run.minutes(1)
-    run.status("measuring the machines")
-    assert told(run)["now"]["state"] == "closing"
-
-
-def test_a_run_that_says_nothing_for_long_is_said_to_be_silent(run: WatchedRun) -> None:
-    run.minutes(1)
-    assert told(run)["now"]["silent_s"] is None
-    at_s = time.time() - 95.5
-    os.utime(run.folder / "status.json", (at_s, at_s))
-    assert told(run)["now"]["silent_s"] >= 95
-    run.end()
-    os.utime(run.folder / "status.json", (at_s, at_s))
-    assert told(run)["now"]["silent_s"] is None
-
-
-def test_what_is_now_comes_from_the_small_files(run: WatchedRun) -> None:
-    run.minutes(1)
-    whole = told(run)
-    assert whole["run"] == {
-        "name": "canary",
-        "id": run.folder.name,
-        "arms": [
-            {"name": name, "preset": name, "control": name == "eager", "weight": None}
-            for name in ("eager", "compiled-padded", "compiled-naive")
-        ],
-        "design": "mirrored",
-        "max_lag_ms": 50.0,
-        "judged_once": True,
-        "metrics": {"ttft": "TTFT", "e2e": "E2E"},
-    }
-    now = whole["now"]
-    assert (now["t_s"], now["finished"], now["failed"], now["lag_ms"]) == (60.0, 720, 1, 3.1)
-    assert now["running"] == {"eager": 4, "compiled-padded": 5, "compiled-naive": 6}
-    assert [replica["text"] for replica in now["replicas"]] == ["ready"] * 3
-    at, load = whole["series"]["load"]
-    assert (at, len(load)) == (0, 60)
-    assert load[-1]["arms"]["eager"]["inflight"] > 0
-
-
-def test_rows_of_a_last_step_long_ago_do_not_run_any_more(run: WatchedRun) -> None:
-    run.minutes(1)
-    run.at_s += 10
-    run.status()
-    assert set(told(run)["now"]["running"].values()) == {0}
-
-
-def test_looks_are_slim_but_for_the_newest(run: WatchedRun) -> None:
-    run.minutes(3)
-    whole = told(run)
-    looks = whole["series"]["looks"][1]
-    assert [look["seconds"] for look in looks] == [60.0, 120.0, 180.0]
-    assert looks[0]["gates"][0][:2] == ["compiled-padded", "noninferiority p99_ttft"]
-    newest = whole["look"]
-    assert newest["look"] == 3
-    assert newest["gates"][0]["label"] == "non-inferiority p99 TTFT"
-    assert newest["gates"][0]["verdict"] == "INCONCLUSIVE"
-    assert newest["gates"][0]["outlook_s"] == 270.0
-    assert [check["check"] for check in newest["checks"] if not check["ok"]] == ["blocks"]
-    assert whole["now"]["decided"] is None
-
-
-def test_one_failed_arm_decides_and_all_must_pass(run: WatchedRun) -> None:
-    run.minutes(2, decided=True)
-    assert told(run)["now"]["decided"] == "FAIL"
-    line = {"look": 3, "seconds": 180.0, "arms": {name: {"decision": "PASS"} for name in run.arms[1:]}}
-    with (run.folder / "looks.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    assert told(run)["now"]["decided"] == "PASS"
-    with (run.folder / "looks.jsonl").open("a") as file:
-        file.write(json.dumps({**line, "arms": {**line["arms"], run.naive: {"decision": None}}}) + "\n")  # type: ignore[dict-item]
-    assert told(run)["now"]["decided"] is None
 
 
 def test_compiles_while_serving_are_listed_and_those_of_warm_ups_counted(run: WatchedRun) -> None:
@@ -156,15 +70,6 @@ def test_compiles_while_serving_are_listed_and_those_of_warm_ups_counted(run: Wa
     assert (naive["serving"], naive["serving_s"], naive["longest_s"], naive["hit"]) == (2, 6.0, 4.0, 18)
 
 
-def test_what_is_compiled_now_has_its_arm_its_shape_and_its_start(run: WatchedRun) -> None:
-    run.minutes(1)
-    run.compiling = 12.0
-    run.status()
-    compiling = [replica["compiling"] for replica in told(run)["now"]["replicas"]]
-    start_ns = START_NS + 48 * 10**9
-    assert compiling == [None, None, {"arm": "compiled-naive", "shape": "prefill 4×50", "start_ns": start_ns}]
-
-
 def test_the_test_bed_has_shares_of_counters_and_what_holds_devices_back(run: WatchedRun) -> None:
     for _ in range(201):
         run.second()
@@ -178,24 +83,6 @@ def test_the_test_bed_has_shares_of_counters_and_what_holds_devices_back(run: Wa
     assert newest["cuda:1"]["throttle"] == ["sw_thermal_slowdown"]
     assert newest["cuda:0"]["throttle"] == []
     assert newest["cuda:0"]["power_limit_w"] == 700.0
-
-
-def test_changes_alone_are_told_after_the_first_time(run: WatchedRun) -> None:
-    run.minutes(1)
-    state = RunState(run.folder)
-    state.refresh()
-    state.changes()
-    state.refresh()
-    assert state.changes() == {"series": {}}
-    run.second()
-    run.status()
-    state.refresh()
-    change = state.changes()
-    assert set(change) == {"now", "series"}
-    assert {name: (at, len(items)) for name, (at, items) in change["series"].items()} == {
-        "load": (60, 1),
-        "bed": (60, 1),
-    }
 
 
 def test_weights_are_steps(run: WatchedRun) -> None:
@@ -218,46 +105,6 @@ def test_looks_by_which_nothing_is_decided_say_nothing_of_decisions(run: Watched
     assert {gate["verdict"] for gate in look["gates"]} == {"PASS", "FAIL"}
 
 
-def test_only_a_run_that_is_judged_at_its_end_wants_a_preview_while_traffic_flows(run: WatchedRun) -> None:
-    def wants(**gates: bool) -> bool:
-        lines = "".join(f"{key} = {str(value).lower()}\n" for key, value in gates.items())
-        (run.folder / "experiment.toml").write_text(f"[gates]\n{lines}")
-        state = RunState(run.folder)
-        state.refresh()
-        return state.wants_preview
-
-    assert not RunState(run.folder).wants_preview
-    run.status()
-    assert wants()
-    assert wants(sequential=False)
-    assert not wants(sequential=True)
-    run.status("stopping")
-    assert not wants()
-
-
-def test_a_search_tells_what_each_arm_holds(run: WatchedRun) -> None:
-    state = RunState(run.folder)
-    run.search(1, "eager")
-    run.second()
-    run.search(4, "compiled-padded")
-    state.refresh()
-    told = state.whole()
-    search = told["search"]
-    assert (search["trial"], search["arms"], search["rates"]) == (4, ["compiled-padded"], [4.0, 10.08, 64.0])
-    assert (search["spent_s"], search["budget_s"], search["stop"]) == (61.0, 600.0, "")
-    eager, padded, naive = search["held"]
-    assert (eager["value"], eager["low"], eager["high"], eager["standing"]) == (40.0, 32.0, 160.0, "waits")
-    assert (
-        eager["reason"] == "It surely holds 32 requests/s and surely nothing above 160, after 2 starts with 12 steps."
-    )
-    assert padded["standing"] == "tried now"
-    assert naive["standing"] == "left"
-    assert naive["reason"].endswith("It left the search: it held no load that others do not.")
-    first, second = told["series"]["looks"][1]
-    assert first["gates"][0] == ["eager", "holds", None, None, None]
-    assert (second["seconds"], second["gates"][0]) == (61.0, ["eager", "holds", 40.0, 32.0, 160.0])
-
-
 def test_a_report_may_lie_beside_the_run_and_nowhere_else(run: WatchedRun) -> None:
     joined = run.folder.parent / f"{run.folder.name}-joined"
     joined.mkdir()
@@ -270,39 +117,6 @@ def test_a_report_may_lie_beside_the_run_and_nowhere_else(run: WatchedRun) -> No
     for name in ("", ".", "..", "../x", "a/b", "/etc", "x\0", 3, None):
         run.status("judging", ended={"complete": True, "judged": name})
         assert judged_folder(run.folder) == run.folder, name
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("http://*:8089/", "http://*:8089/"),
-        ("https://bench:1/locust/", "https://bench:1/locust/"),
-        ("javascript:alert(1)", ""),
-        ("http://a b", ""),
-        (3, ""),
-        (None, ""),
-    ],
-)
-def test_locusts_page_is_an_address(run: WatchedRun, url: Any, shown: str) -> None:
-    write_document(run.folder / "locust-page.json", {"url": url})
-    assert told(run)["now"]["locust_page"] == shown
-
-
-@pytest.mark.parametrize("report", [True, False])
-def test_a_run_that_has_ended_says_how(run: WatchedRun, report: bool) -> None:
-    if report:
-        run.end()
-    else:
-        run.status("stopped", ended={"complete": False, "error": "Envoy ended with SIGKILL"})
-    now = told(run)["now"]
-    assert now["state"] == "ended"
-    assert now["ended"] == {
-        "report": report,
-        "verdict": "FAIL" if report else None,
-        "headline": "compiled-naive may not ship." if report else "",
-        "error": "" if report else "Envoy ended with SIGKILL",
-        "interrupted": False,
-    }
 
 
 @pytest.mark.parametrize("content", [None, 3, "x", [], [[]], {"a": {"b": []}}, float("1e308"), -1, True])
@@ -345,18 +159,6 @@ def test_only_whole_lines_are_read_and_each_once(tmp_path: Path) -> None:
     assert list(tail.new()) == [b"half", b"c"]
 
 
-def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
-    file = tmp_path / "lines"
-    file.write_bytes(b"a\n")
-    tail = LinesTail(file)
-    assert (list(tail.new()), tail.restarts) == ([b"a"], 0)
-    (tmp_path / "other").write_bytes(b"b\nc\n")
-    (tmp_path / "other").replace(file)
-    assert (list(tail.new()), tail.restarts) == ([b"b", b"c"], 1)
-    file.write_bytes(b"d\n")
-    assert (list(tail.new()), tail.restarts) == ([b"d"], 2)
-
-
 def test_a_large_file_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tails, "_AT_ONCE", 64)
     monkeypatch.setattr(tails, "_LONGEST_LINE", 32)
@@ -380,34 +182,6 @@ def test_documents_are_tables_of_json_alone(tmp_path: Path) -> None:
 
 def row(number: int) -> dict[str, object]:
     return {"name": f"row {number}", "n": number, "more": "x" * 1000}
-
-
-def test_rows_of_a_growing_table_come_once_and_with_the_columns_alone(tmp_path: Path) -> None:
-    file = tmp_path / "events.arrow"
-    tail = TableTail(file, {"name", "n", "unheard of"})
-    assert tail.new() == []
-    writer = RecordWriter(file, SCHEMA)
-    assert tail.new() == []
-    for start in (0, 3):
-        for number in range(start, start + 3):
-            writer.append(row(number))
-        writer.flush()
-        assert tail.new() == [{"name": f"row {number}", "n": number} for number in range(start, start + 3)]
-        assert tail.new() == []
-    writer.close()  # its mark of an end is no batch
-    assert tail.new() == []
-    assert len(TableTail(file, {"n"}).new()) == 6
-
-
-def test_of_a_table_whose_newest_rows_matter_only_the_last_batch_is_decoded(tmp_path: Path) -> None:
-    file = tmp_path / "steps.arrow"
-    with RecordWriter(file, SCHEMA) as writer:
-        for number in range(4):
-            writer.append(row(number))
-            writer.flush()
-        tail = TableTail(file, {"n"}, newest_only=True)
-        assert tail.new() == [{"n": 3}]
-        assert tail.new() == []
 
 
 def test_a_table_that_was_begun_anew_is_read_from_its_start(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -19,16 +18,9 @@ from hypothesis import strategies as st
 from loadtests.traffic import arrivals
 from loadtests.traffic.drawing import build_schedule, switchback_order
 from loadtests.traffic.lengths import (
-    CODE_INPUT,
-    CODE_OUTPUT,
-    CONVERSATION_INPUT,
-    CONVERSATION_OUTPUT,
-    SENTENCE_INPUT,
     IntArray,
-    LengthFit,
     Lengths,
     fitted_lengths,
-    workloads_of,
 )
 from loadtests.traffic.limits import OverLimitPolicy, within_limits
 from loadtests.traffic.prompt_words import prompt_words, token_ids
@@ -37,7 +29,7 @@ from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import read_source
 from loadtests.traffic.turns import Turns
-from servers.fields import ConfigError, build
+from servers.fields import ConfigError
 
 SECOND = 1_000_000_000
 ARMS = ("eager", "compiled")
@@ -66,21 +58,6 @@ def trace(tmp_path: Path) -> str:
     lines = [{"timestamp": 100 * n, "input_length": 10 + n, "output_length": 1 + n % 7} for n in range(1000)]
     path.write_text("\n".join(json.dumps(line) for line in lines))
     return str(path)
-
-
-def test_columns_are_sorted_indexed_and_complete() -> None:
-    schedule = built(TrafficConfig(rate=20, duration_s=30, rampup_s=10))
-    assert schedule.table.schema == SCHEDULE
-    assert column(schedule, "index") == list(range(len(schedule)))
-    offsets = schedule.offset_ns
-    assert (np.diff(offsets) >= 0).all()
-    assert offsets[0] >= 0
-    assert offsets[-1] < 30 * SECOND
-    assert column(schedule, "phase") == ["rampup" if at < 10 * SECOND else "measure" for at in offsets.tolist()]
-    assert len(set(column(schedule, "prefix_seed"))) == len(schedule)
-    assert len(set(column(schedule, "prompt_seed"))) == len(schedule)
-    assert min(column(schedule, "prefix_seed")) >= 0
-    assert schedule.table["arm"].null_count == 0
 
 
 def test_lengths_change_at_their_times_and_nothing_else_does() -> None:
@@ -194,22 +171,6 @@ def test_longer_trial_extends_the_shorter_one() -> None:
     assert long.table.slice(0, len(short)).equals(short.table)
 
 
-def test_rampup_only_takes_requests_away() -> None:
-    plain = built(TrafficConfig(rate=50, duration_s=60))
-    ramped = built(TrafficConfig(rate=50, duration_s=60, rampup_s=20))
-    seeds = set(column(ramped, "prefix_seed"))
-    rows = list(
-        zip(column(plain, "offset_ns"), column(plain, "prompt_tokens"), column(plain, "prefix_seed"), strict=True)
-    )
-    expected = [row for row in rows if row[2] in seeds]
-    assert expected == list(
-        zip(column(ramped, "offset_ns"), column(ramped, "prompt_tokens"), column(ramped, "prefix_seed"), strict=True)
-    )
-    assert all(row[2] in seeds for row in rows if row[0] >= 20 * SECOND)
-    early = sum(row[0] < 20 * SECOND for row in rows)
-    assert column(ramped, "phase").count("rampup") == pytest.approx(early / 2, abs=4 * (early / 4) ** 0.5)
-
-
 def test_mirrored_sends_every_request_to_every_arm() -> None:
     schedule = built(TrafficConfig(rate=20, duration_s=30))
     assert set(column(schedule, "arm")) == {"*"}
@@ -246,13 +207,6 @@ def test_every_arm_comes_once_in_each_switchback_group(blocks: int, arms: int, s
     assert len(set(last)) == len(last)
     more = switchback_order(blocks + arms, arms, rng=np.random.default_rng(seed))
     assert np.array_equal(more[:blocks], order)
-
-
-def test_switchback_order_is_random_in_every_group() -> None:
-    order = switchback_order(6000, 3, rng=np.random.default_rng(1)).reshape(-1, 3)
-    counts = Counter(map(tuple, order.tolist()))
-    assert len(counts) == 6
-    assert all(count == pytest.approx(2000 / 6, abs=4 * (2000 / 6) ** 0.5) for count in counts.values())
 
 
 def test_session_turns_share_a_growing_prefix() -> None:
@@ -308,12 +262,6 @@ def test_replayed_trace_keeps_each_arrival_with_its_lengths(trace: str) -> None:
     assert column(schedule, "max_tokens") == [1 + n % 7 for n in expected]
 
 
-def test_trace_lengths_under_poisson_arrivals_are_its_rows(trace: str) -> None:
-    schedule = built(TrafficConfig(rate=30, duration_s=30, workload="trace", trace=trace))
-    pairs = zip(column(schedule, "prompt_tokens"), column(schedule, "max_tokens"), strict=True)
-    assert all(output == 1 + (given - 10) % 7 for given, output in pairs)
-
-
 def test_trace_arrivals_may_take_fitted_lengths(trace: str) -> None:
     schedule = built(TrafficConfig(arrivals="trace", workload="code", trace=trace, duration_s=50))
     assert len(schedule) == 500
@@ -337,20 +285,6 @@ def test_published_trace_replays() -> None:
     assert schedule.dropped["input_over"] == 0
 
 
-@pytest.mark.parametrize(
-    ("settings_given", "counts"),
-    [
-        ({"arrivals": "piecewise", "rates": ((0.0, 20.0), (50.0, 60.0))}, (1000, 3000)),
-        ({"arrivals": "steps", "rates": (20.0, 60.0)}, (1000, 3000)),
-        ({"arrivals": "ramp", "rates": (0.0, 80.0)}, (1000, 3000)),
-    ],
-)
-def test_load_profiles_follow_their_rates(settings_given: dict[str, Any], counts: tuple[int, int]) -> None:
-    offsets = built(TrafficConfig(duration_s=100, **settings_given)).offset_ns
-    halves = (int((offsets < 50 * SECOND).sum()), int((offsets >= 50 * SECOND).sum()))
-    assert halves == pytest.approx(counts, rel=0.12)
-
-
 def test_shares_of_the_workers_make_the_whole() -> None:
     schedule = built(TrafficConfig(rate=20, duration_s=30))
     shares = [schedule.share(worker, 3) for worker in range(3)]
@@ -361,25 +295,9 @@ def test_shares_of_the_workers_make_the_whole() -> None:
         schedule.share(3, 3)
 
 
-def test_toml_tables_become_traffic() -> None:
-    config = build(
-        TrafficConfig, {"duration_s": 90, "arrivals": "piecewise", "rates": [[0, 2], [30, 8.5]]}, where="traffic"
-    )
-    assert config.piecewise_rates == ((0.0, 2.0), (30.0, 8.5))
-    steps = build(TrafficConfig, {"arrivals": "steps", "rates": [1, 2, 4]}, where="traffic")
-    assert steps.step_rates == (1.0, 2.0, 4.0)
-    with pytest.raises(ConfigError, match=r"traffic\.speed is unknown"):
-        build(TrafficConfig, {"rate": 1, "speed": 2}, where="traffic")
-
-
 def test_every_traffic_key_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "traffic.md").read_text(encoding="utf-8")
     assert [field.name for field in dataclasses.fields(TrafficConfig) if f"`{field.name}`" not in page] == []
-
-
-def test_traffic_survives_its_own_plain_table() -> None:
-    config = TrafficConfig(arrivals="piecewise", rates=((0.0, 2.0), (30.0, 8.0)), turns_mean=2, workers=3)
-    assert build(TrafficConfig, json.loads(json.dumps(dataclasses.asdict(config))), where="traffic") == config
 
 
 @pytest.mark.parametrize(
@@ -447,11 +365,6 @@ def test_switchback_needs_a_block_for_every_arm() -> None:
         built(TrafficConfig(rate=5, duration_s=60, design="switchback"), arms=("a", "b", "c"))
 
 
-def test_trial_without_any_request_is_refused() -> None:
-    with pytest.raises(ConfigError, match="would send no request"):
-        built(TrafficConfig(rate=1e-6, duration_s=1))
-
-
 def rng(seed: int = 1) -> np.random.Generator:
     return np.random.default_rng(seed)
 
@@ -469,47 +382,6 @@ def profiled(**settings_given: Any) -> IntArray:
 
 
 rates = st.floats(min_value=0.01, max_value=500)
-durations = st.floats(min_value=0.01, max_value=10)
-shapes = st.floats(min_value=0.05, max_value=50)
-
-
-@settings(max_examples=60)
-@given(rate=rates, duration_s=durations, burstiness=shapes, seed=st.integers(0, 2**32))
-def test_gamma_offsets_are_sorted_and_inside_the_duration(
-    rate: float, duration_s: float, burstiness: float, seed: int
-) -> None:
-    offsets = gamma(rate, burstiness, duration_s, rng=rng(seed))
-    assert offsets.dtype == np.int64
-    assert (np.diff(offsets) >= 0).all()
-    assert ((offsets >= 0) & (offsets < duration_s * 1e9)).all()
-    assert np.array_equal(offsets, gamma(rate, burstiness, duration_s, rng=rng(seed)))
-
-
-@settings(max_examples=60)
-@given(
-    levels=st.lists(st.just(0.0) | st.floats(min_value=1e-6, max_value=300), min_size=1, max_size=6).filter(any),
-    duration_s=st.floats(min_value=0.5, max_value=10),
-)
-def test_steps_are_piecewise_rates_of_equal_length(levels: list[float], duration_s: float) -> None:
-    step_s = duration_s / len(levels)
-    segments = tuple((index * step_s, level) for index, level in enumerate(levels))
-    by_steps = arrivals.rate_profile(TrafficConfig(arrivals="steps", rates=tuple(levels), duration_s=duration_s))
-    piecewise = TrafficConfig(arrivals="piecewise", rates=segments, duration_s=duration_s)
-    assert np.array_equal(by_steps, arrivals.rate_profile(piecewise))
-    offsets = arrivals.renewals(by_steps, rng=rng())
-    assert (np.diff(offsets) >= 0).all()
-    assert ((offsets >= 0) & (offsets < duration_s * 1e9)).all()
-
-
-@settings(max_examples=30)
-@given(rate=rates, short_s=durations, factor=st.floats(min_value=1, max_value=5), burstiness=shapes)
-def test_longer_schedule_starts_with_the_shorter_one(
-    rate: float, short_s: float, factor: float, burstiness: float
-) -> None:
-    short = gamma(rate, burstiness, short_s, rng=rng())
-    long = gamma(rate, burstiness, short_s * factor, rng=rng())
-    assert np.array_equal(short, long[: len(short)])
-    assert (long[len(short) :] >= np.floor(short_s * 1e9) - 1).all()
 
 
 def test_poisson_has_the_asked_rate_and_exponential_gaps() -> None:
@@ -527,26 +399,6 @@ def test_gamma_gaps_vary_by_burstiness_to_the_minus_half(burstiness: float) -> N
     cv = burstiness**-0.5
     assert len(offsets) == pytest.approx(100_000, abs=4 * cv * 100_000**0.5)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.04)
-
-
-def test_burstiness_one_is_the_poisson_schedule() -> None:
-    assert np.array_equal(gamma(50, 1.0, 20, rng=rng()), poisson(50, 20, rng=rng()))
-
-
-@pytest.mark.parametrize("burstiness", [0.1, 1.0, 20.0])
-def test_short_schedules_hold_rate_times_duration_on_average(burstiness: float) -> None:
-    # An ordinary first gap would give (CV^2 - 1) / 2 more: 4.5 of them at burstiness 0.1, 0.475 fewer at 20.
-    generator = rng(3)
-    counts = np.array([len(gamma(4, burstiness, 2.5, rng=generator)) for _ in range(4000)])
-    assert counts.mean() == pytest.approx(10, abs=4 * counts.std() / 4000**0.5)
-    assert counts.std() / 4000**0.5 < 0.2
-
-
-def test_ramp_rises_linearly() -> None:
-    offsets = profiled(arrivals="ramp", rates=(0.0, 400.0), duration_s=400)
-    counts, _ = np.histogram(offsets / 1e9, bins=4, range=(0, 400))
-    expected = np.array([5_000, 15_000, 25_000, 35_000])
-    assert (np.abs(counts - expected) < 4 * np.sqrt(expected)).all()
 
 
 def test_falling_ramp_is_heaviest_at_its_start() -> None:
@@ -569,43 +421,10 @@ def test_steps_hold_each_rate_for_its_time() -> None:
     assert (np.abs(counts - expected) < 4 * np.sqrt(expected)).all()
 
 
-def test_very_low_rate_may_give_no_request() -> None:
-    assert len(poisson(1e-6, 1, rng=rng())) == 0
-
-
-def test_replay_keeps_the_pattern_from_the_start_on() -> None:
-    trace = np.array([0, 1, 2, 2, 5, 9, 20], dtype=np.int64) * SECOND
-    offsets, rows = arrivals.replay(trace, 8, start_s=2)
-    assert (offsets / SECOND).tolist() == [0, 0, 3, 7]
-    assert rows == slice(2, 6)
-
-
 def test_replay_time_scale_below_one_is_faster() -> None:
     trace = np.array([0, 1, 2, 2, 5, 9, 20], dtype=np.int64) * SECOND
     assert (arrivals.replay(trace, 5, time_scale=0.5)[0] / SECOND).tolist() == [0, 0.5, 1, 1, 2.5, 4.5]
     assert (arrivals.replay(trace, 11, time_scale=2)[0] / SECOND).tolist() == [0, 2, 4, 4, 10]
-
-
-@settings(max_examples=60)
-@given(
-    gaps=st.lists(st.integers(0, 3 * SECOND), min_size=1, max_size=50),
-    scale=st.floats(min_value=0.1, max_value=10),
-    start_s=st.floats(min_value=0, max_value=20),
-    duration_s=st.floats(min_value=0.1, max_value=30),
-)
-def test_replay_is_sorted_and_bounded_or_refused(
-    gaps: list[int], scale: float, start_s: float, duration_s: float
-) -> None:
-    trace = np.concatenate([[0], np.cumsum(np.array(gaps, dtype=np.int64))])
-    enough = (trace[-1] / 1e9 - start_s) * scale >= duration_s
-    if not enough:
-        with pytest.raises(ConfigError, match="lower duration_s"):
-            arrivals.replay(trace, duration_s, time_scale=scale, start_s=start_s)
-        return
-    offsets, window = arrivals.replay(trace, duration_s, time_scale=scale, start_s=start_s)
-    assert len(offsets) == window.stop - window.start
-    assert (np.diff(offsets) >= 0).all()
-    assert ((offsets >= 0) & (offsets < round(duration_s * 1e9))).all()
 
 
 def test_rampup_thins_linearly_and_leaves_the_rest() -> None:
@@ -634,15 +453,6 @@ def test_a_staircase_rises_in_equal_ratios_from_end_to_end(low: float, factor: f
         assert after / before == pytest.approx(factor ** (1 / (steps - 1)), rel=5e-3)
 
 
-def test_the_next_trial_divides_every_arms_bracket() -> None:
-    rates = closer([(4.0, 8.0), (16.0, 32.0)], 6, low=1, high=64)
-    assert rates == (4.757, 5.657, 6.727, 19.03, 22.63, 26.91)
-
-
-def test_arms_in_one_bracket_share_its_steps() -> None:
-    assert closer([(4.0, 8.0), (4.0, 8.0)], 3, low=1, high=64) == (4.757, 5.657, 6.727)
-
-
 @pytest.mark.parametrize(
     ("bracket", "low", "high"),
     [((None, 2.0), 0.5, 2.0), ((50.0, None), 50.0, 200.0), ((None, None), 1.0, 64.0)],
@@ -654,34 +464,9 @@ def test_an_open_bracket_is_searched_further(
     assert low < rates[0] < rates[1] < rates[2] < high
 
 
-def test_a_narrow_bracket_is_tried_again_at_its_ends() -> None:
-    assert closer([(10.0, 10.1)], 4, low=1, high=64) == (10.0, 10.0, 10.1, 10.1)
-
-
-@given(
-    brackets=st.lists(
-        st.tuples(st.none() | st.floats(0.5, 20), st.none() | st.floats(21, 100)),
-        min_size=1,
-        max_size=8,
-    ),
-    steps=st.integers(3, 12),
-)
-def test_there_are_always_as_many_rates_as_steps_and_they_rise(
-    brackets: list[tuple[float | None, float | None]], steps: int
-) -> None:
-    rates = closer(brackets, steps, low=1, high=64)
-    assert len(rates) == steps
-    assert list(rates) == sorted(rates)
-    assert rates[0] > 0
-
-
 def lengths_of(rows: list[tuple[int, int]]) -> Lengths:
     columns = np.array(rows, dtype=np.int64).reshape(-1, 2)
     return Lengths(input_tokens=columns[:, 0], output_tokens=columns[:, 1])
-
-
-def quantile(fit: LengthFit, p: float) -> float:
-    return float(fit.at(np.array([NormalDist().inv_cdf(p)]))[0])
 
 
 def test_conversation_fit_has_the_published_log_moments() -> None:
@@ -695,51 +480,6 @@ def test_conversation_fit_has_the_published_log_moments() -> None:
         assert np.quantile(tokens, [0.5, 0.9, 0.99]) == pytest.approx(expected, rel=0.03)
 
 
-def test_code_fit_goes_through_the_published_quantiles() -> None:
-    assert [quantile(CODE_INPUT, p) for p in (0.5, 0.9, 0.99)] == pytest.approx([1469, 5187, 7436])
-    assert [quantile(CODE_OUTPUT, p) for p in (0.5, 0.9, 0.99)] == pytest.approx([13, 55, 251])
-    drawn = fitted_lengths("code", 200_000, rng=rng())
-    assert np.quantile(drawn.input_tokens, [0.5, 0.9, 0.99]) == pytest.approx([1469, 5187, 7436], rel=0.03)
-    assert np.quantile(drawn.output_tokens, [0.5, 0.9, 0.99]) == pytest.approx([13, 55, 251], rel=0.05)
-    assert drawn.input_tokens.max() == 7436
-
-
-def test_long_context_fit_goes_through_the_quantiles_of_its_trace() -> None:
-    drawn = fitted_lengths("long-context", 200_000, rng=rng())
-    assert np.quantile(drawn.input_tokens, [0.5, 0.9, 0.99]) == pytest.approx([6909, 27367, 85400], rel=0.03)
-    assert np.quantile(drawn.output_tokens, [0.5, 0.9, 0.99]) == pytest.approx([350, 597, 1118], rel=0.03)
-    assert drawn.input_tokens.max() <= 126195
-    assert drawn.output_tokens.max() <= 2000
-
-
-def test_a_fit_without_a_tail_is_lognormal() -> None:
-    assert quantile(CONVERSATION_INPUT, 0.5) == pytest.approx(np.exp(6.633))
-    assert quantile(CONVERSATION_OUTPUT, 0.8413447) == pytest.approx(np.exp(5.019 + 0.859), rel=1e-5)
-
-
-def test_sentences_lie_between_queries_and_passages_and_have_no_answer() -> None:
-    words = [(quantile(SENTENCE_INPUT, share) - 2) / 1.3 for share in (0.1586553, 0.8413447)]
-    assert words == pytest.approx([5.96, 55.98], rel=1e-4)  # MS MARCO, as BEIR counts it
-    assert [round(quantile(SENTENCE_INPUT, q)) for q in (0.5, 0.9, 0.99)] == [27, 100, 289]
-    drawn = fitted_lengths("sentences", 20_000, rng=rng())
-    assert drawn.input_tokens.max() <= 512
-    assert not drawn.output_tokens.any()
-    assert not drawn.scaled(3.0).output_tokens.any()
-
-
-def test_every_task_has_fits_of_its_own() -> None:
-    assert workloads_of("embed") == ["sentences"]
-    assert workloads_of("generate") == ["code", "conversation", "long-context"]
-
-
-@pytest.mark.parametrize("fit", ["conversation", "code", "long-context"])
-def test_more_rows_leave_the_first_as_they_are(fit: str) -> None:
-    few = fitted_lengths(fit, 100, rng=rng())  # type: ignore[arg-type]
-    many = fitted_lengths(fit, 1000, rng=rng())  # type: ignore[arg-type]
-    assert np.array_equal(few.input_tokens, many.input_tokens[:100])
-    assert np.array_equal(few.output_tokens, many.output_tokens[:100])
-
-
 def test_each_row_may_have_a_factor_of_its_own() -> None:
     scaled = lengths_of([(10, 4), (10, 4), (10, 4)]).scaled(np.array([0.1, 1.0, 2.5]))
     assert scaled.input_tokens.tolist() == [1, 10, 25]
@@ -747,15 +487,6 @@ def test_each_row_may_have_a_factor_of_its_own() -> None:
     assert len(lengths_of([]).scaled(np.array([]))) == 0
     with pytest.raises(ConfigError, match="length_scale is -1"):
         lengths_of([(1, 1), (1, 1)]).scaled(np.array([1.0, -1.0]))
-
-
-def test_scaled_lengths_never_fall_below_one() -> None:
-    scaled = lengths_of([(1, 1), (10, 4), (1000, 99)]).scaled(0.1)
-    assert scaled.input_tokens.tolist() == [1, 1, 100]
-    assert scaled.output_tokens.tolist() == [1, 1, 10]
-    for bad in (0.0, -1.0, float("nan")):
-        with pytest.raises(ConfigError, match="length_scale"):
-            lengths_of([(1, 1)]).scaled(bad)
 
 
 rows = st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), min_size=1, max_size=60)
@@ -794,18 +525,6 @@ def test_drop_keeps_exactly_the_rows_within_both_limits(
     assert kept.tolist() == stay
     assert len(left) == sum(stay)
     assert counts.requests_dropped == len(rows) - sum(stay)
-
-
-def test_drop_ends_the_session_at_its_first_long_turn() -> None:
-    turns = Turns(
-        session=np.array([0, 0, 0, 1, 1]), turn=np.array([0, 1, 2, 0, 1]), offset_ns=np.array([0, 1, 2, 0, 1])
-    )
-    # The second turn of the first session asks for too long an answer; its third turn would have fitted.
-    lengths = lengths_of([(5, 5), (9, 50), (10, 5), (5, 5), (9, 5)])
-    left, kept, counts = within_limits(lengths, turns, policy="drop", max_prompt_tokens=20, max_new_tokens=10)
-    assert kept.tolist() == [True, False, False, True, True]
-    assert left.input_tokens.tolist() == [5, 5, 9]
-    assert (counts.input_over, counts.output_over, counts.requests_dropped) == (0, 1, 2)
 
 
 def test_fail_names_the_value_the_limit_and_the_remedy() -> None:

@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtests.traffic.conversations import Exchange, read_conversations
-from loadtests.traffic.lengths import Lengths
 from loadtests.traffic.traces import Trace, read_trace
-from loadtests.traffic.turns import Turns, growing_context, session_turns
 from servers.fields import ConfigError
 
 PUBLISHED = Path(__file__).parents[3] / ".." / "shared" / "traces"
@@ -53,27 +51,8 @@ def test_azure_rows_are_read_to_the_tenth_of_a_microsecond(tmp_path: Path, newli
     assert trace.duration_s == pytest.approx(0.3194101)
 
 
-def test_azure_2024_times_with_a_zone_and_without_a_fraction_are_read(tmp_path: Path) -> None:
-    rows = ["2024-05-10 00:00:00.009930+00:00,2162,5", "2024-05-10 00:00:01+00:00,2399,6"]
-    trace = read_trace(written(tmp_path, "\n".join([HEADER, *rows])))
-    assert trace.offset_ns.tolist() == [0, 990_070_000]
-
-
-def test_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
-    assert len(read_trace(written(tmp_path, "\ufeff" + "\n".join([HEADER, *AZURE_2023])))) == 3
-
-
 def mooncake_line(at: float, given_tokens: object = 10, asked_tokens: object = 5) -> str:
     return json.dumps({"timestamp": at, "input_length": given_tokens, "output_length": asked_tokens, "hash_ids": [0]})
-
-
-def test_mooncake_rows_with_equal_times_are_read(tmp_path: Path) -> None:
-    text = "\n".join([mooncake_line(3000, 6758, 500), mooncake_line(3000, 7322, 490), mooncake_line(6001, 1, 1)])
-    trace = read_trace(written(tmp_path, text, name="named-like-a.csv"))
-    assert trace.format == "mooncake"
-    assert trace.offset_ns.tolist() == [0, 0, 3_001_000_000]
-    assert trace.input_tokens.tolist() == [6758, 7322, 1]
-    assert trace.output_tokens.tolist() == [500, 490, 1]
 
 
 @settings(max_examples=30)
@@ -90,12 +69,6 @@ def test_every_mooncake_row_comes_back(
     assert trace.offset_ns.tolist() == [(row[0] - rows[0][0]) * 1_000_000 for row in rows]
     assert trace.input_tokens.tolist() == [row[1] for row in rows]
     assert trace.output_tokens.tolist() == [row[2] for row in rows]
-
-
-def test_columns_cannot_be_changed(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, mooncake_line(0)))
-    with pytest.raises(ValueError, match="read-only"):
-        trace.input_tokens[0] = 7
 
 
 @pytest.mark.parametrize(
@@ -255,16 +228,6 @@ def azure(count: int) -> str:
     return "\n".join([HEADER, *(f"2023-11-17 00:{n // 60:02}:{n % 60:02}.0,{n + 1},5" for n in range(count))])
 
 
-def test_reading_ends_behind_the_window(tmp_path: Path) -> None:
-    path = written(tmp_path, azure(100) + "\nnever read")
-    trace = read_trace(path, start_s=10, end_s=20)
-    assert trace.input_tokens.tolist() == list(range(11, 22))
-    assert trace.offset_ns[0] == 10_000_000_000
-    assert trace.rows_read == 21
-    with pytest.raises(ConfigError, match="never read"):
-        read_trace(path)
-
-
 def test_a_window_past_the_end_still_tells_how_long_the_trace_is(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, azure(10)), start_s=50, end_s=60)
     assert (len(trace), trace.duration_s) == (1, 9.0)
@@ -303,11 +266,6 @@ def test_a_plain_csv_without_answers_is_refused_where_they_are_needed(tmp_path: 
     assert "output length is 0" in refusal(written(tmp_path, "time_s,input_tokens,output_tokens\n0,7,0"))
 
 
-def test_answers_of_a_published_trace_may_be_anything_where_none_are_needed(tmp_path: Path) -> None:
-    row = HEADER + "\n2023-11-16 18:15:46.6805900,374,0"
-    assert read_trace(written(tmp_path, row), answers=False).input_tokens.tolist() == [374]
-
-
 def talk(*texts: str, first: str = "human") -> dict[str, Any]:
     roles = ("human", "gpt") if first == "human" else ("gpt", "human")
     return {"id": "x", "conversations": [{"from": roles[i % 2], "value": text} for i, text in enumerate(texts)]}
@@ -317,13 +275,6 @@ def written_of_conversations(folder: Path, content: object) -> Path:
     path = folder / "talks.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return path
-
-
-def test_questions_come_with_their_answers(tmp_path: Path) -> None:
-    found = read_conversations(written_of_conversations(tmp_path, [talk("a", "b", "c", "d"), talk("é\n[{", '"}]')]))
-    assert found.kept[0].exchanges == (Exchange("a", "b"), Exchange("c", "d"))
-    assert found.kept[1].exchanges == (Exchange("é\n[{", '"}]'),)
-    assert (found.read, found.unusable) == (2, 0)
 
 
 def test_what_published_files_hold_besides_is_left_out_and_counted(tmp_path: Path) -> None:
@@ -339,28 +290,6 @@ def test_what_published_files_hold_besides_is_left_out_and_counted(tmp_path: Pat
     assert (found.read, found.unusable) == (5, 3)
     assert found.kept[0].exchanges == (Exchange("then a question", "and its answer"),)
     assert (found.kept[1].system, found.kept[1].exchanges) == ("be brief", (Exchange("hi", "hello"),))
-
-
-def test_json_lines_read_as_an_array_does(tmp_path: Path) -> None:
-    lines = "\n".join(json.dumps(talk(str(n), "answer")) for n in range(5))
-    assert len(read_conversations(written_of_conversations(tmp_path, lines + "\n")).kept) == 5
-
-
-@settings(max_examples=25)
-@given(texts=st.lists(st.text(min_size=1).filter(str.strip), min_size=2, max_size=20))
-def test_every_text_comes_back(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
-    texts = [text.encode("utf-8", "replace").decode() for text in texts]
-    found = read_conversations(written_of_conversations(tmp_path_factory.mktemp("c"), [talk(*texts)]))
-    given_back = [text for exchange in found.kept[0].exchanges for text in (exchange.question, exchange.answer)]
-    assert given_back == texts[: len(texts) // 2 * 2]
-
-
-def test_conversations_longer_than_what_is_read_at_once_are_whole(tmp_path: Path) -> None:
-    long = "x" * 3_000_000
-    found = read_conversations(
-        written_of_conversations(tmp_path, [talk("a", "b"), talk(long, "short"), talk("c", "d")])
-    )
-    assert [conversation.exchanges[0].question for conversation in found.kept] == ["a", long, "c"]
 
 
 def test_a_sample_is_even_and_the_same_for_equal_seeds(tmp_path: Path) -> None:
@@ -412,53 +341,3 @@ def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
 def test_a_number_that_python_does_not_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="conversation 1: expected whole numbers of 4,300 digits at most"):
         read_conversations(written_of_conversations(tmp_path, '[{"conversations": [], "id": ' + "1" * 5000 + "}]"))
-
-
-SECOND = 1_000_000_000
-
-
-def rng(seed: int = 1) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def lengths_of(rows: list[tuple[int, int]]) -> Lengths:
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 2)
-    return Lengths(input_tokens=columns[:, 0], output_tokens=columns[:, 1])
-
-
-def test_sessions_have_the_asked_mean_turns_and_think_time() -> None:
-    starts = np.arange(40_000, dtype=np.int64) * SECOND
-    turns = session_turns(starts, rng(1).geometric(1 / 3, size=40_000), think_time_s=7, rng=rng(2))
-    assert len(turns.session) / 40_000 == pytest.approx(3, abs=0.05)
-    assert np.array_equal(turns.offset_ns[turns.turn == 0], starts)
-    follows = np.flatnonzero(turns.turn > 0)
-    gaps = (turns.offset_ns[follows] - turns.offset_ns[follows - 1]) / 1e9
-    assert (gaps >= 0).all()
-    assert gaps.mean() == pytest.approx(7, rel=0.02)
-    assert gaps.std() == pytest.approx(7, rel=0.03)
-
-
-@settings(max_examples=40)
-@given(counts=st.lists(st.integers(1, 6), max_size=40), seed=st.integers(0, 2**32))
-def test_turns_count_up_from_zero_and_never_step_back(counts: list[int], seed: int) -> None:
-    starts = np.sort(rng(seed).integers(0, 100 * SECOND, size=len(counts)))
-    turns = session_turns(starts, np.array(counts, dtype=np.int64), think_time_s=1, rng=rng(seed))
-    for number in range(len(counts)):
-        mine = turns.session == number
-        assert turns.turn[mine].tolist() == list(range(int(mine.sum())))
-        assert turns.offset_ns[mine][0] == starts[number]
-        assert (np.diff(turns.offset_ns[mine]) >= 0).all()
-
-
-def test_a_session_of_one_turn_starts_when_it_is_due() -> None:
-    starts = np.array([5, 9], dtype=np.int64)
-    turns = session_turns(starts, np.array([1, 1]), think_time_s=7, rng=rng())
-    assert turns.turn.tolist() == [0, 0]
-    assert turns.offset_ns.tolist() == [5, 9]
-
-
-def test_context_grows_by_the_inputs_and_answers_before() -> None:
-    turns = Turns(session=np.array([0, 0, 0, 1]), turn=np.array([0, 1, 2, 0]), offset_ns=np.array([0, 1, 2, 0]))
-    grown = growing_context(lengths_of([(10, 3), (20, 400), (30, 5), (7, 7)]), turns, max_new_tokens=100)
-    # The second answer is cut to 100 tokens, so only 100 of it come back as context.
-    assert grown.tolist() == [10, 10 + 3 + 20, 10 + 3 + 20 + 100 + 30, 7]

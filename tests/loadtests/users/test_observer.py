@@ -15,7 +15,6 @@ from loadtests.users.log_follower import LogFollower
 from loadtests.users.observed import Observed
 from loadtests.users.observer import Observer
 from loadtests.users.under_way import UnderWay
-from loadtests.users.user_records import place_of, request_id
 
 S, MS = 1_000_000_000, 1_000_000
 SINCE = 1_800_000_000 * S
@@ -101,12 +100,6 @@ def test_a_request_becomes_a_record_with_what_its_server_measured(house: House) 
     assert house.account()["settled_ns"] == SINCE + 3 * S
 
 
-def test_what_is_under_way_holds_back_what_may_be_judged(house: House) -> None:
-    house.write(begun(1), begun(2, connection=2), ended(2, connection=2))
-    house.observer().step(SINCE + 50 * S)
-    assert house.account()["settled_ns"] == SINCE + S
-
-
 def test_after_the_end_what_came_before_is_waited_for_and_nothing_else_is_written_down(house: House) -> None:
     house.write(begun(1, arm="compiled"), begun(2, arm="compiled"), ended(1))
     observer = house.observer()
@@ -163,17 +156,6 @@ def test_one_that_was_killed_goes_on_and_writes_nothing_twice(house: House) -> N
     ]
     account = house.account()
     assert (account["finished"], account["failed"], account["complete"]) == (3, 1, True)
-
-
-def test_a_torn_line_is_read_when_it_is_whole(house: House) -> None:
-    observer = house.observer()
-    text = json.dumps(ended(1)) + "\n"
-    house.log.write_text(text[:40])
-    observer.step(SINCE + 2 * S)
-    assert house.rows() == []
-    house.log.write_text(text)
-    observer.step(SINCE + 3 * S)
-    assert len(house.rows()) == 1
 
 
 def test_an_account_that_nothing_vouches_for_is_not_gone_on_from(house: House) -> None:
@@ -263,32 +245,3 @@ def test_two_of_the_same_instant_and_connection_both_count() -> None:
     assert under_way.starts() == [[50 * S_UNDER_WAY, 1, "eager"]]
     assert under_way.lost() == 1
     assert len(under_way) == 0
-
-
-def test_it_is_known_at_which_arm_they_are() -> None:
-    under_way = UnderWay(longest_ns=60 * S_UNDER_WAY)
-    for arm in ("eager", "compiled", "compiled"):
-        under_way.begun(50 * S_UNDER_WAY, 1, arm)
-    under_way.begun(60 * S_UNDER_WAY, 1, "compiled")
-    assert (under_way.at("eager"), under_way.at("compiled"), under_way.at("compiled", until_ns=60 * S_UNDER_WAY)) == (
-        1,
-        3,
-        2,
-    )
-    under_way.ended(50 * S_UNDER_WAY, 1, "compiled")
-    under_way.ended(50 * S_UNDER_WAY, 1, "")  # its line does not say where it was
-    assert under_way.at("eager") + under_way.at("compiled") == 2
-
-
-def test_an_id_says_where_the_request_ended_in_the_log() -> None:
-    assert place_of(request_id(2, 4711)) == (2, 4711)
-
-
-@pytest.mark.parametrize("identity", ["", "user-", "user-1", "user-x-3", "1-7", "user-1-3-4"])
-def test_another_id_says_nothing(identity: str) -> None:
-    assert place_of(identity) is None
-
-
-def test_digits_beyond_any_file_are_no_id() -> None:
-    assert place_of(f"user-1-{'1' * 5000}") is None
-    assert place_of("user-1-²") is None

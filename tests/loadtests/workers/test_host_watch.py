@@ -150,19 +150,6 @@ def test_clocks_that_drift_are_followed(ways: list[tuple[int, int]], ppm: int) -
         assert abs(found - now * ppm // 10**6) <= uncertainty + 200_000  # what drifts within one exchange
 
 
-def test_the_fastest_exchange_is_trusted_until_it_is_old() -> None:
-    clock = ClockComparison()
-    clock.add(exchange(at_ns=0, offset_ns=5, there_ns=MS, thought_ns=0, back_ns=MS))
-    clock.add(exchange(at_ns=SECOND, offset_ns=7, there_ns=9 * MS, thought_ns=0, back_ns=9 * MS))
-    assert clock.at(SECOND)[0] == 5
-    later = 600 * SECOND
-    clock.add(exchange(at_ns=later, offset_ns=7, there_ns=9 * MS, thought_ns=0, back_ns=9 * MS))
-    assert clock.at(later)[0] == 7
-    assert clock.worst_ns == 0  # nothing was recorded with it
-    clock.map_at(later + SECOND)
-    assert clock.summary(later)["worst_uncertainty_ns"] == clock.worst_ns > 9 * MS
-
-
 def test_an_exchange_in_which_time_went_back_is_not_believed() -> None:
     clock = ClockComparison()
     clock.add(Exchange(sent_ns=100, received_ns=0, answered_ns=0, back_ns=50))

@@ -15,11 +15,10 @@ from typing import Any
 
 import gevent
 import pytest
-import yaml
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
-from loadtests.commands.main import build_parser, main
+from loadtests.commands.main import main
 from loadtests.experiments.reading import from_table
 from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.traffic.drawing import build_schedule
@@ -30,7 +29,6 @@ from loadtests.trials.load import load_environment, locust_command
 from loadtests.trials.processes import child_environment
 from loadtests.trials.progress import read_workers
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
-from loadtests.workers.remote import parse_master
 from loadtests.workers.shipping import Inbox, Outbox, ShareParts, new_folder
 from servers.fields import ConfigError
 from tests.fakes.listening import command_of, family
@@ -40,17 +38,6 @@ from tests.loadtests.test_chat import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "0123456789abcdef"
-
-
-@pytest.mark.parametrize("text", ["nowhere", "host:", ":5557", "host:0", "host:65536", "host:port", ""])
-def test_an_address_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not HOST:PORT"):
-        parse_master(text)
-
-
-def test_addresses_of_both_families_are_read() -> None:
-    assert parse_master("10.0.0.5:5557") == ("10.0.0.5", 5557)
-    assert parse_master("[fd00::1]:5557") == ("fd00::1", 5557)
 
 
 def test_bad_usage_is_one_line_and_exit_code_2(
@@ -168,11 +155,6 @@ def test_workers_on_other_hosts_need_an_address_to_come_to(changes: dict[str, An
         TrafficConfig(rate=1.0, **changes)
 
 
-def test_load_may_come_from_other_hosts_alone() -> None:
-    traffic = TrafficConfig(rate=1.0, workers=0, remote_workers=3, master_bind="[fd00::1]:5557")
-    assert (traffic.load_processes, traffic.master) == (3, ("fd00::1", 5557))
-
-
 def experiment(**traffic: Any) -> Any:
     arms = [{"preset": "eager", "control": True}, {"preset": "compiled-padded"}]
     return from_table({"name": "hosts", "arms": arms, "traffic": {"rate": 1.0, **traffic}})
@@ -215,22 +197,6 @@ def test_display_knows_how_many_workers_have_come_until_they_are_assigned(tmp_pa
     assert read_workers(tmp_path) is None
     (tmp_path / "workers.json").write_text('{"expe')
     assert read_workers(tmp_path) is None
-
-
-def test_deployed_workers_are_started_as_the_command_line_allows() -> None:
-    deployment = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "workers.yaml").read_text())
-    pod = deployment["spec"]["template"]
-    assert deployment["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    (container,) = pod["spec"]["containers"]
-    variables = {item["name"]: item["value"] for item in container["env"] if "value" in item}
-    assert TOKEN_VARIABLE in [item["name"] for item in container["env"] if "valueFrom" in item]
-    command = [*container["command"], *container["args"]]
-    for name, value in variables.items():
-        command = [part.replace(f"$({name})", value) for part in command]
-    options = build_parser().parse_args(command[1:])
-    assert (command[0], options.command, options.trials) == ("tailgate", "worker", 0)
-    assert parse_master(options.master)[1] == 5557
-    assert options.keep in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
 OFFSET_NS = 3_200_000_000

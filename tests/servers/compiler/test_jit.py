@@ -13,6 +13,7 @@ from torch._dynamo import utils
 
 from servers.clock import now_ns
 from servers.compiler import internals, jit
+from servers.compiler.events import CompilerFacts
 from servers.compiler.recorder import CompileRecorder, Trigger
 from tests.fakes import triton_jit
 from tests.servers.compiler.reset import reset_compiler
@@ -50,6 +51,19 @@ def test_any_jit_says_by_a_hook_that_it_compiles_and_for_what(recorder: CompileR
     assert recorder.drain() == []
 
 
+def test_a_jit_compile_that_fails_is_an_event_too(recorder: CompileRecorder) -> None:
+    with pytest.raises(ValueError, match="no such tile"), jit.jit_compile("attention"):
+        raise ValueError("no such tile")
+    assert [event.kind for event in recorder.drain()] == ["jit"]
+
+
+def test_the_hook_reports_to_nobody_once_the_recorder_is_removed(recorder: CompileRecorder) -> None:
+    recorder.remove()
+    with jit.jit_compile("attention"):
+        pass
+    assert recorder.drain() == []
+
+
 def compiled_elsewhere() -> None:
     """Another thread has compiled a kernel."""
 
@@ -70,11 +84,36 @@ def test_a_kernel_that_another_thread_compiles_over_several_steps_holds_none_up(
     assert (event.batch_id, event.shape, event.phase) == (-1, "", "serving")
 
 
+def test_a_kernel_that_another_thread_compiles_while_nothing_runs_holds_no_step_up(recorder: CompileRecorder) -> None:
+    recorder.trigger = Trigger(batch_id=3, shape="decode batch 8", phase="serving")
+    recorder.drain()
+    compiled_elsewhere()
+    assert [event.kind for event in recorder.drain()] == ["background_compile"]
+
+
 def test_a_compile_on_another_thread_that_its_step_may_have_waited_for_is_the_steps(recorder: CompileRecorder) -> None:
     recorder.trigger = Trigger(batch_id=3, shape="decode batch 8", phase="serving")
     compiled_elsewhere()
     (event,) = recorder.drain()
     assert (event.kind, event.batch_id, event.shape) == ("jit", 3, "decode batch 8")
+
+
+def test_a_kernel_compiled_in_a_step_that_ran_eagerly_is_seen(recorder: CompileRecorder) -> None:
+    recorder.trigger = Trigger(batch_id=3, shape="decode batch 8", phase="serving")
+    start_ns = now_ns()
+    with jit.jit_compile("attention"):
+        pass
+    recorder.record_eager_step(start_ns, now_ns())
+    assert [event.kind for event in recorder.drain()] == ["eager_fallback", "jit"]
+
+
+def test_a_kernel_compiled_while_a_graph_is_recorded_is_seen(recorder: CompileRecorder) -> None:
+    recorder.trigger = Trigger(batch_id=3, shape="decode batch 8", phase="serving")
+    start_ns = now_ns()
+    with jit.jit_compile("attention"):
+        pass
+    recorder.record_capture(start_ns, now_ns())
+    assert [event.kind for event in recorder.drain()] == ["graph_capture", "jit"]
 
 
 def test_a_kernel_compiled_in_a_compile_of_torch_is_part_of_it(recorder: CompileRecorder) -> None:
@@ -172,6 +211,17 @@ def test_the_autotuner_is_one_event_for_each_key_that_it_meets(monkeypatch: pyte
     assert first.autotune_ns == first.end_ns - first.start_ns - first.backend_ns
     assert (second.reason, second.kernels) == ("triton tuned kernel for (128,)", 0)
     assert autotuner.run is untapped
+
+
+def test_an_unknown_triton_is_left_alone_and_said_to_be_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    knobs = triton_jit.install(monkeypatch, version="9.1.0")
+    published: list[CompilerFacts] = []
+    recorder = CompileRecorder(publish=published.append)
+    recorder.install()
+    recorder.remove()
+    assert knobs.compilation.listener is None
+    (text,) = published[0].blind_spots
+    assert text == "triton 9.1.0 is not among the versions that are read (3.6, 3.8): its JIT compiles are not seen"
 
 
 def test_a_triton_without_its_listener_is_said_to_be_unseen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,5 @@
-"""Messages to the front: in order, and in the pipe before what may hold the interpreter begins."""
-
 from __future__ import annotations
 
-import multiprocessing
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,10 +7,8 @@ import pytest
 
 from servers.compiler.events import CompileEvent
 from servers.config import ArmConfig, EngineConfig
-from servers.engine.device import serve_engine
 from servers.engine.engine import Arrivals, Engine
-from servers.engine.messages import Cancel, Progress, StepOutput, Submit
-from servers.engine.outbox import Outbox
+from servers.engine.messages import Cancel, StepOutput, Submit
 from servers.engine.scheduler import LaunchedStep, Move, Step
 from servers.engine.shapes import StepShape
 
@@ -377,52 +371,3 @@ def test_a_compile_is_not_charged_to_an_answer_that_ended_before_it() -> None:
     while not engine.idle:
         settled += engine.advance(arrivals)[1]
     assert [event.request_ids for event in settled] == [("goes on",)]
-
-
-def test_what_was_put_is_in_the_pipe_once_it_is_flushed() -> None:
-    front_end, engine_end = multiprocessing.Pipe()
-    outbox = Outbox()
-    outbox.put("first")
-    sender = threading.Thread(target=outbox.send, args=(engine_end,))
-    sender.start()
-    outbox.put("second")
-    assert outbox.flush(10.0)
-    received: list[str] = []
-    while front_end.poll():
-        received += front_end.recv()
-    assert received == ["first", "second"], "and nothing of the flush itself"
-    outbox.put("last")
-    outbox.close()
-    sender.join(10.0)
-    assert front_end.recv() == ["last"]
-
-
-@pytest.mark.parametrize("is_gone", [False, True])
-def test_a_front_that_does_not_read_holds_a_flush_up_no_longer_than_it_may(is_gone: bool) -> None:
-    front_end, engine_end = multiprocessing.Pipe()
-    outbox = Outbox()
-    if is_gone:
-        front_end.close()
-    outbox.put("x" * (64 << 20))  # more than a pipe takes
-    sender = threading.Thread(target=outbox.send, args=(engine_end,), daemon=True)
-    sender.start()
-    assert not outbox.flush(0.05)
-    if not is_gone:
-        front_end.close()
-    outbox.close()
-    sender.join(10.0)
-    assert not sender.is_alive()
-
-
-def test_an_engine_that_cannot_start_says_so_and_ends_at_once() -> None:
-    """It stayed for five seconds, and its replica with it."""
-    spawn = multiprocessing.get_context("spawn")
-    front_end, engine_end = spawn.Pipe()
-    engine = spawn.Process(target=serve_engine, args=(engine_end, {"engine": {"slots": -1}}, ""))
-    engine.start()
-    engine_end.close()
-    (failed,) = front_end.recv()
-    assert isinstance(failed, Progress)
-    assert (failed.stage, "slots" in failed.detail) == ("failed", True)
-    engine.join(4.0)
-    assert engine.exitcode == 0

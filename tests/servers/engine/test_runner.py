@@ -1,30 +1,18 @@
-"""What the engine process holds, as it says once a second."""
-
 from __future__ import annotations
 
-import gc
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from servers.clock import now_ns
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import attention
 from servers.engine import runner as runner_module
-from servers.engine.capture import uncollected
-from servers.engine.memory import EVERY_NS, MemoryWatch, resident_bytes
-from servers.engine.placement import device_name, platform_versions, product_name, resolve_device
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler
-from servers.engine.startup import itemised, memory_peaks, process_started_ns
 from servers.fields import ConfigError
 from servers.front.readiness import first_request
 from tests.fakes.flash import varlen_flash
@@ -263,155 +251,3 @@ def test_an_unchanged_hugging_face_model_loads_from_disk_and_keeps_its_attention
     jobs = jobs_for(runner.vocab_size, seed=2)
     serve(runner, jobs)
     assert_greedy_like_generate(runner, jobs)
-
-
-class Cycle:
-    """Garbage that only a collection finds."""
-
-    def __init__(self, destroyed: list[str]) -> None:
-        self.itself = self
-        self.destroyed = destroyed
-
-    def __del__(self) -> None:
-        self.destroyed.append("destroyed")
-
-
-def make_garbage() -> list[list[int]]:
-    """More containers than a collection waits for."""
-    return [[number] for number in range(10 * gc.get_threshold()[0])]
-
-
-def test_nothing_is_destroyed_while_a_graph_is_recorded() -> None:
-    destroyed: list[str] = []
-    with uncollected():
-        Cycle(destroyed)
-        make_garbage()
-        assert destroyed == []
-    gc.collect()
-    assert destroyed == ["destroyed"]
-
-
-def test_collecting_goes_on_after_a_recording_that_failed() -> None:
-    with pytest.raises(ValueError, match="broke"), uncollected():
-        raise ValueError("the recording broke")
-    assert gc.isenabled()
-
-
-def test_a_process_that_collects_nothing_stays_so() -> None:
-    gc.disable()
-    try:
-        with uncollected():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-
-
-def test_a_process_is_as_old_as_it_is() -> None:
-    before_ns = now_ns()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        started_ns = process_started_ns(child.pid)
-    assert before_ns - 20_000_000 <= started_ns <= now_ns()
-    assert process_started_ns(os.getpid()) < before_ns
-
-
-def test_a_process_that_is_gone_has_started_now_at_the_earliest() -> None:
-    before_ns = now_ns()
-    assert process_started_ns(2**22 + 1) >= before_ns
-
-
-def test_the_items_of_a_start_leave_no_gap() -> None:
-    items = itemised({"load": 40, "decode": 20}, started_ns=100, entered_ns=130, imported_ns=145, ready_ns=210)
-    assert items == {"process": 30, "import": 15, "load": 40, "decode": 20, "other": 5}
-    assert sum(items.values()) == 210 - 100
-
-
-def test_memory_of_cuda_graphs_is_what_lies_in_pools_of_their_own() -> None:
-    segments = [
-        {"total_size": 100, "segment_pool_id": (0, 0)},
-        {"total_size": 30, "segment_pool_id": (0, 1)},
-        {"total_size": 4, "segment_pool_id": (2, 0)},
-        {"total_size": 1},
-    ]
-    assert memory_peaks(segments)["graph_pools"] == 34
-    peaks = memory_peaks([])
-    assert set(peaks) == {"process_peak"}
-    assert peaks["process_peak"] > 1 << 20
-
-
-@pytest.mark.parametrize(
-    ("name", "gpus", "words"),
-    [
-        ("gpu", 1, "use auto, cpu, cuda or cuda:N"),
-        ("cuda", 0, "torch sees no GPU"),
-        ("cuda:2", 2, "torch sees 2 GPUs: use cuda:0 to cuda:1"),
-    ],
-)
-def test_a_device_that_is_not_there_is_refused_in_one_line(
-    name: str, gpus: int, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    with pytest.raises(ConfigError, match=words) as refused:
-        resolve_device(name)
-    assert "\n" not in str(refused.value)
-
-
-def test_the_last_gpu_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert resolve_device("cuda:1") == torch.device("cuda:1")
-    assert resolve_device("auto").type == "cuda"
-
-
-@pytest.mark.parametrize(("given", "name"), [("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:3", "cuda:3")])
-def test_records_number_every_gpu(given: str, name: str) -> None:
-    assert device_name(torch.device(given)) == name
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("AMD Instinct MI300X", "AMD Instinct MI300X (gfx942)"), ("", "AMD GPU (gfx942)")],
-)
-def test_a_rocm_device_is_called_what_it_is(name: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert product_name(torch.device("cuda:0")) == expected
-    assert platform_versions() == {"rocm": "6.4.43482"}
-    monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert product_name(torch.device("cuda:0")) == name
-    assert platform_versions() == {"cuda": "13.0"}
-    assert product_name(torch.device("cpu")) == "cpu"
-
-
-CPU = torch.device("cpu")
-
-
-def test_memory_is_read_at_once_and_then_once_a_second() -> None:
-    times = iter([5, 6, EVERY_NS + 4, EVERY_NS + 5, EVERY_NS + 6])
-    watch = MemoryWatch(CPU, clock=lambda: next(times))
-    readings = [watch.due() for _ in range(5)]
-    assert [reading.at_ns for reading in readings if reading is not None] == [5, EVERY_NS + 5]
-
-
-def test_a_cpu_has_memory_of_the_process_and_no_allocator_to_ask() -> None:
-    reading = MemoryWatch(CPU).due()
-    assert reading is not None
-    assert reading.memory_bytes is not None
-    assert reading.memory_bytes > 50 << 20  # torch is loaded
-    assert reading.allocated_bytes is reading.peak_bytes is reading.out_of_memory is None
-
-
-def test_memory_of_the_process_grows_by_what_is_held() -> None:
-    before = resident_bytes()
-    size = 256 << 20  # too large for what an earlier test left free
-    held = torch.ones(size, dtype=torch.uint8)
-    after = resident_bytes()
-    assert before is not None
-    assert after is not None
-    assert 0.9 * size < after - before < 1.3 * size
-    assert held[-1] == 1

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import sys
-import threading
-from array import array
 from dataclasses import replace
 
 import pytest
@@ -14,14 +10,12 @@ from prometheus_client import generate_latest
 
 from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
 from servers.config import ArmConfig, CompileConfig
-from servers.engine.messages import Cancel, MemoryReading, Ready, StepOutput, StepRecord, Submit
+from servers.engine.messages import MemoryReading, Ready, StepOutput, StepRecord
 from servers.front.front import Front
 from servers.front.metrics import MOST_CAUSES, FrontMetrics
-from servers.front.sender import Sender
-from servers.front.service import TelemetryService, embed_response, telemetry_event
+from servers.front.service import TelemetryService, telemetry_event
 from servers.front.tokenizer import load_tokenizer
-from servers.front.watcher import Watcher
-from servers.rpc import inference_pb2, telemetry_pb2
+from servers.rpc import telemetry_pb2
 
 
 def front_of(*, compiles: bool = True) -> Front:
@@ -191,71 +185,3 @@ def test_the_start_is_summed_by_the_first_word_of_each_item() -> None:
     groups = {"process": 5, "load": 7, "decode": 30, "capture": 1, "other": 2, "total": 45}
     assert dict(snapshot_of(front).startup_groups_ns) == groups
     assert 'tailgate_startup_seconds{arm="arm",part="decode",replica="arm-0"} 3e-08' in metrics_of(front)
-
-
-def test_a_watcher_gives_what_was_retained_then_what_comes_then_the_end() -> None:
-    async def read() -> list[int | None]:
-        watcher: Watcher[int] = Watcher((int,), [1, 2])
-        seen = [await watcher.get(), await watcher.get()]
-        waiting = asyncio.create_task(watcher.get())
-        await asyncio.sleep(0)
-        watcher.put(3)
-        seen.append(await waiting)
-        watcher.close()
-        watcher.put(4)
-        return [*seen, await watcher.get(), await watcher.get()]
-
-    assert asyncio.run(read()) == [1, 2, 3, None, None]
-
-
-def test_what_was_not_asked_for_is_not_kept() -> None:
-    watcher: Watcher[int | str] = Watcher((int,), [])
-    watcher.put("step")
-    assert watcher.empty()
-
-
-def test_a_watcher_that_is_not_read_ends_and_holds_nothing() -> None:
-    watcher: Watcher[int] = Watcher((int,), [], limit=3)
-    for number in range(5):
-        watcher.put(number)
-    assert watcher.fell_behind
-    assert watcher.empty()
-    assert asyncio.run(watcher.get()) is None
-
-
-def submit(number: int, tokens: int) -> Submit:
-    return Submit(request_id=str(number), prompt=[5] * tokens, max_tokens=1, recv_ns=0)
-
-
-def test_nobody_waits_for_an_engine_that_does_not_read_and_nothing_is_lost_or_reordered() -> None:
-    near, far = multiprocessing.get_context("spawn").Pipe()
-    sender = Sender(near)
-    sent: list[Submit | Cancel] = []
-    for number in range(400):  # a pipe takes some 200 KiB
-        for message in (submit(number, 50_000 if number % 50 == 0 else 2_000), Cancel(request_id=str(number))):
-            sent.append(message)
-            done = threading.Thread(target=sender.send, args=(message,), daemon=True)
-            done.start()
-            done.join(5.0)
-            assert not done.is_alive(), f"message {len(sent)} waits for the engine"
-    assert [far.recv() for _ in sent] == sent
-
-
-def test_an_engine_that_is_gone_is_no_error() -> None:
-    near, far = multiprocessing.get_context("spawn").Pipe()
-    sender = Sender(near)
-    far.close()
-    for number in range(3):
-        sender.send(submit(number, 100_000))
-        sender.send(Cancel(request_id=str(number)))
-
-
-@pytest.mark.parametrize("order", ["little", "big"])
-@pytest.mark.parametrize("numbers", [0, 1, 31, 32, 384, 5000])  # 31 × 4 bytes is the most whose length takes one byte
-def test_the_bytes_of_a_vector_are_the_values_of_the_answer(
-    numbers: int, order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if sys.byteorder == "little":  # the other way is right on every machine
-        monkeypatch.setattr(sys, "byteorder", order)
-    vector = array("f", (0.5 * place - 3.0 for place in range(numbers)))
-    assert embed_response(vector.tobytes(), 7) == inference_pb2.EmbedResponse(values=vector, tokens=7)

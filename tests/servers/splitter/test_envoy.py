@@ -22,21 +22,22 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtests.commands.main import build_parser
-from loadtests.commands.split import split_config
 from servers.fields import ConfigError
 from servers.metadata import ARM_HEADER, SESSION_HEADER
-from servers.rpc import inference_pb2, inference_pb2_grpc
-from servers.security import ServerTls
 from servers.splitter.admin import SplitterError
-from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import Envoy, envoy_path
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
-from servers.splitter.statistics import SAME_START_S, ArmStatistics, read_statistics
-from tests.fakes.certificates import Certificates, make_certificates
-from tests.fakes.grpc_peers import grpc_peer
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.patience import PATIENCE_S, wait_for
-from tests.servers.splitter.house import NOT_SERVING, SERVING, Answer, Build, House, ask, binomial_bound, dial
+from tests.servers.splitter.house import (
+    NOT_SERVING,
+    SERVING,
+    Answer,
+    Build,
+    House,
+    ask,
+    binomial_bound,
+    dial,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -90,6 +91,12 @@ def test_session_meets_the_same_replica_when_asked(build: Build) -> None:
     assert len(set.union(*met.values())) == 3
 
 
+def test_session_header_is_ignored_when_stickiness_is_off(build: Build) -> None:
+    house = build({"eager": 1, "compiled": 1}, stickiness="off")
+    answers = house.ask(*[{"session": "one"}] * 60)
+    assert {answer.arm for answer in answers} == {"eager", "compiled"}
+
+
 def test_requests_go_to_the_replica_with_the_fewest(build: Build) -> None:
     house = build({"eager": 2}, workers=1)
     # A request that waits for its connection is not counted yet: connect to both first.
@@ -129,6 +136,18 @@ def test_shadow_gets_copies_as_they_were_sent_and_answers_nobody(build: Build) -
     assert (eager.calls, house.copies("dark")) == (45, 40)
 
 
+def test_share_of_the_copies_holds_and_two_shadows_are_drawn_apart(build: Build) -> None:
+    house = build(
+        {"eager": 1, "dark": 1, "darker": 1},
+        weights={"eager": 1, "dark": 0, "darker": 0},
+        shadows={"dark": 25, "darker": 50},
+    )
+    house.ask(*[{}] * 600)
+    assert house.replicas["eager"][0].calls == 600
+    assert abs(house.copies("dark") - 150) < binomial_bound(600, 0.25)
+    assert abs(house.copies("darker") - 300) < binomial_bound(600, 0.5)
+
+
 @pytest.mark.parametrize("trouble", ["stalls", "fails", "is gone"])
 def test_users_feel_nothing_of_a_shadow_in_trouble(build: Build, trouble: str) -> None:
     house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100})
@@ -143,6 +162,23 @@ def test_users_feel_nothing_of_a_shadow_in_trouble(build: Build, trouble: str) -
         wait_for(lambda: dark.active == 200)
         dark.release.set()
         wait_for(lambda: dark.active == 0)
+
+
+def test_a_copy_runs_to_its_end_when_the_user_gives_up(build: Build) -> None:
+    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100})
+    (eager,), (dark,) = house.replicas.values()
+
+    async def give_up() -> None:
+        async with dial(house.envoy.target) as channel:
+            call = asyncio.create_task(ask(channel, prompt="hold", tokens=3))
+            while not (eager.active and dark.active):
+                await asyncio.sleep(0.005)
+            call.cancel()
+            while eager.active:
+                await asyncio.sleep(0.005)
+
+    house.loop.run(give_up())
+    assert dark.active == 1
 
 
 # --- Health -----------------------------------------------------------------------------------------------------------
@@ -371,6 +407,14 @@ def test_a_start_that_fails_leaves_no_folder_of_the_socket(tmp_path: Path, monke
     assert not first.exists()
 
 
+def test_the_admin_interface_is_on_loopback_where_a_port_is_asked_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with Envoy.start(lonely_config(admin_port=port), log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
+        assert envoy.admin.address == f"127.0.0.1:{port}"
+        assert "LIVE" in envoy.admin.get("/server_info")
+
+
 @pytest.mark.parametrize("setting", ["port", "admin_port"])
 def test_taken_port_is_named_in_one_line(tmp_path: Path, setting: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -379,6 +423,11 @@ def test_taken_port_is_named_in_one_line(tmp_path: Path, setting: str) -> None:
             ConfigError, match=f"^port {port} on 127.0.0.1 is in use: stop what listens there, or ask for port 0$"
         ):
             Envoy.start(lonely_config(**{setting: port}), log_path=tmp_path / "envoy.log", work_dir=tmp_path)
+
+
+def test_port_of_another_splitter_is_not_shared(shared: House, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^port {shared.envoy.port} on 127.0.0.1 is in use"):
+        Envoy.start(lonely_config(port=shared.envoy.port), log_path=tmp_path / "envoy.log", work_dir=tmp_path)
 
 
 def test_what_envoy_says_when_it_refuses_to_start_is_passed_on(tmp_path: Path) -> None:
@@ -403,195 +452,11 @@ def test_statistics_name_the_arm_and_its_replicas(shared: House) -> None:
     assert any(line.startswith("envoy_cluster_endpoint_rq_total{") and replica in line for line in lines)
 
 
-@pytest.mark.process
-def test_another_start_shows_although_counters_may_have_grown(build: Build) -> None:
-    house = build({"eager": 1})
-    earlier = read_statistics(house.envoy.admin)["eager"]
-    assert abs(read_statistics(house.envoy.admin)["eager"].envoy_start_s - earlier.envoy_start_s) < SAME_START_S
+def test_access_log_says_which_arm_answered(build: Build, tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    house = build({"eager": 1}, access_log=str(log))
+    house.ask({"session": "s-9"})
     house.envoy.stop()
-    wait_for(lambda: earlier_by(earlier) > SAME_START_S + 2)
-    house.envoy = Envoy.start(house.config, log_path=house.work_dir / "again.log", work_dir=house.work_dir)
-    house.envoy.wait_ready(PATIENCE_S)
-    assert read_statistics(house.envoy.admin)["eager"].envoy_start_s - earlier.envoy_start_s > SAME_START_S
-
-
-def earlier_by(statistics: ArmStatistics) -> float:
-    """How long ago it started, in s."""
-    return time.monotonic() - statistics.envoy_start_s
-
-
-ROOT_ENVOY_TLS = Path(__file__).resolve().parents[3]
-SECRET = "s3cret-T0ken"
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("pem"))
-
-
-def config(arm: str, **settings: Any) -> SplitterConfig:
-    return SplitterConfig(arms=(ArmTarget(name="eager", backends=(arm,)),), health_interval_s=0.1, **settings)
-
-
-def generate(channel: grpc.Channel, token: str = "") -> tuple[str, int]:
-    """(status, tokens) of one call."""
-    stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
-    metadata = [("authorization", f"Bearer {token}")] if token else []
-    call = stub.Generate(inference_pb2.GenerateRequest(text="hi", max_tokens=3), metadata=metadata, timeout=20)
-    try:
-        tokens = sum(len(item.token_ids) for item in call)
-    except grpc.RpcError:
-        tokens = 0
-    return call.code().name, tokens
-
-
-def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certificates, tmp_path: Path) -> None:
-    """Client certificates on both hops, and health checks without a token."""
-    with grpc_peer("aio", certificate=pem.certificate, key=pem.key, client_ca=pem.ca, token=SECRET) as arm:
-        settings = config(
-            arm,
-            tls=ServerTls(certificate=pem.certificate, key=pem.key),
-            upstream_tls=UpstreamTls(ca=pem.ca, certificate=pem.client_certificate, key=pem.client_key),
-            access_log=str(tmp_path / "access.log"),
-        )
-        with Envoy.start(settings, log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
-            envoy.wait_ready(PATIENCE_S)
-            assert envoy.target == f"https://127.0.0.1:{envoy.port}"
-            roots = grpc.ssl_channel_credentials(Path(pem.ca).read_bytes())
-            with grpc.secure_channel(envoy.target.removeprefix("https://"), roots) as channel:
-                assert generate(channel, SECRET) == ("OK", 3)
-                assert generate(channel, "wrong") == ("UNAUTHENTICATED", 0)
-                assert generate(channel) == ("UNAUTHENTICATED", 0)
-            with grpc.insecure_channel(envoy.target.removeprefix("https://")) as channel:
-                assert generate(channel, SECRET)[0] == "UNAVAILABLE"
-    for path in tmp_path.iterdir():
-        assert SECRET.encode() not in path.read_bytes(), path
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> tuple[Certificates, Certificates]:
-    """The files of two authorities. Those of the first are replaced, one by one."""
-    for name in ("pem", "new"):
-        (tmp_path / name).mkdir()
-    return make_certificates(tmp_path / "pem"), make_certificates(tmp_path / "new")
-
-
-def replace(old: str, new: str) -> None:
-    fresh = Path(f"{old}.tmp")
-    fresh.write_bytes(Path(new).read_bytes())
-    fresh.rename(old)
-
-
-def channel_to(envoy: Envoy, roots: bytes) -> grpc.Channel:
-    own = [("grpc.use_local_subchannel_pool", 1)]
-    return grpc.secure_channel(envoy.target.removeprefix("https://"), grpc.ssl_channel_credentials(roots), own)
-
-
-def test_a_certificate_that_is_replaced_is_met_by_new_connections_and_streams_go_on(
-    two: tuple[Certificates, Certificates], tmp_path: Path
-) -> None:
-    old, new = two
-    before, after = (Path(pem.ca).read_bytes() for pem in two)
-    with grpc_peer("aio", token_s=0.05) as arm:
-        settings = config(arm, tls=ServerTls(certificate=old.certificate, key=old.key))
-        with (
-            Envoy.start(settings, log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy,
-            channel_to(envoy, before) as early,
-        ):
-            envoy.wait_ready(PATIENCE_S)
-            stub = inference_pb2_grpc.InferenceStub(early)  # type: ignore[no-untyped-call]
-            stream = stub.Generate(inference_pb2.GenerateRequest(text="hi", max_tokens=1000), timeout=60)
-            next(stream)
-            replace(old.certificate, new.certificate)  # its key is still the old one
-            with channel_to(envoy, before) as channel:
-                assert generate(channel) == ("OK", 3)
-            replace(old.key, new.key)
-
-            def is_met() -> bool:
-                with channel_to(envoy, after) as channel:
-                    return generate(channel) == ("OK", 3)
-
-            wait_for(is_met)
-            with channel_to(envoy, before) as channel:
-                assert generate(channel)[0] == "UNAVAILABLE"
-            next(stream)
-            assert stream.is_active()
-            assert generate(early) == ("OK", 3)  # on the connection of before, which nobody could make now
-            stream.cancel()
-    for path in tmp_path.iterdir():
-        assert path.is_dir() or b"PRIVATE KEY" not in path.read_bytes(), path
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("wrong", ["name", "authority", "plaintext"])
-def test_an_arm_whose_certificate_is_not_right_is_never_healthy(pem: Certificates, tmp_path: Path, wrong: str) -> None:
-    certificate = {"certificate": pem.certificate, "key": pem.key}
-    with grpc_peer("aio", **(certificate if wrong != "plaintext" else {})) as arm:
-        upstream = UpstreamTls(
-            ca=pem.other_ca if wrong == "authority" else pem.ca, name="arms.example" if wrong == "name" else ""
-        )
-        with Envoy.start(
-            config(arm, upstream_tls=upstream), log_path=tmp_path / "envoy.log", work_dir=tmp_path
-        ) as envoy:
-            with pytest.raises(SplitterError, match='arm "eager" 0 of 1'):
-                envoy.wait_ready(1.0)
-            with grpc.insecure_channel(envoy.target) as channel:
-                assert generate(channel)[0] == "UNAVAILABLE"
-
-
-def test_each_arms_certificate_must_carry_its_own_address(pem: Certificates) -> None:
-    arms = (
-        ArmTarget(name="eager", backends=("10.0.0.7:50051", "10.0.0.8:50051")),
-        ArmTarget(name="other", backends=("arm.example:50051",)),
-    )
-    document = bootstrap(SplitterConfig(arms=arms, upstream_tls=UpstreamTls(ca=pem.ca)))
-    clusters = document["static_resources"]["clusters"][:2]  # then come the ways inside of Envoy that copies take
-    eager, other = (cluster["transport_socket"]["typed_config"] for cluster in clusters)
-    names = [
-        (item["san_type"], item["matcher"]["exact"])
-        for item in eager["common_tls_context"]["validation_context"]["match_typed_subject_alt_names"]
-    ]
-    assert names == [("IP_ADDRESS", "10.0.0.7"), ("IP_ADDRESS", "10.0.0.8")]
-    assert "sni" not in eager
-    assert other["sni"] == "arm.example"
-
-
-def test_a_scheme_before_an_arms_address_is_refused_with_the_flag_that_is_meant() -> None:
-    with pytest.raises(ConfigError, match=r'"https://arm\.example:1" is not host:port.*--upstream-ca'):
-        ArmTarget(name="eager", backends=("https://arm.example:1",))
-
-
-def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificates) -> None:
-    command = [sys.executable, "-m", "loadtests.commands.main", "split", "--arm", "eager=10.0.0.7:50051"]
-    command += ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--upstream-ca", pem.ca]
-    command += ["--upstream-certificate", pem.client_certificate, "--upstream-key", pem.client_key, "--print-config"]
-    environment = {**os.environ, "TAILGATE_TOKEN": SECRET}
-    out = subprocess.run(
-        command, cwd=ROOT_ENVOY_TLS, env=environment, capture_output=True, text=True, check=True
-    ).stdout
-    document = json.loads(out)
-    listener = document["static_resources"]["listeners"][0]["filter_chains"][0]["transport_socket"]["typed_config"]
-    assert listener["common_tls_context"]["tls_certificates"][0]["private_key"] == {"filename": pem.key}
-    assert "PRIVATE KEY" not in out
-    assert SECRET not in out
-
-
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        (["--tls-certificate", "{certificate}"], "a TLS key is missing"),
-        (["--tls-certificate", "{certificate}", "--tls-key", "{client_key}"], "does not belong to"),
-        (["--tls-client-ca", "{ca}"], "a TLS certificate is missing"),
-        (["--upstream-name", "arms.example"], "name a PEM file with --upstream-ca"),
-        (["--upstream-ca", "/nowhere/ca.pem"], '"/nowhere/ca.pem" cannot be read'),
-        (["--upstream-ca", "{ca}", "--upstream-key", "{key}"], "belong together"),
-    ],
-)
-def test_bad_files_of_a_split_are_known_before_envoy_starts(pem: Certificates, flags: list[str], text: str) -> None:
-    named = [
-        flag.format(ca=pem.ca, certificate=pem.certificate, key=pem.key, client_key=pem.client_key) for flag in flags
-    ]
-    options = build_parser().parse_args(["split", "--arm", "eager=10.0.0.7:50051", *named])
-    with pytest.raises(ConfigError, match=text) as caught:
-        split_config(options)
-    assert "\n" not in str(caught.value)
+    (line,) = log.read_text().splitlines()
+    entry = json.loads(line)
+    assert (entry["arm"], entry["session"], entry["pinned"], entry["grpc_status"]) == ("eager", "s-9", None, "OK")

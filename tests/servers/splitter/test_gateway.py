@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 import copy
-import json
 import socket
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import yaml
 
-from servers.config import ArmConfig
 from servers.fields import ConfigError
-from servers.splitter.access_log import log_path
-from servers.splitter.admin import Admin, SplitterError
+from servers.splitter.admin import SplitterError
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.gateway import ApiServer, Gateway, RouteState, in_cluster
-from servers.splitter.kubernetes import grpc_route_manifest, route_weights, service_name, weights_patch
-from servers.splitter.replicas import replica_addresses
-from servers.splitter.weights import (
-    Shares,
-    configured_weights,
-    live_shares,
-    live_weights,
-    reshare,
-    reweight,
-    started_s_ago,
-)
+from servers.splitter.kubernetes import arm_weights, grpc_route_manifest, route_weights, weights_patch
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.kubernetes_api import FakeCluster, served
-from tests.fakes.patience import PATIENCE_S
-from tests.servers.splitter.house import Build, House, binomial_bound
 
 ROOT = Path(__file__).parents[3]
 ARMS = ("eager", "Compiled_2.13")
@@ -63,6 +46,19 @@ def test_a_patch_sets_the_weights_of_the_named_arms_and_holds_the_version() -> N
     assert [(item["path"], item["value"]) for item in both[1:]] == [
         ("/spec/rules/3/backendRefs/0/weight", 3),
         ("/spec/rules/3/backendRefs/1/weight", 1),
+    ]
+
+
+def test_every_rule_that_splits_is_patched_and_services_may_bear_the_arms_names() -> None:
+    route = manifest()
+    backends = [{"name": "eager", "port": 1}, {"name": "other", "port": 1, "weight": 4}]
+    split = {"matches": [{"method": {"service": "a"}}], "backendRefs": backends}
+    route["spec"]["rules"] = [split, {"backendRefs": [{"name": "eager", "port": 1}]}, copy.deepcopy(split)]
+    assert route_weights(route) == {"eager": 1, "other": 4}  # 1 is what a weight is that is not given
+    assert arm_weights(route, ["other"]) == {"other": 4}
+    assert [item["path"] for item in weights_patch(route, {"eager": 0})[1:]] == [
+        "/spec/rules/0/backendRefs/0/weight",
+        "/spec/rules/2/backendRefs/0/weight",
     ]
 
 
@@ -136,6 +132,20 @@ def test_a_change_of_somebody_else_is_kept_and_the_weights_follow(cluster: FakeC
     assert [status for _, status in cluster.requests] == [200, 409, 200, 200]
 
 
+@pytest.mark.parametrize("added", [0, 1])
+def test_rules_that_move_in_between_are_a_conflict_too(cluster: FakeCluster, gateway: Gateway, added: int) -> None:
+    web = {"backendRefs": [{"name": "web", "port": 1}]}
+
+    def move(route: dict[str, Any]) -> None:
+        cluster.interfere = None
+        cluster.change(lambda route: route["spec"].update(rules=[web] * added + route["spec"]["rules"][1 - added :]))
+
+    cluster.interfere = move
+    assert gateway.reweight({"eager": 70}).weights["eager"] == 70
+    assert [status for _, status in cluster.requests] == [200, 422, 200, 200]
+    assert route_weights(cluster.route) == {"tailgate-eager": 70, "tailgate-compiled-2-13": 10}
+
+
 def test_two_who_set_weights_are_told_of_each_other(cluster: FakeCluster, gateway: Gateway) -> None:
     def reweight(route: dict[str, Any]) -> None:
         cluster.change(lambda route: route["spec"]["rules"][-1]["backendRefs"][0].update(weight=33))
@@ -146,10 +156,23 @@ def test_two_who_set_weights_are_told_of_each_other(cluster: FakeCluster, gatewa
     assert route_weights(cluster.route)["tailgate-eager"] == 33
 
 
+def test_a_route_that_others_never_stop_changing_is_given_up(cluster: FakeCluster, gateway: Gateway) -> None:
+    cluster.interfere = lambda _: cluster.change(lambda route: route["metadata"].update(labels={}))
+    with pytest.raises(SplitterError, match="was changed by others 5 times in a row: see who writes to it"):
+        gateway.reweight({"eager": 70})
+
+
 def test_weights_that_the_cluster_does_not_keep_are_an_error(cluster: FakeCluster, gateway: Gateway) -> None:
     cluster.admit = lambda route: route["spec"]["rules"][-1]["backendRefs"][0].update(weight=90)
     with pytest.raises(SplitterError, match="has eager=90 after eager=70 was set: something in the cluster changes it"):
         gateway.reweight({"eager": 70})
+
+
+def test_a_patch_that_the_api_server_refuses_is_not_tried_again(cluster: FakeCluster, gateway: Gateway) -> None:
+    cluster.refusal = "no changes\non Fridays"
+    with pytest.raises(SplitterError, match=r"answered 422 to PATCH of GRPCRoute .*\(no changes on Fridays\): see the"):
+        gateway.reweight({"eager": 70})
+    assert [method for method, _ in cluster.requests] == ["GET", "PATCH", "GET"]
 
 
 def pod(folder: Path, pem: Certificates, port: int, token: str) -> tuple[dict[str, str], Path]:
@@ -225,166 +248,15 @@ def test_what_goes_wrong_is_one_line_with_a_remedy(cluster: FakeCluster, gateway
         Gateway(api=ApiServer(host="127.0.0.1", port=port), namespace="a", route="b", arms=ARMS).state()
 
 
-def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> None:
-    house = build({"eager": 1, "compiled": 1})
-    held = house.hold(50)
-    for eager, compiled in ((1, 0), (0, 1), (9, 1), (0, 7), (1, 1)):
-        reweight(house.envoy.admin, {"eager": eager, "compiled": compiled})
-        assert live_weights(house.envoy.admin) == {"eager": eager, "compiled": compiled}
-        counts = Counter(answer.arm for answer in house.ask(*[{}] * 200))
-        share = eager / (eager + compiled)
-        assert counts.total() == 200
-        assert abs(counts["eager"] - 200 * share) <= binomial_bound(200, share)
-    assert not held.done()
-    house.release()
-    answers = held.result(PATIENCE_S)
-    assert [answer.code for answer in answers] == [grpc.StatusCode.OK] * 50
-    assert [answer.tokens for answer in answers] == [3] * 50
-
-
-def test_arms_that_are_not_named_keep_their_weight(shared: House) -> None:
-    reweight(shared.envoy.admin, {"idle.arm": 4})
-    try:
-        assert reweight(shared.envoy.admin, {}) == {"eager": 3, "compiled-padded": 1, "idle.arm": 4}
-        assert Counter(answer.arm for answer in shared.ask(*[{}] * 100))["idle.arm"] > 0
-    finally:
-        reweight(shared.envoy.admin, {"idle.arm": 0})
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ({"eagre": 1}, 'arm "eagre" is unknown to the split at \\S+: use one of eager, compiled-padded, idle.arm'),
-        ({"eager": -1}, 'weight of arm "eager" is -1: give a whole number from 0 to 1000000'),
-        (
-            {"eager": 0, "compiled-padded": 0},
-            "every arm would have weight 0: give at least one arm a weight of 1 or more",
-        ),
-    ],
-)
-def test_bad_weights_change_nothing(shared: House, weights: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}$"):
-        reweight(shared.envoy.admin, weights)
-    assert live_weights(shared.envoy.admin) == {"eager": 3, "compiled-padded": 1, "idle.arm": 0}
-
-
-def copied(house: House, count: int) -> int:
-    """How many of `count` requests reach the shadow "dark"."""
-    eager = house.replicas["eager"][0]
-    eager_before, copies_before = eager.calls, house.copies("dark")
-    assert Counter(answer.arm for answer in house.ask(*[{}] * count)) == {"eager": count}
-    assert eager.calls == eager_before + count
-    return house.copies("dark") - copies_before
-
-
-@pytest.mark.process
-def test_copies_follow_a_new_share_and_end_with_zero(build: Build) -> None:
-    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0})
-    admin = house.envoy.admin
-    assert live_shares(admin) == Shares(weights={"eager": 1, "dark": 0}, shadows={})
-    assert copied(house, 50) == 0
-    assert reshare(admin, shadows={"dark": 100}).shadows == {"dark": 100}
-    for percent in (100.0, 50.0, 12.3456):
-        assert reshare(admin, shadows={"dark": percent}).shadows == {"dark": percent}
-        assert live_shares(admin).shadows == {"dark": percent}
-        assert abs(copied(house, 400) - 4 * percent) <= binomial_bound(400, percent / 100)
-    assert reshare(admin, shadows={"dark": 0}).shadows == {}
-    assert live_shares(admin).shadows == {}
-    assert copied(house, 50) == 0
-
-
-@pytest.mark.parametrize(
-    ("shadows", "message"),
-    [
-        ({"drak": 5.0}, 'arm "drak" is unknown to the split at \\S+: use one of eager, compiled-padded, idle.arm'),
-        ({"idle.arm": 250.0}, 'shadow of arm "idle.arm" is 250 %: give 0 %, or from 0.0001 % to 100 %'),
-    ],
-)
-def test_a_bad_shadow_changes_nothing(shared: House, shadows: dict[str, float], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}$"):
-        reshare(shared.envoy.admin, shadows=shadows)
-    assert live_shares(shared.envoy.admin).shadows == {}
-
-
-class Saying(Admin):
-    """An admin port that answers every question with one body."""
-
-    body = ""
-
-    def fetch(self, method: str, path: str) -> tuple[int, str]:
-        return 200, self.body
-
-
-@pytest.mark.parametrize("question", [live_shares, configured_weights, started_s_ago, replica_addresses, log_path])
-@pytest.mark.parametrize(
-    "body",
-    [
-        "",
-        "[" * 5000,
-        "1" * 5000,
-        json.dumps(
-            {
-                "weighted_clusters": {"clusters": [{"name": "eager", "weight": float("inf")}]},
-                "uptime_current_epoch": 5,
-                "cluster_statuses": [5],
-                "log_format": {"json_format": 5},
-            }
-        ),
-    ],
-)
-def test_an_answer_of_something_else_is_one_line(question: Callable[[Admin], object], body: str) -> None:
-    admin = Saying("127.0.0.1:9901")
-    object.__setattr__(admin, "body", body)
-    with pytest.raises(SplitterError, match=r"^127\.0\.0\.1:9901 answered no .*: is it a split's admin port\?$"):
-        question(admin)
-
-
-def two_services(weights: tuple[int, int]) -> SplitterConfig:
-    return SplitterConfig(
-        arms=tuple(
-            ArmTarget(name=name, backends=(f"{service_name(name)}:50051",), weight=weight)
-            for name, weight in zip(("eager", "compiled-padded"), weights, strict=True)
-        )
-    )
-
-
-def test_gateway_route_says_what_envoy_is_told() -> None:
-    rules = grpc_route_manifest(two_services((90, 10)))["spec"]["rules"]
-    pins = {rule["matches"][0]["headers"][0]["value"]: rule.get("backendRefs", []) for rule in rules[:-1]}
-    assert pins == {
-        "eager": [{"name": "tailgate-eager", "port": 50051}],
-        "compiled-padded": [{"name": "tailgate-compiled-padded", "port": 50051}],
-        ".+": [],
-    }
-    shares = {backend["name"]: backend["weight"] for backend in rules[-1]["backendRefs"]}
-    assert shares == {"tailgate-eager": 90, "tailgate-compiled-padded": 10}
-
-
-def deployed(kind: str) -> dict[str, dict[str, Any]]:
-    """The manifests of `kind` in deploy/kubernetes by name."""
-    documents = [
-        document
-        for path in sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
-        for document in yaml.safe_load_all(path.read_text())
-    ]
-    return {document["metadata"]["name"]: document for document in documents if document["kind"] == kind}
-
-
-def test_deployed_route_is_the_generated_one_and_finds_its_services() -> None:
-    route = deployed("GRPCRoute")["tailgate"]
-    assert route == grpc_route_manifest(two_services((50, 50)))
-    services = deployed("Service")
-    for backend in route["spec"]["rules"][-1]["backendRefs"]:
-        service = services[backend["name"]]["spec"]
-        pod = deployed("Deployment")[backend["name"]]["spec"]["template"]
-        assert service["selector"].items() <= pod["metadata"]["labels"].items()
-        assert [port["port"] for port in service["ports"]] == [backend["port"]]
-        assert backend["port"] in [port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]]
-
-
-def test_deployed_arms_are_their_presets_on_one_model() -> None:
-    tables = [json.loads(text) for text in deployed("ConfigMap")["tailgate-arms"]["data"].values()]
-    arms = [ArmConfig.from_dict(table) for table in tables]
-    assert [arm.name for arm in arms] == ["eager", "compiled-padded"]
-    for arm in arms:
-        assert arm == ArmConfig.from_preset(arm.preset, model=arms[0].model, engine=arms[0].engine)
+def test_outside_of_a_cluster_is_known(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^KUBERNETES_SERVICE_HOST is not set: run in a pod, or"):
+        in_cluster({}, tmp_path)
+    environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
+    with pytest.raises(ConfigError, match=r"ca\.crt is missing: give the pod a service account"):
+        in_cluster(environment, tmp_path)
+    for name in ("ca.crt", "token", "namespace"):
+        (tmp_path / name).write_text("models\n")
+    api, namespace = in_cluster(environment, tmp_path)
+    assert (api.address, namespace) == ("[fd00::1]:6443", "models")
+    with pytest.raises(ConfigError, match='"fd00::1" and port "https" are no address'):
+        in_cluster({**environment, "KUBERNETES_SERVICE_PORT_HTTPS": "https"}, tmp_path)

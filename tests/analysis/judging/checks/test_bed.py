@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import math
 import tempfile
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from analysis.judging.bed import judge_bed
 from analysis.judging.checks.bed import check_bed
-from analysis.judging.checks.disturbances import LEVER, Aspect, Disturbance, checks_of, gathered
-from analysis.judging.checks.machines import check_machines
-from analysis.judging.checks.pressure import check_pressure
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.validity import apply_checks
 from analysis.records.run_records import read_run
-from analysis.report import write_reports
 from analysis.run.run import Run
 from analysis.run.test_bed import TestBed as Bed
-from analysis.statistics.compare import Comparison
-from analysis.summary.summary import analyze
 from tests.fakes.beds import FakeBed, Trouble
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 
@@ -290,170 +278,3 @@ class TestQuiet:
             (judged(one, seed=seed, trials=2)[0].verdict, opened(one, seed=seed, trials=2)) for one, seed in beds
         ]
         assert set(map(str, verdicts)) == {str(("quiet", set()))}
-
-
-ASPECT = Aspect(check="bed drift", sound="All was well.", remedy="Mend it.")
-ARMS_DISTURBANCES = ("eager", "compiled")
-
-
-def disturbance(*, value: float, shift: float | None, trial: int = 1, place: str = "cuda:1") -> Disturbance:
-    return Disturbance(
-        aspect=ASPECT, place=place, trial=trial, arms=("compiled",), value=value, limit=0.05, shift=shift, text="so"
-    )
-
-
-def shift_of(*found: Disturbance) -> float | None:
-    (check,) = checks_of(ASPECT, gathered(found, "eager"), ARMS_DISTURBANCES)
-    return check.shift
-
-
-def test_the_largest_change_of_a_place_counts_and_not_that_of_the_longest_trouble() -> None:
-    assert shift_of(disturbance(value=0.6, shift=0.1), disturbance(value=0.5, shift=0.4, trial=2)) == LEVER * 0.4
-
-
-def test_what_nobody_knows_the_weight_of_is_not_hidden_by_what_is_known() -> None:
-    assert shift_of(disturbance(value=0.9, shift=0.1), disturbance(value=0.3, shift=None, trial=2)) is None
-    assert shift_of(disturbance(value=0.9, shift=0.1), disturbance(value=0.3, shift=None, place="cuda:0")) is None
-
-
-def test_changes_of_two_places_add_up() -> None:
-    both = shift_of(disturbance(value=0.6, shift=0.1), disturbance(value=0.5, shift=0.2, place="host"))
-    assert both == LEVER * (0.1 + 0.2)
-
-
-ALL = Comparison(
-    arm="compiled",
-    control="eager",
-    metric="e2e",
-    quantile=0.99,
-    margin=0.1,
-    alpha=0.05,
-    ratio=1.0,
-    verdict=PASS,
-    method="t-test over trials",
-    blocks=60,
-    groups=6,
-    trials=6,
-    requests=1000,
-)
-
-
-def machine(name, ratio, spread, **more):
-    own = replace(ALL, machine=name, ratio=ratio, spread=spread, trials=2, verdict=INCONCLUSIVE)
-    return replace(own, **{"p_inferior": 0.5, "p_noninferior": 0.5, **more})
-
-
-def found(item, *apart, shares=()):
-    return check_machines("compiled", [item], apart, shares)
-
-
-def test_machines_that_agree_contradict_nothing():
-    check = found(ALL, machine("a", 0.98, 0.02), machine("b", 1.03, 0.02))
-    assert check.ok
-    assert check.value is not None
-    assert check.reason == "No one of 2 machines contradicts what all of them say of compiled."
-
-
-def test_a_pass_is_opened_where_machines_differ_and_one_was_seen_beyond_the_margin():
-    check = found(ALL, machine("a", 0.9, 0.03), machine("b", 1.15, 0.03))
-    assert not check.ok
-    assert check.reason.startswith("The machines disagree: p99 E2E is 1.00 times that of eager over all, and 1.15 on b")
-    assert "0.90 on a; one ratio for all has p = " in check.reason
-
-
-def test_a_machine_beyond_the_margin_within_chance_opens_nothing():
-    assert found(ALL, machine("a", 0.9, 0.2), machine("b", 1.15, 0.2)).ok
-
-
-def test_machines_that_differ_on_one_side_of_the_margin_decide_alike():
-    assert found(ALL, machine("a", 0.7, 0.01), machine("b", 1.0, 0.01)).ok
-
-
-def test_a_machine_that_is_surely_beyond_the_margin_opens_a_pass_whatever_the_others_know():
-    others = [machine(name, 1.0, 0.5) for name in "acd"]
-    assert not found(ALL, *others, machine("b", 1.2, 0.3, p_inferior=0.04)).ok
-
-
-def test_a_fail_is_opened_by_a_machine_that_is_surely_within_the_margin():
-    fail = replace(ALL, ratio=1.3, verdict=FAIL)
-    assert not found(fail, machine("a", 1.6, 0.02), machine("b", 1.0, 0.02)).ok
-    assert found(fail, machine("a", 1.35, 0.02), machine("b", 1.25, 0.02)).ok
-
-
-def test_a_machine_without_a_ratio_says_nothing():
-    assert found(ALL, machine("a", None, None), machine("b", 1.0, 0.02)).value is None
-
-
-def test_the_luck_of_starts_is_no_disagreement():
-    apart = [machine("a", 0.9, 0.02), machine("b", 1.12, 0.02)]
-    assert not found(ALL, *apart).ok
-    assert found(ALL, *(replace(item, restart_spread=0.2 * math.sqrt(2.0)) for item in apart)).ok
-
-
-@pytest.mark.parametrize("verdict", [PASS, FAIL])
-def test_only_the_gate_that_is_contradicted_is_opened(verdict):
-    def gate(name, kind, own):
-        return Gate(arm="compiled", gate=name, kind=kind, value=1.0, limit=1.0, unit="ms", verdict=own, reason="Seen.")
-
-    gates = [
-        gate("slo p99_ttft_ms", "slo", PASS),
-        gate("slo p99_e2e_ms", "slo", verdict),
-        gate("noninferiority p99_e2e", "noninferiority", verdict),
-        gate("recompiles", "recompile", PASS),
-    ]
-    missed = ("slo p99_ttft_ms", "slo", "p99_ttft_ms is missed on b alone")
-    check = found(ALL, machine("a", 1.0, 0.1), machine("b", 1.0, 0.1), shares=[missed])
-    after = apply_checks(gates, [check])
-    assert [item.verdict for item in after] == [INCONCLUSIVE, verdict, verdict, PASS]
-    assert after[0].blocked_by == ("machines",)
-
-
-SENTENCE = "Under pressure: over the whole traffic a neighbour on each device held 30 % of the memory."
-
-
-def pressed(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    """A run of two arms on two cards that asked for memory to be held on both."""
-    directory = write_run(folder / "run", FakeRun(gates={"draws": 199}))
-    experiment = directory / "experiment.toml"
-    experiment.write_text(experiment.read_text() + "\n[pressure]\nmemory_share = 0.3\n")
-    path = directory / "trial-01" / "trial.json"
-    info = json.loads(path.read_text())
-    info |= {"devices": {"eager": "cuda:0", "compiled": "cuda:1"}, "pressure": rows}
-    path.write_text(json.dumps(info))
-    return directory
-
-
-def memory_on(device: str) -> dict[str, Any]:
-    return {"kind": "memory", "device": device, "from_s": 0.0, "share": 0.3, "start_ns": 1, "end_ns": 2, "error": None}
-
-
-def test_arms_that_were_pressed_alike_are_judged_and_the_reports_say_how(tmp_path: Path) -> None:
-    directory = pressed(tmp_path, [memory_on("cuda:0"), memory_on("cuda:1")])
-    summary = analyze(directory)
-    assert [check["ok"] for check in summary["validity"] if check["check"] == "pressure"] == [True]
-    assert summary["overall"] == "PASS"
-    assert summary["design"]["pressure"] == SENTENCE
-    write_reports(summary, directory)
-    for name in ("report.html", "report.md"):
-        assert SENTENCE in (directory / name).read_text()
-
-
-def test_arms_that_were_not_pressed_alike_are_not_judged_by_their_latency(tmp_path: Path) -> None:
-    summary = analyze(pressed(tmp_path, [memory_on("cuda:0")]))
-    (check,) = [check for check in summary["validity"] if check["check"] == "pressure"]
-    assert not check["ok"]
-    assert "trial 1: memory from 0 s on was on 1 of 2 devices" in check["reason"]
-    assert summary["overall"] == "INCONCLUSIVE"
-    blocked = {gate["kind"] for gate in summary["gates"] if "pressure" in gate["blocked_by"]}
-    assert "noninferiority" in blocked
-    assert "recompile" not in blocked
-
-
-def test_a_run_without_pressure_has_no_such_check(tmp_path: Path) -> None:
-    summary = analyze(write_run(tmp_path / "run", FakeRun(duration_s=60)))
-    assert "pressure" not in {check["check"] for check in summary["validity"]}
-    assert "pressure" not in summary["design"]
-
-
-def test_many_faults_are_counted_after_the_first() -> None:
-    assert check_pressure([f"fault {number}" for number in range(5)]).reason.endswith("fault 2; and 2 more.")

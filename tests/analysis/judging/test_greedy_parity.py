@@ -1,0 +1,212 @@
+"""Greedy answers of external arms: PASS, FAIL or open, with what the answers can carry in the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from analysis.judging.greedy_parity import NEAR_TIE, GreedyParity, greedy_gate, judge_asked, judge_greedy
+from analysis.records.asked_answers import AskedAnswer, Twice
+from analysis.run.greedy_answers import greedy_answers
+from benchmarks.simulation.greedy import BF16, Server
+
+PROMPTS = 48
+EXACT = Server()
+
+
+def judged(control: Twice | Server, arm: Twice | Server, *, seed: int = 1, prompts: int = PROMPTS) -> GreedyParity:
+    twice = [
+        item if isinstance(item, tuple) else replace(item, name=name).twice(seed, prompts)
+        for name, item in (("control", control), ("arm", arm))
+    ]
+    answers = greedy_answers([twice[0]], [twice[1]], near_tie=NEAR_TIE)
+    return judge_greedy("arm", answers, when="before", near_tie=NEAR_TIE, alpha=0.025)
+
+
+def changed(twice: Twice, places: Sequence[int], **changes: object) -> Twice:
+    first, second = (
+        tuple(replace(item, **changes) if place in places else item for place, item in enumerate(answers))  # type: ignore[arg-type]
+        for answers in twice
+    )
+    return first, second
+
+
+def test_equal_servers_pass_and_the_reason_says_what_would_not_show() -> None:
+    found = judged(EXACT, EXACT)
+    assert (found.verdict, found.answers.same, found.answers.departs) == ("PASS", 48, ())
+    assert found.reason == (
+        "48 of 48 greedy answers of arm before the load are the control's (92.6 % to 100 %); the control's own second "
+        "answers: 48. Log-probabilities of equal tokens differ by 0 nats on average. Up to 6.05 % of all prompts may "
+        "get another answer unseen."
+    )
+
+
+def test_rounding_that_turns_near_ties_passes() -> None:
+    found = judged(BF16, BF16)
+    assert found.verdict == "PASS"
+    assert 0 < len(found.answers.departs) == found.answers.ties
+    assert "Where others part, the two prefer their tokens by 0." in found.reason
+
+
+def test_equal_words_pass_without_log_probabilities_and_the_reason_says_that_this_is_all() -> None:
+    silent = Server(tells=False)
+    found = judged(silent, silent)
+    assert (found.verdict, found.answers.told, found.answers.shift) == ("PASS", False, None)
+    assert "equal words are all that is known" in found.reason
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_other_weights_fail_with_and_without_log_probabilities(tells: bool) -> None:
+    found = judged(replace(BF16, tells=tells), Server(weights="two", tells=tells))
+    assert found.verdict == "FAIL"
+    assert "half of those that differ do so by token 1" in found.reason
+    assert ("more than rounding explains" in found.reason) is not tells
+
+
+def test_other_words_without_log_probabilities_stay_open_where_rounding_may_explain_them() -> None:
+    found = judged(replace(BF16, tells=False), replace(BF16, tells=False))
+    assert found.verdict == "INCONCLUSIVE"
+    assert "near ties cannot be told from another result" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("control", "arm", "says"),
+    [
+        (replace(BF16, samples=True), BF16, "One of the two is not greedy"),
+        (BF16, replace(BF16, samples=True), "One of the two is not greedy"),
+        (replace(BF16, samples=True, tells=False), replace(BF16, tells=False), "control does not repeat itself"),
+        (replace(BF16, tells=False), replace(BF16, samples=True, tells=False), "arm does not repeat itself"),
+    ],
+)
+def test_server_that_samples_is_blamed_for_that_and_nothing_else(control: Server, arm: Server, says: str) -> None:
+    found = judged(control, arm)
+    assert (found.verdict, says in found.reason) == ("INCONCLUSIVE", True), found.reason
+
+
+def test_few_prompts_cannot_rule_out_a_rare_divergence() -> None:
+    found = judged(EXACT, EXACT, prompts=12)
+    assert found.verdict == "INCONCLUSIVE"
+    assert "So up to 22.1 % may be others, and 10 % is allowed: give more parity.prompts" in found.reason
+
+
+def test_answer_that_is_always_the_same_counts_once() -> None:
+    constant = changed(
+        EXACT.twice(1, PROMPTS), range(PROMPTS), text="well", tokens=("w",), log_probs=(-1.0,), likeliest=({"w": -1.0},)
+    )
+    found = judged(constant, constant)
+    assert (found.verdict, found.answers.held) == ("INCONCLUSIVE", 1)
+    assert "1 different answer" in found.reason
+
+
+def test_empty_answers_and_errors_are_no_answers() -> None:
+    twice = EXACT.twice(1, PROMPTS)
+    lost = changed(twice, range(PROMPTS), error="UNAVAILABLE: gone")
+    found = judged(twice, lost)
+    assert (found.verdict, found.reason) == (
+        "INCONCLUSIVE",
+        "No prompt was answered by both: UNAVAILABLE: gone.",
+    )
+    empty = changed(twice, range(40), text="", tokens=(), log_probs=(), likeliest=())
+    found = judged(twice, empty)
+    assert (found.verdict, found.answers.answered, found.answers.failure) == ("INCONCLUSIVE", 8, "an answer is empty")
+
+
+def test_arms_that_are_asked_in_other_words_are_not_compared() -> None:
+    twice = EXACT.twice(1, PROMPTS)
+    found = judged(twice, changed(twice, [3], digest="else"))
+    assert (found.verdict, "asked in other words" in found.reason) == ("INCONCLUSIVE", True)
+
+
+def test_single_answer_far_from_the_controls_leaves_it_open() -> None:
+    twice, other = EXACT.twice(1, PROMPTS), Server(weights="two").twice(1, PROMPTS)
+    mixed = tuple(
+        tuple(other[time][place] if place == 7 else item for place, item in enumerate(twice[time])) for time in (0, 1)
+    )
+    found = judged(twice, mixed)  # type: ignore[arg-type]
+    assert (found.verdict, found.answers.apart) == ("INCONCLUSIVE", 1)
+    assert "which no rounding explains" in found.reason
+
+
+def test_log_probabilities_that_differ_where_answers_do_not_leave_it_open() -> None:
+    def off(answer: AskedAnswer) -> AskedAnswer:
+        return replace(answer, log_probs=tuple(value - 0.3 for value in answer.log_probs))
+
+    twice = EXACT.twice(1, PROMPTS)
+    found = judged(twice, (tuple(map(off, twice[0])), tuple(map(off, twice[1]))))
+    assert found.verdict == "INCONCLUSIVE"
+    assert "differ by 0.3 nats on average (limit 0.1)" in found.reason
+
+
+def test_server_that_is_sure_of_every_token_tells_nothing() -> None:
+    def sure(answer: AskedAnswer) -> AskedAnswer:
+        return replace(answer, log_probs=(0.0,) * len(answer.tokens))
+
+    twice = EXACT.twice(1, PROMPTS)
+    found = judged(twice, (tuple(map(sure, twice[0])), tuple(map(sure, twice[1]))))
+    assert not found.answers.told
+
+
+def test_fault_in_a_third_of_the_prompts_is_found() -> None:
+    verdicts = [judged(BF16, replace(BF16, faulty=0.33), seed=seed).verdict for seed in range(10)]
+    assert verdicts.count("FAIL") >= 7
+    assert "PASS" not in verdicts
+
+
+class TestGate:
+    def documents(
+        self, arm: Server, *, after: Server | None = None
+    ) -> list[tuple[dict[str, object], dict[str, object]]]:
+        def document(server: Server, name: str, later: Server) -> dict[str, object]:
+            def rows(item: Server) -> list[list[dict[str, object]]]:
+                return [
+                    [
+                        {
+                            "text": answer.text,
+                            "pieces": answer.pieces,
+                            "tokens": list(answer.tokens),
+                            "log_probs": list(answer.log_probs),
+                            "likeliest": [dict(others) for others in answer.likeliest],
+                        }
+                        for answer in answers
+                    ]
+                    for answers in replace(item, name=name).twice(1, PROMPTS)
+                ]
+
+            prompts = [{"digest": str(place), "max_tokens": 24} for place in range(PROMPTS)]
+            return {"prompts": prompts, "answers": {"before": rows(server), "after": rows(later)}}
+
+        return [(document(BF16, "control", BF16), document(arm, "arm", after or arm))]
+
+    judge = staticmethod(partial(judge_asked, "arm", near_tie=NEAR_TIE, alpha=0.05))
+
+    def test_fault_that_begins_under_the_load_is_a_fail(self) -> None:
+        found = self.judge(self.documents(BF16, after=Server(weights="two")))
+        assert [item.verdict for item in found] == ["PASS", "FAIL"]
+        gate = greedy_gate("arm", found)
+        assert (gate.gate, gate.kind, gate.verdict, gate.limit) == ("parity", "parity", "FAIL", 0.0)
+        assert "after the load" in gate.reason
+        assert "before the load" not in gate.reason
+
+    def test_both_looks_are_said_where_both_pass(self) -> None:
+        gate = greedy_gate("arm", self.judge(self.documents(BF16)))
+        assert (gate.verdict, gate.unseen) == ("PASS", False)
+        assert "before the load" in gate.reason
+        assert "after the load" in gate.reason
+
+    def test_lost_records_leave_a_pass_open_and_a_fail_as_it_is(self) -> None:
+        lost = "The answers of trial 2 are not there."
+        gate = greedy_gate("arm", self.judge(self.documents(BF16)), lost=lost)
+        assert (gate.verdict, gate.reason, gate.unseen) == ("INCONCLUSIVE", lost, True)
+        failed = greedy_gate("arm", self.judge(self.documents(Server(weights="two"))), lost=lost)
+        assert failed.verdict == "FAIL"
+
+    def test_nothing_recorded_is_open(self) -> None:
+        [found] = self.judge([(None, None)])
+        assert (found.verdict, found.reason) == (
+            "INCONCLUSIVE",
+            "No prompt was answered by both: nothing was recorded.",
+        )
+        assert greedy_gate("arm", []).verdict == "INCONCLUSIVE"

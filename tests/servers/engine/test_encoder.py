@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModel, RobertaConfig
+
+from servers.clock import now_ns
+from servers.compiler.recorder import CompileRecorder
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.engine import encoder as encoder_module
+from servers.engine.borders import batch_borders, prompt_borders
+from servers.engine.encoder import EncoderRunner, pooled
+from servers.engine.engine import Arrivals, Engine
+from servers.engine.messages import Finished, StepRecord, Submit
+from servers.engine.model import check_task, load_model, readable_tokens
+from servers.engine.runners import runner_for
+from servers.engine.scheduler import Job
+from servers.fields import ConfigError
+from tests.servers.compiler.reset import reset_compiler
+
+MODEL = ModelConfig(id="random:bert-tiny", task="embed", dtype="float32", device="cpu")
+ENGINE = EngineConfig(slots=5, max_prompt_tokens=40, threads=1)
+
+
+@pytest.fixture
+def recorder() -> Iterator[CompileRecorder]:
+    reset_compiler()
+    recorder = CompileRecorder()
+    recorder.install()
+    yield recorder
+    recorder.remove()
+    reset_compiler()
+
+
+def arm_of(preset: str, *, backend: str = "eager", **model: Any) -> ArmConfig:
+    """On a backend that runs traced graphs as they are, so that tracing alone takes time."""
+    arm = ArmConfig.from_preset(preset, model=replace(MODEL, **model), engine=ENGINE)
+    if arm.compile.enabled and backend != "inductor":
+        arm = replace(arm, compile=replace(arm.compile, backend=backend, mode="default"))
+    return arm
+
+
+def warm(arm: ArmConfig, recorder: CompileRecorder) -> EncoderRunner:
+    runner = runner_for(arm, recorder)
+    assert isinstance(runner, EncoderRunner)
+    runner.load()
+    runner.warm_up(lambda done, total, detail: None)
+    return runner
+
+
+def job(length: int, seed: int = 0) -> Job:
+    generator = torch.Generator().manual_seed(seed * 1000 + length)
+    ids = torch.randint(3, 30522, (length,), generator=generator).tolist()
+    return Job(request_id=f"{seed}-{length}", prompt=ids, max_tokens=0, recv_ns=0)
+
+
+@torch.no_grad()
+def plain(model: nn.Module, text: Sequence[int], pooling: str) -> torch.Tensor:
+    """What the Hugging Face model alone gives, without padding, mask or batch."""
+    hidden = model(input_ids=torch.tensor([list(text)])).last_hidden_state[0].double()
+    return hidden[0] if pooling == "cls" else hidden.mean(dim=0)
+
+
+def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float(nn.functional.cosine_similarity(one.double(), other.double(), dim=0))
+
+
+def batches(arm: ArmConfig) -> list[list[Job]]:
+    """Every border of the length with every border of the batch, the texts of a batch of unequal length."""
+    return [
+        [job(max(1, length - 3 * row), seed=row) for row in range(size)]
+        for length in sorted(prompt_borders(arm))
+        for size in sorted(batch_borders(arm))
+    ]
+
+
+def assert_as_plain(runner: EncoderRunner) -> None:
+    reference = load_model(replace(runner.arm.model, attention="eager"))
+    for texts in batches(runner.arm):
+        vectors = runner.vectors(texts)
+        assert torch.allclose(vectors.norm(dim=1), torch.ones(len(texts)), atol=1e-5)
+        for text, vector in zip(texts, vectors, strict=True):
+            assert cosine(vector, plain(reference, text.prompt, runner.arm.model.pooling)) >= 0.9999
+
+
+@pytest.mark.parametrize("preset", ["eager", "compiled-padded"])
+def test_the_first_tokens_vector_is_taken_where_pooling_says_so(preset: str, recorder: CompileRecorder) -> None:
+    assert_as_plain(warm(arm_of(preset, pooling="cls"), recorder))
+
+
+def test_a_strict_encoder_refuses_a_length_that_was_not_warmed(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, backend="eager", dynamic=False, strict=True, warmup="minimal")
+    runner = warm(ArmConfig(name="strict", model=MODEL, engine=ENGINE, compile=policy), recorder)
+    finished, _ = served(runner, recorder, [5])
+    assert finished[0].status == "OK"
+    finished, _ = served(runner, recorder, [7])
+    assert finished[0].status == "FAILED_PRECONDITION"
+    assert "compiles nothing while serving" in finished[0].message
+
+
+def test_regions_of_an_encoder_are_named_and_may_match_nothing(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, backend="eager", dynamic=False, regions=("encoder.layer.*.intermediate",))
+    arm = ArmConfig(name="regions", model=MODEL, engine=ENGINE, shapes=ShapeConfig(kind="pad"), compile=policy)
+    runner = warm(arm, recorder)
+    assert {event.frame.rpartition(" ")[2] for event in recorder.drain()} == {"BertIntermediate"}
+    assert_as_plain(runner)
+    missing = replace(arm, compile=replace(policy, regions=("model.layers.*",)))
+    with pytest.raises(ConfigError, match="matches no module of the model: it has embeddings"):
+        runner_for(missing, recorder).load()
+
+
+# --- Whether compiled code ran ----------------------------------------------------------------------------------------
+
+
+def served(
+    runner: EncoderRunner, recorder: CompileRecorder, lengths: Sequence[int]
+) -> tuple[list[Finished], list[StepRecord]]:
+    """Texts that come at once, through the engine."""
+    engine, arrivals = Engine(runner.arm, runner, recorder.drain), Arrivals()
+    for number, length in enumerate(lengths):
+        arrivals.put(Submit(request_id=str(number), prompt=job(length).prompt, max_tokens=0, recv_ns=now_ns()))
+    arrivals.take(engine)
+    finished, steps = [], []
+    while not engine.idle:
+        outputs, _ = engine.advance(arrivals)
+        for output in outputs:
+            assert output.tokens == []
+            finished += output.finished
+            steps += [output.step] if output.step is not None else []
+    return finished, steps
+
+
+def test_an_encoder_past_the_recompile_limit_is_seen_to_run_eagerly(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", recompile_limit=2, warmup="minimal")
+    runner = warm(ArmConfig(name="limited", model=MODEL, engine=ENGINE, compile=policy), recorder)
+    for length in range(10, 14):
+        _, steps = served(runner, recorder, [length])
+    assert not steps[0].compiled
+
+
+def test_a_compiled_model_that_the_served_function_calls_around_is_seen(
+    recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled and never called leaves every step eager, and nothing else tells."""
+    monkeypatch.setattr(encoder_module.compiler_policy, "compile_step", lambda step, policy: step)
+    runner = warm(arm_of("compiled-padded"), recorder)
+    _, steps = served(runner, recorder, [3, 5])
+    assert [step.compiled for step in steps] == [False]
+
+
+# --- Vectors and texts that cannot be ---------------------------------------------------------------------------------
+
+
+def test_padding_has_no_part_in_the_mean() -> None:
+    hidden = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [100.0, 100.0]]])
+    mask = torch.tensor([[1, 1, 0]])
+    assert pooled(hidden, mask, "mean").tolist() == [[2.0, 3.0]]
+    assert pooled(hidden, mask, "cls").tolist() == [[1.0, 2.0]]
+
+
+@pytest.mark.parametrize("broken", [0.0, float("nan")])
+def test_a_text_whose_vector_has_no_direction_fails_alone(broken: float, recorder: CompileRecorder) -> None:
+    runner = warm(arm_of("eager"), recorder)
+    encode = runner._steps["encode"]
+
+    def breaking(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (vectors,) = encode(*inputs)
+        vectors[1] = broken
+        return (vectors,)
+
+    runner._steps["encode"] = breaking
+    finished, _ = served(runner, recorder, [5, 6, 7])
+    assert [item.status for item in finished] == ["OK", "INTERNAL", "OK"]
+    assert "zero or no number" in finished[1].message
+
+
+def test_models_that_cannot_do_the_task_are_refused_in_one_line() -> None:
+    for task, kind, words in (
+        ("embed", {"model_type": "llama"}, "which generates"),
+        ("embed", {"model_type": "t5", "is_encoder_decoder": True}, "takes two texts"),
+        ("embed", {"model_type": "bert", "is_decoder": True}, "which generates"),
+        ("generate", {"model_type": "bert"}, "which embeds"),
+    ):
+        config = type("Config", (), {"is_encoder_decoder": False, **kind})
+        with pytest.raises(ConfigError, match=words) as caught:
+            check_task(ModelConfig(id="some/model", task=task), config)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+    bert = type("Config", (), {"is_encoder_decoder": False, "model_type": "bert"})
+    check_task(ModelConfig(id="some/model", task="embed"), bert)
+
+
+def test_another_architecture_from_a_folder_embeds_like_the_plain_model(
+    tmp_path: Path, recorder: CompileRecorder
+) -> None:
+    """RoBERTa counts positions by the tokens that are no padding, so that the padding's id matters."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = RobertaConfig(vocab_size=300, max_position_embeddings=42, pad_token_id=1, initializer_range=0.3, **sizes)
+    AutoModel.from_config(config, add_pooling_layer=False).save_pretrained(tmp_path)
+    model = replace(MODEL, id=str(tmp_path))
+    runner = warm(ArmConfig.from_preset("eager-padded", model=model, engine=ENGINE), recorder)
+    reference = load_model(replace(model, attention="eager"))
+    texts = [replace(job(length), prompt=[5 + token % 200 for token in job(length).prompt]) for length in (1, 7, 40)]
+    for text, vector in zip(texts, runner.vectors(texts), strict=True):
+        assert cosine(vector, plain(reference, text.prompt, "mean")) >= 0.9999
+    longer = replace(runner.arm, engine=replace(ENGINE, max_prompt_tokens=41))
+    with pytest.raises(ConfigError, match="reads 40 tokens at most"):
+        runner_for(longer, recorder).load()
+
+
+def test_positions_that_begin_after_the_paddings_are_not_counted() -> None:
+    config = RobertaConfig(
+        vocab_size=50,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        max_position_embeddings=20,
+        pad_token_id=1,
+    )
+    assert readable_tokens(AutoModel.from_config(config)) == 18
+    assert readable_tokens(load_model(MODEL)) == 512
