@@ -42,7 +42,7 @@ from tests.analysis.statistics import test_quantiles, test_resampling, test_sequ
 from tests.analysis.statistics.test_compare import judged, mirrored
 from tests.fakes.beds import referenced
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
-from tests.loadtests.commands.test_calibrate import GATES
+from tests.loadtests.commands.test_compare import GATES_CALIBRATE as GATES
 
 __all__ = ["calibrated", "long_run"]
 

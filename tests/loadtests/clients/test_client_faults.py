@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import struct
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import gevent
 import gevent.socket
@@ -15,12 +20,17 @@ import pytest
 from loadtests.clients.call import Call
 from loadtests.clients.connection import Connection
 from loadtests.clients.inference import InferenceClient
+from loadtests.external.client_security import SecurityConfig
 from servers.clock import now_ns
 from servers.rpc.inference_pb2 import GenerateRequest
+from servers.security import ServerTls
+from servers.splitter.envoy import Envoy
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from tests.fakes import http2 as wire
+from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.generating import generate, keeping_client, until
+from tests.fakes.grpc_peers import grpc_peer
 from tests.fakes.http2 import OK_END, OK_HEADERS, RawPeer, Wire, chunk, frame, grpc_message, literals
-from tests.fakes.inference import Behaviour, serve
 from tests.fakes.patience import PATIENCE_S
 
 WHOLE = wire.END_HEADERS
@@ -120,18 +130,6 @@ def test_a_window_that_settings_shrink_below_zero_holds_the_request_until_it_is_
         client.close()
         assert held.is_set()
     assert call.status == "OK"
-
-
-def test_larger_frames_are_used_once_the_server_allows_them() -> None:
-    def script(link: Wire) -> None:
-        link.greet(setting(LARGEST_FRAME, 40_000))
-        link.send(good(link.request(), 1))
-
-    with RawPeer(script) as peer:
-        client = InferenceClient(peer.target)
-        assert finished(generate(client, request(prompt=15_000))).status == "OK"
-        client.close()
-        assert [len(item[3]) for item in peer.frames(wire.DATA)] == [40_000, len(peer.frames(wire.DATA)[1][3])]
 
 
 @pytest.mark.parametrize(("increment", "code"), [(2**31 - 1, FLOW_CONTROL_ERROR), (0, PROTOCOL_ERROR)])
@@ -255,11 +253,6 @@ def test_informational_responses_come_before_the_answer() -> None:
     assert "link" not in call.initial_metadata
 
 
-def test_an_informational_response_cannot_be_the_answer() -> None:
-    call = answer(lambda s: frame(wire.HEADERS, LAST, s, literals((":status", "100"))))
-    assert (call.status, call.error) == ("UNKNOWN", "the stream ended with an informational response")
-
-
 def test_a_header_block_may_come_in_pieces_with_frames_of_other_streams_before_and_after() -> None:
     call = answer(
         lambda s: frame(wire.HEADERS, 0, s, OK_HEADERS[:3]),
@@ -309,31 +302,6 @@ def test_a_compressed_message_and_one_beyond_the_limit_are_refused() -> None:
     )
     assert "compressed although no compression was offered" in compressed.error
     assert huge.error == "a message has 5242880 bytes; the limit is 4194304"
-
-
-def test_a_message_of_megabytes_comes_through_hundreds_of_frames_and_a_small_window() -> None:
-    ids = [70_000] * 1_200_000  # 3.6 MB
-    message = chunk(ids)
-
-    def script(link: Wire) -> None:
-        link.greet()
-        stream_id = link.request()
-        link.send(frame(wire.HEADERS, WHOLE, stream_id, OK_HEADERS))
-        credit = {0: 65_535, stream_id: 65_535}
-        for start in range(0, len(message), 16_000):
-            piece = message[start : start + 16_000]
-            while min(credit.values()) < len(piece):
-                _, _, where, payload = link.until(wire.WINDOW_UPDATE)
-                credit[where] += int.from_bytes(payload, "big")
-            for where in credit:
-                credit[where] -= len(piece)
-            link.send(frame(wire.DATA, 0, stream_id, piece))
-        link.send(frame(wire.HEADERS, LAST, stream_id, OK_END))
-
-    with RawPeer(script) as peer:
-        call = ask(peer, stream_window=65_535, connection_window=65_535)
-    assert (call.status, call.output_tokens) == ("OK", len(ids))
-    assert len(set(call.token_ns)) == 1  # one message: new to the user when its last byte came
 
 
 def test_an_empty_message_and_an_empty_frame_are_no_tokens() -> None:
@@ -428,24 +396,6 @@ def test_a_refused_stream_is_started_again_once() -> None:
     assert (call.status, call.error) == ("UNAVAILABLE", "the server reset the stream (HTTP/2 error 7)")
 
 
-def test_calls_go_on_when_a_server_dies_and_comes_back() -> None:
-    with serve(Behaviour(token_s=0.5)) as served:
-        port = int(served.target.rpartition(":")[2])
-        client = InferenceClient(served.target, retry_s=0.02)
-        cut = generate(client, GenerateRequest(request_id="a", max_tokens=50, text="hello"), timeout_s=PATIENCE_S)
-        until(lambda: cut.output_tokens > 0)
-        served.process.kill()
-        served.process.wait(PATIENCE_S)
-        assert finished(cut).status == "UNAVAILABLE"
-        while_down = finished(generate(client, request(), timeout_s=PATIENCE_S))
-        assert while_down.status == "UNAVAILABLE"
-        assert "refused" in while_down.error
-    with serve(Behaviour(), port=port):
-        gevent.sleep(0.03)
-        assert finished(generate(client, request(), timeout_s=PATIENCE_S)).status == "OK"
-    client.close()
-
-
 # --- Keep-alive -------------------------------------------------------------------------------------------------------
 
 
@@ -536,3 +486,153 @@ def test_a_client_that_stood_still_itself_does_not_blame_the_server(answered: bo
     assert call.status == ("" if answered else "UNAVAILABLE")
     client.close()
     far.close()
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("pem"))
+
+
+@pytest.fixture(
+    scope="module",
+    params=["sync", "aio", "sync-tls", "aio-tls", "envoy-sync", "envoy-aio", "envoy-tls", "envoy-tls-both"],
+)
+def client(
+    request: pytest.FixtureRequest, pem: Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[InferenceClient]:
+    """A client of one server, with windows small enough that flow control is at work."""
+    name: str = request.param
+    kind = "sync" if "sync" in name else "aio"
+    secure_arm = name in ("sync-tls", "aio-tls", "envoy-tls-both")
+    with contextlib.ExitStack() as stack:
+        pair = {"certificate": pem.certificate, "key": pem.key} if secure_arm else {}
+        target = stack.enter_context(grpc_peer(kind, token_s=0.002, **pair))  # type: ignore[arg-type]
+        if name.startswith("envoy"):
+            folder = tmp_path_factory.mktemp(name)
+            config = SplitterConfig(
+                arms=(ArmTarget(name="eager", backends=(target,)),),
+                health_interval_s=0.1,
+                tls=ServerTls(certificate=pem.certificate, key=pem.key) if "tls" in name else None,
+                upstream_tls=UpstreamTls(ca=pem.ca) if secure_arm else None,
+            )
+            envoy = stack.enter_context(Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder))
+            envoy.wait_ready(PATIENCE_S)
+            target = envoy.target
+        elif secure_arm:
+            target = f"https://{target}"
+        made = keeping_client(
+            target, security=SecurityConfig(tls_ca=pem.ca), stream_window=70_000, connection_window=200_000
+        )
+        yield made
+        made.close()
+
+
+def ask_of_client_servers(text: str = "hello", tokens: int = 3, number: int = 0) -> GenerateRequest:
+    return GenerateRequest(request_id=f"r-{number}", text=text, max_tokens=tokens)
+
+
+def test_answers_and_requests_above_every_window_arrive_whole(client: InferenceClient) -> None:
+    calls = [generate(client, ask_of_client_servers(text="big 300000"), timeout_s=PATIENCE_S) for _ in range(3)]
+    calls += [generate(client, ask_of_client_servers(text="x" * 1_000_000), timeout_s=PATIENCE_S) for _ in range(3)]
+    assert [(finished(call).status, call.output_tokens) for call in calls] == [("OK", 300_000)] * 3 + [("OK", 3)] * 3
+
+
+@pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "UNAUTHENTICATED"])
+def test_a_status_comes_with_its_message(client: InferenceClient, code: str) -> None:
+    call = finished(generate(client, ask_of_client_servers(text=code), timeout_s=PATIENCE_S))
+    assert (call.status, call.error) == (code, "as you asked: \u2713 100 %")
+
+
+def test_a_deadline_and_a_cancel_end_calls_and_leave_the_connection_well(client: InferenceClient) -> None:
+    late = generate(client, ask_of_client_servers(tokens=100_000), timeout_s=0.2)
+    dropped = generate(client, ask_of_client_servers(tokens=100_000), timeout_s=PATIENCE_S)
+    until(lambda: dropped.output_tokens)
+    dropped.cancel()
+    assert (finished(late).status, dropped.status) == ("DEADLINE_EXCEEDED", "CANCELLED")
+    assert finished(generate(client, ask_of_client_servers(), timeout_s=PATIENCE_S)).status == "OK"
+    assert len(client.connections) == 1
+
+
+def test_metadata_too_large_for_one_frame_arrives(client: InferenceClient) -> None:
+    # grpc's servers take 8 to 16 KiB of metadata by default and answer larger ones with an error: both are answers.
+    small = finished(
+        generate(client, ask_of_client_servers(), metadata=[("x-note", "v" * 6_000)], timeout_s=PATIENCE_S)
+    )
+    large = finished(
+        generate(client, ask_of_client_servers(), metadata=[("x-note", "v" * 50_000)], timeout_s=PATIENCE_S)
+    )
+    after = finished(generate(client, ask_of_client_servers(), timeout_s=PATIENCE_S))
+    assert (small.status, after.status) == ("OK", "OK")
+    assert large.status != "OK"
+
+
+def test_envoy_lets_nobody_in_whose_certificate_it_does_not_know(pem: Certificates, tmp_path: Path) -> None:
+    with grpc_peer("aio") as arm:
+        tls = ServerTls(certificate=pem.certificate, key=pem.key, client_ca=pem.ca)
+        config = SplitterConfig(arms=(ArmTarget(name="eager", backends=(arm,)),), health_interval_s=0.1, tls=tls)
+        with Envoy.start(config, log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
+            envoy.wait_ready(PATIENCE_S)
+            stranger = InferenceClient(envoy.target, security=SecurityConfig(tls_ca=pem.ca))
+            known = InferenceClient(
+                envoy.target,
+                security=SecurityConfig(tls_ca=pem.ca, tls_certificate=pem.client_certificate, tls_key=pem.client_key),
+            )
+            refused = finished(generate(stranger, ask_of_client_servers(), timeout_s=PATIENCE_S))
+            assert finished(generate(known, ask_of_client_servers(), timeout_s=PATIENCE_S)).status == "OK"
+            stranger.close()
+            known.close()
+    assert refused.status == "UNAVAILABLE"
+    assert "give tls_certificate and tls_key" in refused.error
+
+
+def test_a_stock_server_calls_pings_in_a_silence_too_many_and_the_client_asks_less() -> None:
+    """Why keep-alive is off by default: a long compile is such a silence."""
+    with grpc_peer("sync", token_s=5.0) as target:
+        client = InferenceClient(target, keepalive_s=0.05, keepalive_timeout_s=5.0)
+        call = finished(generate(client, ask_of_client_servers(tokens=2), timeout_s=PATIENCE_S))
+        slower_s = client.keepalive_s
+        client.close()
+    assert call.status == "UNAVAILABLE"
+    assert "too many pings" in call.error.lower().replace("_", " ")
+    assert slower_s >= 0.1
+
+
+@pytest.mark.process
+def test_a_stock_server_answers_a_ping_and_its_silent_call_lives() -> None:
+    with grpc_peer("aio", token_s=1.0) as target:
+        client = InferenceClient(target, keepalive_s=0.6, keepalive_timeout_s=0.3)
+        call = finished(generate(client, ask_of_client_servers(tokens=3), timeout_s=PATIENCE_S))
+        client.close()
+    assert (call.status, call.output_tokens) == ("OK", 3)
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def both(target: str, script: str, **options: Any) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """What the frame client saw, what grpcio saw, and the log."""
+    argument = json.dumps({"target": target, "script": script, **options})
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fakes.two_clients", argument],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    out = json.loads(done.stdout.splitlines()[-1])
+    return out["frames"], out["grpcio"], done.stderr
+
+
+@pytest.mark.process
+def test_both_clients_end_calls_alike() -> None:
+    with grpc_peer("aio", token_s=0.02) as target:
+        frames, grpcio, _ = both(target, "ends")
+    assert grpcio["failed"] == ["RESOURCE_EXHAUSTED", "as you asked: \u2713 100 %"]
+    assert grpcio["late"] == "DEADLINE_EXCEEDED"
+    assert grpcio["dropped"] == ["CANCELLED", "cancelled by the client"]
+    assert grpcio["answered"] == ["OK", 3]
+    assert grpcio["running"] == ["CANCELLED", "the client was closed"]
+    assert grpcio["after"] == ["UNAVAILABLE", "the client is closed"]
+    assert frames == grpcio

@@ -6,25 +6,38 @@ gevent runs here without patching anything: the client uses gevent's sockets dir
 from __future__ import annotations
 
 import itertools
+import random
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import gevent
+import gevent.socket
 import h2.settings
+import hpack
 import pytest
+from gevent import get_hub
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtests.clients import outgoing
 from loadtests.clients.call import Call
+from loadtests.clients.connection import Connection
+from loadtests.clients.frames import ProtocolError
+from loadtests.clients.grpc_call import GrpcCall
+from loadtests.clients.headers import HeaderDecoder, HeaderError
 from loadtests.clients.inference import InferenceClient
 from loadtests.clients.metadata import encode_metadata
+from loadtests.clients.outgoing import Outgoing
 from loadtests.external.addresses import parse_target
 from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
-from tests.fakes.generating import generate, keeping_client, read_slowly, until
-from tests.fakes.http2 import Exchange, Peer, chunk
+from tests.fakes import http2 as wire
+from tests.fakes.generating import generate, keeping_client, until
+from tests.fakes.http2 import Exchange, Peer, chunk, frame
 from tests.fakes.inference import Behaviour, ServedFake, serve
 from tests.fakes.patience import PATIENCE_S
 
@@ -62,13 +75,6 @@ def test_tokens_and_metadata_of_a_good_answer_arrive() -> None:
     assert sent.headers["te"] == "trailers"
     assert GenerateRequest.FromString(sent.body[5:]) == request()
     assert not peer.problems
-
-
-def test_token_times_are_stamped_at_arrival() -> None:
-    late_ms, behind_ms = read_slowly()
-    assert min(late_ms) >= 0
-    assert behind_ms[-1] > 300
-    assert max(late_ms) < behind_ms[-1] / 3
 
 
 def test_coalesced_tokens_keep_the_servers_gaps_but_never_precede_the_chunk_before() -> None:
@@ -120,48 +126,6 @@ def test_reply_without_grpc_status_maps_from_http(http_status: str, status: str)
         client.close()
 
 
-@pytest.fixture(scope="module")
-def cutting_peer() -> Iterator[tuple[Peer, InferenceClient, dict[str, object]]]:
-    script: dict[str, object] = {}
-
-    def answer(exchange: Exchange) -> None:
-        exchange.link.slice_bytes = script["slice"]  # type: ignore[assignment]
-        exchange.start()
-        for piece in script["pieces"]:  # type: ignore[attr-defined]
-            exchange.data(piece)
-        exchange.trailers()
-
-    with Peer(answer) as peer:
-        client = keeping_client(peer.target)
-        yield peer, client, script
-        client.close()
-
-
-@settings(max_examples=60)
-@given(
-    chunks=st.lists(st.lists(st.integers(0, 50_000), max_size=5), min_size=1, max_size=12),
-    cuts=st.lists(st.floats(0, 1), max_size=20),
-    slice_bytes=st.sampled_from([0, 1, 3, 8, 9, 10, 64]),
-)
-def test_message_split_across_data_frames(
-    cutting_peer: tuple[Peer, InferenceClient, dict[str, object]],
-    chunks: list[list[int]],
-    cuts: list[float],
-    slice_bytes: int,
-) -> None:
-    peer, client, script = cutting_peer
-    stream = b"".join(chunk(ids) for ids in chunks)
-    edges = [0, *sorted(int(cut * len(stream)) for cut in cuts), len(stream)]
-    script["pieces"] = [stream[start:end] for start, end in itertools.pairwise(edges)]
-    script["slice"] = slice_bytes
-    call = generate(client, request())
-    received = [list(item.token_ids) for item in call]
-    assert received == chunks
-    assert call.status == "OK"
-    assert call.output_tokens == sum(map(len, chunks))
-    assert not peer.problems
-
-
 def test_stream_cut_inside_a_message_is_not_ok() -> None:
     def answer(exchange: Exchange) -> None:
         exchange.start()
@@ -174,30 +138,6 @@ def test_stream_cut_inside_a_message_is_not_ok() -> None:
         client.close()
     assert call.status == "INTERNAL"
     assert "inside a message" in call.error
-
-
-def test_header_block_over_one_frame_is_put_together() -> None:
-    long = [(f"tailgate-note-{number}", "v" * 9_000) for number in range(4)]
-
-    def answer(exchange: Exchange) -> None:
-        exchange.answer(chunk([1]), trailers=[("grpc-status", "0"), *long])
-
-    with Peer(answer) as peer:
-        client = InferenceClient(peer.target)
-        call = finished(generate(client, request()))
-        after = finished(generate(client, request()))  # the compression state survived
-        client.close()
-    assert call.trailing_metadata["tailgate-note-3"] == "v" * 9_000
-    assert (call.status, after.status) == ("OK", "OK")
-
-
-def test_request_header_block_over_one_frame_is_split() -> None:
-    with Peer(lambda exchange: exchange.answer(chunk([1]))) as peer:
-        client = InferenceClient(peer.target)
-        call = finished(generate(client, request(), metadata=[("x-note", "v" * 40_000)]))
-        client.close()
-    assert call.status == "OK", peer.problems
-    assert peer.requests[0].headers["x-note"] == "v" * 40_000
 
 
 def test_cancel_resets_stream() -> None:
@@ -358,18 +298,6 @@ def test_call_that_waits_for_a_stream_keeps_its_deadline() -> None:
     assert len(peer.requests) == 1
 
 
-def test_large_request_follows_the_peers_window() -> None:
-    with Peer(lambda exchange: exchange.answer(chunk([1]))) as peer:
-        client = InferenceClient(peer.target)
-        big = request(prompt=120_000)
-        calls = [generate(client, big), generate(client, request()), generate(client, big)]
-        statuses = [finished(call).status for call in calls]
-        client.close()
-    assert statuses == ["OK"] * 3, peer.problems  # h2 raises when a window is overrun
-    assert sorted(len(item.body) for item in peer.requests)[1] > 4 * 65_535
-    assert GenerateRequest.FromString(peer.requests[-1].body[5:]) == big
-
-
 def test_answer_larger_than_the_window_keeps_flowing() -> None:
     chunks = [list(range(200))] * 1_000
 
@@ -426,20 +354,6 @@ def test_real_grpc_server_answers_many_streams_on_one_connection(grpc_server: Se
     client.close()
 
 
-def test_real_grpc_server_errors_come_with_their_message(grpc_server: ServedFake) -> None:
-    client = InferenceClient(grpc_server.target)
-    call = finished(generate(client, request(prompt=101)))
-    client.close()
-    assert (call.status, call.error) == ("INVALID_ARGUMENT", "prompt has 101 tokens; the limit is 100")
-
-
-def test_real_grpc_server_knows_no_other_path(grpc_server: ServedFake) -> None:
-    client = InferenceClient(grpc_server.target, path="/tailgate.v1.Inference/Nothing")
-    call = finished(generate(client, request()))
-    client.close()
-    assert call.status == "UNIMPLEMENTED"
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -476,3 +390,385 @@ def test_a_target_with_a_password_is_refused_without_being_repeated() -> None:
 def test_metadata_that_http2_cannot_carry_is_refused(key: str, value: str) -> None:
     with pytest.raises(ValueError, match="metadata"):
         encode_metadata([(key, value)])
+
+
+def test_a_peer_that_reads_nothing_is_lost_before_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "MOST_WAITING", 100)
+    here, there = gevent.socket.socketpair()
+    here.setblocking(False)
+    lost: list[OSError] = []
+    out = Outgoing(here, None, get_hub().loop, lost.append)
+    for _ in range(10_000):
+        out.write(b"x" * 1000)
+    assert [str(problem) for problem in lost] == ["the server reads nothing: 100 writes wait"]
+    assert out.closed
+    there.close()
+    gevent.sleep(0)
+    here.close()
+
+
+def test_a_peer_that_reads_late_gets_all_of_it() -> None:
+    here, there = gevent.socket.socketpair()
+    here.setblocking(False)
+    lost: list[OSError] = []
+    out = Outgoing(here, None, get_hub().loop, lost.append)
+    for _ in range(2000):
+        out.write(b"x" * 1000)
+    received = 0
+    with gevent.Timeout(10.0):
+        while received < 2_000_000:
+            received += len(there.recv(1 << 20))
+    assert not lost
+    here.close()
+    there.close()
+
+
+LARGEST = 65_536
+NAMES = st.sampled_from([":status", "content-type", "grpc-status", "tailgate-end-ns", "date", "x", "x-" + "n" * 150])
+VALUES = st.one_of(
+    st.sampled_from(["", "0", "200", "application/grpc", "1795288083056915310"]),
+    st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=40),
+    st.text("0123456789", min_size=100, max_size=300),
+    st.text(st.characters(min_codepoint=0, max_codepoint=0xFF), max_size=20),
+)
+FIELD = st.tuples(NAMES, VALUES)
+
+
+def joined(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    table: dict[str, str] = {}
+    for key, value in fields:
+        name, text = key.decode("latin-1"), value.decode("latin-1")
+        table[name] = f"{table[name]},{text}" if name in table else text
+    return table
+
+
+@given(
+    blocks=st.lists(
+        st.tuples(st.lists(st.tuples(FIELD, st.booleans()), max_size=12), st.booleans(), st.integers(0, 4096)),
+        max_size=8,
+    )
+)
+def test_whatever_hpack_encodes_comes_back(
+    blocks: list[tuple[list[tuple[tuple[str, str], bool]], bool, int]],
+) -> None:
+    """Indexed or never indexed, Huffman coded or not, with a table that grows and shrinks between blocks."""
+    encoder, decoder = hpack.Encoder(), HeaderDecoder(largest_list=LARGEST)
+    for fields, huffman, table_size in blocks:
+        raw = [(name.encode(), value.encode("latin-1"), never) for (name, value), never in fields]
+        encoder.header_table_size = table_size
+        block = encoder.encode(raw, huffman=huffman)
+        assert decoder.decode(block) == joined([(name, value) for name, value, _ in raw])
+
+
+def agree(blocks: list[bytes]) -> None:
+    """Both decoders find the same fields, or both an error."""
+    theirs, ours = hpack.Decoder(max_header_list_size=1 << 30), HeaderDecoder(largest_list=1 << 30)
+    for block in blocks:
+        try:
+            expected = joined([(bytes(key), bytes(value)) for key, value in theirs.decode(block, raw=True)])
+        except (hpack.HPACKError, IndexError):
+            with pytest.raises(HeaderError):
+                ours.decode(block)
+            return
+        assert ours.decode(block) == expected
+
+
+@settings(max_examples=300)
+@given(blocks=st.lists(st.binary(max_size=60), max_size=4))
+def test_any_bytes_mean_what_they_mean_to_hpack(blocks: list[bytes]) -> None:
+    agree(blocks)
+
+
+@settings(max_examples=300)
+@given(
+    fields=st.lists(FIELD, min_size=1, max_size=6), cut=st.floats(0, 1), flip=st.integers(0, 7), huffman=st.booleans()
+)
+def test_a_damaged_block_means_what_it_means_to_hpack(
+    fields: list[tuple[str, str]], cut: float, flip: int, huffman: bool
+) -> None:
+    block = bytearray(hpack.Encoder().encode([(k.encode(), v.encode("latin-1")) for k, v in fields], huffman=huffman))
+    place = min(len(block) - 1, int(cut * len(block)))
+    block[place] ^= 1 << flip
+    agree([bytes(block)])
+    agree([bytes(block[:place])])
+
+
+def test_entries_leave_the_table_when_it_is_full() -> None:
+    encoder, decoder = hpack.Encoder(), HeaderDecoder(largest_list=LARGEST)
+    for number in range(300):
+        fields = [("x-fixed", "a" * 50), (f"x-{number}", "v" * 300)]
+        assert decoder.decode(encoder.encode(fields)) == dict(fields)
+    assert 3500 < decoder.table_size <= 4096
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (b"\x80", "index 0"),
+        (b"\xbe", "names an entry that is not there"),
+        (b"\x3f\xe2\x1f", "the limit is 4096"),
+        (b"\x82\x20", "after the first field"),
+        (b"\x00\x05abc", "over the end"),
+        (b"\x00\x01a\x05b", "over the end"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\x7f", "too large"),
+        (b"\x00\x01a\x84\xff\xff\xff\xff", "end-of-string"),
+        (b"\x00\x01a\x81\x00", "inside a code"),
+    ],
+)
+def test_a_block_that_breaks_the_rules_says_which(block: bytes, text: str) -> None:
+    with pytest.raises(HeaderError, match=text):
+        HeaderDecoder(largest_list=LARGEST).decode(block)
+
+
+FIRST_NS = 1_700_000_000_000_000_000
+BODY = GenerateRequest(request_id="r", text="hello", max_tokens=9).SerializeToString()
+
+
+class DeafSocket:
+    """Takes whatever is sent and has nothing to read."""
+
+    def __init__(self) -> None:
+        self._pair = socket.socketpair()
+        self.sent = b""
+
+    def fileno(self) -> int:
+        return self._pair[0].fileno()
+
+    def send(self, data: bytes) -> int:
+        self.sent += data
+        return len(data)
+
+    def shutdown(self, how: int) -> None:
+        del how
+
+    def close(self) -> None:
+        for end in self._pair:
+            end.close()
+
+
+class Fed:
+    """A connection with some started calls, fed by hand."""
+
+    def __init__(self, calls: int, **settings: Any) -> None:
+        self.sock = DeafSocket()
+        self.client = InferenceClient("127.0.0.1:1", **settings)
+        self.connection = Connection(self.client, self.sock)  # type: ignore[arg-type]
+        self.connection.feed(frame(wire.SETTINGS, 0, 0), FIRST_NS)
+        self.client.connections.append(self.connection)
+        self.ended: list[GrpcCall] = []
+        self.calls = [
+            self.client.start(BODY, headers=encode_metadata([("x-number", str(n))]), on_done=self.ended.append)
+            for n in range(calls)
+        ]
+
+    def close(self) -> None:
+        self.connection.reader.kill()
+        self.client.close()
+        self.sock.close()
+
+
+def seen(call: GrpcCall) -> tuple[object, ...]:
+    """What a call came to, times apart."""
+    return (call.status, call.error, call.output_tokens, call.initial_metadata, call.trailing_metadata)
+
+
+ANSWER = st.fixed_dictionaries(
+    {
+        "chunks": st.lists(st.lists(st.integers(0, 100_000), max_size=4), max_size=6),
+        "headers": st.dictionaries(st.sampled_from(["x-tailgate-arm", "date", "x-a"]), st.text("abc 019", max_size=30)),
+        "trailers": st.dictionaries(st.sampled_from(["tailgate-end-ns", "x-b"]), st.text("0123456789", max_size=19)),
+        "status": st.sampled_from(["0", "8", "13"]),
+        "only": st.booleans(),  # a trailers-only reply
+    }
+)
+
+
+def blocks_of(block: bytes, ended: bool, stream_id: int, rng: random.Random) -> bytes:
+    """HEADERS and as many CONTINUATION frames as chance wants; nothing may come between them."""
+    cuts = sorted(rng.randrange(len(block) + 1) for _ in range(rng.randrange(4)))
+    pieces = [block[start:end] for start, end in zip([0, *cuts], [*cuts, len(block)], strict=True)]
+    out = b""
+    for number, piece in enumerate(pieces):
+        flags = wire.END_STREAM if ended and number == 0 else 0
+        flags |= wire.END_HEADERS if number == len(pieces) - 1 else 0
+        out += frame(wire.CONTINUATION if number else wire.HEADERS, flags, stream_id, piece)
+    return out
+
+
+def stream(answers: list[dict[str, Any]], rng: random.Random) -> bytes:
+    """The server's bytes: frames of all streams mixed by chance, each stream's own in order.
+
+    Blocks are compressed in the order in which they are sent, as the shared table asks for.
+    """
+    encoder = hpack.Encoder()
+    plans: list[Iterator[bytes]] = []
+
+    def plan(number: int, answer: dict[str, Any]) -> Iterator[bytes]:
+        stream_id = 2 * number + 1
+        head = [(":status", "200"), ("content-type", "application/grpc"), *answer["headers"].items()]
+        tail = [("grpc-status", answer["status"]), *answer["trailers"].items()]
+
+        def block(fields: list[tuple[str, str]], ended: bool) -> bytes:
+            return blocks_of(encoder.encode(fields, huffman=rng.random() < 0.5), ended, stream_id, rng)
+
+        if answer["only"]:
+            yield block(head + tail, True)
+            return
+        if rng.random() < 0.3:
+            yield block([(":status", "103")], False)
+        yield block(head, False)
+        body = b"".join(chunk(ids) for ids in answer["chunks"])
+        while body:
+            size = rng.randrange(len(body) + 1)
+            piece, body = body[:size], body[size:]
+            if rng.random() < 0.3:
+                pad = rng.randrange(20)
+                yield frame(wire.DATA, wire.PADDED, stream_id, bytes((pad,)) + piece + bytes(pad))
+            else:
+                yield frame(wire.DATA, 0, stream_id, piece)
+        yield block(tail, True)
+
+    for number, answer in enumerate(answers):
+        plans.append(plan(number, answer))
+    out = b""
+    while plans:
+        chosen = rng.choice(plans)
+        try:
+            out += next(chosen)
+        except StopIteration:
+            plans.remove(chosen)
+        if rng.random() < 0.1:
+            out += frame(wire.PING, 0, 0, b"whenever")
+    return out
+
+
+def expected(answer: dict[str, Any]) -> tuple[str, int]:
+    statuses = {"0": "OK", "8": "RESOURCE_EXHAUSTED", "13": "INTERNAL"}
+    return statuses[answer["status"]], 0 if answer["only"] else sum(map(len, answer["chunks"]))
+
+
+@settings(max_examples=150)
+@given(answers=st.lists(ANSWER, min_size=1, max_size=5), seed=st.integers(0, 2**32), cuts=st.lists(st.floats(0, 1)))
+def test_cuts_and_mixing_change_nothing(answers: list[dict[str, Any]], seed: int, cuts: list[float]) -> None:
+    data = stream(answers, random.Random(seed))
+    whole, cut = Fed(len(answers)), Fed(len(answers))
+    try:
+        whole.connection.feed(data, FIRST_NS + 1)
+        edges = sorted({0, len(data), *(int(place * len(data)) for place in cuts)})
+        for start, end in itertools.pairwise(edges):
+            cut.connection.feed(data[start:end], FIRST_NS + 1 + end)
+        assert [seen(call) for call in cut.calls] == [seen(call) for call in whole.calls]
+        assert [(call.status, call.output_tokens) for call in whole.calls] == [expected(item) for item in answers]
+        whole.connection.flush()
+        cut.connection.flush()
+        assert cut.sock.sent == whole.sock.sent
+        assert len(cut.ended) == len(answers)
+        for call in cut.calls:
+            assert list(call.token_ns) == sorted(call.token_ns)
+    finally:
+        whole.close()
+        cut.close()
+
+
+@settings(max_examples=300)
+@given(data=st.binary(max_size=200), seed=st.integers(0, 2**32), place=st.floats(0, 1))
+def test_garbage_fails_calls_and_raises_nothing_but_a_protocol_error(data: bytes, seed: int, place: float) -> None:
+    """A good stream with garbage written over a part of it: each call ends once or goes on, and nothing else breaks."""
+    answers = [
+        {"chunks": [[1, 2], [3]], "headers": {}, "trailers": {"x-b": "1"}, "status": "0", "only": False} for _ in "ab"
+    ]
+    good = stream(answers, random.Random(seed))
+    start = int(place * len(good))
+    bad = good[:start] + data + good[start + len(data) :]
+    fed = Fed(2)
+    try:
+        try:
+            fed.connection.feed(bad, FIRST_NS)
+        except ProtocolError as problem:
+            fed.connection.close("UNAVAILABLE", str(problem))
+            # A call that was moved elsewhere by a forged GOAWAY waits for a new connection; all others have ended.
+            assert all(call.status or call.restarted for call in fed.calls)
+        assert len(fed.ended) == len({id(call) for call in fed.ended})
+    finally:
+        fed.close()
+
+
+@settings(max_examples=100)
+@given(
+    size=st.integers(0, 70_000),
+    first=st.integers(0, 70_000),
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("stream"), st.integers(1, 30_000)),
+            st.tuples(st.just("connection"), st.integers(1, 30_000)),
+            st.tuples(st.just("settings"), st.integers(0, 70_000)),
+        ),
+        max_size=12,
+    ),
+)
+def test_a_request_never_overruns_a_window_and_goes_out_whole(
+    size: int, first: int, steps: list[tuple[str, int]]
+) -> None:
+    """Whatever credit comes, in whatever order: the bytes on the wire stay within both windows, in order, all in."""
+    fed = Fed(0)
+    try:
+        fed.connection.feed(frame(wire.SETTINGS, 0, 0, struct.pack(">HI", 4, first)), FIRST_NS)
+        body = bytes(range(256)) * (size // 256 + 1)
+        fed.connection.flush()
+        fed.sock.sent = b""
+        fed.client.start(body[:size])
+        stream_credit, connection_credit, initial = first, 65_535, first
+
+        def sent() -> bytes:
+            fed.connection.flush()
+            data, out = fed.sock.sent, b""
+            while data:
+                length = int.from_bytes(data[:3], "big")
+                out += data[9 : 9 + length] if data[3] == wire.DATA else b""
+                data = data[9 + length :]
+            return out
+
+        whole = b"\0" + struct.pack(">I", size) + body[:size]
+        allowed = 0
+        for kind, amount in [("stream", 0), *steps]:
+            if kind == "settings":
+                stream_credit += amount - initial
+                initial = amount
+                fed.connection.feed(frame(wire.SETTINGS, 0, 0, struct.pack(">HI", 4, amount)), FIRST_NS)
+            elif amount:
+                stream_credit += amount if kind == "stream" else 0
+                connection_credit += amount if kind == "connection" else 0
+                stream_id = 1 if kind == "stream" else 0
+                fed.connection.feed(frame(wire.WINDOW_UPDATE, 0, stream_id, struct.pack(">I", amount)), FIRST_NS)
+            # What was allowed once has gone out and cannot be taken back; not a byte more has.
+            allowed = max(allowed, min(len(whole), stream_credit, connection_credit))
+            assert sent() == whole[:allowed]
+        credit = struct.pack(">I", 1 << 20)  # more than all debts together
+        fed.connection.feed(frame(wire.WINDOW_UPDATE, 0, 0, credit), FIRST_NS)
+        fed.connection.feed(frame(wire.WINDOW_UPDATE, 0, 1, credit), FIRST_NS)
+        assert sent() == whole
+    finally:
+        fed.close()
+
+
+def test_what_the_kernel_does_not_take_at_once_follows_in_order() -> None:
+    near, far = gevent.socket.socketpair()
+    near.setblocking(False)
+    client = InferenceClient("127.0.0.1:1")
+    connection = Connection(client, near)
+    client.connections.append(connection)
+    connection.feed(frame(wire.SETTINGS, 0, 0), FIRST_NS)
+    expected, got = b"", b""
+    for number in range(300):  # 3 MB: far more than a socket holds
+        piece = frame(0xFE, 0, 0, bytes((number % 256,)) * 10_000)
+        expected += piece
+        connection.write(piece)
+        if number % 50 == 0:
+            gevent.sleep(0)
+    while not got.endswith(expected[-10_000:]) or len(got) < len(expected):
+        data = far.recv(100_000)
+        assert data
+        got += data
+    assert got.endswith(expected)
+    client.close()
+    far.close()

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import struct
+import time
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
+import gevent
 import pytest
 from gevent import sleep
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtests.clients.call import Call
+from loadtests.clients.embedding import EmbedCall
+from loadtests.clients.external_arms import external_route
 from loadtests.clients.oip import oip_client
-from loadtests.external.addresses import ExternalConfig, OipOptions
+from loadtests.clients.own_arms import OwnEncoder
+from loadtests.clients.route import Lane, Route
+from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions
 from loadtests.external.oip_wire import infer_request, read_response
+from loadtests.generator.generator import Generator
+from loadtests.generator.load_log import LoadLog
+from loadtests.generator.record import RequestRecord
+from loadtests.generator.trial_config import TrialConfig
+from loadtests.traffic.prompt_words import prompt_words, token_ids
+from loadtests.traffic.prompts import PromptSource
+from loadtests.traffic.schedule import PlannedRequest
+from servers.clock import now_ns
+from servers.fields import ConfigError
+from servers.rpc.inference_pb2 import EmbedRequest, EmbedResponse, GenerateRequest
 from servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton
+from tests.fakes.http1 import DONE, HttpPeer, Request, answer, said, scripted, usage
+from tests.fakes.inference import Behaviour, ServedFake, serve
+from tests.loadtests.generator.test_generator import schedule
 
 MS = 1_000_000
 IDS = OipOptions(
@@ -145,21 +168,250 @@ def test_any_bytes_are_a_piece_or_an_error(message: bytes, stream: Any) -> None:
     assert not (piece.error and piece.tokens)
 
 
-def test_exact_length_travels_in_the_parameters() -> None:
-    options = OipOptions(length_fields=("min_tokens", "ignore_eos"), extra={"top_k": 1})
-    body = infer_request(options, model="m", prompt="x", max_tokens=6, whole_length=True, seed=0, request_id="r")
-    sent = ModelInferRequest.FromString(body)
-    tensors = {tensor.name: tensor for tensor in sent.inputs}
-    assert list(tensors) == ["text_input", "stream", "sampling_parameters"]
-    parameters = tensors["sampling_parameters"].contents.bytes_contents[0]
-    for part in (b'"max_tokens": 6', b'"min_tokens": 6', b'"ignore_eos": true', b'"top_k": 1'):
-        assert part in parameters
-    assert (sent.model_name, sent.id, sent.outputs[0].name) == ("m", "r", "text_output")
-
-
 def test_an_error_of_many_lines_is_one_of_a_few() -> None:
     call = Call()
     call.finish("INTERNAL", "no\nmore\x1b[2J" + "x" * 100_000, 1)
     assert call.error.isprintable()
     assert call.error.startswith("no more\\x1b[2J")
     assert len(call.error) < 1100
+
+
+PLAN = PlannedRequest(
+    index=0,
+    offset_ns=0,
+    session_id="1-0",
+    turn=0,
+    prompt_tokens=3,
+    max_tokens=0,
+    prompt_seed=7,
+    arm="eager",
+    phase="measure",
+    prefix_seed=7,
+)
+
+
+def call() -> EmbedCall:
+    return EmbedCall(headers=b"", body=b"", timeout_s=None, on_done=None, tag=None)
+
+
+def framed(message: bytes) -> bytes:
+    return b"\0" + struct.pack(">I", len(message)) + message
+
+
+def vector(*values: float) -> bytes:
+    return framed(EmbedResponse(values=values, tokens=5).SerializeToString())
+
+
+def test_an_answer_has_an_end_and_no_tokens() -> None:
+    one = call()
+    one.on_data(vector(0.6, 0.8), 10)
+    one.on_headers({":status": "200"}, False, 10)
+    one.on_headers({"grpc-status": "0"}, True, 20)
+    assert (one.status, one.end_ns, one.size, one.input_tokens) == ("OK", 20, 2, 5)
+    assert one.first_token_ns is None
+    assert one.output_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (b"", "the answer ended with OK and holds no vector"),
+        (framed(b""), "the answer ended with OK and holds no vector"),
+        (vector(1.0) + vector(1.0), "a second vector came, and one text has one"),
+        (framed(b"\xff\xff"), "a message is not an EmbedResponse"),
+    ],
+)
+def test_an_answer_that_is_no_vector_has_failed(payload: bytes, message: str) -> None:
+    one = call()
+    one.on_headers({":status": "200"}, False, 10)
+    one.on_data(payload, 10)
+    one.on_headers({"grpc-status": "0"}, True, 20)
+    assert one.status == "INTERNAL"
+    assert one.error.startswith(message)
+
+
+def test_a_plan_is_written_as_the_request_of_its_task() -> None:
+    ids = OwnEncoder(lambda plan: [4, 5, 6], ignore_eos=True, task="embed")
+    body, headers = ids(PLAN, "1-0-eager", "eager")
+    request = EmbedRequest.FromString(body)
+    assert (request.request_id, request.session_id, list(request.token_ids.ids)) == ("1-0-eager", "1-0", [4, 5, 6])
+    assert b"x-tailgate-arm" in headers
+    text = OwnEncoder(lambda plan: [], ignore_eos=True, text=lambda plan: "two words", task="embed")
+    assert EmbedRequest.FromString(text(PLAN, "a", None)[0]).text == "two words"
+
+
+GOOD = answer(said("a"), said(" b"), said(" c", finish="length"), usage(3, 21), DONE)
+
+
+def plan(**change: Any) -> PlannedRequest:
+    row: dict[str, Any] = {
+        **{"index": 7, "offset_ns": 0, "session_id": "s-1", "turn": 0, "prompt_tokens": 12, "max_tokens": 5},
+        **{"prompt_seed": 3, "arm": "*", "phase": "measure", "prefix_seed": 11},
+    }
+    return PlannedRequest(**{**row, **change})
+
+
+def config(kind: Any, *addresses: str, **settings: Any) -> ExternalConfig:
+    return ExternalConfig(kind=kind, addresses=addresses, model_name="llama", vocab_size=100, **settings)
+
+
+def body(
+    external: ExternalConfig, plan: PlannedRequest, *, whole: bool = True, traffic: Any = None
+) -> tuple[Any, bytes]:
+    route = external_route("x", external, traffic=traffic or PromptSource(vocab_size=100), ignore_eos=whole)
+    return route.encode(plan, "1-7-x", "x")
+
+
+def test_copies_for_own_arms_share_their_prompt_and_differ_in_id_and_arm() -> None:
+    asked: list[int] = []
+
+    def ids(plan: PlannedRequest) -> list[int]:
+        asked.append(plan.index)
+        return [5, 6, 7]
+
+    encode, one = OwnEncoder(ids, ignore_eos=True), plan()
+    copies = [encode(one, f"1-7-{arm}", arm) for arm in ("eager", "compiled")]
+    encode(plan(index=8), "1-8", None)
+    assert asked == [7, 8]
+    first, second = (GenerateRequest.FromString(content) for content, _ in copies)
+    assert (first.request_id, second.request_id) == ("1-7-eager", "1-7-compiled")
+    assert list(first.token_ids.ids) == [5, 6, 7]
+    assert b"compiled" in copies[1][1]
+    assert b"x-tailgate-session" in copies[1][1]
+
+
+def test_exact_length_is_asked_for_only_when_the_traffic_wants_it() -> None:
+    external = config("openai", "http://a/v1", openai=OpenAiOptions(length_fields=("min_tokens",)))
+    assert json.loads(body(external, plan())[0])["min_tokens"] == 5
+    assert "min_tokens" not in json.loads(body(external, plan(), whole=False)[0])
+
+
+def test_inference_request_carries_text_or_ids() -> None:
+    content, headers = body(config("oip", "a:1"), plan())
+    sent = ModelInferRequest.FromString(content)
+    assert (sent.model_name, sent.id, headers) == ("llama", "1-7-x", b"")
+    assert len(sent.inputs[0].contents.bytes_contents[0].split()) == 12
+    ids = config("oip", "a:1", oip=OipOptions(prompt="token_ids", prompt_tensor="input_ids"))
+    assert list(ModelInferRequest.FromString(body(ids, plan())[0]).inputs[0].contents.int_contents) == (
+        token_ids(prompt_words(11, 12), 100)
+    )
+
+
+def test_prompts_that_only_ids_can_carry_are_refused_as_text() -> None:
+    with pytest.raises(ConfigError, match='set prompt = "token_ids"'):
+        body(config("openai", "http://a/v1"), plan(token_ids=[5, 6]))
+    with pytest.raises(ConfigError, match=r'prompts is "chat" and an external arm takes plain text'):
+        body(config("oip", "a:1"), plan(), traffic=PromptSource(kind="chat"))
+
+
+class _Nobody:
+    def connect(self, timeout_s: float | None = None) -> str:
+        return ""
+
+
+def test_replica_with_the_fewest_requests_is_next_and_equals_take_turns() -> None:
+    lanes = [Lane(_Nobody(), str(number)) for number in range(3)]  # type: ignore[arg-type]
+    route = Route(lambda *_: (b"", b""), lanes)
+    assert Counter(route.lane().replica for _ in range(30)) == {"0": 10, "1": 10, "2": 10}
+    lanes[0].running, lanes[2].running = 2, 1
+    assert {route.lane().replica for _ in range(5)} == {"1"}
+
+
+# --- Through the generator --------------------------------------------------------------------------------------------
+
+
+def run(settings: dict[str, Any], offsets_ms: list[int], *, arm: str = "*") -> tuple[list[RequestRecord], bool]:
+    trial = TrialConfig(**{"arms": ("eager", "vllm"), "drain_s": 10.0, "timeout_s": 5.0, **settings})
+    log = LoadLog(None, worker=0, planned=len(offsets_ms), arms=trial.arms)
+    records: list[RequestRecord] = []
+    generator = Generator(trial, log=log, on_record=records.append)
+    generator.load(schedule(offsets_ms, arm=arm, tokens=3))
+    generator.connect()
+    gc.freeze()  # the generator collects garbage before it starts, which takes long in a process full of imports
+    ended = generator.run(now_ns() + 50_000_000)
+    generator.stop()
+    assert generator.failure is None
+    return records, ended
+
+
+@pytest.fixture(scope="module")
+def eager() -> Iterator[ServedFake]:
+    with serve(Behaviour(arm="eager")) as served:
+        yield served
+
+
+def test_own_and_external_arms_are_recorded_alike(eager: ServedFake) -> None:
+    with HttpPeer(scripted([GOOD])) as peer:
+        external = {"vllm": config("openai", peer.address)}
+        records, ended = run({"targets": {"eager": eager.target}, "external": external}, list(range(0, 200, 10)))
+    assert ended
+    assert Counter((record.arm, record.status, record.replica) for record in records) == {
+        ("eager", "OK", "eager-0"): 20,
+        ("vllm", "OK", "vllm-0"): 20,
+    }
+    pairs = {(record.pair_id, record.scheduled_ns) for record in records}
+    assert len(pairs) == 20
+    theirs = [record for record in records if record.arm == "vllm"]
+    assert {(record.prompt_tokens, record.output_tokens, len(record.token_ns)) for record in theirs} == {(21, 3, 3)}
+    assert all(set(record.served) == {None} for record in theirs)
+    assert all(record.first_token_ns == record.sent_ns + record.token_ns[0] for record in theirs)
+    assert {request.headers["x-request-id"] for request in peer.requests} == {
+        record.request_id for record in records if record.arm == "vllm"
+    }
+
+
+def test_slow_external_arm_is_no_reason_to_wait() -> None:
+    def script(request: Request) -> None:
+        time.sleep(0.4)
+        request.send(GOOD)
+
+    with HttpPeer(script) as peer:
+        records, _ = run({"arms": ("vllm",), "external": {"vllm": config("openai", peer.address)}}, [0, 20, 40, 60])
+    assert all(record.ok and record.ttft_ms is not None and record.ttft_ms >= 390 for record in records)
+    assert max(record.sent_ns - record.scheduled_ns for record in records) < 350_000_000
+
+
+def test_own_replicas_are_balanced_without_a_splitter(eager: ServedFake) -> None:
+    with serve(Behaviour(arm="eager", replica="eager-1")) as second:
+        target = f"{eager.target},{second.target}"
+        records, _ = run({"arms": ("eager",), "targets": {"eager": target}}, list(range(0, 200, 10)))
+    served = Counter(record.replica for record in records)
+    assert served.total() == 20
+    # The one with fewer requests on its way gets the next: on a busy machine an answer may come late.
+    assert min(served["eager-0"], served["eager-1"]) >= 7
+
+
+def test_cap_holds_for_external_arms() -> None:
+    most = [0, 0]
+
+    def script(request: Request) -> None:
+        most[0] += 1
+        most[1] = max(most)
+        time.sleep(0.05)
+        most[0] -= 1
+        request.send(GOOD)
+
+    with HttpPeer(script) as peer:
+        settings = {"arms": ("vllm",), "external": {"vllm": config("openai", peer.address)}, "max_concurrency": 2}
+        records, _ = run(settings, [0] * 8)
+    assert most[1] <= 2
+    assert len(records) == 8
+
+
+def test_stop_records_external_requests_in_flight_as_cancelled() -> None:
+    with HttpPeer(lambda request: time.sleep(3)) as peer:
+        trial = TrialConfig(arms=("vllm",), external={"vllm": config("openai", peer.address)})
+        records: list[RequestRecord] = []
+        generator = Generator(trial, log=LoadLog(None, worker=0, planned=2, arms=("vllm",)), on_record=records.append)
+        generator.load(schedule([0, 10], arm="vllm"))
+        gevent.spawn_later(0.3, generator.stop)
+        generator.run(now_ns() + 10_000_000)
+        generator.stop()
+    assert [record.status for record in records] == ["CANCELLED"] * 2
+
+
+def test_arm_cannot_be_in_two_places() -> None:
+    with pytest.raises(ConfigError, match='both have "a": keep one'):
+        TrialConfig(targets={"a": "h:1"}, external={"a": config("oip", "h:1")})
+    with pytest.raises(ConfigError, match=r"generator.targets is empty"):
+        TrialConfig()

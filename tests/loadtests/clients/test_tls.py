@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import os
+import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtests.clients.call import Call
+from loadtests.clients.inference import InferenceClient
 from loadtests.clients.tls import TlsError, TlsStream, secure
 from loadtests.external.client_security import SecurityConfig, client_context
+from servers.fields import ConfigError
+from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes.certificates import Certificates, make_certificates
+from tests.fakes.generating import generate
+from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk
+from tests.fakes.patience import PATIENCE_S, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +92,6 @@ def test_plain_bytes_come_out_whole_however_the_records_are_cut(
     assert server.tls.read() == b"question"
 
 
-def test_the_last_bytes_of_the_handshake_may_carry_the_first_plain_ones(pem: Certificates) -> None:
-    stream = TlsStream(client_context(SecurityConfig(tls_ca=pem.ca)), "localhost", http2=True)
-    server = Server(pem, ["h2"])
-    out = stream.handshake(server.shake(stream.handshake(b"")))
-    assert stream.ready
-    assert stream.decrypted(server.shake(out) + server.say(b"settings")) == b"settings"
-
-
 def test_the_servers_goodbye_is_an_end(pem: Certificates) -> None:
     stream, server = shaken(pem, ["h2"])
     data = server.say(b"last words")
@@ -93,33 +99,6 @@ def test_the_servers_goodbye_is_an_end(pem: Certificates) -> None:
         server.tls.unwrap()
     assert stream.decrypted(data + server.outgoing.read()) == b"last words"
     assert stream.ended
-
-
-@pytest.mark.parametrize(
-    ("protocols", "name", "security", "text"),
-    [
-        ([], "localhost", {}, "agreed on nothing by ALPN"),
-        (["http/1.1"], "localhost", {}, "ALPN"),
-        (["h2"], "arms.example", {}, 'another name than "arms.example": set tls_server_name'),
-        (["h2"], "10.1.2.3", {}, 'another name than "10.1.2.3": set tls_server_name'),
-        (["h2"], "localhost", {"tls_ca": "other_ca"}, "is not trusted .*: give its authority's PEM file as tls_ca"),
-        (["h2"], "localhost", {"tls_ca": ""}, "is not trusted .*: give its authority's PEM file as tls_ca"),
-    ],
-)
-def test_whoever_cannot_be_trusted_is_refused_in_one_line_with_the_remedy(
-    pem: Certificates, protocols: list[str], name: str, security: dict[str, str], text: str
-) -> None:
-    files = {key: getattr(pem, value) if value else "" for key, value in security.items()}
-    with pytest.raises(TlsError, match=text) as caught:
-        shaken(pem, protocols, name, **files)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_server_that_speaks_something_else_is_called_so(pem: Certificates) -> None:
-    stream = TlsStream(client_context(SecurityConfig(tls_ca=pem.ca)), "localhost", http2=True)
-    stream.handshake(b"")
-    with pytest.raises(TlsError, match="does not speak TLS: use http://"):
-        stream.handshake(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 def test_a_server_that_is_refused_is_told_why(pem: Certificates) -> None:
@@ -142,3 +121,209 @@ def test_a_server_that_is_refused_is_told_why(pem: Certificates) -> None:
         secure(near, client_context(SecurityConfig()), "localhost", http2=False)
     server.join()
     assert "UNKNOWN_CA" in str(told[0].reason)
+
+
+ROOT = Path(__file__).resolve().parents[3]
+SECRET = "s3cret-T0ken"
+
+
+def context(
+    pem: Certificates, *, protocols: tuple[str, ...] = ("h2",), asks: bool = False, newest: bool = True
+) -> ssl.SSLContext:
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.load_cert_chain(pem.certificate, pem.key)
+    if not newest:
+        made.maximum_version = ssl.TLSVersion.TLSv1_2
+    if protocols:
+        made.set_alpn_protocols(list(protocols))
+    if asks:
+        made.verify_mode = ssl.CERT_REQUIRED
+        made.load_verify_locations(pem.ca)
+    return made
+
+
+def request() -> GenerateRequest:
+    return GenerateRequest(request_id="r", text="hello", max_tokens=3)
+
+
+def finished(call: Call) -> Call:
+    assert call.wait(PATIENCE_S), "the call did not end"
+    return call
+
+
+def answer(exchange: Exchange) -> None:
+    exchange.answer(*(chunk([number]) for number in range(3)))
+
+
+@pytest.mark.parametrize("newest", [True, False], ids=["TLS 1.3", "TLS 1.2"])
+def test_calls_go_through_tls(pem: Certificates, newest: bool) -> None:
+    with Peer(answer, tls=context(pem, newest=newest)) as peer:
+        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca))
+        assert client.connect(PATIENCE_S) == ""
+        calls = [finished(generate(client, request())) for _ in range(20)]
+        client.close()
+    assert {(call.status, call.output_tokens) for call in calls} == {("OK", 3)}
+    assert peer.requests[0].headers[":scheme"] == "https"
+    assert not peer.problems
+
+
+def test_large_requests_and_answers_flow_both_ways(pem: Certificates) -> None:
+    ids = list(range(200_000))
+
+    def everything(exchange: Exchange) -> None:
+        exchange.start()
+        exchange.all_data(chunk(ids))
+
+    with Peer(everything, tls=context(pem)) as peer:
+        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca), stream_window=70_000)
+        big = GenerateRequest(request_id="r", text="x" * 1_000_000, max_tokens=3)
+        calls = [generate(client, big) for _ in range(3)]
+        assert {(finished(call).status, call.output_tokens) for call in calls} == {("OK", len(ids))}
+        client.close()
+    assert {len(item.body) for item in peer.requests} == {len(big.SerializeToString()) + 5}
+
+
+def refused(peer: Peer, security: SecurityConfig) -> str:
+    client = InferenceClient(peer.target, security=security, connect_timeout_s=PATIENCE_S)
+    call = finished(generate(client, request()))
+    client.close()
+    assert call.status == "UNAVAILABLE"
+    assert "\n" not in call.error
+    return call.error.removeprefix(f"cannot connect to {client.target}: ")
+
+
+def test_a_server_without_http2_is_refused_with_the_remedy(pem: Certificates) -> None:
+    security = SecurityConfig(tls_ca=pem.ca)
+    with Peer(answer, tls=context(pem, protocols=())) as peer:
+        assert refused(peer, security).startswith("it agreed on nothing by ALPN and not on HTTP/2: make the server")
+    with Peer(answer, tls=context(pem, protocols=("http/1.1",))) as peer:
+        assert "ALPN" in refused(peer, security)
+
+
+def test_a_certificate_that_is_not_trusted_or_for_another_name_is_refused(pem: Certificates) -> None:
+    with Peer(answer, tls=context(pem)) as peer:
+        assert refused(peer, SecurityConfig()).startswith("its certificate is not trusted")
+        assert refused(peer, SecurityConfig(tls_ca=pem.other_ca)).endswith("give its authority's PEM file as tls_ca")
+        wrong = SecurityConfig(tls_ca=pem.ca, tls_server_name="arms.example")
+        assert refused(peer, wrong).startswith('its certificate is for another name than "arms.example"')
+        assert not peer.requests
+        right = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca, tls_server_name="localhost"))
+        assert finished(generate(right, request())).status == "OK"
+        right.close()
+
+
+@pytest.mark.parametrize("newest", [True, False], ids=["TLS 1.3", "TLS 1.2"])
+def test_a_server_that_asks_for_a_client_certificate_gets_it(pem: Certificates, newest: bool) -> None:
+    with Peer(answer, tls=context(pem, asks=True, newest=newest)) as peer:
+        assert refused(peer, SecurityConfig(tls_ca=pem.ca)).startswith("it refused this client")
+        security = SecurityConfig(tls_ca=pem.ca, tls_certificate=pem.client_certificate, tls_key=pem.client_key)
+        client = InferenceClient(peer.target, security=security)
+        assert finished(generate(client, request())).status == "OK"
+        client.close()
+
+
+def test_plain_and_secure_are_told_apart_from_both_sides(pem: Certificates) -> None:
+    with Peer(answer, tls=context(pem)) as peer:
+        client = InferenceClient(peer.target.removeprefix("https://"))
+        assert "TLS: use https://" in finished(generate(client, request())).error
+        client.close()
+
+    with RawPeer(lambda link: link.send(b"\x15\x03\x01\x00\x02\x02\x46" + bytes(9))) as raw:
+        client = InferenceClient(raw.target)
+        assert "the server speaks TLS: use https://" in finished(generate(client, request())).error
+        client.close()
+
+    def plain(link: Wire) -> None:
+        link.sock.recv(1_000)
+        link.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with RawPeer(plain) as raw:
+        client = InferenceClient(f"https://{raw.target}", security=SecurityConfig(tls_ca=pem.ca))
+        assert "it does not speak TLS: use http://" in finished(generate(client, request())).error
+        client.close()
+
+
+def test_a_handshake_that_never_comes_is_given_up(pem: Certificates) -> None:
+    with RawPeer(lambda link: None) as raw:
+        client = InferenceClient(f"https://{raw.target}", security=SecurityConfig(tls_ca=pem.ca), connect_timeout_s=0.2)
+        assert "no TLS handshake in 0.2 s" in finished(generate(client, request())).error
+        client.close()
+
+
+def test_a_lost_secure_connection_ends_calls_and_the_next_call_reconnects(pem: Certificates) -> None:
+    def cut(exchange: Exchange) -> None:
+        if len(peer.links) == 1:
+            exchange.start()
+            exchange.link.sock.shutdown(socket.SHUT_RDWR)
+        else:
+            answer(exchange)
+
+    with Peer(cut, tls=context(pem)) as peer:
+        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca))
+        lost = finished(generate(client, request()))
+        again = finished(generate(client, request()))
+        client.close()
+    assert lost.status == "UNAVAILABLE"
+    assert again.status == "OK"
+
+
+def test_a_token_that_a_server_repeats_is_in_no_error(pem: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+    def repeat(exchange: Exchange) -> None:
+        given = exchange.headers["authorization"]
+        exchange.start(extra=[("grpc-status", "16"), ("grpc-message", f"{given} is unknown")], end=True)
+
+    monkeypatch.setenv("TAILGATE_TEST_TOKEN", SECRET)
+    with Peer(repeat, tls=context(pem)) as peer:
+        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca, token_env="TAILGATE_TEST_TOKEN"))
+        call = finished(generate(client, request()))
+        client.close()
+    assert (call.status, call.error) == ("UNAUTHENTICATED", "Bearer *** is unknown")
+
+
+def test_a_missing_token_is_known_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TAILGATE_TEST_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="TAILGATE_TEST_TOKEN, which is not set"):
+        InferenceClient("https://localhost:1", security=SecurityConfig(token_env="TAILGATE_TEST_TOKEN"))
+
+
+# --- By hand, under Locust --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tls_peer(pem: Certificates) -> Iterator[Peer]:
+    def checked(exchange: Exchange) -> None:
+        if exchange.headers.get("authorization") == f"Bearer {SECRET}":
+            answer(exchange)
+        else:
+            exchange.start(extra=[("grpc-status", "16"), ("grpc-message", "a bearer token is missing")], end=True)
+
+    with Peer(checked, tls=context(pem)) as peer:
+        yield peer
+
+
+def locust(host: str, *arguments: str, token: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")}
+    if token:
+        environment["TAILGATE_TEST_TOKEN"] = token
+    command = [sys.executable, "-P", "-m", "locust", "-f", "loadtests/chat.py", "--headless", "--host", host]
+    command += ["-u", "2", "-r", "2", "-t", "4s", "--request-rate", "10", "--exit-code-on-error", "0"]
+    command += ["--stop-timeout", "5", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.process
+def test_a_running_load_shows_no_token_in_the_process_list(tls_peer: Peer, pem: Certificates) -> None:
+    environment = {**os.environ, "TAILGATE_TEST_TOKEN": SECRET}
+    command = [sys.executable, "-P", "-m", "locust", "-f", "loadtests/chat.py", "--headless", "--host", tls_peer.target]
+    command += ["-u", "1", "-r", "1", "-t", "30s", "--tls-ca", pem.ca, "--token-env", "TAILGATE_TEST_TOKEN"]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: tls_peer.requests)
+        line = Path(f"/proc/{process.pid}/cmdline")
+        if line.exists():
+            assert SECRET.encode() not in line.read_bytes()
+            assert b"TAILGATE_TEST_TOKEN" in line.read_bytes()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+    assert json.dumps(SECRET) not in json.dumps(command)

@@ -1,3 +1,7 @@
+"""`tailgate split` that is killed takes Envoy and its temporary files with it."""
+
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -15,13 +19,19 @@ import grpc
 import pytest
 
 from loadtests.commands.arm_flags import preset_arm
+from loadtests.commands.inspect import inspected_arm
 from loadtests.commands.main import COMMANDS, build_parser, main
-from loadtests.commands.split import parse_shadows, parse_weights
+from loadtests.commands.terminal_table import aligned
+from servers.address import host_port
+from servers.config import ArmConfig
 from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.weights import reweight
-from tests.fakes.patience import wait_for
+from tests.fakes.controllers import asked
+from tests.fakes.listening import command_of, family
+from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.rollout import Rollout
 from tests.fakes.runs import FakeRun, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -120,16 +130,6 @@ def test_bad_usage_is_one_line_with_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_malformed_trace_is_named_by_line_before_anything_starts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    trace = tmp_path / "conv.csv"
-    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\nyesterday,1,2\n")
-    message = refusal(capsys, "run", "demo", "--trace", str(trace), "--out", str(tmp_path / "runs"))
-    assert "line 3" in message
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_port_in_use_is_named_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -142,11 +142,6 @@ def test_a_port_in_use_is_named_before_anything_starts(capsys: pytest.CaptureFix
         message = refusal(capsys, "split", "--arm", "eager=127.0.0.1:9", "--port", str(port))
         assert f"port {port} on 127.0.0.1 is in use" in message
     assert not (tmp_path / "runs").exists()
-
-
-def test_an_output_folder_that_is_a_file_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("")
-    assert "cannot be made" in refusal(capsys, "run", "demo", "--out", str(tmp_path / "runs"))
 
 
 def test_a_platform_without_envoy_is_told_so_before_anything_starts(
@@ -188,53 +183,12 @@ def test_flags_that_nothing_reads_are_refused(preset: str, settings: list[str], 
     assert "\n" not in str(caught.value)
 
 
-def test_flags_keep_what_a_preset_leaves_and_are_judged_together() -> None:
-    off = preset_arm(
-        build_parser().parse_args(["serve", "--preset", "compiled-padded", "--set", "compile.enabled=false"])
-    )
-    assert (off.compile.enabled, off.compile.mode) == (False, "reduce-overhead")
-    flags = ["--set", "compile.batch_bounds=[4, 8]", "--set", "shapes.min_size=4"]
-    higher = preset_arm(build_parser().parse_args(["serve", "--preset", "compiled-dynamic", *flags]))
-    assert (higher.compile.batch_bounds, higher.shapes.min_size) == ((4, 8), 4)
-
-
-@pytest.mark.parametrize(("quantisation", "joined"), [("int8-weight-only", False), ("float8-per-row", True)])
-def test_a_preset_knows_that_its_weights_are_quantised(quantisation: str, joined: bool) -> None:
-    options = build_parser().parse_args(
-        ["serve", "--preset", "compiled-bucketed", "--set", f"model.quantisation={quantisation}"]
-    )
-    arm = preset_arm(options)
-    assert (arm.model.quantisation, arm.compile.join_projections) == (quantisation, joined)
-
-
-def test_weights_are_read_from_text() -> None:
-    assert parse_weights("eager=90,compiled=10", "--weight") == {"eager": 90, "compiled": 10}
-    with pytest.raises(ConfigError, match="is not NAME=WEIGHT"):
-        parse_weights("eager=-1", "--weight")
-
-
-def test_shadows_are_read_from_text() -> None:
-    assert parse_shadows("dark=12.5%, darker=0 %", "--shadow") == {"dark": 12.5, "darker": 0.0}
-    for text in ("dark=-1%", "dark=1e1%", "dark=%", "=5%", "dark"):
-        with pytest.raises(ConfigError, match="is not NAME=PERCENT%: write for example compiled=25%"):
-            parse_shadows(text, "--shadow")
-
-
 def test_split_prints_configurations_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
     arms = ["--arm", "eager=10.0.0.1:50051", "--arm", "compiled=10.0.0.2:50051", "--weight", "compiled=3"]
     assert main(["split", *arms, "--print-config"]) == 0
     assert "static_resources" in json.loads(capsys.readouterr().out)
     assert main(["split", *arms, "--print-config", "kubernetes"]) == 0
     assert json.loads(capsys.readouterr().out)["kind"] == "GRPCRoute"
-
-
-def test_a_printed_shadow_has_weight_0_and_gets_copies(capsys: pytest.CaptureFixture[str]) -> None:
-    arms = ["--arm", "eager=10.0.0.1:50051", "--arm", "compiled=10.0.0.2:50051", "--shadow", "compiled=25%"]
-    assert main(["split", *arms, "--print-config", "kubernetes"]) == 0
-    weighted = json.loads(capsys.readouterr().out)["spec"]["rules"][-1]
-    assert [backend["weight"] for backend in weighted["backendRefs"]] == [1, 0]
-    (copies,) = weighted["filters"]
-    assert copies["requestMirror"]["fraction"] == {"numerator": 250_000, "denominator": 1_000_000}
 
 
 # --- Real processes ---------------------------------------------------------------------------------------------------
@@ -417,21 +371,6 @@ def test_a_running_split_takes_new_weights_and_shadows_from_outside(
         reweight(admin, {"eager": 1})
 
 
-def test_a_fault_is_one_line_with_the_file_of_its_traceback_and_exit_code_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RecursionError("maximum recursion depth exceeded")
-
-    monkeypatch.setattr("loadtests.commands.calibrate.main", fail)
-    assert main(["calibrate", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    (path,) = tmp_path.glob("traceback-*.txt")
-    assert said.count("\n") == 1
-    assert f"its traceback is in {path}" in said
-    assert "RecursionError" in path.read_text()
-
-
 def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -478,3 +417,123 @@ def test_a_large_configuration_reaches_the_program_that_serves_it(monkeypatch: p
     with pytest.raises(SystemExit):  # a pipe of 64 KiB would wait for ever
         main(["serve", "--preset", "eager", "--port", "0", *large])
     assert len(given[0]["shapes"]["context_ladder"]) == 10_000
+
+
+@pytest.mark.process
+def test_after_kill_9_neither_envoy_nor_a_temporary_file_is_left(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    split = subprocess.Popen(
+        [sys.executable, "-m", "loadtests.commands.main", "split", "--arm", "eager=127.0.0.1:1", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert split.stdout is not None
+    assert json.loads(split.stdout.readline())["port"]
+    children = family(split.pid)[1:]
+    assert any("envoy" in command_of(pid) for pid in children)
+    assert list(temporary.iterdir())
+    split.kill()
+    split.communicate()
+    deadline = time.monotonic() + 60
+    while any(command_of(pid) for pid in children) or list(temporary.iterdir()):
+        assert time.monotonic() < deadline, list(temporary.iterdir())
+        time.sleep(0.05)
+
+
+TOKEN = "0123456789abcdef"
+
+
+def refusal_of_provider(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    code = main(["provider", *arguments])
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    return err
+
+
+def test_beyond_this_machine_it_takes_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, file = str(tmp_path), tmp_path / "token"
+    assert "add --token-file" in refusal_of_provider(capsys, run, "--listen", "0.0.0.0:9466")
+    assert "is empty" in refusal_of_provider(capsys, run, "--token-file", "")
+    file.write_text("short\n")
+    found = refusal_of_provider(capsys, run, "--token-file", str(file))
+    assert ("holds 5 characters; the least is 16" in found, "short" in found) == (True, False)
+    assert "does not exist: give a directory" in refusal_of_provider(capsys, str(tmp_path / "none"))
+    assert "is not HOST:PORT: give 127.0.0.1:9466" in refusal_of_provider(capsys, run, "--listen", "9466")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert f"--listen {address} cannot be used" in refusal_of_provider(capsys, run, "--listen", address)
+
+
+@pytest.mark.process
+def test_it_answers_until_it_is_stopped(tmp_path: Path) -> None:
+    run = Rollout(folder=tmp_path / "runs" / "20260101T120000Z-canary")
+    run.died()
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    command = [sys.executable, "-m", "loadtests.commands.main", "provider", str(tmp_path / "runs")]
+    command += ["--listen", "127.0.0.1:0", "--token-file", str(tmp_path / "token")]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    ) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        _, port = host_port(told["url"].removeprefix("http://"))
+        status, body = asked(port, "GET", "/v1/judgement", headers={"Authorization": f"Bearer {TOKEN}"})
+        assert (status, json.loads(body)["verdict"], json.loads(body)["reasons"]) == (200, "FAIL", ["new-0 died"])
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (0, "")
+    assert "promotion new: FAIL: new-0 died" in err
+    assert TOKEN not in err
+
+
+def arm_of(*arguments: str) -> ArmConfig:
+    return inspected_arm(build_parser().parse_args(["inspect", *arguments]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--arm", "slow"], ("slow", "compiled-naive")),
+        (["external", "--arm", "candidate"], ("candidate", "external", "openai")),
+        (["demo", "--arm", "slow"], ("slow", "demo", "eager, compiled-padded, compiled-naive")),
+        (["demo", "--arm", "eager", "--max-new-tokens", "9"], ("--max-new-tokens", "--set")),
+        (["--arm", "eager", "--device", "tpu"], ("tpu", "cuda")),
+    ],
+)
+def test_what_cannot_be_inspected_is_one_line(
+    arguments: list[str], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for word in words:
+        assert word in line
+
+
+def test_a_shape_that_cannot_be_is_named_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError):
+        arm_of("--arm", "eager", "--slots", "0")
+    command = [sys.executable, "-m", "loadtests.commands.main", "inspect", "--arm", "eager", "--shapes", "prefill 9"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.splitlines() == [ended.stderr.strip()]
+    assert "prefill 9" in ended.stderr
+
+
+ROWS = [
+    ["arm", "gate", "run length", "if as seen", ""],
+    ["compiled-bucketed", "p99 TTFT", "11 minutes", "43 minutes", "299 requests if none misses it"],
+    ["eager", "errors", "9 minutes", "", ""],
+]
+
+
+@pytest.mark.parametrize("columns", [48, 60, 80, 100])
+def test_a_table_fits_and_keeps_every_word(columns: int) -> None:
+    lines = aligned(ROWS, left=2, columns=columns)
+    assert max(map(len, lines)) <= columns
+    shown = "".join(lines)
+    for word in ("43", "p99", "TTFT", "errors", "299", "misses", "compiled-", "bucketed"):
+        assert word in shown

@@ -1,6 +1,9 @@
+"""What `tailgate forecast` foretells of decode steps is what `tailgate inspect` finds when it runs them."""
+
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +11,24 @@ import pytest
 
 from analysis.foresight.plan import Goal
 from analysis.foresight.plan_from_pilot import plan_from_run
+from loadtests.commands import frontier_plan as planning
+from loadtests.commands.forecast import forecast_text
+from loadtests.commands.frontier_plan import STANDARD, asks_for_verdicts, frontier_plan
 from loadtests.commands.main import main
 from loadtests.commands.plan import plan_text
+from loadtests.commands.trace_forecast import Forecast, automatic_compiles, forecast
+from loadtests.experiments.writing import to_toml
+from loadtests.traffic.traces import Trace, read_trace
+from servers.config import ArmConfig
+from servers.fields import ConfigError
+from tests.analysis.foresight.test_costs import RATES, started
 from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.plans import GATES, pilot, row
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
+from tests.loadtests.trials.test_frontier import experiment, made_up
+from tests.servers.compiler.reset import reset_compiler
 
-__all__ = ["pilot"]  # a fixture
+__all__ = ["pilot"]
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, dict[str, Any]]:
@@ -22,13 +36,6 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     code = main(arguments)
     *words, last = capsys.readouterr().out.splitlines()
     return code, "\n".join(words), json.loads(last)
-
-
-def test_the_pilots_faults_are_to_be_mended_first(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", FakeRun(duration_s=60, gates=GATES, lag_ms=400.0))
-    plan = plan_from_run(folder, Goal())
-    assert any("were sent 400.0 ms late" in text for text in plan["mend_first"])
-    assert "Mend first: " in plan_text(plan)
 
 
 @pytest.mark.parametrize(
@@ -103,3 +110,327 @@ def test_a_search_and_an_empty_directory_are_no_pilots(tmp_path: Path, capsys: p
         assert main([command, str(tmp_path / "empty")]) == 2
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
+
+
+LENGTHS = [5, 9, 5, 300, 9, 40, 41, 5, 300, 12]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    path = tmp_path / "own.csv"
+    rows = [f"{second},{length},7" for second, length in enumerate(LENGTHS)]
+    path.write_text("\n".join(["time_s,input_tokens,output_tokens", *rows]) + "\n")
+    return read_trace(path)
+
+
+def row_of_forecast(found: dict, policy: str) -> dict:
+    return next(item for item in found["policies"] if item["policy"].startswith(policy))
+
+
+def test_a_policy_without_padding_compiles_and_one_with_padding_does_not(trace: Trace) -> None:
+    found = forecast(trace, Forecast(graphs=2, recompile_limit=4))
+    assert row_of_forecast(found, "static, no limit")["compiles_while_serving"] == len(set(LENGTHS)) == 6
+    limited = row_of_forecast(found, "static, each shape")
+    assert limited["compiles_while_serving"] == 4
+    assert "after 4, 20% of the steps run eagerly" in limited["note"]  # 41 and 12 of ten
+    padded = row_of_forecast(found, "one padded shape")
+    assert (padded["compiles_while_serving"], padded["graphs_before_serving"]) == (0, 1)
+    assert padded["padded_over_true"] == pytest.approx(10 * 300 / sum(LENGTHS))
+    assert row_of_forecast(found, "buckets, best 2")["ladder"] == [41, 300]
+
+
+def test_the_default_compiles_once_for_a_shape_and_once_for_the_dimension_that_changes(trace: Trace) -> None:
+    assert row_of_forecast(forecast(trace, Forecast()), "automatic")["compiles_while_serving"] == 2
+
+
+def test_batches_bring_shapes_of_their_own_and_pad_to_their_longest(trace: Trace) -> None:
+    found = forecast(trace, Forecast(batch=2, window_ms=1000.0))
+    assert [shape["name"] for shape in found["shapes"]] == [
+        "prompt length",
+        "(batch, length), batches of up to 2",
+    ]
+    pairs = [max(pair) for pair in zip(LENGTHS[::2], LENGTHS[1::2], strict=True)]
+    assert row_of_forecast(found, "eager")["padded_over_true"] == pytest.approx(2 * sum(pairs) / sum(LENGTHS))
+
+
+def test_what_is_over_the_limit_is_left_out_and_counted(trace: Trace) -> None:
+    found = forecast(trace, Forecast(max_prompt_tokens=100))
+    assert (found["trace"]["requests"], found["trace"]["too_long"]) == (8, 2)
+    assert "2 longer than 100 tokens are left out" in forecast_text(found)
+    with pytest.raises(ConfigError, match="raise --max-prompt-tokens"):
+        forecast(trace, Forecast(max_prompt_tokens=4))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--ladder", "5,x"], "argument --ladder: 'x' is no number: give a whole number from 1"),
+        (["--ladder", "0,5"], "argument --ladder: '0' is no number: give 1 to 2147483647"),
+        (["--ladder", "5" + ",6" * 1024], "argument --ladder: it has 1025 values: give up to 1024"),
+        (["--graphs", "0"], "argument --graphs: '0' is no number: give 1 to 1024"),
+        *((["--step-ms", text], "argument --step-ms: ") for text in ("", "0", "nan", "10,-1", "inf")),
+        (["--ladder", "2"], "no request fits the ladder"),
+    ],
+)
+def test_bad_questions_are_one_line(
+    flags: list[str], message: str, trace: Trace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["forecast", trace.name, *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+WARM = (1, 6)  # what a minimal warm-up decodes: one row after a prompt of five tokens
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> Iterator[None]:
+    yield
+    reset_compiler()
+
+
+def compiled_after_warmup(shapes: list[tuple[int, int]]) -> list[int]:
+    return [at - 1 for at in automatic_compiles(*zip(WARM, *shapes, strict=True)) if at > 0]
+
+
+def policy_of(case: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(row for row in case["policies"] if row["policy"].startswith(name))
+
+
+# --- Without a compiler -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shapes", "compiled"),
+    [
+        ([(1, 7), (1, 8), (1, 90)], [0]),  # one compile makes the positions dynamic
+        ([(1, 6)], []),
+        ([(3, 6), (2, 6), (4, 9), (1, 9)], [0, 2, 3]),  # rows, then positions, then a single row's own graph
+        ([(3, 9), (1, 9), (2, 40), (1, 50)], [0, 1]),
+    ],
+)
+def test_a_dimension_becomes_dynamic_when_it_first_differs(shapes: list[tuple[int, int]], compiled: list[int]) -> None:
+    assert compiled_after_warmup(shapes) == compiled
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_up(tmp_path_factory.mktemp("earlier"), budget_s=130.0)[1].run_dir
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(to_toml(experiment(seed=4)))
+    return path
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert main(["frontier", *map(str, words)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    return err
+
+
+def test_a_budget_too_short_to_go_on_with_writes_nothing(
+    toml: Path, earlier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    said = refused(capsys, toml, "--after", earlier, "--budget", "0.001", "--out", out)
+    assert "--budget is 0.001 minutes, but one start of one arm with 3 steps of 10 s takes 0.5 minutes" in said
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("below", [".", "new/deeper"])
+def test_the_new_search_is_not_written_into_an_earlier_one(
+    toml: Path, earlier: Path, below: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(earlier.rglob("*"))
+    said = refused(capsys, toml, "--after", earlier, "--out", earlier / below)
+    assert f"lies in the run {earlier.name}: give a folder of its own" in said
+    assert sorted(earlier.rglob("*")) == before
+
+
+ALONE = """
+name = "alone"
+[model]
+device = "cpu"
+dtype = "float32"
+[engine]
+max_prompt_tokens = 512
+[[arms]]
+name = "today"
+preset = "eager"
+control = true
+[traffic]
+rate = 4.0
+[slo]
+p99_ttft_ms = 500
+"""
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Path:
+    path = tmp_path / "alone.toml"
+    path.write_text(ALONE)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def everything_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "check_arm", lambda config: None)
+
+
+def test_the_control_alone_gets_the_standard_set_beside_it(alone: Path) -> None:
+    plan = frontier_plan(alone)
+    assert [arm.name for arm in plan.experiment.arms] == ["today", *STANDARD]
+    assert plan.experiment.control.name == "today"
+    assert plan.dropped == ()
+
+
+def test_the_buckets_are_those_that_pad_the_traffic_least(alone: Path) -> None:
+    def ladder(*settings: str) -> tuple[int, ...]:
+        arms = frontier_plan(alone, settings=settings).experiment.own_arms
+        return next(arm for arm in arms if arm.name == "compiled-bucketed").config.shapes.length_ladder
+
+    short, long = ladder("traffic.length_scale=0.05"), ladder("traffic.length_scale=1")
+    assert short[-1] == long[-1] == 512, "whatever comes, the server takes prompts up to here"
+    assert all(step % 32 == 0 for step in (*short, *long))
+    assert sum(step <= 128 for step in short) > sum(step <= 128 for step in long)
+
+
+def test_what_does_not_fit_is_left_out_with_its_reason(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(config: ArmConfig) -> None:
+        if config.name == "compiled-padded":
+            raise ConfigError("no C++ compiler is here")
+
+    monkeypatch.setattr(planning, "check_arm", check)
+    plan = frontier_plan(alone)
+    assert [arm.name for arm in plan.experiment.arms] == ["today", "compiled-bucketed", "compiled-dynamic"]
+    assert [(item.arm, item.reason) for item in plan.dropped] == [("compiled-padded", "no C++ compiler is here")]
+
+
+def test_where_nothing_fits_the_reason_is_an_error(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(config: ArmConfig) -> None:
+        if config.compile.enabled:
+            raise ConfigError("no C++ compiler is here")
+
+    monkeypatch.setattr(planning, "check_arm", check)
+    with pytest.raises(ConfigError, match=r"^no policy of the standard set fits: no C\+\+ compiler is here$"):
+        frontier_plan(alone)
+
+
+def test_a_rate_becomes_steps_around_it(alone: Path) -> None:
+    traffic = frontier_plan(alone).experiment.traffic
+    assert traffic.arrivals == "saturation"
+    assert traffic.step_rates == (1.0, 32.0)
+    assert (traffic.saturation_steps, traffic.step_s) == (8, 30.0)
+    own = frontier_plan(alone, settings=["traffic.rates=[2,64]", "traffic.step_s=20"]).experiment.traffic
+    assert (own.step_rates, own.saturation_steps, own.step_s) == ((2.0, 64.0), 8, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "step_s"),
+    [
+        (["traffic.rate=1.5"], 10 + 47),  # 70 requests, of which one may miss a p99
+        (["traffic.rate=1.5", "traffic.settle_s=20"], 20 + 47),
+        (["traffic.rate=1.5", "traffic.step_s=25"], 25),
+        (["traffic.rate=1.5", "goodput.ttft=500", "goodput.attainment_pct=99.5"], 10 + 93),
+        (["traffic.rate=0.2"], 300),  # no step is longer
+        (["traffic.rate=1e-307", "traffic.rates=[1,8]"], 300),
+        (["traffic.rates=[1,8]", "traffic.rate=0", "traffic.arrivals=steps"], 30),
+    ],
+)
+def test_steps_last_until_none_missing_says_something(alone: Path, settings: list[str], step_s: float) -> None:
+    traffic = frontier_plan(alone, settings=settings).experiment.traffic
+    assert (traffic.step_s, traffic.duration_s) == (step_s, 8 * step_s)
+
+
+TWO = ALONE.replace(
+    "[traffic]", '[[arms]]\nname = "padded"\npreset = "compiled-padded"\n[traffic]\ndesign = "mirrored"'
+)
+
+
+@pytest.mark.parametrize("arms", ["one", "two"])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("traffic.design=xyz", "traffic.design is 'xyz': use one of mirrored, split, switchback"),
+        ("traffic.arrivals=xyz", "traffic.arrivals is 'xyz': use one of poisson, gamma"),
+        ("traffic.burstiness=-1", "traffic.burstiness is -1"),
+        ("traffic.burstiness=2", 'traffic.burstiness is 2.0 but arrivals = "poisson" does not use it'),
+        ("traffic.duration_s=-1", "traffic.duration_s is -1"),
+        ("traffic.rampup_s=-1", "traffic.rampup_s is -1"),
+        ("traffic.rate=0", "traffic.rate is 0.0: give requests/s above 0"),
+        ("traffic.rate=-3", "traffic.rate is -3.0: give a value from 0 to"),
+        ("traffic.rate=abc", "traffic.rate is 'abc': expected float"),
+        ("traffic.rate=nan", "traffic.rate is nan"),
+        ("traffic.rate=inf", "traffic.rate is inf"),
+        ("traffic.step_s=0", "traffic.step_s is 0"),
+        ("traffic.step_s=-3", "traffic.step_s is -3"),
+        ("traffic.step_s=1e-5", "traffic.step_s is 1e-05"),
+        ("traffic.step_s=2e6", "traffic.step_s is 2e+06, and a start of 8 such steps takes 1.6e+07 s; the limit is"),
+        ("traffic.settle_s=-1", "traffic.settle_s is -1"),
+        ("traffic.nonsense=1", "traffic.nonsense is unknown"),
+        ("trials.count=-5", "trials.count is -5"),
+        ("model.dtype=float8", "model.dtype is 'float8'"),
+        ("gates.margin=-2", "gates.margin is -2"),
+    ],
+)
+@pytest.mark.parametrize("rates", [(), ("traffic.rates=[1,8]",)])
+def test_what_a_run_refuses_is_refused_by_its_own_name(
+    tmp_path: Path, arms: str, setting: str, said: str, rates: tuple[str, ...]
+) -> None:
+    path = tmp_path / "some.toml"
+    path.write_text(ALONE if arms == "one" else TWO)
+    with pytest.raises(ConfigError) as refused:
+        frontier_plan(path, settings=[setting, *rates])
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["traffic.arrivals=piecewise", "traffic.rate=0", "traffic.rates=[1,8]"],
+        ["traffic.arrivals=closed", "traffic.rate=0", "traffic.concurrency=4", "traffic.rates=[1,8]"],
+        ["traffic.arrivals=gamma", "traffic.burstiness=2"],
+        ["traffic.design=split", "traffic.duration_s=600"],
+        ["traffic.rampup_s=90"],
+        ["traffic.rate=1e9", "traffic.rates=[1,8]"],
+    ],
+)
+def test_what_only_another_traffic_has_is_left_to_the_run(alone: Path, settings: list[str]) -> None:
+    traffic = frontier_plan(alone, settings=settings).experiment.traffic
+    assert (traffic.arrivals, traffic.design, traffic.rate) == ("saturation", "mirrored", 0)
+
+
+def test_external_arms_are_refused() -> None:
+    with pytest.raises(ConfigError, match="is external"):
+        frontier_plan("external", settings=["traffic.rates=[1,8]"])
+
+
+def test_a_limit_of_a_gate_asks_for_verdicts(alone: Path) -> None:
+    assert not asks_for_verdicts(frontier_plan(alone).experiment)
+    assert asks_for_verdicts(frontier_plan(alone, settings=["gates.margin=0.2"]).experiment)
+    assert not asks_for_verdicts(frontier_plan("frontier-demo").experiment)
+
+
+@pytest.fixture
+def search(tmp_path: Path) -> Path:
+    startup = {"eager": started(1), "new": started(300)}
+    return write_search(tmp_path / "run", {"eager": 9, "new": 17}, RATES, startup=startup)
+
+
+def test_the_command_says_gpus_and_when_it_pays(search: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["breakeven", str(search), "--load", "200", "--gpus-per-replica", "2"]) == 0
+    *words, last = capsys.readouterr().out.splitlines()
+    found = json.loads(last)
+    assert (found["load_rps"], found["gpus_per_replica"]) == (200, 2)
+    assert found["arms"][1]["gpus"]["seen"] == 26
+    text = "\n".join(words)
+    assert "200 requests/s, 2 GPUs a replica" in text
+    assert "5 min 29 s (" in text
+    assert "latest never" in text
+    assert main(["breakeven", str(search), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["load_rps"] is None

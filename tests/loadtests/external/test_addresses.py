@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import from_table, load
+from loadtests.experiments.reading import from_table
 from loadtests.experiments.writing import to_table
 from loadtests.external.addresses import (
     Address,
@@ -22,9 +21,10 @@ from loadtests.external.addresses import (
     external_table,
     parse_address,
 )
-from loadtests.external.client_security import OPEN, SecurityConfig
+from loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, server_name
 from loadtests.external.telemetry import TelemetryConfig
 from servers.fields import ConfigError
+from tests.fakes.certificates import Certificates, make_certificates
 
 
 def table(*arms: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -57,13 +57,6 @@ def test_address_has_the_parts_that_its_protocol_needs(text: str, kind: Any, add
     assert parse_address(text, kind) == address
 
 
-def test_ipv6_host_has_its_brackets_in_a_target() -> None:
-    assert parse_address("http://[::1]:8000", "openai").target == "[::1]:8000"
-    assert parse_address("https://[::1]", "openai").host_header == "[::1]"
-    assert parse_address("https://a/v1", "openai").host_header == "a"
-    assert parse_address("http://a:443/v1", "openai").host_header == "a:443"
-
-
 @pytest.mark.parametrize(
     ("text", "kind", "says"),
     [
@@ -93,12 +86,6 @@ def test_own_and_external_arms_may_be_mixed_and_written_back() -> None:
     assert found.external_arms[0].replica_names == ("vllm-0", "vllm-1")
     assert found.external_arms[1].external is not None
     assert from_table(to_table(found)) == found
-
-
-def test_two_external_arms_can_be_compared_without_one_of_tailgates() -> None:
-    found = experiment({**VLLM, "control": True}, TRITON)
-    assert found.control.kind == "openai"
-    assert found.own_arms == ()
 
 
 def test_external_arm_needs_the_experiment_to_say_that_it_compares_models() -> None:
@@ -145,12 +132,6 @@ def test_setting_that_makes_no_sense_is_refused(change: dict[str, Any], says: st
     assert "sk-1234" not in str(caught.value)
 
 
-def test_missing_key_is_named() -> None:
-    for key in ("address", "model_name", "name"):
-        with pytest.raises(ConfigError, match=rf"arms\[1\].{key}.* is"):
-            experiment(EAGER, {name: value for name, value in VLLM.items() if name != key})
-
-
 def test_external_keys_on_an_own_arm_ask_for_the_kind() -> None:
     with pytest.raises(ConfigError, match=r"arms\[0\].address is for a server that is there already: add kind"):
         experiment({**EAGER, "address": "http://a/v1"}, VLLM)
@@ -168,11 +149,6 @@ def test_designs_that_need_the_splitter_are_refused_with_the_remedy() -> None:
     assert taking_turns.traffic.design == "switchback"
 
 
-def test_replicas_of_an_external_arm_need_not_be_as_many_as_those_of_an_own_one() -> None:
-    two = {**VLLM, "address": ["http://a:1/v1", "http://b:1/v1"]}
-    assert experiment({**EAGER, "replicas": 3}, two).external_arms[0].replicas == 2
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -187,44 +163,6 @@ def test_replicas_of_an_external_arm_need_not_be_as_many_as_those_of_an_own_one(
 def test_tensors_that_cannot_carry_a_request_are_refused(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         experiment(EAGER, {**TRITON, "oip": change})
-
-
-def test_files_are_found_from_where_they_were_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "ca.pem").write_text("")
-    (tmp_path / "here").mkdir()
-    (tmp_path / "external.toml").write_text(
-        """
-        name = "files"
-        compare_models = true
-        [[arms]]
-        name = "eager"
-        preset = "eager"
-        control = true
-        [[arms]]
-        name = "vllm"
-        kind = "openai"
-        address = "https://a/v1"
-        model_name = "m"
-        tls_ca = "ca.pem"
-        [arms.openai]
-        tokenizer = "model"
-        [traffic]
-        rate = 1
-        """
-    )
-    monkeypatch.chdir(tmp_path / "here")
-
-    def options(*settings: str) -> ExternalConfig:
-        external = load("../external.toml", settings=settings).external_arms[0].external
-        assert external is not None
-        return external
-
-    found = options()
-    assert found.security.tls_ca == str(tmp_path / "ca.pem")
-    assert found.options.tokenizer == str(tmp_path / "model")
-    assert options("arms.vllm.openai.tokenizer=meta-llama/Llama-3.2-1B").options.tokenizer == "meta-llama/Llama-3.2-1B"
-    assert options("arms.vllm.openai.tokenizer=./mine").options.tokenizer == str(tmp_path / "here" / "mine")
 
 
 def test_what_an_arm_names_is_looked_for_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,9 +220,55 @@ def test_every_setting_of_an_external_arm_is_documented(kind: type) -> None:
     assert [item.name for item in fields(kind) if f"`{inside.get(item.name, item.name)}`" not in text] == []
 
 
-def test_experiment_in_the_documentation_is_valid() -> None:
-    text = (Path(__file__).resolve().parents[3] / "docs" / "external-arms.md").read_text()
-    found = from_table(tomllib.loads(text.partition("```toml\n")[2].partition("```")[0]))
-    assert [arm.kind for arm in found.arms] == ["tailgate", "openai"]
-    tensors = text.split("```toml\n")[2].partition("```")[0]
-    from_table(table(EAGER, {**TRITON, "vocab_size": 9, **tomllib.loads(tensors)["arms"]}))
+SECRET = "s3cret-T0ken"
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("pem"))
+
+
+def test_the_name_to_check_is_the_configured_one_or_the_host() -> None:
+    assert server_name(SecurityConfig(), "arm.example") == "arm.example"
+    assert server_name(SecurityConfig(tls_server_name="other.example"), "10.0.0.1") == "other.example"
+    assert server_name(SecurityConfig(), "fe80::1%eth0") == "fe80::1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"tls_key": "k.pem"}, "security.tls_key is set alone"),
+        ({"tls_certificate": "c.pem"}, "security.tls_certificate is set alone"),
+        ({"token_env": "A", "token_file": "b"}, "are both set: keep one"),
+        ({"token_env": SECRET}, "security.token_env is not the name of an environment variable"),
+    ],
+)
+def test_settings_that_contradict_are_refused(settings: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        SecurityConfig(**settings)
+    assert SECRET not in str(caught.value)
+
+
+def test_files_that_are_missing_or_hold_something_else_are_named(pem: Certificates, tmp_path: Path) -> None:
+    junk = tmp_path / "junk.pem"
+    junk.write_text("no certificate")
+    for security, text in (
+        (SecurityConfig(tls_ca=str(tmp_path / "none.pem")), "none.pem.* cannot be read"),
+        (SecurityConfig(tls_ca=str(junk)), "junk.pem.* holds no certificate"),
+        (SecurityConfig(tls_certificate=str(junk), tls_key=str(junk)), "junk.pem"),
+        (SecurityConfig(tls_certificate=pem.certificate, tls_key=pem.client_key), "does not belong to"),
+        (SecurityConfig(token_file=str(tmp_path / "none.txt")), "none.txt.* cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=text) as caught:
+            security.check()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["", "two words", f"{SECRET}\nX-Injected: 1", "pass\u00e9"])
+def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("TAILGATE_TEST_TOKEN", value)
+    with pytest.raises(ConfigError, match="TAILGATE_TEST_TOKEN") as caught:
+        bearer_token(SecurityConfig(token_env="TAILGATE_TEST_TOKEN"))
+    assert not value or value not in str(caught.value)

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import itertools
 import json
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtests.external.addresses import OpenAiOptions
+from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions
+from loadtests.external.answers import ALTERNATIVES, Answer, Asking, ask
+from loadtests.external.client_security import SecurityConfig
 from loadtests.external.openai_wire import (
-    DONE,
     LARGEST_EVENT,
     EventStream,
     context_of,
     error_of_body,
-    http_status_name,
     read_event,
     request_body,
     request_path,
 )
+from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
 from loadtests.traffic.prompts import Message
+from tests.fakes import triton
+from tests.fakes.certificates import make_certificates
+from tests.fakes.http1 import DONE as DONE_ANSWERS
+from tests.fakes.http1 import DONE as DONE_PROBES
+from tests.fakes.http1 import HttpPeer, Request, answer, event, plain, said, usage
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -63,16 +75,6 @@ def test_event_is_there_with_its_empty_line_and_not_a_byte_later() -> None:
     assert stream.feed(b"\ndata: b\r\n\r\n") == [b"b"]
 
 
-def test_end_mark_counts_without_its_empty_line() -> None:
-    for tail in (b"data: [DONE]", b"data: [DONE]\n", b"data:[DONE]\r\n"):
-        stream = EventStream()
-        assert stream.feed(b"data: a\n\n" + tail) == [b"a"]
-        assert stream.close() == DONE
-    stream = EventStream()
-    stream.feed(b'data: {"half": ')
-    assert stream.close() is None
-
-
 def test_endless_event_is_refused() -> None:
     stream = EventStream()
     line = b"data: " + b"x" * (LARGEST_EVENT // 2 + 1) + b"\n"
@@ -100,13 +102,6 @@ def test_chunk_counts_when_it_carries_some_of_the_answer(content: object, text: 
     assert chunk.failed is None
 
 
-def test_usage_is_the_servers_count() -> None:
-    chunk = read_event(b'{"choices": [], "usage": {"completion_tokens": 7, "prompt_tokens": 21}}')
-    assert (chunk.completion_tokens, chunk.prompt_tokens) == (7, 21)
-    odd = read_event(b'{"choices": [], "usage": {"completion_tokens": -1, "prompt_tokens": "x"}}')
-    assert (odd.completion_tokens, odd.prompt_tokens) == (None, None)
-
-
 @pytest.mark.parametrize(
     ("content", "status", "message"),
     [
@@ -119,24 +114,6 @@ def test_usage_is_the_servers_count() -> None:
 )
 def test_error_inside_a_stream_has_a_status_and_a_message(content: object, status: str, message: str) -> None:
     assert read_event(json.dumps(content).encode()).failed == (status, message)
-
-
-def test_http_statuses_have_grpc_names() -> None:
-    names = {code: http_status_name(code) for code in (400, 401, 403, 404, 408, 413, 422, 429, 500, 502, 503, 504)}
-    assert names == {
-        400: "INVALID_ARGUMENT",
-        401: "UNAUTHENTICATED",
-        403: "PERMISSION_DENIED",
-        404: "NOT_FOUND",
-        408: "DEADLINE_EXCEEDED",
-        413: "INVALID_ARGUMENT",
-        422: "INVALID_ARGUMENT",
-        429: "RESOURCE_EXHAUSTED",
-        500: "INTERNAL",
-        502: "UNAVAILABLE",
-        503: "UNAVAILABLE",
-        504: "DEADLINE_EXCEEDED",
-    }
 
 
 def test_body_of_an_error_is_told_whatever_it_is() -> None:
@@ -193,13 +170,6 @@ def test_chat_takes_text_as_its_one_message_or_messages() -> None:
     assert request_path(options, "") == "/chat/completions"
 
 
-def test_exact_length_is_asked_for_in_the_servers_own_words_and_only_when_wanted() -> None:
-    options = OpenAiOptions(length_fields=("ignore_eos", "min_tokens"), extra={"top_k": 1, "temperature": 0.5})
-    sent = body(options, "x")
-    assert (sent["ignore_eos"], sent["min_tokens"], sent["top_k"], sent["temperature"]) == (True, 9, 1, 0.5)
-    assert not {"ignore_eos", "min_tokens"} & set(body(options, "x", whole=False))
-
-
 @pytest.mark.parametrize(
     ("body", "limit"),
     [
@@ -229,3 +199,287 @@ def test_a_count_that_no_answer_has_ends_the_call_before_it_takes_memory() -> No
     )
     usage = {"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens": 10**40}}
     assert read_event(json.dumps(usage).encode()).prompt_tokens == 2**31 - 1
+
+
+ASKING = Asking(prompt="Say it.", max_tokens=4, whole_length=True, seed=7)
+COMPLETION = {"tokens": [" a", " b"], "token_logprobs": [-0.1, -0.2], "top_logprobs": [{" a": -0.1, " c": -3}, None]}
+CHAT = {"content": [{"token": " a", "logprob": -0.1, "top_logprobs": [{"token": " c", "logprob": float("-inf")}]}]}
+
+
+def asked(address: str, *, timeout_s: float = 5.0, asking: Asking = ASKING, **settings: Any) -> Answer:
+    config = ExternalConfig(kind="openai", addresses=(address,), model_name="llama", **settings)
+    return ask(config, address, asking, timeout_s=timeout_s, alternatives=ALTERNATIVES)
+
+
+def told(logprobs: object, *, chat: bool = False) -> bytes:
+    choice = {"delta": {"content": " a b"}} if chat else {"text": " a b"}
+    return answer(event({"choices": [{**choice, "logprobs": logprobs, "finish_reason": "length"}]}), DONE_ANSWERS)
+
+
+def test_completions_are_asked_greedily_for_log_probabilities() -> None:
+    with HttpPeer(lambda request: request.send(told(COMPLETION))) as peer:
+        options = OpenAiOptions(length_fields=("ignore_eos",), extra={"temperature": 0.8, "seed": 1, "top_k": 4})
+        found = asked(peer.address, openai=options)
+    assert (found.text, found.pieces, found.error, found.refused) == (" a b", 1, "", "")
+    assert [tuple(token) for token in found.tokens] == [(" a", -0.1, {" a": -0.1, " c": -3.0}), (" b", -0.2, {})]
+    body = peer.requests[-1].json
+    assert (body["temperature"], body["seed"], body["logprobs"], body["max_tokens"]) == (0, 7, 5, 4)
+    assert (body["ignore_eos"], body["top_k"]) == (True, 4)
+
+
+def test_chats_are_asked_by_the_fields_of_chats() -> None:
+    with HttpPeer(lambda request: request.send(told(CHAT, chat=True))) as peer:
+        found = asked(peer.address, openai=OpenAiOptions(endpoint="chat"))
+    # A token without a chance has no log-probability that could be compared.
+    assert [tuple(token) for token in found.tokens] == [(" a", -0.1, {})]
+    assert (peer.requests[-1].json["logprobs"], peer.requests[-1].json["top_logprobs"]) == (True, 5)
+
+
+@pytest.mark.parametrize("status", ["400 No", "422 No"])
+def test_server_that_refuses_log_probabilities_is_asked_again_without(status: str) -> None:
+    def script(request: Any) -> None:
+        refused = plain(status, b'{"error": {"message": "logprobs is not supported"}}')
+        request.send(
+            refused if "logprobs" in request.json else answer(said(" a"), said("", finish="stop"), DONE_ANSWERS)
+        )
+
+    with HttpPeer(script) as peer:
+        found = asked(peer.address)
+    assert (found.text, found.tokens, found.error) == (" a", [], "")
+    assert found.refused.endswith("logprobs is not supported")
+    assert len(peer.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [
+        (plain("500 Broken", b"oops"), "HTTP 500: oops"),
+        (answer(said(" a")), "without a finish_reason"),
+        (answer(event({"error": {"message": "out of memory"}})), "out of memory"),
+        (answer(event("[1]")), "no JSON object"),
+        (answer(b"data: {\n\n"), "JSONDecodeError"),
+        (b"nonsense\r\n\r\n", "BadStatusLine"),
+        (b"", "RemoteDisconnected"),
+    ],
+)
+def test_what_goes_wrong_is_a_line_of_the_answer(reply: bytes, says: str) -> None:
+    def script(request: Any) -> bool:
+        request.send(reply)
+        return False
+
+    with HttpPeer(script) as peer:
+        assert says in asked(peer.address).error
+
+
+@pytest.mark.parametrize("logprobs", [3, {"tokens": [" a"]}, {"content": [{"token": " a"}]}, {"content": 5}])
+def test_log_probabilities_of_an_unknown_form_are_none(logprobs: object) -> None:
+    with HttpPeer(lambda request: request.send(told(logprobs))) as peer:
+        found = asked(peer.address)
+    assert (found.text, found.tokens, found.error) == (" a b", [], "")
+
+
+def test_time_is_over_even_while_a_server_sends_now_and_then() -> None:
+    def script(request: Any) -> None:
+        request.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        for _ in range(100):
+            request.send(said(" a"))
+            time.sleep(0.05)
+
+    with HttpPeer(script) as peer:
+        began = time.monotonic()
+        assert asked(peer.address, timeout_s=0.4).error == "no answer within 0.4 s"
+    assert time.monotonic() - began < 4
+
+
+def test_token_is_shown_to_the_server_and_in_no_line(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret")
+    security = SecurityConfig(token_file=str(tmp_path / "token"))
+    with HttpPeer(lambda request: request.send(plain("403 No", b"s3cret may not"))) as peer:
+        found = asked(peer.address, security=security)
+    assert peer.requests[-1].headers["authorization"] == "Bearer s3cret"
+    assert found.error == "HTTP 403: *** may not"
+
+
+def test_token_that_is_not_there_is_a_line_too(tmp_path: Path) -> None:
+    found = asked("http://127.0.0.1:9/v1", security=SecurityConfig(token_env="NOBODY_SET_THIS"))
+    assert "NOBODY_SET_THIS" in found.error
+
+
+def test_answer_without_end_is_cut_off() -> None:
+    def script(request: Any) -> None:
+        request.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        for _ in range(40):
+            request.send(said("x" * 50_000))
+
+    with HttpPeer(script) as peer:
+        assert "more than 1000000 characters" in asked(peer.address).error
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    if find_spec("tritonclient") is None:
+        pytest.skip("tritonclient is not installed")
+    with triton.served() as address:
+        yield address
+
+
+def over_oip(address: str, model: str, asking: Asking = ASKING, **options: Any) -> Answer:
+    config = ExternalConfig(
+        kind="oip", addresses=(address,), model_name=model, vocab_size=100, oip=OipOptions(**options)
+    )
+    return ask(config, address, asking, timeout_s=20, alternatives=ALTERNATIVES)
+
+
+def test_inference_servers_give_text_or_token_ids_and_no_log_probabilities(address: str) -> None:
+    text = over_oip(address, "text")
+    assert (text.text, text.pieces, text.tokens, text.error) == (" word0 word1 word2 word3", 4, [], "")
+    asking = Asking(prompt=[1, 2, 3], max_tokens=3, whole_length=False, seed=1)
+    names = {"prompt": "token_ids", "prompt_tensor": "input_ids", "prompt_length_tensor": "input_lengths"}
+    names |= {"max_tokens_tensor": "request_output_len", "stream_tensor": "", "parameters_tensor": ""}
+    ids = over_oip(address, "ids", asking, **names, output_tensor="output_ids", batched=True)
+    assert (ids.text, ids.pieces, ids.error) == (" 7 8 9", 3, "")
+
+
+def test_failure_inside_a_stream_and_a_model_that_is_not_there_are_lines(address: str) -> None:
+    assert over_oip(address, "broken").error == "CUDA error: out of memory"
+    assert over_oip("grpc://127.0.0.1:9", "text").error.startswith("UNAVAILABLE: ")
+
+
+GOOD = answer(said("a"), said(" b"), said("", finish="length"), usage(8, 9), DONE_PROBES)
+HEALTHY = plain("200 OK")
+
+
+def openai(address: str, **settings: Any) -> ExternalConfig:
+    return ExternalConfig(kind="openai", addresses=(address,), model_name="llama", **settings)
+
+
+def server(post: bytes, get: bytes = HEALTHY) -> Callable[[Request], None]:
+    return lambda request: request.send(post if request.line.startswith("POST") else get)
+
+
+def probe(config: ExternalConfig, timeout_s: float = 5.0, check: Callable[[], None] = lambda: None) -> Probe:
+    return wait_ready(config, config.addresses[0], timeout_s=timeout_s, check=check, not_yet=lambda why: None)
+
+
+def test_token_ids_are_sent_where_the_arm_takes_them() -> None:
+    with HttpPeer(server(GOOD)) as peer:
+        probe(openai(peer.address, vocab_size=6, openai=OpenAiOptions(prompt="token_ids")))
+    assert peer.requests[-1].json["prompt"] == [3, 4, 5, 3, 4, 5, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [
+        (plain("404 No", b'{"error": {"message": "The model `llama` does not exist."}}'), "does not exist.*model_name"),
+        (plain("401 No", b"{}"), "HTTP 401.*token_env"),
+        (plain("422 No", b'{"detail": "Unexpected fields: ignore_eos"}'), "ignore_eos: it does not take a field"),
+        (plain("400 No", b'{"detail": "prompt must be a string."}'), "must be a string.*openai.prompt"),
+        (plain("308 Moved", b"", "Location: http://b/v1"), "redirects to http://b/v1"),
+        (plain("200 OK", b'{"choices": []}', "Content-Type: application/json"), "no event stream"),
+        (answer(event({"error": {"message": "out of memory"}})), "out of memory"),
+        (answer(said("a")), "without a finish_reason"),
+    ],
+)
+def test_answer_that_waiting_will_not_change_ends_the_wait(reply: bytes, says: str) -> None:
+    with HttpPeer(server(reply)) as peer, pytest.raises(UnusableError, match=says):
+        probe(openai(peer.address))
+
+
+def test_server_that_loads_its_model_is_waited_for() -> None:
+    reasons: list[str] = []
+    began = time.monotonic()
+
+    def script(request: Request) -> None:
+        ready = time.monotonic() - began > 0.3
+        request.send(GOOD if ready and request.line.startswith("POST") else plain("503 Busy", b"loading"))
+        if ready and not request.line.startswith("POST"):
+            return
+
+    def get_ready(request: Request) -> None:
+        if time.monotonic() - began > 0.3:
+            request.send(GOOD if request.line.startswith("POST") else HEALTHY)
+        else:
+            script(request)
+
+    with HttpPeer(get_ready) as peer:
+        config = openai(peer.address)
+        found = wait_ready(config, peer.address, timeout_s=10, check=lambda: None, not_yet=reasons.append)
+    assert found.tokens == 8
+    assert reasons
+    assert "loading" in reasons[0]
+
+
+def test_user_can_end_the_wait_for_a_server_that_is_silent() -> None:
+    class EnoughError(Exception):
+        pass
+
+    began = time.monotonic()
+
+    def check() -> None:
+        if time.monotonic() - began > 0.2:
+            raise EnoughError
+
+    with HttpPeer(lambda request: time.sleep(20)) as peer, pytest.raises(EnoughError):
+        probe(openai(peer.address), check=check)
+    assert time.monotonic() - began < 15
+
+
+def test_certificate_is_checked(tmp_path: Path) -> None:
+    files = make_certificates(tmp_path, "model.example")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    with HttpPeer(server(GOOD), tls=context) as peer:
+        named = SecurityConfig(tls_ca=files.ca, tls_server_name="model.example")
+        assert probe(openai(peer.address, security=named)).tokens == 8
+        for security, says in (
+            (SecurityConfig(), "not trusted.*tls_ca"),
+            (SecurityConfig(tls_ca=files.ca), "is for another name.*tls_server_name"),
+        ):
+            with pytest.raises(UnusableError, match=says):
+                probe(openai(peer.address, security=security))
+
+
+# --- Open Inference Protocol ------------------------------------------------------------------------------------------
+
+
+def oip(address: str, model: str, **options: Any) -> ExternalConfig:
+    return ExternalConfig(kind="oip", addresses=(address,), model_name=model, vocab_size=100, oip=OipOptions(**options))
+
+
+IDS: dict[str, Any] = {
+    **{"prompt": "token_ids", "prompt_tensor": "input_ids", "prompt_length_tensor": "input_lengths", "batched": True},
+    **{"max_tokens_tensor": "request_output_len", "stream_tensor": "", "parameters_tensor": ""},
+}
+
+
+def test_inference_server_answers_as_the_load_will_ask(address: str) -> None:
+    text = probe(oip(address, "text"))
+    assert (text.chunks, text.tokens, text.streams) == (8, None, True)
+    ids = probe(oip(address, "ids", output_tensor="output_ids", **IDS))
+    assert (ids.chunks, ids.tokens) == (8, 8)
+    assert not probe(oip(address, "text", stream="off")).streams
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "says"),
+    [
+        ("nobody", {}, "NOT_FOUND.*'nobody' is not found: give the model_name"),
+        ("raises", {}, "UNKNOWN.*Model raises not found: see model_name"),
+        ("text", {"prompt_tensor": "prompt"}, 'no input "prompt" but text_input, stream.*set oip.prompt_tensor'),
+        ("text", {"output_tensor": "answer"}, 'no output "answer" but text_output: set oip.output_tensor'),
+        ("broken", {}, "CUDA error: out of memory"),
+        ("text", {"stream": "plain"}, "oip.stream"),
+    ],
+)
+def test_inference_server_that_cannot_be_used_says_why(
+    address: str, model: str, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UnusableError, match=says):
+        probe(oip(address, model, **options))
+
+
+def test_model_that_loads_is_waited_for(address: str) -> None:
+    with pytest.raises(NotReadyError, match='model "loading" is not ready'):
+        probe(oip(address, "loading"), timeout_s=0.2)
+    with pytest.raises(NotReadyError, match="UNAVAILABLE"):
+        probe(oip("grpc://127.0.0.1:1", "text"), timeout_s=0.2)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import from_table, load
-from loadtests.experiments.writing import to_table, to_toml
-from loadtests.external.telemetry import SILENT, TelemetryConfig
+from loadtests.experiments.reading import from_table
+from loadtests.external.compile_lines import CompileLog, LoggedCompile
+from loadtests.external.line_clock import LineClock
+from loadtests.external.server_metrics import ServerLoad, load_of_page
+from loadtests.external.telemetry import LogFormat
 from servers.fields import ConfigError
 
 PAGE = "http://10.0.0.7:8000/metrics"
@@ -22,26 +25,6 @@ def experiment(telemetry: Any) -> Experiment:
     arms = [own, {**VLLM, "telemetry": telemetry}]
     traffic = {"duration_s": 3, "rate": 6, "length_scale": 0.05, "block_s": 1}
     return from_table({"name": "external", "compare_models": True, "arms": arms, "traffic": traffic})
-
-
-@pytest.mark.parametrize(
-    ("telemetry", "read"),
-    [
-        ({}, SILENT),
-        ({"metrics": PAGE}, TelemetryConfig(metrics=(PAGE,))),
-        ({"metrics": [PAGE, "https://b/metrics"]}, TelemetryConfig(metrics=(PAGE, "https://b/metrics"))),
-        ({"log": "/var/log/vllm.log"}, TelemetryConfig(log=("/var/log/vllm.log",))),
-        ({"log_command": ["tail", "-F", "x"]}, TelemetryConfig(log_command=(("tail", "-F", "x"),))),
-        (
-            {"log_command": [["tail", "a"], ["tail", "b"]], "log_format": "sglang"},
-            TelemetryConfig(log_command=(("tail", "a"), ("tail", "b")), log_format="sglang"),
-        ),
-    ],
-)
-def test_telemetry_is_read_and_written_back(telemetry: dict[str, Any], read: TelemetryConfig) -> None:
-    found = experiment(telemetry)
-    assert found.external_arms[0].external.telemetry == read
-    assert from_table(to_table(found)) == found
 
 
 @pytest.mark.parametrize(
@@ -81,8 +64,308 @@ def test_a_log_that_is_not_there_ends_the_run_before_it_begins(tmp_path: Path) -
         missing.check("vllm")
 
 
-def test_a_log_is_found_beside_the_experiment(tmp_path: Path) -> None:
-    path = tmp_path / "own.toml"
-    path.write_text(to_toml(experiment({"log": ["a.log", "../b.log"]})))
-    telemetry = load(path).external_arms[0].external.telemetry
-    assert telemetry.log == (str(tmp_path / "a.log"), str(tmp_path.parent / "b.log"))
+VLLM_SERVER_METRICS = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="llama"} 31.0
+# HELP vllm:num_requests_waiting Number of requests waiting to be processed.
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="llama"} 4.0
+# HELP vllm:num_requests_waiting_by_reason Number of waiting requests by reason.
+# TYPE vllm:num_requests_waiting_by_reason gauge
+vllm:num_requests_waiting_by_reason{engine="0",model_name="llama",reason="capacity"} 4.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="llama",reason="deferred"} 0.0
+# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="llama"} 0.875
+# HELP vllm:num_preemptions_total Cumulative number of preemption from the engine.
+# TYPE vllm:num_preemptions_total counter
+vllm:num_preemptions_total{engine="0",model_name="llama"} 7.0
+# HELP vllm:num_preemptions_created Cumulative number of preemption from the engine.
+# TYPE vllm:num_preemptions_created gauge
+vllm:num_preemptions_created{engine="0",model_name="llama"} 1.7640e+09
+"""
+SGLANG = """\
+# HELP sglang:num_running_reqs The number of running requests.
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"} 12.0
+sglang:num_running_reqs{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="1"} 12.0
+# HELP sglang:num_queue_reqs The number of requests in the waiting queue.
+# TYPE sglang:num_queue_reqs gauge
+sglang:num_queue_reqs{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"} 0.0
+# HELP sglang:token_usage The token usage.
+# TYPE sglang:token_usage gauge
+sglang:token_usage{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"} 0.25
+# HELP sglang:num_retracted_requests_total Total number of retracted requests.
+# TYPE sglang:num_retracted_requests_total counter
+sglang:num_retracted_requests_total{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"} 2.0
+"""
+TGI = "# TYPE tgi_batch_current_size gauge\ntgi_batch_current_size 8\n# TYPE tgi_queue_size gauge\ntgi_queue_size 3\n"
+TRITON = """\
+# HELP nv_inference_pending_request_count Instantaneous number of pending requests awaiting execution per-model.
+# TYPE nv_inference_pending_request_count gauge
+nv_inference_pending_request_count{model="ensemble",version="1"} 1
+nv_inference_pending_request_count{model="llama",version="1"} 5
+"""
+LLAMA_CPP = """\
+# HELP llamacpp:kv_cache_usage_ratio KV-cache usage. 1 means 100 percent usage.
+# TYPE llamacpp:kv_cache_usage_ratio gauge
+llamacpp:kv_cache_usage_ratio 0.5
+# HELP llamacpp:requests_processing Number of requests processing.
+# TYPE llamacpp:requests_processing gauge
+llamacpp:requests_processing 2
+# HELP llamacpp:requests_deferred Number of requests deferred.
+# TYPE llamacpp:requests_deferred gauge
+llamacpp:requests_deferred 1
+"""
+
+
+def load_of_server_metrics(
+    running: float | None, waiting: float | None, cache: float | None, preemptions: float | None
+) -> ServerLoad:
+    return ServerLoad(running=running, waiting=waiting, cache_pct=cache, preemptions=preemptions)
+
+
+@pytest.mark.parametrize(
+    ("page", "read"),
+    [
+        (VLLM_SERVER_METRICS, load_of_server_metrics(31, 4, 87.5, 7)),
+        (VLLM_SERVER_METRICS.replace("kv_cache_usage", "gpu_cache_usage"), load_of_server_metrics(31, 4, 87.5, 7)),
+        (SGLANG, load_of_server_metrics(12, 0, 25, 2)),
+        (TGI, load_of_server_metrics(8, 3, None, None)),
+        (TRITON, load_of_server_metrics(None, 6, None, None)),
+        (LLAMA_CPP, load_of_server_metrics(2, 1, 50, None)),
+    ],
+    ids=["vllm", "older vllm", "sglang", "tgi", "triton", "llama.cpp"],
+)
+def test_the_load_is_read_of_each_server(page: str, read: ServerLoad) -> None:
+    assert load_of_page(page) == read
+
+
+SECOND = 10**9
+AT = 1_764_100_000 * SECOND
+
+CORE = "(EngineCore pid=14269) {level} 11-25 22:58:35 [{place}] "
+STARTS = "(APIServer pid=14201) INFO 11-25 22:50:01 [api_utils.py:286] non-default args: {'model': 'a'}"
+VERBOSE = STARTS.replace("'a'}", "'a', 'jit_monitor_verbose': True}")
+MONITOR = (
+    CORE.format(level="INFO", place="jit_monitor.py:94")
+    + "Kernel JIT monitor activated; monitored JIT compilations during inference will use mode=warn."
+)
+SPIKE = "This causes a latency spike; consider extending warmup to cover this shape/config."
+JIT = CORE.format(level="WARNING", place="jit_monitor.py:140") + "{what} during inference: {name}. " + SPIKE
+TRITON_COMPILE_LINES = JIT.format(what="Triton kernel JIT compilation", name="_fwd_kernel")
+DETAIL = "(constexprs={BLOCK_M=64}; signature={n='i32', x='*bf16'}; extra_compile_info={num_warps=4}; key='abc(1)')"
+IN_DETAIL = TRITON_COMPILE_LINES.replace("_fwd_kernel", f"_fwd_kernel {DETAIL}").replace(":140", ":137")
+GRAPH = (
+    CORE.format(level="INFO", place="backends.py:399") + "Compiling a graph for compile range (1, 8192) takes 12.34 s"
+)
+DYNAMO = CORE.format(level="INFO", place="backends.py:1167") + "Dynamo bytecode transform time: 4.25 s"
+
+
+def read(*lines: str, format: LogFormat = "auto", every_ns: int = 0) -> list[LoggedCompile]:
+    log = CompileLog(format=format)
+    compiles = [compile for place, line in enumerate(lines) for compile in log.take(line, AT + place * every_ns)]
+    return [*compiles, *log.rest()]
+
+
+@pytest.mark.parametrize(
+    ("line", "frame", "shape", "reason"),
+    [
+        (TRITON_COMPILE_LINES, "Triton _fwd_kernel", "", ""),
+        (IN_DETAIL, "Triton _fwd_kernel", "", DETAIL[1:-1]),
+        (JIT.format(what="CuTeDSL JIT compilation", name="gemm"), "CuTeDSL gemm", "", ""),
+        (
+            JIT.format(what="TileLang JIT compilation", name="mla (cache_key=(1, 2); runtime_shapes={q=(3, 64)})"),
+            "TileLang mla",
+            "{q=(3, 64)}",
+            "cache_key=(1, 2); runtime_shapes={q=(3, 64)}",
+        ),
+    ],
+)
+def test_vllms_monitor_tells_of_kernels_and_not_how_long_they_took(
+    line: str, frame: str, shape: str, reason: str
+) -> None:
+    kernel = LoggedCompile(kind="jit", start_ns=AT, end_ns=AT, frame=frame, shape=shape, reason=reason)
+    assert read(line) == read(line, format="vllm") == [kernel]
+    assert read(line, format="torch") == []
+
+
+def test_a_graph_of_vllm_took_as_long_as_it_says_and_what_dynamo_took_before() -> None:
+    assert read(GRAPH) == [LoggedCompile(kind="compile", start_ns=AT - 12_340_000_000, end_ns=AT, shape="(1, 8192)")]
+    log = CompileLog()
+    assert list(log.take(DYNAMO, AT)) == []
+    later = AT + 20 * SECOND
+    [graph] = log.take(GRAPH.replace("22:58:35", "22:58:55"), later)
+    assert (graph.start_ns, graph.end_ns) == (AT - 4_250_000_000, later)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "seconds", "shape", "cache"),
+    [
+        ("Compiling a graph for dynamic shape takes 0.50 s", "compile", 0.5, "dynamic shape", ""),
+        ("[eagle_head] Compiling a graph for compile range (1, 8) takes 0.50 s", "compile", 0.5, "(1, 8)", ""),
+        (
+            "Directly load the compiled graph(s) for compile range (1, 8192) from the cache, took 1.500 s",
+            *("compile", 1.5, "(1, 8192)", "hit"),
+        ),
+        ("Graph capturing finished in 7 secs, took 1.20 GiB", "graph_capture", 7, "", ""),
+    ],
+)
+def test_other_lines_of_vllm(message: str, kind: str, seconds: float, shape: str, cache: str) -> None:
+    [compile] = read(CORE.format(level="INFO", place="x.py:1") + message)
+    assert (compile.kind, compile.shape, compile.cache) == (kind, shape, cache)
+    assert compile.end_ns - compile.start_ns == seconds * SECOND
+
+
+def test_ranks_of_one_engine_tell_of_one_compile_and_engines_beside_each_other_of_two() -> None:
+    def of(process: str) -> str:
+        return TRITON_COMPILE_LINES.replace("(EngineCore pid=14269)", process)
+
+    assert len(read(of("(Worker_TP0 pid=1)"), of("(Worker_TP1 pid=2)"), of("(Worker_TP2 pid=3)"))) == 1
+    assert len(read(of("(Worker_DP0_TP0 pid=1)"), of("(Worker_DP1_TP0 pid=2)"))) == 2
+    # The same process again has compiled again, and so has a rank much later.
+    assert len(read(of("(Worker_TP0 pid=1)"), of("(Worker_TP0 pid=1)"))) == 2
+    late = [of("(Worker_TP0 pid=1)"), of("(Worker_TP1 pid=2)").replace("22:58:35", "22:58:45")]
+    assert len(read(*late, every_ns=10 * SECOND)) == 2
+
+
+GLOG = "V1125 22:48:07.239000 1506 torch/_dynamo/guards.py:5396] [0/4] [__recompiles] "
+RECOMPILE = [
+    GLOG + "Recompiling function forward in /srv/model.py:2",
+    GLOG + "    triggered by the following guard failure(s):",
+    GLOG + "    - 0/3: tensor 'x' size mismatch at index 0. expected 5, actual 6",
+    GLOG + "    - 0/2: tensor 'x' size mismatch at index 0. expected 4, actual 6",
+]
+WARNING = "W1125 22:48:07.891000 1506 torch/_dynamo/convert_frame.py:1994] [0/8] "
+LIMIT = [
+    WARNING + "torch._dynamo hit config.recompile_limit (8)",
+    WARNING + "   function: 'forward' (/srv/model.py:2)",
+]
+
+
+@pytest.mark.parametrize("format", ["auto", "torch"])
+def test_a_recompile_of_dynamo_has_its_first_reason(format: LogFormat) -> None:
+    recompile = LoggedCompile(
+        kind="recompile",
+        start_ns=AT,
+        end_ns=AT,
+        frame="forward in /srv/model.py:2",
+        reason="0/3: tensor 'x' size mismatch at index 0. expected 5, actual 6",
+        compile_id="0/4",
+    )
+    assert read(*RECOMPILE, format=format) == [recompile]
+    assert read(*RECOMPILE, format="vllm") == []
+
+
+def test_recompiles_that_follow_each_other_are_as_many_and_the_limit_is_one_of_its_own() -> None:
+    second = [line.replace("[0/4]", "[0/5]") for line in RECOMPILE]
+    compiles = read(*RECOMPILE, *second, *LIMIT)
+    assert [(compile.kind, compile.compile_id) for compile in compiles] == [
+        ("recompile", "0/4"),
+        ("recompile", "0/5"),
+        ("limit_hit", "0/8"),
+    ]
+    assert compiles[2].reason == "recompile_limit (8) was hit: other shapes run eagerly from now on"
+
+
+def test_lines_of_sglang() -> None:
+    head = "[2026-11-25 22:58:35 TP0] "
+    capture = (
+        "Capture target decode CUDA graph end. bs=[1, 2, 4], elapsed=3.50 s, mem usage=0.11 GB, avail mem=9.00 GB."
+    )
+    older = "Capture cuda graph end. Time elapsed: 3.50 s. mem usage=0.11 GB. avail mem=9.00 GB."
+    gemm = "Try DeepGEMM JIT Compiling for <GROUPED_GEMM_NT_F8F8BF16_CONTIG> N=512, K=7168, num_groups=8 with all Ms."
+    kinds = read(head + capture, head + older, head + gemm, head.replace("TP0", "TP1") + gemm, format="sglang")
+    assert [(compile.kind, compile.frame, compile.shape) for compile in kinds] == [
+        ("graph_capture", "target decode CUDA graph", "[1, 2, 4]"),
+        ("graph_capture", "cuda graph", ""),
+        ("jit", "DeepGEMM GROUPED_GEMM_NT_F8F8BF16_CONTIG", "N=512, K=7168, num_groups=8"),
+    ]
+    assert [compile.end_ns - compile.start_ns for compile in kinds] == [3_500_000_000, 3_500_000_000, 0]
+
+
+def test_tritons_autotuner_prints_a_few_lines_for_one_kernel() -> None:
+    lines = [
+        "Triton autotuning for function matmul,",
+        "with key as (64, 128),",
+        "finished after 2.50s,",
+        "best config selected: BLOCK: 64, num_warps: 4;",
+    ]
+    assert read(*lines) == [
+        LoggedCompile(kind="autotune", start_ns=AT - 2_500_000_000, end_ns=AT, frame="matmul", shape="(64, 128)")
+    ]
+    assert read(lines[2]) == []
+
+
+# --- What a log leaves out --------------------------------------------------------------------------------------------
+
+ONCE = "vLLM warns once for each kernel unless it is started with --jit-monitor-verbose"
+UNSEEN = "no line says that vLLM's monitor of JIT compiles is on: show the log from its start on"
+
+
+def spots(*lines: str, format: LogFormat = "auto", before: tuple[str, ...] = ()) -> list[str]:
+    log = CompileLog(format=format)
+    for line in before:
+        log.learn(line)
+    for line in lines:
+        list(log.take(line, AT))
+    return log.blind_spots
+
+
+def test_a_log_of_vllm_tells_all_that_it_watches_where_it_was_started_to() -> None:
+    assert spots(TRITON_COMPILE_LINES, before=(VERBOSE, MONITOR)) == [
+        ONCE
+    ]  # whatever it says, this line has no details
+    assert spots(IN_DETAIL, before=(VERBOSE, MONITOR)) == []
+    assert spots(before=(VERBOSE, MONITOR), format="vllm") == []
+    log = CompileLog()
+    log.learn(VERBOSE)
+    assert log.tells == "torch.compile, and kernels of Triton, CuTeDSL and TileLang"
+
+
+def test_a_log_of_vllm_that_warns_once_or_that_began_too_late_tells_too_little() -> None:
+    assert spots(before=(STARTS, MONITOR)) == [ONCE]
+    assert spots(GRAPH) == [ONCE, UNSEEN]
+    assert spots(before=(VERBOSE,)) == [UNSEEN]  # with --enforce-eager nothing is monitored
+    assert spots(before=(VERBOSE, MONITOR, STARTS)) == [ONCE, UNSEEN]  # it was started again, otherwise
+
+
+def test_logs_of_others_never_tell_all() -> None:
+    assert "TORCH_LOGS=recompiles tells neither" in spots(*RECOMPILE)[0]
+    assert "SGLang logs captures" in spots("[2026-11-25 22:58:35 TP0] Decode batch")[0]
+    assert "SGLang logs captures" in spots(format="sglang")[0]
+    assert spots("GET /health 200") == ["no line of it is known to be of vLLM, SGLang or PyTorch"]
+
+
+def ns(text: str) -> int:
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1e6) * 1000
+
+
+NOON = ns("2026-11-25T12:00:00")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "(EngineCore pid=7) INFO 11-25 {clock} [x.py:1] ",
+        "[2026-11-25 {clock} TP0] ",
+        "V1125 {clock}.000000 1506 torch/_dynamo/guards.py:5396] [0/4] ",
+        "2026-11-25T{clock}.000000000Z (EngineCore pid=7) INFO 03-04 01:02:03 [x.py:1] ",
+        "2026-11-25T{clock}+02:00 ",
+        '{{"asctime": "2026-11-25 {clock},000", "message": "',
+    ],
+)
+@pytest.mark.parametrize("zone_h", [0, -8, 5])
+def test_a_line_that_came_late_was_written_when_it_says(head: str, zone_h: int) -> None:
+    clock = LineClock()
+    away = zone_h * 3600 * SECOND  # by which the server's clock differs from this host's
+    arrived = NOON + away + 20_000_000
+    assert clock.moment(head.format(clock="12:00:00") + "first", arrived) == arrived
+    late = clock.moment(head.format(clock="12:00:10") + "late", NOON + away + 17 * SECOND)
+    assert 0 <= late - (NOON + away + 10 * SECOND) <= 1.1 * SECOND
+
+
+def test_a_line_without_a_time_was_written_when_it_came() -> None:
+    assert LineClock().moment("finished after 1.23s,", NOON) == NOON
+    assert LineClock().moment("INFO 02-30 12:00:00 [x.py:1] ", NOON) == NOON

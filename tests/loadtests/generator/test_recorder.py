@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import gevent
 import numpy as np
 import pyarrow as pa
 import pytest
+from gevent.threadpool import ThreadPool
 
 from analysis.records.schemas import REQUESTS
+from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, record_of
 from loadtests.generator.record_batches import request_batch
 from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import Spool
 from servers.fields import ConfigError
+from servers.metadata import ARM_HEADER, trailing_key
 from tests.fakes.request_records import record, row_of
 
 
@@ -48,34 +55,6 @@ def test_rows_come_back_as_they_were_appended(tmp_path: Path) -> None:
     recorder.close()
     expected = [row_of(row) for row in rows]
     assert rows_of(tmp_path / "deep" / "requests-0.arrow") == expected
-
-
-def test_file_of_a_process_that_died_at_once_reads_as_empty(tmp_path: Path) -> None:
-    RequestRecorder(record_file(tmp_path / "requests-0.arrow", remedy="take another"))
-    assert rows_of(tmp_path / "requests-0.arrow") == []
-
-
-def test_full_batch_is_on_disk_without_a_flush(tmp_path: Path) -> None:
-    path = tmp_path / "requests-0.arrow"
-    recorder = RequestRecorder(record_file(path, remedy="take another"), rows_per_batch=4)
-    for number in range(6):
-        recorder.append(record(number))
-    assert recorder.file.settle(5.0)
-    assert len(rows_of(path)) == recorder.file.rows == 4
-
-
-def test_columns_of_one_value_of_many_and_of_none_come_back(tmp_path: Path) -> None:
-    """Each way in which a column is turned into Arrow: constant, mixed, all null, some null, beyond ASCII."""
-    changes: list[dict[str, object]] = [
-        {"arm": "eager", "error": None, "queue_ns": 1},
-        {"arm": "compilé", "error": "é", "queue_ns": None},
-        {"arm": "eager", "error": "", "queue_ns": -1},
-    ]
-    for several in (changes, changes[:1], changes[:2], [{"arm": None}, {"arm": "x"}], [{"arm": "é"}] * 5):
-        rows = [record(number, **change) for number, change in enumerate(several)]
-        batch = request_batch(rows)
-        batch.validate(full=True)
-        assert batch.to_pylist() == [row_of(row) for row in rows]
 
 
 def test_a_broken_disk_is_told_to_whoever_appends(tmp_path: Path) -> None:
@@ -146,3 +125,113 @@ def test_a_number_that_its_column_cannot_hold_is_unknown() -> None:
     assert batch.column("queue_ns").to_pylist() == [None, 9, None]
     batch = request_batch(rows[::-1])
     assert batch.column("batch_size").to_pylist() == [None, 7, None]
+
+
+def test_every_column_of_the_schema_is_measured_here_or_by_the_server() -> None:
+    assert sorted([*RequestRecord._fields, *SERVED_COLUMNS]) == sorted([*REQUESTS.names, "served"])
+
+
+def test_what_the_server_measures_is_a_whole_number() -> None:
+    assert {str(REQUESTS.field(name).type) for name in SERVED_COLUMNS} <= {"int32", "int64"}
+
+
+@pytest.mark.parametrize(
+    ("pinned", "routed", "said", "arm", "error"),
+    [
+        ("new", "new", "new", "new", None),
+        ("new", "", "eager", "new", 'pinned to arm "new" but arm "eager" answered: check the routes'),
+        (None, "new", "new", "new", None),
+        (None, "new", "", "new", None),
+        (None, "", "new", "new", None),
+        (None, "new", "eager", "new", 'routed to arm "new" but arm "eager" answered: check the routes'),
+    ],
+)
+def test_an_answer_counts_for_the_arm_that_it_was_sent_to(
+    pinned: str | None, routed: str, said: str, arm: str, error: str | None
+) -> None:
+    plan = SimpleNamespace(session_id="s", turn=0, prompt_tokens=3, max_tokens=1, phase="")
+    copy: Any = SimpleNamespace(arm=pinned, plan=plan, request_id="1", pair_id="1", lane=None, scheduled_ns=0)
+    call: Any = SimpleNamespace(status="OK", error="", sent_ns=1, first_token_ns=2, output_tokens=1, token_ns=b"")
+    call.initial_metadata = {ARM_HEADER: routed} if routed else {}
+    call.trailing_metadata = {trailing_key("arm"): said} if said else {}
+    record = record_of(call, copy, 1, 3)
+    assert (record.arm, record.error) == (arm, error)
+
+
+def test_pieces_are_in_the_file_in_order_and_told_of_where_they_lie(tmp_path: Path) -> None:
+    told: list[tuple[int, int, int]] = []
+    spool = Spool(os.open(tmp_path / "a", os.O_WRONLY | os.O_CREAT), on_written=lambda *at: told.append(at))
+    assert all(spool.offer(b"x" * number, number) for number in (1, 2, 3))
+    spool.close()
+    spool.close()
+    assert (tmp_path / "a").read_bytes() == b"x" * 6
+    assert told == [(0, 1, 1), (1, 2, 2), (3, 3, 3)]
+    assert (spool.rows, spool.dropped_rows, spool.waiting_bytes, spool.error) == (6, 0, 0, None)
+
+
+def test_a_slow_disk_holds_up_nobody_and_what_it_cannot_take_is_counted() -> None:
+    """A pipe that nobody reads takes 64 KiB and then makes the writer wait, as a disk that is behind does."""
+    reader, writer = os.pipe()
+    spool = Spool(writer, most_waiting_bytes=1 << 20)
+    piece = b"x" * 40_000
+    for _ in range(100):
+        spool.offer(piece, 10)
+        gevent.sleep(0)
+        assert spool.waiting_bytes <= 1 << 20
+    assert spool.rows + spool.dropped_rows < 1000  # some wait
+    assert spool.dropped_rows > 700
+    before = spool.dropped_rows
+    assert not spool.settle(0.05)
+    taken = bytearray()
+    while len(taken) < 40_000 * (100 - before // 10):  # the disk is back: what waited is written
+        gevent.sleep(0)
+        taken += os.read(reader, 1 << 16) if select_ready(reader) else b""
+    assert spool.settle(5.0)
+    assert (spool.rows, spool.dropped_rows) == (1000 - before, before)
+    spool.close()
+    os.close(reader)
+
+
+def select_ready(descriptor: int) -> bool:
+    import select
+
+    return bool(select.select([descriptor], [], [], 0.001)[0])
+
+
+def test_close_gives_up_on_a_disk_that_hangs_and_counts_what_is_lost() -> None:
+    reader, writer = os.pipe()
+    spool = Spool(writer)
+    for _ in range(4):
+        spool.offer(b"x" * 40_000, 10)
+    spool.close(timeout_s=0.05)
+    assert spool.rows + spool.dropped_rows == 40
+    assert spool.dropped_rows >= 20
+    os.close(reader)  # wakes the thread that hangs
+
+
+def test_nothing_follows_a_piece_that_failed(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    spool = Spool(writer)
+    spool.offer(b"x", 1)
+    assert spool.settle(5.0)
+    assert isinstance(spool.error, BrokenPipeError)
+    assert spool.offer(b"y", 2) is False
+    assert spool.dropped_rows == 3
+    spool.close()
+
+
+def test_a_thread_that_has_no_memory_to_start_is_a_reason_and_not_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def apply(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ThreadPool, "apply", apply)
+    spool = Spool(os.open(tmp_path / "a", os.O_WRONLY | os.O_CREAT))
+    assert spool.offer(b"x", 1)
+    assert spool.settle(20.0)
+    assert spool.error is not None
+    assert (spool.error.errno, spool.dropped_rows) == (errno.ENOMEM, 1)
+    assert not spool.offer(b"y", 2)
+    spool.close()

@@ -1,8 +1,7 @@
-import base64
-import hashlib
+from __future__ import annotations
+
 import http.client
 import json
-import re
 import socket
 import subprocess
 import sys
@@ -16,7 +15,13 @@ from typing import Any
 
 import pytest
 
+from loadtests.page import feed as feed_module
+from loadtests.page.access import TOKEN_VARIABLE, Access, page_token
+from loadtests.page.feed import Feed, Listener
 from loadtests.page.server import PageServer
+from loadtests.page.state import RunState
+from servers.fields import ConfigError
+from tests.fakes.patience import wait_for
 from tests.fakes.watched import WatchedRun
 from tests.loadtests.page.conftest import Serve
 
@@ -43,22 +48,6 @@ def asked(server: PageServer, path: str, method: str = "GET", **headers: str) ->
 def status_of(server: PageServer, path: str, method: str = "GET", **headers: str) -> int:
     with asked(server, path, method, **headers) as answer:
         return answer.status
-
-
-def test_the_page_runs_its_own_script_alone_and_is_not_framed(run: WatchedRun, serve: Serve) -> None:
-    with asked(serve(run.folder), "/") as answer:
-        text = answer.read().decode()
-        policy = answer.headers["Content-Security-Policy"]
-    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
-    styles = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
-    assert (len(scripts), len(styles)) == (1, 1)
-    for kind, source in (("script", scripts[0]), ("style", styles[0])):
-        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-        assert f"{kind}-src 'sha256-{digest}'" in policy
-    assert {"default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'"} <= set(policy.split("; "))
-    assert answer.headers["Cache-Control"] == "no-store"
-    assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
 
 
 def test_only_what_is_there_is_served(run: WatchedRun, serve: Serve) -> None:
@@ -288,3 +277,70 @@ def test_until_a_browser_comes_only_the_server_is_imported() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines() == ["[]", "[]"]
+
+
+TOKEN_ACCESS = "0123456789abcdef-Z"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "bench-host"])
+def test_elsewhere_a_token_is_taken_or_made(host: str) -> None:
+    assert page_token(host, environment={TOKEN_VARIABLE: f" {TOKEN_ACCESS} "}) == (TOKEN_ACCESS, False)
+    made, is_new = page_token(host, environment={})
+    assert is_new
+    assert len(made) == 32
+    assert made != page_token(host, environment={})[0]
+
+
+@pytest.mark.parametrize(("token", "why"), [("short", "holds 5 characters"), ("a" * 16 + ";x", "other characters")])
+def test_a_token_that_protects_nothing_or_that_no_cookie_holds_is_refused(token: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as refused:
+        page_token("0.0.0.0", environment={TOKEN_VARIABLE: token})
+    assert token not in str(refused.value)
+
+
+def test_the_token_comes_as_a_cookie_or_as_a_bearer() -> None:
+    access = Access(TOKEN_ACCESS, port=8080)
+    cookie = access.set_cookie()
+    assert {"HttpOnly", "SameSite=Strict"} <= set(cookie.split("; "))
+    assert access.allows(cookie=f"other=1; {cookie.partition(';')[0]}", authorization=None)
+    assert access.allows(cookie=None, authorization=f"Bearer {TOKEN_ACCESS}")
+    assert not access.allows(cookie=None, authorization=None)
+    assert not access.allows(cookie=f"tailgate_page_8080={TOKEN_ACCESS}x", authorization=f"Basic {TOKEN_ACCESS}")
+    assert not access.allows(cookie=Access(TOKEN_ACCESS, port=8081).set_cookie(), authorization=None)
+    assert not access.allows(cookie="tailgate_page_8080=é", authorization="Bearer ü")
+    assert not Access("", port=1).is_token("")
+
+
+def next_of(listener: Listener | None) -> dict[str, Any]:
+    assert listener is not None
+    message = listener.next(20.0)
+    assert message is not None
+    assert message.startswith(b"data: ")
+    assert message.endswith(b"\n\n")
+    assert message.count(b"\n") == 2
+    told: dict[str, Any] = json.loads(message[6:])
+    return told
+
+
+def test_a_browser_that_falls_behind_is_let_go(run: WatchedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MOST_LISTENERS", 2)
+    feed = Feed(RunState(run.folder), every_s=0.005)
+    with feed.listening() as slow, feed.listening() as other, feed.listening() as third:
+        assert third is None
+        assert slow is not None
+        assert other is not None
+        wait_for(lambda: slow.lost, sleep=other.next, every_s=0.01)
+        assert not other.lost
+
+
+def test_what_cannot_be_read_ends_no_feed(run: WatchedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(RunState):
+        def refresh(self) -> None:
+            raise RuntimeError("no such thing")
+
+    feed = Feed(Broken(run.folder), every_s=0.01)
+    with feed.listening() as listener:
+        for _ in range(3):
+            next_of(listener)
+    assert capsys.readouterr().err.count("RuntimeError: no such thing") == 1
+    assert threading.active_count() > 1

@@ -1,14 +1,23 @@
+from __future__ import annotations
+
 import json
 import math
-import os
-import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from analysis.records.documents import write_document
+from analysis.records.sums import sums_path
+from analysis.records.tables import RecordWriter
+from loadtests.page import tails
+from loadtests.page.history import History
 from loadtests.page.state import RunState, judged_folder
+from loadtests.page.tails import DocumentsTail, LinesTail, TableTail
 from tests.fakes.watched import START_NS, WatchedRun
 
 
@@ -23,15 +32,6 @@ def told(run: WatchedRun) -> dict[str, Any]:
     whole = state.whole()
     json.dumps(whole, allow_nan=False)
     return whole
-
-
-def test_an_empty_directory_is_a_run_that_starts(tmp_path: Path) -> None:
-    state = RunState(tmp_path)
-    state.refresh()
-    whole = state.whole()
-    assert whole["now"]["state"] == "starting"
-    assert whole["run"]["arms"] == []
-    assert whole["series"] == {name: [0, []] for name in ("looks", "load", "events", "bed", "weights")}
 
 
 @pytest.mark.parametrize(
@@ -49,81 +49,6 @@ def test_an_empty_directory_is_a_run_that_starts(tmp_path: Path) -> None:
 def test_a_phase_is_part_of_a_state(run: WatchedRun, phase: str, state: str) -> None:
     run.status(phase)
     assert told(run)["now"]["state"] == state
-
-
-def test_what_comes_after_the_traffic_is_no_start(run: WatchedRun) -> None:
-    run.minutes(1)
-    run.status("measuring the machines")
-    assert told(run)["now"]["state"] == "closing"
-
-
-def test_a_run_that_says_nothing_for_long_is_said_to_be_silent(run: WatchedRun) -> None:
-    run.minutes(1)
-    assert told(run)["now"]["silent_s"] is None
-    at_s = time.time() - 95.5
-    os.utime(run.folder / "status.json", (at_s, at_s))
-    assert told(run)["now"]["silent_s"] >= 95
-    run.end()
-    os.utime(run.folder / "status.json", (at_s, at_s))
-    assert told(run)["now"]["silent_s"] is None
-
-
-def test_what_is_now_comes_from_the_small_files(run: WatchedRun) -> None:
-    run.minutes(1)
-    whole = told(run)
-    assert whole["run"] == {
-        "name": "canary",
-        "id": run.folder.name,
-        "arms": [
-            {"name": name, "preset": name, "control": name == "eager", "weight": None}
-            for name in ("eager", "compiled-padded", "compiled-naive")
-        ],
-        "design": "mirrored",
-        "max_lag_ms": 50.0,
-        "judged_once": True,
-        "metrics": {"ttft": "TTFT", "e2e": "E2E"},
-    }
-    now = whole["now"]
-    assert (now["t_s"], now["finished"], now["failed"], now["lag_ms"]) == (60.0, 720, 1, 3.1)
-    assert now["running"] == {"eager": 4, "compiled-padded": 5, "compiled-naive": 6}
-    assert [replica["text"] for replica in now["replicas"]] == ["ready"] * 3
-    at, load = whole["series"]["load"]
-    assert (at, len(load)) == (0, 60)
-    assert load[-1]["arms"]["eager"]["inflight"] > 0
-
-
-def test_rows_of_a_last_step_long_ago_do_not_run_any_more(run: WatchedRun) -> None:
-    run.minutes(1)
-    run.at_s += 10
-    run.status()
-    assert set(told(run)["now"]["running"].values()) == {0}
-
-
-def test_looks_are_slim_but_for_the_newest(run: WatchedRun) -> None:
-    run.minutes(3)
-    whole = told(run)
-    looks = whole["series"]["looks"][1]
-    assert [look["seconds"] for look in looks] == [60.0, 120.0, 180.0]
-    assert looks[0]["gates"][0][:2] == ["compiled-padded", "noninferiority p99_ttft"]
-    newest = whole["look"]
-    assert newest["look"] == 3
-    assert newest["gates"][0]["label"] == "non-inferiority p99 TTFT"
-    assert newest["gates"][0]["verdict"] == "INCONCLUSIVE"
-    assert newest["gates"][0]["outlook_s"] == 270.0
-    assert [check["check"] for check in newest["checks"] if not check["ok"]] == ["blocks"]
-    assert whole["now"]["decided"] is None
-
-
-def test_one_failed_arm_decides_and_all_must_pass(run: WatchedRun) -> None:
-    run.minutes(2, decided=True)
-    assert told(run)["now"]["decided"] == "FAIL"
-    line = {"look": 3, "seconds": 180.0, "arms": {name: {"decision": "PASS"} for name in run.arms[1:]}}
-    with (run.folder / "looks.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    assert told(run)["now"]["decided"] == "PASS"
-    with (run.folder / "looks.jsonl").open("a") as file:
-        file.write(json.dumps({**line, "arms": {**line["arms"], run.naive: {"decision": None}}}) + "\n")  # type: ignore[dict-item]
-    assert told(run)["now"]["decided"] is None
 
 
 def test_compiles_while_serving_are_listed_and_those_of_warm_ups_counted(run: WatchedRun) -> None:
@@ -145,15 +70,6 @@ def test_compiles_while_serving_are_listed_and_those_of_warm_ups_counted(run: Wa
     assert (naive["serving"], naive["serving_s"], naive["longest_s"], naive["hit"]) == (2, 6.0, 4.0, 18)
 
 
-def test_what_is_compiled_now_has_its_arm_its_shape_and_its_start(run: WatchedRun) -> None:
-    run.minutes(1)
-    run.compiling = 12.0
-    run.status()
-    compiling = [replica["compiling"] for replica in told(run)["now"]["replicas"]]
-    start_ns = START_NS + 48 * 10**9
-    assert compiling == [None, None, {"arm": "compiled-naive", "shape": "prefill 4×50", "start_ns": start_ns}]
-
-
 def test_the_test_bed_has_shares_of_counters_and_what_holds_devices_back(run: WatchedRun) -> None:
     for _ in range(201):
         run.second()
@@ -167,24 +83,6 @@ def test_the_test_bed_has_shares_of_counters_and_what_holds_devices_back(run: Wa
     assert newest["cuda:1"]["throttle"] == ["sw_thermal_slowdown"]
     assert newest["cuda:0"]["throttle"] == []
     assert newest["cuda:0"]["power_limit_w"] == 700.0
-
-
-def test_changes_alone_are_told_after_the_first_time(run: WatchedRun) -> None:
-    run.minutes(1)
-    state = RunState(run.folder)
-    state.refresh()
-    state.changes()
-    state.refresh()
-    assert state.changes() == {"series": {}}
-    run.second()
-    run.status()
-    state.refresh()
-    change = state.changes()
-    assert set(change) == {"now", "series"}
-    assert {name: (at, len(items)) for name, (at, items) in change["series"].items()} == {
-        "load": (60, 1),
-        "bed": (60, 1),
-    }
 
 
 def test_weights_are_steps(run: WatchedRun) -> None:
@@ -207,46 +105,6 @@ def test_looks_by_which_nothing_is_decided_say_nothing_of_decisions(run: Watched
     assert {gate["verdict"] for gate in look["gates"]} == {"PASS", "FAIL"}
 
 
-def test_only_a_run_that_is_judged_at_its_end_wants_a_preview_while_traffic_flows(run: WatchedRun) -> None:
-    def wants(**gates: bool) -> bool:
-        lines = "".join(f"{key} = {str(value).lower()}\n" for key, value in gates.items())
-        (run.folder / "experiment.toml").write_text(f"[gates]\n{lines}")
-        state = RunState(run.folder)
-        state.refresh()
-        return state.wants_preview
-
-    assert not RunState(run.folder).wants_preview
-    run.status()
-    assert wants()
-    assert wants(sequential=False)
-    assert not wants(sequential=True)
-    run.status("stopping")
-    assert not wants()
-
-
-def test_a_search_tells_what_each_arm_holds(run: WatchedRun) -> None:
-    state = RunState(run.folder)
-    run.search(1, "eager")
-    run.second()
-    run.search(4, "compiled-padded")
-    state.refresh()
-    told = state.whole()
-    search = told["search"]
-    assert (search["trial"], search["arms"], search["rates"]) == (4, ["compiled-padded"], [4.0, 10.08, 64.0])
-    assert (search["spent_s"], search["budget_s"], search["stop"]) == (61.0, 600.0, "")
-    eager, padded, naive = search["held"]
-    assert (eager["value"], eager["low"], eager["high"], eager["standing"]) == (40.0, 32.0, 160.0, "waits")
-    assert (
-        eager["reason"] == "It surely holds 32 requests/s and surely nothing above 160, after 2 starts with 12 steps."
-    )
-    assert padded["standing"] == "tried now"
-    assert naive["standing"] == "left"
-    assert naive["reason"].endswith("It left the search: it held no load that others do not.")
-    first, second = told["series"]["looks"][1]
-    assert first["gates"][0] == ["eager", "holds", None, None, None]
-    assert (second["seconds"], second["gates"][0]) == (61.0, ["eager", "holds", 40.0, 32.0, 160.0])
-
-
 def test_a_report_may_lie_beside_the_run_and_nowhere_else(run: WatchedRun) -> None:
     joined = run.folder.parent / f"{run.folder.name}-joined"
     joined.mkdir()
@@ -259,39 +117,6 @@ def test_a_report_may_lie_beside_the_run_and_nowhere_else(run: WatchedRun) -> No
     for name in ("", ".", "..", "../x", "a/b", "/etc", "x\0", 3, None):
         run.status("judging", ended={"complete": True, "judged": name})
         assert judged_folder(run.folder) == run.folder, name
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("http://*:8089/", "http://*:8089/"),
-        ("https://bench:1/locust/", "https://bench:1/locust/"),
-        ("javascript:alert(1)", ""),
-        ("http://a b", ""),
-        (3, ""),
-        (None, ""),
-    ],
-)
-def test_locusts_page_is_an_address(run: WatchedRun, url: Any, shown: str) -> None:
-    write_document(run.folder / "locust-page.json", {"url": url})
-    assert told(run)["now"]["locust_page"] == shown
-
-
-@pytest.mark.parametrize("report", [True, False])
-def test_a_run_that_has_ended_says_how(run: WatchedRun, report: bool) -> None:
-    if report:
-        run.end()
-    else:
-        run.status("stopped", ended={"complete": False, "error": "Envoy ended with SIGKILL"})
-    now = told(run)["now"]
-    assert now["state"] == "ended"
-    assert now["ended"] == {
-        "report": report,
-        "verdict": "FAIL" if report else None,
-        "headline": "compiled-naive may not ship." if report else "",
-        "error": "" if report else "Envoy ended with SIGKILL",
-        "interrupted": False,
-    }
 
 
 @pytest.mark.parametrize("content", [None, 3, "x", [], [[]], {"a": {"b": []}}, float("1e308"), -1, True])
@@ -317,3 +142,111 @@ def test_what_would_turn_or_drive_a_terminal_is_left_out(run: WatchedRun) -> Non
     notes = told(run)["notes"]
     assert notes[0] == "a[2Jbc"
     assert len(notes[1]) == 2000
+
+
+SCHEMA = pa.schema([("name", pa.string()), ("n", pa.int64()), ("more", pa.string())])
+
+
+def test_only_whole_lines_are_read_and_each_once(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    tail = LinesTail(file)
+    assert list(tail.new()) == []
+    file.write_bytes(b"a\nb\nhal")
+    assert list(tail.new()) == [b"a", b"b"]
+    assert list(tail.new()) == []
+    with file.open("ab") as more:
+        more.write(b"f\nc\n")
+    assert list(tail.new()) == [b"half", b"c"]
+
+
+def test_a_large_file_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tails, "_AT_ONCE", 64)
+    monkeypatch.setattr(tails, "_LONGEST_LINE", 32)
+    file = tmp_path / "lines"
+    lines = [b"%010d" % number for number in range(40)]
+    file.write_bytes(b"\n".join(lines) + b"\n" + b"x" * 200 + b"\nlast\n")
+    tail = LinesTail(file)
+    read: list[bytes] = []
+    for _ in range(20):
+        read += tail.new()
+    assert read[:40] == lines
+    assert read[-1] == b"last"  # a line longer than any of ours stops nothing
+
+
+def test_documents_are_tables_of_json_alone(tmp_path: Path) -> None:
+    file = tmp_path / "looks.jsonl"
+    deep = "[" * 100_000
+    file.write_text(f'{{"look": 1, "value": NaN}}\nnull\n[1]\n{{"torn\n{deep}\n\n{json.dumps({"look": 2})}\n')
+    assert list(DocumentsTail(file).new()) == [{"look": 1, "value": None}, {"look": 2}]
+
+
+def row(number: int) -> dict[str, object]:
+    return {"name": f"row {number}", "n": number, "more": "x" * 1000}
+
+
+def test_a_table_that_was_begun_anew_is_read_from_its_start(tmp_path: Path) -> None:
+    file = tmp_path / "bed.arrow"
+    with RecordWriter(file, SCHEMA) as writer:
+        writer.append(row(1))
+    tail = TableTail(file, {"n"})
+    assert tail.new() == [{"n": 1}]
+    with RecordWriter(file, SCHEMA) as writer:
+        writer.append(row(2))
+    assert tail.new() == [{"n": 1}, {"n": 2}]
+
+
+def test_damage_shows_less_and_raises_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "events.arrow"
+    with RecordWriter(file, SCHEMA) as writer:
+        for number in range(2):
+            writer.append(row(number))
+            writer.flush()
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert TableTail(file, {"n"}).new() in ([], [{"n": 0}])
+    file.write_bytes(b"\0" * len(whole))
+    assert TableTail(file, {"n"}).new() == []
+    sums_path(file).write_text("piece x y z 0 0\npiece 1\n\nend 1 2 3 4\n")
+    assert TableTail(file, {"n"}).new() == []
+    file.unlink()
+    sums_path(file).write_text("piece 0 10 0 00000000 00000000\npiece 10 10 1 00000000 00000000\n")
+    assert TableTail(file, {"n"}).new() == []
+
+
+def items(numbers: range) -> list[dict[str, int]]:
+    return [{"n": number} for number in numbers]
+
+
+@given(st.integers(4, 30), st.integers(0, 400), st.integers(1, 7))
+def test_a_history_is_bounded_even_and_ends_with_the_newest(most: int, came: int, at_once: int) -> None:
+    history = History(most)
+    for start in range(0, came, at_once):
+        history.add(items(range(start, min(came, start + at_once))))
+    kept = [item["n"] for item in history.items]
+    assert len(kept) <= most
+    assert kept[-1:] == ([came - 1] if came else [])
+    assert kept[:1] == ([0] if came else [])
+    steps = {after - before for before, after in pairwise(kept[:-1])}
+    assert len(steps) <= 1  # all but the newest lie equally far apart
+
+
+@given(st.lists(st.integers(0, 9), max_size=60), st.booleans(), st.integers(4, 12))
+def test_changes_replayed_are_the_history(steps: list[int], newest: bool, most: int) -> None:
+    history = History(most, newest=newest)
+    replayed: list[dict[str, int]] = []
+    at = 0
+    for step in steps:
+        history.add(items(range(at, at + step)))
+        at += step
+        change = history.take_changes()
+        assert (change is None) == (step == 0)
+        if change is not None:
+            replayed[change[0] :] = change[1]
+        assert replayed == history.items
+
+
+def test_of_events_the_newest_are_kept() -> None:
+    history = History(8, newest=True)
+    history.add(items(range(21)))
+    assert history.items[-1] == {"n": 20}
+    assert [item["n"] for item in history.items] == list(range(21 - len(history.items), 21))

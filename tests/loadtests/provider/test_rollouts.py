@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from loadtests.provider.judgement import Judgement, judge
+from loadtests.provider.observed import Observed, newest_run
+from loadtests.provider.question import Question
 from loadtests.provider.server import ProviderServer
+from servers.fields import ConfigError
 from tests.fakes.controllers import AnalysisRun, Flagger
 from tests.fakes.rollout import Rollout
 from tests.loadtests.provider.conftest import Serve
@@ -68,25 +72,6 @@ def test_argo_pauses_a_step_that_stays_open_and_does_not_promote_it(run: Rollout
         assert (step.phase, sum(step.counts.values())) == ("Inconclusive", 120)
 
 
-def test_argo_aborts_a_step_at_once_where_something_happened(run: Rollout, server: ProviderServer) -> None:
-    step = analysis(server, "tailgate-wait")
-    going(run)
-    assert step.measure() == "Running"
-    run.compiled(3.0)
-    assert step.measure() == "Failed"
-
-
-def test_a_background_analysis_stops_harm_and_never_holds_what_is_open(run: Rollout, server: ProviderServer) -> None:
-    open_, harmed = analysis(server, "tailgate-harm"), analysis(server, "tailgate-harm")
-    for _ in range(50):
-        assert open_.measure() == "Running"
-    # At the end of the rollout it is Successful although nothing ever passed: the steps have to hold.
-    assert open_.terminate() == "Successful"
-    assert harmed.measure() == "Running"
-    run.died()
-    assert harmed.measure() == "Failed"
-
-
 def test_argo_forgives_a_provider_that_is_gone_for_less_than_a_minute(run: Rollout, server: ProviderServer) -> None:
     harm = analysis(server, "tailgate-harm")
     token, harm.metric["provider"]["web"]["headers"] = harm.metric["provider"]["web"]["headers"], []
@@ -117,16 +102,6 @@ def test_flagger_goes_up_as_evidence_allows_and_is_promoted_by_pass_alone(run: R
     assert (flagger.tick(), flagger.weight, flagger.failed_checks) == ("Promoting", 50, 0)
 
 
-def test_flagger_waits_for_ever_where_nothing_is_sure(run: Rollout, server: ProviderServer) -> None:
-    flagger = canary(server)
-    flagger.tick()
-    for _ in range(100):
-        flagger.tick()
-        going(run, 10.0)
-    assert (flagger.phase, flagger.weight, flagger.failed_checks) == ("Progressing", 1, 0)
-    assert "it is not sure that the candidate is at most 25 % slower" in flagger.events[-1]
-
-
 @pytest.mark.parametrize("waits", ["for more traffic", "for promotion"])
 def test_flagger_rolls_back_at_the_next_tick_also_while_it_waits(
     run: Rollout, server: ProviderServer, waits: str
@@ -141,26 +116,135 @@ def test_flagger_rolls_back_at_the_next_tick_also_while_it_waits(
     assert (flagger.tick(), flagger.weight) == ("Failed", 0)
 
 
-def test_flagger_begins_nothing_that_nobody_watches_and_keeps_what_lost_its_watcher(
-    run: Rollout, server: ProviderServer
-) -> None:
-    run.at_s += 60  # silent for a minute
-    flagger = canary(server)
-    assert (flagger.tick(), flagger.tick()) == ("Waiting", "Waiting")
+STEP = Question(goal="step")
+PROMOTION = Question()
+
+
+def judged(run: Rollout, question: Question = PROMOTION) -> Judgement:
+    observed = Observed(run.folder, clock=run.now_ns)
+    return judge(observed.evidence(question), question)
+
+
+def verdict(run: Rollout, question: Question = PROMOTION) -> str:
+    return judged(run, question).verdict
+
+
+def going_of_observed(run: Rollout, *, decision: str | None = None, safe: bool = False) -> None:
+    """A minute of traffic and a look at it."""
+    run.at_s += 60
     run.alive()
-    assert (flagger.tick(), flagger.tick(), flagger.weight) == ("Progressing", "Progressing", 1)
-    run.at_s += 600
-    for _ in range(20):
-        flagger.tick()
-    assert (flagger.phase, flagger.weight, flagger.failed_checks) == ("Progressing", 1, 0)
+    run.answer()
+    run.look(decision, safe=safe)
 
 
-def test_flagger_survives_a_provider_that_is_gone_for_less_than_a_minute(run: Rollout, server: ProviderServer) -> None:
-    flagger = canary(server)
-    flagger.tick()
-    flagger.tick()
-    port, flagger.port = flagger.port, 9
-    for _ in range(5):
-        flagger.tick()
-    flagger.port = port
-    assert (flagger.tick(), flagger.weight, flagger.failed_checks) == ("Progressing", 1, 5)
+def test_before_there_is_a_run_nothing_is_known(tmp_path: Path) -> None:
+    observed = Observed(tmp_path, clock=lambda: 0)
+    assert judge(observed.evidence(STEP), STEP) == Judgement(
+        verdict="INCONCLUSIVE", reasons=(f"there is no run in {tmp_path.name} yet",)
+    )
+
+
+def test_a_step_takes_that_it_is_surely_not_much_slower_and_the_promotion_every_gate(run: Rollout) -> None:
+    going_of_observed(run)
+    assert (verdict(run, STEP), verdict(run)) == ("INCONCLUSIVE", "INCONCLUSIVE")
+    going_of_observed(run, safe=True)
+    assert (verdict(run, STEP), verdict(run)) == ("PASS", "INCONCLUSIVE")
+    assert judged(run).reasons[-1] == "It is open."
+    going_of_observed(run, decision="PASS")
+    assert (verdict(run, STEP), verdict(run)) == ("PASS", "PASS")
+
+
+def test_a_gate_is_asked_alone(run: Rollout) -> None:
+    going_of_observed(run)
+    assert verdict(run, Question(gate="errors")) == "PASS"
+    assert verdict(run, Question(gate="noninferiority p99_ttft")) == "INCONCLUSIVE"
+    with pytest.raises(ConfigError, match="is not in the last look: give noninferiority p99_ttft, errors"):
+        judged(run, Question(gate="speed"))
+
+
+def test_pass_takes_requests_in_the_window(run: Rollout) -> None:
+    going_of_observed(run, decision="PASS")
+    run.at_s += 59
+    run.alive()
+    assert verdict(run) == "PASS"
+    assert judged(run, Question(window_s=50.0)).reasons == ("the candidate had 0 of 30 requests",)
+
+
+def test_a_run_that_is_silent_or_has_ended_is_no_pass_any_more(run: Rollout) -> None:
+    going_of_observed(run, decision="PASS")
+    run.at_s += 16
+    assert judged(run).reasons == (f"run {run.folder.name} has said nothing for 16 s",)
+    run.end()
+    assert judged(run).reasons == (f"run {run.folder.name} has ended: nobody watches any more",)
+    (run.folder / "status.json").unlink()
+    assert "nothing shows that it goes on" in judged(run).reasons[0]
+
+
+def test_a_failure_stays_one_when_nobody_looks_any_more(run: Rollout) -> None:
+    run.look("FAIL", reason="Its p99 is 1.5 times the control's.")
+    run.end()
+    run.at_s += 10_000
+    assert judged(run, STEP) == Judgement(verdict="FAIL", reasons=("Its p99 is 1.5 times the control's.",))
+
+
+def test_harm_within_a_step_is_a_failure(run: Rollout) -> None:
+    run.look(failed="It is surely 25 % slower.")
+    assert judged(run, STEP) == Judgement(verdict="FAIL", reasons=("It is surely 25 % slower.",))
+
+
+def test_an_alarm_is_a_failure_without_a_look(run: Rollout) -> None:
+    observed = Observed(run.folder, clock=run.now_ns)
+    assert judge(observed.evidence(STEP), STEP).verdict == "INCONCLUSIVE"
+    run.compiled(9.0, phase="warmup")
+    assert judge(observed.evidence(STEP), STEP).verdict == "INCONCLUSIVE"
+    run.compiled(1.5)
+    assert judge(observed.evidence(STEP), STEP) == Judgement(
+        verdict="FAIL", reasons=("new compiled for 1.5 s while serving for prefill 1×81",)
+    )
+
+
+def test_a_death_is_a_failure_at_once(run: Rollout) -> None:
+    going_of_observed(run, decision="PASS")
+    run.died()
+    assert judged(run) == Judgement(verdict="FAIL", reasons=("new-0 died",))
+
+
+def test_a_burst_of_errors_is_a_failure_as_long_as_it_is_in_the_window(run: Rollout) -> None:
+    going_of_observed(run, decision="PASS")
+    run.answer(12, status="UNAVAILABLE")
+    assert judged(run).reasons == ("12 of 52 requests to new failed in the last 300 s",)
+    run.at_s += 61
+    run.alive()
+    run.answer()
+    assert verdict(run, Question(window_s=60.0)) == "PASS"
+
+
+def test_requests_that_their_client_cancelled_have_not_failed(run: Rollout) -> None:
+    going_of_observed(run, decision="PASS")
+    run.answer(40, status="CANCELLED")
+    assert verdict(run) == "PASS"
+
+
+def test_what_the_run_itself_took_back_has_failed(run: Rollout) -> None:
+    run.rolled_back("new-0 died")
+    assert judged(run).reasons == ("the run has rolled it back: new-0 died",)
+
+
+def test_of_several_candidates_one_is_named(tmp_path: Path) -> None:
+    run = Rollout(folder=tmp_path / "run", others=("newer",))
+    with pytest.raises(ConfigError, match="has 2 candidates: give arm=new, newer"):
+        judged(run)
+    assert verdict(run, Question(arm="newer")) == "INCONCLUSIVE"
+    with pytest.raises(ConfigError, match='arm "old" is no candidate of run: give new, newer'):
+        judged(run, Question(arm="old"))
+
+
+def test_the_newest_run_of_a_folder_is_followed(tmp_path: Path) -> None:
+    assert newest_run(tmp_path) is None
+    first = Rollout(folder=tmp_path / "20260101T120000Z-canary")
+    first.look("FAIL")
+    observed = Observed(tmp_path, clock=first.now_ns)
+    assert judge(observed.evidence(STEP), STEP).verdict == "FAIL"
+    second = Rollout(folder=tmp_path / "20260102T120000Z-canary")
+    assert observed.evidence(STEP).run == second.folder.name
+    assert judge(observed.evidence(STEP), STEP).verdict == "INCONCLUSIVE"

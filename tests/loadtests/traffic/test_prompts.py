@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.prompt_words import prompt_words, token_ids
-from loadtests.traffic.prompts import Message, PromptKind, PromptSource, alternating, load_prompt_text
-from loadtests.traffic.schedule import PlannedRequest
+from loadtests.traffic.prompts import Message, PromptKind, PromptSource, load_prompt_text
+from loadtests.traffic.schedule import PROMPTS, SCHEDULE, PlannedRequest, Schedule, planned_requests
+from loadtests.traffic.settings import TrafficConfig
+from loadtests.traffic.source import Source, read_source
 from servers.fields import ConfigError
-from servers.front.tokenizer import ByteTokenizer, ModelTokenizer
+from servers.front.tokenizer import ModelTokenizer
 
 WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -107,23 +112,6 @@ def test_the_server_counts_text_as_planned(folder: Path) -> None:
         assert len(served.encode(text)) == tokens
 
 
-def test_a_vocabulary_with_marked_words_is_counted_exactly_too(tmp_path: Path) -> None:
-    prompts = source(model_folder(tmp_path / "m", metaspace=True), "text")
-    for tokens in (2, 17, 300):
-        text = prompts.plain(plan(tokens))
-        assert text is not None
-        assert prompts.text is not None
-        assert len(prompts.text.encode(text)) == tokens
-
-
-def test_byte_models_take_a_letter_for_each_token() -> None:
-    prompts = PromptSource.of("text", model="random:tiny", vocab_size=512)
-    text = prompts.plain(plan(40))
-    assert text is not None
-    assert len(text) == 39
-    assert ByteTokenizer().encode(text) == prompts.ids(plan(40))
-
-
 def test_chat_prompts_are_what_transformers_renders(folder: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -143,14 +131,6 @@ def test_chat_prompts_are_what_transformers_renders(folder: Path) -> None:
         expected = reference(rendered, add_special_tokens=False)["input_ids"]
         assert prompts.ids(request) == expected
         assert len(expected) == request.prompt_tokens
-
-
-def test_the_overhead_is_counted_for_each_message(folder: Path) -> None:
-    prompts = source(folder, "chat")
-    assert prompts.text is not None
-    one, three, five = (prompts.text.overhead(count) for count in (1, 3, 5))
-    assert one > 4
-    assert five - three == three - one > 4
 
 
 def test_later_turns_begin_with_the_earlier_ones(folder: Path) -> None:
@@ -174,11 +154,6 @@ def test_prompts_that_share_blocks_share_tokens(folder: Path, kind: PromptKind) 
     same = next(index for index, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
     assert same >= 32
     assert one[:32] != other[:32]
-
-
-def test_ids_without_blocks_are_as_they_always_were() -> None:
-    prompts = PromptSource(vocab_size=300)
-    assert prompts.ids(plan(50, seed=123)) == token_ids(prompt_words(123, 50), 300)
 
 
 def test_given_ids_are_sent_as_they_are(folder: Path) -> None:
@@ -232,7 +207,266 @@ def test_a_template_file_counts_before_the_one_in_the_settings(tmp_path: Path) -
     assert load_prompt_text(str(folder)).overhead(1) == 1
 
 
-def test_roles_alternate() -> None:
-    assert [message.role for message in alternating(["a", "b", "c"])] == ["user", "assistant", "user"]
-    assert len(prompt_words(1, 5)) == 5
-    assert np.array_equal(prompt_words(1, 5), prompt_words(1, 9)[:5])
+ARMS = ("eager", "compiled")
+MODEL = "random:tiny"
+
+
+def built(config: TrafficConfig, *, model: str = MODEL, source: Source | None = None, **changes: Any) -> Schedule:
+    arguments: dict[str, Any] = {
+        "arms": ARMS,
+        "seed": 5,
+        "trial": 1,
+        "max_prompt_tokens": 4096,
+        "max_new_tokens": 256,
+    }
+    source = source or read_source(config, seed=5, model=model)
+    return build_schedule(config, source, **{**arguments, **changes})
+
+
+def rows(schedule: Schedule) -> list[PlannedRequest]:
+    return list(planned_requests(schedule.table))
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(model_folder(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def mooncake(tmp_path: Path) -> str:
+    path = tmp_path / "trace.jsonl"
+    lines = []
+    for number in range(300):
+        group = number % 3
+        ids = [group, 10 + group, 100 + number]
+        lines.append({"timestamp": 100 * number, "input_length": 1400, "output_length": 9, "hash_ids": ids})
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+# --- Shared prefixes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+def test_requests_that_share_hash_ids_share_the_tokens_of_their_blocks(mooncake: str, scale: float) -> None:
+    config = TrafficConfig(
+        arrivals="trace", workload="trace", trace=mooncake, duration_s=20, length_scale=scale, timeout_s=5
+    )
+    schedule = built(config)
+    source = PromptSource(vocab_size=500)
+    prompts = [source.ids(plan) for plan in rows(schedule)]
+    assert {len(prompt) for prompt in prompts} == {round(1400 * scale)}
+    first, other_group, same_group = prompts[0], prompts[1], prompts[3]
+    shared = round(1024 * scale)
+    assert first[:shared] == same_group[:shared]
+    assert first[shared : shared + 20] != same_group[shared : shared + 20]
+    assert first[:20] != other_group[:20]
+    facts = schedule.prompts["shared"]
+    assert facts["block_tokens"] == 512 * scale
+    assert facts["shared_pct"] == pytest.approx(100 * 1024 / 1400, rel=0.05)
+
+
+def test_shared_blocks_survive_the_file(mooncake: str, tmp_path: Path) -> None:
+    schedule = built(TrafficConfig(rate=20, workload="trace", trace=mooncake, duration_s=5))
+    schedule.write(tmp_path / "schedule.arrow")
+    back = Schedule.read(tmp_path / "schedule.arrow")
+    assert back.table.equals(schedule.table)
+    assert back.table.schema.names == [*SCHEDULE.names, "blocks", "block_tokens"]
+    for field in dataclasses.fields(Schedule):
+        if field.name != "table":
+            assert getattr(back, field.name) == getattr(schedule, field.name)
+    assert rows(back.share(1, 2))[0].blocks == rows(schedule)[1].blocks
+
+
+# --- Traces in part ---------------------------------------------------------------------------------------------------
+
+
+# --- Chat templates ---------------------------------------------------------------------------------------------------
+
+
+def test_turns_of_a_chat_are_exact_and_grow(tokenizer_folder: str) -> None:
+    config = TrafficConfig(
+        rate=20,
+        duration_s=30,
+        length_scale=0.02,
+        turns_mean=3,
+        think_time_s=1,
+        prompts="chat",
+        tokenizer=tokenizer_folder,
+    )
+    schedule = built(config)
+    source = PromptSource.of("chat", model=tokenizer_folder, vocab_size=600)
+    plans = rows(schedule)
+    assert max(plan.turn for plan in plans) >= 2
+    for plan in plans[:80]:
+        assert plan.parts is not None
+        assert len(plan.parts) == 2 * plan.turn + 1
+        assert len(source.ids(plan)) == plan.prompt_tokens
+    sessions: dict[str, list[PlannedRequest]] = {}
+    for plan in plans:
+        sessions.setdefault(plan.session_id, []).append(plan)
+    long = next(own for own in sessions.values() if len(own) >= 3)
+    assert long[1].parts is not None
+    assert long[2].parts is not None
+    assert list(long[2].parts)[:3] == list(long[1].parts)
+
+
+def test_a_template_that_moves_prompts_over_an_edge_is_counted(tokenizer_folder: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    lengths = [60, 64, 65, 40, 4096 - 3, 4090]
+    path.write_text(
+        "time_s,input_tokens,output_tokens\n"
+        + "".join(f"{n},{length},4\n" for n, length in enumerate(lengths))
+        + "9,1,1\n"
+    )
+    config = TrafficConfig(
+        arrivals="trace",
+        workload="trace",
+        trace=str(path),
+        duration_s=6,
+        prompts="chat",
+        tokenizer=tokenizer_folder,
+    )
+    schedule = built(config, edges={"buckets": (32, 64, 128, 4096), "exact": ()})
+    facts = schedule.prompts["template"]
+    overhead = facts["most"]
+    assert 4 < overhead < 24
+    assert facts["moved"] == {"buckets": 4}  # 60 and 64 leave their bucket, the last two the ladder
+    assert facts["over_limit"] == 2
+    assert schedule.dropped["input_over"] == 2
+    # What clipping leaves is a whole chat of the limit's length.
+    source = PromptSource.of("chat", model=tokenizer_folder, vocab_size=600)
+    assert [len(source.ids(plan)) for plan in rows(schedule)] == [n + overhead for n in lengths[:4]] + [4096, 4096]
+
+
+def test_text_prompts_are_never_shorter_than_what_the_tokenizer_adds(tokenizer_folder: str) -> None:
+    schedule = built(
+        TrafficConfig(rate=20, duration_s=5, length_scale=1e-6, prompts="text", tokenizer=tokenizer_folder)
+    )
+    assert set(schedule.ints("prompt_tokens").tolist()) == {2}
+
+
+# --- Conversations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def talks(tmp_path: Path) -> str:
+    path = tmp_path / "talks.json"
+    content = [
+        {
+            "conversations": [
+                {"from": "human" if turn % 2 == 0 else "gpt", "value": f"{'ab cd ' * (number + turn + 1)}"}
+                for turn in range(2 + 2 * (number % 3))
+            ]
+        }
+        for number in range(12)
+    ]
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_conversations_bring_their_lengths_and_turns(talks: str) -> None:
+    config = TrafficConfig(rate=20, duration_s=20, workload="conversations", conversations=talks, think_time_s=0.5)
+    schedule = built(config)
+    plans = rows(schedule)
+    assert max(plan.turn for plan in plans) == 2
+    firsts = {plan.prompt_tokens for plan in plans if plan.turn == 0}
+    assert firsts <= {6 * (number + 1) for number in range(12)}
+    assert 250 < len(plans) < 550
+    assert schedule.prompts["conversations"] == {"read": 12, "unusable": 0, "kept": 12}
+
+
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_conversations_are_sent_as_they_are_written(talks: str, tokenizer_folder: str, kind: Any) -> None:
+    config = TrafficConfig(
+        rate=20, duration_s=5, workload="conversations", conversations=talks, prompts=kind, tokenizer=tokenizer_folder,
+        think_time_s=0.5,
+    )  # fmt: skip
+    schedule = built(config)
+    assert schedule.table.schema.names == [*SCHEDULE.names, "token_ids"]
+    source = PromptSource.of(kind, model=tokenizer_folder, vocab_size=600)
+    assert source.text is not None
+    for plan in rows(schedule):
+        assert plan.token_ids is not None
+        assert len(plan.token_ids) == plan.prompt_tokens == len(source.ids(plan))
+    later = next(plan for plan in rows(schedule) if plan.turn == 1)
+    earlier = next(plan for plan in rows(schedule) if plan.session_id == later.session_id and plan.turn == 0)
+    assert earlier.token_ids is not None
+    assert later.token_ids is not None
+    same = earlier.token_ids[:-8] if kind == "chat" else earlier.token_ids[:-1]
+    assert list(later.token_ids)[: len(same)] == list(same)
+
+
+# --- Searches and closed loops ----------------------------------------------------------------------------------------
+
+
+def test_a_closed_loop_has_rows_without_times() -> None:
+    schedule = built(TrafficConfig(arrivals="closed", concurrency=4, num_prompts=50, rampup_s=5, duration_s=20))
+    assert schedule.loop == "closed"
+    assert schedule.planned == {}
+    assert len(schedule) == 50
+    assert set(schedule.offset_ns.tolist()) == {0}
+    assert len(built(TrafficConfig(arrivals="closed", concurrency=4))) == 1024
+
+
+def test_num_prompts_cuts_the_schedule_after_so_many() -> None:
+    base = built(TrafficConfig(rate=20, duration_s=10))
+    cut = built(TrafficConfig(rate=20, duration_s=10, num_prompts=30))
+    assert cut.table.equals(base.table.slice(0, 30))
+    with pytest.raises(ConfigError, match=r"holds .* requests in 10 s: raise duration_s"):
+        built(TrafficConfig(rate=20, duration_s=10, num_prompts=3000))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rate": 1, "workload": "conversations"}, "conversations is empty"),
+        ({"rate": 1, "conversations": "a.json"}, "does not use it"),
+        ({"rate": 1, "workload": "conversations", "conversations": "a", "turns_mean": 2}, "brings its own turns"),
+        ({"rate": 1, "tokenizer": "a"}, 'prompts = "ids" needs none'),
+        ({"rate": 1, "prompts": "poem"}, "use one of ids, text, chat"),
+        (
+            {"rate": 1, "workload": "conversations", "conversations": "a", "prompts": "chat", "length_scale": 0.1},
+            "sent as they are written",
+        ),
+        ({"rate": 1, "step_s": 3}, "has no such steps"),
+        ({"arrivals": "saturation", "rates": (1.0,)}, "lowest rate, highest rate"),
+        ({"arrivals": "saturation", "rates": (4.0, 2.0), "duration_s": 90}, "0 < lowest < highest"),
+        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 100}, "give 90"),
+        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 60}, "give 90"),
+        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 90, "settle_s": 30}, "lower settle_s"),
+        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 90, "design": "split"}, "mirrored"),
+        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 90, "max_concurrency": 3}, "every step in full"),
+        ({"arrivals": "closed"}, "concurrency is 0"),
+        ({"arrivals": "closed", "concurrency": 2, "rate": 3}, "each answer brings the next"),
+        ({"arrivals": "closed", "concurrency": 2, "burstiness": 3}, "does not use it"),
+        ({"arrivals": "closed", "concurrency": 2, "turns_mean": 3}, "single requests"),
+        ({"arrivals": "closed", "concurrency": 2, "workers": 3}, "a request at least"),
+        ({"arrivals": "closed", "concurrency": 2, "design": "switchback"}, "no times to pin"),
+        ({"rate": 1, "concurrency": 2}, "is no closed loop"),
+    ],
+)
+def test_impossible_traffic_is_refused_in_one_line(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        TrafficConfig(**wrong)
+    assert "\n" not in str(refused.value)
+    assert str(refused.value).startswith("traffic.")
+
+
+def test_a_chat_needs_a_template_and_text_a_tokenizer() -> None:
+    with pytest.raises(ConfigError, match="has no chat template"):
+        built(TrafficConfig(rate=1, prompts="chat"))
+    with pytest.raises(ConfigError, match="no model is named"):
+        built(TrafficConfig(rate=1, prompts="text"), model="")
+
+
+def test_all_columns_of_prompts_are_those_that_a_plan_takes() -> None:
+    assert {*SCHEDULE.names, *PROMPTS.names} == set(PlannedRequest._fields)
+
+
+def test_prompt_ids_are_uniform_and_differ_between_seeds() -> None:
+    ids = np.array(token_ids(prompt_words(11, 97_000), 100))
+    counts = np.bincount(ids, minlength=100)[3:]
+    # Chi-square with 96 degrees of freedom: mean 96, standard deviation 13.9.
+    assert ((counts - 1000) ** 2 / 1000).sum() < 96 + 4 * 13.9
+    assert token_ids(prompt_words(11, 20), 50_000) != token_ids(prompt_words(12, 20), 50_000)

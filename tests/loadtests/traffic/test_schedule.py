@@ -15,12 +15,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtests.traffic import arrivals
 from loadtests.traffic.drawing import build_schedule, switchback_order
+from loadtests.traffic.lengths import (
+    IntArray,
+    Lengths,
+    fitted_lengths,
+)
+from loadtests.traffic.limits import OverLimitPolicy, within_limits
 from loadtests.traffic.prompt_words import prompt_words, token_ids
+from loadtests.traffic.rate_steps import closer, staircase
 from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import read_source
-from servers.fields import ConfigError, build
+from loadtests.traffic.turns import Turns
+from servers.fields import ConfigError
 
 SECOND = 1_000_000_000
 ARMS = ("eager", "compiled")
@@ -49,21 +58,6 @@ def trace(tmp_path: Path) -> str:
     lines = [{"timestamp": 100 * n, "input_length": 10 + n, "output_length": 1 + n % 7} for n in range(1000)]
     path.write_text("\n".join(json.dumps(line) for line in lines))
     return str(path)
-
-
-def test_columns_are_sorted_indexed_and_complete() -> None:
-    schedule = built(TrafficConfig(rate=20, duration_s=30, rampup_s=10))
-    assert schedule.table.schema == SCHEDULE
-    assert column(schedule, "index") == list(range(len(schedule)))
-    offsets = schedule.offset_ns
-    assert (np.diff(offsets) >= 0).all()
-    assert offsets[0] >= 0
-    assert offsets[-1] < 30 * SECOND
-    assert column(schedule, "phase") == ["rampup" if at < 10 * SECOND else "measure" for at in offsets.tolist()]
-    assert len(set(column(schedule, "prefix_seed"))) == len(schedule)
-    assert len(set(column(schedule, "prompt_seed"))) == len(schedule)
-    assert min(column(schedule, "prefix_seed")) >= 0
-    assert schedule.table["arm"].null_count == 0
 
 
 def test_lengths_change_at_their_times_and_nothing_else_does() -> None:
@@ -177,22 +171,6 @@ def test_longer_trial_extends_the_shorter_one() -> None:
     assert long.table.slice(0, len(short)).equals(short.table)
 
 
-def test_rampup_only_takes_requests_away() -> None:
-    plain = built(TrafficConfig(rate=50, duration_s=60))
-    ramped = built(TrafficConfig(rate=50, duration_s=60, rampup_s=20))
-    seeds = set(column(ramped, "prefix_seed"))
-    rows = list(
-        zip(column(plain, "offset_ns"), column(plain, "prompt_tokens"), column(plain, "prefix_seed"), strict=True)
-    )
-    expected = [row for row in rows if row[2] in seeds]
-    assert expected == list(
-        zip(column(ramped, "offset_ns"), column(ramped, "prompt_tokens"), column(ramped, "prefix_seed"), strict=True)
-    )
-    assert all(row[2] in seeds for row in rows if row[0] >= 20 * SECOND)
-    early = sum(row[0] < 20 * SECOND for row in rows)
-    assert column(ramped, "phase").count("rampup") == pytest.approx(early / 2, abs=4 * (early / 4) ** 0.5)
-
-
 def test_mirrored_sends_every_request_to_every_arm() -> None:
     schedule = built(TrafficConfig(rate=20, duration_s=30))
     assert set(column(schedule, "arm")) == {"*"}
@@ -229,13 +207,6 @@ def test_every_arm_comes_once_in_each_switchback_group(blocks: int, arms: int, s
     assert len(set(last)) == len(last)
     more = switchback_order(blocks + arms, arms, rng=np.random.default_rng(seed))
     assert np.array_equal(more[:blocks], order)
-
-
-def test_switchback_order_is_random_in_every_group() -> None:
-    order = switchback_order(6000, 3, rng=np.random.default_rng(1)).reshape(-1, 3)
-    counts = Counter(map(tuple, order.tolist()))
-    assert len(counts) == 6
-    assert all(count == pytest.approx(2000 / 6, abs=4 * (2000 / 6) ** 0.5) for count in counts.values())
 
 
 def test_session_turns_share_a_growing_prefix() -> None:
@@ -291,12 +262,6 @@ def test_replayed_trace_keeps_each_arrival_with_its_lengths(trace: str) -> None:
     assert column(schedule, "max_tokens") == [1 + n % 7 for n in expected]
 
 
-def test_trace_lengths_under_poisson_arrivals_are_its_rows(trace: str) -> None:
-    schedule = built(TrafficConfig(rate=30, duration_s=30, workload="trace", trace=trace))
-    pairs = zip(column(schedule, "prompt_tokens"), column(schedule, "max_tokens"), strict=True)
-    assert all(output == 1 + (given - 10) % 7 for given, output in pairs)
-
-
 def test_trace_arrivals_may_take_fitted_lengths(trace: str) -> None:
     schedule = built(TrafficConfig(arrivals="trace", workload="code", trace=trace, duration_s=50))
     assert len(schedule) == 500
@@ -320,20 +285,6 @@ def test_published_trace_replays() -> None:
     assert schedule.dropped["input_over"] == 0
 
 
-@pytest.mark.parametrize(
-    ("settings_given", "counts"),
-    [
-        ({"arrivals": "piecewise", "rates": ((0.0, 20.0), (50.0, 60.0))}, (1000, 3000)),
-        ({"arrivals": "steps", "rates": (20.0, 60.0)}, (1000, 3000)),
-        ({"arrivals": "ramp", "rates": (0.0, 80.0)}, (1000, 3000)),
-    ],
-)
-def test_load_profiles_follow_their_rates(settings_given: dict[str, Any], counts: tuple[int, int]) -> None:
-    offsets = built(TrafficConfig(duration_s=100, **settings_given)).offset_ns
-    halves = (int((offsets < 50 * SECOND).sum()), int((offsets >= 50 * SECOND).sum()))
-    assert halves == pytest.approx(counts, rel=0.12)
-
-
 def test_shares_of_the_workers_make_the_whole() -> None:
     schedule = built(TrafficConfig(rate=20, duration_s=30))
     shares = [schedule.share(worker, 3) for worker in range(3)]
@@ -344,25 +295,9 @@ def test_shares_of_the_workers_make_the_whole() -> None:
         schedule.share(3, 3)
 
 
-def test_toml_tables_become_traffic() -> None:
-    config = build(
-        TrafficConfig, {"duration_s": 90, "arrivals": "piecewise", "rates": [[0, 2], [30, 8.5]]}, where="traffic"
-    )
-    assert config.piecewise_rates == ((0.0, 2.0), (30.0, 8.5))
-    steps = build(TrafficConfig, {"arrivals": "steps", "rates": [1, 2, 4]}, where="traffic")
-    assert steps.step_rates == (1.0, 2.0, 4.0)
-    with pytest.raises(ConfigError, match=r"traffic\.speed is unknown"):
-        build(TrafficConfig, {"rate": 1, "speed": 2}, where="traffic")
-
-
 def test_every_traffic_key_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "traffic.md").read_text(encoding="utf-8")
     assert [field.name for field in dataclasses.fields(TrafficConfig) if f"`{field.name}`" not in page] == []
-
-
-def test_traffic_survives_its_own_plain_table() -> None:
-    config = TrafficConfig(arrivals="piecewise", rates=((0.0, 2.0), (30.0, 8.0)), turns_mean=2, workers=3)
-    assert build(TrafficConfig, json.loads(json.dumps(dataclasses.asdict(config))), where="traffic") == config
 
 
 @pytest.mark.parametrize(
@@ -430,6 +365,186 @@ def test_switchback_needs_a_block_for_every_arm() -> None:
         built(TrafficConfig(rate=5, duration_s=60, design="switchback"), arms=("a", "b", "c"))
 
 
-def test_trial_without_any_request_is_refused() -> None:
-    with pytest.raises(ConfigError, match="would send no request"):
-        built(TrafficConfig(rate=1e-6, duration_s=1))
+def rng(seed: int = 1) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def gamma(rate: float, burstiness: float, duration_s: float, *, rng: np.random.Generator) -> IntArray:
+    return arrivals.renewals(np.array([[0, duration_s, rate, rate]]), burstiness=burstiness, rng=rng)
+
+
+def poisson(rate: float, duration_s: float, *, rng: np.random.Generator) -> IntArray:
+    return gamma(rate, 1.0, duration_s, rng=rng)
+
+
+def profiled(**settings_given: Any) -> IntArray:
+    return arrivals.renewals(arrivals.rate_profile(TrafficConfig(**settings_given)), rng=rng())
+
+
+rates = st.floats(min_value=0.01, max_value=500)
+
+
+def test_poisson_has_the_asked_rate_and_exponential_gaps() -> None:
+    offsets = poisson(200, 500, rng=rng())
+    gaps = np.diff(offsets) / 1e9
+    assert len(offsets) == pytest.approx(100_000, abs=4 * 100_000**0.5)
+    assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.02)
+    assert np.mean(gaps > 1 / 200) == pytest.approx(np.exp(-1), abs=0.01)
+
+
+@pytest.mark.parametrize("burstiness", [0.1, 0.25, 1.0, 4.0, 25.0])
+def test_gamma_gaps_vary_by_burstiness_to_the_minus_half(burstiness: float) -> None:
+    offsets = gamma(200, burstiness, 500, rng=rng(7))
+    gaps = np.diff(offsets) / 1e9
+    cv = burstiness**-0.5
+    assert len(offsets) == pytest.approx(100_000, abs=4 * cv * 100_000**0.5)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.04)
+
+
+def test_falling_ramp_is_heaviest_at_its_start() -> None:
+    offsets = profiled(arrivals="ramp", rates=(300.0, 100.0), duration_s=200)
+    assert np.sum(offsets < 100 * SECOND) == pytest.approx(25_000, abs=4 * 25_000**0.5)
+    assert np.sum(offsets >= 100 * SECOND) == pytest.approx(15_000, abs=4 * 15_000**0.5)
+
+
+def test_piecewise_pause_sends_nothing() -> None:
+    offsets = profiled(arrivals="piecewise", rates=((0, 100), (10, 0), (20, 300)), duration_s=30) / 1e9
+    assert not ((offsets >= 10) & (offsets < 20)).any()
+    assert np.sum(offsets < 10) == pytest.approx(1000, abs=130)
+    assert np.sum(offsets >= 20) == pytest.approx(3000, abs=220)
+
+
+def test_steps_hold_each_rate_for_its_time() -> None:
+    offsets = profiled(arrivals="steps", rates=(50, 100, 200), duration_s=180) / 1e9
+    counts, _ = np.histogram(offsets, bins=3, range=(0, 180))
+    expected = np.array([3000, 6000, 12_000])
+    assert (np.abs(counts - expected) < 4 * np.sqrt(expected)).all()
+
+
+def test_replay_time_scale_below_one_is_faster() -> None:
+    trace = np.array([0, 1, 2, 2, 5, 9, 20], dtype=np.int64) * SECOND
+    assert (arrivals.replay(trace, 5, time_scale=0.5)[0] / SECOND).tolist() == [0, 0.5, 1, 1, 2.5, 4.5]
+    assert (arrivals.replay(trace, 11, time_scale=2)[0] / SECOND).tolist() == [0, 2, 4, 4, 10]
+
+
+def test_rampup_thins_linearly_and_leaves_the_rest() -> None:
+    offsets = poisson(1000, 100, rng=rng())
+    kept = arrivals.rampup_kept(offsets, 40, rng=rng(2))
+    early = offsets < 40 * SECOND
+    assert kept[~early].all()
+    share, _ = np.histogram(offsets[early & kept], bins=4, range=(0, 40 * SECOND))
+    expected = 10_000 * np.array([0.125, 0.375, 0.625, 0.875])
+    assert (np.abs(share - expected) < 4 * np.sqrt(expected)).all()
+    assert arrivals.rampup_kept(offsets, 0, rng=rng(2)).all()
+
+
+def test_a_schedule_too_large_for_memory_is_refused_before_it_is_built() -> None:
+    with pytest.raises(ConfigError, match="the limit is 20000000"):
+        poisson(1e6, 1e6, rng=rng())
+
+
+@given(low=st.floats(0.1, 100), factor=st.floats(1.1, 1000), steps=st.integers(3, 30))
+def test_a_staircase_rises_in_equal_ratios_from_end_to_end(low: float, factor: float, steps: int) -> None:
+    rates = staircase(low, low * factor, steps)
+    assert len(rates) == steps
+    assert rates[0] == pytest.approx(low, rel=1e-3)
+    assert rates[-1] == pytest.approx(low * factor, rel=1e-3)
+    for before, after in pairwise(rates):
+        assert after / before == pytest.approx(factor ** (1 / (steps - 1)), rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("bracket", "low", "high"),
+    [((None, 2.0), 0.5, 2.0), ((50.0, None), 50.0, 200.0), ((None, None), 1.0, 64.0)],
+)
+def test_an_open_bracket_is_searched_further(
+    bracket: tuple[float | None, float | None], low: float, high: float
+) -> None:
+    rates = closer([bracket], 3, low=1, high=64)
+    assert low < rates[0] < rates[1] < rates[2] < high
+
+
+def lengths_of(rows: list[tuple[int, int]]) -> Lengths:
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 2)
+    return Lengths(input_tokens=columns[:, 0], output_tokens=columns[:, 1])
+
+
+def test_conversation_fit_has_the_published_log_moments() -> None:
+    drawn = fitted_lengths("conversation", 200_000, rng=rng())
+    for tokens, mu, sigma in ((drawn.input_tokens, 6.633, 0.985), (drawn.output_tokens, 5.019, 0.859)):
+        logs = np.log(tokens)
+        assert logs.mean() == pytest.approx(mu, abs=0.01)
+        assert logs.std() == pytest.approx(sigma, abs=0.01)
+        # Lognormal quantiles: exp(mu + z sigma).
+        expected = np.exp(mu + sigma * np.array([0.0, 1.2816, 2.3263]))
+        assert np.quantile(tokens, [0.5, 0.9, 0.99]) == pytest.approx(expected, rel=0.03)
+
+
+def test_each_row_may_have_a_factor_of_its_own() -> None:
+    scaled = lengths_of([(10, 4), (10, 4), (10, 4)]).scaled(np.array([0.1, 1.0, 2.5]))
+    assert scaled.input_tokens.tolist() == [1, 10, 25]
+    assert scaled.output_tokens.tolist() == [1, 4, 10]
+    assert len(lengths_of([]).scaled(np.array([]))) == 0
+    with pytest.raises(ConfigError, match="length_scale is -1"):
+        lengths_of([(1, 1), (1, 1)]).scaled(np.array([1.0, -1.0]))
+
+
+rows = st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), min_size=1, max_size=60)
+limits = st.integers(1, 1000)
+
+
+def single_turns(count: int) -> Turns:
+    zeros = np.zeros(count, dtype=np.int64)
+    return Turns(session=np.arange(count), turn=zeros, offset_ns=zeros)
+
+
+@given(rows=rows, max_prompt=limits, max_new=limits)
+def test_clip_never_exceeds_a_limit_and_counts_each_side(
+    rows: list[tuple[int, int]], max_prompt: int, max_new: int
+) -> None:
+    lengths = lengths_of(rows)
+    clipped, kept, counts = within_limits(
+        lengths, single_turns(len(rows)), policy="clip", max_prompt_tokens=max_prompt, max_new_tokens=max_new
+    )
+    assert kept.all()
+    assert clipped.input_tokens.tolist() == [min(given, max_prompt) for given, _ in rows]
+    assert clipped.output_tokens.tolist() == [min(asked, max_new) for _, asked in rows]
+    assert counts.input_over == sum(given > max_prompt for given, _ in rows)
+    assert counts.output_over == sum(asked > max_new for _, asked in rows)
+    assert counts.requests_dropped == 0
+
+
+@given(rows=rows, max_prompt=limits, max_new=limits)
+def test_drop_keeps_exactly_the_rows_within_both_limits(
+    rows: list[tuple[int, int]], max_prompt: int, max_new: int
+) -> None:
+    stay = [given <= max_prompt and asked <= max_new for given, asked in rows]
+    left, kept, counts = within_limits(
+        lengths_of(rows), single_turns(len(rows)), policy="drop", max_prompt_tokens=max_prompt, max_new_tokens=max_new
+    )
+    assert kept.tolist() == stay
+    assert len(left) == sum(stay)
+    assert counts.requests_dropped == len(rows) - sum(stay)
+
+
+def test_fail_names_the_value_the_limit_and_the_remedy() -> None:
+    lengths = lengths_of([(5, 5), (640, 5), (5, 99)])
+    with pytest.raises(ConfigError) as refused:
+        within_limits(lengths, single_turns(3), policy="fail", max_prompt_tokens=512, max_new_tokens=64)
+    message = str(refused.value)
+    assert message.startswith("2 of 3 requests are over")
+    assert "prompt of 640 tokens and max_prompt_tokens is 512" in message
+    assert "over_limit" in message
+    assert "\n" not in message
+    with pytest.raises(ConfigError, match="answer of 99 tokens and max_new_tokens is 64"):
+        within_limits(lengths, single_turns(3), policy="fail", max_prompt_tokens=1000, max_new_tokens=64)
+
+
+@pytest.mark.parametrize("policy", ["clip", "drop", "fail"])
+def test_lengths_at_the_limit_pass_untouched(policy: OverLimitPolicy) -> None:
+    left, kept, counts = within_limits(
+        lengths_of([(512, 64)]), single_turns(1), policy=policy, max_prompt_tokens=512, max_new_tokens=64
+    )
+    assert kept.all()
+    assert (left.input_tokens[0], left.output_tokens[0]) == (512, 64)
+    assert (counts.input_over, counts.output_over, counts.requests_dropped) == (0, 0, 0)

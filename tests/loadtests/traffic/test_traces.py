@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtests.traffic.conversations import Exchange, read_conversations
 from loadtests.traffic.traces import Trace, read_trace
 from servers.fields import ConfigError
 
@@ -49,27 +51,8 @@ def test_azure_rows_are_read_to_the_tenth_of_a_microsecond(tmp_path: Path, newli
     assert trace.duration_s == pytest.approx(0.3194101)
 
 
-def test_azure_2024_times_with_a_zone_and_without_a_fraction_are_read(tmp_path: Path) -> None:
-    rows = ["2024-05-10 00:00:00.009930+00:00,2162,5", "2024-05-10 00:00:01+00:00,2399,6"]
-    trace = read_trace(written(tmp_path, "\n".join([HEADER, *rows])))
-    assert trace.offset_ns.tolist() == [0, 990_070_000]
-
-
-def test_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
-    assert len(read_trace(written(tmp_path, "\ufeff" + "\n".join([HEADER, *AZURE_2023])))) == 3
-
-
 def mooncake_line(at: float, given_tokens: object = 10, asked_tokens: object = 5) -> str:
     return json.dumps({"timestamp": at, "input_length": given_tokens, "output_length": asked_tokens, "hash_ids": [0]})
-
-
-def test_mooncake_rows_with_equal_times_are_read(tmp_path: Path) -> None:
-    text = "\n".join([mooncake_line(3000, 6758, 500), mooncake_line(3000, 7322, 490), mooncake_line(6001, 1, 1)])
-    trace = read_trace(written(tmp_path, text, name="named-like-a.csv"))
-    assert trace.format == "mooncake"
-    assert trace.offset_ns.tolist() == [0, 0, 3_001_000_000]
-    assert trace.input_tokens.tolist() == [6758, 7322, 1]
-    assert trace.output_tokens.tolist() == [500, 490, 1]
 
 
 @settings(max_examples=30)
@@ -86,12 +69,6 @@ def test_every_mooncake_row_comes_back(
     assert trace.offset_ns.tolist() == [(row[0] - rows[0][0]) * 1_000_000 for row in rows]
     assert trace.input_tokens.tolist() == [row[1] for row in rows]
     assert trace.output_tokens.tolist() == [row[2] for row in rows]
-
-
-def test_columns_cannot_be_changed(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, mooncake_line(0)))
-    with pytest.raises(ValueError, match="read-only"):
-        trace.input_tokens[0] = 7
 
 
 @pytest.mark.parametrize(
@@ -251,16 +228,6 @@ def azure(count: int) -> str:
     return "\n".join([HEADER, *(f"2023-11-17 00:{n // 60:02}:{n % 60:02}.0,{n + 1},5" for n in range(count))])
 
 
-def test_reading_ends_behind_the_window(tmp_path: Path) -> None:
-    path = written(tmp_path, azure(100) + "\nnever read")
-    trace = read_trace(path, start_s=10, end_s=20)
-    assert trace.input_tokens.tolist() == list(range(11, 22))
-    assert trace.offset_ns[0] == 10_000_000_000
-    assert trace.rows_read == 21
-    with pytest.raises(ConfigError, match="never read"):
-        read_trace(path)
-
-
 def test_a_window_past_the_end_still_tells_how_long_the_trace_is(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, azure(10)), start_s=50, end_s=60)
     assert (len(trace), trace.duration_s) == (1, 9.0)
@@ -299,6 +266,78 @@ def test_a_plain_csv_without_answers_is_refused_where_they_are_needed(tmp_path: 
     assert "output length is 0" in refusal(written(tmp_path, "time_s,input_tokens,output_tokens\n0,7,0"))
 
 
-def test_answers_of_a_published_trace_may_be_anything_where_none_are_needed(tmp_path: Path) -> None:
-    row = HEADER + "\n2023-11-16 18:15:46.6805900,374,0"
-    assert read_trace(written(tmp_path, row), answers=False).input_tokens.tolist() == [374]
+def talk(*texts: str, first: str = "human") -> dict[str, Any]:
+    roles = ("human", "gpt") if first == "human" else ("gpt", "human")
+    return {"id": "x", "conversations": [{"from": roles[i % 2], "value": text} for i, text in enumerate(texts)]}
+
+
+def written_of_conversations(folder: Path, content: object) -> Path:
+    path = folder / "talks.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_what_published_files_hold_besides_is_left_out_and_counted(tmp_path: Path) -> None:
+    content = [
+        talk(),
+        talk("only a question"),
+        talk("an answer first", "then a question", "and its answer", first="gpt"),
+        talk("asked", "  "),
+        {"conversations": [{"from": "system", "value": "be brief"}, {"from": "user", "value": "hi"},
+                           {"from": "assistant", "value": "hello"}]},
+    ]  # fmt: skip
+    found = read_conversations(written_of_conversations(tmp_path, content))
+    assert (found.read, found.unusable) == (5, 3)
+    assert found.kept[0].exchanges == (Exchange("then a question", "and its answer"),)
+    assert (found.kept[1].system, found.kept[1].exchanges) == ("be brief", (Exchange("hi", "hello"),))
+
+
+def test_a_sample_is_even_and_the_same_for_equal_seeds(tmp_path: Path) -> None:
+    path = written_of_conversations(tmp_path, [talk(str(n), "answer") for n in range(2000)])
+    drawn = [
+        [int(conversation.exchanges[0].question) for conversation in read_conversations(path, keep=200, seed=seed).kept]
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0] == sorted(drawn[0])
+    assert 800 < sum(drawn[0]) / 200 < 1200
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("", ["no question with its answer in 0"]),
+        ("[]", ["no question with its answer in 0"]),
+        ("[" + json.dumps(talk("a", "b")) + ', {"conversations": [}]', ["conversation 2", "one JSON object"]),
+        ("[" + json.dumps(talk("a", "b")), ["conversation 2", "the file ends"]),
+        ('[{"conversation', ["conversation 1", "one JSON object"]),
+        ("[3]", ["conversation 1", 'a list "conversations"']),
+        ('[{"conversations": [{"from": "human"}]}]', ["conversation 1", '"from" and "value"']),
+        ('[{"conversations": [["a"]]}]', ["conversation 1", '"from" and "value"']),
+        ("plain text", ["conversation 1", "one JSON object"]),
+        ("[" * 100_000, ["conversation 1"]),
+    ],
+)
+def test_bad_files_are_refused_in_one_line(tmp_path: Path, content: str, parts: list[str]) -> None:
+    path = written_of_conversations(tmp_path, content)
+    with pytest.raises(ConfigError) as refused:
+        read_conversations(path)
+    message = str(refused.value)
+    assert "\n" not in message
+    for part in [str(path), *parts]:
+        assert part in message
+
+
+def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="do not exist"):
+        read_conversations(tmp_path / "absent")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_conversations(tmp_path)
+    (tmp_path / "binary").write_bytes(b"[\xff\xfe")
+    with pytest.raises(ConfigError, match="0xff"):
+        read_conversations(tmp_path / "binary")
+
+
+def test_a_number_that_python_does_not_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="conversation 1: expected whole numbers of 4,300 digits at most"):
+        read_conversations(written_of_conversations(tmp_path, '[{"conversations": [], "id": ' + "1" * 5000 + "}]"))

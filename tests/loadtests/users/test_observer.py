@@ -11,8 +11,10 @@ import pytest
 from analysis.records.documents import read_document
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
+from loadtests.users.log_follower import LogFollower
 from loadtests.users.observed import Observed
 from loadtests.users.observer import Observer
+from loadtests.users.under_way import UnderWay
 
 S, MS = 1_000_000_000, 1_000_000
 SINCE = 1_800_000_000 * S
@@ -98,12 +100,6 @@ def test_a_request_becomes_a_record_with_what_its_server_measured(house: House) 
     assert house.account()["settled_ns"] == SINCE + 3 * S
 
 
-def test_what_is_under_way_holds_back_what_may_be_judged(house: House) -> None:
-    house.write(begun(1), begun(2, connection=2), ended(2, connection=2))
-    house.observer().step(SINCE + 50 * S)
-    assert house.account()["settled_ns"] == SINCE + S
-
-
 def test_after_the_end_what_came_before_is_waited_for_and_nothing_else_is_written_down(house: House) -> None:
     house.write(begun(1, arm="compiled"), begun(2, arm="compiled"), ended(1))
     observer = house.observer()
@@ -162,17 +158,6 @@ def test_one_that_was_killed_goes_on_and_writes_nothing_twice(house: House) -> N
     assert (account["finished"], account["failed"], account["complete"]) == (3, 1, True)
 
 
-def test_a_torn_line_is_read_when_it_is_whole(house: House) -> None:
-    observer = house.observer()
-    text = json.dumps(ended(1)) + "\n"
-    house.log.write_text(text[:40])
-    observer.step(SINCE + 2 * S)
-    assert house.rows() == []
-    house.log.write_text(text)
-    observer.step(SINCE + 3 * S)
-    assert len(house.rows()) == 1
-
-
 def test_an_account_that_nothing_vouches_for_is_not_gone_on_from(house: House) -> None:
     house.write(begun(1), ended(1))
     house.observer().step(SINCE + 5 * S)
@@ -181,3 +166,82 @@ def test_an_account_that_nothing_vouches_for_is_not_gone_on_from(house: House) -
     house.observer().step(SINCE + 5 * S)
     assert len(house.rows()) == 1
     assert house.account()["finished"] == 1
+
+
+def write(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def texts(follower: LogFollower) -> list[str]:
+    return [line.text for line in follower.lines()]
+
+
+def test_lines_come_whole_and_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    follower = LogFollower(path)
+    assert texts(follower) == []
+    write(path, "one\ntw")
+    assert texts(follower) == ["one"]
+    write(path, "o\nthree\n")
+    assert [(line.log, line.offset, line.text) for line in follower.lines()] == [(0, 4, "two"), (0, 8, "three")]
+
+
+def test_a_large_log_is_begun_anew_and_no_line_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    asked: list[int] = []
+    follower = LogFollower(path, reopen=lambda: asked.append(1), largest=8)
+    write(path, "one\n")
+    assert texts(follower) == ["one"]
+    assert not follower.rotate()
+    write(path, "two\nthree\n")
+    assert texts(follower) == ["two", "three"]
+    assert follower.rotate()
+    aside = tmp_path / "log.old"
+    write(aside, "four\n")  # the splitter has not opened the new one yet
+    assert texts(follower) == ["four"]
+    write(aside, "five\n")
+    write(path, "six\n")
+    assert [(line.log, line.offset, line.text) for line in follower.lines()] == [(0, 19, "five"), (1, 0, "six")]
+    assert not aside.exists()
+    assert len(asked) >= 1
+
+
+def test_a_log_that_was_moved_aside_by_one_that_was_killed_is_read_first(tmp_path: Path) -> None:
+    write(tmp_path / "log.old", "one\n")
+    write(tmp_path / "log", "two\n")
+    follower = LogFollower(tmp_path / "log", log=3, reopen=lambda: None)
+    assert [(line.log, line.text) for line in follower.lines()] == [(3, "one"), (4, "two")]
+
+
+S_UNDER_WAY = 1_000_000_000
+
+
+def test_what_is_settled_waits_for_the_oldest_request_that_is_under_way() -> None:
+    under_way = UnderWay(longest_ns=60 * S_UNDER_WAY)
+    assert under_way.settled_ns(100 * S_UNDER_WAY) == 98 * S_UNDER_WAY, "lines may be late"
+    under_way.begun(50 * S_UNDER_WAY, 1, "eager")
+    under_way.begun(70 * S_UNDER_WAY, 1, "eager")
+    assert under_way.settled_ns(100 * S_UNDER_WAY) == 50 * S_UNDER_WAY
+    under_way.ended(50 * S_UNDER_WAY, 1, "eager")
+    assert under_way.settled_ns(100 * S_UNDER_WAY) == 70 * S_UNDER_WAY
+    under_way.ended(70 * S_UNDER_WAY, 2, "eager")
+    assert len(under_way) == 1, "of another connection"
+    under_way.ended(70 * S_UNDER_WAY, 1, "eager")
+    assert under_way.settled_ns(100 * S_UNDER_WAY) == 98 * S_UNDER_WAY
+
+
+def test_a_request_that_takes_too_long_is_not_waited_for() -> None:
+    under_way = UnderWay(longest_ns=60 * S_UNDER_WAY, known=[[30 * S_UNDER_WAY, 1, ""]])
+    assert under_way.settled_ns(80 * S_UNDER_WAY) == 30 * S_UNDER_WAY
+    assert under_way.settled_ns(95 * S_UNDER_WAY) == 93 * S_UNDER_WAY
+
+
+def test_two_of_the_same_instant_and_connection_both_count() -> None:
+    under_way = UnderWay(longest_ns=60 * S_UNDER_WAY)
+    for _ in range(2):
+        under_way.begun(50 * S_UNDER_WAY, 1, "eager")
+    under_way.ended(50 * S_UNDER_WAY, 1, "eager")
+    assert under_way.starts() == [[50 * S_UNDER_WAY, 1, "eager"]]
+    assert under_way.lost() == 1
+    assert len(under_way) == 0

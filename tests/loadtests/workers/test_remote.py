@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gevent
 import pytest
-import yaml
 
-from loadtests.commands.main import build_parser, main
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import read_table
+from loadtests.commands.main import main
 from loadtests.experiments.reading import from_table
+from loadtests.generator.recorder import RequestRecorder, record_file
+from loadtests.traffic.drawing import build_schedule
+from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.trials.load import locust_command
+from loadtests.traffic.source import Source
+from loadtests.trials.load import load_environment, locust_command
+from loadtests.trials.processes import child_environment
 from loadtests.trials.progress import read_workers
-from loadtests.workers.channel_token import TOKEN_VARIABLE
-from loadtests.workers.remote import parse_master
+from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
+from loadtests.workers.shipping import Inbox, Outbox, ShareParts, new_folder
 from servers.fields import ConfigError
 from tests.fakes.listening import command_of, family
 from tests.fakes.patience import PATIENCE_S
+from tests.fakes.request_records import record, row_of
 from tests.loadtests.test_chat import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "0123456789abcdef"
-
-
-@pytest.mark.parametrize("text", ["nowhere", "host:", ":5557", "host:0", "host:65536", "host:port", ""])
-def test_an_address_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not HOST:PORT"):
-        parse_master(text)
-
-
-def test_addresses_of_both_families_are_read() -> None:
-    assert parse_master("10.0.0.5:5557") == ("10.0.0.5", 5557)
-    assert parse_master("[fd00::1]:5557") == ("fd00::1", 5557)
 
 
 def test_bad_usage_is_one_line_and_exit_code_2(
@@ -156,11 +155,6 @@ def test_workers_on_other_hosts_need_an_address_to_come_to(changes: dict[str, An
         TrafficConfig(rate=1.0, **changes)
 
 
-def test_load_may_come_from_other_hosts_alone() -> None:
-    traffic = TrafficConfig(rate=1.0, workers=0, remote_workers=3, master_bind="[fd00::1]:5557")
-    assert (traffic.load_processes, traffic.master) == (3, ("fd00::1", 5557))
-
-
 def experiment(**traffic: Any) -> Any:
     arms = [{"preset": "eager", "control": True}, {"preset": "compiled-padded"}]
     return from_table({"name": "hosts", "arms": arms, "traffic": {"rate": 1.0, **traffic}})
@@ -205,17 +199,197 @@ def test_display_knows_how_many_workers_have_come_until_they_are_assigned(tmp_pa
     assert read_workers(tmp_path) is None
 
 
-def test_deployed_workers_are_started_as_the_command_line_allows() -> None:
-    deployment = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "workers.yaml").read_text())
-    pod = deployment["spec"]["template"]
-    assert deployment["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    (container,) = pod["spec"]["containers"]
-    variables = {item["name"]: item["value"] for item in container["env"] if "value" in item}
-    assert TOKEN_VARIABLE in [item["name"] for item in container["env"] if "valueFrom" in item]
-    command = [*container["command"], *container["args"]]
-    for name, value in variables.items():
-        command = [part.replace(f"$({name})", value) for part in command]
-    options = build_parser().parse_args(command[1:])
-    assert (command[0], options.command, options.trials) == ("tailgate", "worker", 0)
-    assert parse_master(options.master)[1] == 5557
-    assert options.keep in [mount["mountPath"] for mount in container["volumeMounts"]]
+OFFSET_NS = 3_200_000_000
+
+
+class Channel:
+    """Carries messages in both directions; `fate` says how often each arrives, and they overtake each other."""
+
+    def __init__(self, fate: Callable[[], int]) -> None:
+        self._fate = fate
+        self.inbox: Inbox | None = None
+        self.outbox: Outbox | None = None
+        self.sent = 0
+
+    def to_master(self, message: dict[str, Any]) -> None:
+        self.sent += 1
+        for _ in range(self._fate()):
+            gevent.spawn_later(random.random() * 0.002, self._arrive, message)
+
+    def to_worker(self, number: int) -> None:
+        for _ in range(self._fate()):
+            gevent.spawn_later(random.random() * 0.002, self._acknowledge, number)
+
+    def _arrive(self, message: dict[str, Any]) -> None:
+        assert self.inbox is not None
+        self.inbox.take(message["number"], message["rows"], message["offset_ns"], message["batch"])
+
+    def _acknowledge(self, number: int) -> None:
+        assert self.outbox is not None
+        self.outbox.acknowledged(number)
+
+
+def ship(tmp_path: Path, channel: Channel, *, batches: int = 20, resend_after_s: float = 0.05) -> bool:
+    """Whether the master had all `batches` of 4 records within some seconds."""
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "kept" / "requests-0.arrow"
+    channel.inbox = Inbox(tmp_path / "run" / "requests-0.arrow", acknowledge=channel.to_worker)
+    channel.outbox = Outbox(
+        path,
+        send=channel.to_master,
+        clock=lambda: (OFFSET_NS, 1000),
+        resend_after_s=resend_after_s,
+        window_bytes=20_000,
+    )
+    recorder = RequestRecorder(record_file(path, remedy="", on_written=channel.outbox.written), rows_per_batch=4)
+    for number in range(4 * batches):
+        recorder.append(record(number))
+    recorder.close()
+    arrived = channel.outbox.wait_empty(8.0)
+    channel.outbox.close()
+    channel.inbox.close()
+    return arrived
+
+
+def test_each_record_arrives_once_and_on_the_masters_clock(tmp_path: Path) -> None:
+    channel = Channel(lambda: 1)
+    assert ship(tmp_path, channel)
+    table, torn = read_table(tmp_path / "run" / "requests-0.arrow", REQUESTS)
+    assert not torn
+    rows = table.to_pylist()
+    assert [row["request_id"] for row in rows] == [f"1-{number}" for number in range(80)]
+    base = record(0)
+    for name in ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns"):
+        assert {row[name] for row in rows} == {getattr(base, name) + OFFSET_NS}
+    assert {row["server_recv_ns"] for row in rows} == {row_of(base)["server_recv_ns"]}
+    assert rows[0]["token_ns"] == base.token_ns.tolist()
+    kept, _ = read_table(tmp_path / "kept" / "requests-0.arrow", REQUESTS)
+    assert set(kept.column("sent_ns").to_pylist()) == {base.sent_ns}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_channel_that_loses_and_repeats_and_disorders_loses_nothing(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    channel = Channel(lambda: rng.choice((0, 1, 1, 1, 2)))
+    assert ship(tmp_path, channel)
+    rows = read_table(tmp_path / "run" / "requests-0.arrow", REQUESTS)[0].to_pylist()
+    assert [row["request_id"] for row in rows] == [f"1-{number}" for number in range(80)]
+    assert channel.sent > 20
+
+
+def test_what_a_silent_master_lacks_is_counted_and_little_is_sent_to_it(tmp_path: Path) -> None:
+    channel = Channel(lambda: 0)
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "kept" / "requests-0.arrow"
+    outbox = Outbox(path, send=channel.to_master, clock=lambda: (0, 0), window_bytes=20_000, resend_after_s=60.0)
+    recorder = RequestRecorder(record_file(path, remedy="", on_written=outbox.written), rows_per_batch=4)
+    for number in range(400):
+        recorder.append(record(number))
+    recorder.close()
+    assert not outbox.wait_empty(0.1)
+    assert outbox.unacknowledged_rows == 400
+    assert channel.sent <= 20  # a window, not the run
+    outbox.close()
+
+
+@pytest.mark.parametrize("batch", [b"", b"nonsense", b"\xff" * 64])
+def test_what_is_no_batch_of_records_is_refused(tmp_path: Path, batch: bytes) -> None:
+    inbox = Inbox(tmp_path / "requests-0.arrow", acknowledge=lambda number: None)
+    with pytest.raises(ValueError, match="batch 0"):
+        inbox.take(0, 4, 0, batch)
+    inbox.close()
+    assert read_table(tmp_path / "requests-0.arrow", REQUESTS)[0].num_rows == 0
+
+
+def test_shares_put_together_from_their_parts_are_the_schedule(tmp_path: Path) -> None:
+    traffic = TrafficConfig(duration_s=30.0, rate=20.0)
+    schedule = build_schedule(
+        traffic, Source(), arms=["a", "b"], seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=8
+    )
+    indices: list[int] = []
+    for worker in range(3):
+        parts = ShareParts(schedule.share(worker, 3), part_bytes=1000)
+        assert len(parts) > 5
+        content = b"".join(parts.part(number) for number in range(len(parts)))
+        (tmp_path / f"{worker}.arrow").write_bytes(content)
+        share = Schedule.read(tmp_path / f"{worker}.arrow")
+        indices += share.table["index"].to_pylist()
+        assert share.arms == schedule.arms
+    assert sorted(indices) == list(range(len(schedule)))
+    assert not (tmp_path / "scratch").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("20260101T120000Z-demo/trial-01", "20260101T120000Z-demo/trial-01"),
+        ("../../etc/trial-01", "etc/trial-01"),
+        ("/root/../x", "root/x"),
+        ("..", "trial"),
+        ("", "trial"),
+    ],
+)
+def test_a_name_from_the_network_stays_within_the_folder(tmp_path: Path, name: str, expected: str) -> None:
+    assert new_folder(tmp_path, name) == tmp_path / expected
+    assert new_folder(tmp_path, name).name.endswith("-2")
+
+
+_STEPPED = """\
+import time
+from loadtests.workers.locust_channel import keep_channel
+from locust import runners
+keep_channel()
+before_s, true_s = runners.time.time(), time.time
+assert abs(before_s - true_s()) < 60
+time.time = lambda: true_s() + 3600
+assert abs(runners.time.time() - before_s) < 60
+"""
+
+
+def test_heartbeats_do_not_go_by_a_wall_clock_that_steps() -> None:
+    subprocess.run([sys.executable, "-c", _STEPPED], check=True, timeout=60, cwd=ROOT)
+
+
+def test_workers_of_other_hosts_need_a_secret_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    remote = ["--set", "traffic.remote_workers=1", "--set", f"traffic.master_bind=127.0.0.1:{free_port()}"]
+    for command in (["run", "demo", "--out", str(tmp_path), *remote], ["worker", "--master", "127.0.0.1:1"]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert f"needs a secret, so that no stranger takes a part of the load: export {TOKEN_VARIABLE}" in said
+    monkeypatch.setenv(TOKEN_VARIABLE, "short")
+    with pytest.raises(ConfigError, match="holds 5 characters; the least is 16"):
+        channel_token("it")
+
+
+def test_each_run_without_them_has_a_secret_of_its_own_that_no_arm_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
+    traffic = TrafficConfig(rate=1.0, workers=2)
+    assert TOKEN_VARIABLE not in child_environment()
+    tokens = {load_environment(traffic)[TOKEN_VARIABLE] for _ in range(3)}
+    assert len(tokens) == 3
+    assert SECRET not in tokens
+    remote = TrafficConfig(rate=1.0, remote_workers=1, master_bind="127.0.0.1:5557")
+    assert load_environment(remote)[TOKEN_VARIABLE] == SECRET
+    assert os.environ[TOKEN_VARIABLE] == SECRET
+
+
+# In a process of its own: importing Locust patches the standard library.
+_CODE = """
+from locust.env import Environment
+import logging, sys
+from loadtests.workers.load_process import LoadProcess
+LoadProcess(Environment())
+handler = logging.StreamHandler(open("/dev/full", "w"))
+handler.emit(logging.LogRecord("x", logging.INFO, "", 0, "a line", None, None))
+print("went on", flush=True)
+import os
+os._exit(0)
+"""
+
+
+def test_a_log_on_a_full_disk_gets_no_traceback_of_its_own_writing() -> None:
+    done = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("went on\n", "")
