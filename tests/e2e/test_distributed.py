@@ -36,7 +36,7 @@ from tests.fakes.patience import PATIENCE_S, wait_for
 from tests.fakes.tap import Tap
 from tests.fakes.whole_run import ended, tailgate
 from tests.loadtests.test_chat import CHAT, account, free_port, planned
-from tests.loadtests.workers.test_locust_channel import SECRET
+from tests.loadtests.workers.test_remote import SECRET
 
 ROOT = Path(__file__).resolve().parents[2]
 MS = 1_000_000

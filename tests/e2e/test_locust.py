@@ -19,8 +19,8 @@ from tests.fakes.http1 import DONE, HttpPeer, answer, said, scripted, usage
 from tests.fakes.inference import Behaviour, ServedFake, serve
 from tests.fakes.locust_process import records, run_locust, start_locust
 from tests.fakes.patience import PATIENCE_S, wait_for
-from tests.loadtests.clients.test_beside_grpcio import both
-from tests.loadtests.clients.test_client_tls import SECRET, locust
+from tests.loadtests.clients.test_client_faults import both
+from tests.loadtests.clients.test_tls import SECRET, locust
 from tests.loadtests.test_chat import CHAT, account, free_port, planned, several
 
 

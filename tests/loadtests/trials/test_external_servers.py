@@ -33,7 +33,8 @@ from tests.fakes.greedy_server import GreedyServer, serving
 from tests.fakes.metrics_page import metrics_page, vllm_page
 from tests.fakes.patience import wait_for
 from tests.fakes.trial_context import external_trial, trial_context
-from tests.loadtests.external.test_compile_lines import GRAPH, IN_DETAIL, MONITOR, ONCE, RECOMPILE, TRITON, VERBOSE
+from tests.loadtests.external.test_telemetry import GRAPH, IN_DETAIL, MONITOR, ONCE, RECOMPILE, VERBOSE
+from tests.loadtests.external.test_telemetry import TRITON_COMPILE_LINES as TRITON
 
 SECRET = "s3cret-of-the-server"
 THREE = {"prompts": 3, "tokens": 3}
