@@ -265,8 +265,13 @@ def on_machines(path, *troubles, watched=True, **more):
     return summary_of(path, FakeRun(bed=bed, gates={"draws": 99}, **options))
 
 
-def test_quiet_machines_change_no_verdict(tmp_path):
-    quiet, unwatched = on_machines(tmp_path / "quiet"), on_machines(tmp_path, watched=False)
+@pytest.fixture(scope="module")
+def unwatched(tmp_path_factory):
+    return on_machines(tmp_path_factory.mktemp("unwatched"), watched=False)
+
+
+def test_quiet_machines_change_no_verdict(tmp_path, unwatched):
+    quiet = on_machines(tmp_path)
     assert (quiet["bed"]["verdict"], unwatched["bed"]["verdict"]) == ("quiet", "not watched")
     assert quiet["gates"] == unwatched["gates"]
     assert quiet["overall"] == unwatched["overall"] == "PASS"
