@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+from tests.golden.recorded import golden
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 HOSTILE = (
@@ -22,12 +21,12 @@ HOSTILE = (
 
 @pytest.fixture
 def demo() -> dict[str, Any]:
-    return json.loads((GOLDEN / "demo" / "summary.json").read_text(encoding="utf-8"))
+    return golden("demo")
 
 
 @pytest.fixture
 def rollout() -> dict[str, Any]:
-    return json.loads((GOLDEN / "rollout" / "summary.json").read_text(encoding="utf-8"))
+    return golden("rollout")
 
 
 @pytest.fixture

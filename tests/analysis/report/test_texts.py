@@ -1,0 +1,402 @@
+"""Markdown, terminal and JUnit say the same verdict for the same reasons, and numbers read well."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from analysis.nouns import counted
+from analysis.report import values, verdict_table, write_reports
+from analysis.report.junit import junit_xml
+from analysis.report.markdown import WORST_EVENTS, code, markdown_report, prose
+from analysis.report.reading import SHARED, gate_lists
+from tests.golden.recorded import GOLDEN, RUNS, encoded, golden, summary_of
+
+Summary = dict[str, Any]
+SUMMARIES = ("demo", "rollout", "hostile", "nulls")
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+# --- Golden files: after a wanted change run `python -m tests.golden.recorded`, and read the diff ---------------------
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_recorded_runs_still_have_the_golden_summaries(name: str, tmp_path: Path) -> None:
+    expected = (GOLDEN / name / "summary.json").read_text(encoding="utf-8")
+    assert encoded(summary_of(name, tmp_path)) == expected
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_reports_match_the_golden_files_and_are_the_same_each_time(name: str, tmp_path: Path) -> None:
+    written = write_reports(golden(name), tmp_path)
+    assert [path.name for path in written] == ["report.html", "report.md", "junit.xml"]
+    for path in written[1:]:
+        assert path.read_text(encoding="utf-8") == (GOLDEN / name / path.name).read_text(encoding="utf-8")
+    first = [path.read_bytes() for path in written]
+    assert [path.read_bytes() for path in write_reports(golden(name), tmp_path)] == first
+
+
+def test_the_golden_summaries_hold_every_verdict() -> None:
+    summaries = [golden(name) for name in RUNS]
+    every = {"PASS", "FAIL", "INCONCLUSIVE"}
+    assert {gate["verdict"] for summary in summaries for gate in summary["gates"]} == every
+    assert {arm["verdict"] for summary in summaries for arm in summary["arms"]} == {*every, None}
+
+
+# --- JUnit ------------------------------------------------------------------------------------------------------------
+
+# The schema of Jenkins' xUnit plug-in (junit-10.xsd) as far as this report uses it: attributes that must and that may
+# be there, and children.
+COUNTS = {"name", "tests", "failures", "errors"}
+MESSAGE: tuple[set[str], set[str], set[str]] = (set(), {"type", "message"}, set())
+SCHEMA: dict[str, tuple[set[str], set[str], set[str]]] = {
+    "testsuites": (set(), COUNTS | {"time"}, {"testsuite"}),
+    "testsuite": (COUNTS, {"time", "skipped", "timestamp", "hostname"}, {"testcase", "system-out"}),
+    "testcase": ({"name"}, {"time", "classname"}, {"skipped", "error", "failure", "system-out"}),
+    "failure": MESSAGE,
+    "skipped": MESSAGE,
+    "system-out": (set(), set(), set()),
+}
+
+
+def checked(element: ET.Element) -> ET.Element:
+    """The element, which keeps to the schema, as all below it."""
+    required, optional, children = SCHEMA[element.tag]
+    assert required <= set(element.attrib) <= required | optional, element.attrib
+    assert {child.tag for child in element} <= children
+    for name in ("tests", "failures", "errors", "skipped"):
+        assert re.fullmatch(r"\d+", element.get(name, "0"))
+    assert re.fullmatch(r"\d*(\.\d*)?", element.get("time", "0"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", element.get("timestamp", "2025-11-21T08:00:00"))
+    for child in element:
+        checked(child)
+    return element
+
+
+def outcome(case: ET.Element) -> str | None:
+    return next((tag for tag in ("failure", "error", "skipped") if case.find(tag) is not None), None)
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_the_xml_keeps_to_the_common_schema_and_its_totals_are_sums(name: str, request: pytest.FixtureRequest) -> None:
+    root = checked(ET.fromstring(junit_xml(request.getfixturevalue(name))))
+    for count in ("tests", "failures", "errors"):
+        assert int(root.attrib[count]) == sum(int(suite.attrib[count]) for suite in root)
+    checked(ET.fromstring(junit_xml({})))
+
+
+def test_every_gate_is_one_case_of_its_arm_with_its_verdict(demo: Summary) -> None:
+    root = ET.fromstring(junit_xml(demo))
+    tags = {"PASS": None, "FAIL": "failure", "INCONCLUSIVE": "skipped"}
+    for arm in ("compiled-padded", "compiled-naive"):
+        cases = root.findall(f"testsuite[@name='demo.{arm}']/testcase")
+        expected = [tags[gate["verdict"]] for gate in demo["gates"] if gate["arm"] == arm]
+        assert sorted(map(str, map(outcome, cases))) == sorted(map(str, expected))
+        for case in cases:
+            for skipped in case.findall("skipped"):
+                assert skipped.attrib["message"].startswith("INCONCLUSIVE: ")
+    assert root.attrib["failures"] == "4"
+
+
+def test_a_gate_without_a_verdict_never_counts_as_passed(demo: Summary) -> None:
+    demo["gates"] = [{"arm": "compiled-naive", "gate": "recompiles", "verdict": None}]
+    case = ET.fromstring(junit_xml(demo)).find("testsuite/testcase")
+    assert case is not None
+    assert outcome(case) == "skipped"
+
+
+def test_characters_that_xml_forbids_are_dropped(demo: Summary) -> None:
+    demo["gates"][0]["reason"] = "bad \x00\x1b[31m\ufffe text"
+    assert "bad [31m text" in junit_xml(demo)
+
+
+# --- Gates as lists, in which what several share is said once ---------------------------------------------------------
+
+CAVEAT = "That would be a PASS, but for the check that failed: bed drift."
+
+
+def gate(name: str, reason: str, *, arm: str = "a", caveat: str = "", verdict: str = "INCONCLUSIVE") -> Summary:
+    row = {"arm": arm, "gate": name, "verdict": verdict, "reason": f"{reason} {caveat}".strip()}
+    return row | ({"caveat": caveat} if caveat else {})
+
+
+@pytest.mark.parametrize(
+    ("gates", "shared", "own"),
+    [
+        (
+            [gate("errors", "None failed.", caveat=CAVEAT), gate("deaths", "It stayed up.", arm="b", caveat=CAVEAT)],
+            {"a: errors; b: deaths": CAVEAT},
+            ["None failed.", "It stayed up."],
+        ),
+        (
+            [gate(name, "Unknown.", arm=arm) for arm in "ab" for name in ("errors", "deaths")],
+            {"a, b: errors, deaths": "Unknown."},
+            [SHARED] * 4,
+        ),
+        (
+            [gate("errors", "None failed.", caveat=CAVEAT), gate("deaths", "It may have died.")],
+            {},
+            [f"None failed. {CAVEAT}", "It may have died."],
+        ),
+        (
+            [gate(name, "Too few.", caveat=CAVEAT) for name in ("errors", "deaths")],
+            {"a: errors, deaths": f"Too few. {CAVEAT}"},
+            [SHARED, SHARED],
+        ),
+        ([gate(name, "Fine.", verdict="PASS") for name in ("errors", "deaths")], {}, ["Fine.", "Fine."]),
+        ([gate(name, f"{name}.") | {"caveat": CAVEAT} for name in ("errors", "deaths")], {}, ["errors.", "deaths."]),
+    ],
+    ids=["a caveat", "arms with the same gates", "a caveat of one", "a whole reason", "passed", "an absent caveat"],
+)
+def test_what_several_gates_share_is_listed_once(gates: list[Summary], shared: dict[str, str], own: list[str]) -> None:
+    lists = gate_lists({"gates": gates})
+    assert dict(lists.shared) == shared
+    assert [reason for rows in lists.arms.values() for _, reason in rows] == own
+
+
+@pytest.mark.parametrize(
+    ("report", "before", "after"),
+    [
+        (markdown_report, "### What limits this run", "| Arm | Verdict | Gate |"),
+        (verdict_table, "limited by: blocks", "? INCONCLUSIVE non-inferiority"),
+    ],
+)
+def test_what_several_gates_share_stands_once_above_them(
+    sharing: Summary, report: Any, before: str, after: str
+) -> None:
+    shown, shared = words(report(sharing)), sharing["gates"][0]["reason"]
+    assert shown.count(shared) == 1
+    assert shown.index(before) < shown.index(shared) < shown.index(after)
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------------
+
+
+def columns(line: str) -> int:
+    """Cells of a table line as GitHub splits it: an escaped character never ends a cell."""
+    return len(re.findall(r"\|", re.sub(r"\\.", "", line))) - 1
+
+
+def test_verdict_gates_and_deciders_stand_before_the_numbers(demo: Summary, rollout: Summary) -> None:
+    report = markdown_report(demo)
+    parts = ("❌ FAIL · demo", "### Gates", "### What would decide", "### Key numbers", "### Worst")
+    places = [report.index(part) for part in parts]
+    assert places == sorted(places)
+    assert demo["advice"]["text"] in report
+    passed = markdown_report(rollout)
+    assert passed.startswith("## ✅ PASS · rollout\n")
+    assert "What would decide" not in passed
+
+
+def test_only_the_worst_events_are_listed_longest_first(demo: Summary) -> None:
+    demo["events"] = [{**demo["events"][0], "seconds": float(i)} for i in range(25)]
+    report = markdown_report(demo)
+    took = [float(found) for found in re.findall(r"\| recompile \| 6.31 s \| ([\d.]+) s", report)]
+    assert took == [float(i) for i in range(24, 24 - WORST_EVENTS, -1)]
+    assert "15 more" in report
+
+
+@given(st.text())
+@settings(max_examples=50)
+def test_texts_stay_in_their_cell_and_hold_no_markup(value: str) -> None:
+    for cell in (code(value), prose(value)):
+        assert "\n" not in cell
+        assert columns(f"| {cell} |") == 1
+    assert "<" not in cell
+    assert not re.search(r"@\w", cell)
+    fence = re.match(r"`+", code(value))
+    if fence is not None:
+        inner = code(value)[len(fence[0]) : -len(fence[0])]
+        assert code(value).endswith(fence[0])
+        assert fence[0] not in re.findall(r"`+", inner)
+
+
+def test_hostile_text_keeps_every_table_whole(hostile: Summary) -> None:
+    report = markdown_report(hostile)
+    for block in report.split("\n\n"):
+        lines = block.splitlines()
+        if lines[0].startswith("|"):
+            assert {columns(line) for line in lines} == {columns(lines[0])}
+    outside_code = re.sub(r"\\.|(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", "", report)
+    assert not re.search("<script|<img", outside_code)
+
+
+@pytest.mark.parametrize("report", [markdown_report, verdict_table])
+@pytest.mark.parametrize("summary", [{}, {"arms": []}])
+def test_an_empty_summary_has_no_verdict(summary: Summary, report: Any) -> None:
+    assert "no verdict" in report(summary)
+    assert "no arm" in report(summary).lower()
+    assert not re.search(r"\b(None|nan)\b", report(summary))
+
+
+def test_nulls_read_as_dashes_in_markdown(nulls: Summary) -> None:
+    assert not re.search(r"\b(None|nan|inf|null)\b", markdown_report(nulls))
+
+
+# --- Terminal ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+@pytest.mark.parametrize("width", [60, 100])
+def test_no_line_is_wider_than_asked(name: str, width: int, request: pytest.FixtureRequest) -> None:
+    shown = verdict_table(request.getfixturevalue(name), width=width)
+    assert max(map(cell_len, shown.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_every_arm_and_every_gate_that_did_not_pass_is_shown_uncut(demo: Summary, width: int) -> None:
+    shown = verdict_table(demo, width=width)
+    assert shown.startswith("✘ FAIL  demo\n")
+    arms = words(shown.split("limited by:")[0])
+    for part in ("eager", "compiled-padded", "compiled-naive", "longest", "8.03 s", "×68.5", "? INCONCLUSIVE"):
+        assert part in arms
+    for part in ("20.8 s / 0.5 s", "limited by: blocks", "to decide: ", "generator lag"):
+        assert part in words(shown)
+    assert "error rate" not in shown
+
+
+def test_a_reason_in_the_headline_is_not_repeated(demo: Summary) -> None:
+    demo["headline"] = f"No verdict. {demo['validity'][0]['reason']}"
+    demo["validity"][0]["ok"] = False
+    assert words(verdict_table(demo)).count(demo["validity"][0]["reason"]) == 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stdout", "no_color", "coloured"), [(Terminal, None, True), (Terminal, "1", False), (io.StringIO, None, False)]
+)
+def test_only_a_terminal_without_no_color_gets_colour(
+    demo: Summary, monkeypatch: pytest.MonkeyPatch, stdout: Any, no_color: str | None, coloured: bool
+) -> None:
+    monkeypatch.setattr(sys, "stdout", stdout())
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color is not None:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    assert ("\x1b[1;31m✘ FAIL" in verdict_table(demo)) is coloured
+    assert ("\x1b" in verdict_table(demo)) is coloured
+
+
+def test_markup_and_escape_codes_in_a_name_are_shown_or_dropped_but_not_obeyed(demo: Summary) -> None:
+    demo["arms"][0]["name"] = "[red]eager[/red]\x1b[2J"
+    shown = verdict_table(demo)
+    assert "\x1b" not in shown
+    assert "[red]eager" in re.sub(r"\s", "", shown)
+
+
+def test_figures_of_all_traffic_are_marked_where_gates_leave_out_compiles(demo: Summary, rollout: Summary) -> None:
+    note = "figures: of all traffic"
+    assert note in verdict_table(demo)
+    assert note not in verdict_table(rollout)
+
+
+# --- Values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("show", "value", "shown"),
+    [
+        *((values.milliseconds, *pair) for pair in ((0, "0 ms"), (0.8412, "0.841 ms"), (84.25, "84.2 ms"))),
+        *((values.milliseconds, *pair) for pair in ((999.7, "1 s"), (8412.3, "8.41 s"), (123456, "123 s"))),
+        *((values.span, *pair) for pair in ((90, "90 s"), (125, "2 min 5 s"), (1260, "21 min"), (5400, "1 h 30 min"))),
+        (values.label, "noninferiority p99_ttft", "non-inferiority p99 TTFT"),
+        (values.label, "slo p99_9_max_itl", "SLO p99.9 max ITL"),
+        (values.text, "\x1b[31mred\x07\ud800", "[31mred"),
+        (values.text, "com\u202epiled\u2066", "compiled"),  # would show as another name
+        *(
+            (values.fine_ratio, *pair)
+            for pair in ((1.0034, "×1.003"), (0.9996, "×1.000"), (12.3, "×12.3"), (None, "–"))
+        ),
+    ],
+)
+def test_values_read_well(show: Any, value: Any, shown: str) -> None:
+    assert show(value) == shown
+
+
+def test_intervals_and_ratios_read_well() -> None:
+    assert (values.interval(0.5, None), values.interval(None, None)) == ("[0.50, –]", "–")
+    assert values.quantity(1.0959, "ratio") != values.quantity(1.1, "ratio"), "a near miss does not look like a tie"
+
+
+@pytest.mark.parametrize("nothing", [None, math.nan, math.inf, -math.inf, "", {}, []])
+def test_nothing_reads_as_a_dash(nothing: object) -> None:
+    shows = (values.text, values.figure, values.count, values.milliseconds, values.column_ms, values.seconds)
+    shows += (
+        values.fine_ratio,
+        values.span,
+        values.percent,
+        values.ratio,
+        values.rate,
+        values.probability,
+        values.byte_size,
+    )
+    for show in (*shows, values.verdict, values.moment, values.first_line):
+        assert show(nothing) == "–"
+    for unit in (*values.UNITS, None, "parsec"):
+        assert values.quantity(nothing, unit) == "–"
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, min_value=1e-3, max_value=1e12))
+def test_figures_are_within_half_a_percent(value: float) -> None:
+    assert float(values.figure(value).replace(",", "")) == pytest.approx(value, rel=0.0051)
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "shown"),
+    [
+        ("the control compiled nothing", 28, "the control compiled nothing"),
+        ("the control, which compiled nothing", 16, "the control…"),
+        ("x" * 20, 10, "x" * 9 + "…"),
+        ("a " + "x" * 20, 10, "a " + "x" * 7 + "…"),
+    ],
+)
+def test_a_long_line_ends_after_a_word(text: str, most: int, shown: str) -> None:
+    assert values.first_line(text, most) == shown
+
+
+@given(
+    st.recursive(st.none() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+)
+@settings(max_examples=30)
+def test_clean_leaves_only_what_json_can_hold(value: object) -> None:
+    def finite(item: object) -> bool:
+        if isinstance(item, dict):
+            return all(finite(inner) for inner in item.values())
+        if isinstance(item, list):
+            return all(finite(inner) for inner in item)
+        return not isinstance(item, float) or math.isfinite(item)
+
+    assert finite(values.clean(value))
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "show", "shown"),
+    [
+        (0, "stall", str, "0 stalls"),
+        (1, "process", str, "1 process"),
+        (2, "process", str, "2 processes"),
+        (2, "entry", str, "2 entries"),
+        (2, "day", str, "2 days"),
+        (1.0, "request", "{:g}".format, "1 request"),
+        (12345, "request", "{:,}".format, "12,345 requests"),
+        (1.02, "minute", "{:.2g}".format, "1 minute"),  # the number that is shown decides
+    ],
+)
+def test_one_is_singular_and_all_else_plural(number: float, noun: str, show: Any, shown: str) -> None:
+    assert counted(number, noun, show) == shown
