@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from scipy import stats
 
 from analysis.blackbox import view as module
 from analysis.blackbox.agreement import agreement_of, is_explained
-from analysis.blackbox.calls import Evidence, calls
-from analysis.blackbox.firstseen import SlowFirst, more_than_chance, shapes_of, slow_first
+from analysis.blackbox.firstseen import SlowFirst, shapes_of, slow_first
 from analysis.blackbox.partial import partial_stalls
-from analysis.blackbox.prefills import Prefills, Work
 from analysis.blackbox.stalls import COMPILE, HOST, UNKNOWN, WORK, Stall, look
 from analysis.blackbox.view import Outside, outside_of
 from analysis.records.requests import Requests, requests_of
@@ -124,7 +121,7 @@ def test_too_little_traffic_is_not_watched() -> None:
         assert math.isnan(watches[0].detectable_s)
 
 
-@pytest.mark.parametrize(("third_held", "found"), [(False, 1), (True, 0)], ids=["a part", "all"])
+@pytest.mark.parametrize(("third_held", "found"), [(False, 1), (True, 0)])
 def test_requests_that_stop_while_others_continue_are_a_partial_stall(third_held: bool, found: int) -> None:
     times = np.arange(0.1, 6.0, 0.02)
     rows = []
@@ -154,52 +151,22 @@ def requests(lengths: list[int | None], waits_s: list[float] | None = None, **co
 
 def test_a_shape_is_new_once_for_each_replica_and_each_start() -> None:
     assert shapes_of(requests([5, 7, 5, None, 9]), "a").new.tolist() == [True, True, False, False, True]
-    padded = shapes_of(requests([5, 7, 12, 40]), "a", ladder=(8, 16))
-    assert padded.shape.tolist() == [8, 8, 16, 40], "a prompt beyond the last bucket keeps its length"
-    assert padded.new.tolist() == [True, False, True, True]
+    assert shapes_of(requests([5, 7, 12, 40]), "a", ladder=(8, 16)).shape.tolist() == [8, 8, 16, 40]
     replicas = requests([5, 5, 5, 5], replica=["x", "y", "x", "y"])
     assert shapes_of(replicas, "a").new.tolist() == [True, True, False, False]
-    trials = requests([5, 5], trial=[1, 2])
-    assert shapes_of(trials, "a").new.tolist() == [True, True]
-    assert shapes_of(trials, "a", lives=np.zeros(2, dtype=np.int64)).new.tolist() == [True, False]
+    assert shapes_of(requests([5, 5], trial=[1, 2]), "a").new.tolist() == [True, True]
 
 
-def test_equal_chances_give_the_binomial_test() -> None:
-    expected = stats.binomtest(4, 6, 0.1, alternative="greater").pvalue
-    assert more_than_chance(np.arange(6) < 4, np.full(6, 0.1)) == pytest.approx(expected)
-    assert more_than_chance(np.ones(5, dtype=bool), np.ones(5)) == 1.0
-
-
-@pytest.mark.parametrize(("factor", "found"), [(3.0, True), (1.0, False)])
-def test_slower_first_requests_of_a_shape_are_found(factor: float, found: bool) -> None:
+def test_slower_first_requests_of_a_shape_are_found() -> None:
     rng = np.random.default_rng(2)
     lengths = (100 * rng.integers(1, 31, 300)).tolist()
     waits = (0.1 * np.exp(0.3 * rng.standard_normal(300))).tolist()
-    for length in set(lengths):
-        waits[lengths.index(length)] *= factor
-    made = requests(lengths, waits)
-    slow = slow_first(made, shapes_of(made, "a"), NEVER, rng=np.random.default_rng(0))
-    assert (slow.p_value < 1e-6) is found
-
-
-@pytest.mark.parametrize(
-    ("new", "others", "empty", "called"),
-    [(4, 0, 0, 4), (3, 3, 0, 0), (40, 2, 0, 40), (0, 0, 0, 0), (4, 0, 8, 0)],
-)
-def test_stalls_are_called_compiles_where_little_else_stalls(new: int, others: int, empty: int, called: int) -> None:
-    """Stalls of 3 s that began with first-seen shapes, others that began with known ones, and with no request."""
-    count = new + others + empty
-    begun = np.arange(count) < new + others
-    evidence = Evidence(
-        new=np.arange(count) < new,
-        begun=begun,
-        beyond=np.ones(count, dtype=np.bool_),
-        seconds=np.full(count, 3.0),
-        chance=np.where(begun, 0.2 if others else 0.1, 0.0),
-        chance_as_long=np.full(count, 0.6),
-        longest=np.full(count, 0.5),
-    )
-    assert calls(evidence)[0].tolist() == [True] * called + [False] * (count - called)
+    for factor, found in ((1.0, False), (3.0, True)):
+        for length in set(lengths):
+            waits[lengths.index(length)] *= factor
+        made = requests(lengths, waits)
+        slow = slow_first(made, shapes_of(made, "a"), NEVER, rng=np.random.default_rng(0))
+        assert (slow.p_value < 1e-6) is found
 
 
 def stall(start_s: float = 10.0, seconds: float = 2.0, **changes: Any) -> Stall:
@@ -213,13 +180,12 @@ def stall(start_s: float = 10.0, seconds: float = 2.0, **changes: Any) -> Stall:
     ("stalls", "causes"),
     [
         ([stall()] * 4 + [stall(trigger=-1, shape=-1)], [COMPILE] * 4 + [UNKNOWN]),
-        ([stall(chance_new=0.8)] * 6, [UNKNOWN] * 6),
+        ([stall(chance_new=0.8)] * 6, [UNKNOWN] * 6),  # every shape is new
         ([stall()], [UNKNOWN]),
         ([stall(chance_new=0.002)], [COMPILE]),
         ([stall(chance_new=0.01, cause=cause) for cause in (HOST, WORK)], [HOST, WORK]),
         ([], []),
     ],
-    ids=["unlikely shapes", "every shape is new", "one", "one rare", "host and work", "none"],
 )
 def test_stalls_with_unlikely_first_seen_shapes_are_compiles(
     monkeypatch: pytest.MonkeyPatch, stalls: list[Stall], causes: list[str]
@@ -229,14 +195,6 @@ def test_stalls_with_unlikely_first_seen_shapes_are_compiles(
     found = outside_of(made, {"a": shapes_of(made, "a")}, rng=np.random.default_rng(0))["a"]
     assert [one.cause for one in found.stalls] == causes
     assert found.recompiles == (COMPILE in causes)
-
-
-def test_work_explains_a_stall_as_long_as_prompts_of_its_length_take() -> None:
-    tokens = np.arange(100.0, 3100.0, 50.0)
-    work = Work.of(Prefills(tokens=tokens, seconds=tokens * 1e-3, new=np.zeros(len(tokens), np.bool_)), [])
-    assert [work.explains(*asked) for asked in ((2000, 2.0), (2000, 4.0), (200, 2.0))] == [True, False, False]
-    few = Prefills(tokens=tokens[:4], seconds=tokens[:4], new=np.zeros(4, np.bool_))
-    assert Work.of(few, []).at_most_s(500) == math.inf
 
 
 # --- Beside telemetry -------------------------------------------------------------------------------------------------
@@ -264,11 +222,10 @@ def test_stalls_that_overlap_compiles_agree_with_telemetry() -> None:
         ([event(10.0, 3.0)], True),
         ([event(11.2, 1.8)], True),
         ([event(12.0, 1.0)], False),
-        ([event(10.0, 1.0), event(11.0, 0.8, serving=False)], True),
+        ([event(10.0, 1.0), event(11.0, 0.8, serving=False)], True),  # two, one of a warm-up
         ([event(10.0, 3.0, kind="background_compile")], False),
         ([event(5.0, 3.0)], False),
     ],
-    ids=["none", "all of it", "more than half", "less", "two, one of a warm-up", "in the background", "before it"],
 )
 def test_a_stall_is_explained_by_compiles_that_last_for_most_of_it(events: list[CompileEvent], explained: bool) -> None:
     assert is_explained(stall(10.0, 3.0), events) is explained

@@ -23,35 +23,33 @@ def refused(call: Callable[..., object], *arguments: Any, **options: Any) -> str
 
 
 @pytest.mark.parametrize(
-    ("table", "words"),
+    ("key", "value", "words"),
     [
-        ({"margin": "wide"}, "gates.margin is 'wide'"),
-        ({"margin": True}, "gates.margin is True"),
-        ({"margin": -0.1}, "gates.margin is -0.1: give a value from 0 to 10"),
-        ({"margin": math.nan}, "gates.margin is nan"),
-        ({"max_recompiles": math.inf}, "gates.max_recompiles"),
-        ({"max_error_pct": 101.0}, "gates.max_error_pct is 101"),
-        ({"alpha": 0.0}, "gates.alpha"),
-        ({"metrics": "ttft"}, "gates.metrics"),
-        ({"metrics": []}, "gates.metrics"),
-        ({"metrics": ["speed"]}, "gates.metrics holds 'speed': use ttft"),
-        ({"metrics": ["e2e", "e2e"]}, "gates.metrics is ['e2e', 'e2e']"),
-        ({"quantile": 1.0}, "gates.quantile"),
-        ({"quantile": 0.9, "quantiles": [0.9]}, "keep quantiles"),
-        ({"quantiles": [0.3]}, "gates.quantiles is 0.3: give a value from 0.5"),
-        ({"quantiles": []}, "gates.quantiles is []"),
-        ({"quantiles": [0.9, 0.9]}, "gates.quantiles is [0.9, 0.9]"),
-        ({"min_blocks": 1}, "gates.min_blocks"),
-        ({"margins": {"ttft": -1.0}}, "gates.margins.ttft is -1"),
-        ({"margins": {"tpot": 0.1}}, "gates.margins.tpot"),
-        ({"method": "guess"}, "gates.method is 'guess': use label swap"),
-        ({"cold": 3}, "gates.cold is 3: give a table"),
-        ({"cold": {"max_errors": 3}}, "gates.cold.max_errors is unknown"),
-        ({"cold": {"max_stall_s": "x"}}, "gates.cold.max_stall_s is 'x'"),
+        *(("margin", value, f"gates.margin is {value!r}") for value in ("wide", True, math.nan)),
+        ("margin", -0.1, "gates.margin is -0.1: give a value from 0 to 10"),
+        ("max_recompiles", math.inf, "gates.max_recompiles"),
+        ("max_error_pct", 101.0, "gates.max_error_pct is 101"),
+        ("alpha", 0.0, "gates.alpha"),
+        *(("metrics", value, "gates.metrics") for value in ("ttft", [], ["e2e", "e2e"])),
+        ("metrics", ["speed"], "gates.metrics holds 'speed': use ttft"),
+        ("quantile", 1.0, "gates.quantile"),
+        *(("quantiles", value, f"gates.quantiles is {value}") for value in ([], [0.9, 0.9])),
+        ("quantiles", [0.3], "gates.quantiles is 0.3: give a value from 0.5"),
+        ("min_blocks", 1, "gates.min_blocks"),
+        ("margins", {"ttft": -1.0}, "gates.margins.ttft is -1"),
+        ("margins", {"tpot": 0.1}, "gates.margins.tpot"),
+        ("method", "guess", "gates.method is 'guess': use label swap"),
+        ("cold", 3, "gates.cold is 3: give a table"),
+        ("cold", {"max_errors": 3}, "gates.cold.max_errors is unknown"),
+        ("cold", {"max_stall_s": "x"}, "gates.cold.max_stall_s is 'x'"),
     ],
 )
-def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(table: dict[str, Any], words: str) -> None:
-    assert words in refused(GateLimits.from_table, table)
+def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(key: str, value: Any, words: str) -> None:
+    assert words in refused(GateLimits.from_table, {key: value})
+
+
+def test_one_quantile_and_several_are_not_given_together() -> None:
+    assert "keep quantiles" in refused(GateLimits.from_table, {"quantile": 0.9, "quantiles": [0.9]})
 
 
 def test_every_number_has_a_range() -> None:
