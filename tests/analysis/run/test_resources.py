@@ -13,7 +13,7 @@ from analysis.run.decode_floor import FEWEST, decode_floor
 from analysis.run.energy import energy_of
 from analysis.run.memory import memory_of
 from analysis.run.run import Run
-from analysis.run.server_load import LoadSamples, Meanwhile, meanwhile
+from analysis.run.server_load import LoadSamples, meanwhile
 from tests.fakes.resources import GIB, sample, tell
 from tests.fakes.runs import SECOND, FakeRun, start_of, write_run
 
@@ -209,47 +209,36 @@ def test_there_is_no_floor_for(tmp_path, devices, weights):
 NAN = np.nan
 
 
-def samples(arm="vllm", replica="vllm-0", trial=1, **columns):
+def samples(*, arm="vllm", replica="vllm-0", trial=1, **columns):
     """One a second from 1 s on."""
-    count = len(next(iter(columns.values())))
-    every = {name: np.full(count, NAN) for name in ("running", "waiting", "cache_pct", "preemptions")}
+    every = {name: np.full(5, NAN) for name in ("running", "waiting", "cache_pct", "preemptions")}
     every |= {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
-    at_ns = SECOND * np.arange(1, count + 1, dtype=np.int64)
-    return LoadSamples(trial=trial, arm=arm, replica=replica, at_ns=at_ns, **every)
+    return LoadSamples(trial=trial, arm=arm, replica=replica, at_ns=SECOND * np.arange(1, 6), **every)
 
 
 def between(start_s, end_s, *given):
-    return meanwhile(given, arm="vllm", trial=1, start_ns=int(start_s * SECOND), end_ns=int(end_s * SECOND))
+    found = meanwhile(given, arm="vllm", trial=1, start_ns=int(start_s * SECOND), end_ns=int(end_s * SECOND))
+    return found and (found.running, found.waiting, found.cache_pct, found.preemptions)
 
 
-LOADED = samples(
-    running=[1, 2, 9, 4, 5], waiting=[0, 0, 3, 7, 0], cache_pct=[9, 20, 30, 20, 99], preemptions=[9, 1, 0, 2, 4]
-)
-BUSY = Meanwhile(running=9, waiting=7, cache_pct=30, preemptions=2)
+LOADED = {"running": [1, 2, 9, 4, 5], "waiting": [0, 0, 3, 7, 0], "cache_pct": [9, 20, 30, 20, 99]}
 
 
 @pytest.mark.parametrize(
     ("start_s", "end_s", "found"),
     [
-        (2.4, 3.6, BUSY),  # with the samples just around it: what rose until 2 s was before
-        (3.1, 3.2, BUSY),
-        (0.0, 9.0, Meanwhile(running=9, waiting=7, cache_pct=99, preemptions=7)),
+        (2.4, 3.6, (9, 7, 30, 2)),  # with the samples just around it: what rose until 2 s was before
+        (3.1, 3.2, (9, 7, 30, 2)),
+        (0.0, 9.0, (9, 7, 99, 7)),
         (-9, -2, None),  # far from every sample
         (8.1, 9, None),
     ],
 )
 def test_the_load_of_a_stretch_is_the_most_that_was_sampled(start_s, end_s, found):
-    assert between(start_s, end_s, LOADED) == found
+    assert between(start_s, end_s, samples(**LOADED, preemptions=[9, 1, 0, 2, 4])) == found
 
 
-def test_load_that_no_page_shows_is_unknown_and_not_zero():
-    found = between(1, 3, samples(waiting=[0, NAN, 0], preemptions=[NAN, NAN, NAN]))
-    assert found == Meanwhile(running=None, waiting=0, cache_pct=None, preemptions=None)
-
-
-def test_loads_of_replicas_add_up_and_the_fullest_cache_counts():
-    first = samples(running=[1, 2], cache_pct=[10, 90], preemptions=[NAN, 1])
-    second = samples(replica="vllm-1", running=[5, 1], cache_pct=[20, 20], preemptions=[NAN, 2])
-    others = samples(arm="sglang", running=[99, 99]), samples(trial=2, running=[99, 99])
-    found = between(1, 2, first, second, *others)
-    assert found == Meanwhile(running=7, waiting=None, cache_pct=90, preemptions=3)
+def test_load_of_replicas_adds_up_and_what_no_page_shows_is_unknown():
+    own = samples(**LOADED), samples(**{**LOADED, "cache_pct": [0] * 5}, replica="vllm-1")
+    others = samples(**LOADED, arm="sglang"), samples(**LOADED, trial=2)
+    assert between(1, 2, *own, *others) == (18, 6, 30, None)

@@ -178,43 +178,27 @@ def test_machines_stand_in_order_of_their_first_trial(ran_on, names, codes, tmp_
 
 # --- Stretches of equal weights ---------------------------------------------------------------------------------------
 
-HALF = {"eager": 1, "compiled": 1}
-
-
-def reweighted(path, **weights):
-    """A run of two trials, whose weights change 300 s into the second."""
-    directory = write_run(path / "run", FakeRun(design="split", duration_s=600, rate=4, gates={"draws": 99}, trials=2))
-    at_ns = start_of(2) + 300 * SECOND
-    append(directory, WeightChange(at_ns=start_of(2) - SECOND, weights=HALF, why="as configured", trial=2))
-    change = WeightChange(
-        at_ns=at_ns, done_ns=at_ns + SECOND, weights=weights, why="it was otherwise", action=BY_HAND, trial=2
-    )
-    append(directory, change)
-    return Run.of(read_run(directory))
-
-
-def test_requests_around_a_change_of_weights_are_of_neither_stretch(tmp_path):
-    run = reweighted(tmp_path, eager=3, compiled=1)
-    first, before, after = weight_stretches(run)
-    assert (first.weights, before.weights, after.weights) == (HALF, HALF, {"eager": 3, "compiled": 1})
-    sent, trial = run.requests.sent_ns, run.requests.trial
-    assert set(trial[first.rows]) == {1}
-    assert sent[before.rows].max() < start_of(2) + 299.75 * SECOND
-    assert sent[after.rows].min() >= start_of(2) + 301 * SECOND
-    assert 0 < len(run.requests) - sum(int(item.rows.sum()) for item in (first, before, after)) < 30
-    changes = analyze(run.records.directory)["weights"]["changes"]
-    assert [(row["action"], row["offset_s"], row["trial"]) for row in changes] == [
-        ("start", -1, 2),
-        ("set by hand", 300, 2),
-    ]
-
 
 @pytest.mark.parametrize(("eager", "compiled", "ok"), [(2, 2, True), (9, 1, False)])
-def test_a_stretch_that_does_not_keep_its_weights_is_a_fault(eager, compiled, ok, tmp_path):
-    checks = judge(reweighted(tmp_path, eager=eager, compiled=compiled)).checks
-    (check,) = [item for item in checks if item.check == "sample ratio"]
+def test_each_stretch_of_requests_is_held_to_its_weights(eager, compiled, ok, tmp_path):
+    directory = write_run(tmp_path, FakeRun(design="split", duration_s=600, rate=4, gates={"draws": 99}, trials=2))
+    at_ns, half, later = start_of(2) + 300 * SECOND, {"eager": 1, "compiled": 1}, {"eager": eager, "compiled": compiled}
+    append(directory, WeightChange(at_ns=start_of(2) - SECOND, weights=half, why="as configured", trial=2))
+    change = WeightChange(at_ns=at_ns, done_ns=at_ns + SECOND, weights=later, why="other", action=BY_HAND, trial=2)
+    append(directory, change)
+    run = Run.of(read_run(directory))
+    first, before, after = weight_stretches(run)
+    assert (first.weights, before.weights, after.weights) == (half, half, later)
+    sent, trial = run.requests.sent_ns, run.requests.trial
+    assert set(trial[first.rows]) == {1}
+    assert sent[before.rows].max() < at_ns - SECOND / 4
+    assert sent[after.rows].min() >= at_ns + SECOND, "requests around the change are of neither stretch"
+    assert 0 < len(run.requests) - sum(int(item.rows.sum()) for item in (first, before, after)) < 30
+    (check,) = [item for item in judge(run).checks if item.check == "sample ratio"]
     assert check.ok is ok
     assert ("stretch 3" in check.reason) is not ok
+    changes = analyze(directory)["weights"]["changes"]
+    assert [(row["action"], row["offset_s"]) for row in changes] == [("start", -1), ("set by hand", 300)]
 
 
 @pytest.mark.parametrize(

@@ -100,24 +100,22 @@ def test_facts_that_no_replica_reported_are_unknown(tmp_path: Path, content: str
 
 # --- The spread of starts, and of traffic -----------------------------------------------------------------------------
 
-SEARCHING: dict[str, Any] = {"enabled": True, "mode": "default", "options": {"coordinate_descent_tuning": True}}
-AUTOTUNE: dict[str, Any] = {"enabled": True, "mode": "max-autotune"}
-OPTION: dict[str, Any] = {"enabled": True, "mode": "default", "options": {"max_autotune_gemm": True}}
-OFF: dict[str, Any] = {**SEARCHING, "enabled": False}
-PLAIN: dict[str, Any] = {"enabled": True, "mode": "reduce-overhead", "options": {}}
+SEARCHING = {"enabled": True, "mode": "default", "options": {"coordinate_descent_tuning": True}}
+AUTOTUNE = {"enabled": True, "mode": "max-autotune"}
+OPTION = {"enabled": True, "mode": "default", "options": {"max_autotune_gemm": True}}
+PLAIN = {"enabled": True, "mode": "reduce-overhead", "options": {}}
+ONE, TWO, THREE = 0.01**2, (2 * 0.01**2 + 3 * 0.03**2) / 2, (0.01**2 + 0.01**2 + 0.03**2) / 2
 
 
 @pytest.mark.parametrize(
     ("policy", "tuned", "phase", "searching", "variance"),
     [
-        (SEARCHING, (1, 2, 3), "warmup", 3, (0.01**2 + 0.01**2 + 0.03**2) / 2),
-        (AUTOTUNE, (1, 2, 3), "warmup", 3, (0.01**2 + 0.01**2 + 0.03**2) / 2),
-        (OPTION, (1, 2, 3), "warmup", 3, (0.01**2 + 0.01**2 + 0.03**2) / 2),
-        (SEARCHING, (1,), "warmup", 1, (2 * 0.01**2 + 3 * 0.03**2) / 2),  # one search does not average its variance
-        (SEARCHING, (), "warmup", 0, 0.01**2),  # on a processor, or with an artifact
-        (PLAIN, (1, 2, 3), "warmup", 0, 0.01**2),  # a few settings, as always
-        (OFF, (1, 2, 3), "warmup", 0, 0.01**2),
-        (SEARCHING, (1, 2, 3), "serving", 0, 0.01**2),
+        *((policy, (1, 2, 3), "warmup", 3, THREE) for policy in (SEARCHING, AUTOTUNE, OPTION)),
+        (SEARCHING, (1,), "warmup", 1, TWO),  # one search does not average its variance
+        (SEARCHING, (), "warmup", 0, ONE),  # on a processor, or with an artifact
+        (PLAIN, (1, 2, 3), "warmup", 0, ONE),  # a few settings, as always
+        ({**SEARCHING, "enabled": False}, (1, 2, 3), "warmup", 0, ONE),
+        (SEARCHING, (1, 2, 3), "serving", 0, ONE),
     ],
 )
 def test_each_compile_that_searches_has_a_variance_of_its_own(
@@ -152,12 +150,8 @@ def test_a_longer_trial_knows_better_how_much_its_traffic_moved_it(blocks: int, 
     luck = luck_of_share(np.random.default_rng(1).random(len(block)) < 0.9, block)
     assert luck.degrees == degrees
     assert luck.spread == pytest.approx(np.sqrt(0.1 / 0.9 / len(block)), rel=1.5)
-
-
-def test_one_block_has_no_spread() -> None:
-    block = np.zeros(50, dtype=np.int64)
-    assert luck_of_share(block == 1, block).spread is None
-    assert luck_of_quantile(np.arange(1.0, 51.0), block, 0.5, 25.0).spread is None
+    one = np.zeros(50, dtype=np.int64)
+    assert luck_of_share(one == 1, one).spread is luck_of_quantile(np.arange(1.0, 51.0), one, 0.5, 25.0).spread is None
 
 
 # --- Compiles in the background ---------------------------------------------------------------------------------------
@@ -236,7 +230,5 @@ def test_the_map_loses_no_request_whatever_its_shape(tmp_path: Path) -> None:
     for row in found.arms:
         assert sum(cell.requests for cell in row.cells) == row.requests == 300 - row.unknown
         assert len({(cell.batch, cell.length) for cell in row.cells}) == len(row.cells)
-
-
-def test_a_run_without_shapes_has_no_map(tmp_path: Path) -> None:
-    assert shape_map(run_of(write_run(tmp_path / "run", replace(SHAPED, server_columns=False)))) is None
+    bare = write_run(tmp_path / "bare", replace(SHAPED, server_columns=False))
+    assert shape_map(run_of(bare)) is None
