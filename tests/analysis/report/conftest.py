@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
 
@@ -74,17 +73,15 @@ def nulls(demo: dict[str, Any]) -> dict[str, Any]:
     return _emptied(demo)
 
 
-@dataclass
 class Page(HTMLParser):
-    """Start tags with their attributes, and all text outside style and script."""
+    """Start tags with their attributes, scripts, and all text outside style and script."""
 
-    tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    scripts: list[str] = field(default_factory=list)
-    inside: str = ""
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.scripts: list[str] = []
+        self.inside = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -106,12 +103,8 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
     def find(self, tag: str, **attributes: str) -> list[dict[str, str | None]]:
-        return [
-            found
-            for name, found in self.tags
-            if name == tag
-            and all(found.get(key.rstrip("_").replace("_", "-")) == value for key, value in attributes.items())
-        ]
+        wanted = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
+        return [found for name, found in self.tags if name == tag and wanted.items() <= found.items()]
 
 
 @pytest.fixture
