@@ -142,13 +142,9 @@ def test_the_page_asks_the_network_for_nothing(demo: Summary, read_page: Reader)
     assert " style=" not in source
 
 
-@pytest.mark.parametrize(
-    "word",
-    ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "fetch(", "XMLHttpRequest", "import("],
-)
-def test_the_scripts_neither_fetch_nor_write_markup(word: str) -> None:
-    assert word not in bundle()
-    assert "</script" not in bundle().lower()
+def test_the_scripts_neither_fetch_nor_write_markup() -> None:
+    forbidden = r"(inner|outer|insertAdjacent)HTML|document\.write|eval\(|fetch\(|XMLHttpRequest|import\(|</script"
+    assert not re.search(forbidden, bundle(), re.IGNORECASE)
     assert all(template_text(name) for name in SCRIPTS)
 
 
@@ -180,20 +176,12 @@ def test_what_stands_between_backticks_is_code_and_no_markup(demo: Summary) -> N
 NO_NUMBERS = r"\b(None|nan|NaN|inf|null|undefined|Undefined)\b"
 
 
-def test_nulls_read_as_dashes(nulls: Summary, read_page: Reader) -> None:
-    page = read_page(html_report(nulls))
-    assert "–" in page.text
-    assert not re.search(NO_NUMBERS, page.text)
-
-
-@pytest.mark.parametrize(
-    "summary", [{}, {"arms": [], "events": [], "gates": []}, {"arms": None, "series": None, "design": 3}]
-)
-def test_an_empty_summary_still_makes_a_sensible_page(summary: Summary, read_page: Reader) -> None:
+@pytest.mark.parametrize("summary", [{}, {"arms": [], "gates": []}, {"arms": None, "series": None, "design": 3}])
+def test_an_empty_summary_still_makes_a_sensible_page(summary: Summary, nulls: Summary, read_page: Reader) -> None:
     text = read_page(html_report(summary)).text
     for part in ("No verdict", "No arm", "No gate was judged", "Nothing compiled", "No spike"):
         assert part in text
-    assert not re.search(NO_NUMBERS, text)
+    assert not re.search(NO_NUMBERS, text + read_page(html_report(nulls)).text)
 
 
 # --- Comparisons ------------------------------------------------------------------------------------------------------
@@ -209,20 +197,13 @@ def test_a_grid_for_each_arm_and_phase_has_a_cell_for_each_quantile(demo: Summar
     cells = [cell for grid in found for _, line in grid.lines for cell in line]
     assert {cell.verdict for cell in cells if not cell.gate} == {DASH}
     assert sum(cell.gate for cell in cells) == 4
+    row = next(row for row in demo["comparisons"] if row["gate"])
+    for low, high, tone in ((1.01, 1.2, "slower"), (0.8, 0.99, "faster"), (0.9, 1.1, ""), (None, None, "")):
+        row |= {"low": low, "high": high}
+        (cell,) = (cell for cell in comparing.grids(demo)[0].lines[0][1] if cell.gate)
+        assert cell.tone == tone, "only where its whole interval is"
     demo["comparisons"] = [row for row in demo["comparisons"] if row["phase"] != "cold"]
     assert {grid.phase for grid in comparing.grids(demo)} == {"steady", "all"}
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "tone"), [(1.01, 1.2, "slower"), (0.8, 0.99, "faster"), (0.9, 1.1, ""), (None, None, "")]
-)
-def test_a_cell_is_slower_only_where_its_whole_interval_is(
-    demo: Summary, low: float | None, high: float | None, tone: str
-) -> None:
-    row = next(row for row in demo["comparisons"] if row["gate"])
-    row |= {"low": low, "high": high}
-    (cell,) = (cell for cell in comparing.grids(demo)[0].lines[0][1] if cell.gate)
-    assert cell.tone == tone
 
 
 def test_the_ratio_beside_an_overall_quantile_is_that_of_all_traffic(demo: Summary, read_page: Reader) -> None:
@@ -311,7 +292,14 @@ def timed(**arms: list[Summary]) -> Summary:
     return {"arms": [{"name": name, "control": name == "eager", "time_parts": rows} for name, rows in arms.items()]}
 
 
-def test_bars_of_a_quantile_share_a_scale_and_the_control_is_first() -> None:
+def test_bars_of_a_quantile_share_a_scale_and_the_control_is_first(demo: Summary, read_page: Reader) -> None:
+    labels = [found["aria-label"] or "" for found in read_page(html_report(demo)).find("svg", class_="parts")]
+    assert len(labels) == 2 * len(demo["arms"])
+    assert all("compile stall" in text for text in labels)
+    assert "Where time goes" in markdown_report(demo)
+    for arm in demo["arms"]:
+        arm.pop("time_parts")
+    assert "Where time goes" not in html_report(demo) + markdown_report(demo)
     compiled = [parts(0.5, prefill=20.0, decode=30.0), parts(0.99, stall=1500.0, queue=5.0)]
     summary = timed(compiled=compiled, eager=[parts(0.5, prefill=40.0, decode=60.0)])
     drawn = bars(summary)
@@ -326,24 +314,11 @@ def test_bars_of_a_quantile_share_a_scale_and_the_control_is_first() -> None:
         assert bars(timed(eager=[unknown])) == {}
 
 
-def test_the_page_describes_each_bar_and_omits_the_section_without_them(demo: Summary, read_page: Reader) -> None:
-    labels = [found["aria-label"] or "" for found in read_page(html_report(demo)).find("svg", class_="parts")]
-    assert len(labels) == 2 * len(demo["arms"])
-    assert all("compile stall" in text for text in labels)
-    assert {text.split(": ")[0] for text in labels} == {arm["name"] for arm in demo["arms"]}
-    assert "Where time goes" in markdown_report(demo)
-    for arm in demo["arms"]:
-        arm.pop("time_parts")
-    assert "Where time goes" not in html_report(demo) + markdown_report(demo)
-
-
 # --- Load of external servers -----------------------------------------------------------------------------------------
 
 
 def test_the_load_of_a_server_is_in_both_reports_and_beside_a_spike(demo: Summary) -> None:
-    before = html_report(demo)
-    assert "Load of external arms" not in before
-    assert "server_load" not in json.dumps(chart_data(demo))
+    assert "Load of external arms" not in html_report(demo)
     columns = {"running": [3.0, 8.0], "waiting": [0.0, 31.0], "cache_pct": [40.0, 99.5], "preemptions": [None, 3.0]}
     arm = {"arm": "compiled-padded", "most_running": 8, "most_waiting": 31, "most_cache_pct": 99.5, "preemptions": 3}
     arm |= {"answered": 299, "failed": 1, "late": 0, "why": "HTTPError: 503 <b>"}
@@ -355,11 +330,8 @@ def test_the_load_of_a_server_is_in_both_reports_and_beside_a_spike(demo: Summar
     assert server_load.beside(demo["spikes"][0]) == "8 running, 31 waiting, cache 99.5 %, 1 preemption"
     assert server_load.beside(demo["spikes"][1]) == "–"
     page = html_report(demo)
-    assert 'data-chart="serverLoad"' in page
     assert "31 waiting, cache 99.5" in page
     assert "503 <b>" not in page
     assert "Load of external arms" in markdown_report(demo)
-    load = chart_data(demo)["server_load"]
-    [drawn] = load["rows"]
-    assert (load["bin_s"], drawn["trial"], drawn["arm"], drawn["label"]) == (1.0, 1, 1, "compiled-padded-0")
-    assert drawn["preemptions"] == [None, 3.0]
+    [drawn] = chart_data(demo)["server_load"]["rows"]
+    assert (drawn["arm"], drawn["label"], drawn["preemptions"]) == (1, "compiled-padded-0", [None, 3.0])
