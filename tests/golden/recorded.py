@@ -55,7 +55,7 @@ MASK = (
     f"0/0: {MISMATCH} index 1. expected 52, actual 64"
 )
 ROTARY = "1/1: L['position_ids'].size()[0] <= 4  # rotary = self.rotary_emb(hidden, position_ids)"
-CACHE = "0/2: L['input_ids'].size()[1] <= 160  # self.cache.update(keys, values, rows)"
+UPDATE = "0/2: L['input_ids'].size()[1] <= 160  # self.cache.update(keys, values, rows)"
 HEADS = (
     "1/2: Eq(s0, 8): duck-shaped with the number of heads (8); guard added by "
     "`assert hidden.shape[0] != self.num_heads` in attention forward"
@@ -77,7 +77,7 @@ NAIVE = FakeArm(
             (21.87, 3.25, "prefill [1, 64] (mark_dynamic)", MASK),
             (33.4, 5.21, "decode [3, 1]", f"1/0: {MISMATCH} index 0. expected 2, actual 3"),
             (47.02, 4.17, "decode [5, 1]", ROTARY),
-            (61.55, 6.43, "prefill [1, 192]", CACHE),
+            (61.55, 6.43, "prefill [1, 192]", UPDATE),
             (77.2, 3.13, "decode [8, 1]", HEADS),
         )
     ],
@@ -96,27 +96,11 @@ BUCKETED = FakeArm(
     ),
 )
 
+_SHARED: dict[str, Any] = {"rate": 2.0, "slo": SLO, "environment": ENVIRONMENT}
 RUNS = {
-    "demo": FakeRun(
-        name="demo",
-        seed=20231116,
-        arms=(EAGER, PADDED, NAIVE),
-        duration_s=90.0,
-        rate=2.0,
-        slo=SLO,
-        environment=ENVIRONMENT,
-        lag_ms=2.4,
-    ),
+    "demo": FakeRun(name="demo", seed=20231116, arms=(EAGER, PADDED, NAIVE), duration_s=90.0, lag_ms=2.4, **_SHARED),
     "rollout": FakeRun(
-        name="rollout",
-        seed=7,
-        arms=(EAGER, BUCKETED),
-        duration_s=420.0,
-        trials=2,
-        rate=2.0,
-        slo=SLO,
-        environment=ENVIRONMENT,
-        lag_ms=2.1,
+        name="rollout", seed=7, arms=(EAGER, BUCKETED), duration_s=420.0, trials=2, lag_ms=2.1, **_SHARED
     ),
 }
 

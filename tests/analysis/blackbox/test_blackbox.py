@@ -69,8 +69,7 @@ def test_a_stall_of_one_arm_is_seen_from_its_begin_to_its_end() -> None:
     assert stall.seconds == pytest.approx(3.0, abs=0.05)
     assert requests.prompt_tokens[stall.trigger] == stall.shape == 9000
     assert 14 <= stall.requests.size <= 18  # four in flight and twelve that come meanwhile
-    assert watches[0].detectable_s < 0.5
-    assert watches[0].witnesses == 1
+    assert (watches[0].detectable_s < 0.5, watches[0].witnesses) == (True, 1)
 
 
 STOP = (60.0, 2.0)
@@ -102,6 +101,7 @@ def test_a_prompt_that_takes_as_long_on_the_other_arm_is_work() -> None:
 def test_silence_with_nothing_in_flight_is_no_stall() -> None:
     rows = [row for row in served("new") if not at(50.0) < row["scheduled_ns"] < at(80.0)]
     assert seen(rows, served("old"))[1] == []
+    assert math.isnan(seen(rows[:1], served("old"))[2][0].detectable_s), "too little traffic"
 
 
 def test_a_server_that_never_answers_again_stalls_until_its_clients_stop_waiting() -> None:
@@ -112,13 +112,6 @@ def test_a_server_that_never_answers_again_stalls_until_its_clients_stop_waiting
             row["end_ns"] = row["scheduled_ns"] + 30 * S
     (stall,) = seen(rows, served("old"))[1]
     assert stall.seconds > 30.0
-
-
-def test_too_little_traffic_is_not_watched() -> None:
-    for rows in (served("new")[:1], served("new", token_ns=None)[:10]):
-        _, stalls, watches = seen(rows, served("old"))
-        assert stalls == []
-        assert math.isnan(watches[0].detectable_s)
 
 
 @pytest.mark.parametrize(("third_held", "found"), [(False, 1), (True, 0)])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
+from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
@@ -37,19 +37,18 @@ def sharing(demo: dict[str, Any]) -> dict[str, Any]:
     return demo
 
 
-def _renamed(value: Any) -> Any:
-    """`value` with the failing arm's name replaced by markup, in keys and values."""
+def changed(value: Any, change: Callable[[Any], Any], *, keys: bool = False) -> Any:
+    """`value` with each of its innermost values changed, and its keys too if asked for."""
     if isinstance(value, dict):
-        return {_renamed(key): _renamed(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_renamed(item) for item in value]
-    return value.replace("compiled-naive", HOSTILE) if isinstance(value, str) else value
+        return {change(key) if keys else key: changed(item, change, keys=keys) for key, item in value.items()}
+    return [changed(item, change, keys=keys) for item in value] if isinstance(value, list) else change(value)
 
 
 @pytest.fixture
 def hostile(demo: dict[str, Any]) -> dict[str, Any]:
     """The demo with markup as an arm's name, as guard reasons, shapes, request ids, gate reasons and the run's name."""
-    summary = _renamed(copy.deepcopy(demo))
+    naive = "compiled-naive"
+    summary = changed(demo, lambda item: item.replace(naive, HOSTILE) if isinstance(item, str) else item, keys=True)
     summary["name"] = summary["headline"] = HOSTILE
     for event in summary["events"]:
         event["reason"] = event["shape"] = event["kind"] = HOSTILE
@@ -59,18 +58,10 @@ def hostile(demo: dict[str, Any]) -> dict[str, Any]:
     return summary
 
 
-def _emptied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _emptied(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_emptied(item) for item in value]
-    return value if isinstance(value, str) else None
-
-
 @pytest.fixture
 def nulls(demo: dict[str, Any]) -> dict[str, Any]:
     """The demo with null for every number and every bool."""
-    return _emptied(demo)
+    return changed(demo, lambda item: item if isinstance(item, str) else None)
 
 
 class Page(HTMLParser):

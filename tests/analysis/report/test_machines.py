@@ -14,7 +14,7 @@ from analysis.report.joined import head, ratios, runs
 from analysis.report.reading import device, side_by_side
 from analysis.report.resources import memory_events
 from analysis.summary.summary import analyze
-from tests.analysis.report.conftest import HOSTILE
+from tests.analysis.report.conftest import HOSTILE, changed
 from tests.fakes.beds import FIGURES, FakeBed, Trouble
 from tests.fakes.resources import GIB, sample, tell
 from tests.fakes.runs import FakeRun, write_run
@@ -56,6 +56,8 @@ def test_every_report_says_in_a_line_whether_the_machines_were_quiet(made: Make,
     for report in REPORTS:
         assert "Quiet: 2 × NVIDIA H200, clocks 1,980 MHz" in first_screen(report, made(FakeBed()))
         assert "Not watched" in first_screen(report, demo)
+    for trials, words in ((1, "One trial"), (2, "From 2 trials that is a guess")):
+        assert words in html_report(made(FakeBed(), trials)), "how the figures vary"
     assert 'id="bed"' not in html_report(demo)
 
 
@@ -119,23 +121,11 @@ def test_references_show_the_change_and_how_unlike_the_processors_are(made: Make
         assert part in report
 
 
-def test_few_trials_know_little_of_the_variation(made: Make) -> None:
-    assert "One trial" in html_report(made(FakeBed(), 1))
-    assert "From 2 trials that is a guess" in html_report(made(FakeBed()))
-
-
-def renamed(value: Any) -> Any:
-    kept = ("device", "host", "arm", "eager", "compiled", "p99_ttft_ms", "before", "after")
-    if isinstance(value, dict):
-        return {key: renamed(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [renamed(item) for item in value]
-    return HOSTILE if isinstance(value, str) and value not in kept else value
-
-
 def test_names_of_machines_are_data_and_no_markup(made: Make, read_page: Callable[[str], Any]) -> None:
+    kept = ("device", "host", "arm", "eager", "compiled", "p99_ttft_ms", "before", "after")
     summary = made(DISTURBED)
-    summary = {**summary, "bed": renamed(summary["bed"])}
+    bed = changed(summary["bed"], lambda item: HOSTILE if isinstance(item, str) and item not in kept else item)
+    summary = {**summary, "bed": bed}
     page = read_page(html_report(summary))
     assert len(page.scripts) == 2
     assert HOSTILE in page.text
@@ -217,15 +207,15 @@ def test_the_device_is_that_of_the_arms(joined: Summary) -> None:
     card = "NVIDIA H100 80GB HBM3"
     joined["environment"]["gpus"] = [f"{card}, 580.159.04"] * 4
     assert device(joined) == f"4 × {card}, 580.159.04", "without a watcher, those of the machine"
-    places = [(1, "run", "a", ["eager"]), (1, "run", "b", ["compiled-bucketed"]), (2, "run", "b", ["eager"])]
-    places += [(2, "run", "a", ["compiled-bucketed"]), (2, "run", "c", [])]
-    places += [(3, "run", "d", ["eager", "compiled-bucketed"]), (3, "worker", "e", ["eager"])]
-    keys = ("trial", "host", "identity", "arms")
-    devices = [dict(zip(keys, place, strict=True)) | {"model": card} for place in places]
-    machines = [{"trial": trial, "host": "run", "machine": "one" if trial < 3 else "two"} for trial in (1, 2, 3)]
+    places = [(1, "a", ["eager"]), (1, "b", ["compiled-bucketed"]), (1, "c", []), (2, "d", ["eager"])]
+    devices = [
+        {"trial": trial, "host": "run", "identity": identity, "arms": arms, "model": card}
+        for trial, identity, arms in places
+    ]
+    machines = [{"trial": trial, "host": "run", "machine": f"{trial}"} for trial in (1, 2)]
     joined["bed"] = {"machines": machines, "devices": devices}
     assert device(joined) == f"2 × {card}, 580.159.04"
-    joined["bed"]["devices"] = devices[-2:]
+    joined["bed"]["devices"] = devices[-1:]
     assert device(joined) == f"{card}, 580.159.04"
 
 

@@ -107,9 +107,6 @@ def test_events_have_rows_that_can_be_sorted_and_spikes_link_to_them(demo: Summa
     links = [link["href"] for link in page.find("a") if (link["href"] or "").startswith("#event-")]
     assert len(links) == len(demo["spikes"])
     assert all(page.find("tbody", id=link.removeprefix("#")) for link in links)
-
-
-def test_a_spike_reads_from_the_start_of_its_trial(demo: Summary) -> None:
     events = {event["event_id"]: event for event in demo["events"]}
     for shown, spike in zip(chart_data(demo)["spikes"], demo["spikes"], strict=True):
         event = events[spike["event_ids"][0]]
@@ -309,7 +306,6 @@ def test_bars_of_a_quantile_share_a_scale_and_the_control_is_first(demo: Summary
     assert lengths == pytest.approx([BAR_WIDTH, BAR_WIDTH / 2, BAR_WIDTH])
     (row,) = (row for row in table(summary).rows if row["Around"] == "p99 E2E")
     assert (row["E2E"], row["Queue"], row["Compile stall"]) == ("1.5 s", "5 ms", "1.5 s")
-    assert [width for _, _, width in bars(timed(eager=[parts(0.5)]))["p50 E2E"][0].segments] == [0.0] * 5
     for unknown in ({}, parts(0.5) | {"queue_ms": None}, {"quantile": 0.5}):
         assert bars(timed(eager=[unknown])) == {}
 

@@ -124,7 +124,7 @@ def rising(trial, at_s):
     return 1e6 + 100.0 * trial * (at_s + 10.0)
 
 
-def test_energy_is_the_rise_of_the_counter_from_the_first_request_to_the_last_answer(tmp_path):
+def test_energy_is_the_rise_of_the_counter_or_the_integral_of_power_from_first_request_to_last_answer(tmp_path):
     found = energy(tmp_path, {"energy_j": rising, "power_w": 90.0})
     assert found.obstacles == ()
     for item in found.trials:
@@ -132,10 +132,7 @@ def test_energy_is_the_rise_of_the_counter_from_the_first_request_to_the_last_an
         assert item.joules == pytest.approx(100.0 * item.trial * item.seconds, rel=1e-3)
         assert (item.requests, item.integrated) == (240, False)
         assert item.tokens > 240
-
-
-def test_power_is_integrated_where_a_card_counts_no_energy(tmp_path):
-    (first, _) = energy(tmp_path, {"power_w": lambda trial, at_s: 100.0 + at_s}).trials
+    (first, _) = energy(tmp_path / "power", {"power_w": lambda trial, at_s: 100.0 + at_s}).trials
     assert first.integrated
     assert first.joules == pytest.approx(100.0 * first.seconds + first.seconds**2 / 2, rel=0.01)
 

@@ -37,11 +37,6 @@ def load(path, run=SHORT, *, change=lambda info: None):
     return Run.of(read_run(directory))
 
 
-def test_the_control_comes_first(tmp_path):
-    run = load(tmp_path, replace(SHORT, arms=(EAGER, NAIVE, FakeArm(name="padded"))))
-    assert (run.control, run.treatments) == ("eager", ("naive", "padded"))
-
-
 def test_a_run_that_does_not_name_its_control_is_refused(tmp_path):
     pq.write_table(pa.table({"arm": ["a"], "end_ns": [5], "status": ["OK"]}), tmp_path / "requests.parquet")
     with pytest.raises(RecordError, match="control") as error:
@@ -58,16 +53,13 @@ def test_settings_that_differ_from_the_control_are_named(tmp_path):
     assert (run.differences("compiled"), run.differences("eager")) == (["model.dtype"], [])
 
 
-def test_the_ladder_of_lengths_is_that_of_the_trial(tmp_path):
-    def pads(info):
-        info["arms"][1]["config"]["engine"] = {"max_prompt_tokens": 512, "prefill_chunk": 128}
+def test_the_account_of_an_arm_has_its_ladder_and_the_replicas_without_final_counters(tmp_path):
+    def change(info):
+        info["final"] = {"eager-0": {"counters": {}}}
         info["arms"][1]["length_ladder"] = [128, 512]
 
-    assert load(tmp_path, change=pads).account("compiled").length_ladder == (128, 512)
-
-
-def test_a_replica_without_final_counters_is_silent(tmp_path):
-    run = load(tmp_path, change=lambda info: info.update(final={"eager-0": {"counters": {}}}))
+    run = load(tmp_path, change=change)
+    assert run.account("compiled").length_ladder == (128, 512)
     assert (run.account("eager").silent, run.account("compiled").silent) == ([], ["compiled-0"])
     assert load(tmp_path).account("compiled").silent == []
 
@@ -95,6 +87,7 @@ def test_a_trial_that_was_stopped_lasted_as_long_as_it_was_seen(tmp_path):
 
 def test_no_steady_request_is_cold_or_met_a_compile(tmp_path):
     run = load(tmp_path, replace(SHORT, arms=(EAGER, NAIVE)))
+    assert (run.control, run.treatments) == ("eager", ("naive",))
     rows = run.steady(np.ones(len(run.requests), dtype=bool), run.arms)
     windows = stall_windows(run.events, arm="naive", trial=1)
     assert 0 < len(rows) < np.count_nonzero(~run.cold)

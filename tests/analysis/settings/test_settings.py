@@ -48,16 +48,13 @@ def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(key: str, value:
     assert words in refused(GateLimits.from_table, {key: value})
 
 
-def test_one_quantile_and_several_are_not_given_together() -> None:
-    assert "keep quantiles" in refused(GateLimits.from_table, {"quantile": 0.9, "quantiles": [0.9]})
-
-
 def test_every_number_has_a_range() -> None:
     for item in fields(GateLimits):
         if item.name not in ("metrics", "quantiles", "margins", "cold", "method", "sequential"):
             assert refused(GateLimits, **{item.name: -1}).startswith(f"gates.{item.name} is -1")
     for item in fields(CompileBudget):
         assert refused(CompileBudget, **{item.name: -1}).startswith(f"gates.cold.{item.name} is -1")
+    assert "keep quantiles" in refused(GateLimits.from_table, {"quantile": 0.9, "quantiles": [0.9]})
 
 
 def test_limits_have_defaults_and_exceptions_by_metric_and_phase() -> None:
