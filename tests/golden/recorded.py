@@ -49,6 +49,17 @@ PADDED = FakeArm(
         cudagraph_skips={"no CUDA device": 2},
     ),
 )
+MISMATCH = "tensor 'input_ids' size mismatch at"
+MASK = (
+    "0/1: 16 <= L['input_ids'].size()[1]  # attn_mask = prepare_mask(input_ids, cache)\n"
+    f"0/0: {MISMATCH} index 1. expected 52, actual 64"
+)
+ROTARY = "1/1: L['position_ids'].size()[0] <= 4  # rotary = self.rotary_emb(hidden, position_ids)"
+UPDATE = "0/2: L['input_ids'].size()[1] <= 160  # self.cache.update(keys, values, rows)"
+HEADS = (
+    "1/2: Eq(s0, 8): duck-shaped with the number of heads (8); guard added by "
+    "`assert hidden.shape[0] != self.num_heads` in attention forward"
+)
 NAIVE = FakeArm(
     name="compiled-naive",
     ratio=0.95,
@@ -59,46 +70,17 @@ NAIVE = FakeArm(
             "house/modeling_house.py:87 in rotate: Unsupported Tensor.item() call": 2,
         },
     ),
-    compiles=(
-        Compile(
-            at_s=6.31,
-            seconds=8.95,
-            shape="prefill [1, 137]",
-            reason="0/0: tensor 'input_ids' size mismatch at index 1. expected 52, actual 137",
-        ),
-        Compile(
-            at_s=21.87,
-            seconds=3.25,
-            shape="prefill [1, 64] (mark_dynamic)",
-            reason="0/1: 16 <= L['input_ids'].size()[1]  # attn_mask = prepare_mask(input_ids, cache)\n"
-            "0/0: tensor 'input_ids' size mismatch at index 1. expected 52, actual 64",
-        ),
-        Compile(
-            at_s=33.4,
-            seconds=5.21,
-            shape="decode [3, 1]",
-            reason="1/0: tensor 'input_ids' size mismatch at index 0. expected 2, actual 3",
-        ),
-        Compile(
-            at_s=47.02,
-            seconds=4.17,
-            shape="decode [5, 1]",
-            reason="1/1: L['position_ids'].size()[0] <= 4  # rotary = self.rotary_emb(hidden, position_ids)",
-        ),
-        Compile(
-            at_s=61.55,
-            seconds=6.43,
-            shape="prefill [1, 192]",
-            reason="0/2: L['input_ids'].size()[1] <= 160  # self.cache.update(keys, values, rows)",
-        ),
-        Compile(
-            at_s=77.2,
-            seconds=3.13,
-            shape="decode [8, 1]",
-            reason="1/2: Eq(s0, 8): duck-shaped with the number of heads (8); guard added by "
-            "`assert hidden.shape[0] != self.num_heads` in attention forward",
-        ),
-    ),
+    compiles=[
+        Compile(at_s=at_s, seconds=seconds, shape=shape, reason=reason)
+        for at_s, seconds, shape, reason in (
+            (6.31, 8.95, "prefill [1, 137]", f"0/0: {MISMATCH} index 1. expected 52, actual 137"),
+            (21.87, 3.25, "prefill [1, 64] (mark_dynamic)", MASK),
+            (33.4, 5.21, "decode [3, 1]", f"1/0: {MISMATCH} index 0. expected 2, actual 3"),
+            (47.02, 4.17, "decode [5, 1]", ROTARY),
+            (61.55, 6.43, "prefill [1, 192]", UPDATE),
+            (77.2, 3.13, "decode [8, 1]", HEADS),
+        )
+    ],
 )
 _SHAPES = [("prefill", 1, size, size) for size in (192, 128, 64, 32)]
 _SHAPES += [("decode", batch, 1, size) for size in (240, 128) for batch in (4, 3, 2, 1)]
@@ -114,29 +96,19 @@ BUCKETED = FakeArm(
     ),
 )
 
+_SHARED: dict[str, Any] = {"rate": 2.0, "slo": SLO, "environment": ENVIRONMENT}
 RUNS = {
-    "demo": FakeRun(
-        name="demo",
-        seed=20231116,
-        arms=(EAGER, PADDED, NAIVE),
-        duration_s=90.0,
-        rate=2.0,
-        slo=SLO,
-        environment=ENVIRONMENT,
-        lag_ms=2.4,
-    ),
+    "demo": FakeRun(name="demo", seed=20231116, arms=(EAGER, PADDED, NAIVE), duration_s=90.0, lag_ms=2.4, **_SHARED),
     "rollout": FakeRun(
-        name="rollout",
-        seed=7,
-        arms=(EAGER, BUCKETED),
-        duration_s=420.0,
-        trials=2,
-        rate=2.0,
-        slo=SLO,
-        environment=ENVIRONMENT,
-        lag_ms=2.1,
+        name="rollout", seed=7, arms=(EAGER, BUCKETED), duration_s=420.0, trials=2, lag_ms=2.1, **_SHARED
     ),
 }
+
+
+def golden(name: str) -> dict[str, Any]:
+    """The golden summary."""
+    summary: dict[str, Any] = json.loads((GOLDEN / name / "summary.json").read_text(encoding="utf-8"))
+    return summary
 
 
 def summary_of(name: str, folder: Path) -> dict[str, Any]:

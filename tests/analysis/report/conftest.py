@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import shutil
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+from tests.golden.recorded import golden
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 HOSTILE = (
@@ -22,12 +20,12 @@ HOSTILE = (
 
 @pytest.fixture
 def demo() -> dict[str, Any]:
-    return json.loads((GOLDEN / "demo" / "summary.json").read_text(encoding="utf-8"))
+    return golden("demo")
 
 
 @pytest.fixture
 def rollout() -> dict[str, Any]:
-    return json.loads((GOLDEN / "rollout" / "summary.json").read_text(encoding="utf-8"))
+    return golden("rollout")
 
 
 @pytest.fixture
@@ -39,19 +37,18 @@ def sharing(demo: dict[str, Any]) -> dict[str, Any]:
     return demo
 
 
-def _renamed(value: Any) -> Any:
-    """`value` with the failing arm's name replaced by markup, in keys and values."""
+def changed(value: Any, change: Callable[[Any], Any], *, keys: bool = False) -> Any:
+    """`value` with each of its innermost values changed, and its keys too if asked for."""
     if isinstance(value, dict):
-        return {_renamed(key): _renamed(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_renamed(item) for item in value]
-    return value.replace("compiled-naive", HOSTILE) if isinstance(value, str) else value
+        return {change(key) if keys else key: changed(item, change, keys=keys) for key, item in value.items()}
+    return [changed(item, change, keys=keys) for item in value] if isinstance(value, list) else change(value)
 
 
 @pytest.fixture
 def hostile(demo: dict[str, Any]) -> dict[str, Any]:
     """The demo with markup as an arm's name, as guard reasons, shapes, request ids, gate reasons and the run's name."""
-    summary = _renamed(copy.deepcopy(demo))
+    naive = "compiled-naive"
+    summary = changed(demo, lambda item: item.replace(naive, HOSTILE) if isinstance(item, str) else item, keys=True)
     summary["name"] = summary["headline"] = HOSTILE
     for event in summary["events"]:
         event["reason"] = event["shape"] = event["kind"] = HOSTILE
@@ -61,31 +58,21 @@ def hostile(demo: dict[str, Any]) -> dict[str, Any]:
     return summary
 
 
-def _emptied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _emptied(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_emptied(item) for item in value]
-    return value if isinstance(value, str) else None
-
-
 @pytest.fixture
 def nulls(demo: dict[str, Any]) -> dict[str, Any]:
     """The demo with null for every number and every bool."""
-    return _emptied(demo)
+    return changed(demo, lambda item: item if isinstance(item, str) else None)
 
 
-@dataclass
 class Page(HTMLParser):
-    """Start tags with their attributes, and all text outside style and script."""
+    """Start tags with their attributes, scripts, and all text outside style and script."""
 
-    tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    scripts: list[str] = field(default_factory=list)
-    inside: str = ""
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.scripts: list[str] = []
+        self.inside = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -107,12 +94,8 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
     def find(self, tag: str, **attributes: str) -> list[dict[str, str | None]]:
-        return [
-            found
-            for name, found in self.tags
-            if name == tag
-            and all(found.get(key.rstrip("_").replace("_", "-")) == value for key, value in attributes.items())
-        ]
+        wanted = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
+        return [found for name, found in self.tags if name == tag and wanted.items() <= found.items()]
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+"""A run as it is judged: its arms, trials and blocks, devices, machines, and stretches of equal weights."""
+
 import json
 from dataclasses import replace
 
@@ -6,121 +8,202 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from analysis.judging.checks.traffic import check_shares_by_stretch
+from analysis.judging.judgement import judge
+from analysis.records.run_list import listed_runs, write_run_list
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
+from analysis.records.weight_journal import BY_HAND, WeightChange, append
+from analysis.run.machines import Machines
+from analysis.run.placement import alone_on, devices_of
 from analysis.run.run import Run
 from analysis.run.spikes import stall_windows
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+from analysis.run.trials import Trial
+from analysis.run.weight_stretches import weight_stretches
+from analysis.summary.summary import analyze
+from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=40, seconds=3), Compile(at_s=60, seconds=5)])
 SHORT = FakeRun(duration_s=90, rate=2)
 
 
-def load(path, run=SHORT, *, seed=None, change=None):
+def load(path, run=SHORT, *, change=lambda info: None):
+    """The run, each of whose trial.json is changed."""
     directory = write_run(path / "run", run)
-    for folder in sorted(directory.glob("trial-*")):
-        info = json.loads((folder / "trial.json").read_text())
-        if change is not None:
-            change(info)
-        (folder / "trial.json").write_text(json.dumps(info))
-    return Run.of(read_run(directory), seed)
+    for file in directory.glob("trial-*/trial.json"):
+        info = json.loads(file.read_text())
+        change(info)
+        file.write_text(json.dumps(info))
+    return Run.of(read_run(directory))
 
 
-class TestArms:
-    def test_the_control_comes_first(self, tmp_path):
-        run = load(tmp_path, replace(SHORT, arms=(EAGER, NAIVE, FakeArm(name="padded"))))
-        assert (run.control, run.treatments) == ("eager", ("naive", "padded"))
-
-    def test_an_unnamed_control_is_asked_for(self, tmp_path):
-        pq.write_table(pa.table({"arm": ["a"], "end_ns": [5], "status": ["OK"]}), tmp_path / "requests.parquet")
-        with pytest.raises(RecordError, match="is the control") as error:
-            Run.of(read_run(tmp_path))
-        assert "\n" not in str(error.value)
-
-    def test_settings_that_differ_from_the_control_are_named(self, tmp_path):
-        def configure(info):
-            for arm, dtype in zip(info["arms"], ("float32", "bfloat16"), strict=True):
-                arm["config"] = {"model": {"id": "random:tiny", "dtype": dtype}, "engine": {"slots": 8}}
-
-        run = load(tmp_path, change=configure)
-        assert run.differences("compiled") == ["model.dtype"]
-        assert run.differences("eager") == []
-
-    def test_planned_requests_add_up_over_trials(self, tmp_path):
-        run = load(tmp_path, replace(SHORT, trials=2))
-        assert run.planned == {"eager": 360, "compiled": 360}
-
-    def test_the_ladder_is_what_the_trial_says_and_not_what_its_configuration_would_mean(self, tmp_path):
-        def pads(info):
-            info["arms"][1]["config"]["shapes"] = {"kind": "pad"}
-            info["arms"][1]["config"]["engine"] = {"max_prompt_tokens": 512, "prefill_chunk": 128}
-            info["arms"][1]["length_ladder"] = [128, 512]
-
-        assert load(tmp_path, change=pads).account("compiled").length_ladder == (128, 512)
-        assert load(tmp_path, change=lambda info: None).account("compiled").length_ladder == ()
-
-    def test_a_replica_without_a_last_word_is_silent(self, tmp_path):
-        def last_words(info):
-            info["final"] = {"eager-0": {"counters": {}}}
-
-        run = load(tmp_path, change=last_words)
-        assert (run.account("eager").silent, run.account("compiled").silent) == ([], ["compiled-0"])
-        assert load(tmp_path, change=lambda info: None).account("compiled").silent == []
+def test_a_run_that_does_not_name_its_control_is_refused(tmp_path):
+    pq.write_table(pa.table({"arm": ["a"], "end_ns": [5], "status": ["OK"]}), tmp_path / "requests.parquet")
+    with pytest.raises(RecordError, match="control") as error:
+        Run.of(read_run(tmp_path))
+    assert "\n" not in str(error.value)
 
 
-class TestTrials:
-    def test_blocks_are_numbered_through_all_trials(self, tmp_path):
-        run = load(tmp_path, replace(SHORT, trials=3))
-        assert [trial.first_block for trial in run.trials] == [0, 3, 6]
-        assert run.blocks == 9
-        assert np.unique(run.block).tolist() == list(range(9))
+def test_settings_that_differ_from_the_control_are_named(tmp_path):
+    def configure(info):
+        for arm, dtype in zip(info["arms"], ("float32", "bfloat16"), strict=True):
+            arm["config"] = {"model": {"id": "random:tiny", "dtype": dtype}, "engine": {"slots": 8}}
 
-    def test_a_short_last_block_joins_the_one_before(self, tmp_path):
-        assert load(tmp_path / "short", replace(SHORT, duration_s=104)).blocks == 3
-        assert load(tmp_path / "long", replace(SHORT, duration_s=106)).blocks == 4
-
-    def test_arms_that_take_turns_share_a_longer_block(self, tmp_path):
-        run = load(tmp_path, replace(SHORT, design="switchback", duration_s=240))
-        assert (run.block_s, run.blocks) == (60.0, 4)
-
-    def test_a_trial_that_was_stopped_lasted_as_long_as_it_was_seen(self, tmp_path):
-        run = load(tmp_path, change=lambda info: info.update(complete=False, duration_s=600))
-        assert 80 < run.seconds < 90
+    run = load(tmp_path, change=configure)
+    assert (run.differences("compiled"), run.differences("eager")) == (["model.dtype"], [])
 
 
-class TestSteady:
-    def test_no_steady_request_is_cold_or_met_a_compile(self, tmp_path):
-        run = load(tmp_path, replace(SHORT, arms=(EAGER, NAIVE)))
-        everything = np.ones(len(run.requests), dtype=bool)
-        rows = run.steady(everything, run.arms)
-        windows = stall_windows(run.events, arm="naive", trial=1)
-        assert 0 < len(rows) < np.count_nonzero(~run.cold)
-        assert not run.cold[rows].any()
-        assert not windows.touch(run.requests.start_ns[rows], run.requests.end_ns[rows]).any()
+def test_the_account_of_an_arm_has_its_ladder_and_the_replicas_without_final_counters(tmp_path):
+    def change(info):
+        info["final"] = {"eager-0": {"counters": {}}}
+        info["arms"][1]["length_ladder"] = [128, 512]
 
-    def test_an_arm_that_never_compiles_loses_the_cold_start_alone(self, tmp_path):
-        run = load(tmp_path, replace(SHORT, arms=(EAGER, NAIVE)))
-        own = run.of_arm("eager")
-        assert run.steady(own, ("eager",)).tolist() == np.flatnonzero(own & ~run.cold).tolist()
+    run = load(tmp_path, change=change)
+    assert run.account("compiled").length_ladder == (128, 512)
+    assert (run.account("eager").silent, run.account("compiled").silent) == ([], ["compiled-0"])
+    assert load(tmp_path).account("compiled").silent == []
 
 
-class TestDraws:
-    def test_the_experiment_gives_the_seed_unless_the_caller_does(self, tmp_path):
-        records = read_run(write_run(tmp_path / "run", replace(SHORT, seed=5)))
-        assert (Run.of(records).seed, Run.of(records, 7).seed) == (5, 7)
-
-    def test_each_place_draws_by_itself(self, tmp_path):
-        run = load(tmp_path)
-        assert run.rng(0, 1).random() == run.rng(0, 1).random() != run.rng(0, 2).random()
+def test_requests_and_blocks_are_counted_through_all_trials(tmp_path):
+    run = load(tmp_path, replace(SHORT, trials=3))
+    assert run.planned == {"eager": 540, "compiled": 540}
+    assert ([trial.first_block for trial in run.trials], run.blocks) == ([0, 3, 6], 9)
+    assert np.unique(run.block).tolist() == list(range(9))
 
 
-def test_bad_limits_are_refused_by_name(tmp_path):
-    with pytest.raises(RecordError, match=r"gates.margin is -1"):
-        load(tmp_path, replace(SHORT, gates={"margin": -1}))
+@pytest.mark.parametrize(
+    ("design", "duration_s", "blocks"),
+    [("mirrored", 104, 3), ("mirrored", 106, 4), ("switchback", 240, 4)],
+    ids=["a short last block joins the one before", "a longer one does not", "turns make blocks longer"],
+)
+def test_blocks_of_a_trial(design, duration_s, blocks, tmp_path):
+    assert load(tmp_path, replace(SHORT, design=design, duration_s=duration_s)).blocks == blocks
 
 
-def test_a_setting_that_is_no_table_is_refused(tmp_path):
+def test_a_trial_that_was_stopped_lasted_as_long_as_it_was_seen(tmp_path):
+    run = load(tmp_path, change=lambda info: info.update(complete=False, duration_s=600))
+    assert 80 < run.seconds < 90
+
+
+def test_no_steady_request_is_cold_or_met_a_compile(tmp_path):
+    run = load(tmp_path, replace(SHORT, arms=(EAGER, NAIVE)))
+    assert (run.control, run.treatments) == ("eager", ("naive",))
+    rows = run.steady(np.ones(len(run.requests), dtype=bool), run.arms)
+    windows = stall_windows(run.events, arm="naive", trial=1)
+    assert 0 < len(rows) < np.count_nonzero(~run.cold)
+    assert not run.cold[rows].any()
+    assert not windows.touch(run.requests.start_ns[rows], run.requests.end_ns[rows]).any()
+    own = run.of_arm("eager")
+    assert run.steady(own, ("eager",)).tolist() == np.flatnonzero(own & ~run.cold).tolist()
+
+
+def test_the_seed_is_that_of_the_experiment_or_of_the_caller_and_places_draw_by_themselves(tmp_path):
+    records = read_run(write_run(tmp_path / "run", replace(SHORT, seed=5)))
+    run = Run.of(records)
+    assert (run.seed, Run.of(records, 7).seed) == (5, 7)
+    assert run.rng(0, 1).random() == run.rng(0, 1).random() != run.rng(0, 2).random()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("[gates]\nmargin = -1\n", r"gates\.margin is -1"), ('gates = "wide"\n', "gates is 'wide'")]
+)
+def test_bad_limits_are_refused_by_name(text, words, tmp_path):
     directory = write_run(tmp_path / "run", SHORT)
-    (directory / "experiment.toml").write_text('gates = "wide"\n')
-    with pytest.raises(RecordError, match="gates is 'wide': give a table"):
+    (directory / "experiment.toml").write_text(text)
+    with pytest.raises(RecordError, match=words):
         Run.of(read_run(directory))
+
+
+# --- Devices and machines ---------------------------------------------------------------------------------------------
+
+
+def trial(**info):
+    return Trial(number=1, info=info, start_ns=0, first_ns=0, seconds=60.0, blocks=2, first_block=0)
+
+
+CARDS = {"devices": {"cuda:0": {"host": "run"}, "cuda:1": {"host": "run"}}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "info", "device"),
+    [
+        ("cuda:1", {}, "cuda:1"),
+        ("cuda", {}, "cuda:0"),
+        ("cuda", {"bed": {"devices": {"cuda:1": {}}}}, "cuda:1"),
+        ("cuda", {"bed": CARDS | {"arms": {"a": "cuda:1"}}}, "cuda:1"),
+        ("auto", {}, "cpu"),
+        ("auto", {"bed": CARDS}, "cuda:0"),
+        ("auto", {"startup": {"a": {"device": "NVIDIA H200"}}}, "cuda:0"),
+        ("auto", {"bed": CARDS, "startup": {"a": {"device": "cpu"}}}, "cpu"),
+        ("auto", {"bed": {"devices": {"cuda:0": {"host": "worker-1"}}}}, "cpu"),
+    ],
+)
+def test_the_replica_the_monitor_and_the_experiment_decide_the_device_in_this_order(asked, info, device):
+    assert devices_of(trial(devices={"a": asked}, **info)) == {"a": device}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alone"), [("cuda", "cuda:0", None), ("cuda", "cuda:1", "cuda:0"), ("cpu", "cuda:1", None)]
+)
+def test_two_names_of_one_card_are_one_card(one, other, alone):
+    assert alone_on(trial(devices={"a": one, "b": other}), "a") == alone
+
+
+@pytest.mark.parametrize(
+    ("ran_on", "names", "codes"),
+    [
+        (("b", "a", "b"), ("b", "a"), [0, 1, 0]),
+        ((None, "a", None), ("the machine of run-0", "a", "the machine of run-2"), [0, 1, 2]),
+    ],
+)
+def test_machines_stand_in_order_of_their_first_trial(ran_on, names, codes, tmp_path):
+    directories = []
+    for day, machine in enumerate(ran_on):
+        environment = {"machine": machine} if machine else {}
+        run = FakeRun(duration_s=10, rate=1, seed=day, day=day * DAYS_APART, environment=environment)
+        directories.append(write_run(tmp_path / f"run-{day}", run))
+    write_run_list(tmp_path / "joined", listed_runs(directories))
+    machines = Machines.of(read_run(tmp_path / "joined").runs)
+    assert machines.names == names
+    assert machines.codes(np.array([1, 2, 3])).tolist() == codes
+    assert machines.codes(np.array([-1, 0, 9])).tolist() == [0, 0, 0], "trials that no run has"
+
+
+# --- Stretches of equal weights ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("eager", "compiled", "ok"), [(2, 2, True), (9, 1, False)])
+def test_each_stretch_of_requests_is_held_to_its_weights(eager, compiled, ok, tmp_path):
+    directory = write_run(tmp_path, FakeRun(design="split", duration_s=600, rate=4, gates={"draws": 99}, trials=2))
+    at_ns, half, later = start_of(2) + 300 * SECOND, {"eager": 1, "compiled": 1}, {"eager": eager, "compiled": compiled}
+    append(directory, WeightChange(at_ns=start_of(2) - SECOND, weights=half, why="as configured", trial=2))
+    change = WeightChange(at_ns=at_ns, done_ns=at_ns + SECOND, weights=later, why="other", action=BY_HAND, trial=2)
+    append(directory, change)
+    run = Run.of(read_run(directory))
+    first, before, after = weight_stretches(run)
+    assert (first.weights, before.weights, after.weights) == (half, half, later)
+    sent, trial = run.requests.sent_ns, run.requests.trial
+    assert set(trial[first.rows]) == {1}
+    assert sent[before.rows].max() < at_ns - SECOND / 4
+    assert sent[after.rows].min() >= at_ns + SECOND, "requests around the change are of neither stretch"
+    assert 0 < len(run.requests) - sum(int(item.rows.sum()) for item in (first, before, after)) < 30
+    (check,) = [item for item in judge(run).checks if item.check == "sample ratio"]
+    assert check.ok is ok
+    assert ("stretch 3" in check.reason) is not ok
+    changes = analyze(directory)["weights"]["changes"]
+    assert [(row["action"], row["offset_s"]) for row in changes] == [("start", -1), ("set by hand", 300)]
+
+
+@pytest.mark.parametrize(
+    ("stretches", "ok"),
+    [
+        ([], True),
+        ([({"a": 0, "b": 0}, {"a": 1, "b": 1})], True),
+        ([({"a": 99, "b": 1}, {"a": 99, "b": 1})], True),
+        ([({"a": 5, "b": 2}, {"a": 99, "b": 1})], True),  # two of seven at 1 %: p = .002, twice
+        ([({"a": 100, "b": 1}, {"a": 1, "b": 0})], False),
+        ([({"a": 50, "b": 50}, {"a": 1, "b": 1}), ({"a": 50, "b": 50}, {"a": 9, "b": 1})], False),
+    ],
+)
+def test_shares_are_held_to_the_weights_of_their_stretch(stretches, ok):
+    assert check_shares_by_stretch(stretches).ok is ok

@@ -1,55 +1,47 @@
+"""Which compile held up which request, for how long, and which spikes that explains."""
+
+import math
+
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from analysis.records.requests import requests_of
+from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
+from analysis.run.backlog import with_backlog
+from analysis.run.counterfactual import counterfactual
+from analysis.run.run import Run
 from analysis.run.spikes import (
     CAUSES,
     attribute,
     compile_events,
     find_spikes,
-    stall_windows,
     windows_of,
     without_stalls_ms,
 )
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
+SERVER = {"trial": 1, "arm": "compiled", "replica": "compiled-0"}
 
 
-def request(
-    index, start_s, first_s, end_s, *, arm="compiled", replica="compiled-0", stall_s=None, tokens=5, batch=None
-):
-    return {
-        "request_id": f"1-{index}-{arm}",
-        "trial": 1,
-        "arm": arm,
-        "replica": replica,
-        "scheduled_ns": T0 + int(start_s * S),
-        "sent_ns": T0 + int(start_s * S),
-        "first_token_ns": None if first_s is None else T0 + int(first_s * S),
-        "end_ns": T0 + int(end_s * S),
-        "status": "OK",
-        "output_tokens": tokens,
-        "batch_id": batch,
-        "compile_stall_ns": None if stall_s is None else int(stall_s * S),
-    }
+def at(seconds):
+    return T0 + int(seconds * S)
 
 
-def event(start_s, end_s, *, kind="recompile", replica="compiled-0", ids=(), phase="serving", name="e1", batch=None):
-    return {
-        "event_id": name,
-        "trial": 1,
-        "arm": "compiled",
-        "replica": replica,
-        "kind": kind,
-        "start_ns": T0 + int(start_s * S),
-        "end_ns": T0 + int(end_s * S),
-        "batch_id": batch,
-        "request_ids": list(ids),
-        "phase": phase,
-    }
+def request(index, start_s, first_s, end_s, *, stall_s=None, tokens=5, **more):
+    row = {**SERVER, "request_id": f"{index}", "status": "OK", "output_tokens": tokens}
+    row |= {"scheduled_ns": at(start_s), "sent_ns": at(start_s), "first_token_ns": at(first_s), "end_ns": at(end_s)}
+    return row | {"compile_stall_ns": None if stall_s is None else int(stall_s * S)} | more
+
+
+def event(start_s, end_s, *, ids=(), name="e1", **more):
+    row = {**SERVER, "event_id": name, "kind": "recompile", "phase": "serving", "request_ids": list(ids)}
+    return row | {"start_ns": at(start_s), "end_ns": at(end_s)} | more
 
 
 def joined(requests, events):
@@ -58,49 +50,30 @@ def joined(requests, events):
     return table, found, attribute(table, found)
 
 
-def causes(requests, events):
-    return [CAUSES[code] for code in joined(requests, events)[2].cause]
+RECOMPILED, QUEUED, SLOWED, OTHER = "recompiled", "queued behind a compile", "slowed by one", "other"
 
 
-def test_each_request_is_classed_by_what_the_compile_did_to_it():
-    requests = [
-        request(0, 10.0, 15.2, 15.5),  # its shape was new
-        request(1, 11.0, 15.3, 15.6),  # waited behind it for its first token
-        request(2, 9.0, 9.5, 15.4),  # was decoding when it began
-        request(3, 20.0, 20.1, 20.5),  # came after it
-    ]
-    expected = ["recompiled", "queued behind a compile", "slowed by one", "other"]
-    assert causes(requests, [event(10, 15, ids=["1-0-compiled"])]) == expected
+@pytest.mark.parametrize(
+    ("ids", "batches", "batch", "causes"),
+    [
+        (["0"], [None] * 4, None, [RECOMPILED, QUEUED, SLOWED, OTHER]),
+        (["0", "1", "2"], [7, 8, 6, 9], 7, [RECOMPILED, QUEUED, SLOWED, OTHER]),  # the batch of the first prefill
+        (["0", "1", "2"], [7, 8, 6, 9], 99, [QUEUED, QUEUED, RECOMPILED, OTHER]),  # a decode step
+    ],
+)
+def test_each_request_is_classed_by_what_the_compile_did_to_it(ids, batches, batch, causes):
+    times = [(10.0, 15.2, 15.5), (11.0, 15.3, 15.6), (9.0, 9.5, 15.4), (20.0, 20.1, 20.5)]
+    requests = [request(index, *times[index], batch_id=batches[index]) for index in range(4)]
+    found = joined(requests, [event(10, 15, ids=ids, batch_id=batch)])[2]
+    assert [CAUSES[code] for code in found.cause] == causes
 
 
-HELD = ["1-0-compiled", "1-1-compiled", "1-2-compiled"]
+def test_overlap_gives_the_seconds_where_the_server_reports_none_and_nested_compiles_count_once():
+    _, _, found = joined([request(0, 9, 15.2, 16)], [event(10, 15), event(11, 14, name="e2")])
+    assert found.stall_ms.tolist() == found.delay.before_first_ms.tolist() == [5000.0]
 
 
-def held_up():
-    return [
-        request(0, 10.0, 15.2, 15.5, batch=7),
-        request(1, 11.0, 15.3, 15.6, batch=8),
-        request(2, 9.0, 9.5, 15.4, batch=6),
-    ]
-
-
-def test_of_all_requests_held_up_those_of_the_prefill_batch_recompiled():
-    expected = ["recompiled", "queued behind a compile", "slowed by one"]
-    assert causes(held_up(), [event(10, 15, ids=HELD, batch=7)]) == expected
-
-
-def test_of_all_requests_held_up_those_being_decoded_recompiled_in_a_decode_step():
-    expected = ["queued behind a compile", "queued behind a compile", "recompiled"]
-    assert causes(held_up(), [event(10, 15, ids=HELD, batch=99)]) == expected
-
-
-def test_overlap_gives_the_seconds_where_the_server_reports_none():
-    _, _, found = joined([request(0, 9, 15.2, 16)], [event(10, 15)])
-    assert found.stall_ms.tolist() == [5000.0]
-    assert found.delay.before_first_ms.tolist() == [5000.0]
-
-
-def test_the_servers_number_decides_the_seconds():
+def test_the_seconds_of_the_server_decide():
     _, _, found = joined([request(0, 9, 15.2, 16, stall_s=2)], [event(10, 15)])
     assert found.stall_ms.tolist() == [2000.0]
 
@@ -108,38 +81,37 @@ def test_the_servers_number_decides_the_seconds():
 def test_a_server_that_saw_no_stall_makes_no_hit_of_an_overlap():
     table, _, found = joined([request(0, 9, 9.5, 16, stall_s=0)], [event(10, 15)])
     assert not found.hit.any()
-    assert CAUSES[found.cause[0]] == "slowed by one"
+    assert CAUSES[found.cause[0]] == SLOWED
     assert without_stalls_ms(table, found, "e2e").tolist() == table.e2e_ms.tolist()
 
 
-def test_nested_compiles_count_once():
-    _, _, found = joined([request(0, 9, 15.2, 16)], [event(10, 15), event(11, 14, name="e2")])
-    assert found.stall_ms.tolist() == [5000.0]
-
-
-def test_a_compile_on_another_replica_or_in_the_warm_up_hits_no_request():
-    for other in (event(10, 15, replica="compiled-1"), event(10, 15, phase="warmup")):
-        requests = [request(0, 9, 15.2, 16), request(1, 9, 9.1, 9.2, replica="compiled-1")]
-        assert not joined(requests, [other])[2].hit.any()
+@pytest.mark.parametrize(
+    ("change", "hit"),
+    [
+        ({}, True),
+        ({"replica": "compiled-1"}, False),
+        ({"phase": "warmup"}, False),
+        ({"kind": "eager_fallback", "ids": ["0"]}, False),
+        ({"kind": "background_compile", "ids": ["0"]}, False),
+        ({"kind": "limit_hit"}, True),
+        ({"kind": "jit"}, True),
+    ],
+)
+def test_requests_are_hit_by_compiles_that_hold_their_own_replica_while_serving(change, hit):
+    requests = [request(0, 9, 15.2, 16), request(1, 9, 9.1, 9.2, replica="compiled-1")]
+    assert joined(requests, [event(10, 15, **change)])[2].hit.tolist() == [hit, False]
 
 
 def test_a_request_that_names_no_replica_is_joined_by_its_arm():
     assert joined([request(0, 9, 15.2, 16, replica=None)], [event(10, 15)])[2].hit.all()
 
 
-def test_kinds_of_events_that_compile_delay_requests_and_others_do_not():
-    for kind, held in (("eager_fallback", False), ("background_compile", False), ("limit_hit", True), ("jit", True)):
-        _, _, found = joined([request(0, 9, 15.2, 16)], [event(10, 15, kind=kind, ids=["1-0-compiled"])])
-        assert found.hit.all() is np.bool_(held)
-
-
-def test_which_kinds_hold_the_device_is_what_the_server_says():
+def test_the_server_says_which_kinds_hold_the_device():
     table = pa.Table.from_pylist([event(10, 15, kind="autotune")], schema=COMPILE_EVENTS)
     requests = requests_of(REQUESTS.empty_table())
-    assert [[item.stalls for item in compile_events(table, requests, stalling=kinds)] for kinds in (None, {"x"})] == [
-        [True],
-        [False],
-    ]
+    found = [compile_events(table, requests, stalling=kinds)[0].stalls for kinds in (None, {"x"})]
+    assert found == [True, False]
+    assert compile_events(None, requests) == ()
 
 
 def test_each_event_knows_the_requests_it_hit():
@@ -154,66 +126,120 @@ def test_only_the_wait_before_the_first_token_leaves_ttft():
     assert without_stalls_ms(table, found, "e2e").tolist() == pytest.approx([4600.0])
 
 
-def test_overlap_equals_a_sum_over_windows():
-    rng = np.random.default_rng(0)
-    spans = [(int(start), int(start + length)) for start, length in rng.integers(0, 500, size=(20, 2))]
-    windows = windows_of(spans)
-    covered = np.zeros(2000, dtype=bool)
-    for start, end in spans:
-        covered[start:end] = True
-    starts = rng.integers(0, 1000, 50)
-    ends = starts + rng.integers(0, 900, 50)
-    expected = [covered[start:end].sum() for start, end in zip(starts, ends, strict=True)]
-    assert windows.overlap_ns(starts, ends).tolist() == pytest.approx(expected)
-    assert windows.touch(starts, ends).tolist() == [count > 0 for count in expected]
-    assert windows.seconds == pytest.approx(covered.sum() / 1e9)
-
-
-def test_no_windows_overlap_nothing():
-    windows = stall_windows([], arm="compiled", trial=1)
-    assert windows.overlap_ns(np.array([1]), np.array([5])).tolist() == [0.0]
-    assert not windows.touch(np.array([1]), np.array([5])).any()
-
-
-def quiet_traffic(count=100):
-    rng = np.random.default_rng(1)
-    return [request(index, index, index + 0.1, index + 0.1 + 0.4 * rng.uniform(0.9, 1.1)) for index in range(count)]
-
-
-def test_clean_traffic_has_no_spike():
-    table, events, found = joined(quiet_traffic(), [])
-    assert find_spikes(table, found, events, control="compiled") == []
-
-
-def test_a_long_answer_is_no_spike():
-    slow = request(500, 50.0, 50.1, 60.0, tokens=100)
-    table, events, found = joined([*quiet_traffic(), slow], [])
-    assert find_spikes(table, found, events, control="compiled") == []
-
-
-def test_a_stall_is_one_spike_with_its_cause():
-    held = [request(600 + index, 50 + index / 10, 53.1, 53.4) for index in range(20)]
-    calm = [item for item in quiet_traffic() if not 49 <= (item["scheduled_ns"] - T0) / S < 54]
-    table, events, found = joined([*calm, *held], [event(50, 53, ids=["1-600-compiled"])])
-    (spike,) = find_spikes(table, found, events, control="compiled")
-    assert spike.cause == "recompiled"
-    assert spike.requests == 20
-    assert spike.event_ids == ("e1",)
-    assert spike.peak_ms == pytest.approx(3400)
-    assert spike.explained_pct > 90
-
-
-def test_a_stall_without_a_compile_is_other():
-    held = [request(600 + index, 50 + index / 10, 53.1, 53.4) for index in range(20)]
-    table, events, found = joined([*quiet_traffic(), *held], [event(70, 70.01)])
-    (spike,) = find_spikes(table, found, events, control="compiled")
-    assert (spike.cause, spike.event_ids, spike.explained_pct) == ("other", (), 0.0)
-
-
 def test_events_without_a_phase_serve_once_traffic_has_begun():
     _, events, _ = joined([request(0, 9, 9.2, 10)], [event(1, 5, phase=None), event(20, 21, phase=None, name="e2")])
     assert [item.serving for item in events] == [False, True]
 
 
-def test_no_events_table_is_no_event():
-    assert compile_events(None, requests_of(REQUESTS.empty_table())) == ()
+pairs = st.tuples(st.integers(0, 99), st.integers(0, 99)).map(sorted)
+
+
+@given(st.lists(pairs, max_size=9), pairs)
+def test_overlap_equals_a_sum_over_windows(spans, asked):
+    windows = windows_of([tuple(span) for span in spans])
+    covered = np.zeros(100, dtype=bool)
+    for start, end in spans:
+        covered[start:end] = True
+    start, end = (np.array([value]) for value in asked)
+    assert windows.overlap_ns(start, end).tolist() == [covered[slice(*asked)].sum()]
+    if asked[0] < asked[1]:
+        assert windows.touch(start, end).tolist() == [covered[slice(*asked)].any()]
+    assert windows.seconds == pytest.approx(covered.sum() / 1e9)
+
+
+# --- Spikes -----------------------------------------------------------------------------------------------------------
+
+
+def quiet_traffic(*, gap=(0, 0)):
+    """A request a second, none in the gap."""
+    took = 0.4 * np.random.default_rng(1).uniform(0.9, 1.1, 100)
+    starts = [second for second in range(100) if not gap[0] <= second < gap[1]]
+    return [request(index, index, index + 0.1, index + 0.1 + took[index]) for index in starts]
+
+
+HELD = [request(600 + index, 50 + index / 10, 53.1, 53.4) for index in range(20)]
+
+
+def spikes_of(requests, events=()):
+    table, found, attribution = joined(requests, events)
+    return find_spikes(table, attribution, found, control="compiled")
+
+
+def test_a_stall_is_one_spike_with_its_cause():
+    (spike,) = spikes_of([*quiet_traffic(gap=(49, 54)), *HELD], [event(50, 53, ids=["600"])])
+    assert (spike.cause, spike.requests, spike.event_ids) == (RECOMPILED, 20, ("e1",))
+    assert spike.peak_ms == pytest.approx(3400)
+    assert spike.explained_pct > 90
+
+
+def test_a_stall_without_a_compile_is_other():
+    (spike,) = spikes_of([*quiet_traffic(), *HELD], [event(70, 70.01)])
+    assert (spike.cause, spike.event_ids, spike.explained_pct) == (OTHER, (), 0.0)
+
+
+def test_clean_traffic_and_a_long_answer_have_no_spike():
+    assert spikes_of([*quiet_traffic(), request(500, 50.0, 50.1, 60.0, tokens=100)]) == []
+
+
+# --- The queue that a compile leaves ----------------------------------------------------------------------------------
+
+
+def one_slot(**more):
+    """A request a second that takes 0.6 s, one at a time; the tenth needs a compile of 5 s."""
+    free, rows = 0.0, []
+    for index in range(60):
+        begin = max(float(index), free)
+        took = 5.0 if index == 10 else 0.0
+        free = begin + 0.6 + took
+        server = {"server_recv_ns": at(index), "server_end_ns": at(free), "queue_ns": int((begin - index) * S)}
+        rows.append(request(index, index, begin + 0.1 + took, free, **server, **more))
+    return rows
+
+
+def followed(requests):
+    table, events, found = joined(requests, [event(10, 15)])
+    return table, events, with_backlog(table, events, found)
+
+
+def test_the_queue_that_a_compile_made_is_its_backlog_until_it_is_drained():
+    table, _, found = followed(one_slot())
+    assert table.server_timed.all(), "a queue of no time is known too"
+    # 5 s of stall and 0.4 s to spare in each second: the delay falls from 5 s by 0.4 s a request.
+    delay = found.stall_ms + found.backlog_ms
+    assert delay[10:23] == pytest.approx([5000 - 400 * step for step in range(12)] + [200], abs=6)
+    assert (delay[:10] == 0).all()
+    assert (delay[23:] == 0).all()
+    assert found.stall_ms[15:].sum() == 0.0, "the compile had ended when they came"
+    assert (found.cause[16:23] == CAUSES.index("in the backlog of one")).all()
+    assert without_stalls_ms(table, found, "e2e") == pytest.approx(np.full(60, 600.0), abs=6)
+    assert without_stalls_ms(table, found, "ttft") == pytest.approx(np.full(60, 100.0), abs=6)
+
+
+def test_a_spike_says_how_much_is_direct_and_how_much_is_backlog():
+    calm = [request(100 + index, 100 + index, 100.1 + index, 100.6 + index, queue_ns=0) for index in range(200)]
+    table, events, found = followed([*one_slot(), *calm])
+    (spike,) = find_spikes(table, found, events, control="eager")
+    assert (spike.cause, spike.event_ids) == (QUEUED, ("e1",))
+    assert spike.backlog_pct > spike.direct_pct > 30
+    assert spike.explained_pct == pytest.approx(spike.direct_pct + spike.backlog_pct) == pytest.approx(100, abs=2)
+
+
+def test_a_compile_that_delays_no_request_leaves_no_backlog():
+    rows = [request(index, index, index + 0.1, index + 0.6, stall_s=0, queue_ns=0) for index in range(60)]
+    assert followed(rows)[2].backlog_ms.sum() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({}, None), ({"server_columns": False}, "queue_ns"), ({"open_loop": False}, "waited")],
+)
+def test_a_quantile_without_compiles_lies_in_its_interval_or_is_withdrawn(options, reason, tmp_path):
+    compiles = [Compile(at_s=40.0 + 90.0 * number, seconds=4.0) for number in range(6)]
+    arms = (EAGER, FakeArm(name="compiled", compiles=compiles))
+    folder = write_run(tmp_path, FakeRun(arms=arms, duration_s=600.0, rate=3.0, **options))
+    found = counterfactual(Run.of(read_run(folder)), "compiled", "e2e")
+    assert reason is found.withdrawn or reason in found.withdrawn
+    assert math.isnan(found.without_ms) == bool(reason)
+    if not reason:
+        assert found.low_ms < found.without_ms < found.high_ms
+        assert 50.0 < found.explained_pct < found.explained_high_pct <= 100.0

@@ -1,48 +1,40 @@
+"""What a start costs, which shapes it warmed, searches for kernels, and compiles in the background."""
+
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from analysis.records.run_records import read_run
-from analysis.records.schemas import COMPILE_EVENTS
-from analysis.records.tables import RecordWriter
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
+from analysis.records.tables import RecordWriter, read_table
+from analysis.run.background import plateau
+from analysis.run.luck import luck_of_quantile, luck_of_share, searching_starts, start_spread
 from analysis.run.run import Run
+from analysis.run.shape_map import shape_map, spans
 from analysis.run.startup import compiler_facts, startup_row
-from tests.fakes.runs import SECOND, FakeRun, start_of, write_run
+from analysis.summary.summary import analyze
+from tests.fakes.resources import tell
+from tests.fakes.runs import SECOND, Compile, FakeArm, FakeRun, Startup, start_of, write_run
 
 MINUTE = FakeRun(duration_s=60, rate=2)
-ITEMS = {
-    "process": 1.0,
-    "import": 3.0,
-    "load": 2.0,
-    "prefill batch 1 × length 32, context 32": 10.0,
-    "decode batch 4 × length 1, context 256": 20.0,
-    "decode batch 1 × length 1, context 256": 5.0,
-    "capture decode batch 1 × length 1, context 256": 0.5,
-    "other": 0.1,
-}
 
 
-def run_with(directory: Path, *starts: dict[str, float], run: FakeRun = MINUTE) -> Run:
-    """The run with these start-up items, in s, for the arm `compiled` in each trial."""
-    write_run(directory, run)
-    for trial, items in enumerate(starts, start=1):
-        path = directory / f"trial-{trial:02}" / "trial.json"
-        info: dict[str, Any] = json.loads(path.read_text())
-        info["startup"]["compiled"] = {
-            "items_ns": {item: int(seconds * SECOND) for item, seconds in items.items()},
-            "memory_bytes": {"weights": 7, "device_peak": 9},
-        }
-        path.write_text(json.dumps(info))
+def run_of(directory: Path) -> Run:
     return Run.of(read_run(directory))
 
 
-def add_events(folder: Path, *events: dict[str, Any], trial: int = 1) -> None:
+def add_events(run: Path, *events: dict[str, Any], trial: int = 1) -> None:
     start = start_of(trial)
-    with RecordWriter(folder / "compile_events-1.arrow", COMPILE_EVENTS) as writer:
+    with RecordWriter(run / f"trial-{trial:02}" / "compile_events-1.arrow", COMPILE_EVENTS) as writer:
         for number, event in enumerate(events):
             at, seconds = event.pop("at_s"), event.pop("seconds")
             row = {"event_id": f"x{number}", "trial": trial, "phase": "warmup"}
@@ -52,19 +44,28 @@ def add_events(folder: Path, *events: dict[str, Any], trial: int = 1) -> None:
 
 
 def test_the_parts_of_a_start_add_up_to_the_time_to_serving(tmp_path: Path) -> None:
-    row = startup_row(run_with(tmp_path / "run", ITEMS), "compiled")
-    assert row["serving_s"] == pytest.approx(sum(ITEMS.values()))
+    seconds = {
+        "process": 1.0,
+        "import": 3.0,
+        "load": 2.0,
+        "prefill batch 1 × length 32, context 32": 10.0,
+        "decode batch 4 × length 1, context 256": 20.0,
+        "capture decode batch 1 × length 1, context 256": 0.5,
+        "other": 0.1,
+    }
+    start = {"items_ns": {item: int(spent * SECOND) for item, spent in seconds.items()}, "memory_bytes": {"weights": 7}}
+    directory = tell(write_run(tmp_path / "run", MINUTE), startup={"compiled": start})
+    row = startup_row(run_of(directory), "compiled")
     parts = ("process_s", "load_s", "prefill_s", "decode_s", "capture_s", "other_s")
-    assert sum(row[part] for part in parts) == pytest.approx(row["serving_s"])
-    assert (row["process_s"], row["load_s"], row["warmup_s"]) == (4.0, 2.0, 35.5)
-    assert row["extend_s"] is None
-    assert row["memory_bytes"] == {"weights": 7, "device_peak": 9}
+    assert [row[part] for part in parts] == pytest.approx([4.0, 2.0, 10.0, 20.0, 0.5, 0.1])
+    assert row["serving_s"] == pytest.approx(sum(seconds.values()))
+    assert (row["warmup_s"], row["extend_s"], row["memory_bytes"]) == (30.5, None, {"weights": 7})
 
 
 def test_compiles_of_the_warm_up_have_their_backend_and_cache(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", MINUTE)
+    directory = write_run(tmp_path / "run", MINUTE)
     add_events(
-        tmp_path / "run" / "trial-01",
+        directory,
         {"kind": "recompile", "at_s": -3, "seconds": 2, "backend_ns": SECOND, "cache": "miss"},
         {"kind": "recompile", "at_s": -2, "seconds": 1.5, "backend_ns": SECOND, "cache": "hit"},
         {"kind": "graph_capture", "at_s": -0.4, "seconds": 0.25},
@@ -72,30 +73,159 @@ def test_compiles_of_the_warm_up_have_their_backend_and_cache(tmp_path: Path) ->
         {"kind": "jit", "at_s": -0.1, "seconds": 0.05},
         {"kind": "recompile", "at_s": 5, "seconds": 9, "cache": "miss", "phase": "serving"},
     )
-    row = startup_row(Run.of(read_run(tmp_path / "run")), "compiled")
-    assert row["compiles"] == 3
+    row = startup_row(run_of(directory), "compiled")
+    assert (row["compiles"], row["cache"]) == (3, {"hit": 1, "miss": 1, "bypass": 0})
     assert row["compile_s"] == pytest.approx(5 + 2.5)  # two of them overlap by a second
-    assert row["backend_s"] == 2.0
-    assert row["recording_s"] == 0.25
-    assert row["tuning_s"] == 3.5
-    assert row["jit_s"] == 0.05
-    assert row["cache"] == {"hit": 1, "miss": 1, "bypass": 0}
+    assert (row["backend_s"], row["recording_s"], row["tuning_s"], row["jit_s"]) == (2.0, 0.25, 3.5, 0.05)
 
 
-def test_facts_are_summed_over_replicas_and_trials(tmp_path: Path) -> None:
+def test_facts_of_the_compiler_are_summed_over_replicas_and_trials(tmp_path: Path) -> None:
     for trial in (1, 2):
         folder = tmp_path / f"trial-{trial:02}"
         folder.mkdir()
         replica = {"arm": "a", "graph_breaks": {"x": 1, "y": trial}, "cudagraph_skips": {}}
-        told = {"a-0": replica, "a-1": replica, "b-0": {**replica, "arm": "b", "graph_breaks": {"z": 9}}}
-        (folder / "compiler.json").write_text(json.dumps(told))
+        replicas = {"a-0": replica, "a-1": replica, "b-0": {**replica, "arm": "b", "graph_breaks": {"z": 9}}}
+        (folder / "compiler.json").write_text(json.dumps(replicas))
     facts = compiler_facts([tmp_path], "a")
-    assert facts == {"graph_breaks": {"y": 6, "x": 4}, "cudagraph_skips": {}}
-    assert list(facts["graph_breaks"] or ()) == ["y", "x"]
+    assert facts["cudagraph_skips"] == {}
+    assert list((facts["graph_breaks"] or {}).items()) == [("y", 6), ("x", 4)]
 
 
-@pytest.mark.parametrize("content", [None, "", "[1]", '{"a-0": 3}', '{"a-0": {"arm": "other"}}'])
-def test_unreported_facts_are_unknown(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
+def test_facts_that_no_replica_reported_are_unknown(tmp_path: Path) -> None:
+    for content in ("", "[1]", '{"a-0": 3}', '{"a-0": {"arm": "other"}}'):
         (tmp_path / "compiler.json").write_text(content)
-    assert compiler_facts([tmp_path], "a") == {"graph_breaks": None, "cudagraph_skips": None}
+        assert compiler_facts([tmp_path], "a") == {"graph_breaks": None, "cudagraph_skips": None}
+
+
+# --- The spread of starts, and of traffic -----------------------------------------------------------------------------
+
+SEARCHING = {"enabled": True, "mode": "default", "options": {"coordinate_descent_tuning": True}}
+AUTOTUNE = {"enabled": True, "mode": "max-autotune"}
+OPTION = {"enabled": True, "mode": "default", "options": {"max_autotune_gemm": True}}
+PLAIN = {"enabled": True, "mode": "reduce-overhead", "options": {}}
+ONE, TWO, THREE = 0.01**2, (2 * 0.01**2 + 3 * 0.03**2) / 2, (0.01**2 + 0.01**2 + 0.03**2) / 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "tuned", "phase", "searching", "variance"),
+    [
+        *((policy, (1, 2, 3), "warmup", 3, THREE) for policy in (SEARCHING, AUTOTUNE, OPTION)),
+        (SEARCHING, (1,), "warmup", 1, TWO),  # one search does not average its variance
+        (SEARCHING, (), "warmup", 0, ONE),  # on a processor, or with an artifact
+        (PLAIN, (1, 2, 3), "warmup", 0, ONE),  # a few settings, as always
+        ({**SEARCHING, "enabled": False}, (1, 2, 3), "warmup", 0, ONE),
+        (SEARCHING, (1, 2, 3), "serving", 0, ONE),
+    ],
+)
+def test_each_compile_that_searches_has_a_variance_of_its_own(
+    policy: dict[str, Any], tuned: tuple[int, ...], phase: str, searching: int, variance: float, tmp_path: Path
+) -> None:
+    arms = (FakeArm(name="eager", enabled=False), FakeArm(name="compiled", config={"compile": policy}))
+    directory = write_run(tmp_path / "run", replace(MINUTE, trials=3, arms=arms))
+    for number in tuned:
+        event = {"at_s": -5, "seconds": 1, "kind": "autotune", "phase": phase, "shape": "x"}
+        add_events(directory, event, trial=number)
+    run = run_of(directory)
+    assert (searching_starts(run, "compiled"), searching_starts(run, run.control)) == (searching, 0)
+    assert start_spread(run, "compiled") == pytest.approx(variance**0.5)
+    assert startup_row(run, "compiled").get("searching_starts", 0) == searching
+
+
+def test_noise_that_lasts_longer_than_a_block_widens_the_spread() -> None:
+    rng = np.random.default_rng(3)
+    block = np.repeat(np.arange(40), 100)
+    noise = rng.standard_normal(4000)
+    slow = np.repeat(rng.standard_normal(4), 1000)  # lasts for ten blocks
+    brief = luck_of_quantile(np.exp(noise), block, 0.5, 1.0)
+    lasting = luck_of_quantile(np.exp(noise + slow - np.median(slow)), block, 0.5, 1.0)
+    assert brief.degrees == lasting.degrees == 5.0
+    assert (brief.spread or 1.0) < 0.05  # of forty blocks of independent requests
+    assert (lasting.spread or 0.0) > 0.3  # of four independent stretches
+
+
+@pytest.mark.parametrize(("blocks", "degrees"), [(2, 1.0), (3, 2.0), (20, 3.0), (120, 10.0)])
+def test_a_longer_trial_knows_better_how_much_its_traffic_moved_it(blocks: int, degrees: float) -> None:
+    block = np.repeat(np.arange(blocks), 50)
+    luck = luck_of_share(np.random.default_rng(1).random(len(block)) < 0.9, block)
+    assert luck.degrees == degrees
+    assert luck.spread == pytest.approx(np.sqrt(0.1 / 0.9 / len(block)), rel=1.5)
+    one = np.zeros(50, dtype=np.int64)
+    assert luck_of_share(one == 1, one).spread is luck_of_quantile(np.arange(1.0, 51.0), one, 0.5, 25.0).spread is None
+
+
+# --- Compiles in the background ---------------------------------------------------------------------------------------
+
+
+def test_a_compile_in_the_background_has_its_share_of_the_tail_and_holds_up_no_request(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", FakeRun(duration_s=120, rate=4))
+    path = directory / "trial-01" / "requests-0.arrow"
+    rows = read_table(path, REQUESTS)[0].to_pylist()
+    path.unlink()
+    with RecordWriter(path, REQUESTS) as writer:
+        for row in rows:
+            slowed = row["arm"] == "compiled" and 30 <= (row["scheduled_ns"] - start_of(1)) / SECOND < 55
+            writer.append({**row, "end_ns": row["end_ns"] + 3 * SECOND * slowed})
+    add_events(directory, {"kind": "background_compile", "phase": "serving", "at_s": 30.0, "seconds": 30.0})
+    run = run_of(directory)
+    found = plateau(run, "compiled", "e2e")
+    assert (found.events, found.seconds, found.tail_pct) == (1, 30.0, 100.0)
+    assert found.of == pytest.approx(4 * found.requests, rel=0.2)
+    assert found.p99_ms > 3000 > found.p99_outside_ms
+    assert found.share_pct == pytest.approx(100.0 * (1.0 - found.p99_outside_ms / found.p99_ms))
+    assert not run.attribution.hit.any()
+    eager, compiled = (arm["compile"] for arm in analyze(directory)["arms"])
+    assert (compiled["recompiles"], compiled["background"]["events"], compiled["background"]["s"]) == (0, 1, 30.0)
+    assert compiled["background"]["p99_e2e_share_pct"] == pytest.approx(found.share_pct)
+    assert eager["background"]["p99_e2e_share_pct"] is None
+
+
+# --- The map of shapes ------------------------------------------------------------------------------------------------
+
+WARMED = Startup(warmed={"prefill batch 1 × length 64, context 64": 2.0, "decode batch 1 × length 1, context 64": 1.0})
+LATE = Compile(at_s=20.0, seconds=1.0, shape="prefill batch 2 × length 128, context 128")
+SHAPED = FakeRun(
+    arms=(FakeArm(name="eager", enabled=False), FakeArm(name="compiled", startup=WARMED, compiles=(LATE,))),
+    duration_s=60.0,
+    rate=5.0,
+)
+
+
+@given(st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=200), st.integers(4, 20))
+def test_spans_are_few_apart_and_hold_every_size(sizes: list[int], most: int) -> None:
+    found = spans(np.array(sizes, dtype=np.int64), most)
+    assert 1 <= len(found) <= most
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(found))
+    assert all(any(first <= size <= last for first, last in found) for size in sizes)
+    assert all(any(first <= size <= last for size in sizes) for first, last in found)
+
+
+def test_the_map_marks_what_the_warm_up_had_not_met_and_what_compiled(tmp_path: Path) -> None:
+    run = run_of(write_run(tmp_path / "run", SHAPED))
+    length = np.where(np.arange(len(run.requests)) % 3 == 0, 65, 64)
+    shaped = replace(run.requests, padded_batch=np.ones(len(length), np.int8), padded_length=length)
+    found = shape_map(replace(run, requests=shaped))
+    assert found is not None
+    eager, compiled = found.arms
+    cells = {
+        (found.batches[cell.batch], found.lengths[cell.length]): (cell.requests, cell.new, cell.compiles)
+        for cell in compiled.cells
+    }
+    assert cells == {
+        ((1, 1), (64, 64)): (200, 0, 0),
+        ((1, 1), (65, 65)): (100, 1, 0),
+        ((2, 2), (128, 128)): (0, 0, 1),
+    }
+    assert {cell.new for cell in eager.cells} == {None}
+
+
+def test_the_map_loses_no_request_whatever_its_shape(tmp_path: Path) -> None:
+    run, rng = run_of(write_run(tmp_path / "run", SHAPED)), np.random.default_rng(5)
+    batch, length = (rng.integers(-1, 1 << bits, len(run.requests)) for bits in (6, 30))
+    found = shape_map(replace(run, requests=replace(run.requests, padded_batch=batch, padded_length=length)))
+    assert found is not None
+    assert max(len(found.batches), len(found.lengths)) <= 16
+    for row in found.arms:
+        assert sum(cell.requests for cell in row.cells) == row.requests == 300 - row.unknown
+        assert len({(cell.batch, cell.length) for cell in row.cells}) == len(row.cells)
+    bare = write_run(tmp_path / "bare", replace(SHAPED, server_columns=False))
+    assert shape_map(run_of(bare)) is None

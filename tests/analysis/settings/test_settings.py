@@ -23,44 +23,38 @@ def refused(call: Callable[..., object], *arguments: Any, **options: Any) -> str
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("key", "value", "words"),
     [
-        ({"margin": "wide"}, "gates.margin is 'wide'"),
-        ({"margin": True}, "gates.margin is True"),
-        ({"margin": -0.1}, "gates.margin is -0.1: give a value from 0 to 10"),
-        ({"margin": math.nan}, "gates.margin is nan"),
-        ({"max_recompiles": math.inf}, "gates.max_recompiles"),
-        ({"max_error_pct": 101.0}, "gates.max_error_pct is 101: give a value from 0 to 100"),
-        ({"alpha": 0.0}, "gates.alpha"),
-        ({"metrics": "ttft"}, "gates.metrics"),
-        ({"metrics": []}, "gates.metrics"),
-        ({"metrics": ["speed"]}, "gates.metrics holds 'speed': use ttft, e2e, tpot, max_itl, itl"),
-        ({"metrics": ["e2e", "e2e"]}, "gates.metrics is ['e2e', 'e2e']"),
-        ({"quantile": 1.0}, "gates.quantile"),
-        ({"quantile": 0.9, "quantiles": [0.9]}, "keep quantiles"),
-        ({"quantiles": [0.3]}, "gates.quantiles is 0.3: give a value from 0.5 to 0.9999"),
-        ({"quantiles": []}, "gates.quantiles is []"),
-        ({"quantiles": [0.9, 0.9]}, "gates.quantiles is [0.9, 0.9]"),
-        ({"min_blocks": 1}, "gates.min_blocks"),
-        ({"margins": {"ttft": -1.0}}, "gates.margins.ttft is -1: give a value from 0 to 10"),
-        ({"margins": {"tpot": 0.1}}, "gates.margins.tpot"),
-        ({"method": "guess"}, "gates.method is 'guess': use label swap or block bootstrap"),
-        ({"cold": 3}, "gates.cold is 3: give a table"),
-        ({"cold": {"max_errors": 3}}, "gates.cold.max_errors is unknown"),
-        ({"cold": {"max_stall_s": "x"}}, "gates.cold.max_stall_s is 'x'"),
+        *(("margin", value, f"gates.margin is {value!r}") for value in ("wide", True, math.nan)),
+        ("margin", -0.1, "gates.margin is -0.1: give a value from 0 to 10"),
+        ("max_recompiles", math.inf, "gates.max_recompiles"),
+        ("max_error_pct", 101.0, "gates.max_error_pct is 101"),
+        ("alpha", 0.0, "gates.alpha"),
+        *(("metrics", value, "gates.metrics") for value in ("ttft", [], ["e2e", "e2e"])),
+        ("metrics", ["speed"], "gates.metrics holds 'speed': use ttft"),
+        ("quantile", 1.0, "gates.quantile"),
+        *(("quantiles", value, f"gates.quantiles is {value}") for value in ([], [0.9, 0.9])),
+        ("quantiles", [0.3], "gates.quantiles is 0.3: give a value from 0.5"),
+        ("min_blocks", 1, "gates.min_blocks"),
+        ("margins", {"ttft": -1.0}, "gates.margins.ttft is -1"),
+        ("margins", {"tpot": 0.1}, "gates.margins.tpot"),
+        ("method", "guess", "gates.method is 'guess': use label swap"),
+        ("cold", 3, "gates.cold is 3: give a table"),
+        ("cold", {"max_errors": 3}, "gates.cold.max_errors is unknown"),
+        ("cold", {"max_stall_s": "x"}, "gates.cold.max_stall_s is 'x'"),
     ],
 )
-def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(table: dict[str, Any], said: str) -> None:
-    assert said in refused(GateLimits.from_table, table)
+def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(key: str, value: Any, words: str) -> None:
+    assert words in refused(GateLimits.from_table, {key: value})
 
 
 def test_every_number_has_a_range() -> None:
-    assert refused(GateLimits, margin=math.nan).startswith("gates.margin is nan")
     for item in fields(GateLimits):
         if item.name not in ("metrics", "quantiles", "margins", "cold", "method", "sequential"):
             assert refused(GateLimits, **{item.name: -1}).startswith(f"gates.{item.name} is -1")
     for item in fields(CompileBudget):
         assert refused(CompileBudget, **{item.name: -1}).startswith(f"gates.cold.{item.name} is -1")
+    assert "keep quantiles" in refused(GateLimits.from_table, {"quantile": 0.9, "quantiles": [0.9]})
 
 
 def test_limits_have_defaults_and_exceptions_by_metric_and_phase() -> None:
@@ -85,16 +79,10 @@ def test_a_rollout_has_load_gpus_and_a_price_per_hour_of_one_gpu() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("load_rps", 0),
-        ("load_rps", "many"),
-        ("load_rps", True),
-        ("load_rps", math.nan),
-        ("gpus_per_replica", 1.5),
-        ("gpus_per_replica", 0),
-        ("gpu_hour_price", -1),
-        ("gpu_hour_price", "2 EUR"),
-        ("currency", 3),
-        ("currency", "<b>"),
+        *(("load_rps", value) for value in (0, "many", True, math.nan)),
+        *(("gpus_per_replica", value) for value in (0, 1.5)),
+        *(("gpu_hour_price", value) for value in (-1, "2 EUR")),
+        *(("currency", value) for value in (3, "<b>")),
     ],
 )
 def test_a_value_of_the_rollout_that_cannot_be_used_is_refused(key: str, value: Any) -> None:
@@ -149,25 +137,21 @@ def test_a_target_that_cannot_be_used_is_refused_with_the_remedy(text: str, reme
 
 
 @pytest.mark.parametrize(
-    ("parse", "table", "said"),
+    ("parse", "table", "words"),
     [
         (parse_slo, {"p99_ttft_ms": 500, "targets": ["p99_ttft_ms <= 400"]}, "p99_ttft_ms <= 500 and p99_ttft_ms <= 4"),
         (parse_slo, {"p99_ttft_ms": 500, "targets": ["p99_ttft_ms < 500"]}, "p99_ttft_ms <= 500 and p99_ttft_ms < 5"),
-        (parse_slo, {"targets": "p99_ttft_ms <= 5"}, "give a list such as"),
-        (parse_slo, {"targets": [5]}, "give a list such as"),
-        (parse_slo, {"targets": None}, "give a list such as"),
-        (parse_slo, {"p99_latency_ms": 1}, "slo.p99_latency_ms"),
-        (parse_slo, {"p999_ttft_ms": 1}, "slo.p999_ttft_ms"),
+        *((parse_slo, {"targets": value}, "give a list such as") for value in ("p99_ttft_ms <= 5", [5], None)),
+        *((parse_slo, {key: 1}, f"slo.{key}") for key in ("p99_latency_ms", "p999_ttft_ms")),
         *((parse_slo, {"p99_ttft_ms": value}, "p99_ttft_ms") for value in (-1, "fast", True, math.nan, None)),
-        (parse_cold, {"cold": 3}, "slo.cold is 3: give a table [slo.cold]"),
-        (parse_cold, {"cold": {"speed": 3}}, "slo.cold.speed is unknown"),
-        (parse_cold, {"cold": {"cold": {}}}, "slo.cold.cold is unknown"),
+        (parse_cold, {"cold": 3}, "slo.cold is 3: give a table"),
+        *((parse_cold, {"cold": {key: 3}}, f"slo.cold.{key} is unknown") for key in ("speed", "cold")),
     ],
 )
 def test_a_table_of_targets_that_cannot_be_used_is_refused(
-    parse: Callable[..., object], table: dict[str, Any], said: str
+    parse: Callable[..., object], table: dict[str, Any], words: str
 ) -> None:
-    assert said in refused(parse, table)
+    assert words in refused(parse, table)
 
 
 def test_keys_and_texts_add_up_and_the_cold_start_has_its_own_targets() -> None:
@@ -180,10 +164,7 @@ def test_keys_and_texts_add_up_and_the_cold_start_has_its_own_targets() -> None:
 def test_a_target_of_the_command_line_replaces_the_one_of_the_same_key() -> None:
     table = {"p99_ttft_ms": 500, "p99_e2e_ms": 6000, "cold": {"p99_ttft_ms": 9000}}
     changed = merged(table, ["p99_ttft_ms <= 300", "error_rate <= 1%"])
-    assert [target.text for target in parse_slo(changed)] == [
-        "p99_e2e_ms <= 6000",
-        "p99_ttft_ms <= 300",
-        "error_rate <= 1%",
-    ]
+    texts = [target.text for target in parse_slo(changed)]
+    assert texts == ["p99_e2e_ms <= 6000", "p99_ttft_ms <= 300", "error_rate <= 1%"]
     assert parse_cold(changed) == parse_cold(table)
     assert refused(merged, {}, ["p99_ttft_ms"]).startswith('--slo holds "p99_ttft_ms"')

@@ -1,15 +1,38 @@
+"""summary.json: the verdict and its exit code, arms, events, schema, machines, traffic and server load."""
+
 import json
+import re
 from dataclasses import replace
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from jsonschema import Draft202012Validator
 
+from analysis.judging.judgement import judge
 from analysis.records import scratch
-from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
-from analysis.records.tables import RecordError, read_table
+from analysis.records.documents import write_document
+from analysis.records.run_records import read_run
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, SERVER_LOAD
+from analysis.records.tables import RecordError, RecordWriter, read_table
+from analysis.report.html import html_report
+from analysis.report.markdown import markdown_report
+from analysis.report.terminal import verdict_table
+from analysis.run.run import Run
+from analysis.run.slo import parse_goodput
 from analysis.statistics import quantiles
-from analysis.summary.summary import analyze, exit_code, write_summary
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+from analysis.summary import summary as summaries
+from analysis.summary.summary import SCHEMA, analyze, exit_code, write_summary
+from benchmarks.simulation.detection import CONTROL, TREATMENT
+from benchmarks.simulation.scenario import Scenario
+from benchmarks.simulation.scenario import run as simulated
+from tests.analysis.judging.test_load_steps import write_search
+from tests.fakes.beds import FakeBed, Trouble
+from tests.fakes.external_runs import write_external
+from tests.fakes.resources import tell
+from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.summary_schema import FOLDER, PUBLISHED, hold
+from tests.golden.recorded import RUNS, golden
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 6000}
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=5 + 10 * step, seconds=3 + step) for step in range(6)])
@@ -20,8 +43,18 @@ def summary_of(path, run):
     return analyze(write_run(path / "run", run))
 
 
-def gate(summary, name, arm="compiled"):
-    return next(item for item in summary["gates"] if (item["arm"], item["gate"]) == (arm, name))
+def arms_of(summary):
+    return {arm["name"]: arm for arm in summary["arms"]}
+
+
+def gates_of(summary, arm="compiled"):
+    return {gate["gate"]: gate for gate in summary["gates"] if gate["arm"] == arm}
+
+
+def estimates_of(summary):
+    found = [gate for gate in summary["gates"] if gate["kind"] in ("noninferiority", "slo")]
+    assert found
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -43,95 +76,317 @@ def test_the_exit_code_is_that_of_the_verdict(run, overall, code, tmp_path):
     assert (summary["overall"], summary["exit_code"], exit_code(summary)) == (overall, code, code)
 
 
-FAULTY = FakeArm(name="compiled", error_share=0.03, compiles=[Compile(at_s=20, seconds=4), Compile(at_s=50, seconds=2)])
-
-
 def test_a_run_too_large_for_memory_has_the_same_summary(tmp_path, monkeypatch):
-    run = FakeRun(duration_s=60, rate=2, trials=2, arms=(EAGER, FAULTY), slo=SLO)
+    compiles = [Compile(at_s=20, seconds=4), Compile(at_s=50, seconds=2)]
+    faulty = FakeArm(name="compiled", error_share=0.03, compiles=compiles)
+    run = FakeRun(duration_s=60, rate=2, trials=2, arms=(EAGER, faulty), slo=SLO, gates={"draws": 99})
     directory = write_run(tmp_path / "run", run)
     small = analyze(directory)
     # Columns in files, and everything in many parts.
     monkeypatch.setattr(scratch, "LARGEST_IN_MEMORY", 64)
     monkeypatch.setattr(scratch, "AT_ONCE", 97)
     monkeypatch.setattr(quantiles, "_MANY", 50)
-    assert json.dumps(analyze(directory)) == json.dumps(small)
+    for summary, name in ((small, "small.json"), (analyze(directory), "large.json")):
+        write_summary(summary, tmp_path / name)
+    assert (tmp_path / "small.json").read_bytes() == (tmp_path / "large.json").read_bytes()
 
 
-class TestOtherSources:
-    def bare(self, path, run=None):
-        directory = write_run(path / "run", run or FakeRun(server_columns=False))
-        requests = read_table(directory / "trial-01" / "requests-0.arrow", REQUESTS)[0]
-        events = read_table(directory / "trial-01" / "compile_events.arrow", COMPILE_EVENTS)[0]
-        target = path / "bare"
-        target.mkdir()
-        return requests, events, target
-
-    def test_parquet_alone_is_judged(self, tmp_path):
-        requests, events, target = self.bare(tmp_path)
-        times = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
-        keep = ["arm", "trial", "pair_id", *times, "status", "output_tokens"]
-        pq.write_table(requests.select(keep), target / "requests.parquet")
-        pq.write_table(events, target / "compile_events.parquet")
-        summary = analyze(target)
-        assert summary["control"] == "eager"
-        assert summary["overall"] == "PASS"
-
-    def test_without_events_recompiles_are_unknown(self, tmp_path):
-        requests, _, target = self.bare(tmp_path)
-        pq.write_table(requests, target / "requests.parquet")
-        summary = analyze(target)
-        assert gate(summary, "recompiles")["verdict"] == "INCONCLUSIVE"
-        assert gate(summary, "noninferiority p99_ttft")["verdict"] == "PASS"
-        assert summary["overall"] == "INCONCLUSIVE"
+def test_parquet_alone_is_judged_and_recompiles_are_unknown_without_events(tmp_path):
+    trial = write_run(tmp_path / "run", FakeRun(server_columns=False)) / "trial-01"
+    requests = read_table(trial / "requests-0.arrow", REQUESTS)[0]
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    times = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
+    columns = ["arm", "trial", "pair_id", *times, "status", "output_tokens"]
+    pq.write_table(requests.select(columns), bare / "requests.parquet")
+    summary = analyze(bare)
+    verdicts = {name: gate["verdict"] for name, gate in gates_of(summary).items()}
+    assert (verdicts["recompiles"], verdicts["noninferiority p99_ttft"]) == ("INCONCLUSIVE", "PASS")
+    assert summary["overall"] == "INCONCLUSIVE"
+    pq.write_table(read_table(trial / "compile_events.arrow", COMPILE_EVENTS)[0], bare / "compile_events.parquet")
+    summary = analyze(bare)
+    assert (summary["control"], summary["overall"]) == ("eager", "PASS")
 
 
-class TestDocument:
-    def test_same_records_and_seed_give_the_same_bytes(self, tmp_path):
-        directory = write_run(tmp_path / "run", replace(SHORT, arms=(EAGER, NAIVE)))
-        for name in ("a.json", "b.json"):
-            write_summary(analyze(directory, seed=3), tmp_path / name)
-        assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+def test_targets_of_the_command_line_replace_those_of_the_experiment(tmp_path):
+    directory = write_run(tmp_path / "run", replace(SHORT, slo=SLO))
+    summary = analyze(directory, slo=["p99_ttft_ms <= 1", "p50_itl_ms < 900"])
+    limits = {row["gate"]: row["limit"] for row in summary["gates"] if row["kind"] == "slo"}
+    assert limits == {"slo p99_e2e_ms": 6000.0, "slo p99_ttft_ms": 1.0, "slo p50_itl_ms": 900.0}
+    with pytest.raises(RecordError, match="operator"):
+        analyze(directory, slo=["p99_ttft_ms 1"])
 
-    def test_numbers_are_json_and_finite(self, clean):
-        text = json.dumps(clean, allow_nan=False)
-        assert json.loads(text) == clean
 
-    def test_series_and_distribution_count_every_request(self, clean):
-        for arm in clean["arms"]:
-            points = clean["series"]["arms"][arm["name"]]
-            assert sum(point["n"] for point in points) == arm["requests"]
-            places = [(point["trial"], point["t_s"]) for point in points]
-            assert places == sorted(places)
-            assert all(point["ttft_p50_ms"] <= point["ttft_p99_ms"] <= point["e2e_max_ms"] for point in points)
-            for metric in ("ttft", "e2e"):
-                curve = clean["distribution"]["metrics"][metric][arm["name"]]
-                assert sum(curve["counts"]) == arm["requests"]
-                assert len(curve["edges_ms"]) == len(curve["counts"]) + 1
-                for _, value, low, high in curve["ecdf"]:
-                    assert low is None or low <= value
-                    assert high is None or value <= high
+def test_a_comparison_that_a_check_forbids_is_open(tmp_path):
+    rows = summary_of(tmp_path, FakeRun(lag_ms=500.0))["comparisons"]
+    found = {(row["phase"], row["test_verdict"], row["verdict"]) for row in rows if row["gate"]}
+    assert found == {("steady", "PASS", "INCONCLUSIVE")}
 
-    def test_events_and_spikes_name_the_compiles_that_hit_requests(self, tmp_path):
-        summary = summary_of(tmp_path, replace(SHORT, arms=(EAGER, NAIVE)))
-        events = summary["events"]
-        assert [event["seconds"] for event in events] == [8, 7, 6, 5, 4, 3]
-        assert all(event["requests_hit"] > 0 and event["phase"] == "serving" for event in events)
-        assert events[0]["offset_s"] == pytest.approx(55)
-        assert "recompiled" in {spike["cause"] for spike in summary["spikes"] if spike["arm"] == "naive"}
-        worst = summary["spikes"][0]
-        assert worst["explained_pct"] > 90
-        assert set() < set(worst["event_ids"]) <= {event["event_id"] for event in events}
 
-    def test_a_comparison_that_a_check_forbids_is_open(self, tmp_path):
-        rows = summary_of(tmp_path, FakeRun(lag_ms=500.0))["comparisons"]
-        assert {(row["phase"], row["test_verdict"], row["verdict"]) for row in rows if row["gate"]} == {
-            ("steady", "PASS", "INCONCLUSIVE")
-        }
+def test_the_summary_is_json_and_its_series_and_distributions_count_every_request(clean):
+    assert json.loads(json.dumps(clean, allow_nan=False)) == clean
+    for arm in clean["arms"]:
+        points = clean["series"]["arms"][arm["name"]]
+        assert sum(point["n"] for point in points) == arm["requests"]
+        places = [(point["trial"], point["t_s"]) for point in points]
+        assert places == sorted(places)
+        assert all(point["ttft_p50_ms"] <= point["ttft_p99_ms"] <= point["e2e_max_ms"] for point in points)
+        for metric in ("ttft", "e2e"):
+            curve = clean["distribution"]["metrics"][metric][arm["name"]]
+            assert sum(curve["counts"]) == arm["requests"]
+            assert len(curve["edges_ms"]) == len(curve["counts"]) + 1
+            for _, value, low, high in curve["ecdf"]:
+                assert low is None or low <= value
+                assert high is None or value <= high
 
-    def test_targets_of_the_command_line_take_the_place_of_the_experiments(self, tmp_path):
-        directory = write_run(tmp_path / "run", replace(SHORT, slo=SLO))
-        summary = analyze(directory, slo=["p99_ttft_ms <= 1", "p50_itl_ms < 900"])
-        limits = {row["gate"]: row["limit"] for row in summary["gates"] if row["kind"] == "slo"}
-        assert limits == {"slo p99_e2e_ms": 6000.0, "slo p99_ttft_ms": 1.0, "slo p50_itl_ms": 900.0}
-        with pytest.raises(RecordError, match="the operator is missing"):
-            analyze(directory, slo=["p99_ttft_ms 1"])
+
+# --- Arms -------------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_those_of_the_records(tmp_path):
+    directory = write_run(tmp_path / "run", FakeRun(duration_s=60))
+    rows = read_table(directory / "trial-01" / "requests-0.arrow", REQUESTS)[0].to_pylist()
+    e2e = [(row["end_ns"] - row["scheduled_ns"]) / 1e6 for row in rows if row["arm"] == "eager"]
+    eager = arms_of(analyze(directory))["eager"]
+    assert eager["metrics"]["e2e"]["p99_ms"] == pytest.approx(np.quantile(e2e, 0.99), rel=1e-6)
+    assert eager["metrics"]["e2e"]["n"] == eager["requests"] == eager["ok"] == len(e2e)
+    assert eager["request_rate"] == pytest.approx(len(e2e) / 60)
+
+
+def test_arms_have_their_phases_padding_start_and_verdict(clean):
+    eager, compiled = clean["arms"]
+    assert compiled["cold"]["e2e"]["n"] > 0
+    assert compiled["cold"]["e2e"]["n"] + compiled["steady"]["e2e"]["n"] == compiled["metrics"]["e2e"]["n"]
+    assert (compiled["padding"]["waste_pct"], compiled["padding"]["tokens"]) == (pytest.approx(25.0), 600)
+    assert (compiled["startup"]["load_s"], compiled["startup"]["warmup_s"]) == (1.0, 2.0)
+    assert (compiled["compile"]["warmup_events"], compiled["compile"]["warmup_s"]) == (1, 5.0)
+    assert [row["verdict"] for row in eager["slo"]] == ["PASS", "PASS"]
+    assert (eager["verdict"], compiled["verdict"]) == (None, "PASS"), "the control has none"
+
+
+def test_compiles_are_kept_out_of_steady_and_explain_the_spikes(tmp_path):
+    summary = summary_of(tmp_path, FakeRun(arms=(EAGER, NAIVE)))
+    events = summary["events"]
+    assert [event["seconds"] for event in events] == [8, 7, 6, 5, 4, 3]
+    assert all(event["requests_hit"] > 0 and event["phase"] == "serving" for event in events)
+    assert events[0]["offset_s"] == pytest.approx(55)
+    worst = summary["spikes"][0]
+    assert (worst["arm"], worst["cause"]) == ("naive", "recompiled")
+    assert worst["explained_pct"] > 90
+    assert set() < set(worst["event_ids"]) <= {event["event_id"] for event in events}
+    naive = arms_of(summary)["naive"]
+    assert naive["metrics"]["e2e"]["p99_ms"] > 3000
+    assert naive["steady"]["e2e"]["p99_ms"] < 2000
+    assert naive["compile"]["p99_e2e_ms_without"] < 2000
+    assert naive["compile"]["p99_e2e_explained_pct"] > 50
+
+
+@pytest.mark.parametrize(("compiles", "stall_s"), [((), None), ((Compile(at_s=40, seconds=5),), 5.0)])
+def test_without_telemetry_only_waits_that_a_server_reported_are_known(compiles, stall_s, tmp_path):
+    arms = (EAGER, FakeArm(name="compiled", compiles=compiles))
+    compiled = arms_of(summary_of(tmp_path, replace(SHORT, arms=arms, telemetry=False)))["compiled"]
+    assert compiled["padding"]["waste_pct"] is compiled["compile"]["serving_events"] is None
+    assert bool(compiled["compile"]["requests_hit"]) == bool(compiles)
+    assert compiled["compile"]["recompiles"] is None
+    assert compiled["compile"]["longest_stall_s"] == (stall_s and pytest.approx(stall_s, rel=0.2))
+
+
+def test_an_arm_that_a_search_never_started_has_no_figures(tmp_path):
+    directory = write_search(tmp_path / "run", {"eager": 9, "new": 17}, [[8, 16]])
+    with RecordWriter(directory / "trial-01" / "compile_events.arrow", COMPILE_EVENTS):
+        pass
+    with (directory / "experiment.toml").open("a") as file:
+        file.write('[[arms]]\nname = "late"\ncontrol = false\n')
+    rows = arms_of(analyze(directory))
+    new, late = rows["new"], rows["late"]
+    assert (new["startup"]["compile_s"], late["startup"]["compile_s"]) == (0.0, None)
+    assert new["request_rate"] > 0
+    assert late["request_rate"] is late["output_token_rate"] is late["goodput_rps"] is None
+    gates = judge(Run.of(read_run(directory))).gates
+    assert [gate.arm for gate in gates if gate.gate == "deaths"] == ["new"], "it did not stay up either"
+
+
+# --- The published schema ---------------------------------------------------------------------------------------------
+
+
+def schemas_in(schema):
+    for item in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from schemas_in(item)
+    if isinstance(schema, dict):
+        yield schema
+
+
+def test_the_schema_carries_its_version_and_describes_every_number():
+    Draft202012Validator.check_schema(PUBLISHED)
+    assert PUBLISHED["$id"] == f"urn:tailgate:schema:summary:{SCHEMA}"
+    assert PUBLISHED["properties"]["schema"]["const"] == SCHEMA == golden("demo")["schema"]
+    assert [path.name for path in FOLDER.glob("*.json")] == [f"summary-{SCHEMA}.schema.json"]
+    items = [pair for schema in schemas_in(PUBLISHED) for pair in (schema.get("properties") or {}).items()]
+    numbers = [(key, item) for key, item in items if re.search("number|integer", str(item.get("type")))]
+    assert numbers
+    assert [key for key, item in numbers if not item.get("description")] == []
+    for name in RUNS:
+        hold(golden(name), name)
+
+
+def test_a_key_that_the_schema_does_not_describe_fails_the_test_that_makes_it(tmp_path, monkeypatch):
+    real = summaries._summary
+    monkeypatch.setattr(summaries, "_summary", lambda *args: real(*args) | {"surprise": 1})
+    with pytest.raises(AssertionError, match="surprise"):
+        summary_of(tmp_path, FakeRun(duration_s=60.0, rate=2.0, gates={"draws": 99}))
+
+
+# --- Machines ---------------------------------------------------------------------------------------------------------
+
+
+def on_machines(path, *troubles, watched=True, **more):
+    faster = (EAGER, FakeArm(name="compiled", ratio=0.8))
+    bed = FakeBed(troubles=troubles) if watched else None
+    options = {"trials": 2, "duration_s": 420.0, "rate": 2.0, "seed": 7, "slo": SLO, "arms": faster, **more}
+    return summary_of(path, FakeRun(bed=bed, gates={"draws": 99}, **options))
+
+
+@pytest.fixture(scope="module")
+def unwatched(tmp_path_factory):
+    return on_machines(tmp_path_factory.mktemp("unwatched"), watched=False)
+
+
+def test_quiet_machines_change_no_verdict(tmp_path, unwatched):
+    quiet = on_machines(tmp_path)
+    assert (quiet["bed"]["verdict"], unwatched["bed"]["verdict"]) == ("quiet", "not watched")
+    assert quiet["gates"] == unwatched["gates"]
+    assert quiet["overall"] == unwatched["overall"] == "PASS"
+    assert set(unwatched["bed"]) == {"verdict", "line", "variation"}
+    checks, others = ({check["check"] for check in summary["validity"]} for summary in (quiet, unwatched))
+    assert checks - others == {
+        *("foreign work", "throttling", "device settings", "steal", "busy host", "bed drift", "bed apart", "slow bed")
+    }
+
+
+SLOW_BALANCED = Trouble(what="slow", size=0.85)
+
+
+@pytest.mark.parametrize(
+    "trouble", [Trouble(what="foreign"), Trouble(what="slow", size=0.8, trials=(1,)), SLOW_BALANCED]
+)
+def test_disturbed_machines_leave_a_pass_open_unless_changing_places_balances_it(tmp_path, trouble):
+    summary = on_machines(tmp_path, trouble)
+    left_open = trouble is not SLOW_BALANCED
+    assert summary["bed"]["verdict"] == "disturbed"
+    assert summary["overall"] == ("INCONCLUSIVE" if left_open else "PASS")
+    check = summary["bed"]["disturbances"][0]["check"]
+    assert (check in {row["check"] for row in summary["validity"] if not row["ok"]}) is left_open
+    for gate in estimates_of(summary):
+        assert (check in gate["blocked_by"]) is ("would be a PASS" in gate["reason"]) is left_open
+
+
+def test_recompiles_on_disturbed_machines_still_fail(tmp_path):
+    arms = (EAGER, FakeArm(name="compiled", compiles=(Compile(at_s=100.0, seconds=9.0),)))
+    summary = on_machines(tmp_path, Trouble(what="foreign", place="cuda:0"), arms=arms)
+    verdicts = {name: gate["verdict"] for name, gate in gates_of(summary).items()}
+    assert summary["overall"] == verdicts["recompiles"] == "FAIL"
+    assert verdicts["noninferiority p99_ttft"] == "INCONCLUSIVE"
+
+
+# --- Requests that are answered by vectors ----------------------------------------------------------------------------
+
+PADDED = FakeArm(name="padded", ratio=0.8, error_share=0.003)
+STALLED = FakeArm(name="naive", compiles=[Compile(at_s=60, seconds=2)])
+EMBEDDING = FakeRun(task="embed", arms=(EAGER, PADDED, STALLED), slo={"p99_e2e_ms": 20_000}, step_kinds=("encode",))
+
+
+def test_a_run_of_embeddings_is_judged_and_shown_without_tokens(tmp_path):
+    summary = summary_of(tmp_path, EMBEDDING)
+    padded = {name: gate["verdict"] for name, gate in gates_of(summary, "padded").items()}
+    naive = {name: gate["verdict"] for name, gate in gates_of(summary, "naive").items()}
+    for gate in ("noninferiority p99_e2e", "slo p99_e2e_ms", "recompiles"):
+        assert padded[gate] == "PASS"
+    assert naive["recompiles"] == "FAIL"
+    assert not any("ttft" in gate or "itl" in gate for gate in (*padded, *naive))
+    assert {row["metric"] for row in summary["comparisons"]} == {"e2e"}
+    assert {row["rate"] for row in summary["rates"]} == {"goodput", "requests"}
+    assert (summary["task"], list(summary["distribution"]["metrics"])) == ("embed", ["e2e"])
+    for arm in summary["arms"]:
+        assert [list(arm[part]) for part in ("metrics", "steady", "cold")] == [["e2e"]] * 3
+        assert arm["output_tokens"] is arm["output_token_rate"] is None
+    eager, padded, _ = summary["arms"]
+    assert (eager["failed"], eager["ok"]) == (0, eager["requests"]), "an answer without tokens has not failed"
+    assert 0 < padded["failed"] < 0.01 * padded["requests"]
+    page = html_report(summary).partition("<script")[0]
+    for report in (markdown_report(summary), verdict_table(summary, width=120), page):
+        assert re.search(r"TTFT|TPOT|ITL|output tokens|energy a token", report) is None
+        assert "p99 E2E" in report
+
+
+def test_vectors_are_judged_by_their_cosine(tmp_path):
+    directory = write_run(tmp_path / "run", replace(EMBEDDING, duration_s=90, slo={}))
+    cosines = {"eager": 1.0, "padded": 0.9995, "naive": 0.5}
+    row = {"error": None, "departs": None, "of": 6, "min_cosine": 0.999}
+    rows = [
+        {**row, "arm": arm, "replica": f"{arm}-0", "cosine": cosine, "same": 6 if cosine > 0.999 else 5}
+        for arm, cosine in cosines.items()
+    ]
+    facts = read_run(directory).trials[0]
+    answers = {"dtype": "bfloat16", "prompts": [4] * 6, "replicas": rows}
+    write_document(directory / "trial-01" / "trial.json", {**facts, "answers": answers})
+    gates = {gate.arm: gate for gate in judge(Run.of(read_run(directory))).gates if gate.gate == "parity"}
+    assert {arm: (gate.verdict, gate.value, gate.limit) for arm, gate in gates.items()} == {
+        "padded": ("PASS", 0.9995, 0.999),
+        "naive": ("FAIL", 0.5, 0.999),
+    }
+    assert "0.500000" in gates["naive"].reason
+
+
+# --- What was sent, and how loaded servers were -----------------------------------------------------------------------
+
+
+def test_a_closed_loop_and_lengths_over_the_limits_are_reported(tmp_path):
+    run = write_run(tmp_path / "run", FakeRun(duration_s=60, trials=2, rate=2, gates={"draws": 99}))
+    dropped = {"input_over": 7, "output_over": 2, "requests_dropped": 8, "turns_after_end": 3}
+    tell(run, loop="closed", concurrency=8, open_loop=False, planned={}, dropped={"policy": "drop", **dropped})
+    summary = analyze(run)
+    assert summary["traffic"]["over_limit"] == {"policy": "drop"} | {key: 2 * count for key, count in dropped.items()}
+    assert summary["design"]["open_loop"] is False
+    for report in (html_report(summary), markdown_report(summary), verdict_table(summary, width=200)):
+        for part in ("8 requests under way", "14 prompts and 4 answers", "16 requests left out"):
+            assert part in report
+    for gate in estimates_of(summary):
+        assert gate["verdict"] == "INCONCLUSIVE"
+        assert "open loop" in gate["blocked_by"]
+
+
+def test_goodput_counts_the_limits_of_its_own_table(tmp_path):
+    arms = arms_of(analyze(write_search(tmp_path / "run", {"eager": 100, "new": 1}, [[16, 18]])))
+    assert (arms["eager"]["goodput_rps"], arms["new"]["goodput_rps"]) == (pytest.approx(17.0), 0.0)
+    targets, share = parse_goodput({"ttft": 200, "e2el": 900.0, "attainment_pct": 95})
+    assert [(target.metric, target.limit) for target in targets] == [("ttft", 200.0), ("e2e", 900.0)]
+    assert share == 0.95
+    assert parse_goodput({}) == ((), None)
+    unusable = ({"ttft": 0}, {"ttft": "x"}, {"speed": 3}, {"e2e": 1, "e2el": 2}, {"attainment_pct": 90})
+    for table in (*unusable, {"ttft": 1, "attainment_pct": 101}):
+        with pytest.raises(RecordError, match="goodput"):
+            parse_goodput(table)
+
+
+def test_the_load_of_an_external_server_is_in_bins_and_in_figures(tmp_path):
+    rng = np.random.default_rng(1)
+    made = simulated(Scenario(step=64, duration_s=300.0, private_stalls=3), rng)
+    folder = write_external(tmp_path, made, rng, gates={"draws": 99, "min_blocks": 2})
+    start_ns = min(read_table(folder / "requests.arrow", REQUESTS)[0]["sent_ns"].to_pylist())
+    with RecordWriter(folder / "server_load.arrow", SERVER_LOAD) as writer:
+        for second in range(1, 290):
+            preemptions = 0 if second == 151 else second // 100  # it started again
+            row = {"trial": 1, "arm": TREATMENT, "replica": None, "at_ns": start_ns + second * SECOND}
+            writer.append(row | {"running": float(second % 7), "waiting": 2.0, "preemptions": preemptions})
+    page = {"answered": 289, "failed": 11, "late": 2, "why": "HTTPError: 503"}
+    arms = [{"name": CONTROL}, {"name": TREATMENT, "kind": "openai", "told": {"metrics": [{"replica": None, **page}]}}]
+    write_document(folder / "trial.json", {"trial": 1, "complete": True, "arms": arms})
+    summary = analyze(folder)
+    most = {"most_running": 6, "most_waiting": 2, "most_cache_pct": None, "preemptions": 3}
+    assert summary["server_load"]["arms"] == [{"arm": TREATMENT, **most, **page}]
+    [row] = summary["server_load"]["rows"]
+    assert (row["trial"], row["arm"], row["replica"]) == (1, TREATMENT, None)
+    assert len(row["t_s"]) == len(row["running"]) == len(row["preemptions"]) > 100
+    assert (max(row["running"]), sum(row["preemptions"]), set(row["cache_pct"])) == (6, 3, {None})
+    notes = " ".join(arms_of(summary)[TREATMENT]["external"]["notes"])
+    assert "11 of 300 times (HTTPError: 503)" in notes

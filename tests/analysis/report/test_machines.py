@@ -1,0 +1,278 @@
+"""What reports say of the machines: the test bed, runs that were judged as one, memory, energy and cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.report import html_report, markdown_report, verdict_table
+from analysis.report.joined import head, ratios, runs
+from analysis.report.reading import device, side_by_side
+from analysis.report.resources import memory_events
+from analysis.summary.summary import analyze
+from tests.analysis.report.conftest import HOSTILE, changed
+from tests.fakes.beds import FIGURES, FakeBed, Trouble
+from tests.fakes.resources import GIB, sample, tell
+from tests.fakes.runs import FakeRun, write_run
+
+Summary = dict[str, Any]
+Make = Callable[..., Summary]
+REPORTS = (html_report, markdown_report, verdict_table)
+DISTURBED = FakeBed(
+    locked=False,
+    troubles=(
+        Trouble(what="throttle", share=0.3, trials=(1,)),
+        Trouble(what="foreign", place="cuda:0", size=2, share=0.2, trials=(2,)),
+        Trouble(what="slow", size=0.88),
+        Trouble(what="unreadable", place="cuda:0", column="power_w"),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    summaries: dict[str, Summary] = {}
+
+    def make(bed: FakeBed | None, trials: int = 2) -> Summary:
+        key = repr((bed, trials))
+        if key not in summaries:
+            folder: Path = tmp_path_factory.mktemp("bed")
+            run = FakeRun(bed=bed, trials=trials, duration_s=120.0, rate=2.0)
+            summaries[key] = analyze(write_run(folder / "run", run))
+        return summaries[key]
+
+    return make
+
+
+def first_screen(report: Callable[[Summary], str], summary: Summary) -> str:
+    return " ".join(re.split(r'<section id="gates"|### Gates', report(summary))[0].split())
+
+
+def test_every_report_says_in_a_line_whether_the_machines_were_quiet(made: Make, demo: Summary) -> None:
+    for report in REPORTS:
+        assert "Quiet: 2 × NVIDIA H200, clocks 1,980 MHz" in first_screen(report, made(FakeBed()))
+        assert "Not watched" in first_screen(report, demo)
+    for trials, words in ((1, "One trial"), (2, "From 2 trials that is a guess")):
+        assert words in html_report(made(FakeBed(), trials)), "how the figures vary"
+    assert 'id="bed"' not in html_report(demo)
+
+
+def test_what_the_headline_says_of_the_machines_is_not_repeated(demo: Summary) -> None:
+    why = "the host beside cuda:1 ran Python 43.1 % slower before trial 5 than after trial 4"
+    demo["bed"] = {"verdict": "disturbed", "line": f"Disturbed: {why}."}
+    for headline in (f"It cannot decide. {why.capitalize()}.", "It cannot decide."):
+        demo["headline"] = headline
+        for report in REPORTS:
+            assert "Disturbed" in first_screen(report, demo)
+            assert first_screen(report, demo).lower().count(why.lower()) == 1
+
+
+def test_only_a_pass_on_disturbed_machines_says_that_gates_allowed_for_it(made: Make) -> None:
+    allowed = "Every gate passed with that allowed for."
+    summary = made(DISTURBED)
+    for report in REPORTS:
+        assert allowed not in " ".join(report(summary).split())
+        assert allowed in first_screen(report, {**summary, "overall": "PASS"})
+        assert allowed not in " ".join(report({**made(FakeBed()), "overall": "PASS"}).split())
+
+
+def test_what_a_verdict_allowed_for_is_not_called_a_limit(demo: Summary) -> None:
+    drift = {"check": "bed drift", "ok": False, "reason": "The host drifted.", "affects": ["slo"], "shift": 0.2}
+    apart = {"check": "bed apart", "arm": "compiled-naive", "ok": False, "reason": "It was slow.", "shift": 0.1}
+    demo["validity"] = [drift]
+    assert "allowed for: bed drift: The host drifted." in verdict_table(demo)
+    assert "What limits this run" not in html_report(demo)
+    both = {**demo, "validity": [drift, apart]}
+    both["gates"] = [{**gate, "blocked_by": ["bed apart"] * (gate["arm"] != "eager")} for gate in demo["gates"]]
+    assert "allowed for: bed drift" in verdict_table(both)
+    assert "limited by: bed apart (compiled-naive): It was slow." in verdict_table(both)
+    demo["gates"][0]["blocked_by"] = ["bed drift"]
+    drift["remedy"] = "Let the machine settle."
+    passed = {**demo, "overall": "PASS"}
+    assert "limited by: bed drift: The host drifted." in verdict_table(demo)
+    assert "allowed for: bed drift: The host drifted." in verdict_table(passed)
+    for report in (html_report, markdown_report):
+        assert "What limits this run" in report(demo)
+        assert "What the verdict allows for" in report(passed)
+        assert "What limits this run" not in report(passed)
+    assert drift["remedy"] in html_report(demo)
+    assert drift["remedy"] not in html_report(passed), "nothing is to be mended"
+
+
+def test_disturbed_machines_name_each_trouble_and_what_it_leaves_open(
+    made: Make, read_page: Callable[[str], Any]
+) -> None:
+    text = read_page(html_report(made(DISTURBED))).text
+    assert "cuda:1 was throttled for 36 s of the 120 s of trial 1 (heat, by the hardware)" in text
+    for part in ("2 for 24 s", "changing places balances", "cuda:0 power_w Not Supported", "-lgc 1980,1980"):
+        assert part in text
+
+
+def test_references_show_the_change_and_how_unlike_the_processors_are(made: Make) -> None:
+    figures = {**FIGURES, "python_low_ms": 8.5, "python_high_ms": 16.9}
+    slower = (Trouble(what="slow_after", size=0.9),)
+    bed = FakeBed(card_noise=0.0, host_noise=0.0, troubles=slower, figures=figures)
+    report = markdown_report(made(bed))
+    for part in ("790 → 711 TFLOP/s (−10.0 %)", "790 → 790 TFLOP/s (+0.0 %)", "8.5 to 16.9 ms"):
+        assert part in report
+
+
+def test_names_of_machines_are_data_and_no_markup(made: Make, read_page: Callable[[str], Any]) -> None:
+    kept = ("device", "host", "arm", "eager", "compiled", "p99_ttft_ms", "before", "after")
+    summary = made(DISTURBED)
+    bed = changed(summary["bed"], lambda item: HOSTILE if isinstance(item, str) and item not in kept else item)
+    summary = {**summary, "bed": bed}
+    page = read_page(html_report(summary))
+    assert len(page.scripts) == 2
+    assert HOSTILE in page.text
+    assert "<script>" not in markdown_report(summary)
+
+
+@pytest.mark.parametrize("part", ["devices", "hosts", "references", "series", "variation", "disturbances", "unknown"])
+def test_a_broken_part_of_the_test_bed_breaks_no_report(made: Make, part: str) -> None:
+    summary = made(DISTURBED)
+    for value in (None, 3, "x", [None, 3, {}], {"rows": [{}]}, {"rows": [{"kind": "arm"}]}):
+        broken = {**summary, "bed": {**summary["bed"], part: value}}
+        for report in REPORTS:
+            assert "nan" not in report(broken).lower().split("<style>")[0]
+
+
+# --- Runs that were judged as one -------------------------------------------------------------------------------------
+
+RATIO = {"arm": "compiled-bucketed", "metric": "e2e", "quantile": 0.99}
+OTHER = "the machine of two"
+
+
+@pytest.fixture
+def joined(rollout: Summary) -> Summary:
+    one = {"name": "one", "started": "2026-01-01T12:00:00+00:00", "machine": "0123456789ab", "trials": [1, 2, 4]}
+    one |= {"missing": [3], "seed": 7, "git_commit": "4b1f0c6e2a7d5f8091b3c4d5e6f708192a3b4c5d", "tailgate": "0.1.0"}
+    two = {"name": "two", "started": None, "machine": None, "trials": [5], "missing": [], "seed": 8}
+    whole = {"trials": 4, "machine_spread": 0.021, "ratio": 0.8, "low": 0.7, "high": 0.9, "machine": None}
+    own = {"trials": 1, "machine_spread": None, "ratio": None, "low": None, "high": None, "machine": OTHER}
+    rollout["design"]["trials"] = 4
+    rollout["joined"] = {
+        "runs": [one, two],
+        "machines": [{"machine": "0123456789ab", "trials": [1, 2, 4]}, {"machine": OTHER, "trials": [5]}],
+        "differences": ["two: gates.margin 0.2, in one 0.1"],
+        "ratios": [{**RATIO, **whole}, {**RATIO, **own}],
+    }
+    return rollout
+
+
+def test_every_report_counts_the_runs_that_it_joins_and_the_differences_that_were_accepted(joined: Summary) -> None:
+    assert head(joined) == "2 runs, 4 trials, 2 machines"
+    for report in REPORTS:
+        assert head(joined) in report(joined)
+        assert "1 difference accepted" in report(joined)
+    for report in (html_report, markdown_report):
+        assert joined["joined"]["differences"][0] in report(joined)
+    joined["joined"]["differences"] = []
+    for report in REPORTS:
+        assert "accepted" not in report(joined).lower()
+
+
+def test_a_run_by_itself_is_not_said_to_be_joined(joined: Summary) -> None:
+    joined["joined"]["runs"] = joined["joined"]["runs"][:1]
+    assert head(joined) == ""
+    for report in (html_report, markdown_report):
+        assert "0123456789ab" in report(joined)
+        assert "The runs" not in report(joined)
+    assert "judged together" not in verdict_table(joined)
+    del joined["joined"]
+    assert (head(joined), runs(joined).rows) == ("", [])
+    assert 'id="joined"' not in html_report(joined)
+
+
+def test_each_run_and_the_ratio_of_each_machine_are_shown(joined: Summary) -> None:
+    first, second = runs(joined).rows
+    shown = ("Trials", "Machine", "Commit")
+    assert [first[key] for key in shown] == ["1–2, 4, missing 3", "0123456789ab", "4b1f0c6e2a7d"]
+    assert (second["Machine"], second["Started"], second["Commit"]) == ("unknown", "–", "–")
+    whole, own = ratios(joined).rows
+    assert (whole["Machine"], whole["Ratio to the control"], whole["Machines add"]) == ("all", "×0.80", "± 2.1 %")
+    assert (own["Machine"], own["Ratio to the control"], own["Machines add"]) == (OTHER, "–", "–")
+    joined["joined"]["runs"][0] |= dict.fromkeys(("name", "machine", "trials", "seed"), HOSTILE)
+    joined["joined"]["differences"] = [HOSTILE]
+    for report in (html_report, markdown_report):
+        assert "Machine by machine" in report(joined)
+        assert not re.search("<script>document.title|<img src=x", report(joined))
+
+
+def test_the_device_is_that_of_the_arms(joined: Summary) -> None:
+    card = "NVIDIA H100 80GB HBM3"
+    joined["environment"]["gpus"] = [f"{card}, 580.159.04"] * 4
+    assert device(joined) == f"4 × {card}, 580.159.04", "without a watcher, those of the machine"
+    places = [(1, "a", ["eager"]), (1, "b", ["compiled-bucketed"]), (1, "c", []), (2, "d", ["eager"])]
+    devices = [
+        {"trial": trial, "host": "run", "identity": identity, "arms": arms, "model": card}
+        for trial, identity, arms in places
+    ]
+    machines = [{"trial": trial, "host": "run", "machine": f"{trial}"} for trial in (1, 2)]
+    joined["bed"] = {"machines": machines, "devices": devices}
+    assert device(joined) == f"2 × {card}, 580.159.04"
+    joined["bed"]["devices"] = devices[-1:]
+    assert device(joined) == f"{card}, 580.159.04"
+
+
+# --- Memory, energy and cost ------------------------------------------------------------------------------------------
+
+CARDS = {"eager": "cuda:0", "compiled": "cuda:1"}
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    directory = write_run(tmp_path_factory.mktemp("run") / "run", FakeRun(duration_s=120, rate=2, trials=2))
+    tell(directory, devices=CARDS)
+    with (directory / "experiment.toml").open("a") as file:
+        file.write('[rollout]\ngpu_hour_price = 3.6\ncurrency = "EUR"\n')
+    for arm, card in CARDS.items():
+        rate = 200.0 if arm == "eager" else 100.0
+        sample(directory, "device", card, {"energy_j": lambda trial, at_s, rate=rate: 1e6 + rate * at_s})
+        levels = {"reserved_bytes": 2 * GIB, "allocated_bytes": GIB, "peak_bytes": 1.5 * GIB}
+        counts = {"allocator_retries": lambda trial, at_s: (at_s >= 60) * 1.0}
+        sample(directory, "allocator", f"{arm}-0", levels | (counts if arm == "eager" else {}), arm=arm)
+    return analyze(directory)
+
+
+def test_figures_of_resources_stand_beside_throughput(sampled: Summary) -> None:
+    figures = {row.name: row.values for row in side_by_side(sampled)}
+    for name, value in (
+        ("peak, kept by the allocator", "2 GiB"),
+        ("peak, in tensors", "1.5 GiB"),
+        ("growth an hour, in tensors", "0 % [0, 0]"),
+        ("GPUs used", "1"),
+        ("cost of 1,000 requests", "0.5 EUR"),
+    ):
+        assert figures[name] == (value, value)
+    assert [value.split(" W")[0] for value in figures["power of its card"]] == ["200", "100"]
+    assert all(" J ± " in value for value in figures["energy a token"])
+    assert "peak, process on the host" not in figures
+    eager, compiled = (arm["energy"] for arm in sampled["arms"])
+    assert eager["per_token_j"]["mean"] == pytest.approx(2 * compiled["per_token_j"]["mean"], rel=0.02)
+    assert (eager["per_request_j"]["trials"], eager["above_idle_joules"]) == (2, None)
+    cost, memory = sampled["arms"][0]["cost"], sampled["arms"][0]["memory"]
+    assert cost["per_1000_requests"] == pytest.approx(1000 * 240 / 3600 * 3.6 / 480)
+    assert memory["reserved"]["peaks"]["trials"] == 2
+
+
+def test_allocations_in_need_are_listed_in_every_report(sampled: Summary) -> None:
+    (first, second) = sampled["memory"]["events"]
+    assert (first["arm"], first["replica"], first["kind"], first["count"]) == ("eager", "eager-0", "allocator retry", 1)
+    assert first["offset_s"] == second["offset_s"] == 60.0
+    assert [row["At"] for row in memory_events(sampled).rows] == ["60 s", "60 s"]
+    for report in (html_report, markdown_report):
+        assert "allocator retry" in report(sampled)
+
+
+def test_the_energy_of_a_shared_card_is_not_attributed(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", FakeRun(duration_s=60, rate=1))
+    tell(directory, devices=dict.fromkeys(CARDS, "cuda:0"))
+    sample(directory, "device", "cuda:0", {"energy_j": lambda trial, at_s: 1e6 + at_s})
+    figures = {row.name: row.values for row in side_by_side(analyze(directory))}
+    assert all("not attributable" in value for value in figures["energy a token"])
+    assert "energy a token, above idle" not in figures

@@ -1,0 +1,333 @@
+"""report.html: sections, safety, charts and tables of comparisons, shapes, time and server load."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from analysis.report import comparing, server_load
+from analysis.report.charts import chart_data, script_json
+from analysis.report.html import SCRIPTS, bundle, content_policy, html_report, template_text
+from analysis.report.markdown import markdown_report
+from analysis.report.shapes import SHADES, heat_maps
+from analysis.report.time_parts import BAR_WIDTH, PARTS, bars, table
+from analysis.report.values import DASH
+
+Summary = dict[str, Any]
+Reader = Callable[[str], Any]
+SECTIONS = ("verdict", "gates", "timeline", "distribution", "padding", "comparison", "events", "spikes")
+SECTIONS += ("arms", "startup", "environment")
+
+
+def test_every_section_stands_in_the_page_and_in_its_contents(demo: Summary, read_page: Reader) -> None:
+    page = read_page(html_report(demo))
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert set(SECTIONS) <= set(ids)
+    assert {f"#{name}" for name in SECTIONS} <= {link["href"] for link in page.find("a")}
+
+
+def test_the_verdict_its_headline_and_the_facts_come_first(demo: Summary, read_page: Reader) -> None:
+    text = read_page(html_report(demo)).text.partition("An arm passes when")[0]
+    for part in ("FAIL", demo["headline"], "mirrored", "90 s", "540", "AMD EPYC 7R13", demo["advice"]["text"]):
+        assert part in text
+
+
+def test_a_ramp_shows_how_far_it_came_and_no_figure_that_no_arm_has(demo: Summary, read_page: Reader) -> None:
+    weights = ({"eager": 95, "compiled-naive": 5}, {"eager": 100})
+    demo["ramp"] = {"candidate": "compiled-naive", "outcome": "rollback", "exposed": 31, "hurt": 2, "reason": "it died"}
+    demo["ramp"]["changes"] = [{"weights": each} for each in weights]
+    del demo["environment"], demo["created"]
+    for arm in demo["arms"]:
+        arm["goodput_rps"] = None
+    text = read_page(html_report(demo)).text.partition("An arm passes when")[0]
+    assert "Share reached 5 % rolled back Exposed 31 2 hurt" in text
+    assert not re.search("–|Machine|Goodput", text)
+
+
+def test_every_gate_shows_its_verdict_value_limit_and_reason(demo: Summary, read_page: Reader) -> None:
+    gate = {"gate": "arm present", "kind": "error", "verdict": "INCONCLUSIVE", "reason": "no record"}
+    demo["gates"].append({"arm": "lost", **gate})
+    text = read_page(html_report(demo)).text
+    assert all(gate["reason"] in text for gate in demo["gates"])
+    assert "FAIL longest stall 8.95 s 1 s" in text
+    assert text.count("INCONCLUSIVE non-inferiority p99 TTFT ×") == 2
+    assert "lost" in text, "an arm that only gates name"
+
+
+@pytest.mark.parametrize("verdict", ["PASS", "FAIL", "INCONCLUSIVE", None])
+def test_a_gate_is_framed_in_the_colour_of_its_verdict(verdict: str | None, rollout: Summary) -> None:
+    for row in rollout["comparisons"]:
+        if row["gate"]:
+            row["verdict"] = verdict
+    assert f'class="num gate gate-{DASH if verdict is None else verdict.lower()}"' in html_report(rollout)
+
+
+def test_a_reason_that_several_gates_share_stands_once_above_them(sharing: Summary, read_page: Reader) -> None:
+    text, shared = read_page(html_report(sharing)).text, sharing["gates"][0]["reason"]
+    assert text.count(shared) == 1
+    assert text.index(sharing["headline"]) < text.index(shared) < text.index("What limits this run")
+
+
+def test_a_caveat_of_several_gates_is_said_once_on_the_first_screen(demo: Summary, read_page: Reader) -> None:
+    caveat = "That would be a PASS, but for the check that failed: bed drift."
+    for gate in demo["gates"]:
+        if gate["kind"] == "slo":
+            reason = f"{gate['gate']} of {gate['arm']}."
+            gate |= {"verdict": "INCONCLUSIVE", "reason": f"{reason} {caveat}", "caveat": caveat}
+    text = read_page(html_report(demo)).text
+    assert text.count(caveat) == 1
+    where = f"compiled-padded, compiled-naive: SLO p99 TTFT, SLO p99 E2E {caveat}"
+    assert text.index(where) < text.index("What limits this run")
+    assert text.count("slo p99_ttft_ms of compiled-naive.") == 1
+
+
+def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_page: Reader) -> None:
+    row = {"check": "stalls of unknown cause", "ok": False, "arm": "compiled-naive", "value": 2.04, "limit": 1.0}
+    row |= {"reason": "It stopped.", "affects": ["recompile"], "gates": ["longest stall"], "remedy": "See."}
+    demo["validity"].append(row)
+    text = read_page(html_report(demo)).text
+    assert "18 are needed. Leaves open: SLO." in text
+    assert "blocks (compiled-naive)" in text
+    assert "It stopped. See. Leaves open: longest stall." in text
+    assert text.count("2.04 s unexplained") == 1
+    passed = sum(row["ok"] for row in demo["validity"])
+    assert f"{passed} of {len(demo['validity'])} checks passed" in text
+
+
+def test_events_have_rows_that_can_be_sorted_and_spikes_link_to_them(demo: Summary, read_page: Reader) -> None:
+    page = read_page(html_report(demo))
+    bodies = [found for found in page.find("tbody") if "data-event" in found]
+    assert [float(body["data-seconds"]) for body in bodies] == [event["seconds"] for event in demo["events"]]
+    assert {body["data-kind"] for body in bodies} == {"recompile"}
+    links = [link["href"] for link in page.find("a") if (link["href"] or "").startswith("#event-")]
+    assert len(links) == len(demo["spikes"])
+    assert all(page.find("tbody", id=link.removeprefix("#")) for link in links)
+    events = {event["event_id"]: event for event in demo["events"]}
+    for shown, spike in zip(chart_data(demo)["spikes"], demo["spikes"], strict=True):
+        event = events[spike["event_ids"][0]]
+        expected = event["offset_s"] + (spike["start_ns"] - event["start_ns"]) / 1e9
+        assert shown["start_s"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_data_of_charts_have_the_limits_of_gates_and_null_for_no_number(demo: Summary, read_page: Reader) -> None:
+    demo["comparisons"][0]["high"] = float("inf")
+    demo["series"]["arms"]["eager"][0]["e2e_p99_ms"] = float("nan")
+    data = json.loads(read_page(html_report(demo)).scripts[0])
+    assert data["limits"] == {"ttft_p99_ms": 2000.0, "e2e_p99_ms": 6000.0}
+    assert data["comparisons"][0]["high"] is data["series"][0]["e2e_p99_ms"][0] is None
+
+
+# --- What a page must not do ------------------------------------------------------------------------------------------
+
+
+def test_the_page_asks_the_network_for_nothing(demo: Summary, read_page: Reader) -> None:
+    source = html_report(demo)
+    page = read_page(source)
+    for tag, attributes in page.tags:
+        assert not {"src", "srcset", "data", "action", "poster", "background"} & set(attributes), tag
+        assert (attributes.get("href") or "#").startswith(("#", "data:")), (tag, attributes)
+    assert not re.search(r"url\((?!#)|@import|@font-face", template_text("report.css"))
+    assert "default-src 'none'" in page.find("meta", http_equiv="Content-Security-Policy")[0]["content"]
+    style = source[source.index("<style>") + 7 : source.index("</style>")]
+    script = source[source.rindex("<script>") + 8 : source.rindex("</script>")]
+    assert content_policy(style, script) in source.replace("&#39;", "'")
+    assert " style=" not in source
+
+
+def test_the_scripts_neither_fetch_nor_write_markup() -> None:
+    forbidden = r"(inner|outer|insertAdjacent)HTML|document\.write|eval\(|fetch\(|XMLHttpRequest|import\(|</script"
+    assert not re.search(forbidden, bundle(), re.IGNORECASE)
+    assert all(template_text(name) for name in SCRIPTS)
+
+
+def test_hostile_names_and_reasons_are_inert(hostile: Summary, demo: Summary, read_page: Reader) -> None:
+    page, plain = read_page(html_report(hostile)), read_page(html_report(demo))
+    assert len(page.find("script")) == len(plain.find("script")) == 2
+    assert page.find("img") == []
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert json.loads(page.scripts[0])["arms"][2]["name"].startswith("</script>")
+    assert '<script>document.title="pwned"' in page.text
+
+
+@pytest.mark.parametrize("text", ["</script>", "<!--", "]]>", "\u2028", "&lt;"])
+def test_embedded_json_cannot_end_its_script_element(text: str) -> None:
+    encoded = script_json({text: text})
+    assert not re.search("[<>&\u2028]", encoded)
+    assert json.loads(encoded) == {text: text}
+
+
+def test_what_stands_between_backticks_is_code_and_no_markup(demo: Summary) -> None:
+    demo["advice"]["text"] = "Run `tailgate parity <x>` on the_experiment & look."
+    demo["validity"][0] |= {"ok": False, "remedy": "Stop what else runs (`nvidia-smi` lists it)."}
+    page = html_report(demo)
+    assert "</strong> Run <code>tailgate parity &lt;x&gt;</code> on the_experiment &amp; look.</p>" in page
+    assert "(<code>nvidia-smi</code> lists it)" in page
+    assert "- Run `tailgate parity <x>` on the\\_experiment" in markdown_report(demo)
+
+
+NO_NUMBERS = r"\b(None|nan|NaN|inf|null|undefined|Undefined)\b"
+
+
+@pytest.mark.parametrize("summary", [{}, {"arms": [], "gates": []}, {"arms": None, "series": None, "design": 3}])
+def test_an_empty_summary_still_makes_a_sensible_page(summary: Summary, nulls: Summary, read_page: Reader) -> None:
+    text = read_page(html_report(summary)).text
+    for part in ("No verdict", "No arm", "No gate was judged", "Nothing compiled", "No spike"):
+        assert part in text
+    assert not re.search(NO_NUMBERS, text + read_page(html_report(nulls)).text)
+
+
+# --- Comparisons ------------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_for_each_arm_and_phase_has_a_cell_for_each_quantile(demo: Summary) -> None:
+    found = comparing.grids(demo)
+    assert [(grid.arm, grid.phase) for grid in found] == [
+        (arm, phase) for arm in ("compiled-padded", "compiled-naive") for phase in ("steady", "cold", "all")
+    ]
+    assert {grid.heads for grid in found} == {("p50", "p90", "p95", "p99", "p99.9")}
+    assert [name for name, _ in found[0].lines] == ["TTFT", "E2E", "TPOT", "ITL", "max ITL"]
+    cells = [cell for grid in found for _, line in grid.lines for cell in line]
+    assert {cell.verdict for cell in cells if not cell.gate} == {DASH}
+    assert sum(cell.gate for cell in cells) == 4
+    row = next(row for row in demo["comparisons"] if row["gate"])
+    for low, high, tone in ((1.01, 1.2, "slower"), (0.8, 0.99, "faster"), (0.9, 1.1, ""), (None, None, "")):
+        row |= {"low": low, "high": high}
+        (cell,) = (cell for cell in comparing.grids(demo)[0].lines[0][1] if cell.gate)
+        assert cell.tone == tone, "only where its whole interval is"
+    demo["comparisons"] = [row for row in demo["comparisons"] if row["phase"] != "cold"]
+    assert {grid.phase for grid in comparing.grids(demo)} == {"steady", "all"}
+
+
+def test_the_ratio_beside_an_overall_quantile_is_that_of_all_traffic(demo: Summary, read_page: Reader) -> None:
+    rows = {
+        row["phase"]: row["ratio"]
+        for row in demo["comparisons"]
+        if (row["arm"], row["metric"], row["quantile"]) == ("compiled-naive", "ttft", 0.99)
+    }
+    assert comparing.ratio_of(demo, "compiled-naive", "ttft") == rows["all"]
+    assert comparing.ratio_of(demo, "unknown", "ttft") is None
+    shown = [row for row in comparing.shown_comparisons(demo) if row["arm"] == "compiled-naive"]
+    places = [("ttft", "steady"), ("e2e", "steady"), ("ttft", "all"), ("e2e", "all")]
+    assert [(row["metric"], row["phase"]) for row in shown] == places
+    text = read_page(html_report(demo)).text
+    assert f"p99 TTFT 8.03 s ×{rows['all']:.1f}" in text
+    assert f"p99 TTFT 8.03 s ×{rows['steady']:.2f}" not in text
+
+
+def test_goodput_and_throughput_stand_in_both_reports(demo: Summary, nulls: Summary) -> None:
+    goodput = comparing.rates(demo).rows[0]
+    assert (goodput["Rate"], goodput["At least"]) == ("goodput", DASH)
+    for report in (html_report, markdown_report):
+        assert goodput["Interval"] in report(demo)
+    del demo["rates"]
+    assert comparing.rates(demo).rows == []
+    assert "same load" not in markdown_report(demo) + html_report(demo)
+    assert {row["Interval"] for row in comparing.rates(nulls).rows} == {DASH}
+
+
+def test_ratios_of_loads_stand_beside_the_knee_and_means_over_trials_are_marked(demo: Summary) -> None:
+    assert comparing.load_ratios(demo) == {}
+    assert "by\u00a0trial" not in html_report(demo)
+    demo["saturation"] = {
+        "brackets": [{"arm": "eager", "passed_rps": 8.0}, {"arm": "compiled-padded", "passed_rps": 10.0}],
+        "ratios": [{"arm": "compiled-padded", "ratio": 1.25, "low": 1.1, "high": None}],
+    }
+    for row in demo["comparisons"]:
+        row["method"] = "t-test over trials"
+    assert comparing.load_ratios(demo) == {"compiled-padded": "×1.25 [1.1, –]"}
+    for report in (html_report, markdown_report):
+        assert "×1.25 [1.1, –]" in report(demo)
+    assert "by\u00a0trial" in html_report(demo)
+
+
+# --- The heat map of shapes -------------------------------------------------------------------------------------------
+
+
+def cell(batch: int, length: int, requests: int, **more: Any) -> Summary:
+    return {"batch": batch, "length": length, "requests": requests, "shapes": 1, "new": None, "compiles": 0} | more
+
+
+def test_shapes_are_mapped_on_common_axes_with_marks_for_new_ones_and_compiles(
+    demo: Summary, read_page: Reader
+) -> None:
+    eager_cells = [cell(0, 0, 1000), cell(1, 1, 1)]
+    naive_cells = [cell(0, 1, 12_345, shapes=40, new=39), cell(1, 1, 0, shapes=0, new=0, compiles=2)]
+    arms = [
+        {"arm": "eager", "requests": 1001, "unknown": 0, "cells": eager_cells},
+        {"arm": "compiled-naive", "requests": 12_345, "unknown": 3, "cells": naive_cells},
+    ]
+    demo["shapes"] = {"batches": [[1, 1], [2, 2]], "lengths": [[64, 64], [65, 128]], "arms": arms}
+    maps: Any = heat_maps(demo)
+    eager, naive = maps
+    assert (eager.arm, naive.arm) == ("eager", "compiled-naive")
+    assert eager.lengths == naive.lengths == ("64", "65–128")
+    first, new, compiled = eager.lines[0][1][0], naive.lines[0][1][1], naive.lines[1][1][1]
+    assert (first.requests, new.requests, compiled.requests) == ("1k", "12k", "")
+    assert compiled.shade == 0 < first.shade < new.shade == SHADES
+    assert (new.marks, compiled.marks) == (("new",), ("compiled",))
+    assert "12,345 requests in 40 shapes, 39 first seen" in new.said
+    assert eager.lines[0][1][1] is None
+    assert "2 compiles while serving" in read_page(html_report(demo)).text
+    for unknown in (None, {}, {"arms": [{"arm": "eager", "cells": [{"batch": None}]}]}):
+        assert heat_maps({**demo, "shapes": unknown}) == []
+
+
+# --- Where time goes --------------------------------------------------------------------------------------------------
+
+
+def parts(quantile: float, **ms: float) -> Summary:
+    whole = {f"{part}_ms": ms.get(part, 0.0) for part in PARTS}
+    return {"quantile": quantile, "requests": 9, "e2e_ms": sum(whole.values()), **whole}
+
+
+def timed(**arms: list[Summary]) -> Summary:
+    return {"arms": [{"name": name, "control": name == "eager", "time_parts": rows} for name, rows in arms.items()]}
+
+
+def test_bars_of_a_quantile_share_a_scale_and_the_control_is_first(demo: Summary, read_page: Reader) -> None:
+    labels = [found["aria-label"] or "" for found in read_page(html_report(demo)).find("svg", class_="parts")]
+    assert len(labels) == 2 * len(demo["arms"])
+    assert all("compile stall" in text for text in labels)
+    assert "Where time goes" in markdown_report(demo)
+    for arm in demo["arms"]:
+        arm.pop("time_parts")
+    assert "Where time goes" not in html_report(demo) + markdown_report(demo)
+    compiled = [parts(0.5, prefill=20.0, decode=30.0), parts(0.99, stall=1500.0, queue=5.0)]
+    summary = timed(compiled=compiled, eager=[parts(0.5, prefill=40.0, decode=60.0)])
+    drawn = bars(summary)
+    assert list(drawn) == ["p50 E2E", "p99 E2E"]
+    assert [bar.arm for bar in drawn["p50 E2E"]] == ["eager", "compiled"]
+    lengths = [bar.segments[-1][1] + bar.segments[-1][2] for group in drawn.values() for bar in group]
+    assert lengths == pytest.approx([BAR_WIDTH, BAR_WIDTH / 2, BAR_WIDTH])
+    (row,) = (row for row in table(summary).rows if row["Around"] == "p99 E2E")
+    assert (row["E2E"], row["Queue"], row["Compile stall"]) == ("1.5 s", "5 ms", "1.5 s")
+    for unknown in ({}, parts(0.5) | {"queue_ms": None}, {"quantile": 0.5}):
+        assert bars(timed(eager=[unknown])) == {}
+
+
+# --- Load of external servers -----------------------------------------------------------------------------------------
+
+
+def test_the_load_of_a_server_is_in_both_reports_and_beside_a_spike(demo: Summary) -> None:
+    assert "Load of external arms" not in html_report(demo)
+    columns = {"running": [3.0, 8.0], "waiting": [0.0, 31.0], "cache_pct": [40.0, 99.5], "preemptions": [None, 3.0]}
+    arm = {"arm": "compiled-padded", "most_running": 8, "most_waiting": 31, "most_cache_pct": 99.5, "preemptions": 3}
+    arm |= {"answered": 299, "failed": 1, "late": 0, "why": "HTTPError: 503 <b>"}
+    row = {"trial": 1, "arm": "compiled-padded", "replica": "compiled-padded-0", "t_s": [4.0, 5.0], **columns}
+    demo["server_load"] = {"bin_s": 1.0, "arms": [arm], "rows": [row]}
+    demo["spikes"][0]["server"] = {"running": 8, "waiting": 31, "cache_pct": 99.5, "preemptions": 1}
+    [figures] = server_load.server_load(demo).rows
+    assert [figures[key] for key in ("Most waiting", "Pages read", "Failed")] == ["31", "299", "1"]
+    assert server_load.beside(demo["spikes"][0]) == "8 running, 31 waiting, cache 99.5 %, 1 preemption"
+    assert server_load.beside(demo["spikes"][1]) == "–"
+    page = html_report(demo)
+    assert "31 waiting, cache 99.5" in page
+    assert "503 <b>" not in page
+    assert "Load of external arms" in markdown_report(demo)
+    [drawn] = chart_data(demo)["server_load"]["rows"]
+    assert (drawn["arm"], drawn["label"], drawn["preemptions"]) == (1, "compiled-padded-0", [None, 3.0])

@@ -1,0 +1,286 @@
+"""Sections of reports: which policy to ship, start-up, accuracy, causes of slow requests, when compiling pays."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.foresight.costs import Capacity, Span, Start, break_even_rows, weigh
+from analysis.report import html_report, markdown_report, outside, reading, verdict_table
+from analysis.report.breakeven import payoffs
+from analysis.report.frontier import answer, costs, holdings, pairs, picture
+from analysis.report.markdown import prose
+from analysis.report.terminal import frontier_words
+from analysis.report.values import rate
+from analysis.settings.rollout import Rollout
+from analysis.summary.summary import analyze
+from benchmarks.simulation.scenario import Scenario, run
+from tests.analysis.judging.checks.test_stalls import stopped
+from tests.analysis.judging.test_load_steps import write_search
+from tests.fakes.external_runs import write_external
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+
+Summary = dict[str, Any]
+KNEES = {"eager": 17.0, "<new>": 33.0}
+RATES = [[4, 8, 16, 18, 32, 64], [8, 14, 18, 30, 36, 40], [8, 15, 17.5, 32, 34, 40], [9.5, 16, 18, 31, 35, 50]]
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    return analyze(write_search(tmp_path_factory.mktemp("frontier") / "run", KNEES, RATES))
+
+
+def search_of(searched: Summary, search: Summary, **more: Any) -> Summary:
+    """The summary of the search with other facts."""
+    return {**searched, "frontier": {**searched["frontier"], "search": search}, **more}
+
+
+def test_a_search_ends_in_an_answer(searched: Summary) -> None:
+    lines = answer(searched)
+    assert "nothing is gained in load by compiling" in lines[0]
+    assert "p90 TTFT ≤ 500 ms" in lines[0]
+    assert any(line.startswith("For more load than one replica holds, <new>") for line in lines)
+    assert searched["frontier"]["highest"] == "<new>"
+    for row, knee in zip(searched["frontier"]["arms"], KNEES.values(), strict=True):
+        assert row["low_rps"] < knee < row["high_rps"]
+    html, markdown, terminal = html_report(searched), markdown_report(searched), verdict_table(searched, width=200)
+    assert 'id="ship"' in html
+    assert "### Which policy to ship" in markdown
+    assert "which to ship: Up to" in terminal
+    assert "<new>" not in html
+    assert "&lt;new&gt;: surely holds" in html, "the picture can be read aloud"
+    for shown in (markdown, terminal):
+        assert "a chance of 5 %" in shown
+
+
+def test_every_report_says_how_the_search_ended(searched: Summary) -> None:
+    for stop, words in (
+        ("it is <open>", "It ended after 8 of 10 minutes: it is <open>."),
+        ("", "It was cut off after 8"),
+    ):
+        summary = search_of(searched, {"budget_s": 600.0, "spent_s": 480.0, "stop": stop})
+        assert escape(words) in html_report(summary)
+        assert prose(words) in markdown_report(summary)
+        assert words in verdict_table(summary, width=200)
+
+
+def cards(summary: Summary) -> str:
+    return html_report(summary).partition('class="cards"')[2].partition("</section>")[0]
+
+
+def test_a_search_shows_first_what_each_arm_holds_and_no_latency_of_its_overload(
+    searched: Summary, demo: Summary
+) -> None:
+    shown = cards(searched)
+    assert shown.count("Surely holds") == shown.count("4 starts") == len(KNEES)
+    assert "p99 TTFT" not in shown
+    assert "p99 TTFT" in cards(demo), "of a run that is no search"
+    terminal = verdict_table(searched)
+    assert "p99" not in terminal.split("limited by")[0].split("which to ship")[0].split("arm ")[1]
+    assert rate(searched["frontier"]["arms"][0]["low_rps"]) in terminal.partition("not above")[2]
+
+
+def test_a_search_without_gates_has_no_verdict_above_its_answer(searched: Summary) -> None:
+    for gated, overall, ship in ((False, "INCONCLUSIVE", True), (True, "INCONCLUSIVE", False), (False, "FAIL", False)):
+        summary = search_of(searched, {"gated": gated}, overall=overall)
+        assert ('<h1 id="verdict-title">Which policy to ship</h1>' in html_report(summary)) is ship
+        assert markdown_report(summary).startswith("## Which policy to ship · search") is ship
+        assert not (ship and overall in cards(summary))
+
+
+def test_the_picture_and_the_tables_show_what_is_held(searched: Summary) -> None:
+    drawn = picture(searched)
+    assert drawn is not None
+    eager, new = drawn.bars
+    assert drawn.left < eager.held < (eager.seen or 0) < eager.open < drawn.width
+    assert eager.held < new.held
+    assert [row["Arm"] for row in holdings(searched).rows] == ["eager", "<new>"]
+    (pair,) = pairs(searched).rows
+    assert (pair["Holds more"], pair["Than"], pair["Order"]) == ("<new>", "eager", "surely")
+    table = costs(searched).rows
+    assert (table[0]["GPUs, <new>"], table[-1]["GPUs, <new>"][-2:]) == ("1", " *")
+
+
+def test_open_ends_reach_the_edge_of_the_picture_and_a_run_without_a_search_has_none(demo: Summary) -> None:
+    eager, new = {"arm": "eager", "low_rps": None, "seen_rps": None}, {"arm": "new", "low_rps": 4.0, "seen_rps": 5.0}
+    drawn = picture({"frontier": {"arms": [{**eager, "high_rps": 9.0}, {**new, "high_rps": None}]}})
+    assert drawn is not None
+    assert (drawn.bars[0].held, drawn.bars[0].seen, drawn.bars[1].open) == (drawn.left, None, drawn.width)
+    assert picture({"frontier": {"arms": [eager]}}) is None
+    assert (answer(demo), picture(demo)) == ([], None)
+    assert "Which policy" not in markdown_report(demo) + html_report(demo)
+
+
+def test_loads_that_a_late_generator_leaves_open_are_not_claimed(tmp_path: Path) -> None:
+    folder = write_search(tmp_path / "run", KNEES, RATES)
+    for trial in folder.glob("trial-*"):
+        account = {"worker": 0, "lag_ms": {"p50": 1.0, "p99": 400.0, "max": 900.0}, "complete": True}
+        (trial / "generator-0.json").write_text(json.dumps(account))
+    late = analyze(folder)["frontier"]
+    assert "generator lag" in late["blocked_by"]
+    assert late["answer"][0].startswith("Nothing is known of any load")
+    assert all(row["low_rps"] is None and row["high_rps"] is None for row in late["arms"])
+    assert late["highest"] is None
+
+
+def test_the_terminal_says_what_would_decide_a_search_and_which_runs_it_joins(searched: Summary) -> None:
+    joined = {"runs": [{}, {}], "machines": [{}]}
+    summary = {**searched, "overall": "INCONCLUSIVE", "advice": {"text": "Run it again."}, "joined": joined}
+    for gated in (False, True):
+        shown = " ".join(frontier_words(summary, gated=gated).split())
+        assert "to decide: Run it again." in shown
+        assert "judged together: 2 runs" in shown
+
+
+# --- Start-up and accuracy --------------------------------------------------------------------------------------------
+
+
+def startup(summary: Summary) -> dict[str, tuple[str, ...]]:
+    return {f"{row.group}: {row.name}": row.values for row in reading.startup_costs(summary)}
+
+
+def test_every_known_part_of_the_start_has_a_row(demo: Summary) -> None:
+    found = startup(demo)
+    assert found["Time: to serving"] == ("5.23 s", "19.8 s", "16.5 s")
+    assert found["Time: of which decode shapes"][1] == "6.11 s"
+    assert found["Compiling in the warm-up: compile time"][1:] == ("14.8 s", "11.4 s")
+    assert found["Compiling in the warm-up: disk cache"] == ("–", "cold", "cold")
+    assert found["Slowest shapes to warm: 1"][1] == "prefill 1x192: 8.64 s"
+    assert found["Memory: host process, peak"][0] == "576 MiB"
+    capture, artifact = "Time: of which CUDA-graph capture", "Compiling in the warm-up: artifact"
+    assert not {capture, artifact} & set(found)
+    start = demo["arms"][1]["startup"]
+    start |= {"capture_s": 0.4, "artifact": "118b37521756ef99", "artifact_s": 0.03}
+    found = startup(demo)
+    assert (found[capture], found[artifact]) == (("–", "400 ms", "–"), ("–", "118b37521756ef99", "–"))
+    assert found["Time: unpacking compiled code"] == ("–", "30 ms", "–")
+    for arm in demo["arms"]:
+        del arm["startup"]
+    assert all(set(values) == {"–"} for values in startup(demo).values())
+    assert "### Start-up cost" not in markdown_report(demo)
+
+
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [((0, 3, 0), "cold"), ((3, 0, 0), "warm"), ((3, 2, 1), "3 of 6 found"), ((0, 0, 2), "bypassed")],
+)
+def test_the_cache_is_cold_warm_or_in_between(demo: Summary, counts: tuple[int, ...], shown: str) -> None:
+    demo["arms"][1]["startup"]["cache"] = dict(zip(("hit", "miss", "bypass"), counts, strict=True))
+    assert startup(demo)["Compiling in the warm-up: disk cache"][1] == shown
+
+
+def test_shapes_read_as_inspect_writes_them() -> None:
+    assert reading.brief_shape("extend batch 1 × length 64, context 512") == "extend 1x64@512"
+    assert reading.brief_shape("capture decode batch 4 × length 1, context 256") == "capture decode 4@256"
+    assert (reading.brief_shape("warmup 1x16"), reading.brief_shape(None)) == ("warmup 1x16", "–")
+
+
+def test_what_the_compiler_could_not_do_is_named_with_its_place(demo: Summary) -> None:
+    assert [(row["Arm"], row["What"], row["Times"]) for row in reading.shortfalls(demo).rows] == [
+        ("compiled-padded", "no CUDA graph", "2"),
+        ("compiled-naive", "graph break", "9"),
+        ("compiled-naive", "graph break", "2"),
+    ]
+    for report in (html_report, markdown_report):
+        assert "modeling_house.py:212 in forward" in report(demo).replace("\\", "")
+    for counts in ({}, None, {"a": None}, ["a"]):
+        for arm in demo["arms"]:
+            arm["compile"]["graph_breaks"] = arm["compile"]["cudagraph_skips"] = counts
+        assert reading.shortfalls(demo).rows == []
+        assert "could not do" not in markdown_report(demo) + html_report(demo)
+
+
+def accuracy(summary: Summary) -> dict[str, tuple[str, ...]]:
+    return {row.name: row.values for row in reading.parity(summary) if row.group.startswith("Accuracy")}
+
+
+def test_the_loss_of_quantised_weights_stands_with_its_interval_beside_the_other_arms(demo: Summary) -> None:
+    assert accuracy(demo) == {}
+    name = demo["arms"][-1]["name"]
+    findings = [
+        {"name": "perplexity", "verdict": "PASS", "value": 1.0057, "low": 1.0003, "high": 1.0112, "limit": 1.02},
+        {"name": "kl", "verdict": "PASS", "value": 0.00504, "low": 0.000467, "high": 0.0055, "limit": 0.05},
+    ]
+    figures = {"texts": 64, "perplexity": 4.5451, "texts_needed": 253, "answers": 64, "answers_same": 20}
+    measured = {"name": name, "verdict": "PASS", "findings": findings, "figures": figures, "reasons": []}
+    demo["parity"] = {"control": None, "arms": [{"name": name, "measured": measured, "answers": []}]}
+    demo["arms"][-1]["startup"]["memory_bytes"]["quantised_weights"] = 98_240
+    found = accuracy(demo)
+    shown = ["4.55", "×1.006 [1.000, 1.011]", "0.00504 [4.7e-04, 0.0055]", "64", "253"]
+    assert sorted(values[-1] for values in found.values()) == sorted(shown)
+    assert {values[0] for values in found.values()} == {"–"}
+    for report in (html_report, markdown_report):
+        assert "×1.006" in report(demo)
+    memory = [row.name for row in reading.startup_costs(demo) if row.group == "Memory"]
+    assert memory[memory.index("weights") + 1] == "of which quantised"
+
+
+# --- Causes of slow requests ------------------------------------------------------------------------------------------
+
+
+def test_causes_and_their_limits_are_shown_for_arms_with_telemetry(tmp_path: Path) -> None:
+    arms = (EAGER, FakeArm(name="compiled", compiles=[Compile(at_s=100, seconds=5)]))
+    own = analyze(write_run(tmp_path / "run", FakeRun(arms=arms, duration_s=200.0, gates={"draws": 99})))
+    figures = {(row.group, row.name): row.values for row in outside.causes(own)}
+    control, compiled = figures["Queued behind a compile", "requests"]
+    assert control == "0"
+    assert int(compiled) > 5
+    assert "[" in figures["Without compiles", "p99 E2E, for these requests"][1]
+    assert figures["In the backlog of one", "then in their backlog"][0] == "0 s"
+    assert figures["Steady traffic", "in a backlog of compiles"][1].startswith("0 of ")
+    assert ("Beside telemetry", "missed") in {(row.group, row.name) for row in outside.outside(own)}
+    assert outside.stalls(own).rows == []
+    without: Summary = {"arms": [{"name": "eager", "compile": {}}]}
+    assert outside.causes(without) == outside.outside(without) == outside.stalls(without).rows == []
+    own["arms"][1]["compile"]["without_withdrawn"] = "queue_ns is missing"
+    figures = {(row.group, row.name): row.values for row in outside.causes(own)}
+    assert figures["Without compiles", "not known, since"] == ("–", "queue_ns is missing")
+
+
+def test_stalls_of_an_external_arm_are_listed_with_their_shape(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    made = run(Scenario(step=64, duration_s=300.0, new_shapes=5, compile_s=3.0), rng)
+    external = analyze(write_external(tmp_path, made, rng, gates={"draws": 99, "min_blocks": 2}))
+    lines = outside.stalls(external).rows
+    assert 4 <= len(lines) <= 5
+    assert {line["Cause"] for line in lines} == {"compile"}
+    shape = "First-seen length"
+    assert all(line["Took"].startswith("3") and line[shape].replace(",", "").isdigit() for line in lines)
+    assert not any(row.group == "Beside telemetry" for row in outside.outside(external))
+    for report in (html_report, markdown_report):
+        assert lines[0][shape] in report(external)
+
+
+def test_a_stall_that_no_compile_event_explains_is_listed(tmp_path: Path) -> None:
+    summary = stopped(tmp_path / "run", 100)
+    (line,) = outside.stalls(summary).rows
+    assert (line["Arm"], line["At"], line["Cause"]) == ("compiled", "100 s", "unexplained")
+    for report in (html_report, markdown_report):
+        assert "unexplained" in report(summary)
+
+
+# --- When compiling pays ----------------------------------------------------------------------------------------------
+
+
+def test_when_compiling_pays_reads_as_seen_with_its_limits() -> None:
+    rollout = Rollout(load_rps=200.0, gpu_hour_price=3.6, currency="EUR")
+    control = Capacity(source="search", rps=Span(low=7.0, seen=8.0, high=10.0), trials=2)
+    new = Capacity(source="search", rps=Span(low=9.0, seen=16.0, high=20.0), trials=2)
+    start = Start(serving_s=304.0, warmup_s=300.0, memory_bytes=2.0**30)
+    rows = [
+        weigh("eager", own=control, control=None, start=Start(), rollout=rollout, verdict=None),
+        weigh("<new>", own=new, control=control, start=start, rollout=rollout, verdict="PASS"),
+    ]
+    summary = {"name": "search", "overall": "PASS", "break_even": break_even_rows(rows, rollout)}
+    shown = {row.name: row.values for row in payoffs(summary).figures}
+    assert (shown["replica holds, requests/s"][1], shown["GPUs"][1]) == ("16 (9 to 20)", "13 (10 to 23)")
+    assert shown["pays after"] == ("–", "5 min 29 s (2 min 40 s to never)")
+    assert shown["1,000 requests cost, EUR"][1] == "0.065 (0.05 to 0.115)"
+    assert "### When it pays" in markdown_report(summary)
+    assert "&lt;new&gt;" in html_report(summary)
+    assert payoffs({}).arms == ()

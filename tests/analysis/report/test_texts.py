@@ -1,0 +1,306 @@
+"""Markdown, terminal and JUnit say the same verdict for the same reasons, and numbers read well."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from analysis.nouns import counted
+from analysis.report import values, verdict_table, write_reports
+from analysis.report.junit import junit_xml
+from analysis.report.markdown import WORST_EVENTS, code, markdown_report, prose
+from analysis.report.reading import SHARED, gate_lists
+from tests.golden.recorded import GOLDEN, RUNS, encoded, golden, summary_of
+
+Summary = dict[str, Any]
+SUMMARIES = ("demo", "rollout", "hostile", "nulls")
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+# --- Golden files: after a wanted change run `python -m tests.golden.recorded`, and read the diff ---------------------
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_recorded_runs_still_have_the_golden_summaries(name: str, tmp_path: Path) -> None:
+    expected = (GOLDEN / name / "summary.json").read_text(encoding="utf-8")
+    assert encoded(summary_of(name, tmp_path)) == expected
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_reports_match_the_golden_files_and_are_the_same_each_time(name: str, tmp_path: Path) -> None:
+    written = write_reports(golden(name), tmp_path)
+    assert [path.name for path in written] == ["report.html", "report.md", "junit.xml"]
+    for path in written[1:]:
+        assert path.read_text(encoding="utf-8") == (GOLDEN / name / path.name).read_text(encoding="utf-8")
+    first = [path.read_bytes() for path in written]
+    assert [path.read_bytes() for path in write_reports(golden(name), tmp_path)] == first
+
+
+# --- JUnit ------------------------------------------------------------------------------------------------------------
+
+# The schema of Jenkins' xUnit plug-in (junit-10.xsd) as far as this report uses it: attributes that must and that may
+# be there, and children.
+COUNTS = {"name", "tests", "failures", "errors"}
+MESSAGE: tuple[set[str], set[str], set[str]] = (set(), {"type", "message"}, set())
+SCHEMA: dict[str, tuple[set[str], set[str], set[str]]] = {
+    "testsuites": (set(), COUNTS | {"time"}, {"testsuite"}),
+    "testsuite": (COUNTS, {"time", "skipped", "timestamp", "hostname"}, {"testcase", "system-out"}),
+    "testcase": ({"name"}, {"time", "classname"}, {"skipped", "error", "failure", "system-out"}),
+    "failure": MESSAGE,
+    "skipped": MESSAGE,
+    "system-out": (set(), set(), set()),
+}
+
+
+def checked(element: ET.Element) -> ET.Element:
+    """The element, which keeps to the schema, as all below it."""
+    required, optional, children = SCHEMA[element.tag]
+    assert required <= set(element.attrib) <= required | optional, element.attrib
+    assert {child.tag for child in element} <= children
+    for name in ("tests", "failures", "errors", "skipped"):
+        assert re.fullmatch(r"\d+", element.get(name, "0"))
+    assert re.fullmatch(r"\d*(\.\d*)?", element.get("time", "0"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", element.get("timestamp", "2025-11-21T08:00:00"))
+    for child in element:
+        checked(child)
+    return element
+
+
+def outcome(case: ET.Element) -> str | None:
+    return next((tag for tag in ("failure", "error", "skipped") if case.find(tag) is not None), None)
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_the_xml_keeps_to_the_common_schema_and_its_totals_are_sums(name: str, request: pytest.FixtureRequest) -> None:
+    root = checked(ET.fromstring(junit_xml(request.getfixturevalue(name))))
+    for count in ("tests", "failures", "errors"):
+        assert int(root.attrib[count]) == sum(int(suite.attrib[count]) for suite in root)
+    checked(ET.fromstring(junit_xml({})))
+
+
+def test_every_gate_is_one_case_of_its_arm_with_its_verdict(demo: Summary) -> None:
+    root = ET.fromstring(junit_xml(demo))
+    tags = {"PASS": None, "FAIL": "failure", "INCONCLUSIVE": "skipped"}
+    for arm in ("compiled-padded", "compiled-naive"):
+        cases = root.findall(f"testsuite[@name='demo.{arm}']/testcase")
+        expected = [tags[gate["verdict"]] for gate in demo["gates"] if gate["arm"] == arm]
+        assert sorted(map(str, map(outcome, cases))) == sorted(map(str, expected))
+        for case in cases:
+            for skipped in case.findall("skipped"):
+                assert skipped.attrib["message"].startswith("INCONCLUSIVE: ")
+    assert root.attrib["failures"] == "4"
+
+
+def test_a_gate_without_a_verdict_never_counts_as_passed_and_characters_that_xml_forbids_are_dropped(
+    demo: Summary,
+) -> None:
+    demo["gates"] = [{"arm": "compiled-naive", "gate": "recompiles", "verdict": None, "reason": "\x00\x1b[31m\ufffe?"}]
+    (case,) = ET.fromstring(junit_xml(demo)).findall("testsuite[@name='demo.compiled-naive']/testcase")
+    assert outcome(case) == "skipped"
+    assert "[31m?" in junit_xml(demo)
+
+
+# --- Gates as lists, in which what several share is said once ---------------------------------------------------------
+
+CAVEAT = "That would be a PASS, but for the check that failed: bed drift."
+
+
+def gate(name: str, reason: str, *, arm: str = "a", caveat: str = "", verdict: str = "INCONCLUSIVE") -> Summary:
+    row = {"arm": arm, "gate": name, "verdict": verdict, "reason": f"{reason} {caveat}".strip()}
+    return row | ({"caveat": caveat} if caveat else {})
+
+
+BOTH = ("errors", "deaths")
+
+
+@pytest.mark.parametrize(
+    ("gates", "shared", "own"),
+    [
+        (
+            [gate("errors", "None.", caveat=CAVEAT), gate("deaths", "Up.", arm="b", caveat=CAVEAT)],
+            {"a: errors; b: deaths": CAVEAT},
+            ["None.", "Up."],
+        ),
+        ([gate(name, "?", arm=arm) for arm in "ab" for name in BOTH], {"a, b: errors, deaths": "?"}, [SHARED] * 4),
+        ([gate("errors", "None.", caveat=CAVEAT), gate("deaths", "Died.")], {}, [f"None. {CAVEAT}", "Died."]),
+        ([gate(name, "?", caveat=CAVEAT) for name in BOTH], {"a: errors, deaths": f"? {CAVEAT}"}, [SHARED, SHARED]),
+        ([gate(name, "Fine.", verdict="PASS") for name in BOTH], {}, ["Fine.", "Fine."]),
+        # The reason does not end with the caveat.
+        ([gate(name, f"{name}.") | {"caveat": CAVEAT} for name in BOTH], {}, ["errors.", "deaths."]),
+    ],
+)
+def test_what_several_gates_share_is_listed_once(gates: list[Summary], shared: dict[str, str], own: list[str]) -> None:
+    lists = gate_lists({"gates": gates})
+    assert dict(lists.shared) == shared
+    assert [reason for rows in lists.arms.values() for _, reason in rows] == own
+
+
+@pytest.mark.parametrize(
+    ("report", "before", "after"),
+    [
+        (markdown_report, "### What limits this run", "| Arm | Verdict | Gate |"),
+        (verdict_table, "limited by: blocks", "? INCONCLUSIVE non-inferiority"),
+    ],
+)
+def test_what_several_gates_share_stands_once_above_them(
+    sharing: Summary, report: Any, before: str, after: str
+) -> None:
+    shown, shared = words(report(sharing)), sharing["gates"][0]["reason"]
+    assert shown.count(shared) == 1
+    assert shown.index(before) < shown.index(shared) < shown.index(after)
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------------
+
+
+def columns(line: str) -> int:
+    """Cells of a table line as GitHub splits it: an escaped character never ends a cell."""
+    return len(re.findall(r"\|", re.sub(r"\\.", "", line))) - 1
+
+
+def test_verdict_gates_and_deciders_stand_before_the_numbers(demo: Summary, rollout: Summary) -> None:
+    report = markdown_report(demo)
+    parts = ("❌ FAIL · demo", "### Gates", "### What would decide", "### Key numbers", "### Worst")
+    places = [report.index(part) for part in parts]
+    assert places == sorted(places)
+    assert demo["advice"]["text"] in report
+    demo["events"] = [{**demo["events"][0], "seconds": float(i)} for i in range(25)]
+    took = re.findall(r"\| recompile \| 6.31 s \| ([\d.]+) s", markdown_report(demo))
+    assert [float(seconds) for seconds in took] == [float(i) for i in range(24, 24 - WORST_EVENTS, -1)]
+    passed = markdown_report(rollout)
+    assert passed.startswith("## ✅ PASS · rollout\n")
+    assert "What would decide" not in passed
+
+
+@given(st.text())
+@settings(max_examples=50)
+def test_texts_stay_in_their_cell_and_hold_no_markup(value: str) -> None:
+    for cell in (code(value), prose(value)):
+        assert "\n" not in cell
+        assert columns(f"| {cell} |") == 1
+    assert "<" not in cell
+    assert not re.search(r"@\w", cell)
+    fence = re.match(r"`+", code(value))
+    if fence is not None:
+        inner = code(value)[len(fence[0]) : -len(fence[0])]
+        assert code(value).endswith(fence[0])
+        assert fence[0] not in re.findall(r"`+", inner)
+
+
+def test_hostile_text_keeps_every_table_whole(hostile: Summary) -> None:
+    report = markdown_report(hostile)
+    for block in report.split("\n\n"):
+        lines = block.splitlines()
+        if lines[0].startswith("|"):
+            assert {columns(line) for line in lines} == {columns(lines[0])}
+    outside_code = re.sub(r"\\.|(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", "", report)
+    assert not re.search("<script|<img", outside_code)
+
+
+@pytest.mark.parametrize("report", [markdown_report, verdict_table])
+def test_an_empty_summary_has_no_verdict_and_nulls_are_dashes(nulls: Summary, report: Any) -> None:
+    assert "no verdict" in report({})
+    assert "no arm" in report({"arms": []}).lower()
+    for summary in ({}, nulls):
+        assert not re.search(r"\b(None|nan|inf|null)\b", report(summary))
+
+
+# --- Terminal ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+@pytest.mark.parametrize("width", [60, 100])
+def test_no_line_is_wider_than_asked(name: str, width: int, request: pytest.FixtureRequest) -> None:
+    shown = verdict_table(request.getfixturevalue(name), width=width)
+    assert max(map(cell_len, shown.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_every_arm_and_every_gate_that_did_not_pass_is_shown_uncut(demo: Summary, width: int) -> None:
+    shown = verdict_table(demo, width=width)
+    assert shown.startswith("✘ FAIL  demo\n")
+    arms = words(shown.split("limited by:")[0])
+    for part in ("eager", "compiled-padded", "compiled-naive", "longest", "8.03 s", "×68.5", "? INCONCLUSIVE"):
+        assert part in arms
+    for part in ("20.8 s / 0.5 s", "limited by: blocks", "to decide: ", "generator lag"):
+        assert part in words(shown)
+    assert "error rate" not in shown
+    assert "figures: of all traffic" in words(shown), "where gates leave out what a compile held up"
+
+
+def test_only_a_terminal_without_no_color_gets_colour(demo: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert "\x1b" not in verdict_table(demo)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert "\x1b[1;31m✘ FAIL" in verdict_table(demo)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in verdict_table(demo)
+
+
+def test_markup_and_escape_codes_in_a_name_are_not_obeyed_and_no_reason_is_repeated(demo: Summary) -> None:
+    demo["arms"][0]["name"] = "[red]eager[/red]\x1b[2J"
+    failed = demo["validity"][0]
+    failed["ok"] = False
+    demo["headline"] = f"No verdict. {failed['reason']}"
+    assert words(verdict_table(demo)).count(failed["reason"]) == 1
+    shown = verdict_table(demo)
+    assert "\x1b" not in shown
+    assert "[red]eager" in re.sub(r"\s", "", shown)
+
+
+# --- Values -----------------------------------------------------------------------------------------------------------
+
+
+SHOWN = [
+    (values.milliseconds, {0: "0 ms", 0.8412: "0.841 ms", 84.25: "84.2 ms", 999.7: "1 s", 8412.3: "8.41 s"}),
+    (values.span, {90: "90 s", 125: "2 min 5 s", 1260: "21 min", 5400: "1 h 30 min"}),
+    (values.label, {"noninferiority p99_ttft": "non-inferiority p99 TTFT", "slo p99_9_max_itl": "SLO p99.9 max ITL"}),
+    (lambda text: values.first_line(text, 10), {"x" * 20: "x" * 9 + "…", "a " * 9: "a a a a a…"}),
+    (values.text, {"\x1b[31mred\x07\ud800": "[31mred", "com\u202epiled\u2066": "compiled"}),
+    (values.fine_ratio, {1.0034: "×1.003", 0.9996: "×1.000", 12.3: "×12.3"}),
+    (lambda low: values.interval(low, None), {0.5: "[0.50, –]", None: "–"}),
+    (lambda count: counted(count, "process"), {0: "0 processes", 1: "1 process", 2: "2 processes"}),
+    (lambda count: counted(count, "entry", "{:.2g}".format), {1.02: "1 entry", 2: "2 entries"}),
+]
+
+
+@pytest.mark.parametrize(("show", "value", "shown"), [(show, *case) for show, cases in SHOWN for case in cases.items()])
+def test_values_read_well(show: Any, value: Any, shown: str) -> None:
+    assert show(value) == shown
+
+
+@pytest.mark.parametrize("nothing", [None, math.nan, math.inf, -math.inf, "", {}, []])
+def test_nothing_reads_as_a_dash(nothing: object) -> None:
+    names = "text figure count milliseconds column_ms seconds fine_ratio span percent ratio rate probability byte_size"
+    for name in (*names.split(), "verdict", "moment", "first_line"):
+        assert getattr(values, name)(nothing) == "–"
+    for unit in (*values.UNITS, None, "parsec"):
+        assert values.quantity(nothing, unit) == "–"
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, min_value=1e-3, max_value=1e12))
+def test_figures_are_within_half_a_percent(value: float) -> None:
+    assert float(values.figure(value).replace(",", "")) == pytest.approx(value, rel=0.0051)
+
+
+@given(
+    st.recursive(st.none() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+)
+@settings(max_examples=30)
+def test_clean_leaves_only_what_json_can_hold(value: object) -> None:
+    json.dumps(values.clean(value), allow_nan=False)

@@ -1,0 +1,241 @@
+"""What arms took of memory and energy while they served, how near decode steps come to reading weights, server load."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+
+from analysis.records.run_records import read_run
+from analysis.records.schemas import STEPS
+from analysis.records.tables import RecordWriter
+from analysis.run.decode_floor import FEWEST, decode_floor
+from analysis.run.energy import energy_of
+from analysis.run.memory import memory_of
+from analysis.run.run import Run
+from analysis.run.server_load import LoadSamples, meanwhile
+from tests.fakes.resources import GIB, sample, tell
+from tests.fakes.runs import SECOND, FakeRun, start_of, write_run
+
+CARDS = {"eager": "cuda:0", "compiled": "cuda:1"}
+ONE_CARD = dict.fromkeys(CARDS, "cuda:0")
+PROCESSOR = dict.fromkeys(CARDS, "cpu")
+
+
+def run_in(path, *, duration_s=300, rate=1, trials=1, **facts):
+    return tell(write_run(path / "run", FakeRun(duration_s=duration_s, rate=rate, trials=trials)), **facts)
+
+
+def seen(directory):
+    return memory_of(Run.of(read_run(directory)))
+
+
+def held(directory, level, **more):
+    """What the eager arm held of memory, sampled with this level."""
+    sample(directory, "process", "eager-0", {"memory_bytes": level}, arm="eager", **more)
+    return seen(directory).arms["eager"].get("process")
+
+
+def test_the_peak_is_that_of_the_traffic_and_of_the_replica_that_held_most(tmp_path):
+    def around(size, trial, at_s):
+        return np.where((at_s < 0) | (at_s > 301), 9, size) * GIB  # more before and after the traffic
+
+    run = run_in(tmp_path)
+    for replica, size in (("eager-0", 2), ("eager-1", 3)):
+        sample(run, "process", replica, {"memory_bytes": partial(around, size)}, arm="eager")
+    assert seen(run).arms["eager"]["process"].peaks == {1: 3 * GIB}
+
+
+def test_samples_that_end_early_show_no_peak_and_a_short_trial_shows_no_growth(tmp_path):
+    assert held(run_in(tmp_path / "early"), GIB, last_s=200) is None
+    short = held(run_in(tmp_path, duration_s=50), GIB)
+    assert (short.peak, short.growth) == (GIB, None)
+
+
+def test_arms_on_cards_are_compared_by_memory_of_the_cards(tmp_path):
+    run = run_in(tmp_path, devices=CARDS)
+    for arm in CARDS:
+        sample(run, "process", f"{arm}-0", {"memory_bytes": GIB}, arm=arm)
+    assert seen(run).shared_figure("compiled", "eager") is None
+    for arm in CARDS:
+        sample(run, "allocator", f"{arm}-0", {"reserved_bytes": 2 * GIB, "peak_bytes": GIB}, arm=arm)
+    assert seen(run).shared_figure("compiled", "eager") == "reserved"
+    for arm, card in CARDS.items():
+        sample(run, "device", card, {"memory_bytes": 3 * GIB, "foreign_processes": 0})
+        assert seen(run).arms[arm]["card"].peak == 3 * GIB
+    assert seen(run).shared_figure("compiled", "eager") == "card"
+
+
+@pytest.mark.parametrize(
+    ("facts", "foreign"),
+    [
+        ({"devices": ONE_CARD}, 0),
+        ({"devices": CARDS}, 1),
+        ({"devices": CARDS, "bed": {"devices": {"cuda:0": {"mig": True}}}}, 0),
+    ],
+    ids=["by another arm", "by other processes", "a part of a card"],
+)
+def test_a_card_that_is_shared_says_nothing_of_the_arm(facts, foreign, tmp_path):
+    run = run_in(tmp_path, **facts)
+    sample(run, "device", "cuda:0", {"memory_bytes": 3 * GIB, "foreign_processes": foreign})
+    assert seen(run).arms["eager"] == {}
+
+
+def test_growth_is_that_past_the_cold_start(tmp_path):
+    def level(trial, at_s):
+        return GIB * (1.0 + np.minimum(at_s, 20.0) / 20.0) + 100.0 * (1 << 20) * at_s / 3600.0
+
+    found = held(run_in(tmp_path, trials=2), level)
+    assert found.growth.slope / (1 << 20) == pytest.approx(100.0, abs=0.1)
+    assert found.growth.low / (1 << 20) == pytest.approx(100.0, abs=1.0)
+    assert not found.slowing
+
+
+def test_a_warm_up_that_continues_slows_down(tmp_path):
+    found = held(run_in(tmp_path), lambda trial, at_s: GIB * (2.0 - np.exp(-np.maximum(at_s, 0) / 120.0)))
+    assert found.growth.low > 0
+    assert found.slowing
+
+
+def test_allocations_in_need_are_events_of_their_moment_and_those_of_the_warm_up_are_not(tmp_path):
+    counts = {
+        "allocator_retries": lambda trial, at_s: np.select([at_s >= 60, at_s >= 40, at_s >= -5], [7, 5, 4], 0),
+        "out_of_memory": lambda trial, at_s: (at_s >= 40) * 1.0,
+    }
+    events = seen(sample(run_in(tmp_path), "allocator", "eager-0", counts, arm="eager")).events
+    assert [((event.at_ns - start_of(1)) // SECOND, event.kind, event.count) for event in events] == [
+        (40, "allocator retry", 1),
+        (40, "out of memory", 1),
+        (60, "allocator retry", 2),
+    ]
+    assert {(event.arm, event.replica) for event in events} == {("eager", "eager-0")}
+
+
+# --- Energy -----------------------------------------------------------------------------------------------------------
+
+
+def energy(path, columns, *, devices=CARDS, **more):
+    run = run_in(path, duration_s=120, rate=2, trials=2, devices=devices)
+    return energy_of(Run.of(read_run(sample(run, "device", "cuda:0", columns, **more))), "eager")
+
+
+def rising(trial, at_s):
+    """Of a counter at 100 W times the number of the trial."""
+    return 1e6 + 100.0 * trial * (at_s + 10.0)
+
+
+def test_energy_is_the_rise_of_the_counter_or_the_integral_of_power_from_first_request_to_last_answer(tmp_path):
+    found = energy(tmp_path, {"energy_j": rising, "power_w": 90.0})
+    assert found.obstacles == ()
+    for item in found.trials:
+        assert 120.0 <= item.seconds < 123.0
+        assert item.joules == pytest.approx(100.0 * item.trial * item.seconds, rel=1e-3)
+        assert (item.requests, item.integrated) == (240, False)
+        assert item.tokens > 240
+    (first, _) = energy(tmp_path / "power", {"power_w": lambda trial, at_s: 100.0 + at_s}).trials
+    assert first.integrated
+    assert first.joules == pytest.approx(100.0 * first.seconds + first.seconds**2 / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("devices", "columns", "last_s", "words"),
+    [
+        (ONE_CARD, {}, None, "shared"),
+        (CARDS, {"foreign_processes": 1}, None, "processes of others"),
+        (PROCESSOR, {}, None, "no card"),
+        ({"eager": "cuda:7", "compiled": "cuda:1"}, {}, None, "not watched"),
+        (CARDS, {"energy_j": np.nan}, None, "neither energy nor power"),
+        (CARDS, {"energy_j": lambda trial, at_s: np.where(at_s < 60, 1e6, 0) + at_s}, None, ""),
+        (CARDS, {}, 100, "from the beginning to the end"),
+    ],
+)
+def test_energy_that_cannot_be_attributed_to_an_arm_has_an_obstacle(tmp_path, devices, columns, last_s, words):
+    found = energy(tmp_path, {"energy_j": rising, **columns}, devices=devices, last_s=last_s)
+    assert found.trials == ()
+    assert words in found.obstacles[0]
+
+
+# --- The floor of decode steps ----------------------------------------------------------------------------------------
+
+WEIGHTS = 15_000_000_000
+
+
+def floor_of(path, arm="eager", *, devices=CARDS, **memory):
+    """Of a run whose decode steps, of one row each, take 5 ms."""
+    references = [
+        {"host": "run", "device": device, "when": when, "read_bytes": 1 << 30, "read_gb_per_s": rate}
+        for device, rate in {"cuda:0": 4000.0, "cuda:1": 5000.0}.items()
+        for when in ("before", "after")
+    ]
+    startup = {arm: {"memory_bytes": {"weights": WEIGHTS, **memory}} for arm in devices}
+    directory = run_in(path, duration_s=60, devices=devices, references=references, startup=startup)
+    trial = directory / "trial-01"
+    start = json.loads((trial / "trial.json").read_text())["start_ns"]
+    (trial / "steps.arrow").unlink()
+    size = {"batch": 1, "tokens": 1, "padded_batch": 1, "padded_tokens": 1}
+    with RecordWriter(trial / "steps.arrow", STEPS) as writer:
+        for name in devices:
+            for number in range(FEWEST):
+                begun = start + 20 * SECOND + number * 100_000_000
+                row = {"trial": 1, "arm": name, "replica": f"{name}-0", "step_id": number, "kind": "decode"}
+                writer.append({**row, **size, "start_ns": begun, "end_ns": begun + 5_000_000, "compiled": True})
+    for file in trial.glob("*.sums"):
+        file.unlink()
+    return decode_floor(Run.of(read_run(directory)), arm)
+
+
+@pytest.mark.parametrize(("arm", "floor_ms"), [("eager", 3.75), ("compiled", 3.0)])
+def test_the_floor_is_the_time_in_which_the_card_of_the_arm_reads_its_weights(tmp_path, arm, floor_ms):
+    found = floor_of(tmp_path, arm, step_weights=WEIGHTS, quantised_weights=WEIGHTS // 3)
+    assert (found.floor_ms, found.share) == (pytest.approx(floor_ms), pytest.approx(floor_ms / 5.0))
+    assert (found.rows, found.bytes_a_token, found.quantised) == (1, WEIGHTS, WEIGHTS // 3)
+
+
+@pytest.mark.parametrize(
+    ("devices", "weights"),
+    [(ONE_CARD, WEIGHTS), (PROCESSOR, WEIGHTS), (CARDS, 100 << 20)],
+    ids=["a card for two arms", "a processor", "weights that a cache holds"],
+)
+def test_there_is_no_floor_for(tmp_path, devices, weights):
+    found = floor_of(tmp_path, devices=devices, step_weights=weights)
+    assert (found.floor_ms, found.share) == (None, None)
+
+
+# --- Load of a server in a stretch of a trial -------------------------------------------------------------------------
+
+NAN = np.nan
+
+
+def samples(*, arm="vllm", replica="vllm-0", trial=1, **columns):
+    """One a second from 1 s on."""
+    every = {name: np.full(5, NAN) for name in ("running", "waiting", "cache_pct", "preemptions")}
+    every |= {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
+    return LoadSamples(trial=trial, arm=arm, replica=replica, at_ns=SECOND * np.arange(1, 6), **every)
+
+
+def between(start_s, end_s, *given):
+    found = meanwhile(given, arm="vllm", trial=1, start_ns=int(start_s * SECOND), end_ns=int(end_s * SECOND))
+    return found and (found.running, found.waiting, found.cache_pct, found.preemptions)
+
+
+LOADED = {"running": [1, 2, 9, 4, 5], "waiting": [0, 0, 3, 7, 0], "cache_pct": [9, 20, 30, 20, 99]}
+
+
+@pytest.mark.parametrize(
+    ("start_s", "end_s", "found"),
+    [
+        (2.4, 3.6, (9, 7, 30, 2)),  # with the samples just around it: what rose until 2 s was before
+        (3.1, 3.2, (9, 7, 30, 2)),
+        (0.0, 9.0, (9, 7, 99, 7)),
+        (-9, -2, None),  # far from every sample
+        (8.1, 9, None),
+    ],
+)
+def test_the_load_of_a_stretch_is_the_most_that_was_sampled(start_s, end_s, found):
+    assert between(start_s, end_s, samples(**LOADED, preemptions=[9, 1, 0, 2, 4])) == found
+
+
+def test_load_of_replicas_adds_up_and_what_no_page_shows_is_unknown():
+    own = samples(**LOADED), samples(**{**LOADED, "cache_pct": [0] * 5}, replica="vllm-1")
+    others = samples(**LOADED, arm="sglang"), samples(**LOADED, trial=2)
+    assert between(1, 2, *own, *others) == (18, 6, 30, None)
