@@ -17,7 +17,6 @@ from analysis.records.run_list import listed_runs, write_run_list
 from analysis.records.run_records import check_runs, read_run
 from analysis.records.schemas import BED
 from analysis.records.tables import RecordError, RecordWriter
-from tests.fakes.request_rows import row, write_rows
 from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
 
 SHORT = FakeRun(duration_s=30, rate=1, trials=2)
@@ -118,21 +117,6 @@ def test_steps_and_samples_of_machines_follow_their_trial(tmp_path):
     assert sorted(set(records.steps.column("trial").to_pylist())) == [1, 2, 3, 4]
 
 
-def test_a_trial_that_was_planned_and_is_missing_keeps_its_number(tmp_path):
-    directories = runs_in(tmp_path, replace(SHORT, trials=3), SHORT)
-    shutil.rmtree(directories[0] / "trial-03")
-    records = joined(tmp_path / "joined", directories)
-    assert records.experiment["trials"]["count"] == 5
-    assert [info["trial"] for info in records.trials] == [1, 2, 4, 5]
-
-
-def test_rows_of_a_trial_that_the_run_does_not_have_stay_without_one(tmp_path):
-    directories = runs_in(tmp_path, SHORT, SHORT)
-    write_rows(directories[0] / "trial-01" / "requests-1.arrow", [row(1, trial=3)])
-    records = joined(tmp_path / "joined", directories)
-    assert set(records.requests.column("trial").to_pylist()) - {1, 2, 3, 4} == {5}
-
-
 def test_problems_name_the_run(tmp_path):
     stated = replace(SHORT, stated=True)
     directories = runs_in(tmp_path, stated, stated)
@@ -143,16 +127,6 @@ def test_problems_name_the_run(tmp_path):
     assert problems[0] == "run-0: trial-01/steps.arrow was damaged"
     assert problems[1].startswith("run-1/trial-01/requests-0.arrow is cut off")
     assert len(problems) == 2
-
-
-def test_the_machine_is_that_of_the_environment_or_of_the_bed_or_unknown(tmp_path):
-    directories = runs_in(tmp_path, replace(SHORT, environment={"machine": "0123456789ab"}), SHORT, SHORT)
-    path = directories[1] / "trial-01" / "trial.json"
-    info = json.loads(path.read_text())
-    path.write_text(json.dumps({**info, "bed": {"machines": {"run": {"machine": "ba9876543210"}}}}))
-    records = joined(tmp_path / "joined", directories)
-    assert [run.documents.machine for run in records.runs] == ["0123456789ab", "ba9876543210", ""]
-    assert records.environment["machine"] == "0123456789ab; unknown"
 
 
 def test_of_parity_before_the_traffic_the_worst_counts(tmp_path):
@@ -272,15 +246,6 @@ def test_where_and_how_often_may_differ_and_cards_of_one_kind_are_one(tmp_path):
     assert "traffic.trace month.csv (there week.csv)" in refusal(one, other)
 
 
-def test_a_trace_of_one_name_and_another_length_is_refused(tmp_path):
-    directories = runs_in(tmp_path, SHORT, SHORT)
-    for rows, directory in enumerate(directories):
-        path = directory / "trial-01" / "trial.json"
-        facts = {"trace": {"format": "azure", "rows_read": 100 + rows}}
-        path.write_text(json.dumps({**json.loads(path.read_text()), "prompts": facts}))
-    assert "traffic.trace.rows_read 101 (there 100)" in refusal(*directories)
-
-
 def test_one_run_given_twice_is_refused_also_as_a_copy(tmp_path):
     one, other = runs_in(tmp_path, SHORT, SHORT)
     copy = Path(shutil.copytree(one, tmp_path / "copy"))
@@ -304,16 +269,6 @@ def test_bare_tables_and_runs_without_trials_are_refused(tmp_path):
 # --- runs.json --------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_joined_runs_can_be_joined_with_another_run(tmp_path):
-    directories = runs_in(tmp_path, SHORT, SHORT, SHORT)
-    joined(tmp_path / "joined", directories[:2], "gates")
-    listed = listed_runs([tmp_path / "joined", directories[2]], ("slo",))
-    assert [run.resolve() for run in listed.directories] == [run.resolve() for run in directories]
-    assert listed.accepted == ("slo", "gates")
-    with pytest.raises(RecordError, match=r"run-0 is given twice \(once as .*joined, which joins it, once as"):
-        listed_runs([tmp_path / "joined", directories[0]])
-
-
 def test_a_list_that_cannot_be_followed_is_refused_in_a_line(tmp_path):
     directories = runs_in(tmp_path, SHORT, SHORT)
     folder = tmp_path / "joined"
@@ -333,16 +288,6 @@ def test_a_list_that_cannot_be_followed_is_refused_in_a_line(tmp_path):
             read_run(folder)
         assert said in str(refused.value)
         assert "\n" not in str(refused.value)
-
-
-def test_trials_of_searches_last_as_long_as_these_decide(tmp_path):
-    directories = runs_in(tmp_path, SHORT, SHORT)
-    trial = directories[1] / "trial-01" / "trial.json"
-    write_document(trial, {**json.loads(trial.read_text()), "duration_s": 12.0})
-    assert "traffic.duration_s" in refusal(*directories)
-    for directory in directories:
-        write_document(directory / "frontier.json", {"left": [], "dropped": []})
-    assert joined(tmp_path / "joined", directories).joined
 
 
 def test_an_arm_that_a_run_never_started_is_compared_between_those_that_did(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from pathlib import Path
@@ -42,9 +41,6 @@ class TestLatency:
         requests = requests_of(table_of([row(scheduled_ns=None)]))
         assert requests.e2e_ms.tolist() == [500.0]
         assert not requests.scheduled.any()
-
-    def test_tpot_of_one_token_is_undefined(self):
-        assert math.isnan(requests_of(table_of([row(output_tokens=1)])).tpot_ms[0])
 
     def test_longest_gap_is_taken_within_each_request(self):
         rows = [
@@ -125,38 +121,9 @@ class TestLatency:
         with pytest.raises(RecordError, match="1 request names no arm"):
             requests_of(table_of([row(0) | {"arm": None}]))
 
-    def test_the_first_of_repeated_rows_is_kept_with_all_its_columns(self):
-        table = table_of([row(0, prompt_tokens=3), row(1, prompt_tokens=4), row(0, prompt_tokens=5), row(2)])
-        requests = requests_of(table)
-        assert requests.prompt_tokens.tolist() == [3, 4, -1]
-        assert requests.request_ids.to_pylist() == ["1-0-eager", "1-1-eager", "1-2-eager"]
-
     def test_one_id_on_two_arms_or_in_two_trials_is_no_repeat(self):
         rows = [row(0), row(0, arm="b", request_id="1-0-eager"), row(0, trial=2)]
         assert requests_of(table_of(rows)).repeated == 0
-
-    def test_copies_have_one_number_whichever_chunks_they_lie_in(self):
-        names = ["a", "b", None, "c", "b", "a", None, "d"]
-        rows = [row(index, pair_id=name) for index, name in enumerate(names)]
-        for sizes in ([8], [4, 4], [1] * 8, [3, 0, 5]):
-            edges = np.cumsum([0, *sizes])
-            chunks = [table_of(rows[begin:end]) for begin, end in itertools.pairwise(edges)]
-            pair = requests_of(pa.concat_tables(chunks)).pair.tolist()
-            assert (pair[0], pair[1], pair[2], pair[6]) == (pair[5], pair[4], -1, -1)
-            assert len(set(pair)) == 5
-            assert max(pair) < len(rows)
-
-    def test_many_copies_across_chunks_have_one_number_each(self):
-        chunks = [table_of([row(index, pair_id=f"p{index}", arm=arm) for index in range(40)]) for arm in "ab"]
-        chunks[1:1] = [table_of([row(index, pair_id=f"q{index}") for index in range(2000)])]
-        pair = requests_of(pa.concat_tables(chunks)).pair
-        assert pair[:40].tolist() == pair[-40:].tolist()
-        assert len(np.unique(pair)) == 2040
-
-    def test_a_first_token_at_0_is_unknown(self):
-        requests = requests_of(table_of([row(0, first_token_ns=0), row(1, first_token_ns=None)]))
-        assert requests.ttft_ms[0] == pytest.approx(requests.ttft_ms[1], nan_ok=True)
-        assert requests.broken[0] == requests.broken[1]
 
 
 def test_files_of_all_workers_and_trials_are_joined(tmp_path):
@@ -252,34 +219,6 @@ def test_pieces_come_back_as_they_went_in(cut):
     assert columns.table().to_pylist() == piece(*ROWS).to_pylist()
 
 
-def test_nothing_is_an_empty_table():
-    table = Columns(SCHEMA).table()
-    assert (table.num_rows, table.column_names) == (0, SCHEMA.names)
-
-
-@pytest.mark.parametrize(("values", "kind"), [([0, 127, -128], "int8"), ([128], "int16"), ([-(2**31)], "int32")])
-def test_columns_are_as_wide_as_their_values(values, kind):
-    columns = Columns(SCHEMA)
-    columns.append(piece(*((value, "a", "", []) for value in values)))
-    assert str(columns.table().column("at_ns").type) == kind
-
-
-def test_a_column_grows_wider_and_keeps_what_it_holds():
-    values = [None, 5, 127, 128, -32769, 2**31, None, -(2**63), 2**63 - 1]
-    columns = Columns(SCHEMA)
-    for number, value in enumerate(values):
-        columns.append(piece((value, f"name-{number}", "", [])))
-    assert columns.table().column("at_ns").to_pylist() == values
-    assert columns.table().column("name").to_pylist() == [f"name-{number}" for number in range(len(values))]
-
-
-def test_more_names_than_a_byte_counts_stay_apart():
-    columns = Columns(SCHEMA)
-    names = [f"name-{number}" for number in range(300)]
-    columns.append(piece(*((0, name, "", []) for name in names)))
-    assert columns.table().column("name").to_pylist() == names
-
-
 @pytest.mark.parametrize("most", [0, 100, 1 << 27])
 def test_rows_come_back_from_files_as_they_went_in(most, monkeypatch):
     monkeypatch.setattr(scratch, "LARGEST_IN_MEMORY", most)
@@ -369,21 +308,8 @@ def test_numbers_that_are_none_do_not_get_past_the_reader() -> None:
     assert (found[0][0].likeliest, found[0][0].pieces) == (({}, {}), 0)
 
 
-def test_texts_differ_in_their_fingerprints_as_they_differ():
-    texts = [*(f"1-{index}-{arm}" for index in range(5000) for arm in ("eager", "compiled")), "", "a", "a\0", "\0a"]
-    prints = fingerprints(pa.chunked_array([texts[:17], texts[17:]]))
-    assert len(np.unique(prints)) == len(texts)
-    whole = fingerprints(pa.chunked_array([pa.array(["x", *texts]).slice(1)]))
-    assert whole.tolist() == prints.tolist()
-
-
 def test_a_long_text_has_no_fingerprint():
     assert fingerprints(pa.chunked_array([["x" * 65]])) is None
-
-
-def test_null_and_nothing_have_fingerprints():
-    assert len(fingerprints(pa.chunked_array([[None, "a", None]], pa.string()))) == 3
-    assert len(fingerprints(pa.chunked_array([], pa.string()))) == 0
 
 
 def journal(folder: Path, *more: bytes) -> Path:

@@ -130,16 +130,6 @@ def test_data_that_cannot_carry_a_verdict_never_pass(name, long, tmp_path):
     write_summary(summary, tmp_path / "summary.json")
 
 
-BARE = ("request_id", "arm", "end_ns", "status")  # what a table must hold, and a name
-
-
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
-@pytest.mark.parametrize("name", ["no requests", "huge values", "bare"])
-def test_no_format_lets_them_pass(name, form, short, tmp_path):
-    spoil = DEGENERATE.get(name, lambda rows: pa.Table.from_pylist(rows, schema=REQUESTS).select(BARE))
-    assert analyze(short.changed(tmp_path / "run", spoil, form))["overall"] == "INCONCLUSIVE"
-
-
 @pytest.mark.parametrize("column", ["scheduled_ns", "first_token_ns", "end_ns", "status"])
 def test_columns_that_a_verdict_rests_on_never_make_a_pass_without_values(column, long, tmp_path):
     directory = long.changed(tmp_path / "run", every(lambda row: {column: None}))
@@ -167,14 +157,6 @@ def test_a_truncated_file_of_others_is_an_error_or_decides_nothing(form, long, t
         summary = analyze(directory)
         assert summary["overall"] == "INCONCLUSIVE"
         assert any("cut off at its end" in check["reason"] for check in summary["validity"] if not check["ok"])
-
-
-def test_a_trial_without_requests_decides_nothing(tmp_path):
-    directory = write_run(tmp_path / "run", FakeRun(slo=SLO, gates=GATES, duration_s=390, rate=2, trials=2))
-    write_table(directory / "trial-02" / "requests-0.arrow", REQUESTS.empty_table())
-    summary = analyze(directory)
-    assert summary["overall"] == "INCONCLUSIVE"
-    assert any(not check["ok"] for check in summary["validity"])
 
 
 # --- Anything at all --------------------------------------------------------------------------------------------------

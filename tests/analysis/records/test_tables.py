@@ -7,8 +7,6 @@ import json
 import math
 import random
 import resource
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -25,43 +23,14 @@ from analysis.records.documents import (
     vouched_toml,
     write_document,
 )
-from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, REQUIRED_REQUEST_COLUMNS
-from analysis.records.scratch import Growing, ScratchError, empty, full, kept, lean, ordered, parts
-from analysis.records.shallow_toml import TomlError, parse
+from analysis.records.scratch import ScratchError, empty
 from analysis.records.sums import read_statement, sums_path
 from analysis.records.tables import CUT_OFF, NOT_AS_WRITTEN, RecordError, RecordWriter, read_pieces, read_table
 from tests.fakes.request_rows import T0, row, table_of, write_rows
-from tests.fakes.runs import FakeRun, write_run
 
 
 class TestWriting:
-    def test_rows_come_back_as_they_went_in(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        rows = [row(index, token_ns=[1, 2, 3]) for index in range(5)]
-        write_rows(path, rows, batch=2)
-        table, torn = read_table(path, REQUESTS)
-        assert not torn
-        assert table.schema.equals(REQUESTS)
-        assert table.to_pylist() == table_of(rows).to_pylist()
-
-    def test_flushed_rows_are_readable_before_close(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        writer = RecordWriter(path, REQUESTS)
-        writer.append(row())
-        writer.flush()
-        writer.append(row(1))
-        assert read_table(path, REQUESTS)[0].num_rows == 1
-        writer.close()
-        assert read_table(path, REQUESTS)[0].num_rows == 2
-
-    def test_a_closed_file_is_continued(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        write_rows(path, [row(0)])
-        write_rows(path, [row(1)])
-        table, torn = read_table(path, REQUESTS)
-        assert (table.num_rows, torn) == (2, False)
-
     def test_a_torn_file_is_mended_before_it_is_continued(self, tmp_path):
         path = tmp_path / "requests.arrow"
         write_rows(path, [row(index) for index in range(3)])
@@ -92,13 +61,6 @@ class TestReading:
             held.append(len(names))
         assert held == sorted(held)
         assert set(held) == {0, 1, 2, 3, 4}
-
-    def test_a_cut_within_the_last_batch_is_reported(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        write_rows(path, [row(index) for index in range(4)])
-        path.write_bytes(path.read_bytes()[:-40])
-        table, torn = read_table(path, REQUESTS)
-        assert (table.num_rows, torn) == (3, True)
 
     def test_parquet_and_json_lines_equal_arrow(self, tmp_path):
         rows = [row(index, token_ns=[0, 5]) for index in range(3)]
@@ -136,10 +98,6 @@ class TestReading:
         assert table.column("end_ns").null_count == 1
         assert not torn
 
-    def test_a_missing_server_column_is_null(self, tmp_path):
-        pq.write_table(table_of([row()]).drop_columns(["queue_ns"]), tmp_path / "a.parquet")
-        assert read_table(tmp_path / "a.parquet", REQUESTS)[0].column("queue_ns").null_count == 1
-
     def test_a_missing_required_column_is_named(self, tmp_path):
         pq.write_table(table_of([row()]).drop_columns(["end_ns"]), tmp_path / "a.parquet")
         with pytest.raises(RecordError, match='column "end_ns" is missing') as error:
@@ -160,17 +118,6 @@ class TestReading:
         stamps = pa.array([T0 // 1000], pa.timestamp("us"))
         pq.write_table(pa.table({"arm": ["a"], "end_ns": stamps}), tmp_path / "a.parquet")
         assert read_table(tmp_path / "a.parquet", REQUESTS)[0].column("end_ns").to_pylist() == [T0]
-
-    def test_a_large_file_comes_in_pieces(self, tmp_path):
-        batch = table_of([row(index) for index in range(1000)]).to_batches()[0]
-        with (tmp_path / "a.arrow").open("wb") as file, pa.ipc.new_stream(file, REQUESTS) as stream:
-            for _ in range(100):
-                stream.write_batch(batch)
-        seen = []
-        torn = read_pieces(tmp_path / "a.arrow", REQUESTS, seen.append)
-        assert not torn
-        assert len(seen) > 1
-        assert sum(table.num_rows for table in seen) == 100_000
 
     def test_an_arrow_file_with_a_footer_is_read(self, tmp_path):
         with (tmp_path / "a.arrow").open("wb") as file, pa.ipc.new_file(file, REQUESTS) as writer:
@@ -345,59 +292,10 @@ def test_a_damaged_file_is_continued_with_what_is_whole(path):
     assert read(path) == ([0, 1, *range(3, BATCHES), 99], ())
 
 
-@pytest.fixture(params=[0, 1 << 27], ids=["in files", "in memory"])
-def limit(request, monkeypatch):
-    monkeypatch.setattr(scratch, "LARGEST_IN_MEMORY", request.param)
-    return request.param
-
-
-def test_an_array_holds_what_is_written_to_it_wherever_it_lies(limit):
-    values = empty(1000, np.float64)
-    values[:] = np.arange(1000)
-    values[::2] *= 2
-    assert values.tolist() == [2 * number if number % 2 == 0 else number for number in range(1000)]
-    assert full(3, 7, np.int32).tolist() == [7, 7, 7]
-    assert kept(values).tolist() == values.tolist()
-    assert ordered(np.array([3, 1, 2])).tolist() == [1, 2, 3]
-
-
-@pytest.mark.parametrize("kind", [np.bool_, np.int8, np.int64])
-def test_what_is_appended_follows_what_was_there(limit, kind):
-    growing = Growing(kind)
-    stretches = [np.arange(size) % 2 for size in (0, 1, 70_000, 5, 0, 200_000)]
-    for stretch in stretches:
-        growing.append(stretch.astype(kind))
-    assert growing.all().dtype == kind
-    assert np.array_equal(growing.all(), np.concatenate(stretches).astype(kind))
-
-
-def test_a_scratch_file_has_no_name_and_leaves_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr(scratch, "LARGEST_IN_MEMORY", 0)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    open_before = len(list(Path("/proc/self/fd").iterdir()))
-    values = full(1 << 16, 1, np.int64)
-    assert list(tmp_path.iterdir()) == []
-    del values
-    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
-
-
 def test_too_little_room_is_said_with_the_place_and_a_remedy(monkeypatch):
     monkeypatch.setattr(scratch, "LARGEST_IN_MEMORY", 0)
     with pytest.raises(ScratchError, match="GB more: free some, or set TMPDIR to another folder"):
         empty(1 << 50, np.int8)
-
-
-def test_one_value_for_all_takes_no_memory():
-    same = lean(np.zeros(1000, dtype=np.bool_))
-    assert (same.strides, len(same), same.any()) == ((0,), 1000, False)
-    other = np.array([True, False, True])
-    assert lean(other) is other
-
-
-@pytest.mark.parametrize("rows", [0, 1, 65_536, 65_537, 200_000])
-def test_parts_are_all_rows_once(rows):
-    assert [row for part in parts(rows) for row in (part.start, part.stop)][1:-1:2] == list(range(65_536, rows, 65_536))
-    assert sum(part.stop - part.start for part in parts(rows)) == rows
 
 
 CONTENT = {"trial": 1, "planned": {"eager": 120, "compiled": 120}, "block_s": 30.0, "complete": True, "name": "é"}
@@ -485,27 +383,3 @@ def test_whole_lines_without_a_table_are_counted_and_a_torn_one_is_not(tmp_path)
     path.write_bytes(b'{"a": 1}\n\n\xff\n[]\n' + b"[" * 5000 + b'\n{"a": 2}\n{"a"')
     assert read_rows(path) == ([{"a": 1}, {"a": 2}], 3)
     assert read_rows(tmp_path / "none") == ([], 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (".".join("a" * 50_000) + " = 1", "a key has 50000 parts; the limit is 32"),
-        ("x = " + "[" * 300_000 + "]" * 300_000, "values are nested too deep"),
-        ("x = " + "9" * 5000, "a value cannot be read"),
-        ("x", "not valid TOML"),
-    ],
-)
-def test_the_experiment_of_a_run_is_refused(text: str, reason: str, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", FakeRun(duration_s=10.0, rate=1.0))
-    (run / "experiment.toml").write_text(text)
-    with pytest.raises(TomlError, match=reason):
-        parse(text)
-    with pytest.raises(RecordError, match=reason):
-        read_run(run)
-
-
-def test_a_key_of_any_length_is_cut_and_its_place_is_not():
-    with pytest.raises(TomlError, match=r"^not valid TOML: .* \.\.\. .*\(at line 3, column \d+\)$") as caught:
-        parse(f"[{'k' * 5000}]\na = 1\n[{'k' * 5000}]\n")
-    assert len(str(caught.value)) < 600

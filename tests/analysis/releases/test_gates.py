@@ -1,6 +1,5 @@
 """A figure passes where it is surely within its limit, fails where it is surely worse, and is open in between."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from analysis.records.tables import RecordError
 from analysis.releases.comparison import arms_to_compare, compare_releases
 from analysis.releases.history import History
-from analysis.report.release import release_html
 from analysis.settings.release_limits import ReleaseLimits
 from tests.fakes.releases import LEVELS, Build, release
 
@@ -98,11 +96,6 @@ def test_planted_decode_time_of_a_tenth_more_fails(seed: int) -> None:
     assert "decode time" in document["headline"]
 
 
-def test_equal_builds_pass_with_enough_trials() -> None:
-    build = replace(BUILD, trials=10, day_spread=0.003)
-    assert compared(build, build, days=6)["overall"] == "PASS"
-
-
 def test_a_sure_worsening_within_the_limit_passes() -> None:
     """Three per cent slower for sure, with five allowed."""
     build = replace(BUILD, trials=10, day_spread=0.0, start_spread=0.001, luck=0.001)
@@ -113,12 +106,6 @@ def test_a_sure_worsening_within_the_limit_passes() -> None:
     assert judged["p_worse"] < 0.05
 
 
-def test_the_tail_of_too_few_requests_in_one_trial_is_open() -> None:
-    few = replace(SINGLE, luck=None)
-    judged = row(compared(few, few), "p99_ttft_ms")
-    assert (judged["verdict"], judged["low"], judged["high"]) == ("INCONCLUSIVE", None, None)
-
-
 def test_an_open_gate_says_how_many_trials_would_do() -> None:
     build = replace(BUILD, levels={"p99_e2e_ms": 4000.0}, trials=3, start_spread=0.06, day_spread=0.0)
     judged = [row(compared(build, build, seed=seed), "p99_e2e_ms") for seed in range(20)]
@@ -126,20 +113,6 @@ def test_an_open_gate_says_how_many_trials_would_do() -> None:
     assert len(needed) > 5
     assert min(needed) >= 3
     assert all(item["needed_trials"] is None for item in judged if item["verdict"] == "PASS")
-
-
-def test_limits_beyond_any_number_are_none() -> None:
-    scattered = replace(BUILD, trials=2, start_spread=2.0, day_spread=0.0)
-    document = compared(scattered, scattered, limits=ReleaseLimits(alpha=0.0001))
-    assert row(document, "p50_tpot_ms")["verdict"] == "INCONCLUSIVE"
-    json.dumps(document, allow_nan=False)
-    assert release_html(document)
-
-
-def test_latency_that_falls_passes() -> None:
-    judged = row(compared(BUILD, changed(p99_e2e_ms=0.6)), "p99_e2e_ms")
-    assert judged["verdict"] == "PASS"
-    assert judged["ratio"] == pytest.approx(0.6, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -181,24 +154,6 @@ def test_a_small_difference_of_the_machine_decides_nothing(truth: float, slower:
     for seed in range(3):
         document = compared(build, changed(build, p50_tpot_ms=truth), days=8, seed=seed, slower=slower)
         assert row(document, "p50_tpot_ms")["verdict"] != wrong
-
-
-def test_noise_of_references_is_no_difference_of_the_machine() -> None:
-    assert row(compared(BUILD, BUILD, slower=1.008), "p50_tpot_ms")["corrected"] is None
-
-
-def test_a_card_that_only_one_run_measured_leaves_speed_open() -> None:
-    on_card = replace(BUILD, trials=10, day_spread=0.002, environment={})
-    hostly = {"references": {"python_ms": 10.0}}
-    assert row(compared(on_card, replace(on_card, **hostly)), "p50_tpot_ms")["verdict"] == "INCONCLUSIVE"
-    known = replace(on_card, environment={"machine": "0123456789ab"})
-    assert row(compared(known, replace(known, **hostly)), "p50_tpot_ms")["verdict"] == "PASS"
-
-
-@pytest.mark.parametrize(("one", "two"), [(1e299, 1e-299), (5.0, 1e300)])
-def test_a_reference_that_no_machine_can_have_is_none(one: float, two: float) -> None:
-    builds = [replace(BUILD, environment={}, references={"matmul_tflops": value}) for value in (one, two)]
-    assert row(compared(*builds), "p50_tpot_ms")["verdict"] == "INCONCLUSIVE"
 
 
 @pytest.mark.parametrize("check", ["steal", "throttling", "busy host"])

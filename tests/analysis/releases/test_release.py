@@ -19,9 +19,9 @@ from analysis.records.run_records import read_run
 from analysis.records.schemas import BED, COMPILE_EVENTS
 from analysis.records.tables import RecordError, RecordWriter, read_table
 from analysis.releases.comparison import arms_to_compare, compare_releases
-from analysis.releases.conditions import departures, obstacles
+from analysis.releases.conditions import departures
 from analysis.releases.history import History, accept, before, by_time, days, read_history
-from analysis.releases.release import Release, ReleaseArm, read_release, release_of
+from analysis.releases.release import Release, read_release, release_of
 from analysis.releases.run_figures import ArmFigures, arm_figures
 from analysis.report.release import release_html, release_junit, release_markdown, release_table
 from analysis.run.run import Run
@@ -29,7 +29,6 @@ from analysis.settings.release_limits import ReleaseLimits
 from analysis.summary.summary import analyze, write_summary
 from tests.fakes.beds import FakeBed
 from tests.fakes.releases import DAY_NS, Build, release
-from tests.fakes.resources import tell
 from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 RUN = FakeRun(arms=(EAGER, FakeArm(name="compiled")), trials=2, duration_s=60, rate=1, gates={"draws": 99})
@@ -117,17 +116,6 @@ def test_card_without_references_is_not_known_by_those_of_another_card(tmp_path:
     assert arms["compiled"].references == {}
 
 
-def test_arm_on_any_card_has_the_references_of_the_card_it_got(tmp_path: Path) -> None:
-    def automatic(info):
-        info["devices"] = {"eager": "cuda", "compiled": "auto"}
-        info["bed"]["arms"] = {"eager": "cuda:1", "compiled": "cuda:0"}
-        for item in info["references"]:
-            item["matmul_tflops"] = {"cuda:0": 100.0, "cuda:1": 200.0}[item["device"]]
-
-    arms = read_release(edited(write_run(tmp_path / "run", replace(RUN, bed=FakeBed())), automatic)).arms
-    assert [arms[name].references["matmul_tflops"] for name in ("eager", "compiled")] == [200.0, 100.0]
-
-
 def test_a_run_is_identified_by_the_start_of_each_trial_and_its_seed(tmp_path: Path) -> None:
     one = read_release(write_run(tmp_path / "one", RUN))
     assert one.is_same_run(read_release(Path(shutil.copytree(tmp_path / "one", tmp_path / "copy"))))
@@ -145,23 +133,6 @@ def test_runs_that_were_joined_over_machines_are_of_none_of_them(tmp_path: Path,
     ]
     write_run_list(tmp_path / "joined", listed_runs(directories))
     assert release_of(tmp_path / "joined").machine == kept
-
-
-@pytest.mark.parametrize(
-    ("device", "policy", "spread"),
-    [
-        ("cuda", {"enabled": True, "mode": "max-autotune"}, 0.05),
-        ("cuda", {"enabled": True, "mode": "max-autotune", "artifact": "arm.compiled"}, 0.03),
-        ("cuda", {"enabled": True, "mode": "reduce-overhead"}, 0.03),
-        ("cpu", {"enabled": True, "mode": "max-autotune"}, 0.03),
-    ],
-)
-def test_arms_that_search_for_kernels_on_a_gpu_are_allowed_more_variance(
-    device: str, policy: dict[str, object], spread: float
-) -> None:
-    config = {"model": {"device": device}, "compile": policy}
-    arm = ReleaseArm(figures=ArmFigures(values={}, sources={}), config=config, references={}, cache={})
-    assert arm.start_spread(ReleaseLimits(restart_spread=0.03, tuning_spread=0.04)) == pytest.approx(spread)
 
 
 ARMS = {"compiled": "compiled"}
@@ -290,13 +261,6 @@ def test_another_build_or_a_doubtful_run_is_no_repeat(changes) -> None:
     assert [item.run_id for item in runs.repeats(ARMS, runs.alike(candidate, ARMS))] == ["run-1-1"]
 
 
-@pytest.mark.parametrize("commit", [None, "4b1f0c6e+changes"])
-def test_build_of_unknown_or_changed_code_has_no_repeats(commit) -> None:
-    build = replace(COMMITTED, environment={**COMMITTED.environment, "git_commit": commit})
-    runs = history(release(build, day=0, seed=1), release(build, day=1, seed=1))
-    assert len(runs.repeats(ARMS, runs.releases)) == 1
-
-
 def test_what_may_be_the_cause_is_listed() -> None:
     one = release(COMMITTED, day=0, seed=1)
     two = release(
@@ -339,18 +303,8 @@ def test_copy_of_a_run_under_another_name_is_the_same_run(tmp_path: Path) -> Non
     assert len(read_history(tmp_path).releases) == 1
 
 
-def test_other_number_of_replicas_is_an_obstacle() -> None:
-    one, three = (
-        release(replace(COMMITTED, config={**COMMITTED.config, "replicas": count}), day=count, seed=1)
-        for count in (1, 3)
-    )
-    assert [item.text for item in obstacles(one, three, ARMS)] == ["compiled.replicas 1 → 3"]
-    assert obstacles(release(COMMITTED, day=0, seed=1), three, ARMS) == []
-
-
 NAIVE = FakeArm(name="naive", compiles=(Compile(at_s=60.0, seconds=4.0), Compile(at_s=90.0, seconds=2.0)))
 NAIVE_RUN = FakeRun(arms=(EAGER, NAIVE), trials=2, duration_s=180, slo={"p99_e2e_ms": 5000})
-MINUTE = FakeRun(arms=(EAGER, NAIVE), duration_s=60, rate=1)
 PROCESS = {"kind": "process", "name": "naive-0", "arm": "naive"}
 
 
@@ -386,15 +340,6 @@ def test_every_trial_has_latencies_with_their_spread_and_compiles(tmp_path: Path
     assert [own[key][1][0] for key in counted] == pytest.approx([1.0, 2.0, 6.0, 5.0, 3.0])
 
 
-def test_few_requests_one_block_and_no_telemetry_leave_figures_unknown(tmp_path: Path) -> None:
-    few = figures(write_run(tmp_path / "few", MINUTE)).values
-    assert few["p99_e2e_ms"][1][1].spread is None
-    short = FakeRun(arms=(EAGER, NAIVE), duration_s=30, rate=20.0, telemetry=False)
-    own = figures(write_run(tmp_path / "short", short)).values
-    assert own["p50_tpot_ms"][1][1].spread is None
-    assert "recompiles" not in own
-
-
 def test_memory_is_that_of_samples_where_every_trial_has_them(tmp_path: Path) -> None:
     arm = FakeArm(name="naive", memory_bytes={"process_peak": 600, "device_peak": 50})
     directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, arm), trials=2, duration_s=60, rate=1))
@@ -405,50 +350,6 @@ def test_memory_is_that_of_samples_where_every_trial_has_them(tmp_path: Path) ->
         own = figures(directory)
         assert [value for value, _ in own.values["process_peak_bytes"].values()] == [peak, peak]
         assert own.sources == {"process_peak_bytes": source, "device_peak_bytes": "replicas"}
-
-
-def test_host_memory_of_an_arm_on_a_card_is_that_of_its_engine_alone(tmp_path: Path) -> None:
-    """Compile workers share most of their pages, which the sum over a family counts once for each."""
-    directory = tell(write_run(tmp_path / "run", MINUTE), devices={"eager": "cuda:0", "naive": "cuda:1"})
-    whole = watched(PROCESS, "memory_bytes", 18_000, 18_000)
-    bed(directory, 1, whole)
-    assert "process_peak_bytes" not in figures(directory).values
-    bed(directory, 1, [*whole, *watched(PROCESS | {"kind": "allocator"}, "memory_bytes", 900, 900)])
-    own = figures(directory)
-    assert own.values["process_peak_bytes"][1][0] == 900.0
-    assert own.sources["process_peak_bytes"] == "allocator samples"
-
-
-@pytest.mark.parametrize(("second", "total"), [([80, 80], 200.0), ([], None), ([80], None), ([None, None], None)])
-def test_peaks_of_replicas_add_up_where_each_was_watched(tmp_path: Path, second: list, total: float | None) -> None:
-    directory = write_run(tmp_path / "run", MINUTE)
-    path = directory / "trial-01" / "trial.json"
-    info = json.loads(path.read_text())
-    for arm in info["arms"]:
-        arm["replicas"] = ["naive-0", "naive-1"] if arm["name"] == "naive" else []
-    path.write_text(json.dumps(info))
-    rows = watched(PROCESS | {"kind": "allocator"}, "peak_bytes", 100, 120)
-    bed(directory, 1, rows + watched(PROCESS | {"kind": "allocator", "name": "naive-1"}, "peak_bytes", *second))
-    assert figures(directory).values.get("device_peak_bytes", {1: (None,)})[1][0] == total
-
-
-def test_energy_of_a_card_of_its_own_is_divided_by_its_tokens(tmp_path: Path) -> None:
-    directory = tell(write_run(tmp_path / "run", MINUTE), devices={"eager": "cuda:0", "naive": "cuda:1"})
-    start = start_of(1)
-    rows = [
-        {"kind": "device", "name": "cuda:1", "at_ns": start + second * SECOND, "power_w": 50.0}
-        | ({"energy_j": 1000.0 + 50.0 * second} if second % 10 == 0 else {})
-        for second in range(-30, 90)
-    ]
-    bed(directory, 1, rows)
-    run = Run.of(read_run(directory))
-    own = run.of_arm("naive")
-    tokens, end_ns = int(run.requests.output_tokens[own].sum()), int(run.requests.end_ns[own].max())
-    joules = 50.0 * (max(end_ns - start, 60 * SECOND) / SECOND)
-    assert figures(directory).values["energy_per_token_j"][1][0] == pytest.approx(joules / tokens)
-    assert "energy_per_token_j" not in figures(directory, "eager").values
-    tell(directory, devices={"eager": "cuda:1", "naive": "cuda:1"})
-    assert "energy_per_token_j" not in figures(directory).values
 
 
 def test_a_share_of_errors_has_the_spread_of_its_requests(tmp_path: Path) -> None:
