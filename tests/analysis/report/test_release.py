@@ -50,8 +50,7 @@ def test_the_page_fetches_nothing_and_runs_nothing(arm: str, read_page: Callable
 def test_all_four_reports_stand_in_the_folder(tmp_path: Path) -> None:
     shown = write_release_reports(compared(), tmp_path / "out")
     assert shown.name == "compare.html"
-    names = sorted(path.name for path in shown.parent.iterdir())
-    assert names == ["compare.html", "compare.json", "compare.md", "compare.xml"]
+    assert {path.suffix for path in shown.parent.iterdir()} == {".html", ".json", ".md", ".xml"}
 
 
 def test_every_report_has_the_verdict_of_every_gate() -> None:

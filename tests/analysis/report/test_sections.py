@@ -128,6 +128,15 @@ def test_loads_that_a_late_generator_leaves_open_are_not_claimed(tmp_path: Path)
     assert late["highest"] is None
 
 
+def test_replicas_share_the_load_of_their_arm(tmp_path: Path) -> None:
+    folder = write_search(tmp_path / "run", KNEES, RATES)
+    for path in folder.glob("trial-*/trial.json"):
+        info = json.loads(path.read_text())
+        info["arms"][1]["replicas"] = ["<new>-0", "<new>-1"]
+        path.write_text(json.dumps(info))
+    assert [row["seen_rps"] for row in analyze(folder)["frontier"]["arms"]] == pytest.approx([17.0, 16.5], rel=0.1)
+
+
 def test_the_terminal_says_what_would_decide_a_search_and_which_runs_it_joins(searched: Summary) -> None:
     joined = {"runs": [{}, {}], "machines": [{}]}
     summary = {**searched, "overall": "INCONCLUSIVE", "advice": {"text": "Run it again."}, "joined": joined}

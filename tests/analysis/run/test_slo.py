@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from analysis.records.requests import requests_of
 from analysis.records.run_records import read_run
@@ -122,6 +123,9 @@ def test_a_share_is_judged_with_its_error(missed, total, verdict):
 def test_misses_in_one_bunch_decide_less_than_misses_spread_out():
     bunch, block = np.arange(4000) < 60, shares(60, 4000)[1]
     assert judge_share(bunch, block, allowed=0.01, alpha=0.05).verdict == "INCONCLUSIVE"
+    found = judge_share(shares(60, 4000)[0], np.zeros(4000, dtype=int), allowed=0.01, alpha=0.05)
+    exact = stats.binomtest(60, 4000).proportion_ci(0.9, "exact")
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high))
 
 
 def test_independent_misses_have_a_design_effect_near_one():
