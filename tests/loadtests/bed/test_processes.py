@@ -55,7 +55,7 @@ def test_a_process_is_sampled_with_its_descendants(family: tuple[int, int]) -> N
     assert (row["kind"], row["name"], row["arm"], row["pid"]) == ("process", "eager-0", "eager", parent)
     assert (row["threads"], alone["threads"]) == (3, 1)
     assert row["memory_bytes"] > alone["memory_bytes"] > 30 << 20
-    assert row["cpu_s"] > alone["cpu_s"] > 0
+    assert row["cpu_s"] >= alone["cpu_s"] > 0
     assert row["files"] > alone["files"] > 2
     assert row["voluntary_switches"] > 0
     assert unreadable == []
