@@ -13,7 +13,7 @@ from analysis.report.html import html_report
 from analysis.report.markdown import markdown_report
 from analysis.summary.summary import analyze
 from benchmarks.simulation.scenario import Scenario, run
-from tests.analysis.judging.checks.test_stalls import stopped
+from tests.analysis.judging.checks.test_telemetry import stopped
 from tests.fakes.external_runs import write_external
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
