@@ -1,0 +1,449 @@
+"""Each check of a run by itself: what fails it, whom it concerns and what it opens."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from analysis.judging.checks.arms import check_answers, check_comparable, check_equal_work, check_token_stream
+from analysis.judging.checks.disturbances import LEVER, Aspect, Disturbance, checks_of, gathered
+from analysis.judging.checks.machines import check_machines
+from analysis.judging.checks.records import check_complete, check_counts, check_cut, check_deaths, check_records
+from analysis.judging.checks.statistics import (
+    check_autocorrelation,
+    check_blocks,
+    check_cold_starts,
+    check_cross,
+    check_length,
+    check_tail,
+)
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.generators import check_generators
+from analysis.judging.judgement import judge
+from analysis.judging.validity import apply_checks
+from analysis.records.run_records import read_run, shifted
+from analysis.run.run import Run
+from analysis.run.work import TokenTimes, Work
+from analysis.settings.gate_limits import GateLimits
+from analysis.statistics.compare import Comparison
+from analysis.summary.summary import analyze
+from tests.fakes.runs import FakeRun, write_run
+
+
+def test_arms_that_differ_by_intent_may_be_compared():
+    assert check_comparable("a", [], intended=False).ok
+    assert not check_comparable("a", ["model.dtype"], intended=False).ok
+    assert check_comparable("a", ["model.dtype"], intended=True).ok
+
+
+def test_the_settings_of_an_external_arm_are_unknown():
+    assert not check_comparable("a", [], intended=False, outside={"a": "openai"}).ok
+    assert "a (openai) is external" in check_comparable("a", [], intended=True, outside={"a": "openai"}).reason
+
+
+@pytest.mark.parametrize(("mine", "ok"), [(104.0, True), (106.0, False), (0.0, False)])
+def test_other_lengths_are_other_work(mine, ok):
+    work = Work(arm="a", control="b", means=(("prompt tokens", mine, 100.0),))
+    assert check_equal_work(work).ok is ok
+
+
+def test_other_answer_lengths_are_other_work():
+    check = check_equal_work(Work(arm="a", control="b", other=("3 of 9 answers of a are not as long as asked for",)))
+    assert not check.ok
+    assert "3 of 9 answers of a" in check.reason
+
+
+def came(arm="a", **more):
+    return TokenTimes(**{"arm": arm, "answers": 1000, "untimed": 0, "many": 800, "at_once": 0, **more})
+
+
+def test_answers_in_one_chunk_open_the_metrics_of_token_gaps():
+    assert not check_token_stream(came(at_once=80), came("b"), judged=True).ok
+    assert check_token_stream(came(at_once=80), came("b"), judged=False).ok
+    assert check_token_stream(came(at_once=80), came("b", at_once=80), judged=True).ok
+
+
+def test_a_few_answers_in_one_chunk_are_within_chance():
+    few = {"many": 23, "answers": 58}
+    assert check_token_stream(came(at_once=10, **few), came("b", at_once=7, **few), judged=True).ok
+
+
+def test_tokens_without_times_open_the_metrics_of_token_gaps():
+    check = check_token_stream(came(), came("b", untimed=7), judged=True)
+    assert not check.ok
+    assert "7 of 1000 answers of b" in check.reason
+
+
+def row(replica="eager-0", same=6, dtype="float32", **more):
+    known = {"arm": "eager", "replica": replica, "error": None, "departs": None, "same": same, "of": 6}
+    return {**known, "dtype": dtype, "prompts": [4, 57, 2, 9, 9, 9], **more}
+
+
+def test_a_control_whose_replicas_agree_is_a_measure():
+    assert check_answers("eager", [row(), row("eager-1")]).ok
+
+
+def test_a_control_whose_replicas_disagree_in_float32_spoils_every_arm():
+    check = check_answers("eager", [row(), row("eager-1", 5, departs=[1, 2])])
+    assert not check.ok
+    assert check.arm is None
+    assert {"noninferiority", "parity", "recompile"} <= set(check.affects)
+    assert "token 3 after a prompt of 57" in check.reason
+    assert check_answers("eager", [row(), row("eager-1", 5, "bfloat16", departs=[1, 2])]).ok
+
+
+def comparison(correlation=None, **more):
+    known = {"quantile": 0.99, "margin": 0.1, "alpha": 0.05, "method": "made up", "blocks": 48, "groups": 12}
+    return Comparison(autocorrelation=correlation, trials=1, requests=100, **(known | more))
+
+
+def test_correlated_blocks_are_refused():
+    assert check_autocorrelation("a", [comparison(0.2), comparison(None)]).ok
+    assert not check_autocorrelation("a", [comparison(0.2), comparison(0.8)]).ok
+    assert check_autocorrelation("a", [comparison(None)]).ok
+
+
+def test_changing_lengths_may_be_why_blocks_are_correlated():
+    failed = check_autocorrelation("a", [comparison(0.8)], lengths_change=True)
+    assert "traffic.length_scales" in failed.reason
+
+
+def test_eighteen_blocks_are_needed():
+    assert check_blocks("a", 18, GateLimits(), 30.0).ok
+    short = check_blocks("a", 17, GateLimits(), 30.0)
+    assert (short.ok, short.affects) == (False, ("noninferiority",))
+    assert "17 steady blocks" in short.reason
+    assert not check_length(1, GateLimits(), 30.0).ok
+
+
+@pytest.mark.parametrize(("requests", "quantile", "ok"), [(500, 0.99, True), (499, 0.99, False), (0, 0.5, False)])
+def test_a_tail_needs_five_requests(requests, quantile, ok):
+    assert check_tail("a", requests, quantile).ok is ok
+
+
+def test_one_cold_start_cannot_say_how_they_differ():
+    assert check_cold_starts(3).ok
+    one = check_cold_starts(1)
+    assert (one.ok, one.affects) == (False, ("cold",))
+    assert "1 cold start; 3" in one.reason
+
+
+def test_a_second_test_that_contradicts_is_reported():
+    assert check_cross("a", [comparison(verdict="PASS", cross_p_noninferior=0.2)]).ok
+    assert not check_cross("a", [comparison(verdict="PASS", cross_p_noninferior=0.3)]).ok
+    assert not check_cross("a", [comparison(verdict="FAIL", cross_p_inferior=0.3)]).ok
+    assert check_cross("a", [comparison(verdict="INCONCLUSIVE", cross_p_noninferior=0.9)]).ok
+
+
+def test_mirrored_arms_must_have_equal_counts():
+    assert check_counts({"a": 1000, "b": 999}, {}, mirrored=True).ok
+    lost = check_counts({"a": 1000, "b": 900}, {}, mirrored=True)
+    assert not lost.ok
+    assert "b has 900 of 1000 requests" in lost.reason
+
+
+def test_an_arm_without_requests_is_missing_in_any_design():
+    assert not check_counts({"a": 1000, "b": 0}, {}, mirrored=False).ok
+    assert not check_counts({}, {}, mirrored=True).ok
+
+
+def test_requests_that_were_planned_must_be_there():
+    assert not check_counts({"a": 900, "b": 900}, {"a": 1000, "b": 1000}, mirrored=True).ok
+    assert not check_counts({"a": 500, "b": 400}, {"*": 1000}, mirrored=False).ok
+    assert check_counts({"a": 600, "b": 400}, {"*": 1000}, mirrored=False).ok
+
+
+def test_requests_cut_by_the_end_must_not_hold_the_tail():
+    assert check_cut("a", 10, 1000, 0.99).ok
+    assert not check_cut("a", 11, 1000, 0.99).ok
+
+
+def test_torn_files_broken_times_and_repeated_rows_are_reported():
+    assert check_records([], 0, 0).ok
+    torn = check_records(["requests-0.arrow is cut off at its end"], 1, 2)
+    assert not torn.ok
+    assert all(
+        words in torn.reason for words in ("requests-0.arrow is cut off", "1 request has times", "2 rows repeat")
+    )
+
+
+def test_a_stopped_trial_is_named():
+    assert check_complete([{"trial": 1, "complete": True}]).ok
+    stopped = check_complete([{"trial": 1, "complete": True}, {"trial": 2}])
+    assert (stopped.ok, stopped.reason) == (False, "Trial 2 was stopped before its end.")
+
+
+def test_a_trial_that_was_planned_and_is_not_there_is_named():
+    ended = [{"trial": 1, "complete": True}, {"trial": 2, "complete": True}]
+    assert check_complete(ended, planned=2).ok
+    assert check_complete(ended, planned=3).reason == "Trial 3 is missing."
+    assert (
+        check_complete([{"trial": 1, "complete": True}, {"trial": 3, "complete": True}]).reason == "Trial 2 is missing."
+    )
+    assert check_complete([], planned=0).ok
+
+
+def test_a_dead_control_spoils_every_arm_and_a_dead_arm_itself():
+    deaths = [{"replica": "a-0", "exit_code": -9}]
+    assert check_deaths("a", [], control=False).ok
+    assert check_deaths("a", deaths, control=True).arm is None
+    died = check_deaths("a", deaths, control=False)
+    assert (died.arm, died.reason) == ("a", "a died under load: a-0 (exit code -9).")
+
+
+def test_a_death_during_a_compile_is_reported():
+    compiling = {"start_ns": 5, "seconds": 12.04, "shape": "prefill 2x64"}
+    died = check_deaths("a", [{"replica": "a-0", "exit_code": -9, "compiling": compiling}], control=False)
+    assert "a-0 (exit code -9, 12.0 s into a compile for prefill 2x64)" in died.reason
+
+
+def pressed(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    """A run of two arms on two cards that asked for memory to be held on both."""
+    directory = write_run(folder / "run", FakeRun(gates={"draws": 199}))
+    experiment = directory / "experiment.toml"
+    experiment.write_text(experiment.read_text() + "\n[pressure]\nmemory_share = 0.3\n")
+    path = directory / "trial-01" / "trial.json"
+    info = json.loads(path.read_text())
+    info |= {"devices": {"eager": "cuda:0", "compiled": "cuda:1"}, "pressure": rows}
+    path.write_text(json.dumps(info))
+    return directory
+
+
+def memory_on(device: str) -> dict[str, Any]:
+    return {"kind": "memory", "device": device, "from_s": 0.0, "share": 0.3, "start_ns": 1, "end_ns": 2, "error": None}
+
+
+def test_arms_that_were_not_pressed_alike_are_not_judged_by_their_latency(tmp_path: Path) -> None:
+    summary = analyze(pressed(tmp_path, [memory_on("cuda:0")]))
+    (check,) = [check for check in summary["validity"] if check["check"] == "pressure"]
+    assert not check["ok"]
+    assert "trial 1: memory from 0 s on was on 1 of 2 devices" in check["reason"]
+    assert summary["overall"] == "INCONCLUSIVE"
+    blocked = {gate["kind"] for gate in summary["gates"] if "pressure" in gate["blocked_by"]}
+    assert "noninferiority" in blocked
+    assert "recompile" not in blocked
+
+
+ALL = Comparison(
+    arm="compiled",
+    control="eager",
+    metric="e2e",
+    quantile=0.99,
+    margin=0.1,
+    alpha=0.05,
+    ratio=1.0,
+    verdict=PASS,
+    method="t-test over trials",
+    blocks=60,
+    groups=6,
+    trials=6,
+    requests=1000,
+)
+
+
+def machine(name, ratio, spread, **more):
+    own = replace(ALL, machine=name, ratio=ratio, spread=spread, trials=2, verdict=INCONCLUSIVE)
+    return replace(own, **{"p_inferior": 0.5, "p_noninferior": 0.5, **more})
+
+
+def found(item, *apart, shares=()):
+    return check_machines("compiled", [item], apart, shares)
+
+
+SPREAD = [machine("a", 0.9, 0.02), machine("b", 1.12, 0.02)]
+FAILED = replace(ALL, ratio=1.3, verdict=FAIL)
+
+
+@pytest.mark.parametrize(
+    ("item", "machines", "ok"),
+    [
+        (ALL, [machine("a", 0.98, 0.02), machine("b", 1.03, 0.02)], True),
+        (ALL, [machine("a", 0.9, 0.03), machine("b", 1.15, 0.03)], False),
+        (ALL, [machine("a", 0.9, 0.2), machine("b", 1.15, 0.2)], True),
+        (ALL, [machine("a", 0.7, 0.01), machine("b", 1.0, 0.01)], True),
+        (ALL, [*(machine(name, 1.0, 0.5) for name in "acd"), machine("b", 1.2, 0.3, p_inferior=0.04)], False),
+        (FAILED, [machine("a", 1.6, 0.02), machine("b", 1.0, 0.02)], False),
+        (FAILED, [machine("a", 1.35, 0.02), machine("b", 1.25, 0.02)], True),
+        (ALL, [machine("a", None, None), machine("b", 1.0, 0.02)], True),
+        (ALL, SPREAD, False),
+        (ALL, [replace(item, restart_spread=0.2 * math.sqrt(2.0)) for item in SPREAD], True),
+    ],
+    ids=[
+        "alike",
+        "one beyond the margin",
+        "within chance",
+        "one side of the margin",
+        "one surely beyond the margin",
+        "a FAIL, one surely within the margin",
+        "a FAIL everywhere",
+        "no ratio",
+        "apart",
+        "within start-to-start variance",
+    ],
+)
+def test_a_machine_that_contradicts_all_of_them_opens_the_comparison(item, machines, ok):
+    check = found(item, *machines)
+    assert check.ok is ok
+    assert (check.value is None) is (machines[0].ratio is None)
+    assert ok or "b" in check.reason
+
+
+@pytest.mark.parametrize("verdict", [PASS, FAIL])
+def test_only_the_gate_that_is_contradicted_is_opened(verdict):
+    def gate(name, kind, own):
+        return Gate(arm="compiled", gate=name, kind=kind, value=1.0, limit=1.0, unit="ms", verdict=own, reason="Seen.")
+
+    gates = [
+        gate("slo p99_ttft_ms", "slo", PASS),
+        gate("slo p99_e2e_ms", "slo", verdict),
+        gate("noninferiority p99_e2e", "noninferiority", verdict),
+        gate("recompiles", "recompile", PASS),
+    ]
+    missed = ("slo p99_ttft_ms", "slo", "p99_ttft_ms is missed on b alone")
+    check = found(ALL, machine("a", 1.0, 0.1), machine("b", 1.0, 0.1), shares=[missed])
+    after = apply_checks(gates, [check])
+    assert [item.verdict for item in after] == [INCONCLUSIVE, verdict, verdict, PASS]
+    assert after[0].blocked_by == ("machines",)
+
+
+ASPECT = Aspect(check="bed drift", sound="All was well.", remedy="Mend it.")
+
+ARMS = ("eager", "compiled")
+
+
+def disturbance(*, value: float, shift: float | None, trial: int = 1, place: str = "cuda:1") -> Disturbance:
+    return Disturbance(
+        aspect=ASPECT, place=place, trial=trial, arms=("compiled",), value=value, limit=0.05, shift=shift, text="so"
+    )
+
+
+@pytest.mark.parametrize(
+    ("troubles", "shift"),
+    [
+        ([disturbance(value=0.6, shift=0.1), disturbance(value=0.5, shift=0.4, trial=2)], LEVER * 0.4),
+        ([disturbance(value=0.9, shift=0.1), disturbance(value=0.3, shift=None, trial=2)], None),
+        ([disturbance(value=0.9, shift=0.1), disturbance(value=0.3, shift=None, place="cuda:0")], None),
+        ([disturbance(value=0.6, shift=0.1), disturbance(value=0.5, shift=0.2, place="host")], LEVER * (0.1 + 0.2)),
+    ],
+    ids=["largest of a place", "one unknown", "unknown elsewhere", "two places add up"],
+)
+def test_disturbances_shift_an_arm_by_the_largest_change_of_each_place(
+    troubles: list[Disturbance], shift: float | None
+) -> None:
+    (check,) = checks_of(ASPECT, gathered(troubles, "eager"), ARMS)
+    assert check.shift == shift
+
+
+ACCOUNT: dict[str, Any] = {
+    "worker": 0,
+    "planned": 600,
+    "finished": 600,
+    "records": {"written": 600, "dropped": 0, "waiting_bytes": 0},
+    "lag_ms": {"p50": 0.2, "p99": 1.0, "max": 3.0},
+    "loop_lag_ms": {"p50": 0.2, "p99": 1.0, "max": 3.0},
+    "cpu": {"mean": 0.3, "max": 0.5, "busy_s": 0.0, "of_s": 600.0},
+    "clock": None,
+    "error": None,
+    "complete": True,
+}
+
+
+def account_check(name: str, **changes: Any) -> Any:
+    accounts = [{**ACCOUNT, "trial": 1, "rows": 600, **changes}]
+    return next(
+        item
+        for item in check_generators(accounts, [{"trial": 1, "load_processes": 1}], limit_ms=50)
+        if item.check == name
+    )
+
+
+CLOCK = {"offset_ns": 5, "exchanges": 30, "worst_uncertainty_ns": 1_000_000, "host": "b", "applied": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("load processes", {"lost": "no answer", "complete": False, "rows": 40}, ("no answer", "40 of 600")),
+        ("load processes", {"complete": False, "rows": 40, "error": "no disk"}, ("no disk", "40 of 600")),
+        ("load processes", {"rows": 599}, ("600 requests", "599 are recorded")),
+        ("dropped records", {"records": {"written": 597, "dropped": 3}}, ("3 records", "load process 0")),
+        ("token times", {"loop_lag_ms": {"p99": 60.0}}, ("60.0 ms", "limit 50 ms")),
+        ("generator CPU", {"cpu": {"busy_s": 31.0, "of_s": 600.0}}, ("31 of 600 s", "limit 30 s")),
+        ("clocks", {"clock": {**CLOCK, "worst_uncertainty_ns": 51_000_000}}, ("± 51.0 ms", "limit 50 ms")),
+        ("clocks", {"clock": {**CLOCK, "exchanges": 0}}, ("not compared",)),
+    ],
+)
+def test_each_fault_of_a_load_process_is_reported(name: str, changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    assert account_check(name).ok if name != "clocks" else account_check(name, clock=CLOCK).ok
+    failed = account_check(name, **changes)
+    assert not failed.ok
+    assert [word for word in words if word not in failed.reason] == []
+    assert failed.remedy
+    assert "noninferiority" in failed.affects
+
+
+def test_a_load_process_without_an_account_is_missing() -> None:
+    (failed,) = check_generators([], [{"trial": 2, "load_processes": 3}], limit_ms=50)
+    assert (failed.ok, failed.value) == (False, 3.0)
+    assert "0 of 3" in failed.reason
+
+
+def test_a_moment_of_full_load_and_a_shared_clock_are_no_fault() -> None:
+    assert account_check("generator CPU", cpu={"busy_s": 2.0, "of_s": 15.0}).ok
+    assert account_check("clocks", clock={"same": True, "exchanges": 0}).ok
+
+
+def whole_run(directory: Path) -> tuple[Path, dict[str, Any]]:
+    write_run(directory, FakeRun(rate=8.0, gates={"draws": 499}))
+    folder = directory / "trial-01"
+    rows = read_run(directory).requests.num_rows
+    info = json.loads((folder / "trial.json").read_text())
+    (folder / "trial.json").write_text(json.dumps({**info, "load_processes": 1}))
+    files = list(folder.glob("requests*.arrow"))
+    assert len(files) == 1
+    files[0].rename(folder / "requests-0.arrow")
+    account = {**ACCOUNT, "planned": rows, "finished": rows, "records": {"written": rows, "dropped": 0}}
+    (folder / "generator-0.json").write_text(json.dumps(account))
+    return folder, account
+
+
+@pytest.mark.parametrize(
+    ("changes", "blocked"),
+    [
+        ({}, None),
+        ({"lost": "gone", "complete": False}, "load processes"),
+        ({"finished": 10**6}, "load processes"),
+        ({"records": {"dropped": 1}}, "dropped records"),
+        ({"lag_ms": {"p99": 51.0}}, "generator lag"),
+        ({"loop_lag_ms": {"p99": 51.0}}, "token times"),
+        ({"cpu": {"busy_s": 60.0, "of_s": 600.0}}, "generator CPU"),
+        ({"clock": {**CLOCK, "worst_uncertainty_ns": 10**9}}, "clocks"),
+    ],
+)
+def test_a_run_whose_generator_fell_short_does_not_pass(
+    changes: dict[str, Any], blocked: str | None, tmp_path: Path
+) -> None:
+    folder, account = whole_run(tmp_path / "run")
+    (folder / "generator-0.json").write_text(json.dumps(account | changes))
+    judgement = judge(Run.of(read_run(tmp_path / "run")))
+    assert judgement.overall == ("PASS" if blocked is None else "INCONCLUSIVE")
+    assert {check.check for check in judgement.checks if not check.ok} == (set() if blocked is None else {blocked})
+
+
+def test_records_of_another_host_are_judged_on_the_clock_of_the_run(tmp_path: Path) -> None:
+    folder, account = whole_run(tmp_path / "run")
+    before = read_run(tmp_path / "run").requests
+    clock = {**CLOCK, "offset_ns": 3_200_000_000, "applied": False}
+    (folder / "generator-0.json").write_text(json.dumps({**account, "clock": clock}))
+    after = read_run(tmp_path / "run").requests
+    assert after.equals(pa.Table.from_batches([shifted(batch, 3_200_000_000) for batch in before.to_batches()]))
+    assert after.column("token_ns").equals(before.column("token_ns"))
+    assert not after.column("end_ns").equals(before.column("end_ns"))
+    (folder / "generator-0.json").write_text(json.dumps({**account, "clock": {**clock, "applied": True}}))
+    assert read_run(tmp_path / "run").requests.equals(before)
