@@ -50,7 +50,9 @@ def test_the_settings_of_an_external_arm_are_unknown():
 @pytest.mark.parametrize(("mine", "ok"), [(104.0, True), (106.0, False), (0.0, False)])
 def test_other_lengths_are_other_work(mine, ok):
     work = Work(arm="a", control="b", means=(("prompt tokens", mine, 100.0),))
-    assert check_equal_work(work).ok is ok
+    check = check_equal_work(work)
+    assert check.ok is ok
+    assert {"noninferiority", "slo", "cold"} <= set(check.affects)
 
 
 def test_other_answer_lengths_are_other_work():
