@@ -243,7 +243,7 @@ def test_tail_that_blocks_cannot_see_has_no_limits() -> None:
 def test_arm_without_requests_and_quantile_of_zero_cannot_be_compared() -> None:
     full = sample(np.random.default_rng(1))
     nothing = full.only(np.zeros(len(full), dtype=np.bool_))
-    assert compare_arms(full, nothing).obstacle == "the control has no request to compare_arms"
+    assert compare_arms(full, nothing).obstacle == "the control has no request to compare"
     zero = Sample(values=np.zeros(len(full)), block=full.block, trial=full.trial)
     item = compare_arms(zero, full)
     assert (item.ratio, item.obstacle) == (None, None)
