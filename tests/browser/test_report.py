@@ -14,7 +14,7 @@ import pytest
 
 from analysis.report.html import html_report
 from analysis.summary.summary import analyze
-from tests.analysis.foresight.test_energies import searched
+from tests.analysis.foresight.test_costs import searched
 from tests.analysis.report.conftest import BROWSER
 from tests.fakes.beds import FakeBed, Trouble
 from tests.fakes.runs import FakeRun, write_run
