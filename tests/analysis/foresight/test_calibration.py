@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,12 +184,6 @@ def test_a_check_that_doubts_the_statistics_is_reported(tmp_path: Path) -> None:
     assert any("were sent 400.0 ms late" in reason for reason in found.reasons)
 
 
-def test_a_short_run_is_never_trustworthy(tmp_path: Path) -> None:
-    found = calibrate(run_of(tmp_path / "run", FakeRun(duration_s=60, gates=QUICK)), splits=20)
-    assert found.trust == "too few data to say"
-    assert any("steady block" in reason for reason in found.reasons)
-
-
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_every_form_of_records_calibrates_alike(tmp_path: Path, form: str) -> None:
     folder = write_run(tmp_path / "run", FakeRun(duration_s=60, gates=QUICK))
@@ -225,10 +217,3 @@ def test_a_search_for_the_load_is_refused(tmp_path: Path) -> None:
     run = Run.of(read_run(write_search(tmp_path / "run", {"eager": 9, "new": 17}, [[4, 8, 16]])))
     with pytest.raises(RecordError, match="calibrate a run with one steady load"):
         calibrate(run, splits=20)
-
-
-def test_blocks_that_resemble_their_neighbours_show_at_short_blocks(calibrated: Calibration) -> None:
-    lengths = [item.block_s for item in calibrated.correlations]
-    assert lengths == [30.0, 60.0]
-    assert all(item.value is not None and math.isfinite(item.value) for item in calibrated.correlations)
-    assert json.dumps([item.limit for item in calibrated.correlations])

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from analysis.foresight.costs import NEVER, BreakEven, Capacity, Span, Start, break_even_rows, break_evens, weigh
@@ -16,10 +15,8 @@ from analysis.judging.judgement import judge
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.settings.rollout import Rollout
-from analysis.summary.summary import analyze
 from tests.analysis.judging.test_load_steps import SETTLE_S, STEP_S, write_search
 from tests.fakes.resources import sample, tell
-from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 
 SECOND = 1_000_000_000
 
@@ -71,13 +68,6 @@ def test_the_limits_are_the_far_ends_of_both_intervals() -> None:
     assert (found.hours.low or 0) < (found.hours.seen or 0) < (found.hours.high or 0) < NEVER
 
 
-def test_an_unrecorded_start_leaves_the_price_unknown() -> None:
-    found = weighed(held(16.0), held(8.0), start=Start())
-    assert (found.hours.seen, found.start_gpu_s.seen) == (None, None)
-    assert "not recorded" in found.reason
-    assert weighed(held(7.0), held(8.0), start=Start()).hours.seen == NEVER, "what saves nothing needs no price"
-
-
 def test_a_request_costs_the_gpus_of_the_whole_load() -> None:
     priced = Rollout(load_rps=200.0, gpu_hour_price=3.6, currency="EUR")
     row = weighed(held(16.0, 12.0, 20.0), held(8.0), priced, tokens=50.0)
@@ -116,26 +106,6 @@ def test_a_search_weighs_every_arm_against_the_control(tmp_path: Path) -> None:
     assert new.hours.seen == pytest.approx(13 * 304 / 12 / 3600)
 
 
-@pytest.mark.parametrize("starts", [1, 2])
-def test_an_arm_has_an_interval_where_the_frontier_gives_it_one(tmp_path: Path, starts: int) -> None:
-    summary = analyze(write_search(tmp_path / "run", {"eager": 9, "new": 17}, RATES[:starts]))
-    surely = {row["arm"]: row for row in summary["frontier"]["arms"]}
-    for row in summary["break_even"]["arms"]:
-        assert (row["rps"]["low"] is None) == (surely[row["arm"]]["low_rps"] is None) == (starts == 1)
-        assert row["rps"]["seen"] is not None
-        if starts > 1:
-            assert surely[row["arm"]]["low_rps"] < row["rps"]["low"] < row["rps"]["high"], "of all arms at once, or one"
-
-
-def test_an_arm_without_a_request_is_unknown_and_no_traceback(tmp_path: Path) -> None:
-    arms = (EAGER, FakeArm(name="compiled", weight=0.0))
-    run = Run.of(read_run(write_run(tmp_path / "run", FakeRun(duration_s=60, design="split", arms=arms))))
-    found = break_evens(run, judge(run), Rollout())
-    assert [row.source for row in found] == ["unknown", "unknown"]
-    rows = break_even_rows(found, Rollout())
-    assert rows["arms"][1]["hours"] == {"low": None, "seen": None, "high": None}
-
-
 KNEES = {"eager": 20.0, "new": 50.0}
 
 STEP_RATES = [[8, 16], [16, 32]]
@@ -159,15 +129,3 @@ def test_a_token_takes_the_power_of_the_card_over_the_tokens_of_the_step(tmp_pat
         assert step.watts == pytest.approx(300.0)
         assert step.tokens == pytest.approx(step.rate * (STEP_S - SETTLE_S) * each, rel=0.05)
         assert step.token_j == pytest.approx(300.0 / (step.rate * each), rel=0.05)
-
-
-def test_steps_on_a_shared_or_unsampled_card_have_no_energy(tmp_path: Path) -> None:
-    def gap(trial: int, at_s: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return np.where(at_s > STEP_S, np.nan, 300.0)
-
-    def foreign(trial: int, at_s: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return np.full(at_s.size, 1.0 if trial == 2 else 0.0)
-
-    directory = searched(tmp_path, power_w=gap, foreign_processes=foreign)
-    steps = step_energies(Run.of(read_run(directory)))
-    assert [(step.trial, step.rate) for step in steps] == [(1, 8.0)]

@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.foresight.costs import Span, Start
+from analysis.foresight.costs import Start
 from analysis.frontier.answer import answer, load_ranges
 from analysis.frontier.holdings import Frontier, Holding, Order, frontier_of
 from analysis.frontier.latencies import StepLatency, drawn_target, latency_at_one_load, step_latencies
@@ -24,13 +23,11 @@ from analysis.frontier.search import (
     Left,
     Round,
     Turn,
-    first_turns,
     fitted,
     hopeless,
-    least_s,
     next_round,
 )
-from analysis.frontier.step_times import FEWEST, StepCell, octave, span, step_cells, turning_points
+from analysis.frontier.step_times import FEWEST, step_cells
 from analysis.judging.load_steps import Held, Step, bracket
 from analysis.records.run_records import read_run
 from analysis.records.schemas import STEPS
@@ -114,13 +111,6 @@ def test_an_arm_without_steps_is_open_and_counts_for_the_others_error() -> None:
     assert frontier_of([], ["eager", "new"]).highest is None
 
 
-def test_an_arm_that_held_everything_is_open_above() -> None:
-    held = [step("new", rate, "held", trial) for trial in (1, 2, 3) for rate in (4, 8, 16)]
-    own = frontier_of(held, ["eager", "new"]).of("new")
-    assert (own.high_rps, own.seen_rps) == (None, 16)
-    assert own.at(1e6) == "open"
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from("abc"), st.integers(1, 60), st.sampled_from(["held", "missed"]), st.integers(1, 4)),
@@ -195,36 +185,10 @@ def test_who_left_before_gets_no_more_while_others_are_open() -> None:
     assert {"dynamic", "bucketed"} <= {turn.arm for turn in second.turns}
 
 
-def test_what_is_known_closely_and_told_apart_gets_no_more() -> None:
-    apart = after({"eager": 10.0, "padded": 20.0, "dynamic": 40.0, "bucketed": 80.0})
-    loose = replace(BUDGET, resolution=20.0)
-    assert round_of(apart, budget=loose, number=2).stop == "the answer is not open any more"
-
-
-def test_the_rest_goes_back_to_arms_that_some_load_could_speak_for() -> None:
-    """padded holds less than eager and starts later: no load is for it. dynamic starts before bucketed."""
-    apart = after({"eager": 20.0, "padded": 5.0, "dynamic": 40.0, "bucketed": 80.0})
-    spread = {"eager": 1.0, "bucketed": 1.0, "padded": 1.2, "dynamic": 1.2}
-    known = [
-        replace(item, low_rps=(item.seen_rps or 0.0) / by, high_rps=(item.seen_rps or 0.0) * by)
-        for item in apart.holdings
-        for by in (spread[item.arm],)
-    ]
-    left = (Left(arm="padded", reason=""), Left(arm="dynamic", reason=""))
-    again = round_of(replace(apart, holdings=tuple(known)), number=3, before=left)
-    assert {turn.arm for turn in again.turns} == {"dynamic"}
-
-
 def test_a_search_ends_when_no_start_fits_any_more() -> None:
     ended = round_of(FIRST, spent_s=BUDGET.total_s - 60.0)
     assert ended.turns == ()
     assert ended.stop == "60 seconds are left, less than one more start takes"
-
-
-def test_devices_of_their_own_let_arms_run_at_once() -> None:
-    alone, four = round_of(FIRST), round_of(FIRST, budget=replace(BUDGET, lanes=4, total_s=BUDGET.total_s / 4))
-    assert {turn.arm for turn in four.turns} == {turn.arm for turn in alone.turns}
-    assert least_s(START_S, replace(BUDGET, lanes=4)) < least_s(START_S, BUDGET) / 2
 
 
 @given(
@@ -247,16 +211,6 @@ def test_a_round_never_plans_more_than_is_left(
     assert all(FEWEST_STEPS <= turn.steps <= budget.steps for turn in planned.turns)
 
 
-def test_every_arm_has_one_start_first_in_half_of_the_budget() -> None:
-    turns = first_turns(ARMS, START_S, BUDGET)
-    assert [turn.arm for turn in turns] == ARMS
-    assert {turn.steps for turn in turns} == {BUDGET.steps}
-    short = first_turns(ARMS, START_S, replace(BUDGET, total_s=1600.0))
-    assert {turn.steps for turn in short} == {4}
-    assert sum(turn.seconds for turn in short) <= 800.0
-    assert {turn.steps for turn in first_turns(ARMS, START_S, replace(BUDGET, total_s=100.0))} == {FEWEST_STEPS}
-
-
 def test_a_turn_has_no_more_steps_than_time_is_left_for() -> None:
     planned = Turn(arm="padded", steps=8, seconds=300.0)
     assert fitted(planned, start_s=START_S, budget=BUDGET, left_s=1000.0) == planned
@@ -271,19 +225,6 @@ def test_an_arm_that_holds_less_than_half_of_the_control_is_hopeless() -> None:
     assert left.arm == "padded"
     assert left.reason == "is seen to hold 4 requests/s in its first start where eager holds 9.97"
     assert hopeless(seen, before=[left]) == ()
-
-
-def test_an_arm_that_missed_every_step_is_hopeless_only_where_these_were_low() -> None:
-    low = [*steady({"eager": 10.0}, starts=1), *(step("padded", rate, "missed") for rate in (2.0, 3.0, 4.0))]
-    (left,) = hopeless(frontier_of(low, ["eager", "padded"]))
-    assert "less than 2 requests/s" in left.reason
-    high = [*steady({"eager": 10.0}, starts=1), *(step("padded", rate, "missed") for rate in (6.0, 8.0, 9.0))]
-    assert hopeless(frontier_of(high, ["eager", "padded"])) == ()
-
-
-def test_nobody_is_hopeless_beside_a_control_that_holds_nothing() -> None:
-    nothing = [step(arm, rate, "missed") for arm in ("eager", "padded") for rate in (2.0, 3.0, 4.0)]
-    assert hopeless(frontier_of(nothing, ["eager", "padded"])) == ()
 
 
 STARTS = {
@@ -380,28 +321,12 @@ def test_ranges_cover_all_loads_and_pick_the_arm_that_starts_soonest() -> None:
     assert ranges[-1].open == ranges[-1].holds == ()
 
 
-def test_an_arm_that_fails_its_gates_is_not_one_to_ship() -> None:
-    best = CLEAR.highest
-    assert best is not None
-    assert best in {item.pick for item in load_ranges(CLEAR, STARTS)}
-    assert best not in {item.pick for item in load_ranges(CLEAR, STARTS, failed=[best])}
-    text = " ".join(answer(CLEAR, objective="p99 TTFT ≤ 500 ms", starts=STARTS, verdicts={best: "FAIL"}))
-    assert f"{best} surely holds more than every other arm" in text
-    assert "and is FAIL by its gates: it is not one to ship." in text
-
-
 TOKENS = {"eager": 100.0, "bucketed": 100.0, "dynamic": None}
 
 
 def costs(load: float, **more: object) -> dict[str, LoadCost]:
     rows = load_costs(CLEAR, [load], rollout=Rollout(**more), tokens=TOKENS)  # type: ignore[arg-type]
     return {row.arm: row for row in rows}
-
-
-def test_gpus_follow_from_the_ends_of_the_intervals() -> None:
-    found = costs(200.0, gpus_per_replica=2)
-    assert found["eager"].gpus == Span(low=40.0, seen=46.0, high=46.0)
-    assert found["bucketed"].gpus == Span(low=10.0, seen=10.0, high=10.0)
 
 
 def test_the_fewest_gpus_are_named_only_where_no_other_arm_may_need_as_few() -> None:
@@ -449,32 +374,6 @@ def test_a_cell_holds_the_median_of_each_arm(tmp_path: Path) -> None:
         assert cell.ratio("new", "eager") == pytest.approx(new / eager)
 
 
-def test_too_few_steps_show_nothing(tmp_path: Path) -> None:
-    assert step_cells(Run.of(read_run(write_steps(tmp_path / "run", FEWEST - 1)))) == []
-
-
-def cell(batch: int, eager: float, new: float | None) -> StepCell:
-    ms = {"eager": eager} | ({} if new is None else {"new": new})
-    return StepCell(kind="decode", batch=(batch, batch), length=(1, 1), ms=ms, steps=dict.fromkeys(ms, 9))
-
-
-def test_medians_that_are_close_count_as_neither() -> None:
-    assert turning_points([cell(1, 2.0, 1.0), cell(2, 2.0, 2.05)], "new", "eager") == [
-        "The decode steps of new are nowhere longer than eager's."
-    ]
-    assert turning_points([cell(1, 2.0, 2.5), cell(2, 2.0, 2.05)], "new", "eager") == [
-        "The decode steps of new are nowhere shorter than eager's."
-    ]
-    assert turning_points([cell(1, 2.0, None)], "new", "eager") == []
-
-
-@given(st.integers(1, 1 << 20))
-def test_every_size_lies_in_its_octave(size: int) -> None:
-    (top,) = octave(np.array([size])).tolist()
-    assert top // 2 + 1 <= size <= top
-    assert span((top // 2 + 1, top)).endswith(str(top))
-
-
 SEARCHED = {"eager": 17.0, "new": 33.0}
 
 SEARCHED_RATES = [[8, 16, 18, 32, 64], [8, 14, 18, 30, 36]]
@@ -497,12 +396,6 @@ def test_the_quantile_of_every_step_lies_within_its_interval(searched: Path) -> 
         assert step.low_ms is None or step.low_ms <= step.ms
         assert step.high_ms is None or step.ms <= step.high_ms
         assert step.compiles == 0
-
-
-def test_a_search_by_goodput_alone_has_no_quantile_to_draw(tmp_path: Path) -> None:
-    limits = "[goodput]\nttft = 500\nattainment_pct = 90\n"
-    run = Run.of(read_run(write_search(tmp_path / "run", SEARCHED, SEARCHED_RATES[:1], limits=limits)))
-    assert drawn_target(run) is None
 
 
 def tried(arm: str, trial: int, rate: float, ms: float) -> StepLatency:
