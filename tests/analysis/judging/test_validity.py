@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from dataclasses import replace
@@ -19,8 +18,10 @@ from analysis.judging.run_checks import checks_of_all, checks_of_arm
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, PARITY, Check, apply_checks, faults_to_mend
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter, read_table
+from analysis.records.tables import read_table
 from analysis.run.run import Run
+from tests.fakes.request_rows import write_rows
+from tests.fakes.resources import tell
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 6000}
@@ -145,38 +146,22 @@ class TestChecksOnGates:
         assert faults_to_mend([lasting], [own], trials) == [lasting]
 
 
-def rows_of(directory):
-    return read_table(directory / "trial-01" / "requests-0.arrow", REQUESTS)[0].to_pylist()
-
-
 def rewrite_rows(directory, edit, batch=10**9):
     """Write the requests of the run after `edit` of its list of rows."""
     path = directory / "trial-01" / "requests-0.arrow"
-    rows = edit(rows_of(directory))
+    found = edit(read_table(path, REQUESTS)[0].to_pylist())
     path.unlink()
-    with RecordWriter(path, REQUESTS) as writer:
-        for start in range(0, len(rows), batch):
-            for row in rows[start : start + batch]:
-                writer.append(row)
-            writer.flush()
-    return directory
+    write_rows(path, found, batch=batch)
+    return path
 
 
 def torn(directory):
-    path = rewrite_rows(directory, list, batch=50) / "trial-01" / "requests-0.arrow"
+    path = rewrite_rows(directory, list, batch=50)
     path.write_bytes(path.read_bytes()[:-100])
 
 
 def rows(edit):
     return lambda directory: rewrite_rows(directory, edit)
-
-
-def info(**change):
-    def write(directory):
-        path = directory / "trial-01" / "trial.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | change))
-
-    return write
 
 
 def cut_at_the_end(found):
@@ -185,18 +170,14 @@ def cut_at_the_end(found):
     return [row | (cut if int(row["pair_id"].split("-")[1]) % 50 == 0 else {}) for row in found]
 
 
-OTHER_DTYPE = {"model": {"id": "random:tiny", "dtype": "bfloat16"}}
-
+OTHER_DTYPE = FakeArm(name="compiled", config={"model": {"id": "random:tiny", "dtype": "bfloat16"}})
+DEATH = {"arm": "eager", "replica": "eager-0", "at_ns": 1, "exit_code": -9}
 CAPTURES = FakeArm(
     name="compiled", compiles=[Compile(at_s=55 + 100 * step, seconds=4, kind="graph_capture") for step in range(7)]
 )
-
 LENIENT = QUICK | {"max_recompiles": 99, "max_stall_s": 9, "max_stall_s_per_min": 9, "max_requests_hit_pct": 50}
-
 BROKEN_CONTROL = FakeArm(name="eager", enabled=False, error_share=0.05)
-
 UNEVEN = (FakeArm(name="eager", enabled=False, weight=1), FakeArm(name="compiled", weight=2))
-
 DISAGREEING = {
     "dtype": "float32",
     "prompts": [4, 9],
@@ -205,74 +186,44 @@ DISAGREEING = {
         for number, departs in ((0, None), (1, [1, 2]))
     ],
 }
-
 ALL = {"noninferiority", "slo", "recompile", "error"}
-
 TAILS = {"noninferiority", "slo"}
 
-# What spoils an otherwise passing run: the run, a change to what it wrote, the check that sees it, the gates it opens.
+
+def case(check, kinds, change=None, **run):
+    """Describe what spoils a run that passes: the check that fails, the gates that it opens, and the fault."""
+    return replace(PASSING, **run) if run else PASSING, change, check, kinds
+
+
 SPOILED = {
-    "fewer than 20 blocks": (replace(PASSING, duration_s=450), None, "blocks", {"noninferiority"}),
-    "fewer than 20 blocks for an objective": (replace(PASSING, duration_s=450), None, "run length", {"slo"}),
-    "a missing arm": (PASSING, rows(lambda found: [row for row in found if row["arm"] == "eager"]), "arms", ALL),
-    "an unequal arm": (PASSING, rows(lambda found: found[:-100]), "arms", ALL),
-    "requests that were planned and never seen": (
-        PASSING,
-        info(planned={"eager": 3120, "compiled": 3300}),
-        "arms",
-        ALL,
-    ),
-    "a sample-ratio mismatch": (
-        replace(PASSING, design="split", arms=UNEVEN),
-        info(weights={"eager": 1, "compiled": 1}),
+    "few blocks": case("blocks", {"noninferiority"}, duration_s=450),
+    "few blocks for an objective": case("run length", {"slo"}, duration_s=450),
+    "a missing arm": case("arms", ALL, rows(lambda found: [row for row in found if row["arm"] == "eager"])),
+    "missing requests": case("arms", ALL, rows(lambda found: found[:-100])),
+    "missing planned requests": case("arms", ALL, partial(tell, planned={"eager": 3120, "compiled": 3300})),
+    "a sample-ratio mismatch": case(
         "sample ratio",
         TAILS | {"error"},
+        partial(tell, weights={"eager": 1, "compiled": 1}),
+        design="split",
+        arms=UNEVEN,
     ),
-    "blocks that look alike": (
-        replace(PASSING, own_drift=0.4, own_rho=0.98, gates=QUICK | {"quantile": 0.5}),
-        None,
-        "block autocorrelation",
-        {"noninferiority"},
+    "correlated blocks": case(
+        "block autocorrelation", {"noninferiority"}, own_drift=0.4, own_rho=0.98, gates=QUICK | {"quantile": 0.5}
     ),
-    "generator lag": (replace(PASSING, lag_ms=500.0), None, "generator lag", TAILS),
-    "a closed loop": (replace(PASSING, open_loop=False), None, "open loop", TAILS),
-    "no schedule": (PASSING, rows(lambda found: [row | {"scheduled_ns": None} for row in found]), "open loop", TAILS),
-    "interference": (
-        replace(PASSING, arms=(EAGER, CAPTURES), gates=LENIENT, interference=1.6),
-        None,
-        "interference",
-        TAILS,
-    ),
-    "another model": (
-        replace(PASSING, arms=(EAGER, FakeArm(name="compiled", config=OTHER_DTYPE))),
-        None,
-        "comparable",
-        {"noninferiority"},
-    ),
-    "a control that fails": (
-        replace(PASSING, arms=(BROKEN_CONTROL, FakeArm(name="compiled"))),
-        None,
-        "control errors",
-        TAILS | {"error"},
-    ),
-    "truncated records": (PASSING, torn, "records", ALL),
-    "a clock that goes back": (
-        PASSING,
-        rows(lambda found: [row | ({"end_ns": row["sent_ns"] - 1} if row is found[7] else {}) for row in found]),
-        "records",
-        ALL,
-    ),
-    "rows that are there twice": (PASSING, rows(lambda found: [*found, found[0]]), "records", ALL),
-    "a stopped trial": (replace(PASSING, complete=False), None, "complete", ALL),
-    "a dead control": (
-        PASSING,
-        info(deaths=[{"arm": "eager", "replica": "eager-0", "at_ns": 1, "exit_code": -9}]),
-        "alive",
-        TAILS,
-    ),
-    "a tail of three requests": (replace(PASSING, gates=QUICK | {"quantile": 0.999}), None, "tail", {"noninferiority"}),
-    "a tail that the end cut off": (PASSING, rows(cut_at_the_end), "cut requests", TAILS),
-    "a control that contradicts itself": (PASSING, info(answers=DISAGREEING), "answers", ALL),
+    "generator lag": case("generator lag", TAILS, lag_ms=500.0),
+    "a closed loop": case("open loop", TAILS, open_loop=False),
+    "no schedule": case("open loop", TAILS, rows(lambda found: [row | {"scheduled_ns": None} for row in found])),
+    "interference": case("interference", TAILS, arms=(EAGER, CAPTURES), gates=LENIENT, interference=1.6),
+    "another model": case("comparable", {"noninferiority"}, arms=(EAGER, OTHER_DTYPE)),
+    "a control that fails": case("control errors", TAILS | {"error"}, arms=(BROKEN_CONTROL, FakeArm(name="compiled"))),
+    "truncated records": case("records", ALL, torn),
+    "rows that are there twice": case("records", ALL, rows(lambda found: [*found, found[0]])),
+    "a stopped trial": case("complete", ALL, complete=False),
+    "a dead control": case("alive", TAILS, partial(tell, deaths=[DEATH])),
+    "a tail of three requests": case("tail", {"noninferiority"}, gates=QUICK | {"quantile": 0.999}),
+    "a tail that the end cut off": case("cut requests", TAILS, rows(cut_at_the_end)),
+    "a control that contradicts itself": case("answers", ALL, partial(tell, answers=DISAGREEING)),
 }
 
 
@@ -310,8 +261,7 @@ class TestSpoiledRuns:
         assert kinds <= {item.kind for item in judgement.gates}
 
     def test_another_model_is_no_fault_where_it_is_intended(self, tmp_path):
-        other = FakeArm(name="compiled", config=OTHER_DTYPE)
-        intended = replace(PASSING, arms=(EAGER, other), compare_models=True)
+        intended = replace(PASSING, arms=(EAGER, OTHER_DTYPE), compare_models=True)
         assert judge(Run.of(read_run(write_run(tmp_path / "run", intended)))).overall == "PASS"
 
     def test_without_telemetry_compiles_are_unknown_and_no_check_fails(self, tmp_path):
@@ -432,7 +382,7 @@ def test_a_first_token_without_a_time_came_with_the_last():
 
 def test_a_replica_that_is_gone_after_the_traffic_does_not_pass(tmp_path):
     directory = write_run(tmp_path / "run", HONEST)
-    info(final={"eager-0": {}})(directory)
+    tell(directory, final={"eager-0": {}})
     judgement = judge(Run.of(read_run(directory)))
     assert (judgement.overall, failed_checks(judgement)) == ("INCONCLUSIVE", {"alive", "event counts"})
     assert any("compiled-0" in check.reason for check in judgement.checks if check.check == "alive")

@@ -409,13 +409,6 @@ def test_a_rollback_fails_and_counts_the_requests_that_were_exposed(tmp_path: Pa
     assert "and 0 hurt" not in reason
 
 
-def test_a_rollback_that_the_splitter_did_not_apply_is_reported(tmp_path: Path) -> None:
-    back = change(306, 0, "rollback", 0, why="It died.")
-    verdict, reason = ramp_of(ramped(tmp_path, HALF, change(0, 50, "start", 0), back))
-    assert verdict == "FAIL"
-    assert "had not taken" in reason
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -453,13 +446,3 @@ def test_the_journal_keeps_the_last_line_of_an_instant_and_no_torn_one(tmp_path:
         file.write('{"at_ns": 1, "weights": {"a"')
     assert read_weights(tmp_path) == (replace(first, done_ns=7),)
     assert read_weights(tmp_path / "none") == ()
-
-
-def test_production_traffic_has_no_generator_lag(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", replace(HALF, duration_s=60))
-    assert "generator lag" in {check.check for check in judge(Run.of(read_run(directory))).checks}
-    experiment = directory / "experiment.toml"
-    experiment.write_text(experiment.read_text().replace("[traffic]", '[traffic]\narrivals = "users"') + "\n# edited\n")
-    run = Run.of(read_run(directory))
-    assert run.generator_lag_ms is None
-    assert "generator lag" not in {check.check for check in judge(run).checks}

@@ -13,6 +13,7 @@ import pytest
 
 from analysis.judging.checks.arms import check_answers, check_comparable, check_equal_work, check_token_stream
 from analysis.judging.checks.disturbances import LEVER, Aspect, Disturbance, checks_of, gathered
+from analysis.judging.checks.loop import UNKNOWN, Loop
 from analysis.judging.checks.machines import check_machines
 from analysis.judging.checks.records import check_complete, check_counts, check_cut, check_deaths, check_records
 from analysis.judging.checks.statistics import (
@@ -22,6 +23,13 @@ from analysis.judging.checks.statistics import (
     check_cross,
     check_length,
     check_tail,
+)
+from analysis.judging.checks.traffic import (
+    check_control_errors,
+    check_generator_lag,
+    check_interference,
+    check_open_loop,
+    check_sample_ratio,
 )
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.generators import check_generators
@@ -35,51 +43,18 @@ from analysis.statistics.compare import Comparison
 from analysis.summary.summary import analyze
 from tests.fakes.runs import FakeRun, write_run
 
-
-def test_arms_that_differ_by_intent_may_be_compared():
-    assert check_comparable("a", [], intended=False).ok
-    assert not check_comparable("a", ["model.dtype"], intended=False).ok
-    assert check_comparable("a", ["model.dtype"], intended=True).ok
-
-
-def test_the_settings_of_an_external_arm_are_unknown():
-    assert not check_comparable("a", [], intended=False, outside={"a": "openai"}).ok
-    assert "a (openai) is external" in check_comparable("a", [], intended=True, outside={"a": "openai"}).reason
+EXTERNAL = {"a": "openai"}
+WEIGHTS = {"a": 9.0, "b": 1.0}
+ENDED = [{"trial": 1, "complete": True}, {"trial": 2, "complete": True}]
+COMPILING = {"replica": "a-0", "exit_code": -9, "compiling": {"start_ns": 5, "seconds": 12.04, "shape": "2x64"}}
 
 
-@pytest.mark.parametrize(("mine", "ok"), [(104.0, True), (106.0, False), (0.0, False)])
-def test_other_lengths_are_other_work(mine, ok):
-    work = Work(arm="a", control="b", means=(("prompt tokens", mine, 100.0),))
-    check = check_equal_work(work)
-    assert check.ok is ok
-    assert {"noninferiority", "slo", "cold"} <= set(check.affects)
-
-
-def test_other_answer_lengths_are_other_work():
-    check = check_equal_work(Work(arm="a", control="b", other=("3 of 9 answers of a are not as long as asked for",)))
-    assert not check.ok
-    assert "3 of 9 answers of a" in check.reason
+def work(prompt_tokens=100.0, **more):
+    return Work(arm="a", control="b", means=(("prompt tokens", prompt_tokens, 100.0),), **more)
 
 
 def came(arm="a", **more):
     return TokenTimes(**{"arm": arm, "answers": 1000, "untimed": 0, "many": 800, "at_once": 0, **more})
-
-
-def test_answers_in_one_chunk_open_the_metrics_of_token_gaps():
-    assert not check_token_stream(came(at_once=80), came("b"), judged=True).ok
-    assert check_token_stream(came(at_once=80), came("b"), judged=False).ok
-    assert check_token_stream(came(at_once=80), came("b", at_once=80), judged=True).ok
-
-
-def test_a_few_answers_in_one_chunk_are_within_chance():
-    few = {"many": 23, "answers": 58}
-    assert check_token_stream(came(at_once=10, **few), came("b", at_once=7, **few), judged=True).ok
-
-
-def test_tokens_without_times_open_the_metrics_of_token_gaps():
-    check = check_token_stream(came(), came("b", untimed=7), judged=True)
-    assert not check.ok
-    assert "7 of 1000 answers of b" in check.reason
 
 
 def row(replica="eager-0", same=6, dtype="float32", **more):
@@ -87,126 +62,129 @@ def row(replica="eager-0", same=6, dtype="float32", **more):
     return {**known, "dtype": dtype, "prompts": [4, 57, 2, 9, 9, 9], **more}
 
 
-def test_a_control_whose_replicas_agree_is_a_measure():
-    assert check_answers("eager", [row(), row("eager-1")]).ok
-
-
-def test_a_control_whose_replicas_disagree_in_float32_spoils_every_arm():
-    check = check_answers("eager", [row(), row("eager-1", 5, departs=[1, 2])])
-    assert not check.ok
-    assert check.arm is None
-    assert {"noninferiority", "parity", "recompile"} <= set(check.affects)
-    assert "token 3 after a prompt of 57" in check.reason
-    assert check_answers("eager", [row(), row("eager-1", 5, "bfloat16", departs=[1, 2])]).ok
-
-
 def comparison(correlation=None, **more):
     known = {"quantile": 0.99, "margin": 0.1, "alpha": 0.05, "method": "made up", "blocks": 48, "groups": 12}
     return Comparison(autocorrelation=correlation, trials=1, requests=100, **(known | more))
 
 
-def test_correlated_blocks_are_refused():
-    assert check_autocorrelation("a", [comparison(0.2), comparison(None)]).ok
-    assert not check_autocorrelation("a", [comparison(0.2), comparison(0.8)]).ok
-    assert check_autocorrelation("a", [comparison(None)]).ok
+def crossed(verdict, **p_values):
+    return [comparison(verdict=verdict, **p_values)]
 
 
-def test_changing_lengths_may_be_why_blocks_are_correlated():
-    failed = check_autocorrelation("a", [comparison(0.8)], lengths_change=True)
-    assert "traffic.length_scales" in failed.reason
+FEW = {"many": 23, "answers": 58}
+OTHER_ANSWER = row("eager-1", 5, departs=[1, 2])
+LIMITS = GateLimits()
+FREE = Loop(z=0.2, kept=0.95)
 
 
-def test_eighteen_blocks_are_needed():
-    assert check_blocks("a", 18, GateLimits(), 30.0).ok
-    short = check_blocks("a", 17, GateLimits(), 30.0)
-    assert (short.ok, short.affects) == (False, ("noninferiority",))
-    assert "17 steady blocks" in short.reason
-    assert not check_length(1, GateLimits(), 30.0).ok
+@pytest.mark.parametrize(
+    ("check", "ok", "words"),
+    [
+        (check_comparable("a", [], intended=False), True, ""),
+        (check_comparable("a", ["model.dtype"], intended=False), False, "model.dtype"),
+        (check_comparable("a", ["model.dtype"], intended=True), True, ""),
+        (check_comparable("a", [], intended=False, outside=EXTERNAL), False, ""),
+        (check_comparable("a", [], intended=True, outside=EXTERNAL), True, "a (openai) is external"),
+        (check_equal_work(work(104.0)), True, ""),
+        (check_equal_work(work(106.0)), False, ""),
+        (check_equal_work(work(0.0)), False, ""),
+        (check_equal_work(work(other=("3 of 9 answers of a are shorter",))), False, "3 of 9 answers of a"),
+        (check_token_stream(came(at_once=80), came("b"), judged=True), False, ""),
+        (check_token_stream(came(at_once=80), came("b"), judged=False), True, ""),
+        (check_token_stream(came(at_once=80), came("b", at_once=80), judged=True), True, ""),
+        (check_token_stream(came(at_once=10, **FEW), came("b", at_once=7, **FEW), judged=True), True, ""),
+        (check_token_stream(came(), came("b", untimed=7), judged=True), False, "7 of 1000 answers of b"),
+        (check_answers("eager", [row(), row("eager-1")]), True, ""),
+        (check_answers("eager", [row(), OTHER_ANSWER]), False, "token 3 after a prompt of 57"),
+        (check_answers("eager", [row(), OTHER_ANSWER | {"dtype": "bfloat16"}]), True, ""),
+        (check_autocorrelation("a", [comparison(0.2), comparison(None)]), True, ""),
+        (check_autocorrelation("a", [comparison(0.2), comparison(0.8)]), False, ""),
+        (check_autocorrelation("a", [comparison(None)]), True, ""),
+        (check_autocorrelation("a", [comparison(0.8)], lengths_change=True), False, "traffic.length_scales"),
+        (check_blocks("a", 18, LIMITS, 30.0), True, ""),
+        (check_blocks("a", 17, LIMITS, 30.0), False, "17 steady blocks"),
+        (check_length(1, LIMITS, 30.0), False, ""),
+        (check_tail("a", 500, 0.99), True, ""),
+        (check_tail("a", 499, 0.99), False, ""),
+        (check_tail("a", 0, 0.5), False, ""),
+        (check_cold_starts(3), True, ""),
+        (check_cold_starts(1), False, "1 cold start; 3"),
+        (check_cross("a", crossed("PASS", cross_p_noninferior=0.2)), True, ""),
+        (check_cross("a", crossed("PASS", cross_p_noninferior=0.3)), False, ""),
+        (check_cross("a", crossed("FAIL", cross_p_inferior=0.3)), False, ""),
+        (check_cross("a", crossed("INCONCLUSIVE", cross_p_noninferior=0.9)), True, ""),
+        (check_counts({"a": 1000, "b": 998}, {}, mirrored=True), True, ""),
+        (check_counts({"a": 1000, "b": 997}, {}, mirrored=True), False, "b has 997 of 1000"),
+        (check_counts({"a": 1000, "b": 0}, {}, mirrored=False), False, ""),
+        (check_counts({}, {}, mirrored=True), False, ""),
+        (check_counts({"a": 900, "b": 900}, {"a": 1000, "b": 1000}, mirrored=True), False, ""),
+        (check_counts({"a": 500, "b": 400}, {"*": 1000}, mirrored=False), False, ""),
+        (check_counts({"a": 600, "b": 400}, {"*": 1000}, mirrored=False), True, ""),
+        (check_cut("a", 10, 1000, 0.99), True, ""),
+        (check_cut("a", 11, 1000, 0.99), False, ""),
+        (check_records([], 0, 0), True, ""),
+        (check_records(["a.arrow is cut off"], 0, 0), False, "a.arrow is cut off"),
+        (check_records([], 1, 0), False, "1 request has times"),
+        (check_records([], 0, 2), False, "2 rows repeat"),
+        (check_complete(ENDED[:1]), True, ""),
+        (check_complete([*ENDED[:1], {"trial": 2}]), False, "Trial 2 was stopped"),
+        (check_complete(ENDED, planned=2), True, ""),
+        (check_complete(ENDED, planned=3), False, "Trial 3 is missing"),
+        (check_complete([ENDED[0], {"trial": 3, "complete": True}]), False, "Trial 2 is missing"),
+        (check_complete([], planned=0), True, ""),
+        (check_deaths("a", [], control=False), True, ""),
+        (check_deaths("a", [{"replica": "a-0", "exit_code": -9}], control=False), False, "a-0 (exit code -9)"),
+        (check_deaths("a", [COMPILING], control=True), False, "12.0 s into a compile for 2x64"),
+        (check_sample_ratio({"a": 9010, "b": 990}, WEIGHTS), True, ""),
+        (check_sample_ratio({"a": 8700, "b": 1300}, WEIGHTS), False, ""),
+        (check_sample_ratio({"a": 900, "b": 100, "c": 3}, WEIGHTS | {"c": 0.0}), False, "c has weight 0"),
+        (check_generator_lag(3.0, 50.0), True, ""),
+        (check_generator_lag(80.0, 50.0), False, ""),
+        (check_generator_lag(None, 50.0), False, ""),
+        (check_control_errors("eager", 5, 1000, 0.5), True, ""),
+        (check_control_errors("eager", 6, 1000, 0.5), False, ""),
+        (check_control_errors("eager", 0, 0, 0.5), True, ""),
+        (check_open_loop(True, True), True, ""),
+        (check_open_loop(None, True), True, ""),
+        (check_open_loop(False, True), False, ""),
+        (check_open_loop(True, False), False, ""),
+        (check_open_loop(None, True, loops=[FREE, FREE]), True, ""),
+        (check_open_loop(None, True, loops=[FREE, Loop(z=-9.0, kept=0.4)]), False, "60 %"),
+        (check_open_loop(None, True, loops=[FREE, UNKNOWN]), False, ""),
+        (check_interference(None, None), True, ""),
+        (check_interference(1.6, 0.01), False, ""),
+    ],
+)
+def test_a_check_holds_or_fails_by_its_facts(check, ok, words):
+    assert check.ok is ok
+    assert words in check.reason
 
 
-@pytest.mark.parametrize(("requests", "quantile", "ok"), [(500, 0.99, True), (499, 0.99, False), (0, 0.5, False)])
-def test_a_tail_needs_five_requests(requests, quantile, ok):
-    assert check_tail("a", requests, quantile).ok is ok
+@pytest.mark.parametrize(
+    ("check", "arm", "affects"),
+    [
+        (check_equal_work(work(106.0)), "a", {"noninferiority", "slo", "cold"}),
+        (check_answers("eager", [row(), OTHER_ANSWER]), None, {"noninferiority", "parity", "recompile"}),
+        (check_blocks("a", 17, LIMITS, 30.0), "a", {"noninferiority"}),
+        (check_cold_starts(1), None, {"cold"}),
+        (check_deaths("a", [COMPILING], control=True), None, {"noninferiority", "slo"}),
+        (check_deaths("a", [COMPILING], control=False), "a", {"noninferiority", "slo"}),
+    ],
+)
+def test_a_check_concerns_its_arm_and_affects_its_gates(check, arm, affects):
+    assert check.arm == arm
+    assert affects <= set(check.affects)
 
 
-def test_one_cold_start_cannot_say_how_they_differ():
-    assert check_cold_starts(3).ok
-    one = check_cold_starts(1)
-    assert (one.ok, one.affects) == (False, ("cold",))
-    assert "1 cold start; 3" in one.reason
-
-
-def test_a_second_test_that_contradicts_is_reported():
-    assert check_cross("a", [comparison(verdict="PASS", cross_p_noninferior=0.2)]).ok
-    assert not check_cross("a", [comparison(verdict="PASS", cross_p_noninferior=0.3)]).ok
-    assert not check_cross("a", [comparison(verdict="FAIL", cross_p_inferior=0.3)]).ok
-    assert check_cross("a", [comparison(verdict="INCONCLUSIVE", cross_p_noninferior=0.9)]).ok
-
-
-def test_mirrored_arms_must_have_equal_counts():
-    assert check_counts({"a": 1000, "b": 999}, {}, mirrored=True).ok
-    lost = check_counts({"a": 1000, "b": 900}, {}, mirrored=True)
-    assert not lost.ok
-    assert "b has 900 of 1000 requests" in lost.reason
-
-
-def test_an_arm_without_requests_is_missing_in_any_design():
-    assert not check_counts({"a": 1000, "b": 0}, {}, mirrored=False).ok
-    assert not check_counts({}, {}, mirrored=True).ok
-
-
-def test_requests_that_were_planned_must_be_there():
-    assert not check_counts({"a": 900, "b": 900}, {"a": 1000, "b": 1000}, mirrored=True).ok
-    assert not check_counts({"a": 500, "b": 400}, {"*": 1000}, mirrored=False).ok
-    assert check_counts({"a": 600, "b": 400}, {"*": 1000}, mirrored=False).ok
-
-
-def test_requests_cut_by_the_end_must_not_hold_the_tail():
-    assert check_cut("a", 10, 1000, 0.99).ok
-    assert not check_cut("a", 11, 1000, 0.99).ok
-
-
-def test_torn_files_broken_times_and_repeated_rows_are_reported():
-    assert check_records([], 0, 0).ok
-    torn = check_records(["requests-0.arrow is cut off at its end"], 1, 2)
-    assert not torn.ok
-    assert all(
-        words in torn.reason for words in ("requests-0.arrow is cut off", "1 request has times", "2 rows repeat")
-    )
-
-
-def test_a_stopped_trial_is_named():
-    assert check_complete([{"trial": 1, "complete": True}]).ok
-    stopped = check_complete([{"trial": 1, "complete": True}, {"trial": 2}])
-    assert (stopped.ok, stopped.reason) == (False, "Trial 2 was stopped before its end.")
-
-
-def test_a_trial_that_was_planned_and_is_not_there_is_named():
-    ended = [{"trial": 1, "complete": True}, {"trial": 2, "complete": True}]
-    assert check_complete(ended, planned=2).ok
-    assert check_complete(ended, planned=3).reason == "Trial 3 is missing."
-    assert (
-        check_complete([{"trial": 1, "complete": True}, {"trial": 3, "complete": True}]).reason == "Trial 2 is missing."
-    )
-    assert check_complete([], planned=0).ok
-
-
-def test_a_dead_control_spoils_every_arm_and_a_dead_arm_itself():
-    deaths = [{"replica": "a-0", "exit_code": -9}]
-    assert check_deaths("a", [], control=False).ok
-    assert check_deaths("a", deaths, control=True).arm is None
-    died = check_deaths("a", deaths, control=False)
-    assert (died.arm, died.reason) == ("a", "a died under load: a-0 (exit code -9).")
-
-
-def test_a_death_during_a_compile_is_reported():
-    compiling = {"start_ns": 5, "seconds": 12.04, "shape": "prefill 2x64"}
-    died = check_deaths("a", [{"replica": "a-0", "exit_code": -9, "compiling": compiling}], control=False)
-    assert "a-0 (exit code -9, 12.0 s into a compile for prefill 2x64)" in died.reason
+def test_the_remedies_of_the_traffic_do_not_name_the_design_in_use():
+    assert "switchback" in check_interference(1.6, 0.01).remedy
+    assert "a run of their own" in check_interference(1.6, 0.01, taking_turns=True).remedy
+    assert "open_loop" in check_open_loop(None, True, loops=[FREE, UNKNOWN]).remedy
+    assert check_sample_ratio({"a": 5}, WEIGHTS) is None
 
 
 def pressed(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    """A run of two arms on two cards that asked for memory to be held on both."""
+    """Write a run of two arms on two cards that asked for memory to be held on both."""
     directory = write_run(folder / "run", FakeRun(gates={"draws": 199}))
     experiment = directory / "experiment.toml"
     experiment.write_text(experiment.read_text() + "\n[pressure]\nmemory_share = 0.3\n")
@@ -225,7 +203,7 @@ def test_arms_that_were_not_pressed_alike_are_not_judged_by_their_latency(tmp_pa
     summary = analyze(pressed(tmp_path, [memory_on("cuda:0")]))
     (check,) = [check for check in summary["validity"] if check["check"] == "pressure"]
     assert not check["ok"]
-    assert "trial 1: memory from 0 s on was on 1 of 2 devices" in check["reason"]
+    assert "on 1 of 2 devices" in check["reason"]
     assert summary["overall"] == "INCONCLUSIVE"
     blocked = {gate["kind"] for gate in summary["gates"] if "pressure" in gate["blocked_by"]}
     assert "noninferiority" in blocked
