@@ -19,9 +19,7 @@ from tests.analysis.judging.test_load_steps import SETTLE_S, STEP_S, write_searc
 from tests.fakes.resources import sample, tell
 
 SECOND = 1_000_000_000
-
 START = Start(serving_s=300.0, warmup_s=290.0)
-
 LOAD = Rollout(load_rps=200.0)
 
 
@@ -107,9 +105,7 @@ def test_a_search_weighs_every_arm_against_the_control(tmp_path: Path) -> None:
 
 
 KNEES = {"eager": 20.0, "new": 50.0}
-
 STEP_RATES = [[8, 16], [16, 32]]
-
 CARDS = {"eager": "cuda:0", "new": "cuda:1"}
 
 

@@ -46,7 +46,6 @@ SEEN = Comparison(
     trials=1,
     requests=4000,
 )
-
 TRIALS = replace(SEEN, method="t-test over trials", blocks=120, groups=6, trials=6, spread=0.05)
 
 

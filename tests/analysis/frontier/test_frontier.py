@@ -147,11 +147,8 @@ def test_an_arm_whose_steps_had_too_few_requests_holds_nothing_surely() -> None:
 
 
 BUDGET = Budget(total_s=7200.0, step_s=30.0, around_s=20.0)
-
 START_S = {"eager": 5.0, "padded": 40.0, "dynamic": 60.0, "bucketed": 110.0}
-
 ARMS = list(START_S)
-
 FIRST = frontier_of([], ARMS)
 
 
@@ -375,7 +372,6 @@ def test_a_cell_holds_the_median_of_each_arm(tmp_path: Path) -> None:
 
 
 SEARCHED = {"eager": 17.0, "new": 33.0}
-
 SEARCHED_RATES = [[8, 16, 18, 32, 64], [8, 14, 18, 30, 36]]
 
 

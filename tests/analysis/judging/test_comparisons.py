@@ -240,7 +240,6 @@ def test_arm_without_requests_and_quantile_of_zero_cannot_be_compared() -> None:
 
 
 SLO = {"p99_ttft_ms": 2000}
-
 STALLS = FakeArm(name="naive", compiles=[Compile(at_s=100 + 100 * step, seconds=20) for step in range(4)])
 
 

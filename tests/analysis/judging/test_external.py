@@ -18,7 +18,6 @@ from tests.fakes.external_runs import write_external, write_logged
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 RECOMPILE_GATES = ("recompiles", "longest stall", "stall per minute", "requests hit")
-
 PROBE = {"asked": 8, "chunks": 8, "tokens": 8, "prompt_tokens": 9, "streams": True, "seconds": 0.1}
 
 
@@ -135,13 +134,9 @@ def test_unexplained_stalls_leave_the_gates_open(tmp_path: Path) -> None:
 
 
 SECOND = 10**9
-
 ONCE = "vLLM warns once for each kernel"
-
 QUIET = Scenario(step=64, duration_s=300.0)
-
 STALLING = Scenario(step=64, duration_s=300.0, private_stalls=3)
-
 THIN = Scenario(step=64, duration_s=60.0, rate=0.15)
 
 

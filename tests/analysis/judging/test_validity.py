@@ -25,9 +25,7 @@ from tests.fakes.resources import tell
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 6000}
-
 QUICK = {"draws": 99}
-
 PASSING = FakeRun(slo=SLO, gates=QUICK)
 
 

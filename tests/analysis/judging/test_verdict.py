@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from analysis.judging.gates import Gate
 from analysis.judging.remedies import Evidence, Remedy, remedies
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.judging.verdict import Advice, advise, combined, headline
+from analysis.judging.verdict import advise, combined, headline
 from analysis.judging.wording import digits, duration_text
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.run.shape_map import shape_map
 from analysis.run.time_parts import TimeParts
+from tests.fakes.resources import tell
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, Startup, write_run
 
 
@@ -43,6 +45,9 @@ def gate(kind="noninferiority", verdict="PASS", arm="compiled", **more):
 
 def check(ok=False, affects=ESTIMATES, name="generator lag", **more):
     return Check(check=name, ok=ok, reason="The generator was late.", affects=affects, **more)
+
+
+OPEN = gate(verdict="INCONCLUSIVE", needed_s=9000.0)
 
 
 @pytest.mark.parametrize(
@@ -102,15 +107,6 @@ class TestWords:
         advice = advise(gates, [check(name="overload", remedy="Lower the rate.")])
         assert (advice.needed_s, advice.text) == (None, "Lower the rate.")
 
-    def test_no_arm_is_no_pass(self):
-        assert headline({}, [], [], "eager") == "There is no arm to judge against eager."
-
-    def test_advice_gives_the_longest_run_that_is_needed(self):
-        gates = [gate(verdict="INCONCLUSIVE", needed_s=600.0), gate("slo", "INCONCLUSIVE", needed_s=1260.0)]
-        advice = advise(gates, [])
-        assert advice.needed_s == 1260.0
-        assert "about 21 minutes" in advice.text
-
     def test_a_gate_that_would_take_days_does_not_hide_how_soon_the_others_are_decided(self):
         slo = replace(gate("slo", "INCONCLUSIVE", needed_s=283_500.0), gate="slo p99_ttft_ms")
         advice = advise([gate(verdict="INCONCLUSIVE", needed_s=1260.0), slo], [])
@@ -132,25 +128,21 @@ class TestWords:
         assert ("guess: 20" in advise(gates, [short]).text) is guess
         assert ("30.0 hours" in advise(gates, [short]).text) is not guess
 
-    def test_advice_names_remedies_where_no_length_helps(self):
-        gates = [gate(verdict="INCONCLUSIVE", blocked_by=("generator lag",))]
-        advice = advise(gates, [check(remedy="Use more workers.")])
-        assert advice.needed_s is None
-        assert advice.text == "Use more workers."
-
-    def test_advice_does_not_promise_to_clear_a_failure(self):
-        gates = [gate("recompile", "FAIL"), gate(verdict="INCONCLUSIVE", needed_s=9000.0)]
-        assert advise(gates, []) == Advice(needed_s=None, text="A longer run will not clear compiled.")
-
-    def test_advice_is_for_the_arms_that_have_not_failed(self):
-        gates = [gate("recompile", "FAIL"), gate(verdict="INCONCLUSIVE", needed_s=9000.0)]
-        other = gate(verdict="INCONCLUSIVE", needed_s=630.0, arm="padded")
-        assert advise([*gates, other], []).needed_s == 630.0
-
-    def test_advice_for_a_cold_start_is_more_trials_and_for_parity_no_traffic(self):
-        cold = gate("cold", "INCONCLUSIVE")
-        assert advise([cold], []).text == 'More trials would decide "cold" of compiled: each starts cold once.'
-        assert advise([gate("parity", "INCONCLUSIVE")], []).text.startswith("Run `tailgate parity`")
+    @pytest.mark.parametrize(
+        ("gates", "checks", "needed_s", "words"),
+        [
+            ([replace(OPEN, needed_s=600.0), gate("slo", "INCONCLUSIVE", needed_s=1260.0)], [], 1260.0, "21"),
+            ([gate(verdict="INCONCLUSIVE", blocked_by=("generator lag",))], [check(remedy="Fix it.")], None, "Fix it."),
+            ([gate("recompile", "FAIL"), OPEN], [], None, "will not clear compiled"),
+            ([gate("recompile", "FAIL"), OPEN, replace(OPEN, arm="padded", needed_s=630.0)], [], 630.0, ""),
+            ([gate("cold", "INCONCLUSIVE")], [], None, "More trials"),
+            ([gate("parity", "INCONCLUSIVE")], [], None, "`tailgate parity`"),
+        ],
+    )
+    def test_advice_is_a_length_or_a_remedy(self, gates, checks, needed_s, words):
+        advice = advise(gates, checks)
+        assert advice.needed_s == needed_s
+        assert words in advice.text
 
     def test_other_answers_come_first(self):
         wrong = replace(gate("parity", "FAIL"), reason="Other answers.")
@@ -159,15 +151,10 @@ class TestWords:
 
 
 WARMED = "prefill batch 1 × length 64, context 64"
-
 NEW = "extend batch 2 × length 128, context 256"
-
 POLICY = {"shapes": {"kind": "exact"}, "compile": {"enabled": True, "warmup": "minimal"}}
-
 ARM = FakeArm(name="compiled", config=POLICY, startup=Startup(warmed={WARMED: 2.0}))
-
 GUARD = "1/2: tensor 'last' size mismatch at index 0. expected 1, actual 2\n1/1: another"
-
 SHORT = FakeRun(duration_s=60.0, rate=5.0)
 
 
@@ -178,134 +165,76 @@ def failed(name: str, kind: str, verdict: str = "FAIL") -> Gate:
 RECOMPILES = failed("recompiles", "recompile")
 
 
-def evidence(folder: Path, arm: FakeArm = ARM, **more: object) -> Evidence:
-    run = Run.of(read_run(write_run(folder / "run", replace(SHORT, arms=(EAGER, arm)))))
-    return Evidence(**{"run": run, "shapes": shape_map(run), "parts": {}, "slo": (), **more})  # type: ignore[arg-type]
+SLOWER = failed("noninferiority p99_e2e", "noninferiority")
+ERRORS = failed("errors", "error")
+MISSED = failed("slo p99_ttft_ms", "slo")
 
 
-def compiling(*shapes: str, **more: object) -> FakeArm:
-    events = tuple(
-        Compile(at_s=10.0 + place, seconds=0.5, shape=shape, reason=GUARD) for place, shape in enumerate(shapes)
-    )
-    return replace(ARM, compiles=events, **more)  # type: ignore[arg-type]
+def compiling(*shapes: str, **more: Any) -> FakeArm:
+    events = [Compile(at_s=10.0 + at, seconds=0.5, shape=shape, reason=GUARD) for at, shape in enumerate(shapes)]
+    return replace(ARM, compiles=events, **more)
 
 
-def text_of(found: tuple[Remedy, ...]) -> str:
-    (remedy,) = found
-    return remedy.text
+def parts(**more: float) -> tuple[TimeParts, ...]:
+    ms = {f"{part}_ms": 10.0 for part in ("queue", "prefill", "decode", "stall", "rest")} | more
+    return (TimeParts(quantile=0.99, requests=5, e2e_ms=sum(ms.values()), **ms),)
 
 
-class TestCompiles:
-    def test_a_step_that_was_not_warmed_up_is_named_with_its_guard_and_command(self, tmp_path: Path) -> None:
-        text = text_of(remedies(evidence(tmp_path, compiling(NEW, NEW)), [RECOMPILES]))
-        words = (
-            "All 2 compiles",
-            "size mismatch at index 0",
-            'compile.warmup = "shapes"',
-            '--shapes "extend 2x128@256"',
-        )
-        assert [word for word in words if word not in text] == []
-
-    def test_of_steps_that_were_warmed_up_no_warm_up_is_advised(self, tmp_path: Path) -> None:
-        text = text_of(remedies(evidence(tmp_path, compiling(WARMED)), [RECOMPILES]))
-        assert "had run each step" in text
-        assert "compile.warmup" not in text
-
-    def test_only_those_that_were_not_warmed_up_are_counted(self, tmp_path: Path) -> None:
-        text = text_of(remedies(evidence(tmp_path, compiling(WARMED, NEW)), [RECOMPILES]))
-        assert "1 of 2 compiles" in text
-
-    def test_autotuning_alone_is_no_recompile(self, tmp_path: Path) -> None:
-        tuned = replace(ARM, compiles=(Compile(at_s=10.0, seconds=2.0, kind="autotune"),))
-        text = text_of(remedies(evidence(tmp_path, tuned), [failed("longest stall", "recompile")]))
-        assert "autotune (1)" in text
+def found(folder: Path, gates: list[Gate], arm: FakeArm = ARM, deaths: Sequence[Any] = (), **more: Any) -> list[Remedy]:
+    directory = tell(write_run(folder / "run", replace(SHORT, arms=(EAGER, arm))), deaths=list(deaths))
+    run = Run.of(read_run(directory))
+    return list(remedies(Evidence(**{"run": run, "shapes": shape_map(run), "parts": {}, "slo": (), **more}), gates))
 
 
-class TestOrder:
-    def test_compiles_come_before_the_errors_and_latency_that_they_explain(self, tmp_path: Path) -> None:
-        gates = [
-            failed("noninferiority p99_ttft", "noninferiority"),
-            failed("errors", "error"),
-            failed("longest stall", "recompile"),
-            RECOMPILES,
-        ]
-        found = remedies(evidence(tmp_path, compiling(NEW)), gates)
-        assert [item.gates for item in found] == [
-            ("longest stall", "recompiles"),
-            ("errors",),
-            ("noninferiority p99_ttft",),
-        ]
-
-    @pytest.mark.parametrize("verdict", ["PASS", "INCONCLUSIVE"])
-    def test_a_gate_that_did_not_fail_has_no_remedy(self, tmp_path: Path, verdict: str) -> None:
-        assert remedies(evidence(tmp_path), [failed("recompiles", "recompile", verdict)]) == ()
-
-
-class TestErrors:
-    def test_errors_outside_compiles_are_not_blamed_on_them(self, tmp_path: Path) -> None:
-        text = text_of(remedies(evidence(tmp_path, replace(ARM, error_share=0.2)), [failed("errors", "error")]))
-        assert "compile" not in text
-        assert "`error`" in text
-
-    def test_requests_that_the_server_shed_are_counted(self, tmp_path: Path) -> None:
-        shed = replace(ARM, error_share=0.2, error_status="RESOURCE_EXHAUSTED")
-        text = text_of(remedies(evidence(tmp_path, shed), [failed("errors", "error")]))
-        assert "lower the rate" in text
-
-    def test_a_death_has_its_exit_code_and_compile(self, tmp_path: Path) -> None:
-        death = {"arm": "compiled", "replica": "compiled-0", "exit_code": -9, "compiling": {"seconds": 12.0}}
-        directory = write_run(tmp_path / "run", replace(SHORT, arms=(EAGER, ARM)))
-        path = directory / "trial-01" / "trial.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "deaths": [death]}))
-        held = Evidence(run=Run.of(read_run(directory)), shapes=None, parts={}, slo=())
-        text = text_of(remedies(held, [failed("deaths", "error")]))
-        assert "compiled-0 died first (exit code -9, 12.0 s" in text
-
-
-class TestLatency:
-    SLOWER = failed("noninferiority p99_e2e", "noninferiority")
-
-    @staticmethod
-    def parts(**more: float) -> tuple[TimeParts, ...]:
-        ms = {f"{part}_ms": 10.0 for part in ("queue", "prefill", "decode", "stall", "rest")} | more
-        return (TimeParts(quantile=0.99, requests=5, e2e_ms=sum(ms.values()), **ms),)
-
-    def test_the_part_that_grew_most_is_named(self, tmp_path: Path) -> None:
-        parts = {"eager": self.parts(), "compiled": self.parts(queue_ms=40.0, decode_ms=20.0)}
-        text = text_of(remedies(evidence(tmp_path, parts=parts), [self.SLOWER]))
-        assert all(words in text for words in ("p99 E2E", "40 ms longer", "30 ms of it in the queue"))
-
-    @pytest.mark.parametrize(("compiled", "says"), [(True, "`tailgate inspect"), (False, "Nothing of it is compiled:")])
-    def test_an_arm_that_compiles_nothing_is_not_searched_for_graph_breaks(
-        self, tmp_path: Path, compiled: bool, says: str
-    ) -> None:
-        parts = {"eager": self.parts(), "compiled": self.parts(decode_ms=40.0)}
-        arm = replace(ARM, config={"compile": {"enabled": compiled}})
-        text = text_of(remedies(evidence(tmp_path, arm, parts=parts), [self.SLOWER]))
-        assert f"30 ms of it in decode. {says}" in text
-
-    @pytest.mark.parametrize("known", [("eager",), ("compiled",), ()])
-    def test_without_times_of_the_server_no_part_is_blamed(self, tmp_path: Path, known: tuple[str, ...]) -> None:
-        parts = {arm: self.parts() for arm in known}
-        assert "do not show where" in text_of(remedies(evidence(tmp_path, parts=parts), [self.SLOWER]))
-
-    def test_an_objective_that_the_control_misses_too_is_questioned(self, tmp_path: Path) -> None:
-        missed = failed("slo p99_ttft_ms", "slo")
-        text = text_of(remedies(evidence(tmp_path, slo=(replace(missed, arm="eager"),)), [missed]))
-        assert "eager misses SLO p99 TTFT too" in text
+WARM_UP = ("All 2 compiles", "size mismatch at index 0", 'compile.warmup = "shapes"', '--shapes "extend 2x128@256"')
+TUNED = replace(ARM, compiles=(Compile(at_s=10.0, seconds=2.0, kind="autotune"),))
+SHED = replace(ARM, error_share=0.2, error_status="RESOURCE_EXHAUSTED")
+DEATH = {"arm": "compiled", "replica": "compiled-0", "exit_code": -9, "compiling": {"seconds": 12.0}}
+QUEUED = {"eager": parts(), "compiled": parts(queue_ms=40.0, decode_ms=20.0)}
+DECODING = {"eager": parts(), "compiled": parts(decode_ms=40.0)}
+PLAIN = replace(ARM, config={"compile": {"enabled": False}})
 
 
 @pytest.mark.parametrize(
-    ("gate", "says"),
+    ("gate", "facts", "words", "absent"),
     [
-        (failed("parity", "parity"), "`tailgate parity experiment.toml`"),
-        (failed("refused", "error"), "bounds or ladders"),
-        (failed("eager steps", "recompile"), "run eagerly"),
-        (failed("memory ratio", "memory"), "fewer slots"),
-        (failed("memory growth", "memory"), "a leak"),
-        (failed("cold slo p99_ttft_ms", "cold"), "`tailgate precompile`"),
-        (failed("ramp", "ramp"), "The section on the ramp"),
+        (RECOMPILES, {"arm": compiling(NEW, NEW)}, WARM_UP, None),
+        (RECOMPILES, {"arm": compiling(WARMED)}, ("had run each step",), "compile.warmup"),
+        (RECOMPILES, {"arm": compiling(WARMED, NEW)}, ("1 of 2 compiles",), None),
+        (RECOMPILES, {"arm": compiling(NEW, startup=None)}, ('--shapes "extend 2x128@256"',), "warm"),
+        (failed("longest stall", "recompile"), {"arm": TUNED}, ("autotune (1)",), None),
+        (ERRORS, {"arm": replace(ARM, error_share=0.2)}, ("`error`",), "compile"),
+        (ERRORS, {"arm": SHED}, ("lower the rate",), None),
+        (failed("deaths", "error"), {"deaths": [DEATH]}, ("compiled-0 died first (exit code -9, 12.0 s",), None),
+        (SLOWER, {"parts": QUEUED}, ("p99 E2E", "40 ms longer", "30 ms of it in the queue"), None),
+        (SLOWER, {"parts": DECODING}, ("30 ms of it in decode", "`tailgate inspect"), None),
+        (SLOWER, {"parts": DECODING, "arm": PLAIN}, ("30 ms of it in decode", "Nothing of it is compiled"), None),
+        (SLOWER, {"parts": {"eager": parts()}}, ("do not show where",), None),
+        (SLOWER, {"parts": {"compiled": parts()}}, ("do not show where",), None),
+        (MISSED, {"slo": (replace(MISSED, arm="eager"),)}, ("eager misses SLO p99 TTFT too",), None),
+        (failed("parity", "parity"), {}, ("`tailgate parity experiment.toml`",), None),
+        (failed("refused", "error"), {}, ("bounds or ladders",), None),
+        (failed("eager steps", "recompile"), {}, ("run eagerly",), None),
+        (failed("memory ratio", "memory"), {}, ("fewer slots",), None),
+        (failed("memory growth", "memory"), {}, ("a leak",), None),
+        (failed("cold slo p99_ttft_ms", "cold"), {}, ("`tailgate precompile`",), None),
+        (failed("ramp", "ramp"), {}, ("section on the ramp",), None),
     ],
 )
-def test_every_kind_of_gate_has_a_remedy(tmp_path: Path, gate: Gate, says: str) -> None:
-    assert says in text_of(remedies(evidence(tmp_path), [gate]))
+def test_a_remedy_follows_from_the_gate_and_the_records(
+    tmp_path: Path, gate: Gate, facts: dict[str, Any], words: tuple[str, ...], absent: str | None
+) -> None:
+    (remedy,) = found(tmp_path, [gate], **facts)
+    assert [word for word in words if word not in remedy.text] == []
+    assert absent is None or absent not in remedy.text.lower()
+
+
+def test_compiles_come_before_the_errors_and_latency_that_they_explain(tmp_path: Path) -> None:
+    gates = [SLOWER, ERRORS, failed("longest stall", "recompile"), RECOMPILES]
+    order = [item.gates for item in found(tmp_path, gates, compiling(NEW))]
+    assert order == [("longest stall", "recompiles"), ("errors",), ("noninferiority p99_e2e",)]
+
+
+@pytest.mark.parametrize("verdict", ["PASS", "INCONCLUSIVE"])
+def test_a_gate_that_did_not_fail_has_no_remedy(tmp_path: Path, verdict: str) -> None:
+    assert found(tmp_path, [failed("recompiles", "recompile", verdict)]) == []

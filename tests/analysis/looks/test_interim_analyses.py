@@ -33,9 +33,7 @@ from tests.fakes.resources import GIB, sample
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 GATES = {"draws": 99, "sequential": True}
-
 SLO = {"p99_e2e_ms": 60_000}
-
 LONG = FakeRun(duration_s=1800, rate=4, gates=GATES, slo=SLO)
 
 

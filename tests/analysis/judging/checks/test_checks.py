@@ -293,7 +293,6 @@ def test_only_the_gate_that_is_contradicted_is_opened(verdict):
 
 
 ASPECT = Aspect(check="bed drift", sound="All was well.", remedy="Mend it.")
-
 ARMS = ("eager", "compiled")
 
 

@@ -33,11 +33,8 @@ GATES = {
     "min_blocks": 8,
     "draws": 99,
 }
-
 QUIET = FakeRun(gates=GATES, duration_s=300, rate=2)
-
 NAIVE = FakeArm(name="compiled", compiles=[Compile(at_s=20 + 60 * step, seconds=3) for step in range(3)])
-
 STALLED = replace(QUIET, arms=(EAGER, NAIVE))
 
 

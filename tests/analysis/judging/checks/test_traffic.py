@@ -98,7 +98,6 @@ FINE = {
     "compiles in 90 s": Scenario(duration_s=90.0, compile_s=8.0, new_shapes=3),
     "stalls of its own": Scenario(private_stalls=8),
 }
-
 OVERLOADED = {
     "a fifth too much": Scenario(rate=12.0),
     "a fifth too much for 20 minutes": Scenario(rate=12.0, duration_s=1200.0),
@@ -201,7 +200,6 @@ def test_the_load_of_too_few_requests_is_unknown() -> None:
 # --- The check and what follows from it -------------------------------------------------------------------------------
 
 CALM = Load(offered_rps=12.0, answered_rps=12.0, waiting=3, shed=0, overloaded=False)
-
 OVER = Load(offered_rps=12.0, answered_rps=9.96, waiting=240, shed=0, overloaded=True)
 
 
