@@ -48,13 +48,6 @@ def calibrated(long_run: Run) -> Calibration:
     return calibrate(long_run, splits=30)
 
 
-def test_the_same_run_and_seed_calibrate_alike(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", FakeRun(duration_s=90, gates=QUICK))
-    one, other = (calibrate(Run.of(read_run(folder)), splits=5) for _ in range(2))
-    assert one == other
-    assert one.halves != calibrate(Run.of(read_run(folder), 77), splits=5).halves
-
-
 def test_a_half_made_slower_is_judged_like_slower_latencies(long_run: Run) -> None:
     material = control_values(long_run, "e2e")
     rng = np.random.default_rng(3)
@@ -94,13 +87,6 @@ def test_a_session_is_never_split(tmp_path: Path, sessions: int | None, units: i
     for unit in np.unique(material.unit):
         assert len(set(chosen[material.unit == unit].tolist())) == 1
     assert 0 < chosen.sum() < len(chosen)
-
-
-def test_turns_are_shorter_than_a_block_and_each_block_has_both(long_run: Run) -> None:
-    material = control_values(long_run, "e2e")
-    chosen = first_half(long_run, material, "in turn", np.random.default_rng(1))
-    shares = [chosen[material.sample.block == block].mean() for block in np.unique(material.sample.block)]
-    assert 0.2 < min(shares) <= max(shares) < 0.8
 
 
 # --- The verdict in words ---------------------------------------------------------------------------------------------

@@ -30,9 +30,7 @@ from analysis.settings.slo_targets import parse_targets
 from analysis.statistics.compare import Comparison
 from benchmarks.simulation.planning import planned_power
 from benchmarks.simulation.scenario import Scenario
-from tests.fakes.beds import FakeBed, Trouble
-from tests.fakes.plans import GATES, pilot, row
-from tests.fakes.runs import FakeRun, write_run
+from tests.fakes.plans import pilot, row
 
 SEEN = Comparison(
     quantile=0.99,
@@ -257,13 +255,3 @@ def test_without_a_pilot_requests_bound_the_length_too() -> None:
     assert slo["needed_s"] >= 299 / 0.1
     assert "598 requests" in row(plan, "errors")["note"]
     assert row(plan, "blocks and tail")["needed_s"] == 5 / 0.01 / 0.1 + 30 + 10  # a whole number of blocks
-
-
-@pytest.mark.parametrize(("trials", "slo", "asked"), [(2, {}, True), (6, {}, False), (6, {"p99_ttft_ms": 2000}, True)])
-def test_a_drift_that_trials_differ_by_is_mended_where_it_leaves_a_gate_open(
-    tmp_path: Path, trials: int, slo: dict[str, float], asked: bool
-) -> None:
-    bed = FakeBed(card_noise=0.0, host_noise=0.0, troubles=(Trouble(what="slow_after", size=0.8),))
-    run = FakeRun(duration_s=300 if trials == 2 else 120, rate=1.0, trials=trials, gates=GATES, slo=slo, bed=bed)
-    plan = plan_from_run(write_run(tmp_path / "run", run), Goal(margin=0.1))
-    assert any("% slower" in text for text in plan["mend_first"]) is asked

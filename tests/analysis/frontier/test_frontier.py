@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from analysis.foresight.costs import Start
 from analysis.frontier.answer import answer, load_ranges
 from analysis.frontier.holdings import Frontier, Holding, Order, frontier_of
-from analysis.frontier.latencies import StepLatency, drawn_target, latency_at_one_load, step_latencies
-from analysis.frontier.load_costs import LoadCost, load_costs
+from analysis.frontier.latencies import drawn_target, step_latencies
 from analysis.frontier.search import (
     FEWEST_STEPS,
     Budget,
@@ -33,7 +32,6 @@ from analysis.records.run_records import read_run
 from analysis.records.schemas import STEPS
 from analysis.records.tables import RecordWriter
 from analysis.run.run import Run
-from analysis.settings.rollout import Rollout
 from tests.analysis.judging.test_load_steps import START, write_search
 
 
@@ -288,13 +286,6 @@ def test_the_answer_holds_what_is_known_of_each_arm(more: Any, words: tuple[str,
     assert absent not in text
 
 
-def test_pairs_that_are_not_told_apart_are_open() -> None:
-    unsure = order("bucketed", "dynamic", surely=False, least=0.75)
-    text = said(replace(CLEAR, orders=(*CLEAR.orders[:2], unsure)))
-    assert "open between bucketed and dynamic" in text
-    assert "Not told apart at their limits: bucketed against dynamic" in text
-
-
 def test_an_arm_without_a_missed_step_is_open_above_and_one_start_decides_nothing() -> None:
     open_above = Frontier(holdings=(holding("eager", 9.0, None), holding("bucketed", None, 7.0)), orders=(), alpha=0.05)
     assert "eager above 9 requests/s" in said(open_above)
@@ -316,19 +307,6 @@ def test_ranges_cover_all_loads_and_pick_the_arm_that_starts_soonest() -> None:
     ]
     assert ranges[1].open == ("eager",)
     assert ranges[-1].open == ranges[-1].holds == ()
-
-
-TOKENS = {"eager": 100.0, "bucketed": 100.0, "dynamic": None}
-
-
-def costs(load: float, **more: object) -> dict[str, LoadCost]:
-    rows = load_costs(CLEAR, [load], rollout=Rollout(**more), tokens=TOKENS)  # type: ignore[arg-type]
-    return {row.arm: row for row in rows}
-
-
-def test_the_fewest_gpus_are_named_only_where_no_other_arm_may_need_as_few() -> None:
-    assert [arm for arm, row in costs(1000.0).items() if row.surely_fewest] == ["bucketed"]
-    assert not any(row.surely_fewest for row in costs(5.0).values()), "one replica of any arm carries it"
 
 
 SECOND, MS = 1_000_000_000, 1_000_000
@@ -392,22 +370,3 @@ def test_the_quantile_of_every_step_lies_within_its_interval(searched: Path) -> 
         assert step.low_ms is None or step.low_ms <= step.ms
         assert step.high_ms is None or step.ms <= step.high_ms
         assert step.compiles == 0
-
-
-def tried(arm: str, trial: int, rate: float, ms: float) -> StepLatency:
-    return StepLatency(
-        arm=arm, trial=trial, rate=rate, ms=ms, low_ms=None, high_ms=None, requests=100, compiles=0, compile_s=0.0
-    )
-
-
-def test_arms_are_seen_at_the_highest_load_that_the_control_and_another_one_had() -> None:
-    steps = [
-        *(tried("eager", 1, 2.0, 280), tried("eager", 2, 2.04, 300), tried("eager", 2, 2.9, 400)),
-        *(tried("new", 3, 2.0, 100), tried("new", 3, 8.0, 200), tried("late", 4, 8.0, 90)),
-    ]
-    found = latency_at_one_load(steps, ("eager", "new", "late"), 3.0)
-    assert found is not None, "nobody else was tried at 2.9"
-    assert (found.rate, found.ms) == (2.04, {"eager": 290, "new": 100})
-    assert found.starts == {"eager": 2, "new": 1}
-    assert latency_at_one_load(steps, ("eager", "late"), 3.0) is None
-    assert latency_at_one_load(steps, ("eager", "new"), 1.0) is None

@@ -72,15 +72,6 @@ class TestWhatIsCompared:
         smallest = min(item.p_inferior for item in gated)
         assert min(item.p_inferior_holm for item in gated) == pytest.approx(min(1.0, tests * smallest))
 
-    def test_another_quantile_joins_the_five(self, tmp_path):
-        gates = {"quantiles": [0.75], "margins": {"e2e": 0.3}}
-        found = comparisons(run_of(tmp_path, FakeRun(duration_s=120, rate=2, gates=gates)))
-        assert [(item.metric, item.quantile, item.margin) for item in found.gated] == [
-            ("ttft", 0.75, 0.1),
-            ("e2e", 0.75, 0.3),
-        ]
-        assert {item.quantile for item in found.beside} == {*QUANTILES, 0.75}
-
     def test_ungated_comparisons_do_not_change_the_draws_of_a_gate(self, run, found):
         assert [item.p_inferior for item in judge_quantiles(run, "compiled", "e2e", "steady", qs=(0.99,))] == [
             item.p_inferior_whole for item in found.gated if item.metric == "e2e"

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from analysis.records.run_list import listed_runs, write_run_list
 from analysis.records.run_records import check_runs, read_run
 from analysis.records.tables import RecordWriter
 from analysis.run.run import Run
-from analysis.run.spikes import find_spikes
 from analysis.summary.summary import analyze
 from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
@@ -59,14 +57,6 @@ def test_joined_runs_pass_every_check_that_each_of_them_passes(tmp_path):
     assert judgement.overall == "PASS"
 
 
-def test_a_run_by_itself_has_no_machines_to_compare(tmp_path):
-    run, judgement = judged(write_run(tmp_path / "run", on("a")))
-    assert len(run.machines) == 1
-    assert judgement.apart == ()
-    assert all(item.check not in ("machines", "schedules") for item in judgement.checks)
-    assert "joined" not in analyze(tmp_path / "run")
-
-
 def test_a_fault_of_one_run_concerns_all_and_names_its_trial(tmp_path):
     folder = joined(tmp_path, on("a"), on("a", trials=2))
     path = tmp_path / "run-1" / "trial-02" / "trial.json"
@@ -103,13 +93,6 @@ def test_lost_steps_are_missing_unless_the_whole_run_was_kept_without_steps(tmp_
     _, judgement = judged(folder)
     assert all(item.ok for item in judgement.checks if item.check == "step counts")
     assert judgement.overall == "PASS"
-
-
-def test_a_trial_that_one_run_lacks_is_missing(tmp_path):
-    folder = joined(tmp_path, on("a", trials=2), on("a"))
-    shutil.rmtree(tmp_path / "run-0" / "trial-02")
-    _, judgement = judged(folder)
-    assert "Trial 2 (trial 2 of run-0)" in check(judgement, "complete").reason
 
 
 def test_missing_events_are_counted_under_the_new_number_of_their_trial(tmp_path):
@@ -189,20 +172,6 @@ def test_errors_of_one_machine_are_not_averaged_away(tmp_path):
     gate = next(item for item in judgement.gates if item.gate == "errors")
     assert (gate.verdict, gate.blocked_by) == ("INCONCLUSIVE", ("machines",))
     assert "missed on d alone" in check(judgement, "machines").reason
-
-
-def test_what_is_normal_on_a_slow_machine_is_no_spike_and_no_interference(tmp_path):
-    compiles = [Compile(at_s=float(at), seconds=2.0) for at in range(20, 280, 20)]
-    slow = on("b", slower=6.0)
-    slow = replace(slow, arms=(slow.arms[0], replace(slow.arms[1], compiles=compiles)))
-    run, judgement = judged(joined(tmp_path, on("a", trials=2), slow))
-    assert check(judgement, "interference").ok
-    unexplained = [
-        spike
-        for spike in find_spikes(run.requests, run.attribution, run.events, control="eager", machine=run.machine)
-        if spike.arm == "eager"
-    ]
-    assert unexplained == []
 
 
 def test_machines_that_differ_widen_the_limits_of_goodput(tmp_path):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from analysis.arrays import Floats
 from analysis.judging.alarms import Alarm, ServedCompile, burst_alarms, compile_alarms, death_alarms
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.judgement import judge
@@ -48,7 +46,7 @@ def long_run(written: Path, tmp_path: Path) -> Path:
 
 
 def until(directory: Path, seconds: float | None, *, processes: int = 1) -> Path:
-    """The run as it lies there while it goes on; `seconds` of its traffic have settled."""
+    """Make the run one that goes on and of whose traffic `seconds` have settled."""
     path = directory / "trial-01" / "trial.json"
     info = json.loads(path.read_text())
     info.pop("crc32", None)
@@ -109,7 +107,7 @@ def test_before_enough_is_known_nothing_is_decided_and_nothing_is_hopeless(long_
 
 
 def ramping(path: Path, **limits: float) -> Path:
-    """A ramp at half of the traffic whose experiment has these limits too."""
+    """Write a ramp at half of the traffic whose experiment has these limits too."""
     run = replace(LONG, design="split", gates={**GATES, "margin": 0.5, **limits})
     directory = write_run(path / "run", run)
     start = WeightChange(at_ns=start_of(1), weights={"eager": 1, "compiled": 1}, why="so", step=3, done_ns=start_of(1))
@@ -117,23 +115,15 @@ def ramping(path: Path, **limits: float) -> Path:
     return directory
 
 
-def test_a_ramp_does_not_await_gates_that_only_its_end_decides(tmp_path: Path) -> None:
-    directory = ramping(tmp_path, max_memory_growth_pct_per_hour=5.0)
-    (arm,) = look_at(run_until(directory, 1500), left_s=300).arms
-    assert (arm.decision, arm.reason) == (PASS, "Every gate that may be looked at has passed.")
-
-
 @pytest.mark.parametrize(("size", "decision"), [(1.2, PASS), (1.8, FAIL)])
-def test_a_ramp_judges_the_memory_of_its_candidate(tmp_path: Path, size: float, decision: str) -> None:
-    directory = ramping(tmp_path, max_memory_ratio=1.5)
+def test_a_ramp_judges_the_memory_ratio_and_does_not_await_its_growth(
+    tmp_path: Path, size: float, decision: str
+) -> None:
+    directory = ramping(tmp_path, max_memory_ratio=1.5, max_memory_growth_pct_per_hour=5.0)
     for name, held in (("eager", 1.0), ("compiled", size)):
-        sample(directory, "process", f"{name}-0", {"memory_bytes": partial(_flat, held * GIB)}, arm=name)
+        sample(directory, "process", f"{name}-0", {"memory_bytes": held * GIB}, arm=name)
     (arm,) = look_at(run_until(directory, 1500), left_s=300).arms
     assert arm.decision == decision
-
-
-def _flat(size: float, _: int, at_s: Floats) -> Floats:
-    return np.full(at_s.size, size)
 
 
 def test_an_arm_at_the_margin_becomes_hopeless_when_little_is_left(tmp_path: Path) -> None:
@@ -152,7 +142,7 @@ def gate(verdict: str, kind: str = "recompile", **more: object) -> Gate:
 
 
 def path_of(*, harm: float, safety: float) -> EvidencePath:
-    """Twenty groups whose evidence grew evenly, to these decimal logarithms."""
+    """Return a path of twenty groups whose evidence grew evenly, to these decimal logarithms."""
     at_s = np.linspace(60.0, 1200.0, 20)
     nothing = np.ones(20)
     return EvidencePath(
@@ -170,21 +160,16 @@ def path_of(*, harm: float, safety: float) -> EvidencePath:
     )
 
 
-def test_an_arm_that_may_still_fail_is_not_hopeless() -> None:
-    lost = gate(INCONCLUSIVE, "noninferiority", path=path_of(harm=-1.0, safety=-1.0))
-    failing = gate(INCONCLUSIVE, "slo", path=path_of(harm=1.2, safety=-5.0))
-    passing = gate(INCONCLUSIVE, "slo", path=path_of(harm=-5.0, safety=1.2))
-    for others, hopeless in (([], True), ([failing], False), ([passing], True)):
-        assert outlook_of("a", [lost, *others], seconds=1200.0, left_s=600.0).hopeless is hopeless
+LOST = gate(INCONCLUSIVE, "noninferiority", path=path_of(harm=-1.0, safety=-1.0))
+UNEXPLAINED = gate(INCONCLUSIVE, blocked_by=("stalls of unknown cause",))
+FAILING = gate(INCONCLUSIVE, "slo", path=path_of(harm=1.2, safety=-5.0))
+PASSING = gate(INCONCLUSIVE, "slo", path=path_of(harm=-5.0, safety=1.2))
 
 
-def test_an_unexplained_stall_makes_an_arm_hopeless_unless_it_may_fail() -> None:
-    open_ = gate(INCONCLUSIVE, blocked_by=("stalls of unknown cause",), reason="Unexplained.")
-    failing = gate(INCONCLUSIVE, "slo", path=path_of(harm=1.2, safety=-5.0))
-    passing = gate(INCONCLUSIVE, "slo", path=path_of(harm=-5.0, safety=1.2))
-    for others, hopeless in (([], True), ([failing], False), ([passing], True)):
-        outlook = outlook_of("a", [*others, open_], seconds=1200.0, left_s=600.0)
-        assert (outlook.hopeless, outlook.reason) == (hopeless, "Unexplained.")
+@pytest.mark.parametrize("lost", [LOST, UNEXPLAINED], ids=["undecidable", "a stall of unknown cause"])
+@pytest.mark.parametrize(("others", "hopeless"), [([], True), ([FAILING], False), ([PASSING], True)])
+def test_an_arm_that_cannot_pass_is_hopeless_unless_it_may_fail(lost: Gate, others: list[Gate], hopeless: bool) -> None:
+    assert outlook_of("a", [*others, lost], seconds=1200.0, left_s=600.0).hopeless is hopeless
 
 
 @pytest.mark.parametrize(
@@ -237,18 +222,13 @@ def test_requests_of_blocks_that_are_not_settled_are_left_out(long_run: Path) ->
 
 def test_value_limit_and_interval_of_a_gate_are_in_one_unit(long_run: Path) -> None:
     run = run_until(long_run, 600)
-    row = row_of(look_at(run, left_s=0), run, number=1, at_ns=0)
-    gates = {gate["gate"]: gate for gate in row["gates"]}
+    rows = {gate["gate"]: gate for gate in row_of(look_at(run, left_s=0), run, number=1, at_ns=0)["gates"]}
     for name, limit in (("slo p99_e2e_ms", 1.0), ("errors", run.limits.max_error_pct)):
-        gate = gates[name]
-        assert (gate["unit"], gate["limit"], gate["value"]) == ("pct", pytest.approx(limit), 0.0), name
-        assert gate["low"] == 0.0
-        assert 0.0 < gate["high"] < 5.0
-    ratio = gates["noninferiority p99_e2e"]
+        assert (rows[name]["unit"], rows[name]["limit"]) == ("pct", pytest.approx(limit))
+        assert rows[name]["value"] == rows[name]["low"] == 0.0 < rows[name]["high"] < 5.0
+    ratio = rows["noninferiority p99_e2e"]
     assert ratio["unit"] == "ratio"
     assert ratio["low"] < ratio["value"] < ratio["high"]
-    assert ratio["needed"] > 1.3
-    assert (gates["recompiles"]["needed"], gates["recompiles"]["unit"]) == (None, "count")
 
 
 def test_a_torn_last_line_of_the_journal_is_ignored(tmp_path: Path) -> None:
@@ -410,18 +390,16 @@ def test_a_rollback_fails_and_counts_the_requests_that_were_exposed(tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ((), ("5 %",)),
-        ((change(300, 50, "advance", 2),), ("25 %", "the run ended")),
-        ((change(300, 50, "advance", 2), change(500, 50, "hold", 2, why="still open")), ("25 %", "still open")),
+        ((), "5 %"),
+        ((change(300, 50, "advance", 2),), "the run ended"),
+        ((change(300, 50, "advance", 2), change(500, 50, "hold", 2, why="still open")), "25 %: still open"),
     ],
     ids=["first step", "cut off", "held"],
 )
-def test_a_ramp_that_was_held_is_open(
-    tmp_path: Path, changes: tuple[WeightChange, ...], words: tuple[str, ...]
-) -> None:
+def test_a_ramp_that_was_held_is_open(tmp_path: Path, changes: tuple[WeightChange, ...], words: str) -> None:
     verdict, reason = ramp_of(ramped(tmp_path, HALF, change(0, 50, "start", 1), *changes))
     assert verdict == "INCONCLUSIVE"
-    assert [word for word in words if word not in reason] == []
+    assert words in reason
 
 
 @pytest.mark.parametrize(("share", "ok"), [(50, True), (25, False)])
