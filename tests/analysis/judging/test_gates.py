@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable
@@ -195,43 +194,35 @@ def judged(path: Path, *arms: FakeArm, **gates: Any) -> Judgement:
     return judge(Run.of(read_run(write_run(path / "run", run))))
 
 
-def gates_of(judgement: Judgement) -> dict[str, tuple[str, str]]:
-    return {
-        gate.gate: (gate.verdict, gate.reason) for gate in judgement.gates if gate.gate in ("eager steps", "refused")
-    }
-
-
 def arm(**more: Any) -> FakeArm:
     policy = {"enabled": True, **{key: more.pop(key) for key in ("guarded", "strict") if key in more}}
     return FakeArm(name="compiled", config={"compile": policy}, **more)
 
 
-def test_an_arm_that_ran_compiled_code_alone_has_no_such_gate(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, arm())
-    assert gates_of(judgement) == {}
-    checks = [check for check in judgement.checks if check.check == "compiled code"]
-    assert [check.ok for check in checks] == [True]
+REFUSING = arm(error_share=0.1, error_status="FAILED_PRECONDITION")
 
 
-@pytest.mark.parametrize(("eager_steps", "limit", "verdict"), [(1, 10, "PASS"), (3, 10, "FAIL"), (1, 0, "FAIL")])
-def test_steps_that_ran_eagerly_have_a_limit(eager_steps: int, limit: float, verdict: str, tmp_path: Path) -> None:
-    gates = gates_of(judged(tmp_path, arm(eager_steps=eager_steps), max_eager_steps_pct=limit))
-    assert {name: found for name, (found, _) in gates.items()} == {"eager steps": verdict}
-    share = {1: "1 of 10", 3: "2 of 10"}[eager_steps]
-    assert f"{share} decode steps" in gates["eager steps"][1]
-
-
-def test_a_guarded_and_a_strict_arm_always_have_their_gate(tmp_path: Path) -> None:
-    for policy, name in (("guarded", "eager steps"), ("strict", "refused")):
-        gates = gates_of(judged(tmp_path / policy, arm(**{policy: True})))
-        assert {gate: verdict for gate, (verdict, _) in gates.items()} == {name: "PASS"}
-
-
-def test_refused_requests_are_no_other_errors(tmp_path: Path) -> None:
-    refusing = arm(error_share=0.1, error_status="FAILED_PRECONDITION")
-    assert gates_of(judged(tmp_path / "refused", refusing))["refused"][0] == "FAIL"
-    assert gates_of(judged(tmp_path / "allowed", refusing, max_refused_pct=50))["refused"][0] == "PASS"
-    assert gates_of(judged(tmp_path / "failed", arm(error_share=0.1))) == {}
+@pytest.mark.parametrize(
+    ("treatment", "limits", "verdicts"),
+    [
+        (arm(), {}, {}),
+        (arm(eager_steps=1), {"max_eager_steps_pct": 10}, {"eager steps": "PASS"}),
+        (arm(eager_steps=3), {"max_eager_steps_pct": 10}, {"eager steps": "FAIL"}),
+        (arm(eager_steps=1), {"max_eager_steps_pct": 0}, {"eager steps": "FAIL"}),
+        (arm(guarded=True), {}, {"eager steps": "PASS"}),
+        (arm(strict=True), {}, {"refused": "PASS"}),
+        (REFUSING, {}, {"refused": "FAIL"}),
+        (REFUSING, {"max_refused_pct": 50}, {"refused": "PASS"}),
+        (arm(error_share=0.1), {}, {}),
+    ],
+)
+def test_eager_steps_and_refused_requests_have_limits(
+    tmp_path: Path, treatment: FakeArm, limits: dict[str, float], verdicts: dict[str, str]
+) -> None:
+    judgement = judged(tmp_path, treatment, **limits)
+    found = {gate.gate: gate.verdict for gate in judgement.gates if gate.gate in ("eager steps", "refused")}
+    assert found == verdicts
+    assert all(check.ok for check in judgement.checks if check.check == "compiled code")
 
 
 def test_an_arm_that_ran_no_compiled_code_passes_nothing_as_a_compiled_one(tmp_path: Path) -> None:
@@ -244,11 +235,12 @@ def test_an_arm_that_ran_no_compiled_code_passes_nothing_as_a_compiled_one(tmp_p
     assert "noninferiority" not in kinds
 
 
+def steps(replica: str, kind: str, compiled: int, of: int) -> CompiledSteps:
+    return CompiledSteps(trial=1, replica=replica, kind=kind, compiled=compiled, steps=of)
+
+
 def test_an_arm_whose_every_prefill_ran_eagerly_is_known_by_its_prefills() -> None:
-    counts = [
-        CompiledSteps(trial=1, replica="a-0", kind="decode", compiled=12_800, steps=12_800),
-        CompiledSteps(trial=1, replica="a-0", kind="prefill", compiled=0, steps=100),
-    ]
+    counts = [steps("a-0", "decode", 12_800, 12_800), steps("a-0", "prefill", 0, 100)]
     gate = eager_gate("a", most_eager(counts), 1.0)
     assert (gate.verdict, gate.value) == ("FAIL", 100.0)
     check = check_compiled_code("a", counts, control=False)
@@ -256,20 +248,26 @@ def test_an_arm_whose_every_prefill_ran_eagerly_is_known_by_its_prefills() -> No
     assert "prefill" in check.reason
 
 
+def test_one_replica_without_compiled_code_is_enough() -> None:
+    counts = [steps("a-0", "decode", 30, 30), steps("a-1", "decode", 0, 30)]
+    check = check_compiled_code("a", counts, control=True)
+    assert (check.ok, check.arm, check.value) == (False, None, 1.0)
+    assert "a-1 in trial 1" in check.reason
+
+
 def test_without_steps_their_gate_is_open() -> None:
     assert eager_gate("a", most_eager([]), 1.0).verdict == "INCONCLUSIVE"
+
+
+REPLICAS = ("eager-0", "compiled-0")
 
 
 def with_steps_lost(folder: Path, lost: Callable[[dict[str, Any]], bool], arm: FakeArm) -> Judgement:
     """Judge a run whose replicas counted 20 steps each, of which those that `lost` names are not recorded."""
     run = FakeRun(duration_s=120, rate=2, arms=(EAGER, arm), gates={"draws": 99})
     written = write_run(folder / "run", run)
-    path = written / "trial-01" / "trial.json"
-    facts = json.loads(path.read_text())
-    counters = {"eager-0": {"compile_events": 0, "steps": 20}, "compiled-0": {"compile_events": 1, "steps": 20}}
-    facts["final"] = {replica: {"counters": counts} for replica, counts in counters.items()}
-    path.write_text(json.dumps(facts))
-    records = read_run(written)
+    counted = {arm: {"counters": {"compile_events": int(arm == "compiled-0"), "steps": 20}} for arm in REPLICAS}
+    records = read_run(tell(written, final=counted))
     kept = [not lost(row) for row in records.steps.to_pylist()]
     return judge(Run.of(replace(records, steps=records.steps.filter(pa.array(kept)))))
 
@@ -288,16 +286,6 @@ def test_an_arm_of_which_no_step_is_left_is_not_known_to_run_compiled_code(tmp_p
     verdicts = {gate.gate: gate.verdict for gate in judgement.gates}
     assert verdicts["recompiles"] == "INCONCLUSIVE"
     assert "PASS" not in {gate.verdict for gate in judgement.gates if gate.kind in ("noninferiority", "recompile")}
-
-
-def test_one_replica_without_compiled_code_is_enough() -> None:
-    counts = [
-        CompiledSteps(trial=1, replica="a-0", kind="decode", compiled=30, steps=30),
-        CompiledSteps(trial=1, replica="a-1", kind="decode", compiled=0, steps=30),
-    ]
-    check = check_compiled_code("a", counts, control=True)
-    assert (check.ok, check.arm, check.value) == (False, None, 1.0)
-    assert "of a-1 in trial 1" in check.reason
 
 
 # --- Memory -----------------------------------------------------------------------------------------------------------

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.load_steps import Bracket, Held, Step, bracket, goodput_gate, load_ratio, steps_of
 from analysis.records.run_records import read_run
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter
 from analysis.run.run import Run
 from analysis.summary.summary import analyze
 from loadtests.traffic.rate_steps import closer, staircase
+from tests.fakes.request_rows import row as request_row
+from tests.fakes.request_rows import write_rows
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -48,34 +48,19 @@ def write_search(
             for index, rate in enumerate(levels)
         ]
         start = START + number * 1000 * SECOND
-        planned = 0
-        with RecordWriter(trial / "requests-0.arrow", REQUESTS) as writer:
-            for step in steps:
-                for place in range(int(step["rate"] * STEP_S)):
-                    at_s = step["start_s"] + place / step["rate"]
-                    settling = at_s - step["start_s"] < SETTLE_S
-                    planned += 1
-                    for arm, knee in knees.items():
-                        slow = step["rate"] > knee or (settle_is_bad and settling)
-                        due = start + int(at_s * SECOND)
-                        took = 2 * SECOND if slow else SECOND // 10
-                        writer.append(
-                            {
-                                "request_id": f"{number}-{planned}-{arm}",
-                                "trial": number,
-                                "arm": arm,
-                                "replica": f"{arm}-0",
-                                "pair_id": f"{number}-{planned}",
-                                "scheduled_ns": due,
-                                "sent_ns": due,
-                                "first_token_ns": due + took // 2,
-                                "end_ns": due + took,
-                                "status": "OK",
-                                "output_tokens": 2,
-                                "token_ns": [took // 2, took],
-                                "phase": "measure",
-                            }
-                        )
+        rows = []
+        for step in steps:
+            for place in range(int(step["rate"] * STEP_S)):
+                at_s = step["start_s"] + place / step["rate"]
+                settling = at_s - step["start_s"] < SETTLE_S
+                for arm, knee in knees.items():
+                    took_s = 2.0 if step["rate"] > knee or (settle_is_bad and settling) else 0.1
+                    own = {"trial": number, "replica": f"{arm}-0", "pair_id": f"{number}-{len(rows) // len(knees) + 1}"}
+                    own |= {"request_id": f"{own['pair_id']}-{arm}", "output_tokens": 2, "phase": "measure"}
+                    own["token_ns"] = [int(took_s / 2 * SECOND), int(took_s * SECOND)]
+                    rows.append(request_row(at_s=number * 1000 + at_s, ttft_s=took_s / 2, e2e_s=took_s, arm=arm, **own))
+        write_rows(trial / "requests-0.arrow", rows, batch=len(rows))
+        planned = len(rows) // len(knees)
         info = {
             "trial": number,
             "design": "mirrored",
