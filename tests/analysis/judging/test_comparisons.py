@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from analysis.judging.rates import compare_rates, log_ratio
 from analysis.judging.separate import compare_separate
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter, read_table
+from analysis.records.tables import read_table
 from analysis.run.run import Run
 from analysis.run.trials import SECOND
 from analysis.settings.metrics import JUDGED_METRICS
 from analysis.statistics.compare import Comparison, Sample, decide
+from tests.fakes.request_rows import write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 SMALL = FakeRun(duration_s=300, rate=2)
@@ -29,9 +31,7 @@ def run_of(path, run=SMALL, edit=None):
         file = directory / "trial-01" / "requests-0.arrow"
         rows = edit(read_table(file, REQUESTS)[0].to_pylist())
         file.unlink()
-        with RecordWriter(file, REQUESTS) as writer:
-            for row in rows:
-                writer.append(row)
+        write_rows(file, rows, batch=10**9)
     return Run.of(read_run(directory))
 
 
@@ -231,7 +231,7 @@ def test_arm_without_requests_and_quantile_of_zero_cannot_be_compared() -> None:
 
 
 SLO = {"p99_ttft_ms": 2000}
-STALLS = FakeArm(name="naive", compiles=[Compile(at_s=100 + 100 * step, seconds=20) for step in range(4)])
+STALLS = FakeArm(name="compiled", compiles=[Compile(at_s=100 + 100 * step, seconds=20) for step in range(4)])
 
 
 def rates_of(path, run, edit=None):
@@ -248,30 +248,26 @@ def test_equal_arms_have_equal_rates(tmp_path):
     assert tokens.obstacle == "no stretch of time differs from the others"
 
 
-def test_stalls_cost_goodput_and_not_throughput(tmp_path):
-    found = rates_of(tmp_path, FakeRun(arms=(EAGER, STALLS), duration_s=480, rate=2, slo=SLO))
-    goodput, requests = found["naive", "goodput"], found["naive", "requests"]
-    assert goodput.share_pct == pytest.approx(100.0 * goodput.value / 2.0, rel=0.01)
-    assert goodput.ratio < 0.9
-    assert goodput.high < 1.0
-    assert goodput.control_share_pct == 100.0
-    assert requests.ratio == pytest.approx(1.0, abs=0.01)
+NINE_TO_ONE = {"design": "split", "arms": (replace(EAGER, weight=9), FakeArm(name="compiled", weight=1)), "rate": 8}
 
 
-def test_failed_requests_are_no_throughput(tmp_path):
-    broken = FakeArm(name="compiled", error_share=0.3)
-    found = rates_of(tmp_path, FakeRun(arms=(EAGER, broken), duration_s=300, rate=2, slo=SLO))
-    assert found["compiled", "requests"].ratio == pytest.approx(0.7, abs=0.06)
-    assert found["compiled", "goodput"].high < 0.9
-
-
-def test_a_split_of_nine_to_one_is_no_difference(tmp_path):
-    arms = (FakeArm(name="eager", enabled=False, weight=9), FakeArm(name="compiled", weight=1))
-    found = rates_of(tmp_path, FakeRun(design="split", arms=arms, duration_s=480, rate=8, slo=SLO))
-    requests = found["compiled", "requests"]
-    assert requests.value < requests.control_value / 5
-    assert requests.low < 1.0 < requests.high
-    assert requests.ratio == pytest.approx(1.0, abs=0.03)
+@pytest.mark.parametrize(
+    ("run", "requests", "goodput"),
+    [
+        ({"arms": (EAGER, STALLS)}, 1.0, 0.98),
+        ({"arms": (EAGER, FakeArm(name="compiled", error_share=0.3))}, 0.7, 0.9),
+        (NINE_TO_ONE, 1.0, None),
+    ],
+    ids=["stalls", "failures", "a split of nine to one"],
+)
+def test_stalls_cost_goodput_and_failures_cost_throughput_too(tmp_path, run, requests, goodput):
+    found = rates_of(tmp_path, FakeRun(**{"duration_s": 480, "rate": 2, "slo": SLO, **run}))
+    assert found["compiled", "requests"].ratio == pytest.approx(requests, abs=0.06)
+    if goodput is not None:
+        assert found["compiled", "goodput"].high < goodput
+        assert found["compiled", "goodput"].control_share_pct == 100.0
+        share = 100.0 * found["compiled", "goodput"].value / 2.0
+        assert found["compiled", "goodput"].share_pct == pytest.approx(share, rel=0.01)
 
 
 def test_six_trials_are_the_unit(tmp_path):
@@ -286,20 +282,12 @@ def test_without_limits_goodput_is_unknown(tmp_path):
     assert "what a good request is" in asked["compiled", "goodput"].obstacle
 
 
-def test_one_block_has_a_ratio_and_no_limits(tmp_path):
-    for item in rates_of(tmp_path, FakeRun(duration_s=30, rate=4, slo=SLO)).values():
-        assert item.ratio is not None
+@pytest.mark.parametrize("edit", [None, lambda rows: [row for row in rows if row["arm"] == "eager"]])
+def test_one_block_and_an_arm_without_requests_have_no_limits(tmp_path, edit):
+    for item in rates_of(tmp_path, FakeRun(duration_s=30, rate=4, slo=SLO), edit).values():
+        assert (item.ratio is None) is (edit is not None)
         assert (item.low, item.high) == (None, None)
-
-
-def test_an_arm_without_requests_has_no_rate(tmp_path):
-    found = rates_of(
-        tmp_path,
-        FakeRun(duration_s=60, rate=2, slo=SLO),
-        lambda rows: [row for row in rows if row["arm"] == "eager"],
-    )
-    assert all((item.ratio, item.low, item.high) == (None, None, None) for item in found.values())
-    assert all(item.obstacle for item in found.values())
+        assert item.obstacle
 
 
 class TestLogRatio:

@@ -18,7 +18,8 @@ from analysis.run.run import Run
 from analysis.summary.summary import analyze
 from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
-RUN = FakeRun(duration_s=300, rate=3, gates={"metrics": ["e2e"], "draws": 99})
+RUN = FakeRun(duration_s=300, rate=3, gates={"metrics": ["e2e"], "draws": 99, "max_error_pct": 1.0})
+TIGHT = {"p90_e2e_ms": 700}
 
 
 def on(machine: str, *, slower: float = 1.0, ratio: float = 1.0, **more: Any) -> FakeRun:
@@ -147,31 +148,24 @@ def test_machines_that_differ_in_the_ratio_widen_it_and_machines_that_differ_in_
     assert in_ratio > 2.5 * alike
 
 
-def test_machines_that_contradict_each_other_leave_the_gate_open(tmp_path):
-    folder = joined(tmp_path, *(on(name, ratio=0.7, trials=2) for name in "abc"), on("d", ratio=1.4))
-    _, judgement = judged(folder)
-    gate = next(item for item in judgement.gates if item.kind == "noninferiority")
-    assert gate.verdict == "INCONCLUSIVE"
-
-
-def test_an_objective_that_one_machine_surely_misses_is_open(tmp_path):
-    slo = {"p90_e2e_ms": 700}
-    folder = joined(tmp_path, *(on(name, slo=slo, trials=2) for name in "abc"), on("d", slower=2.0, slo=slo))
-    _, judgement = judged(folder)
-    gate = next(item for item in judgement.gates if item.kind == "slo")
-    assert (gate.verdict, gate.blocked_by) == ("INCONCLUSIVE", ("machines",))
-    assert "p90_e2e_ms is missed on d" in check(judgement, "machines").reason
-    assert next(item for item in judgement.gates if item.kind == "noninferiority").blocked_by == ()
-
-
-def test_errors_of_one_machine_are_not_averaged_away(tmp_path):
-    failing = replace(on("d"), arms=(EAGER, FakeArm(name="compiled", error_share=0.03)))
-    gates = {**RUN.gates, "max_error_pct": 1.0}
-    runs = [*(on(name, trials=2) for name in "abc"), failing]
-    _, judgement = judged(joined(tmp_path, *(replace(run, gates=gates) for run in runs)))
-    gate = next(item for item in judgement.gates if item.gate == "errors")
-    assert (gate.verdict, gate.blocked_by) == ("INCONCLUSIVE", ("machines",))
-    assert "missed on d alone" in check(judgement, "machines").reason
+@pytest.mark.parametrize(
+    ("others", "last", "kind", "words"),
+    [
+        ({"ratio": 0.7}, {"ratio": 1.4}, "noninferiority", ""),
+        ({"slo": TIGHT}, {"slo": TIGHT, "slower": 2.0}, "slo", "p90_e2e_ms is missed on d"),
+        ({}, {"arms": (EAGER, FakeArm(name="compiled", error_share=0.03))}, "error", "missed on d alone"),
+    ],
+    ids=["ratio", "objective", "errors"],
+)
+def test_a_machine_that_contradicts_the_others_leaves_its_gate_open(tmp_path, others, last, kind, words):
+    runs = [*(on(name, trials=2, **others) for name in "abc"), on("d", **last)]
+    _, judgement = judged(joined(tmp_path, *runs))
+    gates = {item.kind: item for item in judgement.gates if item.gate != "deaths"}
+    assert gates[kind].verdict == "INCONCLUSIVE"
+    assert words in check(judgement, "machines").reason
+    if words:
+        assert gates[kind].blocked_by == ("machines",)
+        assert gates["noninferiority"].blocked_by == ()
 
 
 def test_machines_that_differ_widen_the_limits_of_goodput(tmp_path):
@@ -209,11 +203,9 @@ def test_the_summary_names_runs_machines_and_what_was_accepted(tmp_path):
 
 
 def test_a_run_without_compile_events_among_others_leaves_gates_open(tmp_path):
-    folder = joined(tmp_path, on("a"), on("a", telemetry=False))
-    _, judgement = judged(folder)
+    _, judgement = judged(joined(tmp_path, on("a"), on("a", telemetry=False)))
     assert "run-1/trial-01" in check(judgement, "records").reason
-    gate = next(item for item in judgement.gates if item.gate == "recompiles")
-    assert gate.verdict == "INCONCLUSIVE"
+    assert next(item for item in judgement.gates if item.gate == "recompiles").verdict == "INCONCLUSIVE"
 
 
 def test_a_trial_without_compile_events_among_others_leaves_gates_open(tmp_path):

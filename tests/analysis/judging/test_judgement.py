@@ -11,6 +11,8 @@ from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
 from analysis.records.tables import RecordWriter, read_table
 from analysis.run.run import Run
+from tests.fakes.request_rows import write_rows
+from tests.fakes.resources import tell
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 6000}
@@ -34,12 +36,6 @@ def gate(judgement, name, arm="compiled"):
 
 def failed_checks(judgement):
     return {check.check for check in judgement.checks if not check.ok}
-
-
-def tell(directory, **facts):
-    path = directory / "trial-01" / "trial.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
-    return directory
 
 
 def against(arm, **run):
@@ -145,9 +141,7 @@ class TestVerdicts:
         path = directory / "trial-01" / "requests-0.arrow"
         rows = read_table(path, REQUESTS)[0].to_pylist()
         path.unlink()
-        with RecordWriter(path, REQUESTS) as writer:
-            for row in rows:
-                writer.append(row | ({"status": "UNAVAILABLE"} if row["arm"] == "compiled" else {}))
+        write_rows(path, [row | ({"status": "UNAVAILABLE"} if row["arm"] == "compiled" else {}) for row in rows])
         judgement = judged(directory)
         assert (judgement.overall, gate(judgement, "errors").value) == ("FAIL", 100.0)
 
@@ -245,20 +239,6 @@ GONE = answering(0, dtype="bfloat16", error="UNAVAILABLE: gone")
         (QUANTISED, OTHER, MEASURED["PASS"], "PASS", ()),
         (QUANTISED | {"compare_models": True}, None, None, None, ()),
         ({"parity": {"full": True}}, None, None, "INCONCLUSIVE", ("not measured",)),
-    ],
-    ids=[
-        "not asked",
-        "equal",
-        "another answer",
-        "lower precision",
-        "no answer",
-        "measured PASS",
-        "measured FAIL",
-        "another answer after a measured PASS",
-        "quantised",
-        "quantised, measured",
-        "quantised whole server",
-        "asked, not measured",
     ],
 )
 def test_parity_is_decided_by_answers_and_by_what_was_measured(tmp_path, run, answers, measured, verdict, words):

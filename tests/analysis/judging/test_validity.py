@@ -414,19 +414,6 @@ ALL_TIMES = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
         (every(50, {"pair_id": None}), "pairs"),
         (lambda number, row: row | {"end_ns": row["first_token_ns"] + 10**6} if number % 2 else row, "records"),
     ],
-    ids=[
-        "later",
-        "earlier",
-        "sent later",
-        "a shorter prompt",
-        "fewer tokens asked for",
-        "a pair twice",
-        "a second copy",
-        "copies missing",
-        "no partner",
-        "no pair",
-        "an end before the last token",
-    ],
 )
 def test_copies_that_differ_from_their_originals_fail_a_check(change, check):
     assert "noninferiority" in failing(run_with(change))[check].affects

@@ -94,20 +94,6 @@ def capped(*cards, **more):
         ([Trouble(what="memory_pressure", place="host", size=0.2)], "busy host", None, ("memory 20 %",)),
         ([Trouble(what="slow", place="host", size=0.9, trials=(2,))], "bed drift", None, ("the host",)),
     ],
-    ids=[
-        "foreign process",
-        "on the card of the control",
-        "before the arms, otherwise unreadable",
-        "held memory",
-        "heat",
-        "power cap in one trial",
-        "power cap, clock unknown",
-        "slow card",
-        "busy host",
-        "steal",
-        "memory pressure",
-        "host that slows",
-    ],
 )
 def test_a_disturbance_opens_the_arms_that_it_concerns_and_is_named(troubles, check, arm, named):
     disturbed = bed(*troubles, swap=False)

@@ -41,6 +41,7 @@ from analysis.run.work import TokenTimes, Work
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import Comparison
 from analysis.summary.summary import analyze
+from tests.fakes.resources import tell
 from tests.fakes.runs import FakeRun, write_run
 
 EXTERNAL = {"a": "openai"}
@@ -188,11 +189,7 @@ def pressed(folder: Path, rows: list[dict[str, Any]]) -> Path:
     directory = write_run(folder / "run", FakeRun(gates={"draws": 199}))
     experiment = directory / "experiment.toml"
     experiment.write_text(experiment.read_text() + "\n[pressure]\nmemory_share = 0.3\n")
-    path = directory / "trial-01" / "trial.json"
-    info = json.loads(path.read_text())
-    info |= {"devices": {"eager": "cuda:0", "compiled": "cuda:1"}, "pressure": rows}
-    path.write_text(json.dumps(info))
-    return directory
+    return tell(directory, devices={"eager": "cuda:0", "compiled": "cuda:1"}, pressure=rows)
 
 
 def memory_on(device: str) -> dict[str, Any]:
@@ -253,18 +250,6 @@ FAILED = replace(ALL, ratio=1.3, verdict=FAIL)
         (ALL, [machine("a", None, None), machine("b", 1.0, 0.02)], True),
         (ALL, SPREAD, False),
         (ALL, [replace(item, restart_spread=0.2 * math.sqrt(2.0)) for item in SPREAD], True),
-    ],
-    ids=[
-        "alike",
-        "one beyond the margin",
-        "within chance",
-        "one side of the margin",
-        "one surely beyond the margin",
-        "a FAIL, one surely within the margin",
-        "a FAIL everywhere",
-        "no ratio",
-        "apart",
-        "within start-to-start variance",
     ],
 )
 def test_a_machine_that_contradicts_all_of_them_opens_the_comparison(item, machines, ok):
@@ -382,8 +367,7 @@ def whole_run(directory: Path) -> tuple[Path, dict[str, Any]]:
     write_run(directory, FakeRun(rate=8.0, gates={"draws": 499}))
     folder = directory / "trial-01"
     rows = read_run(directory).requests.num_rows
-    info = json.loads((folder / "trial.json").read_text())
-    (folder / "trial.json").write_text(json.dumps({**info, "load_processes": 1}))
+    tell(directory, load_processes=1)
     files = list(folder.glob("requests*.arrow"))
     assert len(files) == 1
     files[0].rename(folder / "requests-0.arrow")
