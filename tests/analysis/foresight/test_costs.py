@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analysis.foresight.costs import NEVER, BreakEven, Capacity, Span, Start, break_even_rows, break_evens, weigh
+from analysis.foresight.costs import NEVER, BreakEven, Capacity, Span, Start, break_evens, weigh
 from analysis.foresight.energies import step_energies
 from analysis.judging.judgement import judge
 from analysis.records.run_records import read_run
@@ -51,30 +50,6 @@ def test_an_arm_that_is_no_faster_never_pays(own: float, rollout: Rollout) -> No
     found = weighed(held(own), held(8.0), rollout)
     assert found.hours == found.requests == Span(low=NEVER, seen=NEVER, high=NEVER)
     assert "It never pays" in found.reason
-
-
-def test_the_limits_are_the_far_ends_of_both_intervals() -> None:
-    own, control = held(16.0, 12.0, 20.0), held(8.0, 7.0, 10.0)
-    found = weighed(own, control)
-    ends = [
-        weighed(held(mine), held(theirs)) for mine, theirs in itertools.product((12.0, 16.0, 20.0), (7.0, 8.0, 10.0))
-    ]
-    assert found.saved.low == min(end.saved.seen or 0.0 for end in ends)
-    assert found.saved.high == max(end.saved.seen or 0.0 for end in ends)
-    assert found.hours.low == min(end.hours.seen or 0.0 for end in ends)
-    assert found.hours.high == max(end.hours.seen or 0.0 for end in ends)
-    assert (found.hours.low or 0) < (found.hours.seen or 0) < (found.hours.high or 0) < NEVER
-
-
-def test_a_request_costs_the_gpus_of_the_whole_load() -> None:
-    priced = Rollout(load_rps=200.0, gpu_hour_price=3.6, currency="EUR")
-    row = weighed(held(16.0, 12.0, 20.0), held(8.0), priced, tokens=50.0)
-    (found,) = break_even_rows([row], priced)["arms"]
-    each = [gpus / 200.0 * 1e3 * 3.6 / 3600 for gpus in (10, 13, 17)]
-    assert list(found["cost"]["per_1000_requests"].values()) == pytest.approx(each)
-    assert found["cost"]["per_million_tokens"]["seen"] == pytest.approx(each[1] * 1000 / 50)
-    (free,) = break_even_rows([row], LOAD)["arms"]
-    assert free["cost"] is None
 
 
 # --- From records -----------------------------------------------------------------------------------------------------

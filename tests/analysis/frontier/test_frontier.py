@@ -173,7 +173,7 @@ def test_the_control_never_leaves() -> None:
     assert "eager" not in {item.arm for item in round_of(apart, number=2).left}
 
 
-def test_who_left_before_gets_no_more_while_others_are_open() -> None:
+def test_an_arm_that_left_is_not_started_while_others_are_open() -> None:
     close = after({"eager": 10.0, "padded": 10.0, "dynamic": 30.0, "bucketed": 30.0}, starts=2)
     second = round_of(close, number=2, before=(Left(arm="padded", reason=""),))
     assert "padded" not in {turn.arm for turn in second.turns}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -141,29 +143,19 @@ def test_fault_in_a_third_of_the_prompts_is_found() -> None:
     assert "PASS" not in verdicts
 
 
+def document(server: Server, name: str, later: Server) -> dict[str, Any]:
+    """Return the file of the answers of one server, which was asked before and after the load."""
+
+    def rows(item: Server) -> Any:
+        twice = replace(item, name=name).twice(1, PROMPTS)
+        return json.loads(json.dumps([[asdict(answer) for answer in answers] for answers in twice]))
+
+    answers = {"before": rows(server), "after": rows(later)}
+    return {"prompts": [{"digest": str(place), "max_tokens": 24} for place in range(PROMPTS)], "answers": answers}
+
+
 class TestGate:
-    def documents(
-        self, arm: Server, *, after: Server | None = None
-    ) -> list[tuple[dict[str, object], dict[str, object]]]:
-        def document(server: Server, name: str, later: Server) -> dict[str, object]:
-            def rows(item: Server) -> list[list[dict[str, object]]]:
-                return [
-                    [
-                        {
-                            "text": answer.text,
-                            "pieces": answer.pieces,
-                            "tokens": list(answer.tokens),
-                            "log_probs": list(answer.log_probs),
-                            "likeliest": [dict(others) for others in answer.likeliest],
-                        }
-                        for answer in answers
-                    ]
-                    for answers in replace(item, name=name).twice(1, PROMPTS)
-                ]
-
-            prompts = [{"digest": str(place), "max_tokens": 24} for place in range(PROMPTS)]
-            return {"prompts": prompts, "answers": {"before": rows(server), "after": rows(later)}}
-
+    def documents(self, arm: Server, *, after: Server | None = None) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         return [(document(BF16, "control", BF16), document(arm, "arm", after or arm))]
 
     judge = staticmethod(partial(judge_asked, "arm", near_tie=NEAR_TIE, alpha=0.05))

@@ -13,7 +13,7 @@ from analysis.judging.gates import Gate
 from analysis.judging.remedies import Evidence, Remedy, remedies
 from analysis.judging.validity import ESTIMATES, Check
 from analysis.judging.verdict import advise, combined, headline
-from analysis.judging.wording import digits, duration_text
+from analysis.judging.wording import digits
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.run.shape_map import shape_map
@@ -28,13 +28,6 @@ from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, Startup, write_ru
 )
 def test_large_numbers_are_written_out(value: float, most: int, shown: str) -> None:
     assert digits(value, most) == shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(1, "1 second"), (90, "90 seconds"), (181, "4 minutes"), (12600, "3.5 hours")]
-)
-def test_a_length_of_time_is_in_the_unit_of_its_size(seconds: float, shown: str) -> None:
-    assert duration_text(seconds) == shown
 
 
 def gate(kind="noninferiority", verdict="PASS", arm="compiled", **more):

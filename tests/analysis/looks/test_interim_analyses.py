@@ -312,18 +312,6 @@ def test_certain_harm_and_alarms_roll_back_from_any_step_at_once(step: int, harm
     assert decide(Standing(step=step, step_s=0.1, **harm), LIMITS).action == "rollback"
 
 
-def test_forgiven_alarms_and_the_initial_delay_postpone_a_rollback() -> None:
-    limits = replace(LIMITS, failure_limit=1, initial_delay_s=60.0)
-    assert decide(Standing(step=0, step_s=1.0, alarms=["one"]), limits).action == "stay"
-    assert decide(Standing(step=0, step_s=1.0, alarms=["one", "two"]), limits).why == "two"
-    assert decide(Standing(step=0, step_s=59.0, failed="slow"), limits).action == "stay"
-    assert decide(Standing(step=0, step_s=60.0, failed="slow"), limits).action == "rollback"
-    # A gate that may not roll back yet does not advance either.
-    late = replace(LIMITS, initial_delay_s=600.0)
-    assert decide(READY, late).action == "stay"
-    assert decide(replace(READY, step_s=600.0), late).action == "advance"
-
-
 def test_an_open_step_rolls_back_if_asked() -> None:
     standing = Standing(step=1, step_s=1800.0, requests=100)
     assert decide(standing, replace(LIMITS, on_inconclusive="rollback")).action == "rollback"

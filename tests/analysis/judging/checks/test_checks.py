@@ -15,6 +15,7 @@ from analysis.judging.checks.arms import check_answers, check_comparable, check_
 from analysis.judging.checks.disturbances import LEVER, Aspect, Disturbance, checks_of, gathered
 from analysis.judging.checks.loop import UNKNOWN, Loop
 from analysis.judging.checks.machines import check_machines
+from analysis.judging.checks.pressure import check_pressure
 from analysis.judging.checks.records import check_complete, check_counts, check_cut, check_deaths, check_records
 from analysis.judging.checks.statistics import (
     check_autocorrelation,
@@ -40,7 +41,6 @@ from analysis.run.run import Run
 from analysis.run.work import TokenTimes, Work
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import Comparison
-from analysis.summary.summary import analyze
 from tests.fakes.resources import tell
 from tests.fakes.runs import FakeRun, write_run
 
@@ -152,6 +152,8 @@ FREE = Loop(z=0.2, kept=0.95)
         (check_open_loop(None, True, loops=[FREE, FREE]), True, ""),
         (check_open_loop(None, True, loops=[FREE, Loop(z=-9.0, kept=0.4)]), False, "60 %"),
         (check_open_loop(None, True, loops=[FREE, UNKNOWN]), False, ""),
+        (check_pressure([]), True, ""),
+        (check_pressure([f"fault {number}" for number in range(5)]), False, "fault 2; and 2 more"),
         (check_interference(None, None), True, ""),
         (check_interference(1.6, 0.01), False, ""),
     ],
@@ -168,6 +170,7 @@ def test_a_check_holds_or_fails_by_its_facts(check, ok, words):
         (check_answers("eager", [row(), OTHER_ANSWER]), None, {"noninferiority", "parity", "recompile"}),
         (check_blocks("a", 17, LIMITS, 30.0), "a", {"noninferiority"}),
         (check_cold_starts(1), None, {"cold"}),
+        (check_pressure(["memory on 1 of 2 devices"]), None, {"noninferiority"}),
         (check_deaths("a", [COMPILING], control=True), None, {"noninferiority", "slo"}),
         (check_deaths("a", [COMPILING], control=False), "a", {"noninferiority", "slo"}),
     ],
@@ -182,29 +185,6 @@ def test_the_remedies_of_the_traffic_do_not_name_the_design_in_use():
     assert "a run of their own" in check_interference(1.6, 0.01, taking_turns=True).remedy
     assert "open_loop" in check_open_loop(None, True, loops=[FREE, UNKNOWN]).remedy
     assert check_sample_ratio({"a": 5}, WEIGHTS) is None
-
-
-def pressed(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    """Write a run of two arms on two cards that asked for memory to be held on both."""
-    directory = write_run(folder / "run", FakeRun(gates={"draws": 199}))
-    experiment = directory / "experiment.toml"
-    experiment.write_text(experiment.read_text() + "\n[pressure]\nmemory_share = 0.3\n")
-    return tell(directory, devices={"eager": "cuda:0", "compiled": "cuda:1"}, pressure=rows)
-
-
-def memory_on(device: str) -> dict[str, Any]:
-    return {"kind": "memory", "device": device, "from_s": 0.0, "share": 0.3, "start_ns": 1, "end_ns": 2, "error": None}
-
-
-def test_arms_that_were_not_pressed_alike_are_not_judged_by_their_latency(tmp_path: Path) -> None:
-    summary = analyze(pressed(tmp_path, [memory_on("cuda:0")]))
-    (check,) = [check for check in summary["validity"] if check["check"] == "pressure"]
-    assert not check["ok"]
-    assert "on 1 of 2 devices" in check["reason"]
-    assert summary["overall"] == "INCONCLUSIVE"
-    blocked = {gate["kind"] for gate in summary["gates"] if "pressure" in gate["blocked_by"]}
-    assert "noninferiority" in blocked
-    assert "recompile" not in blocked
 
 
 ALL = Comparison(
