@@ -64,7 +64,7 @@ def test_a_fail_among_many_tests_asks_for_more_time_and_a_pass_does_not():
     )
 
 
-def test_what_is_above_its_limit_but_for_holm_was_left_open():
+def test_a_gate_that_only_holm_leaves_open_needs_a_longer_run():
     above = replace(TRIALS, ratio=2.0, p_noninferior=0.999, p_inferior=0.003, p_inferior_holm=0.1, tests=36)
     assert needed(above) >= 1.5 * 120 * 30
     assert needed(replace(above, p_inferior_holm=0.04)) == 120 * 30
@@ -82,7 +82,7 @@ def test_more_power_and_less_error_take_longer():
     assert needed(replace(SEEN, alpha=0.2)) < needed(SEEN) < needed(replace(SEEN, alpha=0.01))
 
 
-def test_the_true_ratio_to_plan_for_replaces_what_was_seen():
+def test_the_planned_ratio_replaces_the_observed_one():
     lucky = replace(SEEN, ratio=0.9)
     assert needed(lucky) < needed(lucky, ratio=1.0) == needed(SEEN)
     assert needed(lucky, ratio=1.1) is None
@@ -124,7 +124,7 @@ def test_from_six_trials_on_trials_are_added_and_not_made_longer():
         {"obstacle": "no request", "blocks": 0, "groups": 0},
     ],
 )
-def test_what_no_length_decides_has_none(change):
+def test_a_gate_that_no_length_decides_has_no_length(change):
     assert needed(replace(SEEN, **change)) is None
 
 
@@ -184,7 +184,7 @@ def test_as_many_requests_tell_a_share_with_the_power_asked_for():
     assert requests_for_share(0.01, 0.01, alpha=0.05, power=0.8) is None
 
 
-def test_four_times_the_requests_help_as_four_times_the_time_and_neither_helps_the_luck_of_a_start():
+def test_requests_help_as_time_does_and_neither_reduces_start_to_start_variance():
     def reach(rate, blocks, **starts):
         noise = model_noise("mirrored", rate=rate, quantile=0.99, block_s=30.0, **starts)
         return noise.reach(blocks, alpha=0.05, power=0.8)
@@ -196,7 +196,7 @@ def test_four_times_the_requests_help_as_four_times_the_time_and_neither_helps_t
     assert reach(4.0, 10_000, **lucky | {"trials": 4}) < reach(4.0, 10_000, **lucky)
 
 
-def test_what_differs_between_machines_asks_for_more_of_them_and_not_for_time():
+def test_differences_between_machines_need_more_machines_and_not_time():
     alone = replace(SEEN, trials=3, spread=0.02, restart_spread=0.01)
     apart = replace(alone, machine_spread=0.05)
     assert starts_needed(alone) == 3
@@ -205,7 +205,7 @@ def test_what_differs_between_machines_asks_for_more_of_them_and_not_for_time():
 
 
 @pytest.mark.parametrize(("ratio", "asked"), [(1.05, True), (1.1 + 1e-12, False)])
-def test_a_ratio_at_its_margin_asks_for_no_number_of_starts_that_nobody_makes(ratio, asked):
+def test_a_ratio_at_its_margin_needs_no_impossible_number_of_starts(ratio, asked):
     open_one = replace(SEEN, trials=2, spread=0.02, machine_spread=0.05, ratio=ratio, verdict="INCONCLUSIVE")
     run = SimpleNamespace(separate=False, limits=GateLimits(), block_s=30.0, trials=[1, 2])
     gate = latency_gate(run, open_one)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,25 +34,15 @@ from analysis.run.run import Run
 from tests.analysis.judging.test_load_steps import START, write_search
 
 
-def step(arm: str, rate: float, held: Held, trial: int = 1) -> Step:
-    return Step(
-        arm=arm,
-        trial=trial,
-        rate=rate,
-        requests=100,
-        good=90,
-        failed=0,
-        offered_rps=rate,
-        goodput_rps=rate,
-        held=held,
-        reason="",
-    )
+def step(arm: str, rate: float, held: Held, trial: int = 1, **more: Any) -> Step:
+    counts = {"requests": 100, "good": 90, "failed": 0, "offered_rps": rate, "goodput_rps": rate}
+    return Step(arm=arm, trial=trial, rate=rate, held=held, reason="", **counts | more)
 
 
 def steady(
     knees: Mapping[str, float], *, starts: int = 4, around: Sequence[float] = (0.8, 0.9, 1.1, 1.25)
 ) -> list[Step]:
-    """Every arm in so many starts, at the same rates around its own knee: all below it held, all above it missed."""
+    """Start every arm `starts` times, at rates around its knee: it holds those below and misses those above."""
     return [
         step(arm, knee * place, "held" if place <= 1.0 else "missed", trial)
         for trial in range(1, starts + 1)
@@ -65,7 +54,7 @@ def steady(
 KNEES = {"eager": 9.0, "padded": 9.0, "bucketed": 40.0}
 
 
-def test_every_arm_holds_what_lies_well_below_its_knee_and_misses_what_lies_well_above() -> None:
+def test_every_arm_holds_loads_below_its_knee_and_misses_loads_above() -> None:
     frontier = frontier_of(steady(KNEES), list(KNEES))
     for arm, knee in KNEES.items():
         own = frontier.of(arm)
@@ -129,14 +118,8 @@ def test_statements_never_contradict_each_other(drawn: list[tuple[str, int, str,
 
 
 def test_an_arm_whose_steps_had_too_few_requests_holds_nothing_surely() -> None:
-    steps = [
-        Step(
-            arm="eager", trial=trial, rate=rate, requests=40, good=40, failed=0, offered_rps=rate, goodput_rps=rate,
-            held="held" if rate < 5 else "missed", reason="", thin=True,
-        )
-        for trial in (1, 2, 3)
-        for rate in (1.0, 2.0, 4.0, 6.0)
-    ]  # fmt: skip
+    rates = [(trial, rate) for trial in (1, 2, 3) for rate in (1.0, 2.0, 4.0, 6.0)]
+    steps = [step("eager", rate, "held" if rate < 5 else "missed", trial, thin=True) for trial, rate in rates]
     (thin,) = frontier_of(steps, ["eager"]).holdings
     assert (thin.low_rps, thin.thin) == (None, True)
     (wide,) = frontier_of([replace(step, thin=False) for step in steps], ["eager"]).holdings
@@ -159,7 +142,7 @@ def round_of(frontier: Frontier, *, budget: Budget = BUDGET, spent_s: float = 0.
     return next_round(frontier, start_s=START_S, budget=budget, spent_s=spent_s, **facts)  # type: ignore[arg-type]
 
 
-def test_an_arm_that_surely_holds_less_leaves_and_says_why() -> None:
+def test_an_arm_that_surely_holds_less_leaves_with_a_reason() -> None:
     apart = after({"eager": 10.0, "padded": 10.0, "dynamic": 30.0, "bucketed": 60.0})
     second = round_of(apart, number=2)
     assert {item.arm for item in second.left} == {"padded", "dynamic"}
@@ -309,64 +292,40 @@ def test_ranges_cover_all_loads_and_pick_the_arm_that_starts_soonest() -> None:
     assert ranges[-1].open == ranges[-1].holds == ()
 
 
-SECOND, MS = 1_000_000_000, 1_000_000
-# (kind, batch, tokens, ms of eager, ms of new)
-STEP_MS = [
-    ("prefill", 1, 30, 4.0, 6.0),
-    ("prefill", 2, 200, 9.0, 5.0),
-    ("decode", 1, 1, 3.0, 1.0),
-    ("decode", 6, 6, 3.5, 2.0),
-]
-
-
-def write_steps(folder: Path, count: int = FEWEST) -> Path:
-    write_search(folder, {"eager": 17.0, "new": 33.0}, [[8, 16, 32], [8, 16, 32]])
-    with RecordWriter(folder / "trial-01" / "steps.arrow", STEPS) as writer:
-        for number in range(count):
-            for kind, batch, tokens, *each in STEP_MS:
-                for arm, ms in zip(("eager", "new"), each, strict=True):
-                    start = START + 1001 * SECOND + number * SECOND
-                    writer.append(
-                        {
-                            **{"trial": 1, "arm": arm, "replica": f"{arm}-0", "step_id": number, "kind": kind},
-                            **{"start_ns": start, "end_ns": start + int(ms * MS), "batch": batch, "tokens": tokens},
-                            **{"padded_batch": 8, "padded_tokens": 8 * tokens, "compiled": arm == "new"},
-                        }
-                    )
-    return folder
-
-
-def test_a_cell_holds_the_median_of_each_arm(tmp_path: Path) -> None:
-    cells = step_cells(Run.of(read_run(write_steps(tmp_path / "run"))))
-    assert [(cell.kind, cell.batch, cell.length) for cell in cells] == [
-        ("prefill", (1, 1), (17, 32)),
-        ("prefill", (2, 2), (65, 128)),
-        ("decode", (1, 1), (1, 1)),
-        ("decode", (5, 8), (1, 1)),
-    ]
-    for cell, (_, _, _, eager, new) in zip(cells, STEP_MS, strict=True):
-        assert cell.ms == {"eager": pytest.approx(eager), "new": pytest.approx(new)}
-        assert cell.ratio("new", "eager") == pytest.approx(new / eager)
-
-
 SEARCHED = {"eager": 17.0, "new": 33.0}
-SEARCHED_RATES = [[8, 16, 18, 32, 64], [8, 14, 18, 30, 36]]
+# (kind, batch, tokens): (ms of eager, ms of new)
+STEP_MS = {("prefill", 1, 30): (4.0, 6.0), ("prefill", 2, 200): (9.0, 5.0), ("decode", 6, 6): (3.5, 2.0)}
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_search(tmp_path_factory.mktemp("latencies") / "run", SEARCHED, SEARCHED_RATES)
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    rates = [[8, 16, 18, 32, 64], [8, 14, 18, 30, 36]]
+    folder = write_search(tmp_path_factory.mktemp("latencies") / "run", SEARCHED, rates)
+    start_ns = START + 1001 * 10**9
+    with RecordWriter(folder / "trial-01" / "steps.arrow", STEPS) as writer:
+        for number, ((kind, batch, tokens), each) in itertools.product(range(FEWEST), STEP_MS.items()):
+            for arm, ms in zip(SEARCHED, each, strict=True):
+                row = {"trial": 1, "arm": arm, "replica": f"{arm}-0", "step_id": number, "kind": kind, "batch": batch}
+                row |= {"tokens": tokens, "start_ns": start_ns, "end_ns": start_ns + int(ms * 1e6), "padded_batch": 8}
+                writer.append(row | {"padded_tokens": 8 * tokens, "compiled": arm == "new"})
+    return Run.of(read_run(folder))
 
 
-def test_the_quantile_of_every_step_lies_within_its_interval(searched: Path) -> None:
-    run = Run.of(read_run(searched))
-    target = drawn_target(run)
+def test_a_cell_of_steps_holds_the_median_of_each_arm(searched: Run) -> None:
+    cells = step_cells(searched)
+    assert [(cell.kind, cell.batch, cell.length) for cell in cells] == [
+        ("prefill", (1, 1), (17, 32)),
+        ("prefill", (2, 2), (65, 128)),
+        ("decode", (5, 8), (1, 1)),
+    ]
+    assert [tuple(cell.ms.values()) for cell in cells] == [pytest.approx(each) for each in STEP_MS.values()]
+
+
+def test_the_quantile_of_every_step_lies_within_its_interval(searched: Run) -> None:
+    target = drawn_target(searched)
     assert target is not None
-    assert target.key == "p90_ttft_ms"
-    steps = step_latencies(run, target)
-    assert len(steps) == len(SEARCHED) * sum(map(len, SEARCHED_RATES))
+    steps = step_latencies(searched, target)
+    assert len(steps) == 20
     for step in steps:
         assert step.ms == pytest.approx(50.0 if step.rate <= SEARCHED[step.arm] else 1000.0)
-        assert step.low_ms is None or step.low_ms <= step.ms
-        assert step.high_ms is None or step.ms <= step.high_ms
-        assert step.compiles == 0
+        assert (step.low_ms or 0.0) <= step.ms <= (step.high_ms or 1e9)

@@ -51,7 +51,7 @@ class TestWhatIsCompared:
         assert seen == {(m, q, p) for m in JUDGED_METRICS for q in QUANTILES for p in PHASES}
         assert len(seen) == len(found.gated) + len(found.beside)
 
-    def test_only_what_the_experiment_asks_for_gates(self, found):
+    def test_only_comparisons_of_the_experiment_gate(self, found):
         assert [(item.metric, item.quantile, item.phase) for item in found.gated] == [
             ("ttft", 0.99, "steady"),
             ("e2e", 0.99, "steady"),
@@ -129,7 +129,7 @@ class TestTokenGaps:
         own, _ = compared(run, "compiled", "max_itl", "all")
         assert set(own.block[own.values > 30_000].tolist()) == {0}
 
-    def test_what_ends_after_the_trial_is_in_its_last_block(self, run):
+    def test_requests_that_end_after_the_trial_are_in_its_last_block(self, run):
         trial = run.trials[0]
         at = np.array([trial.start_ns, trial.start_ns + 10_000 * SECOND, trial.start_ns - SECOND])
         assert blocks_at(run, np.ones(3, dtype=np.int64), at).tolist() == [0, trial.blocks - 1, 0]

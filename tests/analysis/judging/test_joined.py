@@ -188,7 +188,7 @@ def test_the_advice_counts_trials(tmp_path):
     assert "like the one that is here" in judged(joined(tmp_path / "alone", runs[0]))[1].advice.text
 
 
-def test_the_summary_names_runs_machines_and_what_was_accepted(tmp_path):
+def test_the_summary_names_runs_and_machines(tmp_path):
     summary = analyze(joined(tmp_path, on("a", trials=2), on("b")))
     facts = summary["joined"]
     assert [(row["name"], row["machine"], row["trials"]) for row in facts["runs"]] == [

@@ -71,7 +71,7 @@ class TestChecksOnGates:
         assert result.blocked_by == ("generator lag", "blocks")
         assert "was late" not in result.reason
 
-    def test_beside_a_check_of_unknown_weight_a_shift_clears_nothing(self):
+    def test_a_known_shift_clears_nothing_when_another_check_fails(self):
         (result,) = apply_checks([gate(low=0.1, high=0.2)], [check(name="bed drift", shift=0.1), check()])
         assert (result.verdict, result.blocked_by) == ("INCONCLUSIVE", ("generator lag",))
 
@@ -111,7 +111,7 @@ class TestChecksOnGates:
             ("PASS", None, False),
         ],
     )
-    def test_the_spread_of_trials_holds_what_falls_on_some_of_them(self, verdict, lasting, stands):
+    def test_the_spread_of_trials_includes_disturbances_of_some_of_them(self, verdict, lasting, stands):
         decided = replace(gate(verdict=verdict), lasting=lasting)
         (result,) = apply_checks([decided], [replace(check(name="bed drift"), among_trials=True)])
         assert (result.verdict == verdict) is stands
@@ -120,7 +120,7 @@ class TestChecksOnGates:
         (result,) = apply_checks([decided], [replace(check(name="bed drift"), among_trials=True), check()])
         assert result.verdict == "INCONCLUSIVE"
 
-    def test_a_gate_that_trials_leave_open_is_not_open_for_what_falls_on_some(self):
+    def test_a_gate_that_trials_leave_open_is_not_blocked_by_disturbed_trials(self):
         left = replace(gate(verdict="INCONCLUSIVE"), lasting=(0.8, 1.2))
         (result,) = apply_checks([left], [replace(check(name="bed drift"), among_trials=True)])
         assert result == left
@@ -135,7 +135,7 @@ class TestChecksOnGates:
             (6, ("bed apart",), "compiled", False),
         ],
     )
-    def test_what_falls_on_some_trials_is_to_fix_where_it_opens_a_gate(self, trials, blocked_by, arm, is_fault):
+    def test_a_disturbance_of_some_trials_is_a_fault_where_it_opens_a_gate(self, trials, blocked_by, arm, is_fault):
         drift = replace(check(name="bed drift"), among_trials=True, arm="compiled")
         sound, short = replace(drift, check="bed apart", ok=True), replace(drift, check="blocks", among_trials=False)
         own = replace(gate(verdict="INCONCLUSIVE"), arm=arm, blocked_by=blocked_by)

@@ -63,7 +63,7 @@ class TestWords:
         assert text == "compiled must not replace eager: It is so."
 
     @pytest.mark.parametrize(("lasting", "bound"), [(None, "0.90"), ((0.4, 0.95), "0.95")])
-    def test_headline_of_a_pass_gives_what_latency_surely_does_not_exceed(self, lasting, bound):
+    def test_the_headline_of_a_pass_has_the_upper_limit_of_latency(self, lasting, bound):
         gates = [gate(low=0.5, high=0.9, lasting=lasting), gate(low=0.1, high=0.3), gate("recompile")]
         text = headline({"compiled": "PASS"}, gates, [], "eager")
         surely = f"latency at most {bound} times eager's, error bars included"

@@ -205,7 +205,7 @@ def test_each_block_that_settles_is_followed_by_an_interim_analysis(tmp_path: Pa
     assert read_looks(directory)[-1]["look"] == 3, "one that starts again counts on"
 
 
-def test_a_block_is_settled_once_every_load_process_says_so(long_run: Path) -> None:
+def test_a_block_is_settled_once_it_is_for_every_load_process(long_run: Path) -> None:
     directory = until(long_run, 120, processes=2)
     path = directory / "trial-01" / "generator-1.json"
     path.write_text(json.dumps({"worker": 1, "settled_ns": None}))

@@ -138,7 +138,7 @@ class TestFairness:
         ],
         ids=["a card without an arm", "the pressure of the experiment", "a power cap that hardly slows"],
     )
-    def test_what_concerns_no_arm_leaves_the_machines_quiet(self, undisturbed):
+    def test_disturbances_that_concern_no_arm_leave_the_machines_quiet(self, undisturbed):
         assert (judged(undisturbed)[0].verdict, opened(undisturbed)) == ("quiet", set())
 
     def test_of_three_arms_only_the_one_on_the_card_is_open(self):
@@ -154,7 +154,7 @@ class TestFairness:
         assert opened(bed(Trouble(what="slow", size=0.9)), trials=3) == set()
         assert ("bed apart", "compiled") in opened(bed(Trouble(what="slow", size=0.82)), trials=3)
 
-    def test_noise_of_the_moment_is_among_trials_and_what_stays_with_a_card_is_not(self):
+    def test_momentary_noise_is_among_trials_and_a_slow_card_is_not(self):
         moment = apart_of(FakeBed(host_noise=0.15, cards=4), trials=6)
         assert moment
         assert all(check.among_trials for check in moment)

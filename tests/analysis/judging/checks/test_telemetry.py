@@ -290,7 +290,7 @@ def test_stalls_that_are_allowed_or_of_the_host_open_nothing(tmp_path, seconds, 
 
 
 @pytest.mark.parametrize(("at_s", "opened"), [(20, "cold longest stall"), (200, "longest stall")])
-def test_a_stall_is_held_to_the_budget_of_its_part(tmp_path, at_s, opened):
+def test_a_stall_counts_against_the_budget_of_its_part(tmp_path, at_s, opened):
     gates = {**BUDGET, "cold_s": 60, "cold": {"max_stall_s": 2.0}}
     summary = stopped(tmp_path / "run", at_s, gates=gates)
     verdicts = {name: gate(summary, name)["verdict"] for name in ("cold longest stall", "longest stall")}
