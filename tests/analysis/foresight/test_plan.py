@@ -24,25 +24,14 @@ from analysis.judging.planner import (
     starts_needed,
 )
 from analysis.judging.run_gates import latency_gate
-from analysis.run.slo import ShareResult, judge_share
+from analysis.run.slo import judge_share
 from analysis.settings.gate_limits import GateLimits
-from analysis.statistics.compare import Comparison
 from benchmarks.simulation.planning import planned_power
 from benchmarks.simulation.scenario import Scenario
 from tests.fakes.plans import pilot, row
+from tests.fakes.verdicts import comparison, share
 
-SEEN = Comparison(
-    quantile=0.99,
-    margin=0.10,
-    alpha=0.05,
-    ratio=1.0,
-    spread=0.08,
-    method="paired block label swap",
-    blocks=20,
-    groups=8,
-    trials=1,
-    requests=4000,
-)
+SEEN = comparison(spread=0.08, method="paired block label swap", requests=4000)
 TRIALS = replace(SEEN, method="t-test over trials", blocks=120, groups=6, trials=6, spread=0.05)
 
 
@@ -136,25 +125,13 @@ def test_planned_runs_decide_about_as_often_as_was_asked():
     assert 0.65 <= found.decided / found.planned < 1.0
 
 
-def share(missed, requests, *, allowed=0.01, effect=1.0):
-    return ShareResult(
-        missed=missed,
-        requests=requests,
-        allowed=allowed,
-        low=0.0,
-        high=1.0,
-        design_effect=effect,
-        verdict="INCONCLUSIVE",
-    )
-
-
 def share_needed(result, rate=1.0):
     return share_needed_s(result, requests_per_s=rate, block_s=30, min_blocks=1, alpha=0.05)
 
 
 def test_a_share_near_the_limit_needs_longer():
     assert share_needed(share(9, 1000)) > share_needed(share(5, 1000)) > 0
-    assert share_needed(share(20, 1000, effect=4.0)) > share_needed(share(20, 1000))
+    assert share_needed(share(20, 1000, design_effect=4.0)) > share_needed(share(20, 1000))
 
 
 @pytest.mark.parametrize("result", [share(0, 0), share(10, 1000), share(0, 10, allowed=0.0)])

@@ -32,30 +32,20 @@ from analysis.records.run_records import read_run
 from analysis.run.compiled import CompiledSteps, most_eager
 from analysis.run.memory import HeldMemory, RunMemory
 from analysis.run.run import Run
-from analysis.run.slo import ShareResult
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.slo_targets import SloTarget
-from analysis.statistics.compare import Comparison
 from analysis.statistics.trend import Trend
 from tests.fakes.resources import GIB, sample, tell
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
+from tests.fakes.verdicts import comparison, share
 
 LIMITS = GateLimits()
 
 
 def facts(**change):
-    base = {
-        "known": True,
-        "recompiles": 0,
-        "most_in_a_trial": 0,
-        "longest_event_s": 0.0,
-        "longest_stall_s": 0.0,
-        "stall_s_per_min": 0.0,
-        "requests_hit": 0,
-        "requests": 180,
-        "trials": 1,
-    }
-    return CompileFacts(**(base | change))
+    base = dict.fromkeys(("recompiles", "most_in_a_trial", "requests_hit"), 0)
+    base |= dict.fromkeys(("longest_event_s", "longest_stall_s", "stall_s_per_min"), 0.0)
+    return CompileFacts(**base | {"known": True, "requests": 180, "trials": 1} | change)
 
 
 class TestRecompileGates:
@@ -77,33 +67,11 @@ class TestRecompileGates:
         assert {item.verdict for item in gates} == {"INCONCLUSIVE"}
 
 
-def comparison(verdict, quantile=0.99):
-    return Comparison(
-        arm="compiled",
-        metric="e2e",
-        quantile=quantile,
-        margin=0.1,
-        alpha=0.05,
-        ratio=1.02,
-        method="made up",
-        blocks=25,
-        trials=1,
-        requests=100,
-        verdict=verdict,
-    )
-
-
 def test_only_an_open_gate_asks_for_a_longer_run():
-    assert noninferiority_gate(comparison("INCONCLUSIVE"), 600.0).needed_s == 600.0
-    assert noninferiority_gate(comparison("PASS"), 600.0).needed_s is None
-    assert error_gate("compiled", share("INCONCLUSIVE"), 0.5, 600.0).needed_s == 600.0
-    assert error_gate("compiled", share("FAIL"), 0.5, 600.0).needed_s is None
-
-
-def share(verdict, missed=2, requests=100):
-    return ShareResult(
-        missed=missed, requests=requests, allowed=0.01, low=0.004, high=0.07, design_effect=1.0, verdict=verdict
-    )
+    assert noninferiority_gate(comparison(verdict="INCONCLUSIVE"), 600.0).needed_s == 600.0
+    assert noninferiority_gate(comparison(verdict="PASS"), 600.0).needed_s is None
+    assert error_gate("compiled", share(2, 100), 0.5, 600.0).needed_s == 600.0
+    assert error_gate("compiled", share(2, 100, "FAIL"), 0.5, 600.0).needed_s is None
 
 
 def target(key="p99_ttft_ms", metric="ttft", quantile=0.99, limit=2000.0, **more):
@@ -126,13 +94,13 @@ def target(key="p99_ttft_ms", metric="ttft", quantile=0.99, limit=2000.0, **more
     ids=["steady", "cold", "strict limit on token gaps"],
 )
 def test_an_slo_gate_holds_what_was_seen_and_what_is_allowed(asked, seen, name, kind, words):
-    gate = slo_gate("compiled", asked, share("INCONCLUSIVE"), seen, None)
+    gate = slo_gate("compiled", asked, share(2, 100), seen, None)
     assert (gate.gate, gate.kind, gate.unit, gate.value) == (name, kind, "ms", seen)
     assert [word for word in words if word not in gate.reason] == []
 
 
 def test_gates_without_requests_have_no_value():
-    nothing = share("INCONCLUSIVE", 0, 0)
+    nothing = share(0, 0)
     assert slo_gate("compiled", target(), nothing, math.nan, None).value is None
     assert error_gate("compiled", nothing, 0.5, None).value is None
     assert {item.verdict for item in recompile_gates("padded", facts(requests=0), LIMITS)} == {"INCONCLUSIVE"}
@@ -150,23 +118,16 @@ def test_the_cold_start_has_gates_of_its_own():
     assert "2 recompiles in the cold start" in cold[0].reason
 
 
-GOODPUT = RateComparison(
-    arm="compiled",
-    control="eager",
-    rate="goodput",
-    value=4.0,
-    control_value=4.0,
-    ratio=1.0,
-    share_pct=99.0,
-    control_share_pct=99.0,
-    spread=0.02,
-    alpha=0.05,
-    blocks=26,
-    groups=8,
-    trials=1,
-    requests=3000,
-    method="made up",
-)
+COUNTS = {"blocks": 26, "groups": 8, "trials": 1, "requests": 3000, "method": "made up", "alpha": 0.05}
+SHARES = {
+    "value": 4.0,
+    "control_value": 4.0,
+    "ratio": 1.0,
+    "share_pct": 99.0,
+    "control_share_pct": 99.0,
+    "spread": 0.02,
+}
+GOODPUT = RateComparison(arm="compiled", control="eager", rate="goodput", **COUNTS, **SHARES)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pytest
 
 from analysis.judging.checks.traffic import check_control_errors
-from analysis.judging.gates import Gate
 from analysis.judging.judgement import judge
 from analysis.judging.run_checks import checks_of_all, checks_of_arm
-from analysis.judging.validity import ALL_KINDS, ESTIMATES, PARITY, Check, apply_checks, faults_to_mend
+from analysis.judging.validity import ALL_KINDS, PARITY, apply_checks, faults_to_mend
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
@@ -23,20 +22,11 @@ from analysis.run.run import Run
 from tests.fakes.request_rows import write_rows
 from tests.fakes.resources import tell
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.verdicts import check, gate
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 6000}
 QUICK = {"draws": 99}
 PASSING = FakeRun(slo=SLO, gates=QUICK)
-
-
-def gate(kind="noninferiority", verdict="PASS", arm="compiled", **more):
-    return Gate(
-        arm=arm, gate=kind, kind=kind, value=1.0, limit=1.1, unit="ratio", verdict=verdict, reason="It is so.", **more
-    )
-
-
-def check(ok=False, affects=ESTIMATES, name="generator lag", **more):
-    return Check(check=name, ok=ok, reason="The generator was late.", affects=affects, **more)
 
 
 class TestChecksOnGates:

@@ -20,6 +20,7 @@ from analysis.run.shape_map import shape_map
 from analysis.run.time_parts import TimeParts
 from tests.fakes.resources import tell
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, Startup, write_run
+from tests.fakes.verdicts import check, gate
 
 
 @pytest.mark.parametrize(
@@ -28,16 +29,6 @@ from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, Startup, write_ru
 )
 def test_large_numbers_are_written_out(value: float, most: int, shown: str) -> None:
     assert digits(value, most) == shown
-
-
-def gate(kind="noninferiority", verdict="PASS", arm="compiled", **more):
-    return Gate(
-        arm=arm, gate=kind, kind=kind, value=1.0, limit=1.1, unit="ratio", verdict=verdict, reason="It is so.", **more
-    )
-
-
-def check(ok=False, affects=ESTIMATES, name="generator lag", **more):
-    return Check(check=name, ok=ok, reason="The generator was late.", affects=affects, **more)
 
 
 OPEN = gate(verdict="INCONCLUSIVE", needed_s=9000.0)

@@ -32,7 +32,7 @@ from analysis.judging.checks.traffic import (
     check_open_loop,
     check_sample_ratio,
 )
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.generators import check_generators
 from analysis.judging.judgement import judge
 from analysis.judging.validity import apply_checks
@@ -40,9 +40,9 @@ from analysis.records.run_records import read_run, shifted
 from analysis.run.run import Run
 from analysis.run.work import TokenTimes, Work
 from analysis.settings.gate_limits import GateLimits
-from analysis.statistics.compare import Comparison
 from tests.fakes.resources import tell
 from tests.fakes.runs import FakeRun, write_run
+from tests.fakes.verdicts import comparison, gate
 
 EXTERNAL = {"a": "openai"}
 WEIGHTS = {"a": 9.0, "b": 1.0}
@@ -63,9 +63,8 @@ def row(replica="eager-0", same=6, dtype="float32", **more):
     return {**known, "dtype": dtype, "prompts": [4, 57, 2, 9, 9, 9], **more}
 
 
-def comparison(correlation=None, **more):
-    known = {"quantile": 0.99, "margin": 0.1, "alpha": 0.05, "method": "made up", "blocks": 48, "groups": 12}
-    return Comparison(autocorrelation=correlation, trials=1, requests=100, **(known | more))
+def correlated(*values):
+    return [comparison(autocorrelation=value, blocks=48, groups=12) for value in values]
 
 
 def crossed(verdict, **p_values):
@@ -98,10 +97,10 @@ FREE = Loop(z=0.2, kept=0.95)
         (check_answers("eager", [row(), row("eager-1")]), True, ""),
         (check_answers("eager", [row(), OTHER_ANSWER]), False, "token 3 after a prompt of 57"),
         (check_answers("eager", [row(), OTHER_ANSWER | {"dtype": "bfloat16"}]), True, ""),
-        (check_autocorrelation("a", [comparison(0.2), comparison(None)]), True, ""),
-        (check_autocorrelation("a", [comparison(0.2), comparison(0.8)]), False, ""),
-        (check_autocorrelation("a", [comparison(None)]), True, ""),
-        (check_autocorrelation("a", [comparison(0.8)], lengths_change=True), False, "traffic.length_scales"),
+        (check_autocorrelation("a", correlated(0.2, None)), True, ""),
+        (check_autocorrelation("a", correlated(0.2, 0.8)), False, ""),
+        (check_autocorrelation("a", correlated(None)), True, ""),
+        (check_autocorrelation("a", correlated(0.8), lengths_change=True), False, "traffic.length_scales"),
         (check_blocks("a", 18, LIMITS, 30.0), True, ""),
         (check_blocks("a", 17, LIMITS, 30.0), False, "17 steady blocks"),
         (check_length(1, LIMITS, 30.0), False, ""),
@@ -187,21 +186,7 @@ def test_the_remedies_of_the_traffic_do_not_name_the_design_in_use():
     assert check_sample_ratio({"a": 5}, WEIGHTS) is None
 
 
-ALL = Comparison(
-    arm="compiled",
-    control="eager",
-    metric="e2e",
-    quantile=0.99,
-    margin=0.1,
-    alpha=0.05,
-    ratio=1.0,
-    verdict=PASS,
-    method="t-test over trials",
-    blocks=60,
-    groups=6,
-    trials=6,
-    requests=1000,
-)
+ALL = comparison(verdict=PASS, method="t-test over trials", blocks=60, groups=6, trials=6)
 
 
 def machine(name, ratio, spread, **more):
@@ -241,14 +226,11 @@ def test_a_machine_that_contradicts_all_of_them_opens_the_comparison(item, machi
 
 @pytest.mark.parametrize("verdict", [PASS, FAIL])
 def test_only_the_gate_that_is_contradicted_is_opened(verdict):
-    def gate(name, kind, own):
-        return Gate(arm="compiled", gate=name, kind=kind, value=1.0, limit=1.0, unit="ms", verdict=own, reason="Seen.")
-
     gates = [
-        gate("slo p99_ttft_ms", "slo", PASS),
-        gate("slo p99_e2e_ms", "slo", verdict),
-        gate("noninferiority p99_e2e", "noninferiority", verdict),
-        gate("recompiles", "recompile", PASS),
+        gate("slo", PASS, gate="slo p99_ttft_ms"),
+        gate("slo", verdict, gate="slo p99_e2e_ms"),
+        gate("noninferiority", verdict),
+        gate("recompile", PASS),
     ]
     missed = ("slo p99_ttft_ms", "slo", "p99_ttft_ms is missed on b alone")
     check = found(ALL, machine("a", 1.0, 0.1), machine("b", 1.0, 0.1), shares=[missed])
