@@ -16,19 +16,30 @@ from benchmarks.simulation.detection import CONTROL, TREATMENT
 from benchmarks.simulation.scenario import Scenario, run
 from tests.fakes.external_runs import write_external, write_logged
 
-RECOMPILE_GATES = ("recompiles", "longest stall", "stall per minute", "requests hit")
+SECOND = 10**9
+ONCE = "vLLM warns once for each kernel"
+QUIET = Scenario(step=64, duration_s=300.0)
+STALLING = Scenario(step=64, duration_s=300.0, private_stalls=3)
+THIN = Scenario(step=64, duration_s=60.0, rate=0.15)
 
 
-SHORT = {"draws": 99, "min_blocks": 2}
-
-
-def judged(folder: Path, scenario: Scenario, seed: int = 1, **gates: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the recompile gates of the external arm by name, and its row."""
+def written(folder: Path, scenario: Scenario, seed: int = 1) -> Path:
     rng = np.random.default_rng(seed)
-    summary = analyze(write_external(folder, run(scenario, rng), rng, gates={**SHORT, **gates}))
-    found = {gate["gate"]: gate for gate in summary["gates"] if gate["arm"] == TREATMENT}
-    row = next(row for row in summary["arms"] if row["name"] == TREATMENT)
-    return {name: found[name] for name in RECOMPILE_GATES}, row
+    return write_external(folder, run(scenario, rng), rng, gates={"draws": 99, "min_blocks": 2})
+
+
+def gates_of(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {gate["gate"]: gate for gate in summary["gates"] if gate["kind"] == "recompile"}
+
+
+def row_of(summary: dict[str, Any]) -> dict[str, Any]:
+    return next(row for row in summary["arms"] if row["name"] == TREATMENT)
+
+
+def judged(folder: Path, scenario: Scenario, seed: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the recompile gates of the external arm by name, and its row."""
+    summary = analyze(written(folder, scenario, seed))
+    return gates_of(summary), row_of(summary)
 
 
 def test_an_arm_that_compiles_while_serving_fails_without_reporting_it(tmp_path: Path) -> None:
@@ -36,10 +47,7 @@ def test_an_arm_that_compiles_while_serving_fails_without_reporting_it(tmp_path:
     assert {gate["verdict"] for gate in gates.values()} == {"FAIL"}
     assert gates["recompiles"]["value"] == row["blackbox"]["compiles"] >= 5
     assert gates["longest stall"]["value"] == pytest.approx(3.0, abs=0.2)
-    stall = row["blackbox"]["stalls"][0]
-    assert stall["cause"] == "compile"
-    assert stall["shape"] % 64 == 0
-    assert stall["trigger"].endswith(TREATMENT)
+    assert row["blackbox"]["stalls"][0]["cause"] == "compile"
 
 
 def test_an_arm_that_never_stalls_passes_with_the_shortest_stall_that_would_show(tmp_path: Path) -> None:
@@ -52,39 +60,16 @@ def test_an_arm_that_never_stalls_passes_with_the_shortest_stall_that_would_show
 
 
 def test_unexplained_stalls_leave_the_gates_open(tmp_path: Path) -> None:
-    gates, row = judged(tmp_path, Scenario(step=64, duration_s=300.0, private_stalls=3))
+    gates, row = judged(tmp_path, STALLING)
     assert (row["blackbox"]["compiles"], row["blackbox"]["unexplained"]) == (0, 3)
     assert gates["recompiles"]["verdict"] == gates["longest stall"]["verdict"] == "INCONCLUSIVE"
     assert gates["recompiles"]["value"] is None
     assert "3 times" in gates["recompiles"]["reason"]
 
 
-SECOND = 10**9
-ONCE = "vLLM warns once for each kernel"
-QUIET = Scenario(step=64, duration_s=300.0)
-STALLING = Scenario(step=64, duration_s=300.0, private_stalls=3)
-THIN = Scenario(step=64, duration_s=60.0, rate=0.15)
-
-
-def written(folder: Path, scenario: Scenario, **gates: float) -> Path:
-    rng = np.random.default_rng(1)
-    return write_external(folder, run(scenario, rng), rng, gates={"draws": 99, "min_blocks": 2, **gates})
-
-
-def start_of(folder: Path) -> int:
-    return min(read_table(folder / "requests.arrow", REQUESTS)[0]["sent_ns"].to_pylist())
-
-
-def gates_of(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {gate["gate"]: gate for gate in summary["gates"] if gate["kind"] == "recompile"}
-
-
-def row_of(summary: dict[str, Any]) -> dict[str, Any]:
-    return next(row for row in summary["arms"] if row["name"] == TREATMENT)
-
-
 def at(folder: Path, second: float, took: float = 0.0, **columns: Any) -> dict[str, Any]:
-    end = start_of(folder) + int(second * SECOND)
+    start_ns = min(read_table(folder / "requests.arrow", REQUESTS)[0]["sent_ns"].to_pylist())
+    end = start_ns + int(second * SECOND)
     return {"start_ns": end - int(took * SECOND), "end_ns": end, "phase": "serving", **columns}
 
 

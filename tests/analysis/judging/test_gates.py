@@ -48,23 +48,25 @@ def facts(**change):
     return CompileFacts(**base | {"known": True, "requests": 180, "trials": 1} | change)
 
 
-class TestRecompileGates:
-    def test_a_recompiling_arm_fails_with_numbers(self):
-        seen = facts(recompiles=6, most_in_a_trial=6, longest_event_s=7.9, longest_stall_s=7.85, requests_hit=31)
-        first, stall, _, hit = recompile_gates("naive", seen, LIMITS)
-        assert first.verdict == stall.verdict == hit.verdict == "FAIL"
-        assert all(words in first.reason for words in ("6 recompiles", "7.9 s", "31 of 180"))
+STALLING = {"recompiles": 6, "most_in_a_trial": 6, "longest_event_s": 7.9, "longest_stall_s": 7.85, "requests_hit": 31}
 
-    def test_an_arm_that_never_compiles_passes(self):
-        assert {item.verdict for item in recompile_gates("padded", facts(), LIMITS)} == {"PASS"}
 
-    def test_a_value_on_the_limit_passes(self):
-        gates = recompile_gates("padded", facts(longest_stall_s=1.0, stall_s_per_min=0.5), LIMITS)
-        assert {item.verdict for item in gates} == {"PASS"}
-
-    def test_without_telemetry_the_gates_are_open(self):
-        gates = recompile_gates("padded", facts(known=False, recompiles=3, most_in_a_trial=3), LIMITS)
-        assert {item.verdict for item in gates} == {"INCONCLUSIVE"}
+@pytest.mark.parametrize(
+    ("seen", "verdicts"),
+    [
+        ({}, ["PASS"] * 4),
+        ({"longest_stall_s": 1.0, "stall_s_per_min": 0.5}, ["PASS"] * 4),
+        (STALLING, ["FAIL", "FAIL", "PASS", "FAIL"]),
+        ({"known": False, "recompiles": 3, "most_in_a_trial": 3}, ["INCONCLUSIVE"] * 4),
+        ({"requests": 0}, ["INCONCLUSIVE"] * 4),
+    ],
+    ids=["no compile", "on the limit", "recompiles", "no telemetry", "no request"],
+)
+def test_recompiles_and_their_stalls_have_limits(seen, verdicts):
+    gates = recompile_gates("naive", facts(**seen), LIMITS)
+    assert [item.verdict for item in gates] == verdicts
+    if seen == STALLING:
+        assert all(words in gates[0].reason for words in ("6 recompiles", "7.9 s", "31 of 180"))
 
 
 def test_only_an_open_gate_asks_for_a_longer_run():
@@ -103,7 +105,6 @@ def test_gates_without_requests_have_no_value():
     nothing = share(0, 0)
     assert slo_gate("compiled", target(), nothing, math.nan, None).value is None
     assert error_gate("compiled", nothing, 0.5, None).value is None
-    assert {item.verdict for item in recompile_gates("padded", facts(requests=0), LIMITS)} == {"INCONCLUSIVE"}
 
 
 def test_one_death_fails():

@@ -306,17 +306,14 @@ def test_a_stall_that_its_prompts_explain_is_not_of_unknown_cause(tmp_path, begu
     run = Run.of(read_run(write_run(tmp_path / "run", replace(QUIET, gates=BUDGET))))
     seen = seen_outside(run)["compiled"]
     start_ns = run.trials[0].first_ns + 50 * SECOND
-    stall = Stall(
-        arm="compiled",
-        trial=1,
-        replica="compiled-0",
-        start_ns=start_ns,
-        end_ns=start_ns + 3 * SECOND,
-        cause=UNKNOWN,
-        requests=np.arange(4),
-        begun=begun,
-        work_s=work_s,
-    )
+    place = {
+        "arm": "compiled",
+        "trial": 1,
+        "replica": "compiled-0",
+        "start_ns": start_ns,
+        "end_ns": start_ns + 3 * SECOND,
+    }
+    stall = Stall(**place, cause=UNKNOWN, requests=np.arange(4), begun=begun, work_s=work_s)
     check = check_unknown(run, replace(seen, stalls=(stall,)))
     assert (check.ok, check.gates) == (ok, () if ok else ("longest stall",))
 
