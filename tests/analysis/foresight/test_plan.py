@@ -1,19 +1,194 @@
+"""How long a run must be: what was seen, the spread of it, and plans from a pilot or from a design."""
+
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from analysis.foresight.plan import Goal
 from analysis.foresight.plan_from_design import DESIGNS, Traffic, plan_from_design
 from analysis.foresight.plan_from_pilot import plan_from_run
-from analysis.records.run_list import listed_runs, write_run_list
-from analysis.records.tables import RecordError
-from analysis.settings.slo_targets import parse_targets
-from tests.fakes.beds import FakeBed, Trouble
-from tests.fakes.plans import GATES, pilot, row
-from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
+from analysis.judging.planner import (
+    Noise,
+    clean_requests,
+    comparison_needed_s,
+    decidable_margin,
+    model_noise,
+    requests_for_share,
+    share_needed_s,
+    starts_needed,
+)
+from analysis.judging.run_gates import latency_gate
+from analysis.run.slo import judge_share
+from analysis.settings.gate_limits import GateLimits
+from benchmarks.simulation.planning import planned_power
+from benchmarks.simulation.scenario import Scenario
+from tests.fakes.plans import pilot, row
+from tests.fakes.verdicts import comparison, share
+
+SEEN = comparison(spread=0.08, method="paired block label swap", requests=4000)
+TRIALS = replace(SEEN, method="t-test over trials", blocks=120, groups=6, trials=6, spread=0.05)
+
+
+def needed(item, **more):
+    return comparison_needed_s(item, block_s=30, min_blocks=20, **more)
+
+
+def test_half_the_spread_asks_for_a_quarter_of_the_time():
+    wide, narrow = needed(replace(SEEN, spread=0.2)), needed(replace(SEEN, spread=0.1))
+    assert wide / narrow == pytest.approx(4, rel=0.02)
+
+
+def test_a_fail_among_many_tests_asks_for_more_time_and_a_pass_does_not():
+    worse = replace(SEEN, ratio=1.2)
+    assert needed(replace(worse, tests=36)) > 1.5 * needed(worse)
+    assert needed(replace(SEEN, tests=36)) == needed(SEEN)
+    assert starts_needed(replace(worse, tests=36, restart_spread=0.03)) > starts_needed(
+        replace(worse, restart_spread=0.03)
+    )
+
+
+def test_a_gate_that_only_holm_leaves_open_needs_a_longer_run():
+    above = replace(TRIALS, ratio=2.0, p_noninferior=0.999, p_inferior=0.003, p_inferior_holm=0.1, tests=36)
+    assert needed(above) >= 1.5 * 120 * 30
+    assert needed(replace(above, p_inferior_holm=0.04)) == 120 * 30
+
+
+def test_the_length_is_the_shortest_that_reaches_the_margin():
+    seconds = needed(SEEN)
+    noise = Noise.of(SEEN)
+    assert noise.reach(round(seconds / 30), alpha=0.05, power=0.8) <= math.log(1.1)
+    assert noise.reach(round(seconds / 30) - 1, alpha=0.05, power=0.8) > math.log(1.1)
+
+
+def test_more_power_and_less_error_take_longer():
+    assert needed(SEEN, power=0.5) < needed(SEEN) < needed(SEEN, power=0.95)
+    assert needed(replace(SEEN, alpha=0.2)) < needed(SEEN) < needed(replace(SEEN, alpha=0.01))
+
+
+def test_the_planned_ratio_replaces_the_observed_one():
+    lucky = replace(SEEN, ratio=0.9)
+    assert needed(lucky) < needed(lucky, ratio=1.0) == needed(SEEN)
+    assert needed(lucky, ratio=1.1) is None
+    assert needed(SEEN, ratio=1.2) == pytest.approx(needed(SEEN, ratio=1.1**2 / 1.2), rel=0.01), "a FAIL takes as long"
+
+
+def test_the_margin_of_a_length_needs_that_length():
+    margin = decidable_margin(SEEN, seconds=3600, block_s=30, overhead_s=30)
+    back = needed(replace(SEEN, margin=margin), overhead_s=30, ratio=1.0)
+    assert back == pytest.approx(3600, abs=30)
+    assert decidable_margin(SEEN, seconds=14_400, block_s=30) < margin
+    assert decidable_margin(SEEN, seconds=45, block_s=30) is None
+    assert decidable_margin(replace(SEEN, obstacle="no request", spread=None), seconds=3600, block_s=30) is None
+
+
+def test_a_run_is_never_shorter_than_the_blocks_it_needs():
+    assert needed(replace(SEEN, spread=0.001)) == 600
+    assert needed(replace(SEEN, spread=0.0)) == 600
+    assert needed(replace(SEEN, spread=0.001), overhead_s=30) == 630
+
+
+def test_few_groups_ask_for_more_since_the_spread_is_a_guess():
+    assert needed(replace(SEEN, blocks=3, groups=3)) / 3 > needed(SEEN) / 20
+
+
+def test_from_six_trials_on_trials_are_added_and_not_made_longer():
+    trial_s = 120 * 30 / 6 + 30
+    seconds = needed(TRIALS, overhead_s=180)
+    assert seconds % trial_s == pytest.approx(0)
+    assert seconds > 6 * trial_s
+    assert needed(replace(TRIALS, spread=0.001), overhead_s=180) == 6 * trial_s, "fewer trials would be another test"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ratio": 1.1},
+        {"ratio": 1.0999},
+        {"obstacle": "no request", "blocks": 0, "groups": 0},
+    ],
+)
+def test_a_gate_that_no_length_decides_has_no_length(change):
+    assert needed(replace(SEEN, **change)) is None
+
+
+def test_planned_runs_decide_about_as_often_as_was_asked():
+    """Pilots of 600 s, and fresh runs of the length that each asked for. More cases: benchmarks.simulation.planning."""
+    found = planned_power(Scenario(cox=0.3, rate=2.0), q=0.95, ratio=1.0, margin=0.05, power=0.8, seeds=20, draws=199)
+    assert found.planned == found.seeds
+    assert found.median_s > 900, "the pilot alone decides nothing"
+    assert 0.65 <= found.decided / found.planned < 1.0
+
+
+def share_needed(result, rate=1.0):
+    return share_needed_s(result, requests_per_s=rate, block_s=30, min_blocks=1, alpha=0.05)
+
+
+def test_a_share_near_the_limit_needs_longer():
+    assert share_needed(share(9, 1000)) > share_needed(share(5, 1000)) > 0
+    assert share_needed(share(20, 1000, design_effect=4.0)) > share_needed(share(20, 1000))
+
+
+@pytest.mark.parametrize("result", [share(0, 0), share(10, 1000), share(0, 10, allowed=0.0)])
+def test_a_share_that_no_length_decides_has_none(result):
+    assert share_needed(result) is None
+
+
+@pytest.mark.parametrize(("allowed", "count"), [(0.01, 299), (0.005, 598), (0.001, 2995), (0.5, 5)])
+def test_as_many_clean_requests_pass_and_one_fewer_does_not(allowed, count):
+    assert clean_requests(allowed, alpha=0.05) == count
+    verdicts = [
+        judge_share(np.zeros(size, dtype=bool), np.zeros(size, dtype=int), allowed=allowed, alpha=0.05).verdict
+        for size in (count - 1, count)
+    ]
+    assert verdicts == ["INCONCLUSIVE", "PASS"]
+
+
+def test_as_many_requests_tell_a_share_with_the_power_asked_for():
+    size = requests_for_share(0.005, 0.01, alpha=0.05, power=0.8)
+    rng = np.random.default_rng(4)
+    block = np.zeros(size, dtype=int)
+    passed = [
+        judge_share(rng.uniform(size=size) < 0.005, block, allowed=0.01, alpha=0.05).verdict == "PASS"
+        for _ in range(300)
+    ]
+    assert 0.72 <= np.mean(passed) <= 0.9
+    assert requests_for_share(0.01, 0.01, alpha=0.05, power=0.8) is None
+
+
+def test_requests_help_as_time_does_and_neither_reduces_start_to_start_variance():
+    def reach(rate, blocks, **starts):
+        noise = model_noise("mirrored", rate=rate, quantile=0.99, block_s=30.0, **starts)
+        return noise.reach(blocks, alpha=0.05, power=0.8)
+
+    assert reach(16.0, 40) == pytest.approx(reach(4.0, 160))
+    assert reach(4.0, 160) < reach(4.0, 40)
+    lucky = {"restart_spread": 0.01, "trials": 1}
+    assert reach(4.0, 10_000, **lucky) > 3.0 * 0.01
+    assert reach(4.0, 10_000, **lucky | {"trials": 4}) < reach(4.0, 10_000, **lucky)
+
+
+def test_differences_between_machines_need_more_machines_and_not_time():
+    alone = replace(SEEN, trials=3, spread=0.02, restart_spread=0.01)
+    apart = replace(alone, machine_spread=0.05)
+    assert starts_needed(alone) == 3
+    assert starts_needed(apart) > 6
+    assert Noise.of(apart).restart == pytest.approx(math.hypot(0.01, 0.05 * math.sqrt(3)))
+
+
+@pytest.mark.parametrize(("ratio", "asked"), [(1.05, True), (1.1 + 1e-12, False)])
+def test_a_ratio_at_its_margin_needs_no_impossible_number_of_starts(ratio, asked):
+    open_one = replace(SEEN, trials=2, spread=0.02, machine_spread=0.05, ratio=ratio, verdict="INCONCLUSIVE")
+    run = SimpleNamespace(separate=False, limits=GateLimits(), block_s=30.0, trials=[1, 2])
+    gate = latency_gate(run, open_one)
+    assert starts_needed(open_one) > 2
+    assert (gate.needed_starts is not None) is asked
+
 
 __all__ = ["pilot"]  # a fixture
 
@@ -29,38 +204,6 @@ def test_a_pilot_plans_every_gate_and_shows_what_does_not_gate(pilot: Path) -> N
     assert (plan["wanted"]["margin"], plan["trials"], plan["trial_s"]) == (0.05, 1, plan["needed_s"])
 
 
-def test_a_wider_margin_and_less_power_take_less(pilot: Path) -> None:
-    narrow, wide, weak = (
-        row(plan_from_run(pilot, goal), "p99 E2E")["needed_s"]
-        for goal in (Goal(margin=0.04), Goal(margin=0.08), Goal(margin=0.04, power=0.5))
-    )
-    assert wide < narrow
-    assert weak < narrow
-
-
-def test_a_duration_names_the_margin_that_needs_it(pilot: Path) -> None:
-    first = row(plan_from_run(pilot, Goal(duration_s=7200)), "p99 E2E")
-    again = row(plan_from_run(pilot, Goal(margin=first["margin"])), "p99 E2E")
-    assert again["needed_s"] == pytest.approx(7200, abs=60)
-
-
-def test_a_narrow_margin_takes_more_starts_and_not_only_time(pilot: Path) -> None:
-    narrow = row(plan_from_run(pilot, Goal(margin=0.03)), "p99 E2E")
-    assert "in 4 fresh starts" in narrow["note"]
-    assert narrow["needed_s"] is not None
-    at_margin = row(plan_from_run(pilot, Goal(margin=0.03, ratio=1.03)), "p99 E2E")
-    assert (at_margin["needed_s"], at_margin["note"]) == (None, "")
-    assert "starts" not in row(plan_from_run(pilot, Goal(margin=0.10)), "p99 E2E")["note"]
-
-
-def test_an_arm_that_failed_does_not_make_the_run_longer(tmp_path: Path) -> None:
-    arms = (EAGER, FakeArm(name="new"), FakeArm(name="stalls", compiles=[Compile(at_s=100, seconds=3)]))
-    run = FakeRun(duration_s=210, rate=2.0, arms=arms, gates=GATES, own_drift=0.1)
-    plan = plan_from_run(write_run(tmp_path / "run", run), Goal())
-    assert plan["decided_by"].startswith("new ")
-    assert any("stalls failed in the pilot: no length clears that" in text for text in plan["assumed"])
-
-
 def test_without_a_pilot_mirrored_arms_need_least_and_separate_ones_most() -> None:
     lengths = {design: plan_from_design(Traffic(rate=4, design=design), Goal())["needed_s"] for design in DESIGNS}
     assert lengths["mirrored"] < lengths["split"] < lengths["separate"]
@@ -69,68 +212,3 @@ def test_without_a_pilot_mirrored_arms_need_least_and_separate_ones_most() -> No
     steady = plan_from_design(Traffic(rate=4, arrivals="steady"), Goal())["needed_s"]
     assert steady < lengths["mirrored"]
     assert plan_from_design(Traffic(rate=16), Goal())["needed_s"] < lengths["mirrored"]
-
-
-def test_an_arm_that_searches_for_kernels_takes_more_or_more_starts() -> None:
-    plain, searching = (
-        plan_from_design(Traffic(rate=4, trials=4, searching=searches), Goal()) for searches in (False, True)
-    )
-    assert searching["needed_s"] > plain["needed_s"]
-    notes = [any("searches for no kernels" in text for text in plan["assumed"]) for plan in (plain, searching)]
-    assert notes == [True, False]
-
-
-def test_without_a_pilot_requests_bound_the_length_too() -> None:
-    targets = parse_targets(["p99_ttft_ms <= 500"], "--slo")
-    plan = plan_from_design(Traffic(rate=0.1), Goal(margin=2.0), targets=targets)
-    slo = row(plan, "slo p99_ttft_ms")
-    assert "299 requests if none misses it" in slo["note"]
-    assert slo["needed_s"] >= 299 / 0.1
-    assert "598 requests" in row(plan, "errors")["note"]
-    assert row(plan, "blocks and tail")["needed_s"] == 5 / 0.01 / 0.1 + 30 + 10  # a whole number of blocks
-
-
-def test_six_trials_share_the_time_and_know_their_error_less_well() -> None:
-    plan = plan_from_design(Traffic(rate=4, trials=6), Goal())
-    assert plan["trial_s"] * 6 >= plan["needed_s"]
-    assert plan["needed_s"] > plan_from_design(Traffic(rate=4, trials=5), Goal())["needed_s"]
-    assert not any("Blocks of one start" in text for text in plan["assumed"])
-    assert any("How much starts differ is gates.restart_spread" in text for text in plan["assumed"])
-
-
-def test_a_pilot_of_six_trials_asks_for_more_trials_of_the_same_length(tmp_path: Path) -> None:
-    run = FakeRun(duration_s=120, rate=1.0, trials=6, gates={**GATES, "metrics": ["e2e"], "min_blocks": 2})
-    plan = plan_from_run(write_run(tmp_path / "run", run), Goal(margin=0.04))
-    assert plan["trial_s"] == 120
-    assert plan["trials"] > 6
-    assert plan["trials"] * 120 == pytest.approx(plan["needed_s"], rel=0.2)
-
-
-@pytest.mark.parametrize(("trials", "slo", "asked"), [(2, {}, True), (6, {}, False), (6, {"p99_ttft_ms": 2000}, True)])
-def test_a_drift_that_trials_differ_by_is_mended_where_it_leaves_a_gate_open(
-    tmp_path: Path, trials: int, slo: dict[str, float], asked: bool
-) -> None:
-    bed = FakeBed(card_noise=0.0, host_noise=0.0, troubles=(Trouble(what="slow_after", size=0.8),))
-    run = FakeRun(duration_s=300 if trials == 2 else 120, rate=1.0, trials=trials, gates=GATES, slo=slo, bed=bed)
-    plan = plan_from_run(write_run(tmp_path / "run", run), Goal(margin=0.1))
-    assert any("% slower" in text for text in plan["mend_first"]) is asked
-
-
-@pytest.mark.parametrize(("ratios", "said"), [((1.0, 1.0, 1.0), False), ((0.9, 1.0, 1.1), True)])
-def test_a_pilot_whose_machines_differ_asks_for_more_of_them(
-    tmp_path: Path, ratios: tuple[float, ...], said: bool
-) -> None:
-    runs = []
-    for day, ratio in enumerate(ratios):
-        arms = (EAGER, FakeArm(name="compiled", ratio=ratio))
-        gates = {**GATES, "metrics": ["e2e"]}
-        run = FakeRun(duration_s=300, rate=3.0, arms=arms, gates=gates, environment={"machine": f"m{day}"}, seed=day)
-        runs.append(write_run(tmp_path / f"run-{day}", replace(run, day=day * DAYS_APART)))
-    write_run_list(tmp_path / "joined", listed_runs(runs))
-    plan = plan_from_run(tmp_path / "joined", Goal(margin=0.1))
-    assert any("more machines" in text for text in plan["assumed"]) is said
-
-
-def test_a_goal_is_checked_where_it_is_made() -> None:
-    with pytest.raises(RecordError, match="--margin is nan"):
-        Goal(margin=float("nan"))

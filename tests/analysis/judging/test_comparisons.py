@@ -1,15 +1,25 @@
-import json
+"""Comparisons of latency and of rates, paired, by trial and between separate arms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from analysis.judging.comparisons import PHASES, QUANTILES, blocks_at, compared, comparisons, judge_quantiles
+from analysis.judging.rates import compare_rates, log_ratio
+from analysis.judging.separate import compare_separate
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter, read_table
+from analysis.records.tables import read_table
 from analysis.run.run import Run
 from analysis.run.trials import SECOND
 from analysis.settings.metrics import JUDGED_METRICS
+from analysis.statistics.compare import Comparison, Sample, decide
+from tests.fakes.request_rows import write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 SMALL = FakeRun(duration_s=300, rate=2)
@@ -21,9 +31,7 @@ def run_of(path, run=SMALL, edit=None):
         file = directory / "trial-01" / "requests-0.arrow"
         rows = edit(read_table(file, REQUESTS)[0].to_pylist())
         file.unlink()
-        with RecordWriter(file, REQUESTS) as writer:
-            for row in rows:
-                writer.append(row)
+        write_rows(file, rows, batch=10**9)
     return Run.of(read_run(directory))
 
 
@@ -43,13 +51,13 @@ class TestWhatIsCompared:
         assert seen == {(m, q, p) for m in JUDGED_METRICS for q in QUANTILES for p in PHASES}
         assert len(seen) == len(found.gated) + len(found.beside)
 
-    def test_what_the_experiment_asks_for_gates_and_nothing_else(self, found):
+    def test_only_comparisons_of_the_experiment_gate(self, found):
         assert [(item.metric, item.quantile, item.phase) for item in found.gated] == [
             ("ttft", 0.99, "steady"),
             ("e2e", 0.99, "steady"),
         ]
 
-    def test_what_stands_beside_has_no_verdict_to_give(self, found):
+    def test_ungated_comparisons_have_no_verdict(self, found):
         assert {item.verdict for item in found.beside} == {"INCONCLUSIVE"}
         assert all(item.p_inferior_holm is None and "limit of" not in item.reason for item in found.beside)
         assert all(item.reason.endswith(".") and item.reason.startswith("p") for item in found.beside)
@@ -64,16 +72,7 @@ class TestWhatIsCompared:
         smallest = min(item.p_inferior for item in gated)
         assert min(item.p_inferior_holm for item in gated) == pytest.approx(min(1.0, tests * smallest))
 
-    def test_another_quantile_joins_the_five(self, tmp_path):
-        gates = {"quantiles": [0.75], "margins": {"e2e": 0.3}}
-        found = comparisons(run_of(tmp_path, FakeRun(duration_s=120, rate=2, gates=gates)))
-        assert [(item.metric, item.quantile, item.margin) for item in found.gated] == [
-            ("ttft", 0.75, 0.1),
-            ("e2e", 0.75, 0.3),
-        ]
-        assert {item.quantile for item in found.beside} == {*QUANTILES, 0.75}
-
-    def test_what_stands_beside_does_not_change_the_draws_of_a_gate(self, run, found):
+    def test_ungated_comparisons_do_not_change_the_draws_of_a_gate(self, run, found):
         assert [item.p_inferior for item in judge_quantiles(run, "compiled", "e2e", "steady", qs=(0.99,))] == [
             item.p_inferior_whole for item in found.gated if item.metric == "e2e"
         ]
@@ -112,7 +111,6 @@ class TestPhases:
 
 class TestTokenGaps:
     def test_a_gap_is_in_the_block_in_which_it_ended(self, tmp_path):
-        """A request due at 25 s pauses after its first token until 65 s: that gap is of the third block."""
 
         def pause(rows):
             for row in rows:
@@ -131,12 +129,7 @@ class TestTokenGaps:
         own, _ = compared(run, "compiled", "max_itl", "all")
         assert set(own.block[own.values > 30_000].tolist()) == {0}
 
-    def test_gaps_are_pooled_over_requests(self, run):
-        mine, theirs = compared(run, "compiled", "itl", "all")
-        tokens = run.requests.output_tokens[run.of_arm("compiled")]
-        assert len(mine) == len(theirs) == int((tokens - 1).sum())
-
-    def test_what_ends_after_the_trial_is_in_its_last_block(self, run):
+    def test_requests_that_end_after_the_trial_are_in_its_last_block(self, run):
         trial = run.trials[0]
         at = np.array([trial.start_ns, trial.start_ns + 10_000 * SECOND, trial.start_ns - SECOND])
         assert blocks_at(run, np.ones(3, dtype=np.int64), at).tolist() == [0, trial.blocks - 1, 0]
@@ -149,7 +142,7 @@ def test_a_slower_arm_is_slower_at_every_quantile(tmp_path):
             assert item.ratio == pytest.approx(1.5, rel=0.15)
 
 
-def test_a_few_blocks_set_no_limits_rather_than_endless_ones(tmp_path):
+def test_a_few_blocks_set_no_limits(tmp_path):
     naive = FakeArm(name="naive", compiles=[Compile(at_s=5, seconds=12)])
     gates = {"alpha": 0.0001, "cold_s": 60}
     found = comparisons(run_of(tmp_path, FakeRun(arms=(EAGER, naive), duration_s=95, rate=3, gates=gates)))
@@ -166,6 +159,168 @@ def test_no_data_is_compared_with_a_reason(tmp_path):
     assert all("cannot be compared" in item.reason for item in (*found.gated, *found.beside))
 
 
-def test_the_same_seed_gives_the_same_comparisons(run, found):
-    assert comparisons(run) == found
-    assert json.dumps([item.low for item in found.beside]) != "[]"
+PER_BLOCK, BLOCKS = 120, 22
+
+
+def sample(
+    rng: np.random.Generator, *, ratio: float = 1.0, trials: int = 1, first: int = 0, variance: float = 0.0
+) -> Sample:
+    """Draw lognormal latencies; each trial differs by its start and its day."""
+    moved = ratio * np.exp(rng.normal(0.0, variance, trials))
+    values = rng.lognormal(4.0, 0.3, (trials, BLOCKS * PER_BLOCK)) * moved[:, None]
+    trial = np.repeat(np.arange(trials) + first, BLOCKS * PER_BLOCK)
+    block = np.repeat(np.arange(trials * BLOCKS) + first * BLOCKS, PER_BLOCK)
+    return Sample(values=values.ravel(), block=block, trial=trial)
+
+
+def compare_arms(treatment: Sample, control: Sample, q: float = 0.5) -> Comparison:
+    (item,) = compare_separate(treatment, control, qs=[q], margin=0.10, alpha=0.05, restart_spread=0.01)
+    return item
+
+
+def of_trials(trials: int, seed: int, *, ratio: float = 1.0, variance: float = 0.0, q: float = 0.5) -> Comparison:
+    rng = np.random.default_rng(seed)
+    control = sample(rng, trials=trials, variance=variance)
+    return compare_arms(sample(rng, ratio=ratio, trials=trials, first=trials, variance=variance), control, q)
+
+
+def test_equal_arms_pass_and_much_slower_ones_fail() -> None:
+    assert decide([of_trials(2, 1)])[0].verdict == "PASS"
+    (slow,) = decide([of_trials(2, 1, ratio=1.5)])
+    assert (slow.verdict, slow.method, slow.trials, slow.blocks) == ("FAIL", "unpaired t over trials", 2, 44)
+
+
+@pytest.mark.parametrize("trials", [1, 2, 7])
+def test_limits_hold_the_truth_though_starts_and_days_differ(trials: int) -> None:
+    # 1 % each of start and of day is what is taken for granted.
+    items = [of_trials(trials, seed, variance=math.hypot(0.01, 0.01)) for seed in range(80)]
+    outside = sum(not item.low <= 1.0 <= item.high for item in items)
+    assert outside <= 16  # of 8 expected: p < 0.005 of as many by chance
+
+
+def test_more_runs_of_each_arm_narrow_the_limits() -> None:
+    one, six = (of_trials(trials, 3, q=0.99) for trials in (1, 6))
+    assert six.high / six.low < one.high / one.low
+
+
+def test_the_number_of_runs_that_would_decide_is_known() -> None:
+    (item,) = decide([of_trials(1, 5, ratio=1.05, q=0.99)])
+    assert item.verdict == "INCONCLUSIVE"
+    assert item.needed_trials > 1
+
+
+def test_tail_that_blocks_cannot_see_has_no_limits() -> None:
+    rng = np.random.default_rng(1)
+    few = [
+        Sample(values=rng.lognormal(4.0, 0.3, 60), block=np.arange(60) // 3, trial=np.full(60, own)) for own in (1, 2)
+    ]
+    item = compare_arms(*few, q=0.99)
+    assert item.ratio is not None
+    assert (item.low, item.high, item.p_noninferior, item.needed_trials) == (None, None, None, None)
+    assert decide([item])[0].verdict == "INCONCLUSIVE"
+
+
+def test_arm_without_requests_and_quantile_of_zero_cannot_be_compared() -> None:
+    full = sample(np.random.default_rng(1))
+    nothing = full.only(np.zeros(len(full), dtype=np.bool_))
+    assert compare_arms(full, nothing).obstacle == "the control has no request to compare"
+    zero = Sample(values=np.zeros(len(full)), block=full.block, trial=full.trial)
+    item = compare_arms(zero, full)
+    assert (item.ratio, item.obstacle) == (None, None)
+    assert "a quantile is unknown" in decide([item])[0].reason
+
+
+SLO = {"p99_ttft_ms": 2000}
+STALLS = FakeArm(name="compiled", compiles=[Compile(at_s=100 + 100 * step, seconds=20) for step in range(4)])
+
+
+def rates_of(path, run, edit=None):
+    return {(item.arm, item.rate): item for item in compare_rates(run_of(path, run, edit))}
+
+
+def test_equal_arms_have_equal_rates(tmp_path):
+    found = rates_of(tmp_path, FakeRun(duration_s=480, rate=2, slo=SLO))
+    assert {rate for _, rate in found} == {"goodput", "requests", "output tokens"}
+    for rate in ("goodput", "requests"):
+        assert found["compiled", rate].low < 1.0 < found["compiled", rate].high
+    tokens = found["compiled", "output tokens"]
+    assert (tokens.ratio, tokens.low, tokens.high) == (1.0, None, None)
+    assert tokens.obstacle == "no stretch of time differs from the others"
+
+
+NINE_TO_ONE = {"design": "split", "arms": (replace(EAGER, weight=9), FakeArm(name="compiled", weight=1)), "rate": 8}
+
+
+@pytest.mark.parametrize(
+    ("run", "requests", "goodput"),
+    [
+        ({"arms": (EAGER, STALLS)}, 1.0, 0.98),
+        ({"arms": (EAGER, FakeArm(name="compiled", error_share=0.3))}, 0.7, 0.9),
+        (NINE_TO_ONE, 1.0, None),
+    ],
+    ids=["stalls", "failures", "a split of nine to one"],
+)
+def test_stalls_cost_goodput_and_failures_cost_throughput_too(tmp_path, run, requests, goodput):
+    found = rates_of(tmp_path, FakeRun(**{"duration_s": 480, "rate": 2, "slo": SLO, **run}))
+    assert found["compiled", "requests"].ratio == pytest.approx(requests, abs=0.06)
+    if goodput is not None:
+        assert found["compiled", "goodput"].high < goodput
+        assert found["compiled", "goodput"].control_share_pct == 100.0
+        share = 100.0 * found["compiled", "goodput"].value / 2.0
+        assert found["compiled", "goodput"].share_pct == pytest.approx(share, rel=0.01)
+
+
+def test_six_trials_are_the_unit(tmp_path):
+    found = rates_of(tmp_path, FakeRun(trials=6, duration_s=60, rate=2, slo=SLO))
+    assert {(item.method, item.groups) for item in found.values()} == {("t over trials", 6)}
+
+
+def test_without_limits_goodput_is_unknown(tmp_path):
+    assert ("compiled", "goodput") not in rates_of(tmp_path, FakeRun(duration_s=60, rate=2))
+    asked = rates_of(tmp_path / "asked", FakeRun(duration_s=60, rate=2, gates={"min_goodput_ratio": 0.9}))
+    assert asked["compiled", "goodput"].ratio is None
+    assert "what a good request is" in asked["compiled", "goodput"].obstacle
+
+
+@pytest.mark.parametrize("edit", [None, lambda rows: [row for row in rows if row["arm"] == "eager"]])
+def test_one_block_and_an_arm_without_requests_have_no_limits(tmp_path, edit):
+    for item in rates_of(tmp_path, FakeRun(duration_s=30, rate=4, slo=SLO), edit).values():
+        assert (item.ratio is None) is (edit is not None)
+        assert (item.low, item.high) == (None, None)
+        assert item.obstacle
+
+
+class TestLogRatio:
+    def test_no_miss_in_any_group_is_no_certainty(self):
+        sent = np.full(10, 50.0)
+        ratio, spread, _ = log_ratio(sent, sent, sent, sent, share=True)
+        assert ratio == 1.0
+        assert spread == pytest.approx(math.sqrt(2 / 501 / 500), rel=0.05)
+
+    def test_by_hand(self):
+        made, other, sent = np.array([8.0, 12.0]), np.array([10.0, 10.0]), np.array([20.0, 20.0])
+        ratio, spread, _ = log_ratio(made, sent, other, sent, share=False)
+        assert (ratio, spread) == (1.0, pytest.approx(math.sqrt(2 * (0.1**2 + 0.1**2))))
+
+    @pytest.mark.parametrize(
+        ("made", "sent", "control", "ratio", "why"),
+        [
+            ([0.0, 0.0], [5.0, 5.0], [5.0, 5.0], 0.0, "the arm made nothing"),
+            ([5.0, 5.0], [5.0, 5.0], [0.0, 0.0], None, "the control made nothing"),
+            ([0.0, 0.0], [0.0, 0.0], [5.0, 5.0], None, "one of the arms was sent nothing"),
+            ([5.0], [5.0], [5.0], 1.0, "one stretch of time cannot show how much stretches differ"),
+            ([], [], [], None, "one of the arms was sent nothing"),
+        ],
+    )
+    def test_nothing_has_no_error(self, made, sent, control, ratio, why):
+        columns = [np.array(column) for column in (made, sent, control)]
+        assert log_ratio(*columns, np.full(len(made), 5.0), share=True) == (ratio, None, why)
+
+    def test_limits_hold_the_truth_as_often_as_they_promise(self):
+        """Of 300 pairs with bunched misses, two-sided 90 % limits must hold the true ratio in 84 % at least."""
+        rng = np.random.default_rng(0)
+        sent = rng.poisson(200, size=(300, 10)).astype(float)
+        good = [rng.binomial(sent.astype(int), rng.beta(95, 5, size=sent.shape)).astype(float) for _ in range(2)]
+        found = [log_ratio(mine, of, theirs, of, share=True) for mine, theirs, of in zip(*good, sent, strict=True)]
+        reach = stats.t.ppf(0.95, 9)
+        assert np.mean([abs(math.log(ratio)) <= reach * spread for ratio, spread, _ in found]) >= 0.84

@@ -1,4 +1,4 @@
-"""An arm without telemetry is judged by what shows outside, and the rest is said to be unknown."""
+"""Arms without telemetry: what the client and a log show of their compiles, and what stays unknown."""
 
 from __future__ import annotations
 
@@ -6,183 +6,128 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from analysis.judging.checks.arms import check_comparable, check_equal_work
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter, read_table
-from analysis.report import write_reports
-from analysis.report.terminal import verdict_table
-from analysis.run.work import Work
+from analysis.records.tables import read_table
 from analysis.summary.summary import analyze
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+from benchmarks.simulation.detection import CONTROL, TREATMENT
+from benchmarks.simulation.scenario import Scenario, run
+from tests.fakes.external_runs import write_external, write_logged
 
-RECOMPILE_GATES = ("recompiles", "longest stall", "stall per minute", "requests hit")
-PROBE = {"asked": 8, "chunks": 8, "tokens": 8, "prompt_tokens": 9, "streams": True, "seconds": 0.1}
-
-
-def external_run(
-    folder: Path, *arms: str, probe: dict[str, Any] | None = None, tokens_per_chunk: int = 1, **settings: Any
-) -> dict[str, Any]:
-    """The summary of a run whose `arms` are external: no configuration, no telemetry, no server columns."""
-    run = FakeRun(
-        arms=(EAGER, FakeArm(name="vllm", enabled=False), FakeArm(name="own", compiles=[Compile(at_s=400, seconds=3)])),
-        **{"compare_models": True, **settings},
-    )
-    write_run(folder, run)
-    for trial in folder.glob("trial-*"):
-        facts = json.loads((trial / "trial.json").read_text())
-        for row in facts["arms"]:
-            row["kind"] = "tailgate"
-            if row["name"] in arms:
-                del row["config"]
-                row |= {"kind": "openai", "probe": [probe or PROBE]}
-                row["external"] = {"address": "http://10.0.0.7:8000/v1", "model_name": "llama"}
-                facts["startup"].pop(row["name"], None)
-        facts["deaths"] = []
-        (trial / "trial.json").write_text(json.dumps(facts))
-        rows = read_table(trial / "requests-0.arrow", REQUESTS)[0].to_pylist()
-        (trial / "requests-0.arrow").unlink()
-        with RecordWriter(trial / "requests-0.arrow", REQUESTS) as writer:
-            for row in rows:
-                row["max_tokens"] = row["output_tokens"]
-                if row["arm"] in arms and row["token_ns"]:
-                    row["token_ns"] = row["token_ns"][::tokens_per_chunk]
-                writer.append(row)
-    return analyze(folder)
+SECOND = 10**9
+ONCE = "vLLM warns once for each kernel"
+QUIET = Scenario(step=64, duration_s=300.0)
+STALLING = Scenario(step=64, duration_s=300.0, private_stalls=3)
+THIN = Scenario(step=64, duration_s=60.0, rate=0.15)
 
 
-def gates(summary: dict[str, Any], arm: str) -> dict[str, dict[str, Any]]:
-    return {gate["gate"]: gate for gate in summary["gates"] if gate["arm"] == arm}
+def written(folder: Path, scenario: Scenario, seed: int = 1) -> Path:
+    rng = np.random.default_rng(seed)
+    return write_external(folder, run(scenario, rng), rng, gates={"draws": 99, "min_blocks": 2})
 
 
-def checks(summary: dict[str, Any], arm: str | None = None) -> dict[str, dict[str, Any]]:
-    return {check["check"]: check for check in summary["validity"] if check["arm"] in (None, arm)}
+def gates_of(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {gate["gate"]: gate for gate in summary["gates"] if gate["kind"] == "recompile"}
 
 
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("external")
-    return folder, external_run(folder, "vllm")
+def row_of(summary: dict[str, Any]) -> dict[str, Any]:
+    return next(row for row in summary["arms"] if row["name"] == TREATMENT)
 
 
-def test_compiles_of_an_arm_without_telemetry_are_judged_from_outside(mixed: tuple[Path, dict[str, Any]]) -> None:
-    found = gates(mixed[1], "vllm")
-    for name in RECOMPILE_GATES:
-        assert (found[name]["verdict"], found[name]["value"]) == ("PASS", 0.0)
-        assert "Seen from outside: no stall from" in found[name]["reason"]
-        assert "shorter ones do not show" in found[name]["reason"]
-    own = gates(mixed[1], "own")
-    assert own["recompiles"]["verdict"] == "FAIL"
+def judged(folder: Path, scenario: Scenario, seed: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the recompile gates of the external arm by name, and its row."""
+    summary = analyze(written(folder, scenario, seed))
+    return gates_of(summary), row_of(summary)
 
 
-def test_what_shows_outside_is_judged_as_ever(mixed: tuple[Path, dict[str, Any]]) -> None:
-    found = gates(mixed[1], "vllm")
-    assert found["errors"]["verdict"] == "PASS"
-    assert found["noninferiority p99_ttft"]["value"] is not None
-    assert "deaths" not in found
-    assert "deaths" in gates(mixed[1], "own")
-    arm = next(row for row in mixed[1]["arms"] if row["name"] == "vllm")
-    assert arm["verdict"] == "PASS"
-    assert arm["metrics"]["ttft"]["p99_ms"] > 0
+def test_an_arm_that_compiles_while_serving_fails_without_reporting_it(tmp_path: Path) -> None:
+    gates, row = judged(tmp_path, Scenario(step=64, duration_s=400.0, new_shapes=6, compile_s=3.0), seed=2)
+    assert {gate["verdict"] for gate in gates.values()} == {"FAIL"}
+    assert gates["recompiles"]["value"] == row["blackbox"]["compiles"] >= 5
+    assert gates["longest stall"]["value"] == pytest.approx(3.0, abs=0.2)
+    assert row["blackbox"]["stalls"][0]["cause"] == "compile"
 
 
-def test_sections_of_an_arm_without_telemetry_are_empty_and_not_zero(mixed: tuple[Path, dict[str, Any]]) -> None:
-    arm = next(row for row in mixed[1]["arms"] if row["name"] == "vllm")
-    own = next(row for row in mixed[1]["arms"] if row["name"] == "own")
-    assert arm["compile"].keys() == own["compile"].keys()
-    assert set(arm["compile"].values()) == {None}
-    assert set(arm["padding"].values()) == {None}
-    assert arm["startup"].pop("slowest") == []
-    assert arm["startup"].pop("memory_bytes") == {}
-    assert set(arm["startup"].values()) == {None}
-    assert own["external"] is None
+def test_an_arm_that_never_stalls_passes_with_the_shortest_stall_that_would_show(tmp_path: Path) -> None:
+    gates, row = judged(tmp_path, Scenario(step=64, duration_s=300.0, host_stalls=2))
+    assert {gate["verdict"] for gate in gates.values()} == {"PASS"}
+    assert gates["recompiles"]["value"] == 0.0
+    assert set(row["padding"].values()) == {None}, "what has no telemetry is unknown and not zero"
+    shown = f"no stall from {row['blackbox']['detectable_s']:.2g} s on"
+    assert shown in gates["recompiles"]["reason"]
 
 
-def test_comparison_says_what_was_not_compared(mixed: tuple[Path, dict[str, Any]]) -> None:
-    comparable = checks(mixed[1], "vllm")["comparable"]
-    assert comparable["ok"]
-    assert "vllm (openai) is external: weights, precision" in comparable["reason"]
-    assert "policy alone" in checks(mixed[1], "own")["comparable"]["reason"]
-    assert checks(mixed[1], "own")["equal work"]["ok"]
+def test_unexplained_stalls_leave_the_gates_open(tmp_path: Path) -> None:
+    gates, row = judged(tmp_path, STALLING)
+    assert (row["blackbox"]["compiles"], row["blackbox"]["unexplained"]) == (0, 3)
+    assert gates["recompiles"]["verdict"] == gates["longest stall"]["verdict"] == "INCONCLUSIVE"
+    assert gates["recompiles"]["value"] is None
+    assert "3 times" in gates["recompiles"]["reason"]
 
 
-def test_unsaid_comparison_with_an_external_arm_opens_the_gates(tmp_path: Path) -> None:
-    summary = external_run(tmp_path, "vllm", compare_models=False, duration_s=90.0)
-    assert not checks(summary, "vllm")["comparable"]["ok"]
-    assert gates(summary, "vllm")["noninferiority p99_ttft"]["verdict"] == "INCONCLUSIVE"
+def at(folder: Path, second: float, took: float = 0.0, **columns: Any) -> dict[str, Any]:
+    start_ns = min(read_table(folder / "requests.arrow", REQUESTS)[0]["sent_ns"].to_pylist())
+    end = start_ns + int(second * SECOND)
+    return {"start_ns": end - int(took * SECOND), "end_ns": end, "phase": "serving", **columns}
 
 
-def test_reports_name_the_external_arm_and_what_is_unknown(mixed: tuple[Path, dict[str, Any]]) -> None:
-    folder, summary = mixed
-    write_reports(summary, folder)
-    markdown, html = (folder / "report.md").read_text(), (folder / "report.html").read_text()
-    for report in (markdown, html, verdict_table(summary)):
-        assert "Tailgate did not start it" in " ".join(report.split())
-    for report in (markdown, html):
-        assert "External arms: what was not checked" in report
-    assert "openai at http://10.0.0.7:8000/v1, model llama" in html
-    assert "external, openai" in html
+def test_compiles_in_a_log_fail_an_arm_whose_clients_saw_none(tmp_path: Path) -> None:
+    folder = written(tmp_path, QUIET)
+    summary = analyze(write_logged(folder, [at(folder, 100, 0.2), at(folder, 200, 0.2)], blind_spots=[ONCE]))
+    gate = gates_of(summary)["recompiles"]
+    assert (gate["verdict"], gate["value"]) == ("FAIL", 2)
+    assert "By its log: 2 recompiles" in gate["reason"]
+    # The log may leave compiles out, so what clients see decides the other gates.
+    assert "no stall from" in gates_of(summary)["longest stall"]["reason"]
+    others = {gate["gate"] for gate in summary["gates"] if gate["arm"] == TREATMENT}
+    assert "errors" in others
+    assert "deaths" not in others
+    compiled = row_of(summary)["compile"]
+    assert (compiled["recompiles"], compiled["jit_compiles"], compiled["blind_spots"]) == (2, 2, [ONCE])
+    assert len(summary["events"]) == 2
 
 
-def test_an_external_control_gives_reports_too(tmp_path: Path) -> None:
-    summary = external_run(tmp_path, "eager", "vllm", "own", duration_s=90.0)
-    write_reports(summary, tmp_path)
-    assert "Tailgate started none of the arms" in (tmp_path / "report.html").read_text()
-    assert "Start-up cost" not in (tmp_path / "report.md").read_text()
-    named = checks(summary, "vllm")["comparable"]["reason"]
-    assert "vllm (openai) and eager (openai) are external" in named
-    assert all("Seen from outside" in gates(summary, "own")[name]["reason"] for name in RECOMPILE_GATES)
+def test_a_complete_log_passes_an_arm_with_too_few_requests_to_see_compiles(tmp_path: Path) -> None:
+    folder = written(tmp_path, THIN)
+    alone = gates_of(analyze(folder))["recompiles"]
+    assert alone["verdict"] == "INCONCLUSIVE"
+    gate = gates_of(analyze(write_logged(folder, [])))["recompiles"]
+    assert (gate["verdict"], gate["value"]) == ("PASS", 0)
 
 
-def test_chunks_of_several_tokens_are_said(tmp_path: Path) -> None:
-    summary = external_run(tmp_path, "vllm", tokens_per_chunk=4, duration_s=90.0)
-    arm = next(row for row in summary["arms"] if row["name"] == "vllm")
-    assert any("ITL is per chunk" in note for note in arm["external"]["notes"])
-    assert arm["external"]["chunks"] < arm["output_tokens"] / 2
+def test_an_incomplete_log_passes_no_arm(tmp_path: Path) -> None:
+    folder = write_logged(written(tmp_path, THIN), [], blind_spots=[ONCE])
+    gate = gates_of(analyze(folder))["recompiles"]
+    assert (gate["verdict"], gate["value"]) == ("INCONCLUSIVE", None)
+    assert ONCE in gate["reason"]
+    assert any(ONCE in note for note in row_of(analyze(folder))["external"]["notes"])
 
 
-def test_uncounted_tokens_and_missing_streams_are_said(tmp_path: Path) -> None:
-    summary = external_run(tmp_path, "vllm", probe={**PROBE, "tokens": None, "streams": False}, duration_s=90.0)
-    notes = " ".join(next(row for row in summary["arms"] if row["name"] == "vllm")["external"]["notes"])
-    assert "does not count its tokens" in notes
-    assert "does not stream" in notes
-    # pieces of text are no tokens, and are not compared as such
-    assert "answer tokens" not in checks(summary, "vllm")["equal work"]["reason"]
+def test_stalls_that_the_log_does_not_explain_leave_the_gates_open(tmp_path: Path) -> None:
+    gate = gates_of(analyze(write_logged(written(tmp_path, STALLING), [])))["recompiles"]
+    assert gate["verdict"] == "INCONCLUSIVE"
+    assert "3 times" in gate["reason"]
 
 
-def work(*means: tuple[str, float, float]) -> Work:
-    return Work(arm="vllm", control="eager", means=means)
+def test_a_trial_without_the_facts_of_its_log_leaves_the_gates_open(tmp_path: Path) -> None:
+    folder = write_logged(written(tmp_path, THIN), [])
+    arms = [{"name": name} for name in (CONTROL, TREATMENT)]
+    (folder / "trial.json").write_text(json.dumps({"trial": 1, "complete": True, "arms": arms}))
+    gate = gates_of(analyze(folder))["recompiles"]
+    assert gate["verdict"] == "INCONCLUSIVE"
+    assert "trial 1" in gate["reason"]
 
 
-def test_other_work_opens_the_comparison() -> None:
-    same = check_equal_work(work(("prompt tokens", 100.0, 102.0), ("answer tokens", 20.0, 20.5)))
-    assert same.ok
-    template = check_equal_work(work(("prompt tokens", 120.0, 100.0), ("answer tokens", 20.0, 20.0)))
-    assert not template.ok
-    assert template.value == pytest.approx(20.0)
-    assert "120 to 100 prompt tokens and 20 to 20 answer tokens, by their own count: that is other work" in (
-        template.reason
-    )
-    assert {"noninferiority", "slo", "cold"} <= set(template.affects)
-    short = check_equal_work(work(("answer tokens", 0.0, 20.0)))
-    assert (short.ok, short.value) == (False, None)
-    assert check_equal_work(work()).ok
-
-
-def test_work_is_compared_request_by_request_where_arms_share_them(
-    mixed: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    paired = checks(mixed[1], "vllm")["equal work"]
-    assert (paired["ok"], paired["value"]) == (True, 0.0)
-    # Arms that take turns meet other requests: only the share of what was planned can be compared.
-    turns = checks(external_run(tmp_path, "vllm", design="switchback", duration_s=300.0), "vllm")["equal work"]
-    assert "percent of the planned answer tokens" in turns["reason"]
-    assert turns["ok"]
-
-
-def test_nothing_is_said_to_be_equal_of_two_external_arms() -> None:
-    check = check_comparable("b", [], intended=True, outside={"b": "oip", "a": "openai"})
-    assert check.ok
-    assert "b (oip) and a (openai) are external" in check.reason
-    assert "policy alone" not in check.reason
+def test_a_logged_compile_without_a_length_lasts_as_long_as_its_stall(tmp_path: Path) -> None:
+    folder = written(tmp_path, STALLING)
+    stall, *_ = sorted(row_of(analyze(folder))["blackbox"]["stalls"], key=lambda stall: stall["start_ns"])
+    inside = {"start_ns": stall["start_ns"], "end_ns": stall["start_ns"], "kind": "recompile"}
+    summary = analyze(write_logged(folder, [inside, at(folder, 1.0, frame="of no stall")], blind_spots=[ONCE]))
+    rows = {row["event_id"]: row for row in summary["events"]}
+    logged, elsewhere = rows["1-log-0"], rows["1-log-1"]
+    assert (logged["start_ns"], logged["end_ns"]) == (stall["start_ns"], stall["end_ns"])
+    assert logged["requests_hit"] >= 1
+    assert elsewhere["seconds"] == 0
+    assert gates_of(summary)["longest stall"]["verdict"] == "FAIL"

@@ -1,10 +1,12 @@
-"""Greedy answers of external arms: PASS, FAIL or open, with what the answers can carry in the reason."""
+"""Greedy answers of external arms: what passes, what fails and what stays open."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -34,42 +36,30 @@ def changed(twice: Twice, places: Sequence[int], **changes: object) -> Twice:
     return first, second
 
 
-def test_equal_servers_pass_and_the_reason_says_what_would_not_show() -> None:
-    found = judged(EXACT, EXACT)
-    assert (found.verdict, found.answers.same, found.answers.departs) == ("PASS", 48, ())
-    assert found.reason == (
-        "48 of 48 greedy answers of arm before the load are the control's (92.6 % to 100 %); the control's own second "
-        "answers: 48. Log-probabilities of equal tokens differ by 0 nats on average. Up to 6.05 % of all prompts may "
-        "get another answer unseen."
-    )
+SILENT = replace(BF16, tells=False)
 
 
-def test_rounding_that_turns_near_ties_passes() -> None:
-    found = judged(BF16, BF16)
-    assert found.verdict == "PASS"
-    assert 0 < len(found.answers.departs) == found.answers.ties
-    assert "Where others part, the two prefer their tokens by 0." in found.reason
-
-
-def test_equal_words_pass_without_log_probabilities_and_the_reason_says_that_this_is_all() -> None:
-    silent = Server(tells=False)
-    found = judged(silent, silent)
-    assert (found.verdict, found.answers.told, found.answers.shift) == ("PASS", False, None)
-    assert "equal words are all that is known" in found.reason
-
-
-@pytest.mark.parametrize("tells", [True, False])
-def test_other_weights_fail_with_and_without_log_probabilities(tells: bool) -> None:
-    found = judged(replace(BF16, tells=tells), Server(weights="two", tells=tells))
-    assert found.verdict == "FAIL"
-    assert "half of those that differ do so by token 1" in found.reason
-    assert ("more than rounding explains" in found.reason) is not tells
-
-
-def test_other_words_without_log_probabilities_stay_open_where_rounding_may_explain_them() -> None:
-    found = judged(replace(BF16, tells=False), replace(BF16, tells=False))
-    assert found.verdict == "INCONCLUSIVE"
-    assert "near ties cannot be told from another result" in found.reason
+@pytest.mark.parametrize(
+    ("control", "arm", "verdict", "words"),
+    [
+        (EXACT, EXACT, "PASS", ("48 of 48", "92.6 % to 100 %", "0 nats", "6.05 %")),
+        (BF16, BF16, "PASS", ("prefer their tokens by 0.",)),
+        (Server(tells=False), Server(tells=False), "PASS", ("all that is known",)),
+        (BF16, Server(weights="two"), "FAIL", ("differ do so by token 1",)),
+        (SILENT, Server(weights="two", tells=False), "FAIL", ("more than rounding explains",)),
+        (SILENT, SILENT, "INCONCLUSIVE", ("near ties",)),
+    ],
+    ids=["equal", "near ties", "equal words", "other weights", "other weights, words alone", "other words alone"],
+)
+def test_greedy_answers_decide_as_far_as_they_can(
+    control: Server, arm: Server, verdict: str, words: tuple[str, ...]
+) -> None:
+    found = judged(control, arm)
+    assert found.verdict == verdict
+    assert [word for word in words if word not in found.reason] == []
+    assert (found.answers.departs == ()) is (control in (EXACT, Server(tells=False)))
+    if not control.tells:
+        assert (found.answers.told, found.answers.shift) == (False, None)
 
 
 @pytest.mark.parametrize(
@@ -81,15 +71,15 @@ def test_other_words_without_log_probabilities_stay_open_where_rounding_may_expl
         (replace(BF16, tells=False), replace(BF16, samples=True, tells=False), "arm does not repeat itself"),
     ],
 )
-def test_server_that_samples_is_blamed_for_that_and_nothing_else(control: Server, arm: Server, says: str) -> None:
+def test_a_server_that_samples_leaves_parity_open(control: Server, arm: Server, says: str) -> None:
     found = judged(control, arm)
     assert (found.verdict, says in found.reason) == ("INCONCLUSIVE", True), found.reason
 
 
-def test_few_prompts_cannot_rule_out_a_rare_divergence() -> None:
+def test_few_prompts_cannot_exclude_a_rare_divergence() -> None:
     found = judged(EXACT, EXACT, prompts=12)
     assert found.verdict == "INCONCLUSIVE"
-    assert "So up to 22.1 % may be others, and 10 % is allowed: give more parity.prompts" in found.reason
+    assert all(words in found.reason for words in ("22.1 %", "10 %", "parity.prompts"))
 
 
 def test_answer_that_is_always_the_same_counts_once() -> None:
@@ -105,16 +95,14 @@ def test_empty_answers_and_errors_are_no_answers() -> None:
     twice = EXACT.twice(1, PROMPTS)
     lost = changed(twice, range(PROMPTS), error="UNAVAILABLE: gone")
     found = judged(twice, lost)
-    assert (found.verdict, found.reason) == (
-        "INCONCLUSIVE",
-        "No prompt was answered by both: UNAVAILABLE: gone.",
-    )
+    assert found.verdict == "INCONCLUSIVE"
+    assert "UNAVAILABLE: gone" in found.reason
     empty = changed(twice, range(40), text="", tokens=(), log_probs=(), likeliest=())
     found = judged(twice, empty)
     assert (found.verdict, found.answers.answered, found.answers.failure) == ("INCONCLUSIVE", 8, "an answer is empty")
 
 
-def test_arms_that_are_asked_in_other_words_are_not_compared() -> None:
+def test_arms_with_other_prompts_are_not_compared() -> None:
     twice = EXACT.twice(1, PROMPTS)
     found = judged(twice, changed(twice, [3], digest="else"))
     assert (found.verdict, "asked in other words" in found.reason) == ("INCONCLUSIVE", True)
@@ -137,10 +125,10 @@ def test_log_probabilities_that_differ_where_answers_do_not_leave_it_open() -> N
     twice = EXACT.twice(1, PROMPTS)
     found = judged(twice, (tuple(map(off, twice[0])), tuple(map(off, twice[1]))))
     assert found.verdict == "INCONCLUSIVE"
-    assert "differ by 0.3 nats on average (limit 0.1)" in found.reason
+    assert "0.3 nats" in found.reason
 
 
-def test_server_that_is_sure_of_every_token_tells_nothing() -> None:
+def test_log_probabilities_of_zero_are_not_used() -> None:
     def sure(answer: AskedAnswer) -> AskedAnswer:
         return replace(answer, log_probs=(0.0,) * len(answer.tokens))
 
@@ -155,29 +143,19 @@ def test_fault_in_a_third_of_the_prompts_is_found() -> None:
     assert "PASS" not in verdicts
 
 
+def document(server: Server, name: str, later: Server) -> dict[str, Any]:
+    """Return the file of the answers of one server, which was asked before and after the load."""
+
+    def rows(item: Server) -> Any:
+        twice = replace(item, name=name).twice(1, PROMPTS)
+        return json.loads(json.dumps([[asdict(answer) for answer in answers] for answers in twice]))
+
+    answers = {"before": rows(server), "after": rows(later)}
+    return {"prompts": [{"digest": str(place), "max_tokens": 24} for place in range(PROMPTS)], "answers": answers}
+
+
 class TestGate:
-    def documents(
-        self, arm: Server, *, after: Server | None = None
-    ) -> list[tuple[dict[str, object], dict[str, object]]]:
-        def document(server: Server, name: str, later: Server) -> dict[str, object]:
-            def rows(item: Server) -> list[list[dict[str, object]]]:
-                return [
-                    [
-                        {
-                            "text": answer.text,
-                            "pieces": answer.pieces,
-                            "tokens": list(answer.tokens),
-                            "log_probs": list(answer.log_probs),
-                            "likeliest": [dict(others) for others in answer.likeliest],
-                        }
-                        for answer in answers
-                    ]
-                    for answers in replace(item, name=name).twice(1, PROMPTS)
-                ]
-
-            prompts = [{"digest": str(place), "max_tokens": 24} for place in range(PROMPTS)]
-            return {"prompts": prompts, "answers": {"before": rows(server), "after": rows(later)}}
-
+    def documents(self, arm: Server, *, after: Server | None = None) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         return [(document(BF16, "control", BF16), document(arm, "arm", after or arm))]
 
     judge = staticmethod(partial(judge_asked, "arm", near_tie=NEAR_TIE, alpha=0.05))
@@ -190,7 +168,7 @@ class TestGate:
         assert "after the load" in gate.reason
         assert "before the load" not in gate.reason
 
-    def test_both_looks_are_said_where_both_pass(self) -> None:
+    def test_a_pass_names_both_times(self) -> None:
         gate = greedy_gate("arm", self.judge(self.documents(BF16)))
         assert (gate.verdict, gate.unseen) == ("PASS", False)
         assert "before the load" in gate.reason
@@ -205,8 +183,5 @@ class TestGate:
 
     def test_nothing_recorded_is_open(self) -> None:
         [found] = self.judge([(None, None)])
-        assert (found.verdict, found.reason) == (
-            "INCONCLUSIVE",
-            "No prompt was answered by both: nothing was recorded.",
-        )
+        assert found.verdict == "INCONCLUSIVE"
         assert greedy_gate("arm", []).verdict == "INCONCLUSIVE"

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,15 @@ from analysis.records.run_list import listed_runs, write_run_list
 from analysis.records.run_records import check_runs, read_run
 from analysis.records.tables import RecordWriter
 from analysis.run.run import Run
-from analysis.run.spikes import find_spikes
 from analysis.summary.summary import analyze
 from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
-RUN = FakeRun(duration_s=300, rate=3, gates={"metrics": ["e2e"]})
+RUN = FakeRun(duration_s=300, rate=3, gates={"metrics": ["e2e"], "draws": 99, "max_error_pct": 1.0})
+TIGHT = {"p90_e2e_ms": 700}
 
 
 def on(machine: str, *, slower: float = 1.0, ratio: float = 1.0, **more: Any) -> FakeRun:
-    """A run on a machine that is `slower` for both arms, where the arm takes `ratio` times as long as the control."""
+    """Describe a run on a machine that is `slower` for both arms, `ratio` times as much for the treatment."""
     arms = (replace(EAGER, ratio=slower), FakeArm(name="compiled", ratio=slower * ratio))
     return replace(RUN, **{"arms": arms, "environment": {"machine": machine}, **more})
 
@@ -55,19 +54,11 @@ def test_joined_runs_pass_every_check_that_each_of_them_passes(tmp_path):
     assert [item.check for item in judgement.checks if not item.ok] == []
     assert run.planned == {"eager": 4500, "compiled": 4500}
     assert check(judgement, "pairs").ok
-    assert check(judgement, "machines").reason.startswith("No one of 2 machines")
+    assert check(judgement, "machines").ok
     assert judgement.overall == "PASS"
 
 
-def test_a_run_by_itself_has_no_machines_to_compare(tmp_path):
-    run, judgement = judged(write_run(tmp_path / "run", on("a")))
-    assert len(run.machines) == 1
-    assert judgement.apart == ()
-    assert all(item.check not in ("machines", "schedules") for item in judgement.checks)
-    assert "joined" not in analyze(tmp_path / "run")
-
-
-def test_what_is_wrong_with_one_run_is_wrong_with_all_and_names_its_trial(tmp_path):
+def test_a_fault_of_one_run_concerns_all_and_names_its_trial(tmp_path):
     folder = joined(tmp_path, on("a"), on("a", trials=2))
     path = tmp_path / "run-1" / "trial-02" / "trial.json"
     info = json.loads(path.read_text())
@@ -76,13 +67,13 @@ def test_what_is_wrong_with_one_run_is_wrong_with_all_and_names_its_trial(tmp_pa
     final = {"eager-0": {"counters": {}}, "compiled-0": {"counters": counters}}
     path.write_text(json.dumps({**info, "complete": False, "deaths": [death], "final": final}))
     _, judgement = judged(folder)
-    assert check(judgement, "complete").reason == "Trial 3 (trial 2 of run-1) was stopped before its end."
+    assert "Trial 3 (trial 2 of run-1)" in check(judgement, "complete").reason
     assert any(item.gate == "deaths" and item.verdict == "FAIL" for item in judgement.gates)
     lost = [item.reason for item in judgement.checks if item.check == "event counts" and not item.ok]
     assert any("compiled-0 counted 9 in trial 3" in reason for reason in lost)
 
 
-def test_a_run_that_was_kept_without_its_steps_misses_none_and_one_that_lost_some_does(tmp_path):
+def test_lost_steps_are_missing_unless_the_whole_run_was_kept_without_steps(tmp_path):
     compiling = replace(RUN, arms=(EAGER, FakeArm(name="compiled")))
     folder = joined(tmp_path, replace(compiling, trials=2), compiling)
     for path in tmp_path.glob("run-*/trial-*/trial.json"):
@@ -105,14 +96,7 @@ def test_a_run_that_was_kept_without_its_steps_misses_none_and_one_that_lost_som
     assert judgement.overall == "PASS"
 
 
-def test_a_trial_that_one_run_lacks_is_missing(tmp_path):
-    folder = joined(tmp_path, on("a", trials=2), on("a"))
-    shutil.rmtree(tmp_path / "run-0" / "trial-02")
-    _, judgement = judged(folder)
-    assert check(judgement, "complete").reason == "Trial 2 (trial 2 of run-0) is missing."
-
-
-def test_events_that_a_replica_numbered_are_missed_under_their_new_number(tmp_path):
+def test_missing_events_are_counted_under_the_new_number_of_their_trial(tmp_path):
     compiling = FakeArm(name="compiled", compiles=(Compile(at_s=100, seconds=1),))
     folder = joined(tmp_path, replace(RUN, arms=(EAGER, compiling)), replace(RUN, arms=(EAGER, compiling)))
     path = tmp_path / "run-1" / "trial-01" / "compile_events.arrow"
@@ -128,14 +112,14 @@ def test_events_that_a_replica_numbered_are_missed_under_their_new_number(tmp_pa
     assert "compiled-0 counted 8 in trial 2 and 3 are recorded" in reasons[0]
 
 
-def test_runs_of_one_seed_are_said_to_share_schedules(tmp_path):
+def test_runs_of_one_seed_share_schedules(tmp_path):
     one = write_run(tmp_path / "a", on("a", trials=2))
     other = write_run(tmp_path / "b", on("a", trials=2, day=DAYS_APART))
     write_run_list(tmp_path / "joined", listed_runs([one, other]))
     _, judgement = judged(tmp_path / "joined")
     said = check(judgement, "schedules")
     assert not said.ok
-    assert said.reason.startswith("Trials 1 and 3, 2 and 4 drove the same schedule")
+    assert "Trials 1 and 3, 2 and 4" in said.reason
     assert said.affects == ()
     assert judgement.overall == "PASS", "a mirrored schedule favours neither arm"
 
@@ -164,48 +148,27 @@ def test_machines_that_differ_in_the_ratio_widen_it_and_machines_that_differ_in_
     assert in_ratio > 2.5 * alike
 
 
-def test_machines_that_contradict_each_other_leave_the_gate_open(tmp_path):
-    folder = joined(tmp_path, *(on(name, ratio=0.7, trials=2) for name in "abc"), on("d", ratio=1.4))
-    _, judgement = judged(folder)
-    gate = next(item for item in judgement.gates if item.kind == "noninferiority")
-    assert gate.verdict == "INCONCLUSIVE"
+@pytest.mark.parametrize(
+    ("others", "last", "kind", "words"),
+    [
+        ({"ratio": 0.7}, {"ratio": 1.4}, "noninferiority", ""),
+        ({"slo": TIGHT}, {"slo": TIGHT, "slower": 2.0}, "slo", "p90_e2e_ms is missed on d"),
+        ({}, {"arms": (EAGER, FakeArm(name="compiled", error_share=0.03))}, "error", "missed on d alone"),
+    ],
+    ids=["ratio", "objective", "errors"],
+)
+def test_a_machine_that_contradicts_the_others_leaves_its_gate_open(tmp_path, others, last, kind, words):
+    runs = [*(on(name, trials=2, **others) for name in "abc"), on("d", **last)]
+    _, judgement = judged(joined(tmp_path, *runs))
+    gates = {item.kind: item for item in judgement.gates if item.gate != "deaths"}
+    assert gates[kind].verdict == "INCONCLUSIVE"
+    assert words in check(judgement, "machines").reason
+    if words:
+        assert gates[kind].blocked_by == ("machines",)
+        assert gates["noninferiority"].blocked_by == ()
 
 
-def test_an_objective_that_one_machine_surely_misses_is_open(tmp_path):
-    slo = {"p90_e2e_ms": 700}
-    folder = joined(tmp_path, *(on(name, slo=slo, trials=2) for name in "abc"), on("d", slower=2.0, slo=slo))
-    _, judgement = judged(folder)
-    gate = next(item for item in judgement.gates if item.kind == "slo")
-    assert (gate.verdict, gate.blocked_by) == ("INCONCLUSIVE", ("machines",))
-    assert "p90_e2e_ms is missed on d alone" in check(judgement, "machines").reason
-    assert next(item for item in judgement.gates if item.kind == "noninferiority").blocked_by == ()
-
-
-def test_errors_of_one_machine_do_not_drown_among_the_others(tmp_path):
-    failing = replace(on("d"), arms=(EAGER, FakeArm(name="compiled", error_share=0.03)))
-    gates = {"metrics": ["e2e"], "max_error_pct": 1.0}
-    runs = [*(on(name, trials=2) for name in "abc"), failing]
-    _, judgement = judged(joined(tmp_path, *(replace(run, gates=gates) for run in runs)))
-    gate = next(item for item in judgement.gates if item.gate == "errors")
-    assert (gate.verdict, gate.blocked_by) == ("INCONCLUSIVE", ("machines",))
-    assert "the error limit is missed on d alone, by " in check(judgement, "machines").reason
-
-
-def test_what_is_normal_on_a_slow_machine_is_no_spike_and_no_interference(tmp_path):
-    compiles = [Compile(at_s=float(at), seconds=2.0) for at in range(20, 280, 20)]
-    slow = on("b", slower=6.0)
-    slow = replace(slow, arms=(slow.arms[0], replace(slow.arms[1], compiles=compiles)))
-    run, judgement = judged(joined(tmp_path, on("a", trials=2), slow))
-    assert check(judgement, "interference").ok
-    unexplained = [
-        spike
-        for spike in find_spikes(run.requests, run.attribution, run.events, control="eager", machine=run.machine)
-        if spike.arm == "eager"
-    ]
-    assert unexplained == []
-
-
-def test_goodput_is_as_sure_as_machines_agree(tmp_path):
+def test_machines_that_differ_widen_the_limits_of_goodput(tmp_path):
     def low(folder: Path) -> float:
         rates = compare_rates(Run.of(read_run(folder)))
         return next(item.low for item in rates if item.rate == "goodput") or 0.0
@@ -221,12 +184,11 @@ def test_the_advice_counts_trials(tmp_path):
     summary = analyze(joined(tmp_path, *runs))
     assert summary["overall"] == "INCONCLUSIVE"
     assert summary["advice"]["needed_s"] > 720
-    assert "more, if they are like the 3 that are here." in summary["advice"]["text"]
-    alone = analyze(joined(tmp_path / "alone", runs[0]))["advice"]["text"]
-    assert "more, if they are like the one that is here." in alone
+    assert "like the 3 that are here" in summary["advice"]["text"]
+    assert "like the one that is here" in judged(joined(tmp_path / "alone", runs[0]))[1].advice.text
 
 
-def test_the_summary_names_runs_machines_and_what_was_accepted(tmp_path):
+def test_the_summary_names_runs_and_machines(tmp_path):
     summary = analyze(joined(tmp_path, on("a", trials=2), on("b")))
     facts = summary["joined"]
     assert [(row["name"], row["machine"], row["trials"]) for row in facts["runs"]] == [
@@ -240,17 +202,15 @@ def test_the_summary_names_runs_machines_and_what_was_accepted(tmp_path):
     assert again == summary
 
 
-def test_a_run_without_compile_events_does_not_hide_among_runs_that_have_them(tmp_path):
-    folder = joined(tmp_path, on("a"), on("a", telemetry=False))
-    _, judgement = judged(folder)
-    assert "run-1/trial-01 holds no compile_events, as other trials do" in check(judgement, "records").reason
-    gate = next(item for item in judgement.gates if item.gate == "recompiles")
-    assert gate.verdict == "INCONCLUSIVE"
+def test_a_run_without_compile_events_among_others_leaves_gates_open(tmp_path):
+    _, judgement = judged(joined(tmp_path, on("a"), on("a", telemetry=False)))
+    assert "run-1/trial-01" in check(judgement, "records").reason
+    assert next(item for item in judgement.gates if item.gate == "recompiles").verdict == "INCONCLUSIVE"
 
 
-def test_a_trial_without_compile_events_does_not_hide_among_those_of_its_run(tmp_path):
+def test_a_trial_without_compile_events_among_others_leaves_gates_open(tmp_path):
     run = write_run(tmp_path / "run", on("a", trials=2))
     (run / "trial-02" / "compile_events.arrow").unlink()
     _, judgement = judged(run)
-    assert "trial-02 holds no compile_events" in check(judgement, "records").reason
+    assert "trial-02" in check(judgement, "records").reason
     assert judgement.overall == "INCONCLUSIVE"

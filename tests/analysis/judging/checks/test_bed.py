@@ -1,8 +1,9 @@
-"""Each trouble of a machine is seen and named, opens whose gates it concerns, and a quiet one opens nothing."""
+"""Checks of the machines: each disturbance is named and opens the gates that it concerns; quiet machines open none."""
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ ARMS = (EAGER, FakeArm(name="compiled"), FakeArm(name="naive"))
 
 @cache
 def judged(bed, *, trials=2, seed=1, arms=2, seconds=60.0):
-    """(the judgement on the bed of a short run, its checks)."""
+    """Return the judgement on the machines of a short run, and its checks."""
     with tempfile.TemporaryDirectory() as folder:
         fake = FakeRun(
             bed=bed, trials=trials, duration_s=seconds, rate=1.0, seed=seed, arms=ARMS[:arms], telemetry=False
@@ -33,7 +34,7 @@ def judged(bed, *, trials=2, seed=1, arms=2, seconds=60.0):
 
 
 def opened(bed, **more):
-    """{(check, arm)} of the checks that fail, None for all arms."""
+    """Return (check, arm) of the checks that fail, the arm None for all arms."""
     return {(check.check, check.arm) for check in judged(bed, **more)[1] if not check.ok}
 
 
@@ -46,7 +47,7 @@ def bed(*troubles, **more):
 
 
 def facts_of(bed, *, trials, seed=1, arms=("eager", "compiled", "other", "last")):
-    """The bed of a run without samples: what its references say."""
+    """Return the machines of a run without samples, known by their references, and its arms."""
     rng = np.random.default_rng([seed, 6])
     infos = [bed.facts(arms[: bed.cards or 2], trial, rng) for trial in range(1, trials + 1)]
     rows = [SimpleNamespace(number=at, info=info, seconds=180.0) for at, info in enumerate(infos, start=1)]
@@ -54,95 +55,91 @@ def facts_of(bed, *, trials, seed=1, arms=("eager", "compiled", "other", "last")
 
 
 def apart_of(bed, **more):
-    """The failed checks *bed apart* of the run."""
+    """Return the failed checks "bed apart" of the run."""
     checks, _ = check_bed(*facts_of(bed, **more), 0.05)
     return [check for check in checks if check.check == "bed apart" and not check.ok]
 
 
 def slower(size, **more):
-    """A bed of which one card is slower in all trials."""
     return FakeBed(troubles=(Trouble(what="slow", place="cuda:1", size=size),), **more)
 
 
 # In these runs eager, the control, sits on cuda:0 and compiled on cuda:1, unless they change places.
-class TestTroublesAreSeenAndNamed:
-    def test_a_foreign_process_on_a_card(self):
-        alone = bed(Trouble(what="foreign", size=2), swap=False)
-        assert opened(alone) == {("foreign work", "compiled")}
-        assert "2 processes of others (python, pid 4711) with 4 GiB were on cuda:1 throughout trial 1" in line(alone)
+FOREIGN = Trouble(what="foreign")
+BLIND = Trouble(what="unreadable", column="foreign_processes")
 
-    @pytest.mark.parametrize(
-        ("what", "size", "named"),
-        [
-            ("power_limit", 0.6, "cuda:1 had a power limit of 420 W in trial 1, cuda:0 of 700 W"),
-            ("clock", 0.85, "cuda:1 had a highest clock under load of 1,683 MHz in trial 1, cuda:0 of 1,980 MHz"),
-        ],
-    )
-    def test_a_lower_limit_on_one_card(self, what, size, named):
-        lower = bed(Trouble(what=what, size=size), swap=False)
-        assert ("device settings", "compiled") in opened(lower)
-        assert any(named in item.text for item in judged(lower)[0].disturbances)
 
-    @pytest.mark.parametrize(
-        ("what", "size", "check", "named"),
-        [
-            ("busy", 0.4, "busy host", "work that is not of the run took 40"),
-            ("steal", 0.04, "steal", "the hypervisor took 4 % of the processors' time from the host in trial"),
-            ("memory_pressure", 0.2, "busy host", "tasks waited for memory 20 % of the time on the host"),
-        ],
-    )
-    def test_a_busy_host_concerns_all_arms(self, what, size, check, named):
-        busy = bed(Trouble(what=what, place="host", size=size))
-        assert opened(busy) == {(check, None)}
-        assert named in line(busy)
+def capped(*cards, **more):
+    return [Trouble(what="throttle", reason="sw_power_cap", place=f"cuda:{card}", **more) for card in cards]
 
-    @pytest.mark.parametrize(
-        ("reason", "named"),
-        [
-            ("hw_thermal_slowdown", "heat, by the hardware"),
-            ("hw_power_brake_slowdown", "power brake"),
-            ("sync_boost", "sync boost"),
-        ],
-    )
-    def test_a_throttled_card(self, reason, named):
-        hot = bed(Trouble(what="throttle", reason=reason, share=0.3, trials=(2,)), swap=False)
-        assert opened(hot) == {("throttling", "compiled")}
-        assert line(hot) == f"Disturbed: cuda:1 was throttled for 18 s of the 60 s of trial 2 ({named})."
 
-    def test_a_slow_neighbour_card(self):
-        slow = bed(Trouble(what="slow", size=0.85), swap=False)
-        assert opened(slow) == {("bed apart", "compiled")}
-        assert "cuda:1 read memory 15" in line(slow) or "cuda:1 multiplied matrices 15" in line(slow)
+@pytest.mark.parametrize(
+    ("troubles", "check", "arm", "named"),
+    [
+        ([replace(FOREIGN, size=2)], "foreign work", "compiled", ("2 processes", "pid 4711", "4 GiB", "cuda:1")),
+        ([replace(FOREIGN, place="cuda:0")], "foreign work", None, ("cuda:0",)),
+        ([BLIND, FOREIGN], "foreign work", "compiled", ("pid 4711", "before the arms of trial 1")),
+        ([BLIND, Trouble(what="held", size=30.0)], "foreign work", "compiled", ("30 GiB of cuda:1",)),
+        ([Trouble(what="throttle", share=0.3, trials=(2,))], "throttling", "compiled", ("18 s of the 60 s", "heat")),
+        (capped(1, trials=(1,)), "throttling", "compiled", ("power cap", "1,386 MHz", "1,980 MHz")),
+        (
+            [*capped(1, share=0.1), Trouble(what="unreadable", column="sm_mhz")],
+            "throttling",
+            "compiled",
+            ("power cap",),
+        ),
+        ([Trouble(what="slow", size=0.85)], "bed apart", "compiled", ("cuda:1", " 15")),
+        ([Trouble(what="busy", place="host", size=0.4)], "busy host", None, ("40",)),
+        ([Trouble(what="steal", place="host", size=0.04)], "steal", None, ("4 %", "hypervisor")),
+        ([Trouble(what="memory_pressure", place="host", size=0.2)], "busy host", None, ("memory 20 %",)),
+        ([Trouble(what="slow", place="host", size=0.9, trials=(2,))], "bed drift", None, ("the host",)),
+    ],
+)
+def test_a_disturbance_opens_the_arms_that_it_concerns_and_is_named(troubles, check, arm, named):
+    disturbed = bed(*troubles, swap=False)
+    assert opened(disturbed) == {(check, arm)}
+    assert [word for word in named if word not in line(disturbed)] == []
 
-    def test_a_card_far_below_its_kind(self):
-        faulty = bed(Trouble(what="slow", place="cuda:0", size=0.6), Trouble(what="slow", size=0.6))
-        assert opened(faulty) == {("slow bed", None)}
-        assert "% of the speed that NVIDIA H200 is known for" in line(faulty)
 
-    def test_a_card_that_slows_within_a_trial(self):
-        tired = bed(Trouble(what="slow_after", size=0.9, trials=(1,)), swap=False)
-        assert ("bed drift", "compiled") in opened(tired)
-        assert "slower after trial 1 than before it" in line(tired)
+@pytest.mark.parametrize(
+    ("trouble", "check", "named"),
+    [
+        (Trouble(what="power_limit", size=0.6), "device settings", ("420 W", "700 W")),
+        (Trouble(what="clock", size=0.85), "device settings", ("1,683 MHz", "1,980 MHz")),
+        (Trouble(what="slow_after", size=0.9, trials=(1,)), "bed drift", ("slower after trial 1",)),
+        (Trouble(what="slow", size=0.9, trials=(2,)), "bed drift", ("slower in trial 2 than in trial 1",)),
+    ],
+)
+def test_a_card_with_other_limits_or_speeds_is_named(trouble, check, named):
+    disturbed = bed(trouble, swap=False)
+    assert (check, "compiled") in opened(disturbed)
+    texts = " ".join(item.text for item in judged(disturbed)[0].disturbances)
+    assert [word for word in named if word not in texts] == []
 
-    def test_a_card_that_slows_between_trials(self):
-        aged = bed(Trouble(what="slow", size=0.9, trials=(2,)), swap=False)
-        assert ("bed drift", "compiled") in opened(aged)
-        assert "slower in trial 2 than in trial 1" in line(aged)
 
-    def test_a_host_that_slows_is_told_from_a_card_and_concerns_all(self):
-        slow = bed(Trouble(what="slow", place="host", size=0.9, trials=(2,)))
-        assert opened(slow) == {("bed drift", None)}
-        assert line(slow).startswith("Disturbed: the host beside cuda:")
+def test_cards_far_below_the_speed_of_their_model_open_all():
+    faulty = bed(*(Trouble(what="slow", place=f"cuda:{card}", size=0.6) for card in (0, 1)))
+    assert opened(faulty) == {("slow bed", None)}
+    assert "NVIDIA H200" in line(faulty)
+
+
+@pytest.mark.parametrize("reason", ["hw_thermal_slowdown", "hw_power_brake_slowdown", "sync_boost"])
+def test_every_reason_of_the_hardware_to_throttle_counts(reason):
+    assert opened(bed(Trouble(what="throttle", reason=reason, share=0.3), swap=False)) == {("throttling", "compiled")}
 
 
 class TestFairness:
-    def test_what_disturbs_the_controls_card_concerns_all(self):
-        assert opened(bed(Trouble(what="foreign", place="cuda:0"), swap=False)) == {("foreign work", None)}
-
-    def test_what_disturbs_a_card_that_no_arm_uses_concerns_none(self):
-        troubles = (Trouble(what="foreign", place="cuda:2"), Trouble(what="slow", place="cuda:2", size=0.5))
-        idle = bed(*troubles, cards=3, swap=False)
-        assert (judged(idle)[0].verdict, opened(idle)) == ("quiet", set())
+    @pytest.mark.parametrize(
+        "undisturbed",
+        [
+            bed(replace(FOREIGN, place="cuda:2"), Trouble(what="slow", place="cuda:2", size=0.5), cards=3, swap=False),
+            bed(Trouble(what="busy", place="host", size=0.4), pressure=("compute",)),
+            bed(*capped(1, share=0.1), swap=False),
+        ],
+        ids=["a card without an arm", "the pressure of the experiment", "a power cap that hardly slows"],
+    )
+    def test_disturbances_that_concern_no_arm_leave_the_machines_quiet(self, undisturbed):
+        assert (judged(undisturbed)[0].verdict, opened(undisturbed)) == ("quiet", set())
 
     def test_of_three_arms_only_the_one_on_the_card_is_open(self):
         hot = bed(Trouble(what="throttle", place="cuda:2"), cards=3, swap=False)
@@ -150,131 +147,69 @@ class TestFairness:
 
     def test_a_slower_card_is_balanced_by_changing_places_and_still_named(self):
         slow = bed(Trouble(what="slow", size=0.85))
-        assert opened(slow) == set()
-        assert "which the arms' changing places balances" in line(slow)
-        assert judged(slow)[0].verdict == "disturbed"
+        assert (judged(slow)[0].verdict, opened(slow)) == ("disturbed", set())
+        assert "balances" in line(slow)
 
-    def test_an_odd_number_of_trials_balances_what_a_third_of_it_still_allows(self):
+    def test_an_odd_number_of_trials_leaves_a_third_of_a_slower_card(self):
         assert opened(bed(Trouble(what="slow", size=0.9)), trials=3) == set()
         assert ("bed apart", "compiled") in opened(bed(Trouble(what="slow", size=0.82)), trials=3)
 
-    def test_what_is_the_moments_is_in_what_trials_differ_by_and_what_stays_with_a_card_is_not(self):
+    def test_momentary_noise_is_among_trials_and_a_slow_card_is_not(self):
         moment = apart_of(FakeBed(host_noise=0.15, cards=4), trials=6)
         assert moment
         assert all(check.among_trials for check in moment)
-        # Six trials on four cards leave a sixth of what a slow one does: of 15 % that is less than the limit.
+        # Six trials on four cards leave a sixth of a slow card: of 15 %, less than the limit.
         assert all(check.among_trials for check in apart_of(slower(0.85, cards=4, host_noise=0.15), trials=6))
         for stays in (slower(0.6, cards=4, host_noise=0.15), slower(0.85, cards=4, swap=False)):
-            checks = apart_of(stays, trials=6)
-            assert any(not check.among_trials for check in checks)
+            assert any(not check.among_trials for check in apart_of(stays, trials=6))
 
-    def test_a_power_cap_that_follows_the_arm_over_cards_is_its_own(self):
-        # The same arm draws the most power, on either card, at one limit.
-        follows = bed(
-            Trouble(what="throttle", reason="sw_power_cap", place="cuda:1", trials=(1,)),
-            Trouble(what="throttle", reason="sw_power_cap", place="cuda:0", trials=(2,)),
-        )
-        assert opened(follows) == set()
-        now_and_then = bed(Trouble(what="throttle", reason="sw_power_cap", trials=(1,)))
-        assert opened(now_and_then) == {("throttling", "compiled")}
-        assert "(power cap), to 1,386 MHz in the mean where cuda:0 had 1,980 MHz" in line(now_and_then)
+    @pytest.mark.parametrize(
+        "troubles",
+        [[*capped(1, trials=(1,)), *capped(0, trials=(2,))], capped(1), capped(0, 1)],
+        ids=["it follows the arm", "it stays with a card that changes arms", "on both cards"],
+    )
+    def test_a_power_cap_that_is_fair_opens_nothing(self, troubles):
+        assert opened(bed(*troubles)) == set()
 
-    def test_a_power_cap_that_stays_with_a_card_is_balanced_by_changing_places(self):
-        stays = bed(Trouble(what="throttle", reason="sw_power_cap"))
-        assert opened(stays) == set()
-        assert "which the arms' changing places balances" in line(stays)
-
-    def test_a_power_cap_that_hardly_slows_a_card_is_no_trouble(self):
-        # For a tenth of the time, by 30 %: less than the reference may drift.
-        brief = bed(Trouble(what="throttle", reason="sw_power_cap", share=0.1), swap=False)
-        assert (judged(brief)[0].verdict, opened(brief)) == ("quiet", set())
-
-    def test_a_power_cap_whose_clock_is_unknown_is_taken_for_one_that_matters(self):
-        blind = bed(
-            Trouble(what="throttle", reason="sw_power_cap", share=0.1),
-            Trouble(what="unreadable", column="sm_mhz"),
-            swap=False,
-        )
-        assert opened(blind) == {("throttling", "compiled")}
-
-    def test_a_power_cap_on_both_cards_alike_is_what_the_cards_do(self):
-        both = bed(*(Trouble(what="throttle", reason="sw_power_cap", place=f"cuda:{card}") for card in (0, 1)))
-        assert opened(both) == set()
-
-    def test_heat_on_both_cards_alike_still_opens(self):
+    def test_heat_on_both_cards_alike_opens_all(self):
         both = bed(*(Trouble(what="throttle", place=f"cuda:{card}") for card in (0, 1)), swap=False)
         assert opened(both) == {("throttling", None), ("throttling", "compiled")}
 
-    def test_a_second_of_throttling_in_a_long_trial_is_no_trouble(self):
+    def test_a_second_of_throttling_in_a_long_trial_opens_nothing(self):
         assert opened(bed(Trouble(what="throttle", share=0.005)), seconds=200.0) == set()
 
-    def test_what_the_experiment_itself_weighs_on_the_host_is_no_disturbance(self):
-        busy = bed(Trouble(what="busy", place="host", size=0.4), pressure=("compute",))
-        assert (judged(busy)[0].verdict, opened(busy)) == ("quiet", set())
+
+@pytest.mark.parametrize(
+    ("partial", "words"),
+    [
+        (bed(*(replace(BLIND, place=f"cuda:{card}") for card in (0, 1))), "cuda:0, cuda:1"),
+        (bed(referenced=False), "no reference"),
+        (bed(sampled=False), "nothing was sampled"),
+    ],
+)
+def test_machines_that_were_sampled_in_part_open_nothing_and_are_not_quiet(partial, words):
+    assert (judged(partial)[0].verdict, opened(partial)) == ("partly watched", set())
+    assert words in line(partial)
 
 
-class TestUnknown:
-    def test_who_else_was_there_cannot_be_told(self):
-        blind = bed(*(Trouble(what="unreadable", place=f"cuda:{card}", column="foreign_processes") for card in (0, 1)))
-        judgement, checks = judged(blind)
-        assert judgement.verdict == "partly watched"
-        assert "cannot tell: who else was on cuda:0, cuda:1" in judgement.line
-        assert "foreign work" not in {check.check for check in checks}
-
-    def test_what_ran_before_the_arms_counts_where_nothing_else_tells(self):
-        blind = bed(Trouble(what="unreadable", column="foreign_processes"), Trouble(what="foreign", size=1), swap=False)
-        assert opened(blind) == {("foreign work", "compiled")}
-        assert "python, pid 4711 ran on cuda:1 before the arms of trial 1 started" in line(blind)
-
-    def test_memory_that_somebody_held_before_the_arms_shows_that_he_was_there(self):
-        hidden = Trouble(what="unreadable", column="foreign_processes")
-        blind = bed(hidden, Trouble(what="held", size=30.0), swap=False)
-        assert opened(blind) == {("foreign work", "compiled")}
-        assert line(blind).startswith("Disturbed: somebody held 30 GiB of cuda:1 before the arms of trial 1 started")
-
-    @pytest.mark.parametrize(
-        ("more", "said"),
-        [
-            ({"referenced": False}, "how fast the machines were, since no reference was measured"),
-            ({"sampled": False}, "nothing was sampled"),
-        ],
-    )
-    def test_half_a_bed_is_partly_watched(self, more, said):
-        half = bed(**more)
-        assert judged(half)[0].verdict == "partly watched"
-        assert said in line(half)
-        assert opened(half) == set()
-
-    def test_a_run_that_nobody_watched_is_not_quiet_and_has_no_check(self):
-        judgement, checks = judged(None)
-        assert (judgement.verdict, checks) == ("not watched", [])
-        assert judgement.line == "Not watched: nobody recorded how the machines of this run behaved."
+def test_machines_without_samples_are_not_quiet_and_have_no_check():
+    judgement, checks = judged(None)
+    assert (judgement.verdict, checks) == ("not watched", [])
 
 
-class TestQuiet:
-    def test_a_quiet_bed_says_what_it_was(self):
-        assert line(bed()).startswith("Quiet: 2 × NVIDIA H200, clocks 1,980 MHz throughout, steal 0.0 %, reference wit")
+def test_quiet_machines_are_described():
+    assert all(words in line(bed()) for words in ("Quiet", "2 × NVIDIA H200", "1,980 MHz", "steal 0.0 %", "reference"))
+    assert all(words in line(bed(cards=0)) for words in ("Quiet", "16 processors", "steal 0.0 %"))
 
-    def test_a_host_without_cards_may_be_quiet_too(self):
-        alone = bed(cards=0)
-        assert (judged(alone)[0].verdict, opened(alone)) == ("quiet", set())
-        assert line(alone).startswith("Quiet: 16 processors, steal 0.0 %, reference within")
 
-    @pytest.mark.parametrize(("noise", "most"), [(0.008, 0), (0.012, 15)])
-    def test_the_noise_of_a_good_reference_hardly_ever_looks_like_drift(self, noise, most):
-        opened_runs = 0
-        for seed in range(100):
-            checks, _ = check_bed(*facts_of(FakeBed(host_noise=noise), trials=6, seed=seed), 0.05)
-            opened_runs += any(not check.ok for check in checks)
-        assert opened_runs <= most
+@pytest.mark.parametrize(("noise", "most"), [(0.008, 0), (0.012, 15)])
+def test_the_noise_of_a_good_reference_hardly_ever_looks_like_drift(noise, most):
+    runs = (check_bed(*facts_of(FakeBed(host_noise=noise), trials=6, seed=seed), 0.05)[0] for seed in range(100))
+    assert sum(any(not check.ok for check in checks) for checks in runs) <= most
 
-    def test_quiet_beds_of_many_seeds_open_nothing(self):
-        beds = [
-            (FakeBed(cards=cards, locked=locked), seed)
-            for cards, locked in ((2, True), (1, False), (0, True))
-            for seed in range(5)
-        ]
-        verdicts = [
-            (judged(one, seed=seed, trials=2)[0].verdict, opened(one, seed=seed, trials=2)) for one, seed in beds
-        ]
-        assert set(map(str, verdicts)) == {str(("quiet", set()))}
+
+@pytest.mark.parametrize(("cards", "locked"), [(2, True), (1, False), (0, True)])
+@pytest.mark.parametrize("seed", range(5))
+def test_quiet_machines_open_nothing(cards, locked, seed):
+    quiet = FakeBed(cards=cards, locked=locked)
+    assert (judged(quiet, seed=seed)[0].verdict, opened(quiet, seed=seed)) == ("quiet", set())

@@ -1,45 +1,27 @@
+"""Checks of the traffic: sample ratio, lag, open loop, interference and overload, on made-up servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+from analysis.arrays import Floats
+from analysis.judging.checks.loop import loop_of
+from analysis.judging.checks.overload import check_overload
 from analysis.judging.checks.traffic import (
-    check_control_errors,
-    check_generator_lag,
     check_interference,
-    check_open_loop,
-    check_sample_ratio,
     slowdown_during,
 )
-
-
-def test_a_split_far_from_its_weights_is_a_mismatch():
-    weights = {"a": 9.0, "b": 1.0}
-    assert check_sample_ratio({"a": 9010, "b": 990}, weights).ok
-    assert not check_sample_ratio({"a": 8700, "b": 1300}, weights).ok
-    assert check_sample_ratio({"a": 5}, weights) is None
-
-
-def test_generator_lag_must_be_known_and_small():
-    assert check_generator_lag(3.0, 50.0).ok
-    assert not check_generator_lag(80.0, 50.0).ok
-    assert not check_generator_lag(None, 50.0).ok
-
-
-def test_closed_loop_and_unscheduled_data_carry_no_tail():
-    assert check_open_loop(True, True).ok
-    assert check_open_loop(None, True).ok
-    assert not check_open_loop(False, True).ok
-    assert not check_open_loop(True, False).ok
-
-
-def test_an_arm_of_weight_0_gets_no_session():
-    stray = check_sample_ratio({"a": 900, "b": 100, "c": 3}, {"a": 9.0, "b": 1.0, "c": 0.0})
-    assert (stray.ok, stray.reason) == (False, "c has weight 0 and got 3 sessions.")
-
-
-def test_a_control_that_fails_blames_nobody():
-    assert check_control_errors("eager", 5, 1000, 0.5).ok
-    assert not check_control_errors("eager", 6, 1000, 0.5).ok
-    assert check_control_errors("eager", 0, 0, 0.5).ok
+from analysis.judging.overload import Load, load_of
+from analysis.summary.summary import analyze
+from benchmarks.simulation.loops import KINDS, SERVERS, closed_loop, open_loop
+from benchmarks.simulation.scenario import Scenario, run
+from benchmarks.simulation.server import Served
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 
 def slowed(factor, *, seed=0, requests=1200, seconds=600.0):
@@ -59,16 +41,217 @@ def test_a_control_that_slows_while_others_compile_is_seen():
     assert not check_interference(factor, p_value).ok
 
 
-def test_arms_that_take_turns_already_are_not_sent_to_the_design_that_they_have():
-    assert "switchback" in check_interference(1.6, 0.01).remedy
-    assert "a run of their own" in check_interference(1.6, 0.01, taking_turns=True).remedy
-
-
-def test_a_control_that_drifts_by_itself_is_not_blamed():
+def test_a_control_that_drifts_by_itself_is_no_interference():
     blamed = sum(not check_interference(*slowed(1.0, seed=seed)).ok for seed in range(60))
     assert blamed <= 5
 
 
-def test_too_few_requests_say_nothing_of_interference():
+def test_interference_is_unknown_from_too_few_requests():
     assert slowed(1.6, requests=12) == (None, None)
     assert check_interference(None, None).ok
+
+
+S = 1_000_000_000
+
+
+@pytest.mark.parametrize("server", list(SERVERS))
+@pytest.mark.parametrize("think_s", [0.005, 0.05, 0.5, 2.0])
+@pytest.mark.parametrize("count", [1, 8, 64])
+def test_users_who_think_are_not_mistaken_for_a_schedule(count: int, think_s: float, server: str) -> None:
+    found = closed_loop(count, think_s, server, 3)
+    assert found.closed or not found.known
+    assert found.closed or count == 1
+
+
+@pytest.mark.parametrize("server", list(SERVERS))
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_schedule_is_not_mistaken_for_users(kind: str, server: str) -> None:
+    assert not any(open_loop(kind, server, seed).closed for seed in range(3))
+
+
+@pytest.mark.parametrize("kind", ["Poisson", "a rate that wanders", "on and off", "paced", "batches"])
+def test_a_schedule_is_known_as_one(kind: str) -> None:
+    assert open_loop(kind, "noisy", 1).known
+
+
+def test_the_loop_of_a_few_requests_is_unknown() -> None:
+    for count in (0, 1, 2, 5):
+        starts = np.arange(count, dtype=np.int64) ** 2 * S
+        found = loop_of(starts, starts + S // 2)
+        assert not found.closed
+        assert not found.known
+    same = np.zeros(50, dtype=np.int64)
+    assert not loop_of(same, same + S).closed
+
+
+SEEDS = range(4)
+FEW = 30
+# A server of the simulation has 16 slots and takes 1.6 s a request: it serves 10 requests/s.
+FINE = {
+    "calm": Scenario(),
+    "calm for 90 s": Scenario(duration_s=90.0),
+    "a rate that wanders": Scenario(cox=0.2),
+    "busy for 80 % of the time": Scenario(rate=8.0, cox=0.2),
+    "jams": Scenario(rate=6.0, cox=0.6),
+    "stalls of the host": Scenario(host_stalls=6),
+    "compiles": Scenario(compile_s=8.0, new_shapes=6),
+    "compiles in 90 s": Scenario(duration_s=90.0, compile_s=8.0, new_shapes=3),
+    "stalls of its own": Scenario(private_stalls=8),
+}
+OVERLOADED = {
+    "a fifth too much": Scenario(rate=12.0),
+    "a fifth too much for 20 minutes": Scenario(rate=12.0, duration_s=1200.0),
+    "half too much": Scenario(rate=15.0),
+    "half too much for 90 s": Scenario(rate=15.0, duration_s=90.0),
+    "three times too much": Scenario(rate=30.0, duration_s=300.0),
+    "a fifth too much, with compiles": Scenario(rate=12.0, compile_s=8.0, new_shapes=6),
+}
+
+
+def load(served: Served, seconds: float) -> Load | None:
+    answered = np.ones(len(served.end_s), dtype=np.bool_)
+    return load_of(served.arrival_s, served.end_s, answered, ~answered, seconds=seconds)
+
+
+def loads(scenario: Scenario, seed: int) -> list[Load | None]:
+    made = run(scenario, np.random.default_rng(seed))
+    return [load(served, scenario.duration_s) for served in (made.treatment, made.control)]
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_passing_jams_are_no_overload(name: str) -> None:
+    found = [one for seed in SEEDS for one in loads(FINE[name], seed)]
+    assert [one for one in found if one is not None and one.overloaded] == []
+    assert sum(one is not None for one in found) >= len(found) // 2
+
+
+@pytest.mark.parametrize("name", OVERLOADED)
+def test_more_than_a_server_can_serve_is_overload(name: str) -> None:
+    scenario = OVERLOADED[name]
+    for seed in SEEDS:
+        for one in loads(scenario, seed):
+            assert one is not None
+            assert one.overloaded
+            assert one.offered_rps == pytest.approx(scenario.rate, rel=0.15)
+            assert one.answered_rps == pytest.approx(10.0, rel=0.2)
+            assert one.waiting > FEW
+
+
+def test_one_jam_that_has_not_drained_at_the_end_is_no_overload() -> None:
+    rng = np.random.default_rng(1)
+    calm, jam = rng.uniform(0.0, 600.0, 2400), rng.uniform(540.0, 560.0, 800)
+    start = np.sort(np.concatenate([calm, jam]))
+    found = load_of(*_served(start, slots=16, work_s=1.6), seconds=600.0)
+    assert found is not None
+    assert (found.waiting > FEW, found.overloaded) == (True, False)
+
+
+def _served(
+    start: Floats, *, slots: int, work_s: float, room: int = 10**9, deadline_s: float = 1e9
+) -> tuple[Floats, Floats, np.ndarray, np.ndarray]:
+    """(start, end, answered, shed) of a server that refuses beyond `room` waiting and gives up after the deadline."""
+    free = np.zeros(slots)
+    end, answered = np.empty(len(start)), np.zeros(len(start), dtype=np.bool_)
+    begun: list[float] = []
+    for index, at in enumerate(start):
+        slot = int(free.argmin())
+        begin = max(at, free[slot])
+        if begin > at and sum(other > at for other in begun[-room - 1 :]) >= room:
+            end[index] = at
+        elif begin + work_s > at + deadline_s:
+            end[index] = at + deadline_s
+            free[slot] = max(free[slot], min(begin + work_s, end[index]))
+        else:
+            end[index] = free[slot] = begin + work_s
+            answered[index] = True
+            begun.append(begin)
+    return start, end, answered, ~answered
+
+
+@pytest.mark.parametrize("limit", [{"room": 32}, {"room": 200}, {"deadline_s": 10.0}, {"deadline_s": 60.0}])
+@pytest.mark.parametrize("rate", [13, 20, 40])
+def test_requests_that_are_shed_throughout_are_overload(limit: dict[str, float], rate: int) -> None:
+    start = np.sort(np.random.default_rng(rate).uniform(0.0, 300.0, 300 * rate))
+    found = load_of(*_served(start, slots=16, work_s=1.6, **limit), seconds=300.0)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.overloaded
+    assert found.shed > FEW or found.waiting > FEW
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
+def test_requests_that_hang_on_a_quick_server_are_no_overload(share: float) -> None:
+    rng = np.random.default_rng(2)
+    start = np.sort(rng.uniform(0.0, 300.0, 1200))
+    hung = rng.uniform(size=1200) < share
+    end = start + np.where(hung, 60.0, 1.6)
+    found = load_of(start, end, ~hung, hung, seconds=300.0)
+    assert found is not None
+    assert not found.overloaded
+
+
+def test_the_load_of_too_few_requests_is_unknown() -> None:
+    none = np.zeros(0)
+    assert load_of(none, none, none.astype(bool), none.astype(bool), seconds=300.0) is None
+    few = np.linspace(0.0, 299.0, 60)
+    everything = np.ones(60, dtype=np.bool_)
+    assert load_of(few, few + 1.0, everything, ~everything, seconds=300.0) is None
+
+
+# --- The check and what follows from it -------------------------------------------------------------------------------
+
+CALM = Load(offered_rps=12.0, answered_rps=12.0, waiting=3, shed=0, overloaded=False)
+OVER = Load(offered_rps=12.0, answered_rps=9.96, waiting=240, shed=0, overloaded=True)
+
+
+def test_an_overload_of_all_arms_is_one_check_that_names_their_rates() -> None:
+    (found,) = check_overload({"eager": [OVER], "compiled": [replace(OVER, answered_rps=10.3, shed=17)]}, "eager")
+    assert (found.ok, found.arm, found.value, found.limit) == (False, None, 9.96, 12.0)
+    words = ("Both arms", "12 requests/s", "9.96 and 10.3", "240 and 240", "0 and 17")
+    assert [word for word in words if word not in found.reason] == []
+    assert "8 requests/s" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("loads", "arms"),
+    [
+        ({"eager": [CALM], "compiled": [OVER]}, []),  # its own weakness, and a FAIL
+        ({"eager": [OVER], "compiled": [CALM]}, []),
+        ({"eager": [None], "compiled": [OVER]}, []),
+        ({"eager": [OVER, CALM, CALM], "compiled": [OVER, CALM, CALM]}, []),
+        ({"eager": [OVER, None, CALM], "compiled": [OVER, OVER, CALM]}, [None]),
+        ({"eager": [OVER], "compiled": [OVER], "naive": [CALM]}, ["compiled"]),
+        ({"eager": [OVER], "compiled": [OVER], "naive": [OVER]}, [None]),
+    ],
+)
+def test_arms_are_overloaded_together_with_the_control(loads: dict[str, Any], arms: list[str | None]) -> None:
+    assert [found.arm for found in check_overload(loads, "eager") if not found.ok] == arms
+
+
+@pytest.mark.parametrize(
+    ("limit_ms", "seconds", "verdict"),
+    [(2000, 660, "FAIL"), (2000, 360, "INCONCLUSIVE"), (600_000, 360, "INCONCLUSIVE")],
+)
+def test_a_run_that_overloaded_both_arms_reports_that_first(
+    tmp_path: Path, limit_ms: int, seconds: int, verdict: str
+) -> None:
+    arms = (replace(EAGER, holds_rps=3.3), FakeArm(name="compiled", holds_rps=3.4))
+    summary = analyze(
+        write_run(tmp_path / "run", FakeRun(arms=arms, duration_s=seconds, slo={"p99_ttft_ms": limit_ms}))
+    )
+    assert summary["overall"] == verdict
+    assert summary["headline"].startswith("Both arms were overloaded")
+    assert "2.6 requests/s" in summary["headline"]
+    first = next(check for check in summary["validity"] if not check["ok"])
+    assert first["check"] == "overload"
+    assert "A run of about" not in summary["advice"]["text"]
+    open_gates = [gate for gate in summary["gates"] if gate["kind"] == "noninferiority"]
+    assert {gate["verdict"] for gate in open_gates} == {"INCONCLUSIVE"}
+    assert all("overload" in gate["blocked_by"] for gate in open_gates)
+
+
+def test_one_overloaded_arm_fails_and_the_load_is_not_blamed(tmp_path: Path) -> None:
+    compiles = [Compile(at_s=60.0 + 90.0 * number, seconds=9.0) for number in range(3)]
+    arms = (EAGER, FakeArm(name="compiled", compiles=compiles, holds_rps=3.3))
+    summary = analyze(write_run(tmp_path / "run", FakeRun(arms=arms, duration_s=360)))
+    assert summary["overall"] == "FAIL"
+    assert "overloaded" not in summary["headline"]

@@ -1,0 +1,331 @@
+"""The frontier: what each arm surely holds, which arm the search starts next, and the answer in words."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.foresight.costs import Start
+from analysis.frontier.answer import answer, load_ranges
+from analysis.frontier.holdings import Frontier, Holding, Order, frontier_of
+from analysis.frontier.latencies import drawn_target, step_latencies
+from analysis.frontier.search import (
+    FEWEST_STEPS,
+    Budget,
+    Left,
+    Round,
+    Turn,
+    fitted,
+    hopeless,
+    next_round,
+)
+from analysis.frontier.step_times import FEWEST, step_cells
+from analysis.judging.load_steps import Held, Step, bracket
+from analysis.records.run_records import read_run
+from analysis.records.schemas import STEPS
+from analysis.records.tables import RecordWriter
+from analysis.run.run import Run
+from tests.analysis.judging.test_load_steps import START, write_search
+
+
+def step(arm: str, rate: float, held: Held, trial: int = 1, **more: Any) -> Step:
+    counts = {"requests": 100, "good": 90, "failed": 0, "offered_rps": rate, "goodput_rps": rate}
+    return Step(arm=arm, trial=trial, rate=rate, held=held, reason="", **counts | more)
+
+
+def steady(
+    knees: Mapping[str, float], *, starts: int = 4, around: Sequence[float] = (0.8, 0.9, 1.1, 1.25)
+) -> list[Step]:
+    """Start every arm `starts` times, at rates around its knee: it holds those below and misses those above."""
+    return [
+        step(arm, knee * place, "held" if place <= 1.0 else "missed", trial)
+        for trial in range(1, starts + 1)
+        for arm, knee in knees.items()
+        for place in around
+    ]
+
+
+KNEES = {"eager": 9.0, "padded": 9.0, "bucketed": 40.0}
+
+
+def test_every_arm_holds_loads_below_its_knee_and_misses_loads_above() -> None:
+    frontier = frontier_of(steady(KNEES), list(KNEES))
+    for arm, knee in KNEES.items():
+        own = frontier.of(arm)
+        assert (own.at(knee / 2), own.at(knee), own.at(knee * 2)) == ("holds", "open", "misses")
+        assert own.low_rps < knee < own.high_rps  # type: ignore[operator]
+        assert own.seen_rps == pytest.approx(knee, rel=0.1)
+        assert (own.starts, own.steps) == (4, 16)
+
+
+def test_arms_far_apart_are_ordered_and_equal_ones_are_not() -> None:
+    frontier = frontier_of(steady(KNEES), list(KNEES))
+    assert frontier.surely_more("bucketed", "eager")
+    assert frontier.surely_more("bucketed", "padded")
+    assert not frontier.surely_more("eager", "padded")
+    assert not frontier.surely_more("padded", "eager")
+    assert frontier.highest == "bucketed"
+    (pair,) = [order for order in frontier.orders if {order.more, order.less} == {"bucketed", "eager"}]
+    assert 1.0 < (pair.least or 0.0) < 40 / 9
+
+
+def test_intervals_of_all_arms_together_are_wider_than_one_alone() -> None:
+    steps = steady(KNEES)
+    for item in frontier_of(steps, list(KNEES)).holdings:
+        alone = bracket(item.arm, steps)
+        assert item.low_rps < alone.low_rps < alone.high_rps < item.high_rps  # type: ignore[operator]
+
+
+def test_one_start_decides_nothing() -> None:
+    frontier = frontier_of(steady(KNEES, starts=1), list(KNEES))
+    assert all((item.low_rps, item.high_rps) == (None, None) for item in frontier.holdings)
+    assert all(order.p is None and not order.surely for order in frontier.orders)
+    assert all(item.at(1e-9) == "open" for item in frontier.holdings)
+    assert frontier.of("bucketed").seen_rps == pytest.approx(40, rel=0.1), "what was seen is shown all the same"
+
+
+def test_an_arm_without_steps_is_open_and_counts_for_the_others_error() -> None:
+    steps = [*steady({"eager": 9.0, "new": 40.0}), step("new", 9.0, "undecided", 9)]
+    with_blind = frontier_of(steps, ["eager", "new", "blind"])
+    assert with_blind.of("blind") == Holding(arm="blind", low_rps=None, seen_rps=None, high_rps=None, starts=0, steps=0)
+    assert with_blind.of("new").low_rps < frontier_of(steps, ["eager", "new"]).of("new").low_rps  # type: ignore[operator]
+    assert frontier_of([], ["eager", "new"]).highest is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 60), st.sampled_from(["held", "missed"]), st.integers(1, 4)),
+        max_size=25,
+    )
+)
+@settings(max_examples=25)
+def test_statements_never_contradict_each_other(drawn: list[tuple[str, int, str, int]]) -> None:
+    steps = [step(arm, rate, held, trial) for arm, rate, held, trial in drawn]  # type: ignore[arg-type]
+    frontier = frontier_of(steps, ["a", "b", "c"])
+    sure = {(order.more, order.less) for order in frontier.orders if order.surely}
+    for more, less in sure:
+        high = frontier.of(more).high_rps
+        low = frontier.of(less).low_rps
+        assert high is None or low is None or high > low, "no interval says the opposite of an order"
+    for one, two, three in itertools.permutations("abc"):
+        assert not {(one, two), (two, three), (three, one)} <= sure, "orders make no circle"
+
+
+def test_an_arm_whose_steps_had_too_few_requests_holds_nothing_surely() -> None:
+    rates = [(trial, rate) for trial in (1, 2, 3) for rate in (1.0, 2.0, 4.0, 6.0)]
+    steps = [step("eager", rate, "held" if rate < 5 else "missed", trial, thin=True) for trial, rate in rates]
+    (thin,) = frontier_of(steps, ["eager"]).holdings
+    assert (thin.low_rps, thin.thin) == (None, True)
+    (wide,) = frontier_of([replace(step, thin=False) for step in steps], ["eager"]).holdings
+    assert wide.low_rps is not None
+    assert wide.high_rps == thin.high_rps
+
+
+BUDGET = Budget(total_s=7200.0, step_s=30.0, around_s=20.0)
+START_S = {"eager": 5.0, "padded": 40.0, "dynamic": 60.0, "bucketed": 110.0}
+ARMS = list(START_S)
+FIRST = frontier_of([], ARMS)
+
+
+def after(knees: dict[str, float], starts: int = 6) -> Frontier:
+    return frontier_of(steady(knees, starts=starts, around=(0.85, 0.95, 1.05, 1.15)), ARMS)
+
+
+def round_of(frontier: Frontier, *, budget: Budget = BUDGET, spent_s: float = 0.0, **more: object) -> Round:
+    facts = {"number": 1, "before": ()} | more
+    return next_round(frontier, start_s=START_S, budget=budget, spent_s=spent_s, **facts)  # type: ignore[arg-type]
+
+
+def test_an_arm_that_surely_holds_less_leaves_with_a_reason() -> None:
+    apart = after({"eager": 10.0, "padded": 10.0, "dynamic": 30.0, "bucketed": 60.0})
+    second = round_of(apart, number=2)
+    assert {item.arm for item in second.left} == {"padded", "dynamic"}
+    (padded,) = [item for item in second.left if item.arm == "padded"]
+    assert padded.reason == "surely holds less than bucketed (9.98 against 59.8 requests/s as seen)"
+    assert not {turn.arm for turn in second.turns} & {"padded", "dynamic"}
+
+
+def test_the_control_never_leaves() -> None:
+    apart = after({"eager": 2.0, "padded": 20.0, "dynamic": 20.0, "bucketed": 60.0})
+    assert "eager" not in {item.arm for item in round_of(apart, number=2).left}
+
+
+def test_an_arm_that_left_is_not_started_while_others_are_open() -> None:
+    close = after({"eager": 10.0, "padded": 10.0, "dynamic": 30.0, "bucketed": 30.0}, starts=2)
+    second = round_of(close, number=2, before=(Left(arm="padded", reason=""),))
+    assert "padded" not in {turn.arm for turn in second.turns}
+    assert {"dynamic", "bucketed"} <= {turn.arm for turn in second.turns}
+
+
+def test_a_search_ends_when_no_start_fits_any_more() -> None:
+    ended = round_of(FIRST, spent_s=BUDGET.total_s - 60.0)
+    assert ended.turns == ()
+    assert ended.stop == "60 seconds are left, less than one more start takes"
+
+
+@given(
+    total_s=st.floats(100.0, 50_000.0),
+    spent=st.floats(0.0, 1.0),
+    number=st.integers(1, 12),
+    lanes=st.integers(1, 4),
+    step_s=st.floats(5.0, 120.0),
+)
+@settings(max_examples=100)
+def test_a_round_never_plans_more_than_is_left(
+    total_s: float, spent: float, number: int, lanes: int, step_s: float
+) -> None:
+    budget = replace(BUDGET, total_s=total_s, lanes=lanes, step_s=step_s)
+    planned = round_of(FIRST, budget=budget, spent_s=spent * total_s, number=number)
+    by_arm = {arm: sum(turn.seconds for turn in planned.turns if turn.arm == arm) for arm in ARMS}
+    waves = sorted((seconds for seconds in by_arm.values() if seconds), reverse=True)[::lanes]
+    assert sum(waves) <= (1.0 - spent) * total_s + 1e-6
+    assert bool(planned.turns) != bool(planned.stop)
+    assert all(FEWEST_STEPS <= turn.steps <= budget.steps for turn in planned.turns)
+
+
+def test_a_turn_has_no_more_steps_than_time_is_left_for() -> None:
+    planned = Turn(arm="padded", steps=8, seconds=300.0)
+    assert fitted(planned, start_s=START_S, budget=BUDGET, left_s=1000.0) == planned
+    shorter = fitted(planned, start_s=START_S, budget=BUDGET, left_s=40.0 + 20.0 + 4 * 30.0)
+    assert shorter == Turn(arm="padded", steps=4, seconds=180.0)
+    assert fitted(planned, start_s=START_S, budget=BUDGET, left_s=40.0 + 20.0 + 2.9 * 30.0) is None
+
+
+def test_an_arm_that_holds_less_than_half_of_the_control_is_hopeless() -> None:
+    seen = after({"eager": 10.0, "padded": 4.0, "dynamic": 6.0, "bucketed": 30.0}, starts=1)
+    (left,) = hopeless(seen)
+    assert left.arm == "padded"
+    assert left.reason == "is seen to hold 4 requests/s in its first start where eager holds 9.97"
+    assert hopeless(seen, before=[left]) == ()
+
+
+STARTS = {
+    "eager": Start(serving_s=5.0, memory_bytes=2.0**32),
+    "bucketed": Start(serving_s=110.0, memory_bytes=2.0**32 + 1.1 * 2**30),
+    "dynamic": Start(serving_s=60.0, memory_bytes=2.0**32),
+}
+
+
+def holding(arm: str, low: float | None, high: float | None, starts: int = 4) -> Holding:
+    return Holding(arm=arm, low_rps=low, seen_rps=low, high_rps=high, starts=starts, steps=8 * starts)
+
+
+def order(more: str, less: str, *, surely: bool = True, least: float | None = 1.5) -> Order:
+    return Order(more=more, less=less, p=0.001, surely=surely, least=least)
+
+
+CLEAR = Frontier(
+    holdings=(holding("eager", 9.0, 10.0), holding("bucketed", 41.0, 44.0), holding("dynamic", 33.0, 36.0)),
+    orders=(
+        order("bucketed", "eager", least=4.1),
+        order("dynamic", "eager", least=3.3),
+        order("bucketed", "dynamic", least=1.14),
+    ),
+    alpha=0.05,
+)
+
+
+def said(frontier: Frontier, **more: object) -> str:
+    facts = {"objective": "p99 TTFT ≤ 500 ms", "starts": STARTS} | more
+    return "\n".join(answer(frontier, **facts))  # type: ignore[arg-type]
+
+
+def test_a_search_that_shows_nothing_promises_nothing() -> None:
+    text = said(frontier_of([], ["eager", "bucketed", "dynamic"]))
+    assert "No load is known that eager surely holds." in text
+    assert "Beyond that nothing is shown to be held by bucketed or dynamic." in text
+    assert "none does" not in text
+    assert "Open: eager, bucketed and dynamic at every load" in text
+    assert "No two of these arms are told apart" in text
+
+
+DISMISSED = [Left(arm="dynamic", reason="surely holds less than bucketed")]
+QUANTISED = {"bucketed": "its weights are held as float8-per-row (control: none), and nobody measured it."}
+
+
+@pytest.mark.parametrize(
+    ("more", "words", "absent"),
+    [
+        ({}, ("Up to 9 requests/s", "From 9 to 41 bucketed", "Above 44", "105 s of start", "5 %"), "FAIL"),
+        ({"verdicts": {"bucketed": "FAIL", "dynamic": "PASS"}}, ("bucketed is FAIL", "not one to ship"), "dynamic is"),
+        ({"left": DISMISSED}, ("dynamic left the search early", "surely holds less than bucketed"), "not tried"),
+        ({"dropped": [Left(arm="padded", reason="no compiler")]}, ("padded was not tried", "no compiler"), "left the"),
+        ({"unproven": QUANTISED}, ("bucketed is not shown to answer as well", "float8-per-row"), "not tried"),
+        ({"unproven": QUANTISED, "dropped": [Left(arm="bucketed", reason="late")]}, ("not tried",), "is not shown"),
+        ({"blocked": {"dynamic": ["comparable"]}}, ("Nothing is known of dynamic", "comparable"), "dynamic costs"),
+        ({"disturbed": ["bed drift", "busy host"]}, ("disturbed (bed drift, busy host", "5 %"), "loads is true all"),
+    ],
+    ids=["clear", "failed", "left", "never tried", "unproven", "unproven, never tried", "blocked", "disturbed"],
+)
+def test_the_answer_holds_what_is_known_of_each_arm(more: Any, words: tuple[str, ...], absent: str) -> None:
+    text = said(CLEAR, **more)
+    assert [word for word in words if word not in text] == []
+    assert absent not in text
+
+
+def test_an_arm_without_a_missed_step_is_open_above_and_one_start_decides_nothing() -> None:
+    open_above = Frontier(holdings=(holding("eager", 9.0, None), holding("bucketed", None, 7.0)), orders=(), alpha=0.05)
+    assert "eager above 9 requests/s" in said(open_above)
+    assert "bucketed below 7 requests/s" in said(open_above)
+    once = frontier_of(steady({"eager": 9.0, "bucketed": 40.0}, starts=1), ["eager", "bucketed"])
+    assert "eager and bucketed at every load (one start" in said(once)
+
+
+def test_ranges_cover_all_loads_and_pick_the_arm_that_starts_soonest() -> None:
+    ranges = load_ranges(CLEAR, STARTS)
+    assert [(item.low_rps, item.high_rps, item.pick) for item in ranges] == [
+        (0.0, 9.0, "eager"),
+        (9.0, 10.0, "dynamic"),
+        (10.0, 33.0, "dynamic"),
+        (33.0, 36.0, "bucketed"),
+        (36.0, 41.0, "bucketed"),
+        (41.0, 44.0, None),
+        (44.0, None, None),
+    ]
+    assert ranges[1].open == ("eager",)
+    assert ranges[-1].open == ranges[-1].holds == ()
+
+
+SEARCHED = {"eager": 17.0, "new": 33.0}
+# (kind, batch, tokens): (ms of eager, ms of new)
+STEP_MS = {("prefill", 1, 30): (4.0, 6.0), ("prefill", 2, 200): (9.0, 5.0), ("decode", 6, 6): (3.5, 2.0)}
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    rates = [[8, 16, 18, 32, 64], [8, 14, 18, 30, 36]]
+    folder = write_search(tmp_path_factory.mktemp("latencies") / "run", SEARCHED, rates)
+    start_ns = START + 1001 * 10**9
+    with RecordWriter(folder / "trial-01" / "steps.arrow", STEPS) as writer:
+        for number, ((kind, batch, tokens), each) in itertools.product(range(FEWEST), STEP_MS.items()):
+            for arm, ms in zip(SEARCHED, each, strict=True):
+                row = {"trial": 1, "arm": arm, "replica": f"{arm}-0", "step_id": number, "kind": kind, "batch": batch}
+                row |= {"tokens": tokens, "start_ns": start_ns, "end_ns": start_ns + int(ms * 1e6), "padded_batch": 8}
+                writer.append(row | {"padded_tokens": 8 * tokens, "compiled": arm == "new"})
+    return Run.of(read_run(folder))
+
+
+def test_a_cell_of_steps_holds_the_median_of_each_arm(searched: Run) -> None:
+    cells = step_cells(searched)
+    assert [(cell.kind, cell.batch, cell.length) for cell in cells] == [
+        ("prefill", (1, 1), (17, 32)),
+        ("prefill", (2, 2), (65, 128)),
+        ("decode", (5, 8), (1, 1)),
+    ]
+    assert [tuple(cell.ms.values()) for cell in cells] == [pytest.approx(each) for each in STEP_MS.values()]
+
+
+def test_the_quantile_of_every_step_lies_within_its_interval(searched: Run) -> None:
+    target = drawn_target(searched)
+    assert target is not None
+    steps = step_latencies(searched, target)
+    assert len(steps) == 20
+    for step in steps:
+        assert step.ms == pytest.approx(50.0 if step.rate <= SEARCHED[step.arm] else 1000.0)
+        assert (step.low_ms or 0.0) <= step.ms <= (step.high_ms or 1e9)
