@@ -20,7 +20,7 @@ from analysis.report.values import rate
 from analysis.settings.rollout import Rollout
 from analysis.summary.summary import analyze
 from benchmarks.simulation.scenario import Scenario, run
-from tests.analysis.judging.checks.test_stalls import stopped
+from tests.analysis.judging.checks.test_telemetry import stopped
 from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.external_runs import write_external
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
