@@ -10,7 +10,7 @@ import pytest
 from benchmarks.engine import main
 from benchmarks.inprocess import InProcess
 from servers.config import ArmConfig, EngineConfig, ModelConfig
-from tests.servers.compiler.reset import reset_compiler
+from tests.servers.compiler.test_recorder import reset_compiler
 
 SMALL = ["--workload", "small", "--set", "engine.threads=1", "--set", "model.device=cpu", "--repeats", "1"]
 ENGINE = EngineConfig(slots=3, max_prompt_tokens=24, max_new_tokens=10, threads=1)

@@ -13,7 +13,7 @@ from servers.engine import sampling
 from servers.engine.quantisation import weight_bytes
 from servers.engine.scheduler import Job
 from servers.fields import ConfigError
-from tests.servers.engine.test_quantisation import FLOAT8, INT8
+from tests.servers.engine.test_runner import FLOAT8, INT8
 from tests.servers.engine.test_runner import (
     ENGINE,
     assert_greedy_like_generate,

@@ -7,7 +7,7 @@ from servers.config import ArmConfig, CompileConfig, EngineConfig
 from servers.inspect.inspection import Inspection, inspect_arm
 from servers.inspect.listed_shapes import parse_shapes
 from tests.loadtests.commands.test_forecast_decode import compiled_after_warmup, policy_of, trace
-from tests.servers.compiler.reset import reset_compiler
+from tests.servers.compiler.test_recorder import reset_compiler
 
 __all__ = ["trace"]
 

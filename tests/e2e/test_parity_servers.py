@@ -9,7 +9,7 @@ import pytest
 from servers import parity
 from servers.config import ArmConfig, CompileConfig
 from servers.fields import ConfigError
-from tests.servers.compiler.reset import reset_compiler
+from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.test_parity import (
     ENGINE,
     accuracy_of,

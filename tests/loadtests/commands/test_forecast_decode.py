@@ -13,7 +13,7 @@ from analysis.statistics.decoding import decode_steps
 from loadtests.commands.forecast import forecast_text
 from loadtests.commands.trace_forecast import Forecast, automatic_compiles, forecast
 from loadtests.traffic.traces import Trace, read_trace
-from tests.servers.compiler.reset import reset_compiler
+from tests.servers.compiler.test_recorder import reset_compiler
 
 WARM = (1, 6)  # what a minimal warm-up decodes: one row after a prompt of five tokens
 # (seconds, prompt tokens, answer tokens): alone, three at once, alone again, two at once
