@@ -11,7 +11,7 @@ from servers.config import ArmConfig, EngineConfig
 from servers.engine import runner as runner_module
 from servers.engine.runner import ModelRunner
 from servers.fields import ConfigError
-from tests.servers.test_precompile import ARM, shipped, tailgate
+from tests.servers.test_artifact import ARM, shipped, tailgate
 
 __all__ = ["shipped"]
 
