@@ -27,7 +27,21 @@ from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy, envoy_path
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.patience import PATIENCE_S, wait_for
-from tests.servers.splitter.house import NOT_SERVING, SERVING, Answer, Build, House, ask, binomial_bound, dial
+from tests.servers.splitter.house import (
+    NOT_SERVING,
+    SERVING,
+    Answer,
+    Build,
+    House,
+    ask,
+    binomial_bound,
+    build,
+    dial,
+    loop,
+    shared,
+)
+
+__all__ = ["build", "loop", "shared"]
 
 ROOT = Path(__file__).parents[3]
 OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE

@@ -30,7 +30,18 @@ from servers.splitter.weights import (
     started_s_ago,
 )
 from tests.fakes.patience import PATIENCE_S, wait_for
-from tests.servers.splitter.house import Build, House, ask, binomial_bound, dial
+from tests.servers.splitter.house import (
+    Build,
+    House,
+    ask,
+    binomial_bound,
+    build,
+    dial,
+    loop,
+    shared,
+)
+
+__all__ = ["build", "loop", "shared"]
 
 # --- Weights ----------------------------------------------------------------------------------------------------------
 
