@@ -6,18 +6,15 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from concurrent import futures
+from collections.abc import Iterator
 
-import grpc
 import pytest
 import torch
 
 from loadtests.bed.family import stat_of
 from servers import neighbour, reference
-from servers.neighbour import Compute, Demand, Memory, Neighbour, Tenant
+from servers.neighbour import Compute, Memory
 from servers.reference import LAUNCHES, Reference, Sizes
-from servers.rpc import inference_pb2, inference_pb2_grpc
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -33,12 +30,9 @@ def as_it_is(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    def of(total: int, available: int) -> None:
-        monkeypatch.setattr(neighbour, "host_memory", lambda: (total, available))
-
-    of(GIB, GIB)
-    return of
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host of one GiB."""
+    monkeypatch.setattr(neighbour, "host_memory", lambda: (GIB, GIB))
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
@@ -61,29 +55,6 @@ def test_a_share_of_the_memory_is_held_to_the_byte_and_given_back() -> None:
             assert resident_bytes() - before > 0.18 * GIB  # touched, not only asked for
 
 
-def test_memory_that_is_missing_is_reported(host: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    host(GIB, GIB // 20 + (10 << 20))
-    memory = Memory(CPU)
-    message = memory.hold(0.2)
-    assert all(word in message for word in ("0.0 GiB", "0.2 GiB", "last 5%"))
-    assert memory.held_bytes == 0
-
-    host(GIB, GIB)
-    made, ones = [], torch.ones
-
-    def scarce(*arguments: object, **options: object) -> torch.Tensor:
-        if len(made) == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate.\nmore")
-        made.append(1)
-        return ones(*arguments, **options)  # type: ignore[call-overload, no-any-return]
-
-    monkeypatch.setattr(torch, "ones", scarce)
-    message = memory.hold(0.5)
-    assert all(word in message for word in ("0.1 GiB", "0.5 GiB", "CUDA out of memory"))
-    assert "\n" not in message
-    assert memory.held_bytes == 128 << 20
-
-
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_products_take_their_share_of_the_time(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
@@ -94,55 +65,6 @@ def test_products_take_their_share_of_the_time(share: float, monkeypatch: pytest
     for _ in range(1000):
         compute.period(share)
     assert compute.busy_s / clock[0] == pytest.approx(share, abs=0.02)
-
-
-@pytest.mark.usefixtures("host")
-def test_a_change_reports_the_last_demand_and_the_present_one() -> None:
-    pressing = Neighbour(CPU, None)
-    began = pressing.change(Demand(memory_share=0.1, compute_share=0.5))
-    assert (began["memory_bytes"], began["error"]) == (int(0.1 * GIB), None)
-    for _ in range(5):
-        pressing.work()
-    ended = pressing.change(Demand())
-    assert ended["memory_bytes"] == 0
-    assert 0.0 < ended["had"]["compute_share"] <= 1.0  # type: ignore[index]
-    assert began["began_ns"] < ended["ended_ns"] <= ended["began_ns"]  # type: ignore[operator]
-
-
-class Server(inference_pb2_grpc.InferenceServicer):
-    def __init__(self, *, fails: bool) -> None:
-        self.fails = fails
-        self.requests: list[inference_pb2.GenerateRequest] = []
-
-    def Generate(  # noqa: N802
-        self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
-    ) -> Iterator[inference_pb2.GenerateChunk]:
-        self.requests.append(request)
-        if self.fails:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
-        yield inference_pb2.GenerateChunk(token_ids=[5])
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_tenant_gets_requests_of_one_size_until_it_gets_none(fails: bool) -> None:
-    serving, server = Server(fails=fails), grpc.server(futures.ThreadPoolExecutor(4))
-    inference_pb2_grpc.add_InferenceServicer_to_server(serving, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        tenant = Tenant(f"127.0.0.1:{port}", prompt_tokens=7, tokens=3)
-        assert tenant.at(100.0) == {"answered": 0, "failed": 0, "left_out": 0}
-        deadline = time.monotonic() + 20.0
-        while sum(tenant.counts.values()) < 5 and time.monotonic() < deadline:
-            pass
-        counts = tenant.at(0.0)
-        assert counts["failed" if fails else "answered"] >= 5
-        assert counts["answered" if fails else "failed"] == 0
-        sizes = {(len(request.token_ids.ids), request.max_tokens, request.ignore_eos) for request in serving.requests}
-        assert sizes == {(7, 3, True)}
-        assert serving.requests[0].token_ids.ids != serving.requests[1].token_ids.ids
-    finally:
-        server.stop(0)
 
 
 @pytest.mark.usefixtures("host")
@@ -215,6 +137,7 @@ def test_the_host_is_measured_on_each_of_its_processors(monkeypatch: pytest.Monk
             reference._processor_time(lambda: met.append(now[0]))
     assert sorted(map(tuple, met)) == [(3,), (3,), (5,), (5,), (8,), (8,)]
     assert now == [{3, 5, 8}]
+    assert reference._processor_time(lambda: time.sleep(0.2)) < 0.1, "the time of others does not count"
     monkeypatch.delattr(os, "sched_getaffinity")
     measured = Reference(CPU, SMALL).measure(0.0)
     assert measured["processors"] == 0

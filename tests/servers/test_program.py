@@ -300,22 +300,3 @@ def test_a_terminal_gets_words_and_a_program_one_object_last(
     assert shown.getvalue().splitlines() == lines
     with pytest.raises(ValueError, match="JSON"):
         stdout.write("", {"ratio": float("nan")}, as_json=True)
-
-
-@pytest.mark.parametrize(("terminal", "columns"), [(80, 80), (20, 60), (500, 140)])
-def test_tables_are_as_wide_as_the_terminal_within_limits(
-    terminal: int, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(terminal))
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    assert stdout.columns() == columns
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert stdout.columns() == stdout.PIPE_COLUMNS
-
-
-def test_colours_take_no_room_on_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr(sys, "stdout", shown := Terminal())
-    row = " ".join(f"\x1b[1;31m{number:4}\x1b[0m" for number in range(11))
-    stdout.write(row, {})
-    assert shown.getvalue() == f"{row}\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,9 +17,7 @@ from servers.clock import now_ns
 from servers.compiler import internals, jit
 from servers.compiler.events import CompilerFacts
 from servers.compiler.footprint import CompileFootprint
-from servers.compiler.policy import load_backend
 from servers.compiler.recorder import COUNTED, CompileRecorder, Trigger
-from servers.config import CompileConfig
 from servers.fields import ConfigError
 from tests.fakes import triton_jit
 from tests.servers.compiler.test_recorder import (
@@ -92,35 +89,6 @@ def test_a_missing_interface_is_named_and_nothing_fails(monkeypatch: pytest.Monk
     assert "CompilationMetrics.co_name" in text
 
 
-def test_a_background_compile_that_cannot_be_seen_is_named_where_one_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # it reads the variable once, and this process is to stay as it is
-    importlib.import_module("torch._inductor.compile_fx")
-    monkeypatch.setattr(internals, "_SEND", "torch._inductor.compile_fx_ext:_OutOfProcessFxCompile._no_such_call")
-    monkeypatch.delenv("TORCHINDUCTOR_FX_COMPILE_MODE", raising=False)
-    for asked in (False, True):
-        if asked:
-            monkeypatch.setenv("TORCHINDUCTOR_FX_COMPILE_MODE", "progressive+SUBPROCESS")
-        recorder = CompileRecorder()
-        recorder.install()
-        recorder.remove()
-        assert any("_no_such_call" in text for text in recorder.facts.blind_spots) == asked
-    with pytest.raises(ConfigError, match=r"compile\.background"):
-        internals.compile_in_background()  # this process did not begin with the variable
-
-
-def test_a_torch_that_lists_no_backends_serves_with_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {"inductor", "eager"} <= set(internals.known_backends())
-    policy = CompileConfig(enabled=True, backend="telepathy")
-    with pytest.raises(ConfigError, match=r'compile\.backend is "telepathy"'):
-        load_backend(policy)
-    for name in ("list_backends", "lookup_backend"):
-        monkeypatch.delattr(torch._dynamo, name)
-    assert internals.known_backends() == []
-    load_backend(policy)
-
-
 def test_compiles_of_a_torch_that_is_not_read_are_counted_and_cover_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(internals, "TESTED_TORCH", {"1.0": "CPU"})
     published: list[CompilerFacts] = []
@@ -183,6 +151,11 @@ def test_isolated_regions_of_one_function_have_keys_reasons_and_footprints_of_th
     assert "expected 3, actual 5" in events[2].reason
     assert "expected 4" not in events[2].reason, "the other region has a graph for 4"
     assert list(footprint.grown) == keys
+
+
+def test_a_process_that_did_not_begin_so_compiles_nothing_in_the_background() -> None:
+    with pytest.raises(ConfigError, match=r"compile\.background"):
+        internals.compile_in_background()
 
 
 # --- Compiles of other compilers --------------------------------------------------------------------------------------

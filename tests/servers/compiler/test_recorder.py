@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch._inductor.config as inductor
-from torch import nn
 from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
 
 from servers.clock import now_ns
@@ -234,29 +233,6 @@ def test_a_break_that_fullgraph_refuses_is_the_reason_of_the_event(recorder: Com
     (event,) = recorder.drain()
     assert "graph_break" in event.reason
     assert len(event.breaks) == 1
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x).relu()
-
-
-def test_blocks_compiled_one_by_one_share_a_graph_and_recompile_together(recorder: CompileRecorder) -> None:
-    model = nn.Sequential(Block(), Block())
-    for block in model:
-        block.compile(backend="aot_eager", dynamic=False)
-    with torch.no_grad():
-        model(torch.ones(2, 4))
-        model(torch.ones(3, 4))
-    first, second = recorder.drain()
-    assert (first.kind, second.kind) == ("compile", "recompile")
-    assert first.frame == f"{HERE}:{Block.forward.__code__.co_firstlineno} in forward"
-    assert first.nodes == 6  # weight, bias, input, two operations, output
-    assert "expected 2, actual 3" in second.reason
 
 
 def test_captures_of_the_runner_and_of_the_compiler_are_events(recorder: CompileRecorder) -> None:

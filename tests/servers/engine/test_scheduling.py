@@ -13,11 +13,8 @@ from servers.engine.scheduler import Job, Move, Scheduler
 MS = 1_000_000
 
 
-def job(name: str, *, prompt: int = 3, max_tokens: int = 4, deadline_ns: int = 0, stop: int | None = None) -> Job:
-    stops = frozenset() if stop is None else frozenset([stop])
-    return Job(
-        request_id=name, prompt=[1] * prompt, max_tokens=max_tokens, recv_ns=0, deadline_ns=deadline_ns, stop_ids=stops
-    )
+def job(name: str, *, prompt: int = 3, max_tokens: int = 4, deadline_ns: int = 0) -> Job:
+    return Job(request_id=name, prompt=[1] * prompt, max_tokens=max_tokens, recv_ns=0, deadline_ns=deadline_ns)
 
 
 def scheduler_with(*jobs: Job, **limits: int) -> Scheduler:
@@ -86,14 +83,6 @@ def test_deadlines_cover_queued_and_active_requests() -> None:
     scheduler.next_step()
     assert scheduler.expired(39) == []
     assert [item.request_id for item in scheduler.expired(50)] == ["active", "queued"]
-
-
-def test_a_stop_token_ends_a_request_before_its_length() -> None:
-    item = job("a", max_tokens=2, stop=9)
-    scheduler = scheduler_with(item, slots=1)
-    scheduler.next_step()
-    assert scheduler.record(item, 5) is None
-    assert scheduler.record(item, 9) == "stop"
 
 
 def test_chunks_of_a_prompt_follow_each_other_before_the_next_prompt_begins() -> None:

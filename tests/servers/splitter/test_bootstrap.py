@@ -214,9 +214,9 @@ def status(channel: grpc.Channel, token: str = "") -> str:
     return name
 
 
-def channel_to(envoy: Envoy, ca: bytes, *pair: bytes) -> grpc.Channel:
+def channel_to(envoy: Envoy, ca: bytes) -> grpc.Channel:
     own = [("grpc.use_local_subchannel_pool", 1)]
-    return grpc.secure_channel(envoy.target.removeprefix("https://"), grpc.ssl_channel_credentials(ca, *pair), own)
+    return grpc.secure_channel(envoy.target.removeprefix("https://"), grpc.ssl_channel_credentials(ca), own)
 
 
 def replace(old: str, new: str) -> None:
@@ -284,33 +284,6 @@ def test_new_connections_meet_a_replaced_certificate_and_streams_go_on(
         stream.cancel()
     for path in tmp_path.iterdir():
         assert path.is_dir() or b"PRIVATE KEY" not in path.read_bytes(), path
-
-
-@pytest.mark.process
-def test_replaced_authorities_and_the_splitters_own_certificate_are_read_again(
-    two: tuple[Certificates, Certificates], tmp_path: Path
-) -> None:
-    old, new = two
-    tls = ServerTls(certificate=new.certificate, key=new.key, client_ca=old.other_ca)
-    upstream = UpstreamTls(ca=old.ca, certificate=old.client_certificate, key=old.client_key)
-    with (
-        grpc_peer("aio", certificate=new.certificate, key=new.key, client_ca=new.ca) as arm,
-        envoy_before(arm, tmp_path, tls=tls, upstream_tls=upstream) as envoy,
-    ):
-        with pytest.raises(SplitterError, match='arm "eager" 0 of 1'):
-            envoy.wait_ready(0.5)
-        for name in ("ca", "client_certificate", "client_key"):
-            replace(getattr(old, name), getattr(new, name))
-        envoy.wait_ready(PATIENCE_S)
-        pem = [Path(path).read_bytes() for path in (new.ca, new.client_key, new.client_certificate)]
-
-        def is_let_in() -> bool:
-            with channel_to(envoy, *pem) as channel:
-                return status(channel) == "OK"
-
-        assert not is_let_in()
-        replace(old.other_ca, new.ca)
-        wait_for(is_let_in)
 
 
 @pytest.mark.process

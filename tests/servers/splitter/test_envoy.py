@@ -375,15 +375,6 @@ def test_the_reason_of_envoy_for_a_refused_start_is_passed_on(tmp_path: Path, mo
         envoy_path()
 
 
-def test_statistics_name_the_arm_and_its_replicas(shared: House) -> None:
-    shared.ask({"arm": "idle.arm"})
-    assert shared.envoy.stats(r"^cluster\.idle~arm\.upstream_rq_total$")["cluster.idle~arm.upstream_rq_total"] > 0
-    lines = shared.envoy.admin.get("/stats/prometheus").splitlines()
-    assert any(line.startswith('envoy_cluster_upstream_rq_total{envoy_cluster_name="eager"}') for line in lines)
-    replica = shared.replicas["eager"][0].address
-    assert any(line.startswith("envoy_cluster_endpoint_rq_total{") and replica in line for line in lines)
-
-
 def test_access_log_says_which_arm_answered(build: Build, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     house = build({"eager": 1}, access_log=str(log))

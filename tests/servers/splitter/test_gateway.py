@@ -111,16 +111,13 @@ def test_a_patch_sets_the_weights_of_the_named_arms_in_every_rule_and_holds_the_
     ]
 
 
-def without_a_split() -> dict[str, Any]:
+def with_rules(change: Any) -> dict[str, Any]:
     route = manifest()
-    route["spec"]["rules"].pop()
+    change(route["spec"]["rules"])
     return route
 
 
-def uneven() -> dict[str, Any]:
-    route = manifest()
-    route["spec"]["rules"].append({"backendRefs": [{"name": "tailgate-eager", "weight": 1}, {"name": "b"}]})
-    return route
+UNEVEN = {"backendRefs": [{"name": "tailgate-eager", "weight": 1}, {"name": "b"}]}
 
 
 @pytest.mark.parametrize(
@@ -129,10 +126,10 @@ def uneven() -> dict[str, Any]:
         (manifest(), {"eagre": 1}, ('"eagre"', "tailgate-eagre")),
         (manifest(), {"eager": -1}, ('"eager"', "-1")),
         (manifest(), {"eager": 0, "Compiled_2.13": 0}, ("weight 0",)),
-        (manifest((1, 0), shadow=25), {"Compiled_2.13": 1}, ('"tailgate-compiled-2-13"', "25 %")),
+        (with_rules(lambda rules: rules.pop()), {"eager": 1}, ('"tailgate"', "no rule")),
+        (with_rules(lambda rules: rules.append(UNEVEN)), {"eager": 1}, ("tailgate-eager", "90", "1 in another")),
         (manifest((1, 0), shadow=100), {"Compiled_2.13": 1}, ('"tailgate-compiled-2-13"', "100 %")),
-        (without_a_split(), {"eager": 1}, ('"tailgate"', "no rule")),
-        (uneven(), {"eager": 1}, ("tailgate-eager", "90", "1 in another")),
+        (manifest((1, 0), shadow=25), {"Compiled_2.13": 1}, ('"tailgate-compiled-2-13"', "25 %")),
     ],
 )
 def test_an_impossible_patch_is_refused(route: Any, weights: dict[str, int], words: tuple[str, ...]) -> None:
@@ -179,31 +176,71 @@ def test_new_weights_are_set_and_read_back_also_beside_other_changes() -> None:
             gateway_to(gateway.api, namespace="elsewhere").state()
 
 
-def test_a_pod_with_the_deployed_role_moves_the_weights_by_tls(tmp_path: Path) -> None:
+WEB = {"backendRefs": [{"name": "web", "port": 1}]}
+READ_ONLY = [{"apiGroups": ["gateway.networking.k8s.io"], "resources": ["grpcroutes"], "verbs": ["get"]}]
+
+
+@pytest.mark.parametrize("added", [0, 1])
+def test_rules_that_move_before_the_patch_are_a_conflict(added: int) -> None:
+    cluster = FakeCluster(manifest())
+
+    def move(route: dict[str, Any]) -> None:
+        cluster.interfere = None
+        cluster.change(lambda route: route["spec"].update(rules=[WEB] * added + route["spec"]["rules"][1 - added :]))
+
+    cluster.interfere = move
+    with served(cluster) as port:
+        assert gateway_to(ApiServer(host="127.0.0.1", port=port)).reweight({"eager": 70}).weights["eager"] == 70
+    assert [status for _, status in cluster.requests] == [200, 422, 200, 200]
+    assert route_weights(cluster.route) == {"tailgate-eager": 70, "tailgate-compiled-2-13": 10}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        ({"interfere": lambda route: route["metadata"].update(labels={})}, "5 times"),
+        ({"admit": lambda route: route["spec"]["rules"][-1]["backendRefs"][0].update(weight=90)}, "eager=90 .*=70"),
+        ({"rules": READ_ONLY}, "403 to PATCH"),
+        ({"route": {"metadata": {"name": "tailgate"}}}, "no GRPCRoute"),
+    ],
+)
+def test_weights_that_cannot_be_set_are_an_error(trouble: dict[str, Any], words: str) -> None:
+    cluster = FakeCluster(manifest())
+    if interfere := trouble.pop("interfere", None):
+        cluster.interfere = lambda _: cluster.change(interfere)
+    for name, value in trouble.items():
+        setattr(cluster, name, value)
+    with served(cluster) as port:
+        gateway = gateway_to(ApiServer(host="127.0.0.1", port=port))
+        with pytest.raises(SplitterError, match=words):
+            gateway.reweight({"eager": 70})
+    with pytest.raises(SplitterError, match=f"127.0.0.1:{port} does not answer"):
+        gateway.state()
+    with pytest.raises(ConfigError, match="tailgate-other"):
+        weights_patch(manifest(), {"other": 1})
+
+
+def test_a_pod_finds_its_api_server_and_reads_its_token_again(tmp_path: Path) -> None:
     pem = make_certificates(tmp_path)
-    documents = list(yaml.safe_load_all((ROOT / "deploy/kubernetes/ramp/rbac.yaml").read_text()))
-    (role,) = (item for item in documents if item["kind"] == "Role")
-    cluster = FakeCluster(manifest(), token="first", rules=role["rules"])
-    with pytest.raises(ConfigError, match="KUBERNETES_SERVICE_HOST"):
-        in_cluster({}, tmp_path)
+    cluster = FakeCluster(manifest(), token="first")
+    environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
+    for values, word in (({}, "KUBERNETES_SERVICE_HOST"), (environment, r"ca\.crt")):
+        with pytest.raises(ConfigError, match=word):
+            in_cluster(values, tmp_path)
+    for name, content in (("ca.crt", Path(pem.ca).read_text()), ("token", "first\n"), ("namespace", "models\n")):
+        (tmp_path / name).write_text(content)
+    api, namespace = in_cluster(environment, tmp_path)
+    assert (api.address, namespace) == ("[fd00::1]:6443", "models")
+    with pytest.raises(ConfigError, match="https"):
+        in_cluster({**environment, "KUBERNETES_SERVICE_PORT_HTTPS": "https"}, tmp_path)
     with served(cluster, pem) as port:
-        environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
-        with pytest.raises(ConfigError, match=r"ca\.crt"):
-            in_cluster(environment, tmp_path)
-        (tmp_path / "ca.crt").write_text(Path(pem.ca).read_text())
-        (tmp_path / "token").write_text("first\n")
-        (tmp_path / "namespace").write_text("models")
-        api, namespace = in_cluster(environment, tmp_path)
-        gateway = gateway_to(api, namespace=namespace)
-        assert gateway.reweight({"eager": 5}).weights["eager"] == 5
-        # Kubernetes gives a pod a new token in the same file, and takes back the old one.
-        cluster.token = "second"
+        api, _ = in_cluster({"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}, tmp_path)
+        assert gateway_to(api).reweight({"eager": 5}).weights["eager"] == 5
+        cluster.token = "second"  # Kubernetes takes back the old one
         with pytest.raises(SplitterError, match="401"):
-            gateway.state()
+            gateway_to(api).state()
         (tmp_path / "token").write_text("second")
-        assert gateway.state().weights["eager"] == 5
-        with pytest.raises(SplitterError, match=r'403 .*"other"'):
-            gateway_to(api, route="other").state()
+        assert gateway_to(api).state().weights["eager"] == 5
 
 
 def test_an_api_server_of_another_authority_gets_no_token(tmp_path: Path) -> None:

@@ -202,20 +202,6 @@ def test_a_line_holds_times_figures_and_status_of_a_request_and_of_its_copy(buil
     assert {row.error for row in failed} == {"the engine failed"}
 
 
-def test_a_copy_of_a_dead_shadow_is_unavailable_and_the_user_notices_nothing(build: Build, tmp_path: Path) -> None:
-    house = mirrored(build, tmp_path, wired=True)
-    held = house.hold(1)
-    wait_for(lambda: house.replicas["dark"][0].active == 1)
-    wire = house.replicas["dark"][0].wire
-    assert wire is not None
-    house.loop.run(wire.cut())
-    copy = logged(house, 1)[0]
-    assert (copy.arm, copy.copy, copy.status) == ("dark", True, "UNAVAILABLE")
-    house.release()
-    assert [answer.tokens for answer in held.result(PATIENCE_S)] == [3]
-    assert [row.status for row in logged(house, 2) if not row.copy] == ["OK"]
-
-
 ENDED = {
     "event": "DownstreamEnd",
     "connection": 4,
