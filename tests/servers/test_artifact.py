@@ -7,7 +7,11 @@ import hashlib
 import io
 import json
 import os
+import stat
+import subprocess
+import sys
 import tarfile
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +21,28 @@ import pytest
 
 from servers import artifact
 from servers.artifact import Artifact
+from servers.compiler.artifacts import Loaded
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.fields import ConfigError
+from servers.temporary_folder import TemporaryFolder
+from tests.fakes.patience import wait_for
 
-ARM = ArmConfig.from_preset("compiled-bucketed", engine=EngineConfig(slots=4))
+ROOT = Path(__file__).resolve().parents[2]
+BUCKETED = ArmConfig.from_preset("compiled-bucketed", engine=EngineConfig(slots=4))
 HERE = "A processor (0123abcd)"
+MAGIC = b"tailgate compiled code 1\n"
 
 
-def facts(arm: ArmConfig = ARM, **changes: Any) -> dict[str, Any]:
-    return {**artifact.facts_of(arm, device=HERE, threads=2, on_cpu=True), "graphs": 3, **changes}
+def facts(arm: ArmConfig = BUCKETED) -> dict[str, Any]:
+    return {**artifact.facts_of(arm, device=HERE, threads=2, on_cpu=True), "graphs": 3}
+
+
+def artifact_with(facts: dict[str, Any]) -> Artifact:
+    return Artifact(path="arm.compiled", checksum="0" * 64, facts=facts)
+
+
+def check(made: Artifact, arm: ArmConfig = BUCKETED) -> None:
+    artifact.check(made, arm, on_cpu=True, devices=(HERE,), threads=2)
 
 
 def cache_in(folder: Path) -> Path:
@@ -35,13 +52,13 @@ def cache_in(folder: Path) -> Path:
         "fxgraph/xy/graph": b"a pickle",
         "triton/K1/__grp__kernel.json": json.dumps(
             {"child_paths": {"kernel.cubin": f"{folder}/triton/K1/kernel.cubin"}}
-        ),
+        ).encode(),
         "locks/kernel.lock": b"",
         "dynamo/profile.pkl.lock": b"",
     }.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        path.write_bytes(content)
     return folder
 
 
@@ -50,14 +67,14 @@ def written(tmp_path: Path) -> Artifact:
     return artifact.write(str(tmp_path / "arm.compiled"), cache_in(tmp_path / "cache"), facts())
 
 
-def refused(work: Callable[[], object]) -> str:
+def refused(work: Callable[..., object], *arguments: object) -> str:
     with pytest.raises(ConfigError) as caught:
-        work()
+        work(*arguments)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_what_was_compiled_lies_in_another_folder_as_if_it_had_been_compiled_there(
+def test_compiled_code_lies_in_another_folder_as_if_it_had_been_compiled_there(
     written: Artifact, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -67,12 +84,7 @@ def test_what_was_compiled_lies_in_another_folder_as_if_it_had_been_compiled_the
     }
     group = json.loads(files.pop("triton/K1/__grp__kernel.json"))
     assert group["child_paths"] == {"kernel.cubin": f"{elsewhere}/triton/K1/kernel.cubin"}
-    assert files == {name: (tmp_path / "cache" / name).read_bytes() for name in ("ab/kernel.so", "fxgraph/xy/graph")}, (
-        "and no locks"
-    )
-
-
-def test_the_same_cache_is_the_same_file(written: Artifact, tmp_path: Path) -> None:
+    assert files == {name: (tmp_path / "cache" / name).read_bytes() for name in ("ab/kernel.so", "fxgraph/xy/graph")}
     again = artifact.write(str(tmp_path / "again"), cache_in(tmp_path / "cache"), facts())
     assert again.checksum == written.checksum
     assert artifact.read(again.path) == again
@@ -82,78 +94,72 @@ def test_the_same_cache_is_the_same_file(written: Artifact, tmp_path: Path) -> N
 def test_a_byte_changed_or_missing_anywhere_is_damage(written: Artifact, tmp_path: Path) -> None:
     whole = Path(written.path).read_bytes()
     begin = whole.index(b"\n") + 1
+    path = tmp_path / "damaged"
     for at in (begin, begin + 63, begin + 65, begin + 400, len(whole) // 2, len(whole) - 1):
-        path = tmp_path / "damaged"
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        assert "is damaged" in refused(lambda path=path: artifact.read(str(path))), at
-        path.write_bytes(whole[:at])
-        assert "is damaged" in refused(lambda path=path: artifact.read(str(path))), at
-    path.write_bytes(whole + b"\0")
-    assert "is damaged" in refused(lambda: artifact.read(str(path)))
+        for content in (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], whole[:at], whole + b"\0"):
+            path.write_bytes(content)
+            assert "is damaged" in refused(artifact.read, str(path)), at
+
+
+def signed(body: bytes) -> bytes:
+    return MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "is no file of compiled code"),
-        (b"\0" * 300, "is no file of compiled code"),
-        (b"tailgate compiled code 2\nabc\n", "is of another format"),
-        (b"tailgate compiled code 1\n", "is damaged"),
+        (b"", "no file of compiled code"),
+        (b"\0" * 300, "no file of compiled code"),
+        (b"tailgate compiled code 2\nabc\n", "another format"),
+        (MAGIC, "is damaged"),
+        (signed(b"not json\n"), "not readable"),
+        (signed(b"[1]\n"), "not readable"),
+        (signed(b"[" * 5000 + b"\n"), "not readable"),
+        (None, "No such file"),
+        ("folder", "Is a directory"),
+        ("pipe", "is a pipe"),
     ],
 )
-def test_what_is_no_artifact_is_one_line(content: bytes, words: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_artifact_is_refused(content: bytes | str | None, words: str, tmp_path: Path) -> None:
     path = tmp_path / "other"
-    path.write_bytes(content)
-    line = refused(lambda: artifact.read(str(path)))
-    assert words in line
-    assert "tailgate precompile" in line
-
-
-@pytest.mark.parametrize("facts", [b"not json\n", b"[1]\n", b"[" * 5000 + b"\n"])
-def test_an_artifact_that_does_not_say_what_it_is_for_is_damaged(facts: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "other"
-    path.write_bytes(b"tailgate compiled code 1\n" + hashlib.sha256(facts).hexdigest().encode() + b"\n" + facts)
-    assert "what it was written for is not readable" in refused(lambda: artifact.read(str(path)))
-
-
-def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    assert "No such file" in refused(lambda: artifact.read(str(tmp_path / "gone")))
-    assert "Is a directory" in refused(lambda: artifact.read(str(tmp_path)))
-    os.mkfifo(tmp_path / "pipe")
-    assert "is a pipe" in refused(lambda: artifact.read(str(tmp_path / "pipe")))
+    if content == "folder":
+        path.mkdir()
+    elif content == "pipe":
+        os.mkfifo(path)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    assert words in refused(artifact.read, str(path))
 
 
 def test_a_name_that_leads_out_of_the_cache_is_refused(tmp_path: Path) -> None:
-    """Its checksum is right: somebody made it so."""
+    """Although its checksum is right."""
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb") as file, tarfile.open(fileobj=file, mode="w") as tar:
         entry = tarfile.TarInfo("../escaped")
         entry.size = 3
         tar.addfile(entry, io.BytesIO(b"bad"))
-    body = json.dumps(facts()).encode() + b"\n" + packed.getvalue()
     path = tmp_path / "inner" / "made"
     path.parent.mkdir()
-    path.write_bytes(b"tailgate compiled code 1\n" + hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-    read = artifact.read(str(path))
-    assert "../escaped" in refused(lambda: artifact.unpack(read, tmp_path / "inner" / "cache"))
+    path.write_bytes(signed(json.dumps(facts()).encode() + b"\n" + packed.getvalue()))
+    assert "../escaped" in refused(artifact.unpack, artifact.read(str(path)), tmp_path / "inner" / "cache")
     assert not (tmp_path / "inner" / "escaped").exists()
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"versions": {"torch": "2.11.0+cu130"}}, "torch 2.11.0+cu130 and here it is"),
+        ({"versions": {"torch": "2.11.0+cu130"}}, "torch 2.11.0+cu130"),
         ({"versions": {"transformers": "4.0.0"}}, "transformers 4.0.0"),
-        ({"versions": {"python": "3.9"}}, "python 3.9 and here it is"),
+        ({"versions": {"python": "3.9"}}, "python 3.9"),
         ({"versions": {"triton": "3.6.0"}}, "triton 3.6.0 and here it is not set"),
-        ({"device": "NVIDIA H200"}, f"was written on NVIDIA H200 and this is {HERE}"),
+        ({"device": "NVIDIA H200"}, "NVIDIA H200"),
         ({"threads": 64}, "threads 64 and here it is 2"),
-        ({"architecture": {"hidden_size": 4096}}, "the model's hidden_size 4096 and here it is 64"),
+        ({"architecture": {"hidden_size": 4096}}, "hidden_size 4096 and here it is 64"),
         ({"model": {"dtype": "bfloat16"}}, "model.dtype bfloat16 and here it is float32"),
         ({"engine": {"slots": 8}}, "engine.slots 8 and here it is 4"),
-        ({"shapes": {"length_ladder": [64, 256]}}, "shapes.length_ladder [64, 256] and here it is []"),
-        ({"compile": {"mode": "max-autotune"}}, "compile.mode max-autotune and here it is default"),
-        ({"compile": {"options": {"combo_kernels": False}}}, "compile.options.combo_kernels False and here it is True"),
+        ({"shapes": {"length_ladder": [64, 256]}}, "shapes.length_ladder [64, 256]"),
+        ({"compile": {"mode": "max-autotune"}}, "compile.mode max-autotune"),
+        ({"compile": {"options": {"combo_kernels": False}}}, "compile.options.combo_kernels False"),
     ],
 )
 def test_an_artifact_of_another_place_model_or_policy_is_refused(changed: dict[str, Any], words: str) -> None:
@@ -162,47 +168,117 @@ def test_an_artifact_of_another_place_model_or_policy_is_refused(changed: dict[s
             return change
         return {**base, **{key: merged(base.get(key, {}), value) for key, value in change.items()}}
 
-    other = Artifact(path="arm.compiled", checksum="0" * 64, facts=merged(facts(), changed))
-    line = refused(lambda: artifact.check(other, ARM, on_cpu=True, devices=(HERE,), threads=2))
-    assert words in line
-    assert 'arm "compiled-bucketed": compile.artifact "arm.compiled"' in line
-    assert "tailgate precompile" in line
+    message = refused(check, artifact_with(merged(facts(), changed)))
+    assert all(word in message for word in (words, '"compiled-bucketed"', 'compile.artifact "arm.compiled"'))
 
 
-def test_what_no_graph_depends_on_may_differ() -> None:
+def test_settings_that_no_graph_depends_on_may_differ() -> None:
     """Weights are a graph's inputs: a model of the same shape under another name uses the same code."""
     mine = replace(
-        ARM,
+        BUCKETED,
         name="other",
-        model=replace(ARM.model, seed=7, device="cpu", dtype="float32"),
-        engine=replace(ARM.engine, max_queue=1, drain_grace_s=1.0, decode_per_prefill=3),
-        compile=replace(ARM.compile, artifact="arm.compiled"),
+        model=replace(BUCKETED.model, seed=7, device="cpu", dtype="float32"),
+        engine=replace(BUCKETED.engine, max_queue=1, drain_grace_s=1.0, decode_per_prefill=3),
+        compile=replace(BUCKETED.compile, artifact="arm.compiled"),
     )
-    same = Artifact(path="arm.compiled", checksum="0" * 64, facts=facts())
-    artifact.check(same, mine, on_cpu=True, devices=(HERE,), threads=2)
-    artifact.check(same, mine, on_cpu=True, devices=())  # where devices and threads are not known yet
+    check(artifact_with(facts()), mine)
+    artifact.check(artifact_with(facts()), mine, on_cpu=True, devices=())  # before devices and threads are known
+    unknown = replace(BUCKETED, model=ModelConfig(id="a-hub/model-that-is-not-here"))
+    assert artifact.made_for(unknown, on_cpu=True)["architecture"] is None
+    check(artifact_with(facts()), unknown)
+    for on_cpu, dtype in ((True, "float32"), (False, "bfloat16")):  # auto is the dtype that it stands for
+        named = replace(BUCKETED, model=replace(BUCKETED.model, dtype=dtype))  # type: ignore[arg-type]
+        assert artifact.made_for(named, on_cpu=on_cpu) == artifact.made_for(BUCKETED, on_cpu=on_cpu)
 
 
-def test_the_shape_of_a_model_in_a_folder_is_its_configuration_wherever_it_came_from(tmp_path: Path) -> None:
+def test_the_architecture_of_a_model_in_a_folder_is_its_configuration_under_any_name(tmp_path: Path) -> None:
     def config(name: str, **table: Any) -> ArmConfig:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"hidden_size": 64, "_name_or_path": name, **table}))
-        return replace(ARM, model=ModelConfig(id=str(tmp_path / name)))
+        return replace(BUCKETED, model=ModelConfig(id=str(tmp_path / name)))
 
-    same = Artifact(path="a", checksum="0" * 64, facts=facts(config("base")))
-    artifact.check(same, config("tuned"), on_cpu=True, devices=(HERE,), threads=2)
-    wide = config("wide", hidden_size=128)
-    assert "hidden_size" in refused(lambda: artifact.check(same, wide, on_cpu=True, devices=(HERE,), threads=2))
-
-
-def test_a_model_of_the_hub_that_is_not_here_yet_is_not_compared() -> None:
-    unknown = replace(ARM, model=ModelConfig(id="nobody/has-this"))
-    assert artifact.made_for(unknown, on_cpu=True)["architecture"] is None
-    same = Artifact(path="a", checksum="0" * 64, facts=facts())
-    artifact.check(same, unknown, on_cpu=True, devices=(HERE,), threads=2)
+    same = artifact_with(facts(config("base")))
+    check(same, config("tuned"))
+    assert "hidden_size" in refused(check, same, config("wide", hidden_size=128))
 
 
-def test_auto_is_the_dtype_that_it_stands_for() -> None:
-    for on_cpu, dtype in ((True, "float32"), (False, "bfloat16")):
-        named = replace(ARM, model=replace(ARM.model, dtype=dtype))  # type: ignore[arg-type]
-        assert artifact.made_for(named, on_cpu=on_cpu) == artifact.made_for(ARM, on_cpu=on_cpu)
+# --- `tailgate precompile` --------------------------------------------------------------------------------------------
+
+ARM = ("--arm", "compiled-padded", "--slots", "1", "--max-prompt-tokens", "16", "--max-new-tokens", "4")
+
+
+def tailgate(*words: str, code: int | None = 0, **environment: str) -> Any:
+    """What `tailgate` says as JSON, or its stderr where it is to refuse. Any exit code will do where it is None."""
+    command = [sys.executable, "-m", "loadtests.commands.main", *words]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=500, check=False, env={**os.environ, **environment}
+    )
+    assert code in (None, ended.returncode), ended.stderr
+    return ended.stderr if code == 2 else json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("shipped") / "padded.compiled"
+    said = tailgate("precompile", *ARM, "--out", str(path))
+    assert said["artifact"] == str(path)
+    assert (said["graphs"], said["compiles"], said["unkept"]) == (2, 2, 0)
+    return path
+
+
+@pytest.mark.process
+def test_code_that_cannot_be_kept_is_not_written(tmp_path: Path) -> None:
+    setting = ("--set", "compile.background=true")
+    said = tailgate("precompile", "--arm", "compiled-naive", *setting, "--out", str(tmp_path / "a"), code=2)
+    assert 'arm "compiled-naive": compile.background is true' in said
+    assert not (tmp_path / "a").exists()
+
+
+def test_code_that_was_compiled_although_it_was_shipped_is_counted(tmp_path: Path) -> None:
+    kernel = tmp_path / "ab" / "kernel.so"
+    kernel.parent.mkdir()
+    kernel.touch()
+    loaded = Loaded(artifact=artifact_with({}), folder=tmp_path, files=frozenset([kernel]))
+    (tmp_path / "ab" / "graph.py").touch()
+    assert loaded.compiled_anew() == 0
+    for name in ("other.so", "kernel.cubin"):
+        (tmp_path / "ab" / name).touch()
+    assert loaded.compiled_anew() == 2
+
+
+# --- Temporary folders ------------------------------------------------------------------------------------------------
+
+
+def test_a_temporary_folder_is_this_users_alone_and_goes_when_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TemporaryFolder("of-this-test-") as folder:
+        assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+        (folder.path / "admin").touch()
+    assert not folder.path.exists()
+    folder.remove()
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with TemporaryFolder("of-this-test-", for_sockets=True) as folder:
+        assert len(str(folder.path / "admin")) <= 107
+
+
+MAKER = """
+import time
+from servers.temporary_folder import TemporaryFolder
+folder = TemporaryFolder("of-this-test-")
+print(folder.path, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.process
+def test_a_temporary_folder_goes_after_kill_9_of_its_process() -> None:
+    maker = subprocess.Popen([sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True)
+    assert maker.stdout is not None
+    path = Path(maker.stdout.readline().strip())
+    assert path.is_dir()
+    maker.kill()
+    maker.communicate()
+    wait_for(lambda: not path.exists())

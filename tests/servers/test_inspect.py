@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -13,7 +11,6 @@ from rich.console import Console
 from servers.compiler import internals
 from servers.compiler.jit import jit_compile
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
-from servers.engine.memory import Growth
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Step
 from servers.engine.shapes import StepShape
@@ -22,7 +19,7 @@ from servers.fields import ConfigError
 from servers.inspect.display import show
 from servers.inspect.inspection import EXIT_COMPILES, Inspection, inspect_arm
 from servers.inspect.listed_shapes import listed, parse_shapes, unplanned_shapes
-from tests.servers.compiler.reset import reset_compiler
+from tests.servers.compiler.test_recorder import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 ENCODER = ArmConfig(name="encoder", model=ModelConfig(id="random:bert-tiny", task="embed"), engine=ENGINE)
@@ -48,19 +45,17 @@ def naive() -> Inspection:
     return inspection_of(ArmConfig(name="naive", compile=policy, engine=ENGINE), shapes)
 
 
+PREFILL, EXTEND = StepShape("prefill", 1, 7, 7), StepShape("extend", 1, 4, 12)
+DECODES = [StepShape("decode", 3, 1, 50), StepShape("decode", 1, 1, 2)]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("prefill 1x7", [StepShape("prefill", 1, 7, 7)]),
-        ("extend 1×4@12", [StepShape("extend", 1, 4, 12)]),
+        ("prefill 1x7", [PREFILL]),
+        ("extend 1×4@12", [EXTEND]),
         ("encode 4x40", [StepShape("encode", 4, 40, 40)]),
-        (
-            "decode 3 @ 50 , decode 1@2",
-            [
-                StepShape("decode", 3, 1, 50),
-                StepShape("decode", 1, 1, 2),
-            ],
-        ),
+        ("decode 3 @ 50 , decode 1@2", DECODES),
     ],
 )
 def test_shapes_are_read_as_they_are_written(text: str, expected: list[StepShape]) -> None:
@@ -81,14 +76,19 @@ def test_shapes_are_read_as_they_are_written(text: str, expected: list[StepShape
         ("decode 5@9", ("5 rows", "engine.slots", "4")),
         ("decode 1@52", ("52 positions", "51")),
         ("decode 1@1", ("1 positions", "2 to 51")),
-        ("encode 1x5", ('"generate"', "no encode steps")),
+        ("encode 1x5", ('"generate"', "encode")),
+        ("prefill " + "9" * 5000 + "x1", ("is not a shape",)),
+        ("decode 1@" + "9" * 5000, ("is not a shape",)),
+        ("prefill ٣x1", ("is not a shape",)),
+        ("x" * 20_000, ("is not a shape",)),
     ],
 )
-def test_what_the_engine_can_never_run_is_refused(text: str, words: tuple[str, ...]) -> None:
+def test_shapes_that_the_engine_can_never_run_are_refused_in_a_short_line(text: str, words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_shapes(text, ArmConfig(engine=ENGINE))
-    for word in words:
-        assert word in str(caught.value)
+    message = str(caught.value)
+    assert [word for word in words if word not in message] == [], message
+    assert len(message) < 1200
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_the_engine_can_never_run_is_refused(text: str, words: tuple[str, .
         EngineConfig(slots=3, max_prompt_tokens=100, max_new_tokens=5, prefill_batch=3, prefill_chunk=7),
     ],
 )
-def test_the_sizes_that_nobody_planned_are_sizes_that_can_run(engine: EngineConfig) -> None:
+def test_unplanned_shapes_can_run(engine: EngineConfig) -> None:
     arm = ArmConfig(engine=engine)
     shapes = list(unplanned_shapes(arm))
     assert parse_shapes(", ".join(map(listed, shapes)), arm) == shapes
@@ -112,12 +112,11 @@ def test_by_default_planned_and_unplanned_shapes_are_run() -> None:
     assert set(unplanned_shapes(ArmConfig(engine=ENGINE))) <= set(shapes)
     planned = [visit.planned for visit in inspection.visits]
     assert planned == sorted(planned, reverse=True)
-    assert True in planned
-    assert False in planned
+    assert set(planned) == {True, False}
 
 
-@pytest.mark.process
-def test_an_arm_warmed_with_one_request_is_told_what_will_recompile(naive: Inspection) -> None:
+@pytest.mark.xdist_group("inspected arm")
+def test_an_arm_warmed_with_one_request_names_the_shapes_that_will_recompile(naive: Inspection) -> None:
     assert [visit.outcome for visit in naive.visits] == ["ready", "ready", "recompile", "recompile", "ready"]
     assert [visit.planned for visit in naive.visits] == [True, True, False, False, False]
     assert naive.exit_code == EXIT_COMPILES
@@ -126,7 +125,8 @@ def test_an_arm_warmed_with_one_request_is_told_what_will_recompile(naive: Inspe
         assert visit.first_s > visit.again_s
 
 
-def test_every_graph_is_listed_with_what_it_was_made_for(naive: Inspection) -> None:
+@pytest.mark.xdist_group("inspected arm")
+def test_every_graph_is_listed_with_its_phase_and_shape(naive: Inspection) -> None:
     prefill, decode, longer, further = naive.graphs
     assert [graph.compile_id for graph in naive.graphs] == ["0/0", "1/0", "0/1", "1/1"]
     assert [graph.phase for graph in naive.graphs] == ["warmup", "warmup", "serving", "serving"]
@@ -139,31 +139,30 @@ def test_every_graph_is_listed_with_what_it_was_made_for(naive: Inspection) -> N
         assert "steps.py" in graph.frame
 
 
-def test_the_tables_say_what_the_inspection_holds(naive: Inspection) -> None:
-    console = Console(width=160, highlight=False)
+def shown(inspection: Inspection) -> str:
+    console = Console(width=200, highlight=False)
     with console.capture() as captured:
-        show(naive, console)
-    text = captured.get()
-    for visit in naive.visits:
-        assert listed(visit.shape) in text
+        show(inspection, console)
+    return captured.get()
+
+
+@pytest.mark.xdist_group("inspected arm")
+def test_the_tables_show_each_shape_and_the_last_line_counts_the_unready_ones(naive: Inspection) -> None:
+    text = shown(naive)
+    assert all(listed(visit.shape) in text for visit in naive.visits)
     *_, verdict = text.strip().splitlines()
-    assert verdict.startswith(f"{len(naive.unready)} of {len(naive.visits)} shapes are not ready. recompiles: prefill")
+    assert verdict.startswith(f"{len(naive.unready)} of {len(naive.visits)} shapes are not ready")
     assert "decode 1@17" in verdict
-    assert "serving" in text
-    assert "static" in text
-    assert "weights" in text
     json.dumps(naive.to_dict())
 
 
-def test_a_shape_whose_step_fails_is_told_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from servers.engine.runner import ModelRunner
-
+def test_a_failing_step_is_an_error_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = ModelRunner.launch
 
-    def failing(self: ModelRunner, step: object, batch_id: int) -> object:
-        if len(step.jobs[0].prompt) == 9:  # type: ignore[attr-defined]
+    def failing(self: ModelRunner, step: Step, batch_id: int) -> object:
+        if len(step.jobs[0].prompt) == 9:
             raise RuntimeError("constraint violated\nat length")
-        return launch(self, step, batch_id)  # type: ignore[arg-type]
+        return launch(self, step, batch_id)
 
     monkeypatch.setattr(ModelRunner, "launch", failing)
     inspection = inspection_of(ArmConfig(engine=ENGINE), "prefill 1x9, prefill 1x8")
@@ -174,48 +173,9 @@ def test_a_shape_whose_step_fails_is_told_and_the_next_one_runs(monkeypatch: pyt
     assert inspection.exit_code == EXIT_COMPILES
 
 
-@pytest.mark.parametrize(
-    "text", ["prefill " + "9" * 5000 + "x1", "decode 1@" + "9" * 5000, "prefill ٣x1", "x" * 20_000]
-)
-def test_what_is_no_shape_is_one_short_line(text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_shapes(text, ArmConfig())
-    assert "is not a shape" in str(caught.value)
-    assert len(str(caught.value)) < 1200
-
-
-def test_memory_of_each_shape_and_region_is_what_the_process_grew_by_where_nobody_else_can_be_asked(
-    naive: Inspection,
+def test_a_kernel_that_the_warm_up_of_an_eager_arm_did_not_meet_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    warmed, unplanned = naive.visits[0], naive.visits[2]
-    assert unplanned.warmed is None
-    assert warmed.warmed is not None
-    assert next(iter(naive.warmed.values())) == warmed.warmed
-    for growth in (warmed.warmed, warmed.memory, unplanned.memory):
-        assert growth.resident_bytes is not None
-        assert growth.peak_bytes is growth.kept_bytes is growth.graph_bytes is None
-    assert set(naive.footprints) == {graph.compile_id for graph in naive.graphs}
-    table = naive.to_dict()
-    assert [row["kept_bytes"] for row in table["graphs"]] == [None] * len(naive.graphs)
-    assert table["graphs"][0]["resident_bytes"] == naive.footprints["0/0"][1]
-    assert [row["shape"] for row in table["warmed"]] == [str(visit.padded) for visit in naive.visits[:2]]
-
-
-def test_the_tables_name_the_memory_that_the_device_has() -> None:
-    inspection = inspection_of(ArmConfig(engine=ENGINE), "prefill 1x5")
-    grown = Growth(peak_bytes=3 << 20, kept_bytes=0, graph_bytes=5 << 20, resident_bytes=9 << 20)
-    visit = replace(inspection.visits[0], memory=replace(grown, graph_bytes=0), warmed=grown)
-    for device, shown in (("cpu", "18 MiB"), ("NVIDIA H200", "5 MiB")):
-        console = Console(width=160, highlight=False)
-        with console.capture() as captured:
-            show(replace(inspection, device=device, visits=(visit,)), console)
-        text = captured.get()
-        assert shown in text
-        shows_peak = "peak" in text and re.search(r"(?<![\d.])3 MiB", text) is not None  # not the host's 853 MiB
-        assert shows_peak == (device != "cpu")
-
-
-def test_a_kernel_that_the_warm_up_did_not_meet_is_told_of_an_eager_arm_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plug-in's JIT makes a kernel for each context."""
     made: set[int] = set()
     run = ModelRunner.run
@@ -238,6 +198,4 @@ def test_an_inspection_says_what_it_cannot_see(monkeypatch: pytest.MonkeyPatch) 
     met = inspection_of(ArmConfig(engine=ENGINE), "prefill 1x5")
     (text,) = met.facts.blind_spots
     assert met.to_dict()["blind_spots"] == [text]
-    console = Console(width=200, record=True)
-    show(met, console)
-    assert "not seen: torch" in console.export_text()
+    assert "not seen: torch" in shown(met)

@@ -1,72 +1,58 @@
-"""What a neighbour holds, how long it computes and what it sends, on the CPU; a card is pressed by the same code."""
+"""What presses on a device and what measures it, on the CPU; a card runs the same code."""
+
+from __future__ import annotations
 
 import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from concurrent import futures
+from collections.abc import Iterator
 
-import grpc
 import pytest
 import torch
 
 from loadtests.bed.family import stat_of
-from servers import neighbour
-from servers.neighbour import Compute, Demand, Memory, Neighbour, Tenant
-from servers.rpc import inference_pb2, inference_pb2_grpc
+from servers import neighbour, reference
+from servers.neighbour import Compute, Memory
+from servers.reference import LAUNCHES, Reference, Sizes
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
 
 
+@pytest.fixture(autouse=True)
+def as_it_is(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test process keeps its threads, and its place among those that the kernel would end."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(neighbour, "_be_the_first_to_go", lambda: None)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    def of(total: int, available: int) -> None:
-        monkeypatch.setattr(neighbour, "host_memory", lambda: (total, available))
-
-    return of
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host of one GiB."""
+    monkeypatch.setattr(neighbour, "host_memory", lambda: (GIB, GIB))
 
 
-def resident_bytes() -> int:
-    return stat_of(os.getpid()).pages * os.sysconf("SC_PAGE_SIZE")
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_share_of_the_memory_is_held_to_the_byte_and_given_back(host: Callable[[int, int], None]) -> None:
-    host(GIB, GIB)
-    memory = Memory(CPU)
-    before = resident_bytes()
-    assert memory.hold(0.2) == ""
-    assert memory.held_bytes == int(0.2 * GIB)
-    assert resident_bytes() - before > 0.18 * GIB  # touched, not only asked for
-    for share in (0.05, 0.1, 0.0):
+# --- The neighbour ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("host")
+def test_a_share_of_the_memory_is_held_to_the_byte_and_given_back() -> None:
+    def resident_bytes() -> int:
+        return stat_of(os.getpid()).pages * os.sysconf("SC_PAGE_SIZE")
+
+    memory, before = Memory(CPU), resident_bytes()
+    for share in (0.2, 0.05, 0.1, 0.0):
         assert memory.hold(share) == ""
         assert memory.held_bytes == int(share * GIB)
-
-
-def test_the_last_of_a_hosts_memory_stays_free_and_what_is_missing_is_said(host: Callable[[int, int], None]) -> None:
-    host(GIB, GIB // 20 + (10 << 20))
-    memory = Memory(CPU)
-    assert memory.hold(0.2) == "holds 0.0 GiB of 0.2 GiB asked for: the last 5% of the host's memory stay free"
-    assert memory.held_bytes == 0
-
-
-def test_a_full_device_holds_what_it_has_and_says_what_is_missing(
-    host: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host(GIB, GIB)
-    made, ones = [], torch.ones
-
-    def scarce(*arguments: object, **options: object) -> torch.Tensor:
-        if len(made) == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate.\nmore")
-        made.append(1)
-        return ones(*arguments, **options)  # type: ignore[call-overload, no-any-return]
-
-    monkeypatch.setattr(torch, "ones", scarce)
-    memory = Memory(CPU)
-    assert memory.hold(0.5) == "holds 0.1 GiB of 0.5 GiB asked for: CUDA out of memory. Tried to allocate."
-    assert memory.held_bytes == 128 << 20
+        if share == 0.2:
+            assert resident_bytes() - before > 0.18 * GIB  # touched, not only asked for
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -81,80 +67,109 @@ def test_products_take_their_share_of_the_time(share: float, monkeypatch: pytest
     assert compute.busy_s / clock[0] == pytest.approx(share, abs=0.02)
 
 
-def test_a_change_says_what_the_last_came_to_and_what_is_on_now(host: Callable[[int, int], None]) -> None:
-    host(GIB, GIB)
-    pressing = Neighbour(CPU, None)
-    began = pressing.change(Demand(memory_share=0.1, compute_share=0.5))
-    assert (began["memory_bytes"], began["error"]) == (int(0.1 * GIB), None)
-    for _ in range(5):
-        pressing.work()
-    ended = pressing.change(Demand())
-    assert ended["memory_bytes"] == 0
-    assert 0.0 < ended["had"]["compute_share"] <= 1.0  # type: ignore[index]
-    assert began["began_ns"] < ended["ended_ns"] <= ended["began_ns"]  # type: ignore[operator]
-
-
-class Server(inference_pb2_grpc.InferenceServicer):
-    def __init__(self, *, fails: bool) -> None:
-        self.fails = fails
-        self.requests: list[inference_pb2.GenerateRequest] = []
-
-    def Generate(  # noqa: N802
-        self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
-    ) -> Iterator[inference_pb2.GenerateChunk]:
-        self.requests.append(request)
-        if self.fails:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
-        yield inference_pb2.GenerateChunk(token_ids=[5])
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_tenant_gets_requests_of_one_size_until_it_gets_none(fails: bool) -> None:
-    serving, server = Server(fails=fails), grpc.server(futures.ThreadPoolExecutor(4))
-    inference_pb2_grpc.add_InferenceServicer_to_server(serving, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        tenant = Tenant(f"127.0.0.1:{port}", prompt_tokens=7, tokens=3)
-        assert tenant.at(100.0) == {"answered": 0, "failed": 0, "left_out": 0}
-        deadline = time.monotonic() + 20.0
-        while sum(tenant.counts.values()) < 5 and time.monotonic() < deadline:
-            pass
-        counts = tenant.at(0.0)
-        assert counts["failed" if fails else "answered"] >= 5
-        assert counts["answered" if fails else "failed"] == 0
-        sizes = {(len(request.token_ids.ids), request.max_tokens, request.ignore_eos) for request in serving.requests}
-        assert sizes == {(7, 3, True)}
-        assert serving.requests[0].token_ids.ids != serving.requests[1].token_ids.ids
-    finally:
-        server.stop(0)
-
-
-@pytest.fixture
-def as_it_is(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The test process keeps its threads, and its place among those that the kernel would end."""
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(neighbour, "_be_the_first_to_go", lambda: None)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("as_it_is")
-def test_the_program_answers_each_demand_and_ends_with_its_stdin(
-    host: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("host")
+def test_the_neighbour_answers_each_demand_and_ends_with_its_stdin(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host(GIB, GIB)
     monkeypatch.setattr("sys.stdin", io.StringIO('{"memory_share": 0.01, "compute_share": 0.1}\n{}\n'))
     assert neighbour.main(["--device", "cpu"]) == 0
-    ready, began, ended = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    ready, began, ended = lines(capsys)
     assert ready == {"ready": True, "device": "cpu"}
     assert (began["memory_bytes"], ended["memory_bytes"]) == (int(0.01 * GIB), 0)
 
 
-@pytest.mark.usefixtures("as_it_is")
-def test_a_device_that_is_not_there_is_said(
+def test_a_device_that_is_not_there_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert neighbour.main(["--device", "cuda:0"]) == 1
-    assert "torch sees no GPU" in json.loads(capsys.readouterr().out)["error"]
+    assert reference.main(["--device", "cuda:3"]) == 0
+    errors = [str(message["error"]) for message in lines(capsys)]
+    assert ["torch sees no GPU" in error for error in errors] == [True, True]
+
+
+# --- The reference ----------------------------------------------------------------------------------------------------
+
+SMALL = Sizes(matrix=64, dtype=torch.float32, read_bytes=1 << 20)
+FIGURES = ("matmul_tflops", "read_gb_per_s", "launch_us", "launched_ms", "python_ms")
+
+
+class FixedTimes(Reference):
+    """Its clock says that each product and each read took `seconds`, and each turn of launches four times that."""
+
+    seconds = 0.5
+
+    def _device_times(self, part: object, seconds: float) -> list[float]:
+        return [self.seconds, 1000.0, self.seconds]
+
+    def _launch(self) -> tuple[float, float]:
+        return self.seconds, 4 * self.seconds
+
+
+def test_figures_follow_from_the_medians_of_the_times() -> None:
+    measured = FixedTimes(CPU, SMALL).measure(0.0)
+    assert measured["matmul_tflops"] == pytest.approx(2 * 64**3 / 0.5 / 1e12)
+    assert measured["read_gb_per_s"] == pytest.approx((1 << 20) / 0.5 / 1e9)
+    assert measured["launch_us"] == pytest.approx(0.5 / LAUNCHES * 1e6)
+    assert measured["launched_ms"] == pytest.approx(2000.0)
+    assert (measured["matrix"], measured["read_bytes"], measured["dtype"]) == (64, 1 << 20, "float32")
+
+
+def test_every_part_is_measured_for_the_given_seconds_on_random_data() -> None:
+    made = Reference(CPU, SMALL)
+    measured = made.measure(0.4)
+    assert all(measured[figure] > 0 for figure in FIGURES)  # type: ignore[operator]
+    assert measured["seconds"] >= 0.4  # type: ignore[operator]
+    low, middle, high = (measured[f"python_{name}ms"] for name in ("low_", "", "high_"))
+    assert 0 < low <= middle <= high  # type: ignore[operator]
+    for tensor in (made._left, made._right, made._read):
+        assert len(torch.unique(tensor)) > tensor.numel() // 4
+
+
+def test_the_host_is_measured_on_each_of_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [{3, 5, 8}]
+    met: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: now[0])
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, processors: now.__setitem__(0, set(processors)))
+    with reference._each_processor() as next_processor:
+        for _ in range(6):
+            next_processor()
+            reference._processor_time(lambda: met.append(now[0]))
+    assert sorted(map(tuple, met)) == [(3,), (3,), (5,), (5,), (8,), (8,)]
+    assert now == [{3, 5, 8}]
+    assert reference._processor_time(lambda: time.sleep(0.2)) < 0.1, "the time of others does not count"
+    monkeypatch.delattr(os, "sched_getaffinity")
+    measured = Reference(CPU, SMALL).measure(0.0)
+    assert measured["processors"] == 0
+    assert measured["python_ms"] > 0  # type: ignore[operator]
+
+
+def test_a_card_whose_memory_others_hold_reads_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free_gib, expected_mib in ((100, 4096), (8, 4096), (7, 2048), (1, 512), (0, 256)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free_gib: (free << 30, 100 << 30))
+        assert Sizes.of(torch.device("cuda:0")).read_bytes == expected_mib << 20
+
+
+@pytest.mark.parametrize(("stdin", "code"), [("go\n", 0), ("", 1)])
+def test_it_measures_at_the_word_and_ends_with_its_stdin(
+    stdin: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Sizes, "of", lambda _: SMALL)
+    monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+    assert reference.main(["--device", "cpu", "--seconds", "0.01"]) == code
+    ready, *measured = lines(capsys)
+    assert ready == {"ready": True}
+    assert [(item["error"], set(FIGURES) < set(item)) for item in measured] == [(None, True)] * (1 - code)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory.\nTried"), MemoryError()])
+def test_a_device_that_is_full_is_an_error_in_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: torch.device) -> Sizes:
+        raise error
+
+    monkeypatch.setattr(Sizes, "of", refuse)
+    assert reference.main(["--device", "cpu"]) == 0
+    (message,) = lines(capsys)
+    assert message["error"] == f"{type(error).__name__}" + (": CUDA out of memory." if str(error) else "")

@@ -1,4 +1,4 @@
-"""Arms that are right pass, planted faults are caught: the real tiny model, a light backend, real judgement."""
+"""Arms that are right pass, planted faults are caught: tiny models, a light backend, the real judgement."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ import torch
 from analysis.parity.accuracy import AccuracyLimits
 from analysis.parity.flips import Answers
 from analysis.parity.judge import Accuracy, Parity, judge
+from analysis.parity.vectors import Embedded, TextRows, judge_vectors
 from servers import parity
-from servers.compiler.events import CompileEvent
 from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine.borders import batch_borders, prefill_borders, prompt_borders
+from servers.engine.encoder import EncoderRunner
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Move
-from tests.servers.compiler.reset import reset_compiler
+from servers.fields import ConfigError
+from servers.vectors import make_batches, reference_vectors, served_vectors
+from tests.servers.compiler.test_recorder import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12, threads=1)
 LIGHT = CompileConfig(enabled=True, backend="aot_eager", dynamic=False, fullgraph=True)
@@ -50,8 +53,8 @@ def arm_for(preset: str, dtype: str, **engine: Any) -> ArmConfig:
     return replace(arm, compile=LIGHT, shapes=ladders)
 
 
-def quiet(stage: str, done: int, total: int) -> None:
-    """Nobody listens."""
+def quiet(*_: object) -> None:
+    """Progress is not shown."""
 
 
 def answers(
@@ -64,7 +67,7 @@ def answers(
     try:
         runner = ModelRunner(arm, recorder)
         runner.load()
-        runner.warm_up(quiet_warm_up)
+        runner.warm_up(quiet)
         assert not [event for event in recorder.drain() if event.phase == "serving"]
         if fault is not None:
             fault(runner)
@@ -83,19 +86,17 @@ def answers(
         late = parity.late_logits(runner, plan_of, logits[sum(plan_of.counts) :], quiet)
         free = [*free, late] if late else free
         if arm.compile.enabled and fault is None:
-            assert not stalls(recorder.drain())
+            assert not {"compile", "recompile", "limit_hit"} & {event.kind for event in recorder.drain()}
         return Answers(name=arm.name, tokens=free, logits=logits), plan_of
     finally:
         recorder.remove()
         reset_compiler()
 
 
-def quiet_warm_up(done: int, total: int, detail: str) -> None:
-    """Nobody listens."""
-
-
-def stalls(events: list[CompileEvent]) -> list[CompileEvent]:
-    return [event for event in events if event.kind in ("compile", "recompile", "limit_hit")]
+def loaded(arm: ArmConfig) -> ModelRunner:
+    runner = ModelRunner(arm, CompileRecorder())
+    runner.load()
+    return runner
 
 
 @functools.cache
@@ -107,11 +108,15 @@ def control(dtype: str) -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
     return said, plan, reference
 
 
+def judged(said: Answers, mine: Answers, plan: parity.Plan, reference: Any, **how: Any) -> Parity:
+    prompts = [len(prompt) for prompt in (*plan.prompts, plan.late_prompt)]
+    return judge(said, [mine], reference, **{"dtype": "float32", "prompts": prompts, "seed": 1, **how})
+
+
 def parity_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
     said, plan, reference = control(arm.model.dtype)
     mine, _ = answers(arm, plan, fault)
-    prompts = [len(prompt) for prompt in (*plan.prompts, plan.late_prompt)]
-    return judge(said, [mine], reference, dtype=arm.model.dtype, prompts=prompts, seed=1)
+    return judged(said, mine, plan, reference, dtype=arm.model.dtype)
 
 
 def verdicts(outcome: Parity) -> dict[str, str]:
@@ -190,17 +195,15 @@ def test_a_mask_that_shows_one_position_too_many_fails(dtype: str, monkeypatch: 
     assert verdicts(outcome)["error"] == "FAIL"
 
 
-def test_a_wrong_dtype_fails_and_is_told_by_the_facts() -> None:
+def test_a_wrong_dtype_fails_and_shows_in_the_facts() -> None:
     outcome = parity_of(arm_for("eager-padded", "float32"), round_the_weights)
     assert outcome.verdict == "FAIL"
     assert verdicts(outcome)["error"] == "FAIL"
     facts = {}
     for dtype in ("float32", "bfloat16"):
-        runner = ModelRunner(arm_for("eager", dtype), CompileRecorder())
-        runner.load()
+        runner = loaded(arm_for("eager", dtype))
         facts[dtype] = parity.arm_facts(runner, parity.checksum(runner.model))
-    assert facts["float32"]["dtypes"] == "float32"
-    assert facts["bfloat16"]["dtypes"] == "bfloat16"
+        assert facts[dtype]["dtypes"] == dtype
     assert facts["float32"]["weights"] != facts["bfloat16"]["weights"]
     assert facts["float32"]["attention"] == facts["bfloat16"]["attention"]
 
@@ -208,10 +211,39 @@ def test_a_wrong_dtype_fails_and_is_told_by_the_facts() -> None:
 def test_a_control_that_computes_another_model_is_no_measure() -> None:
     said, plan, reference = control("float32")
     wrong, _ = answers(arm_for("eager", "float32"), plan, perturb_a_weight)
-    prompts = [len(prompt) for prompt in (*plan.prompts, plan.late_prompt)]
-    outcome = judge(wrong, [said], reference, dtype="float32", prompts=prompts, seed=1)
-    assert outcome.verdict == "INCONCLUSIVE"
-    assert "it does not compute this model" in outcome.arms[0].reasons[0]
+    assert judged(wrong, said, plan, reference).verdict == "INCONCLUSIVE"
+
+
+def wrong_logits(is_wrong: Callable[[Any], bool], rows: slice) -> Fault:
+    """The last logits of these rows are wrong in some decode steps."""
+
+    def fault(runner: ModelRunner) -> None:
+        run = runner.run
+
+        def wrong(step: Any, shape: Any) -> Any:
+            logits, greedy = run(step, shape)
+            if step.kind == "decode" and is_wrong(step):
+                logits[rows] = logits[rows].flip(-1)
+            return logits, greedy
+
+        runner.run = wrong  # type: ignore[method-assign]
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("is_wrong", "rows"),
+    [
+        (lambda step: max(job.context for job in step.jobs) - 1 >= 51, slice(None)),
+        (lambda step: len(step.jobs) == 3, slice(2, 3)),
+    ],
+    ids=["longest context", "three rows"],
+)
+def test_a_fault_at_one_border_alone_fails(is_wrong: Callable[[Any], bool], rows: slice) -> None:
+    outcome = parity_of(arm_for("eager-padded", "bfloat16"), wrong_logits(is_wrong, rows))
+    assert verdicts(outcome)["worst error"] == "FAIL"
+    if rows == slice(None):
+        assert "prompt of 40 tokens" in " ".join(outcome.arms[0].reasons)
 
 
 # --- Quantised weights ------------------------------------------------------------------------------------------------
@@ -236,8 +268,7 @@ def accuracy_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
     said, plan, reference = yardstick()
     mine, _ = answers(arm, plan, fault)
     accuracy = Accuracy(quantised={"int8": "int8-weight-only"}, limits=AccuracyLimits(perplexity_ratio=1.05, kl=0.05))
-    prompts = [len(prompt) for prompt in (*plan.prompts, plan.late_prompt)]
-    return judge(said, [mine], reference, dtype="float32", prompts=prompts, seed=1, accuracy=accuracy)
+    return judged(said, mine, plan, reference, accuracy=accuracy)
 
 
 def stretch_the_scales(runner: ModelRunner) -> None:
@@ -254,25 +285,26 @@ def test_a_planted_fault_fails_a_quantised_arm(fault: Fault, finding: str) -> No
     assert verdicts(outcome)[finding] == "FAIL", outcome.arms[0]
 
 
-def test_quantised_arms_show_that_they_began_with_the_control_s_weights() -> None:
-    plain = ModelRunner(arm_for("eager", "float32"), CompileRecorder())
-    plain.load()
+def test_quantised_arms_show_that_they_began_with_the_controls_weights() -> None:
+    plain = loaded(arm_for("eager", "float32"))
     model = quantised("eager").model
     assert parity.weights_of(model) == parity.checksum(plain.model)
     assert parity.weights_of(replace(model, seed=1)) != parity.checksum(plain.model)
-    runner = ModelRunner(quantised("eager"), CompileRecorder())
-    runner.load()
-    held = parity.arm_facts(runner, "digest")["held"]
+    held = parity.arm_facts(loaded(quantised("eager")), "digest")["held"]
     assert held["quantisation"] == "int8-weight-only"
     assert 0 < held["quantised_bytes"] < held["bytes"]
 
 
-# --- The parts --------------------------------------------------------------------------------------------------------
+# --- Plans --------------------------------------------------------------------------------------------------------
 
 
-def test_the_plan_reaches_both_ends_and_both_sides_of_every_bucket() -> None:
+def plan_for(*arms: ArmConfig, **how: int) -> parity.Plan:
+    return parity.make_plan(list(arms), **{"vocab_size": 259, "prompts": 0, "tokens": 12, "seed": 3, **how})
+
+
+def test_the_plan_reaches_both_ends_and_both_sides_of_every_bucket(tmp_path: Path) -> None:
     arms = [arm_for("eager", "float32"), arm_for("compiled-bucketed", "float32")]
-    plan = parity.make_plan(arms, vocab_size=259, prompts=24, tokens=99, seed=3)
+    plan = plan_for(*arms, prompts=24, tokens=99)
     lengths = {len(prompt) for prompt in plan.prompts}
     assert {1, 16, 17, 40} <= lengths
     assert max(lengths) == ENGINE.max_prompt_tokens
@@ -280,71 +312,37 @@ def test_the_plan_reaches_both_ends_and_both_sides_of_every_bucket() -> None:
     assert {token for prompt in plan.prompts for token in prompt} <= set(range(259))
     assert set(plan.counts) <= set(range(6, ENGINE.max_new_tokens + 1))
     assert len(set(plan.counts)) > 3
-    assert parity.make_plan(arms, vocab_size=259, prompts=24, tokens=99, seed=3) == plan
-    assert parity.make_plan(arms, vocab_size=259, prompts=24, tokens=99, seed=4) != plan
+    assert plan_for(*arms, prompts=24, tokens=99) == plan
+    assert plan_for(*arms, prompts=24, tokens=99, seed=4) != plan
+    plan.write(tmp_path / "plan.json")
+    assert parity.Plan.read(tmp_path / "plan.json") == plan
 
 
 def test_a_strict_arm_that_was_not_warmed_at_a_border_is_refused_with_the_reason() -> None:
     policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
-    with pytest.raises(
-        UnforeseenShapeError, match=r"requests are refused, first request \d+ \(prompt of .* no graph fits"
-    ):
+    with pytest.raises(UnforeseenShapeError, match=r"first request \d+ \(prompt of .* no graph fits"):
         answers(ArmConfig(name="strict", compile=policy, engine=ENGINE), None)
+
+
+def answered(plan: parity.Plan) -> parity.Plan:
+    """The plan of a control that answered with any tokens."""
+    return replace(plan, continuations=tuple((1,) * count for count in plan.counts))
 
 
 def test_every_decode_bucket_and_the_longest_context_are_asked() -> None:
     arm = arm_for("eager-padded", "float32")
     arm = replace(arm, shapes=ShapeConfig(kind="buckets", context_ladder=(16, 44, 48, 52)))
-    plan = parity.make_plan([arm_for("eager", "float32"), arm], vocab_size=259, prompts=0, tokens=3, seed=1)
+    plan = plan_for(arm_for("eager", "float32"), arm, tokens=3, seed=1)
     assert [len(plan.late_prompt) + place for place in plan.late_places] == [44, 45, 48, 49, 51]
     assert len(plan.late_prompt) == ENGINE.max_prompt_tokens
-    said, _ = answers(arm, plan=replace(plan, continuations=tuple((1,) * count for count in plan.counts)))
+    said, _ = answers(arm, plan=answered(plan))
     assert len(said.tokens[-1]) == 5
 
 
-def break_late_decodes(runner: ModelRunner) -> None:
-    """Only decode steps from the longest context are wrong."""
-    run = runner.run
-
-    def wrong(step: Any, shape: Any) -> Any:
-        logits, greedy = run(step, shape)
-        if step.kind == "decode" and max(job.context for job in step.jobs) - 1 >= 51:
-            logits = logits.flip(-1)
-        return logits, greedy
-
-    runner.run = wrong  # type: ignore[method-assign]
-
-
-def test_a_fault_at_the_longest_context_alone_fails() -> None:
-    outcome = parity_of(arm_for("eager-padded", "bfloat16"), break_late_decodes)
-    assert verdicts(outcome)["worst error"] == "FAIL"
-    assert "prompt of 40 tokens" in " ".join(outcome.arms[0].reasons)
-
-
-def break_decodes_of_three_rows(runner: ModelRunner) -> None:
-    """Only decode steps of three rows are wrong, and only the last of them."""
-    run = runner.run
-
-    def wrong(step: Any, shape: Any) -> Any:
-        logits, greedy = run(step, shape)
-        if step.kind == "decode" and len(step.jobs) == 3:
-            logits[2] = logits[2].flip(-1)
-        return logits, greedy
-
-    runner.run = wrong  # type: ignore[method-assign]
-
-
-def test_a_fault_in_decode_steps_of_one_number_of_rows_fails() -> None:
-    outcome = parity_of(arm_for("eager-padded", "bfloat16"), break_decodes_of_three_rows)
-    assert verdicts(outcome)["worst error"] == "FAIL"
-
-
 def sizes_run(arm: ArmConfig, plan: parity.Plan) -> dict[str, set[int]]:
-    """What the teacher forcing of the plan runs, whatever was answered."""
-    runner = ModelRunner(arm, CompileRecorder())
-    runner.load()
-    plan = replace(plan, continuations=tuple((1,) * count for count in plan.counts))
-    return parity.forced_logits(runner, plan, np.zeros((plan.positions, runner.vocab_size), dtype=np.float32), quiet)
+    """The sizes that the teacher forcing of the plan runs."""
+    runner, logits = loaded(arm), np.zeros((plan.positions, 259), dtype=np.float32)
+    return parity.forced_logits(runner, answered(plan), logits, quiet)
 
 
 @pytest.mark.parametrize("tokens", [2, 24])
@@ -367,25 +365,35 @@ def test_every_border_of_the_batches_of_every_arm_has_its_step(tokens: int) -> N
 
 def test_a_batch_border_that_too_few_prompts_fill_is_unasked_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     arm = replace(arm_for("eager-padded", "float32", slots=8), shapes=ShapeConfig(kind="buckets"))
-    plan = parity.make_plan([arm], vocab_size=259, prompts=7, tokens=12, seed=3)
-    assert caplog.messages == ["7 prompts may not fill every border of batches: give parity.prompts = 9"]
+    plan = plan_for(arm, prompts=7)
+    (message,) = caplog.messages
+    assert "7 prompts" in message
+    assert "parity.prompts = 9" in message
     borders = plan.borders[arm.name].after(sizes_run(arm, plan))
     assert borders.batches["decode"] == (1, 2, 3, 4, 5, 8)
     assert borders.unasked_batches == {"prefill": (), "decode": (8,)}
-    more = parity.make_plan([arm], vocab_size=259, prompts=borders.enough, tokens=12, seed=3)
+    more = plan_for(arm, prompts=borders.enough)
     assert not any(more.borders[arm.name].after(sizes_run(arm, more)).unasked_batches.values())
+    one_token = plan_for(arm_for("eager", "float32"), tokens=1)
+    assert one_token.borders["eager"].batches == {"prefill": (1,)}, "no decode steps"
 
 
-def test_answers_of_one_token_have_no_decode_steps_to_ask() -> None:
-    plan = parity.make_plan([arm_for("eager", "float32")], vocab_size=259, prompts=0, tokens=1, seed=3)
-    assert plan.borders["eager"].batches == {"prefill": (1,)}
+def measured(arm: ArmConfig, folder: Path, **task: int) -> dict[str, Any]:
+    """The borders that the measuring process leaves of the arm; the plan is there already, or the arm makes it."""
+    paths = {"plan": str(folder / "plan.json"), "texts": "", "on_texts": []}
+    arms = [(ENCODERS[0] if arm.model.task == "embed" else arm).to_dict(), arm.to_dict()]
+    reset_compiler()
+    try:
+        parity.run_arm(arm, {**paths, "arms": arms, "prompts": 0, "tokens": 24, "seed": 3, "least": 0, **task}, folder)
+    finally:
+        reset_compiler()
+    path = folder / "borders.json"
+    borders: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return borders
 
 
-def test_a_measured_arm_leaves_which_of_its_borders_its_steps_asked(tmp_path: Path) -> None:
-    arm = arm_for("eager", "float32")
-    task = {"plan": str(tmp_path / "plan.json"), "texts": "", "on_texts": [], "arms": [arm.to_dict()]}
-    parity.run_arm(arm, task | {"prompts": 3, "tokens": 2, "seed": 1, "least": 0}, tmp_path)
-    borders = json.loads((tmp_path / "borders.json").read_text())
+def test_a_measured_arm_leaves_the_borders_that_its_steps_asked(tmp_path: Path) -> None:
+    borders = measured(arm_for("eager", "float32"), tmp_path, prompts=3, tokens=2)
     assert borders["batches"] == {"prefill": [1], "decode": [1, 2, 3, 4]}
     assert borders["unasked_batches"] == {"prefill": [], "decode": [3, 4]}
     assert len(borders["unasked_prompts"]) == len(borders["prompts"]) - 3
@@ -399,29 +407,28 @@ def many_borders() -> ArmConfig:
 
 def test_a_plan_with_too_few_prompts_says_how_many_reach_every_border(caplog: pytest.LogCaptureFixture) -> None:
     borders = len(prompt_borders(many_borders()))
-    plan = parity.make_plan([many_borders()], vocab_size=9, prompts=20, tokens=2, seed=1)
+    plan = plan_for(many_borders(), prompts=20, tokens=2)
     assert len(plan.prompts) == 20
     asked, own = {len(prompt) for prompt in plan.prompts}, plan.borders["many"]
     assert set(own.prompts) == prompt_borders(many_borders())
     assert set(own.unasked_prompts) == set(own.prompts) - asked
     assert len(own.unasked_prompts) == borders - 20
-    assert caplog.messages == [f"20 prompts reach 20 of {borders} borders: give parity.prompts = {borders}"]
+    (message,) = caplog.messages
+    assert f"20 of {borders} borders" in message
+    assert f"parity.prompts = {borders}" in message
 
 
-def test_a_plan_without_a_count_fills_the_slots(tmp_path: Path) -> None:
-    plan = parity.make_plan([arm_for("eager", "float32", slots=24)], vocab_size=9, prompts=0, tokens=2, seed=1)
-    assert len(plan.prompts) == 36
-    plan = parity.make_plan([many_borders()], vocab_size=9, prompts=0, tokens=2, seed=1)
+def test_a_plan_without_a_count_reaches_every_border_and_fills_the_slots() -> None:
+    assert len(plan_for(arm_for("eager", "float32", slots=24), tokens=2).prompts) == 36
+    plan = plan_for(many_borders(), tokens=2, least=64)
     assert len(plan.prompts) > 64
     assert {len(prompt) for prompt in plan.prompts} >= prompt_borders(many_borders())
     assert plan.borders["many"].unasked_prompts == ()
-    many = parity.make_plan([many_borders()], vocab_size=9, prompts=0, tokens=2, seed=1, least=500)
-    assert len(many.prompts) == 500
-    few = parity.make_plan([arm_for("eager", "float32")], vocab_size=9, prompts=0, tokens=2, seed=1, least=64)
-    assert len(few.prompts) == 64
-    assert len(parity.make_plan([many_borders()], vocab_size=9, prompts=0, tokens=2, seed=1, least=64).prompts) > 64
-    plan.write(tmp_path / "plan.json")
-    assert parity.Plan.read(tmp_path / "plan.json") == plan
+    assert len(plan_for(many_borders(), tokens=2, least=500).prompts) == 500
+    assert len(plan_for(arm_for("eager", "float32"), tokens=2, least=64).prompts) == 64
+
+
+# --- The reference and the facts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -459,3 +466,107 @@ def test_nothing_in_the_reference_is_rounded_to_float32() -> None:
         assert torch.nn.functional.softmax(half, dim=-1, dtype=torch.float32).dtype == torch.float64
         assert half.to(torch.bfloat16).dtype == torch.bfloat16
     assert np.ptp(out) > 1.0
+
+
+# --- Encoders ---------------------------------------------------------------------------------------------------------
+
+ENCODER = ModelConfig(id="random:bert-tiny", task="embed", dtype="float32", device="cpu")
+TEXTS = EngineConfig(slots=4, max_prompt_tokens=24, max_wait_ms=50.0, threads=1)
+ENCODERS = [ArmConfig.from_preset(preset, model=ENCODER, engine=TEXTS) for preset in ("eager", "eager-padded")]
+PLAN = parity.make_plan(ENCODERS, vocab_size=30522, prompts=0, tokens=1, seed=3)
+BATCHES = make_batches(ENCODERS, len(PLAN.prompts))
+
+
+def vectors_of(arm: ArmConfig, fault: Callable[[EncoderRunner], None] = lambda runner: None) -> Embedded:
+    recorder = CompileRecorder()
+    runner = EncoderRunner(arm, recorder)
+    runner.load()
+    fault(runner)
+    return Embedded(name=arm.name, vectors=served_vectors(arm, runner, recorder, PLAN.prompts, BATCHES, quiet))
+
+
+@functools.cache
+def control_vectors() -> tuple[Embedded, np.ndarray[Any, Any]]:
+    """Those of the control, and the reference."""
+    model = parity.load_reference(ENCODER)
+    return vectors_of(ENCODERS[0]), reference_vectors(model, "mean", PLAN.prompts, parity.NothingBelowFloat64, quiet)
+
+
+def judged_vectors(arm: Embedded) -> Parity:
+    said, reference = control_vectors()
+    texts, sizes = zip(*BATCHES.rows, strict=True)
+    rows = TextRows(texts=texts, batches=sizes, lengths=[len(prompt) for prompt in PLAN.prompts])
+    return judge_vectors(said, [arm], reference, rows=rows, dtype="float32")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_text_is_embedded_alone_and_in_a_batch_of_every_border(preset: str) -> None:
+    arms = [ENCODERS[0], ArmConfig.from_preset(preset, model=ENCODER, engine=replace(TEXTS, slots=20))]
+    batches = make_batches(arms, 7).batches
+    assert batches[:7] == tuple((text,) for text in range(7))
+    assert {len(batch) for batch in batches} == set().union(*map(batch_borders, arms))
+    assert {text for batch in batches[7:] for text in batch} == set(range(7))
+    one_slot = replace(ENCODERS[0], engine=replace(TEXTS, slots=1))
+    assert make_batches([one_slot], 3).batches == ((0,), (1,), (2,))
+
+
+def test_a_padded_arm_has_the_vectors_of_the_control_and_of_float64() -> None:
+    outcome = judged_vectors(vectors_of(ENCODERS[1]))
+    assert outcome.verdict == "PASS"
+    assert outcome.control.figures["cosine"]["least"] > 1 - 1e-9
+
+
+def changed_step(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[EncoderRunner], None]:
+    """A runner whose step gives other vectors."""
+
+    def fault(runner: EncoderRunner) -> None:
+        encode = runner._steps["encode"]
+        runner._steps["encode"] = lambda ids, mask: (change(encode, ids, mask),)
+
+    return fault
+
+
+def pool_the_first_token(runner: EncoderRunner) -> None:
+    runner._steps["encode"].pooling = "cls"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("arm", "fault"),
+    [
+        (ENCODERS[1], changed_step(lambda encode, ids, mask: encode(ids, torch.ones_like(mask))[0])),
+        (ENCODERS[0], changed_step(lambda encode, ids, mask: encode(ids, mask)[0].flip(0))),
+        (ENCODERS[0], changed_step(lambda encode, ids, mask: encode(ids, mask)[0] * (ids.shape[0] < 4))),
+        (ENCODERS[0], pool_the_first_token),
+    ],
+    ids=["no mask", "swapped rows", "no direction", "first token"],
+)
+def test_a_broken_encoder_fails(arm: ArmConfig, fault: Callable[[EncoderRunner], None]) -> None:
+    assert judged_vectors(vectors_of(replace(arm, name="broken"), fault)).verdict == "FAIL"
+
+
+STRICT = replace(
+    ENCODERS[0],
+    name="strict",
+    compile=CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal"),
+)
+
+
+def test_a_strict_encoder_that_was_not_warmed_at_a_border_is_refused_and_no_control(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the control refuses"):
+        measured(STRICT, tmp_path)
+    PLAN.write(tmp_path / "plan.json")
+    measured(STRICT, tmp_path)
+    reason = json.loads((tmp_path / "refused.json").read_text())["reason"]
+    assert f" of {len(BATCHES.rows)} vectors" in reason
+    assert "no graph fits" in reason
+    assert not (tmp_path / "vectors.npy").exists()
+
+
+@pytest.mark.parametrize(("prompts", "unasked"), [(0, 0), (3, 1)])
+def test_an_encoder_leaves_its_borders_that_no_text_asked(prompts: int, unasked: int, tmp_path: Path) -> None:
+    borders = measured(ENCODERS[0], tmp_path, prompts=prompts)
+    assert borders["prompts"] == [1, 2, 3, 24]
+    assert (len(borders["unasked_prompts"]), borders["enough"]) == (unasked, 4)
+    # every text is in a batch of every size, however few there are
+    assert borders["batches"] == {"encode": [1, 2, 3, 4]}
+    assert borders["unasked_batches"] == {"encode": []}

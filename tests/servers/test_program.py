@@ -1,22 +1,39 @@
-"""What a process of an arm takes over from earlier ones: what its cache folder holds, and its profile if it asks."""
+"""What a server's process takes from its environment, and small parts of all servers."""
 
 from __future__ import annotations
 
 import importlib.util
+import io
+import re
+import sys
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
+import servers.rpc
+from servers import stdout
+from servers.address import host_port, joined
 from servers.artifact import made_for
 from servers.config import ArmConfig, CompileConfig, ModelConfig
+from servers.fields import ConfigError
+from servers.host_memory import host_memory
+from servers.metadata import trailing_key, whole_number
 from servers.program import isolate_compiler, on_its_card_alone
+from servers.rpc.generate import PACKAGE, generate
+from servers.security import ServerTls, is_bearer, server_tls, token_from_file, token_from_variable
+from servers.visible_card import only_card
+from tests.fakes.certificates import Certificates, make_certificates
 
 ARM = ArmConfig.from_preset("compiled-naive")
+SECRET = "s3cret-T0ken"
+
+# --- What is taken over from earlier processes ------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def torch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where torch is taken to lie: a build without an assembler, as those for CPUs are."""
     folder = tmp_path / "torch"
@@ -33,6 +50,7 @@ def variables(arm: ArmConfig = ARM, folder: str = "/cache", **others: str) -> di
     return environment
 
 
+@pytest.mark.usefixtures("torch_folder")
 def test_nothing_is_taken_over_but_the_folder() -> None:
     carried = {
         "TORCH_COMPILE_JOB_ID": "mine",
@@ -50,35 +68,30 @@ def test_nothing_is_taken_over_but_the_folder() -> None:
         "TRITON_CACHE_DIR": "/cache/triton",
         "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO": "0",
     }
-
-
-def test_without_a_folder_the_compilers_own_place_is_left_alone() -> None:
     kept = variables(folder="", TORCHINDUCTOR_CACHE_DIR="/tmp/mine")
     assert (kept["TORCHINDUCTOR_CACHE_DIR"], "TRITON_CACHE_DIR" in kept) == ("/tmp/mine", False)
 
 
-def test_every_process_keys_kernels_by_the_assembler_that_torch_brings(torch_folder: Path) -> None:
+def test_every_process_keys_kernels_by_the_assembler_that_torch_brings(
+    torch_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assembler = torch_folder / "bin" / "ptxas"
     assembler.touch(mode=0o644)
     assert "TRITON_PTXAS_PATH" not in variables(), "what cannot be run is not named"
     assembler.chmod(0o755)
     assert variables()["TRITON_PTXAS_PATH"] == str(assembler)
     assert variables(TRITON_PTXAS_PATH="/usr/bin/ptxas")["TRITON_PTXAS_PATH"] == "/usr/bin/ptxas"
-
-
-def test_without_torch_no_assembler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "TRITON_PTXAS_PATH" not in variables()
 
 
-def profile_name(arm: ArmConfig) -> str:
-    asked = replace(arm, compile=replace(arm.compile, profile=True))
-    kept = variables(asked, TORCH_COMPILE_JOB_ID="mine")
-    assert kept["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] == "1"
-    return kept["TORCH_COMPILE_JOB_ID"]
-
-
 def test_arms_that_ask_for_their_profile_do_not_share_it() -> None:
+    def profile_name(arm: ArmConfig) -> str:
+        asked = replace(arm, compile=replace(arm.compile, profile=True))
+        kept = variables(asked, TORCH_COMPILE_JOB_ID="mine")
+        assert kept["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] == "1"
+        return kept["TORCH_COMPILE_JOB_ID"]
+
     mine = profile_name(ARM)
     assert mine.startswith("tailgate-")
     assert profile_name(replace(ARM, name="other")) == mine, "a name is no policy"
@@ -95,8 +108,195 @@ def test_only_an_arm_that_asks_compiles_in_the_background() -> None:
     assert ArmConfig.from_dict(asked.to_dict()) == asked
 
 
+# --- The card ---------------------------------------------------------------------------------------------------------
+
+
+CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+
+
+@pytest.mark.parametrize(
+    ("device", "environment", "expected"),
+    [
+        ("cuda:1", {}, ("cuda:0", {CUDA: "1"})),
+        ("cuda:1", {CUDA: "2, 3"}, ("cuda:0", {CUDA: "3"})),
+        ("cuda:0", {CUDA: "GPU-a,GPU-b"}, ("cuda:0", {CUDA: "GPU-a"})),
+        ("cuda:1", {HIP: "4,5"}, ("cuda:0", {HIP: "5"})),
+        ("cuda:1", {HIP: "0,1", CUDA: "2,3"}, ("cuda:0", {HIP: "1", CUDA: "3"})),
+        ("cuda:1", {HIP: "0", CUDA: "2,3"}, ("cuda:0", {CUDA: "3"})),
+        # names no visible card
+        ("auto", {}, ("auto", {})),
+        ("cuda", {}, ("cuda", {})),
+        ("cuda:2", {CUDA: "0,1"}, ("cuda:2", {})),
+        ("cuda:0", {CUDA: ""}, ("cuda:0", {})),
+        # on the processor
+        ("cpu", {}, ("cpu", {HIP: "", CUDA: ""})),
+        ("cpu", {CUDA: "2,3"}, ("cpu", {HIP: "", CUDA: ""})),
+    ],
+)
+def test_a_process_sees_its_card_alone_as_the_first(
+    device: str, environment: dict[str, str], expected: tuple[str, dict[str, str]]
+) -> None:
+    assert only_card(device, environment) == expected
+
+
 def test_a_process_of_an_arm_sees_that_arms_card_alone() -> None:
-    environment = {"CUDA_VISIBLE_DEVICES": "4,7"}
+    environment = {CUDA: "4,7"}
     arm = ArmConfig.from_preset("eager", model=ModelConfig(device="cuda:1"))
     assert on_its_card_alone(arm, environment).model.device == "cuda:0"
-    assert environment == {"CUDA_VISIBLE_DEVICES": "7"}
+    assert environment == {CUDA: "7"}
+
+
+def test_the_memory_of_a_host_is_read_in_bytes(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:  16 kB\nMemFree: 1 kB\nMemAvailable:  4 kB\nHugePages_Total:  0\n")
+    assert host_memory(tmp_path) == (16384, 4096)
+
+
+# --- Certificates and tokens ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("pem"))
+
+
+def test_unusable_certificates_are_refused_by_name(pem: Certificates, tmp_path: Path) -> None:
+    assert server_tls("", "") is None
+    tls = server_tls(pem.certificate, pem.key, pem.ca)
+    assert tls == ServerTls(certificate=pem.certificate, key=pem.key, client_ca=pem.ca)
+    locked = tmp_path / "locked.pem"
+    key = serialization.load_pem_private_key(Path(pem.key).read_bytes(), None)
+    password = serialization.BestAvailableEncryption(b"a password")
+    locked.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, password))
+    for files, text in (
+        ((pem.certificate, ""), "TLS key"),
+        (("", pem.key), "TLS certificate"),
+        (("", "", pem.ca), "missing"),
+        ((str(tmp_path / "no.pem"), pem.key), 'TLS certificate ".*no.pem"'),
+        ((pem.certificate, str(tmp_path / "no.pem")), 'TLS key ".*no.pem"'),
+        ((pem.certificate, pem.client_key), "does not belong"),
+        ((pem.key, pem.key), "cannot be used"),
+        ((pem.certificate, str(locked)), "cannot be used"),
+        ((pem.certificate, pem.key, pem.key), "no certificate"),
+    ):
+        with pytest.raises(ConfigError, match=text) as caught:
+            server_tls(*files)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_token_comes_from_a_variable_or_a_file_and_an_error_never_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", f"{SECRET}\n")
+    assert token_from_variable("TOKEN", key="--token-env") == SECRET
+    for name, value, text in (
+        ("TOKEN", "", "--token-env .*TOKEN.*not set"),
+        ("TOKEN", f"{SECRET} {SECRET}", "TOKEN .*no bearer token"),
+        (SECRET, "", "--token-env"),
+    ):
+        monkeypatch.setenv("TOKEN", value)
+        with pytest.raises(ConfigError, match=text) as caught:
+            token_from_variable(name, key="--token-env")
+        assert SECRET not in str(caught.value)
+    path = tmp_path / "token"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        token_from_file(str(path), key="--token-file")
+
+
+@pytest.mark.parametrize("header", [f"Bearer {SECRET}", f"bearer  {SECRET}", f"Bearer {SECRET}".encode()])
+def test_the_right_token_is_accepted(header: str | bytes) -> None:
+    assert is_bearer(header, SECRET)
+
+
+@pytest.mark.parametrize(
+    "header", [f"Bearer {SECRET}x", f"Basic {SECRET}", SECRET, "Bearer", "", None, "Bearer \u00e9"]
+)
+def test_any_other_header_is_refused(header: str | None) -> None:
+    assert not is_bearer(header, SECRET)
+
+
+# --- Addresses, numbers and stubs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", [("localhost", 1), ("10.0.0.5", 65535), ("::1", 50051), ("arm.example", 443)])
+def test_a_written_address_is_read_back(address: tuple[str, int]) -> None:
+    assert host_port(joined(*address)) == address
+    assert host_port("localhost:0", lowest=0) == ("localhost", 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host",
+        "host:",
+        ":1",
+        "host:0",
+        "host:65536",
+        "host:port",
+        "host:٣",
+        "a b:1",
+        "a/b:1",
+        "hö:1",
+        f"h:{'1' * 5000}",
+    ],
+)
+def test_any_other_address_is_refused_in_the_words_of_the_caller(text: str) -> None:
+    with pytest.raises(ConfigError, match="host:port"):
+        host_port(text)
+    with pytest.raises(ConfigError, match=r"^--admin is odd$"):
+        host_port(text, "--admin is odd")
+
+
+@pytest.mark.parametrize("text", ["0", "-7", "1795658587999068231", str(2**63 - 1), str(-(2**63))])
+def test_a_whole_number_is_one_that_a_column_holds(text: str) -> None:
+    assert whole_number(text) == int(text)
+    assert trailing_key("queue_ns") == "tailgate-queue-ns"
+
+
+@pytest.mark.parametrize("text", [str(2**63), "1" * 5000, "²", "1_0", " 1", "", None])
+def test_any_other_text_is_no_whole_number(text: str | None) -> None:
+    assert whole_number(text) is None
+
+
+def test_committed_stubs_are_those_of_the_pinned_generator(tmp_path: Path) -> None:
+    for fresh in generate(tmp_path):
+        committed = PACKAGE / fresh.name
+        assert committed.read_text() == fresh.read_text(), f"{fresh.name} is stale: run make proto"
+    project = (Path(servers.rpc.__file__).parents[2] / "pyproject.toml").read_text()
+    for stub, pattern, requirement in (
+        ("inference_pb2_grpc.py", r"GRPC_GENERATED_VERSION = '([\d.]+)'", "grpcio"),
+        ("inference_pb2.py", r"# Protobuf Python Version: (\d+\.\d+)", "protobuf"),
+    ):
+        floor = re.search(pattern, (PACKAGE / stub).read_text())
+        assert floor is not None
+        assert f'"{requirement}>={floor[1]}"' in project
+
+
+# --- Standard output --------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "words", "as_json", "lines"),
+    [
+        (Terminal, "words", False, ["words"]),
+        (Terminal, "words", True, ['{"found": 1}']),
+        (io.StringIO, "words", False, ["words", '{"found": 1}']),
+        (io.StringIO, "words", True, ['{"found": 1}']),
+        (io.StringIO, "", False, ['{"found": 1}']),
+        (Terminal, "", False, []),
+    ],
+)
+def test_a_terminal_gets_words_and_a_program_one_object_last(
+    stream: type[io.StringIO], words: str, as_json: bool, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", shown := stream())
+    stdout.write(words, {"found": 1}, as_json=as_json)
+    assert shown.getvalue().splitlines() == lines
+    with pytest.raises(ValueError, match="JSON"):
+        stdout.write("", {"ratio": float("nan")}, as_json=True)

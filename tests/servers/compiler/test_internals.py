@@ -1,25 +1,37 @@
-"""What is private to torch is read in one place, for versions that were tried, or not at all and said so."""
+"""What is private to torch and Triton, and compiles beside torch's."""
 
 from __future__ import annotations
 
 import ast
-import importlib
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch._dynamo import utils
 
-from servers.compiler import internals
+from servers.clock import now_ns
+from servers.compiler import internals, jit
 from servers.compiler.events import CompilerFacts
 from servers.compiler.footprint import CompileFootprint
-from servers.compiler.policy import load_backend
 from servers.compiler.recorder import COUNTED, CompileRecorder, Trigger
-from servers.config import CompileConfig
 from servers.fields import ConfigError
-from tests.servers.compiler.reset import reset_compiler
+from tests.fakes import triton_jit
+from tests.servers.compiler.test_recorder import (
+    AT_SERVING,
+    announced,
+    place_of,
+    published,
+    recorder,
+    reset_compiler,
+    serving,
+    square,
+)
+
+__all__ = ["announced", "published", "recorder"]
 
 SERVERS = Path(internals.__file__).parents[1]
 PRIVATE = ("torch._dynamo", "torch._inductor", "torch._guards", "torch.fx.experimental", "triton.knobs")
@@ -30,10 +42,6 @@ def compiler() -> Iterator[None]:
     reset_compiler()
     yield
     reset_compiler()
-
-
-def square(x: torch.Tensor) -> torch.Tensor:
-    return x * x + 1
 
 
 def private_names(path: Path) -> set[str]:
@@ -54,90 +62,31 @@ def test_no_other_module_of_the_servers_reads_what_is_private() -> None:
     assert readers == {"compiler/internals.py"}
 
 
-def test_the_torch_that_runs_here_is_among_those_that_are_read() -> None:
-    assert internals.torch_blind_spots() == ()
+def test_versions_that_are_not_read_are_named() -> None:
+    assert internals.torch_blind_spots() == (), "the torch that runs here is read"
+    for version in ("2.11.0+cu130", "2.13.0+cpu", "2.14.1", "2.14.0.dev20261001"):
+        assert internals.torch_blind_spots(version) == ()
+    for version in ("2.1.1", "2.12.0", "2.15.0+cpu", "3.11.0", "2.130.0", "nonsense"):
+        (text,) = internals.torch_blind_spots(version)
+        assert text.startswith(f"torch {version} ")
+        assert all(tested in text for tested in internals.TESTED_TORCH)
 
 
-@pytest.mark.parametrize("version", ["2.11.0+cu130", "2.13.0+cpu", "2.14.1", "2.14.0.dev20261001"])
-def test_releases_of_a_version_that_was_tried_are_read(version: str) -> None:
-    assert internals.torch_blind_spots(version) == ()
-
-
-def test_the_page_names_the_versions_that_are_read() -> None:
-    page = (SERVERS.parent / "docs" / "arms.md").read_text(encoding="utf-8")
-    for name, tested in (("torch", internals.TESTED_TORCH), ("Triton", internals.TESTED_TRITON)):
-        row = next(line for line in page.splitlines() if line.startswith(f"| {name} |"))
-        assert row.split("|")[2].strip() == ", ".join(tested)
-
-
-@pytest.mark.parametrize("version", ["2.1.1", "2.12.0", "2.15.0+cpu", "3.11.0", "2.130.0", "nonsense"])
-def test_other_versions_are_not_read_and_named(version: str) -> None:
-    (text,) = internals.torch_blind_spots(version)
-    assert text == (
-        f"torch {version} is not among the versions whose compiler is read (2.11, 2.13, 2.14): "
-        "compiles are counted by its public counters alone"
-    )
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "shown"),
-    [
-        (utils, "guard_failures", "torch._dynamo.utils:guard_failures"),
-        (utils, "get_metrics_context", "torch._dynamo.utils:get_metrics_context"),
-        (utils, "counters", "torch._dynamo.utils:counters"),
-    ],
-)
-def test_a_missing_interface_is_named_and_nothing_fails(
-    owner: object, name: str, shown: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(owner, name)
-    (text,) = internals.torch_blind_spots()
-    assert text.startswith(f"torch {torch.__version__} lacks {shown}: ")
-    recorder = CompileRecorder()
-    recorder.install()
-    assert recorder.facts.blind_spots == (text,)
-    assert recorder.drain() == []
-    recorder.remove()
-
-
-def test_a_compile_elsewhere_that_cannot_be_seen_is_named_where_one_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # it reads the variable once, and this process is to stay as it is
-    importlib.import_module("torch._inductor.compile_fx")
-    monkeypatch.setattr(internals, "_SEND", "torch._inductor.compile_fx_ext:_OutOfProcessFxCompile._no_such_call")
-    monkeypatch.delenv("TORCHINDUCTOR_FX_COMPILE_MODE", raising=False)
-    for asked in (False, True):
-        if asked:
-            monkeypatch.setenv("TORCHINDUCTOR_FX_COMPILE_MODE", "progressive+SUBPROCESS")
-        recorder = CompileRecorder()
-        recorder.install()
-        recorder.remove()
-        texts = [text for text in recorder.facts.blind_spots if "_no_such_call" in text]
-        assert [text.endswith("what it compiles in the background is not seen") for text in texts] == [True] * asked
-
-
-def test_a_process_that_did_not_begin_so_compiles_nothing_in_the_background() -> None:
-    with pytest.raises(ConfigError, match=r"compile\.background is true but torch .* compiles nothing in the backgr"):
-        internals.compile_in_background()
-
-
-def test_a_torch_that_tells_no_backends_serves_with_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {"inductor", "eager"} <= set(internals.known_backends())
-    policy = CompileConfig(enabled=True, backend="telepathy")
-    with pytest.raises(ConfigError, match=r'compile\.backend is "telepathy": torch knows'):
-        load_backend(policy)
-    for name in ("list_backends", "lookup_backend"):
-        monkeypatch.delattr(torch._dynamo, name)
-    assert internals.known_backends() == []
-    load_backend(policy)
-
-
-def test_metrics_that_lost_a_field_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_interface_is_named_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("guard_failures", "get_metrics_context", "counters"):
+        with monkeypatch.context() as patched:
+            patched.delattr(utils, name)
+            (text,) = internals.torch_blind_spots()
+            assert f"torch._dynamo.utils:{name}" in text
+            recorder = CompileRecorder()
+            recorder.install()
+            assert recorder.facts.blind_spots == (text,)
+            assert recorder.drain() == []
+            recorder.remove()
     fields = {name: item for name, item in utils.CompilationMetrics.__dataclass_fields__.items() if name != "co_name"}
     monkeypatch.setattr(utils.CompilationMetrics, "__dataclass_fields__", fields)
     (text,) = internals.torch_blind_spots()
-    assert "lacks CompilationMetrics.co_name: " in text
+    assert "CompilationMetrics.co_name" in text
 
 
 def test_compiles_of_a_torch_that_is_not_read_are_counted_and_cover_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +96,13 @@ def test_compiles_of_a_torch_that_is_not_read_are_counted_and_cover_their_step(m
     recorder.install()
     step = torch.compile(square, backend="aot_eager", dynamic=False)
     step(torch.ones(3))
-    recorder.trigger = Trigger(batch_id=7, shape="decode batch 4", phase="serving")
+    recorder.trigger = serving()
     recorder.drain()
     started_ns = recorder.trigger.started_ns
     step(torch.ones(4))
     (event,) = recorder.drain()
     assert (event.kind, event.reason) == ("compile", COUNTED)
-    assert (event.batch_id, event.shape, event.phase) == (7, "decode batch 4", "serving")
+    assert place_of(event) == AT_SERVING
     assert event.start_ns == started_ns < event.end_ns
     step(torch.ones(4))
     assert recorder.drain() == []
@@ -161,43 +110,38 @@ def test_compiles_of_a_torch_that_is_not_read_are_counted_and_cover_their_step(m
     recorder.remove()
 
 
-def test_a_compile_on_another_thread_is_a_background_compile() -> None:
-    recorder = CompileRecorder()
-    recorder.install()
-    step = torch.compile(square, backend="aot_eager", dynamic=False)
-    thread = threading.Thread(target=step, args=(torch.ones(3),))
+def on_another_thread(work: Any, *arguments: Any) -> None:
+    thread = threading.Thread(target=work, args=arguments)
     thread.start()
     thread.join()
-    recorder.trigger = Trigger(batch_id=7, shape="decode batch 4", phase="serving")
+
+
+def test_a_compile_on_another_thread_is_a_background_compile(recorder: CompileRecorder) -> None:
+    step = torch.compile(square, backend="aot_eager", dynamic=False)
+    on_another_thread(step, torch.ones(3))
+    recorder.trigger = serving()
     step(torch.ones(4))
     here, elsewhere = recorder.drain()
-    recorder.remove()
     assert (here.kind, here.batch_id) == ("recompile", 7)
     assert (elsewhere.kind, elsewhere.compile_id, elsewhere.batch_id) == ("background_compile", "0/0", -1)
     assert elsewhere.frame == here.frame
     assert elsewhere.start_ns < elsewhere.end_ns <= here.start_ns
 
 
-def isolated(**options: object) -> object:
+def test_isolated_regions_of_one_function_have_keys_reasons_and_footprints_of_their_own(
+    recorder: CompileRecorder,
+) -> None:
+    def region(**options: object) -> Any:
+        return torch.compile(square, backend="aot_eager", dynamic=False, **options)  # type: ignore[call-overload]
+
     try:
-        return torch.compile(square, backend="aot_eager", dynamic=False, isolate_recompiles=True, **options)  # type: ignore[call-overload]
-    except TypeError:  # torch 2.11 has one cache for all regions of a code
-        return None
-
-
-def test_isolated_regions_of_one_function_are_told_apart_by_key_reason_and_footprint() -> None:
-    recorder = CompileRecorder()
-    recorder.install()
-    first, second = isolated(), isolated()
-    shared = torch.compile(square, backend="aot_eager", dynamic=False)
-    if first is None or second is None:
-        recorder.remove()
+        first, second = region(isolate_recompiles=True), region(isolate_recompiles=True)
+    except TypeError:
         pytest.skip(f"torch {torch.__version__} has no isolate_recompiles: all regions of a code share one cache")
     with CompileFootprint(lambda: (0, 0)) as footprint:
-        for step, size in ((first, 3), (second, 4), (first, 5), (shared, 6)):
-            step(torch.ones(size))  # type: ignore[operator]
+        for step, size in ((first, 3), (second, 4), (first, 5), (region(), 6)):
+            step(torch.ones(size))
     events = recorder.drain()
-    recorder.remove()
     keys = [event.compile_id for event in events]
     assert len(set(keys)) == 4
     regions = [key.partition("@")[2] for key in keys]
@@ -207,3 +151,176 @@ def test_isolated_regions_of_one_function_are_told_apart_by_key_reason_and_footp
     assert "expected 3, actual 5" in events[2].reason
     assert "expected 4" not in events[2].reason, "the other region has a graph for 4"
     assert list(footprint.grown) == keys
+
+
+def test_a_process_that_did_not_begin_so_compiles_nothing_in_the_background() -> None:
+    with pytest.raises(ConfigError, match=r"compile\.background"):
+        internals.compile_in_background()
+
+
+# --- Compiles of other compilers --------------------------------------------------------------------------------------
+
+
+def compile_attention() -> None:
+    with jit.jit_compile("attention", variant="head_dim=128", compiler="cute"):
+        pass
+
+
+def kinds(recorder: CompileRecorder) -> list[str]:
+    return [event.kind for event in recorder.drain()]
+
+
+def test_any_compiler_reports_its_compiles_through_a_hook(recorder: CompileRecorder) -> None:
+    recorder.trigger = serving()
+    before_ns = now_ns()
+    compile_attention()
+    (event,) = recorder.drain()
+    assert (event.kind, event.frame) == ("jit", "attention")
+    assert all(word in event.reason for word in ("cute", "attention", "head_dim=128"))
+    assert place_of(event) == AT_SERVING
+    assert before_ns <= event.start_ns <= event.end_ns <= now_ns()
+    assert (event.kernels, event.backend_ns) == (1, event.end_ns - event.start_ns)
+    with pytest.raises(ValueError, match="no such tile"), jit.jit_compile("attention"):
+        raise ValueError("no such tile")
+    assert kinds(recorder) == ["jit"]
+    recorder.remove()
+    compile_attention()
+    assert recorder.drain() == []
+
+
+def test_a_compile_on_another_thread_holds_up_the_step_that_began_before_it(recorder: CompileRecorder) -> None:
+    on_another_thread(compile_attention)
+    recorder.trigger = Trigger(batch_id=3, shape="decode batch 8", phase="serving")  # began after the compile did
+    (event,) = recorder.drain()
+    assert (event.kind, event.frame) == ("background_compile", "attention")
+    assert place_of(event) == (-1, "", "serving")
+    on_another_thread(compile_attention)
+    assert kinds(recorder) == ["background_compile"], "the step has ended"
+    recorder.trigger = Trigger(batch_id=3, shape="decode batch 8", phase="serving")
+    on_another_thread(compile_attention)
+    (event,) = recorder.drain()
+    assert (event.kind, place_of(event)) == ("jit", (3, "decode batch 8", "serving"))
+
+
+@pytest.mark.parametrize("inside", ["eager_fallback", "graph_capture"])
+def test_a_kernel_compiled_in_an_eager_step_or_a_recording_is_an_event(inside: str, recorder: CompileRecorder) -> None:
+    recorder.trigger = serving()
+    start_ns = now_ns()
+    compile_attention()
+    record = recorder.record_eager_step if inside == "eager_fallback" else recorder.record_capture
+    record(start_ns, now_ns())
+    assert kinds(recorder) == [inside, "jit"]
+
+
+def test_a_kernel_compiled_in_a_compile_of_torch_is_part_of_it(recorder: CompileRecorder) -> None:
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        compile_attention()
+        return graph.forward
+
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
+    compile_attention()
+    assert kinds(recorder) == ["compile", "jit"]
+
+
+def test_a_tuning_is_one_wait_with_the_number_and_time_of_its_compiles() -> None:
+    def span(start: int, end: int, *, thread: int = 1, compile_ns: int = -1, **more: Any) -> jit.JitCompile:
+        took_ns = end - start if compile_ns < 0 else compile_ns
+        return jit.JitCompile(
+            compiler="triton", kernel="k", start_ns=start, end_ns=end, thread=thread, compile_ns=took_ns, **more
+        )
+
+    tuning = span(100, 900, compile_ns=0, tuned=True, kernels=0)
+    merged = jit.outermost([span(110, 300), span(400, 500), span(120, 880, thread=2), tuning, span(950, 990)])
+    assert [(item.start_ns, item.thread, item.kernels, item.compile_ns) for item in merged] == [
+        (100, 1, 2, 290),
+        (120, 2, 1, 760),
+        (950, 1, 1, 40),
+    ]
+
+
+# --- Triton -----------------------------------------------------------------------------------------------------------
+
+
+def kernel(BLOCK: int = 0, SPLITS: int = 0) -> None:  # noqa: N803
+    """What a compile of the stand-in calls: longer than the millisecond that the stand-in says it took."""
+    end_ns = now_ns() + 2_000_000
+    while now_ns() < end_ns:
+        pass
+
+
+@pytest.fixture
+def knobs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Those of a stand-in for Triton. List it before `recorder`."""
+    return triton_jit.install(monkeypatch)
+
+
+def test_a_kernel_of_triton_is_an_event_at_its_first_call_alone(knobs: Any) -> None:
+    heard: list[dict[str, Any]] = []
+    knobs.compilation.listener = lambda **compiled: heard.append(compiled)
+    recorder = CompileRecorder()
+    recorder.install()
+    recorder.trigger = serving()
+    decode = triton_jit.Kernel(kernel, knobs)
+    for splits in (2, 2, 4):
+        decode.run(SPLITS=splits)
+    first, second = recorder.drain()
+    recorder.remove()
+    decode.run(SPLITS=8)
+    assert recorder.drain() == []
+    assert len(heard) == 3, "an earlier listener still hears of each compile"
+    here = f"compiler/test_internals.py:{kernel.__code__.co_firstlineno} in kernel"
+    assert (first.kind, first.frame, first.cache) == ("jit", here, "miss")
+    assert [("SPLITS=2" in event.reason, "SPLITS=4" in event.reason) for event in (first, second)] == [
+        (True, False),
+        (False, True),
+    ]
+    assert first.end_ns - first.start_ns == first.backend_ns == 1_000_000
+
+
+def test_kernels_that_inductor_makes_in_a_tuning_are_part_of_it(knobs: Any, recorder: CompileRecorder) -> None:
+    """Its coordinate descent compiles when compiled code first runs, and reports the time of all kernels together."""
+    generated = triton_jit.Kernel(kernel, knobs)
+    generated.__module__ = "torch._inductor.runtime.compile_tasks.c4xyz"
+    generated.run(BLOCK=64)
+    (alone,) = recorder.drain()
+    assert alone.kind == "jit"
+    assert alone.reason.startswith("inductor compiled kernel for BLOCK=64")
+    generated.run(BLOCK=128)
+    metrics = utils.get_runtime_metrics_context()
+    metrics.increment("runtime_triton_autotune_time_us", 100, extra={"is_runtime": True})
+    metrics.finish()
+    triton_jit.Kernel(kernel, knobs).run(BLOCK=128)
+    events = recorder.drain()
+    assert [event.kind for event in events] == ["autotune", "jit"]
+    assert events[1].reason.startswith("triton compiled kernel")
+
+
+def test_the_autotuner_is_one_event_for_each_key(knobs: Any) -> None:
+    autotuner = sys.modules["triton.runtime.autotuner"].Autotuner
+    untapped = autotuner.run
+    recorder = CompileRecorder()
+    recorder.install()
+    tuner = autotuner(triton_jit.Kernel(kernel, knobs), [{"BLOCK": 16}, {"BLOCK": 32}])
+    for key in (64, 64, 128):
+        tuner.run(key)
+    first, second = recorder.drain()
+    recorder.remove()
+    assert (first.kind, first.reason, first.kernels) == ("jit", "triton tuned kernel for (64,)", 2)
+    assert 0 < first.backend_ns < first.end_ns - first.start_ns
+    assert first.autotune_ns == first.end_ns - first.start_ns - first.backend_ns
+    assert (second.reason, second.kernels) == ("triton tuned kernel for (128,)", 0)
+    assert autotuner.run is untapped
+
+
+def test_a_triton_that_is_not_read_is_left_alone_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    knobs = triton_jit.install(monkeypatch, version="9.1.0")
+    recorder = CompileRecorder()
+    recorder.install()
+    recorder.remove()
+    assert knobs.compilation.listener is None
+    (text,) = recorder.facts.blind_spots
+    assert text.startswith("triton 9.1.0 ")
+    knobs = triton_jit.install(monkeypatch)
+    del knobs.compilation.listener
+    (text,) = internals.triton_blind_spots()
+    assert text.startswith("triton 3.6.0 lacks triton.knobs:compilation.listener")

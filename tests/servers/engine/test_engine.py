@@ -1,16 +1,31 @@
+"""The engine with a scripted runner, and the parts of its process."""
+
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
 from servers.config import ArmConfig, EngineConfig
+from servers.engine.capture import uncollected
+from servers.engine.device import serve_engine
 from servers.engine.engine import Arrivals, Engine
-from servers.engine.messages import Cancel, StepOutput, Submit
+from servers.engine.memory import EVERY_NS, MemoryWatch
+from servers.engine.messages import Cancel, Progress, StepOutput, Submit
+from servers.engine.outbox import Outbox
+from servers.engine.placement import device_name, platform_versions, product_name, resolve_device
 from servers.engine.scheduler import LaunchedStep, Move, Step
 from servers.engine.shapes import StepShape
+from servers.engine.startup import itemised, memory_peaks, process_started_ns
+from servers.fields import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +36,7 @@ class ScriptedStep(LaunchedStep):
 class ScriptedRunner:
     """Counts tokens up; `during` runs inside a launch, as messages arrive while the device is busy."""
 
-    def __init__(self, *, overlaps: bool = False) -> None:
+    def __init__(self, *, overlaps: bool) -> None:
         self.overlaps = overlaps
         self.ready = True
         self.moves: list[Move] = []
@@ -55,319 +70,411 @@ class ScriptedRunner:
         self.moves.append(move)
 
 
-class ScriptedEvents:
-    def __init__(self) -> None:
-        self.pending: list[CompileEvent] = []
+class Scripted:
+    """An engine, its runner, what arrives, and the compiles that the next step meets."""
+
+    def __init__(
+        self, *, slots: int = 2, prefill_batch: int = 2, prefill_chunk: int = 0, overlaps: bool = False, eos: int = -1
+    ) -> None:
+        limits = EngineConfig(slots=slots, prefill_batch=prefill_batch, prefill_chunk=prefill_chunk)
+        self.runner, self.arrivals = ScriptedRunner(overlaps=overlaps), Arrivals()
+        self.compiles: list[CompileEvent] = []
+        self.engine = Engine(ArmConfig(engine=limits), self.runner, self.drain)
+        self.engine.eos_ids = frozenset([eos])
 
     def drain(self) -> list[CompileEvent]:
-        events, self.pending = self.pending, []
-        return events
+        compiles, self.compiles = self.compiles, []
+        return compiles
+
+    def submit(self, *names: str, **fields: int) -> None:
+        for name in names:
+            self.engine.submit(submission(name, **fields))
+
+    def step(self) -> StepOutput:
+        (output,), _ = self.engine.advance(self.arrivals)
+        return output
+
+    def run(self) -> list[StepOutput]:
+        outputs: list[StepOutput] = []
+        while not self.engine.idle:
+            outputs += self.engine.advance(self.arrivals)[0]
+        return outputs
+
+    def endings(self) -> list[tuple[str, str, str]]:
+        return [
+            (item.request_id, item.status, item.reason or item.message)
+            for output in self.run()
+            for item in output.finished
+        ]
+
+    def stalls(self) -> dict[str, int]:
+        return {job.request_id: job.timing.compile_stall_ns for job in self.engine.scheduler}
+
+    def fail(self, error: Exception) -> None:
+        """The next step that is launched raises the error."""
+
+        def raising() -> None:
+            self.runner.during = self.runner.collecting = lambda: None
+            raise error
+
+        self.runner.during = raising
 
 
-def build(
-    *, slots: int = 2, prefill_batch: int = 2, prefill_chunk: int = 0, overlaps: bool = False
-) -> tuple[Engine, ScriptedRunner, ScriptedEvents, Arrivals]:
-    arm = ArmConfig(engine=EngineConfig(slots=slots, prefill_batch=prefill_batch, prefill_chunk=prefill_chunk))
-    runner, events = ScriptedRunner(overlaps=overlaps), ScriptedEvents()
-    return Engine(arm, runner, events.drain), runner, events, Arrivals()
+def submission(name: str, **fields: int) -> Submit:
+    values = {"max_tokens": 2, "recv_ns": 0, "deadline_ns": 0, "ignore_eos": True, **fields}
+    return Submit(request_id=name, prompt=[1, 2, 3], **values)  # type: ignore[arg-type]
 
 
-def submit(
-    name: str, *, recv_ns: int = 0, max_tokens: int = 2, deadline_ns: int = 0, ignore_eos: bool = True
-) -> Submit:
-    return Submit(
-        request_id=name,
-        prompt=[1, 2, 3],
-        max_tokens=max_tokens,
-        recv_ns=recv_ns,
-        deadline_ns=deadline_ns,
-        ignore_eos=ignore_eos,
-    )
-
-
-def advance(engine: Engine, arrivals: Arrivals) -> StepOutput:
-    outputs, _ = engine.advance(arrivals)
-    assert len(outputs) == 1
-    return outputs[0]
+def compile_of(start_ns: int, end_ns: int, kind: str = "recompile") -> CompileEvent:
+    return CompileEvent(event_id="0", kind=kind, start_ns=start_ns, end_ns=end_ns, phase="serving")  # type: ignore[arg-type]
 
 
 def test_tokens_and_endings_come_out_in_order() -> None:
-    engine, _, _, arrivals = build()
-    engine.submit(submit("a"))
-    engine.submit(submit("b", max_tokens=1))
-    first = advance(engine, arrivals)
+    scripted = Scripted()
+    scripted.submit("a")
+    scripted.submit("b", max_tokens=1)
+    first = scripted.step()
     assert first.tokens == [("a", 10), ("b", 10)]
     assert [(item.request_id, item.status, item.reason) for item in first.finished] == [("b", "OK", "length")]
-    assert first.step is not None
-    assert (
-        first.step.kind,
-        first.step.batch,
-        first.step.padded_batch,
-        first.step.tokens,
-        first.step.padded_tokens,
-    ) == ("prefill", 2, 4, 6, 32)
-    second = advance(engine, arrivals)
+    step = first.step
+    assert step is not None
+    assert (step.kind, step.batch, step.padded_batch, step.tokens, step.padded_tokens) == ("prefill", 2, 4, 6, 32)
+    second = scripted.step()
     assert second.tokens == [("a", 11)]
     timing = second.finished[0].timing
     assert (timing.batch_id, timing.batch_size, timing.padded_batch, timing.padded_length) == (0, 2, 4, 8)
-    assert engine.advance(arrivals) == ([], [])
-    assert engine.idle
+    assert scripted.engine.advance(scripted.arrivals) == ([], [])
+    assert scripted.engine.idle
 
 
-def test_a_compile_is_charged_to_the_batch_the_queue_and_those_who_came_meanwhile() -> None:
-    engine, runner, events, arrivals = build(slots=1, prefill_batch=1)
-    engine.submit(submit("trigger", recv_ns=100))
-    engine.submit(submit("queued", recv_ns=500))
+def test_a_compile_is_charged_to_its_batch_the_queue_and_later_arrivals() -> None:
+    scripted = Scripted(slots=1, prefill_batch=1)
+    scripted.submit("trigger", recv_ns=100)
+    scripted.submit("queued", recv_ns=500)
 
     def compile_now() -> None:
-        events.pending.append(
-            CompileEvent(event_id="0", kind="recompile", start_ns=200, end_ns=1200, batch_id=0, phase="serving")
-        )
-        arrivals.put(submit("late", recv_ns=1000))
+        scripted.compiles.append(compile_of(200, 1200))
+        scripted.arrivals.put(submission("late", recv_ns=1000))
 
-    runner.during = compile_now
-    _, settled = engine.advance(arrivals)
+    scripted.runner.during = compile_now
+    _, settled = scripted.engine.advance(scripted.arrivals)
     assert settled[0].request_ids == ("trigger", "queued", "late")
-    stalls = {job.request_id: job.timing.compile_stall_ns for job in engine.scheduler}
-    assert stalls == {"trigger": 1000, "queued": 700, "late": 200}
-    engine.submit(submit("still in the pipe", recv_ns=1150))
-    engine.submit(submit("afterwards", recv_ns=1300))
-    stalls = {job.request_id: job.timing.compile_stall_ns for job in engine.scheduler}
-    assert stalls["still in the pipe"] == 50
-    assert stalls["afterwards"] == 0
+    assert scripted.stalls() == {"trigger": 1000, "queued": 700, "late": 200}
+    scripted.submit("still in the pipe", recv_ns=1150)
+    scripted.submit("afterwards", recv_ns=1300)
+    assert (scripted.stalls()["still in the pipe"], scripted.stalls()["afterwards"]) == (50, 0)
 
 
-def test_nobody_is_charged_twice_for_compiles_that_lie_in_each_other() -> None:
-    engine, runner, events, arrivals = build()
-    engine.submit(submit("a", recv_ns=100))
-    spans = (("autotune", 200, 1200), ("jit", 900, 1400), ("jit", 2000, 2100))
-    runner.during = lambda: events.pending.extend(
-        CompileEvent(event_id=f"{number}", kind=kind, start_ns=start, end_ns=end)
-        for number, (kind, start, end) in enumerate(spans)
-    )
-    _, settled = engine.advance(arrivals)
+def test_compiles_inside_each_other_are_charged_once() -> None:
+    scripted = Scripted()
+    scripted.submit("a", recv_ns=100)
+    spans = ((200, 1200, "autotune"), (900, 1400, "jit"), (2000, 2100, "jit"))
+    scripted.runner.during = lambda: scripted.compiles.extend(compile_of(*span) for span in spans)
+    _, settled = scripted.engine.advance(scripted.arrivals)
     assert len(settled) == 3
-    assert next(iter(engine.scheduler)).timing.compile_stall_ns == 1300
-    engine.submit(submit("still in the pipe", recv_ns=1000))
-    assert [job.timing.compile_stall_ns for job in engine.scheduler] == [1300, 500]
+    scripted.submit("still in the pipe", recv_ns=1000)
+    assert scripted.stalls() == {"a": 1300, "still in the pipe": 500}
 
 
-def test_a_background_compile_is_told_while_nothing_runs_and_charged_to_nobody() -> None:
-    engine, _, events, arrivals = build()
-    events.pending.append(CompileEvent(event_id="0", kind="background_compile", start_ns=0, end_ns=99))
-    outputs, settled = engine.advance(arrivals)
-    assert (outputs, [event.kind for event in settled]) == ([], ["background_compile"])
-    engine.submit(submit("a", recv_ns=50))
-    assert next(iter(engine.scheduler)).timing.compile_stall_ns == 0
+@pytest.mark.parametrize("kind", ["background_compile", "eager_fallback"])
+def test_events_that_hold_up_no_step_are_reported_and_charged_to_no_request(kind: str) -> None:
+    scripted = Scripted()
+    if kind == "eager_fallback":
+        scripted.submit("a")
+    scripted.compiles = [compile_of(0, 99, kind)]
+    _, settled = scripted.engine.advance(scripted.arrivals)
+    assert [event.kind for event in settled] == [kind]
+    scripted.submit("later", recv_ns=50)
+    assert set(scripted.stalls().values()) == {0}
 
 
-def test_an_eager_fallback_is_told_but_charged_to_nobody() -> None:
-    engine, runner, events, arrivals = build()
-    engine.submit(submit("a"))
-    runner.during = lambda: events.pending.append(
-        CompileEvent(event_id="0", kind="eager_fallback", start_ns=0, end_ns=99)
-    )
-    _, settled = engine.advance(arrivals)
-    assert settled[0].kind == "eager_fallback"
-    assert next(iter(engine.scheduler)).timing.compile_stall_ns == 0
+def test_a_compile_is_not_charged_to_an_answer_that_ended_before_it() -> None:
+    scripted = Scripted(overlaps=True, eos=10)
+    scripted.runner.ready = False
+    scripted.submit("stops", max_tokens=9, ignore_eos=False)
+    scripted.submit("continues", max_tokens=2)
+
+    def compile_now() -> None:
+        if scripted.runner.log[-1] == "launch 1":
+            scripted.compiles.append(compile_of(1, 9))
+
+    scripted.runner.during = compile_now
+    settled = []
+    while not scripted.engine.idle:
+        settled += scripted.engine.advance(scripted.arrivals)[1]
+    assert [event.request_ids for event in settled] == [("continues",)]
 
 
-def test_a_cancel_during_a_step_swallows_its_token_and_frees_the_slot() -> None:
-    engine, runner, _, arrivals = build(slots=1, prefill_batch=1)
-    engine.submit(submit("a", max_tokens=50))
-    advance(engine, arrivals)
-    engine.submit(submit("b"))
-    runner.during = lambda: arrivals.put(Cancel(request_id="a"))
-    assert advance(engine, arrivals).tokens == []
-    runner.during = lambda: None
-    assert advance(engine, arrivals).tokens == [("b", 10)]
+def test_a_cancel_during_a_step_drops_its_token_and_frees_the_slot() -> None:
+    scripted = Scripted(slots=1, prefill_batch=1)
+    scripted.submit("a", max_tokens=50)
+    scripted.step()
+    scripted.submit("b")
+    scripted.runner.during = lambda: scripted.arrivals.put(Cancel(request_id="a"))
+    assert scripted.step().tokens == []
+    scripted.runner.during = lambda: None
+    assert scripted.step().tokens == [("b", 10)]
 
 
 def test_an_expired_request_frees_its_slot_before_the_next_step() -> None:
-    engine, _, _, arrivals = build(slots=1, prefill_batch=1)
-    engine.submit(submit("a", max_tokens=50, deadline_ns=1000))
-    advance(engine, arrivals)
-    assert engine.expire(999) == []
-    ended = engine.expire(1000)
+    scripted = Scripted(slots=1, prefill_batch=1)
+    scripted.submit("a", max_tokens=50, deadline_ns=1000)
+    scripted.step()
+    assert scripted.engine.expire(999) == []
+    ended = scripted.engine.expire(1000)
     assert [(item.request_id, item.status) for item in ended] == [("a", "DEADLINE_EXCEEDED")]
-    assert len(engine.scheduler) == 0
+    assert len(scripted.engine.scheduler) == 0
 
 
 class OutOfMemoryError(RuntimeError):
     pass
 
 
-def test_a_failing_step_ends_its_requests_and_the_engine_lives_on() -> None:
-    engine, runner, _, arrivals = build(slots=2, prefill_batch=1)
-    engine.submit(submit("a"))
-    engine.submit(submit("b"))
-
-    def fail() -> None:
-        raise OutOfMemoryError("device is full\nlong story")
-
-    runner.during = fail
-    output = advance(engine, arrivals)
-    assert [(item.request_id, item.status, item.message) for item in output.finished] == [
-        ("a", "RESOURCE_EXHAUSTED", "OutOfMemoryError: device is full")
-    ]
-    runner.during = lambda: None
-    assert advance(engine, arrivals).tokens == [("b", 10)]
-
-
 class UnforeseenShapeError(RuntimeError):
     pass
-
-
-def test_a_refused_step_ends_its_requests_with_a_status_of_its_own_and_the_reason() -> None:
-    engine, runner, _, arrivals = build(slots=2, prefill_batch=1)
-    engine.submit(submit("a"))
-    engine.submit(submit("b"))
-
-    def refuse() -> None:
-        raise UnforeseenShapeError("no graph fits prefill batch 1 (a guard)")
-
-    runner.during = refuse
-    (ended,) = advance(engine, arrivals).finished
-    assert (ended.request_id, ended.status) == ("a", "FAILED_PRECONDITION")
-    assert ended.message == "UnforeseenShapeError: no graph fits prefill batch 1 (a guard)"
-    runner.during = lambda: None
-    assert advance(engine, arrivals).tokens == [("b", 10)]
-
-
-def test_the_end_of_sequence_token_stops_a_request_unless_it_is_ignored() -> None:
-    engine, _, _, arrivals = build()
-    engine.eos_ids = frozenset([10])
-    engine.submit(submit("stops", ignore_eos=False))
-    engine.submit(submit("goes on"))
-    finished = advance(engine, arrivals).finished
-    assert [(item.request_id, item.reason) for item in finished] == [("stops", "stop")]
-
-
-def test_a_row_move_is_carried_out_by_the_runner() -> None:
-    engine, runner, _, arrivals = build(slots=2)
-    engine.submit(submit("a", max_tokens=1))
-    engine.submit(submit("b", max_tokens=5))
-    advance(engine, arrivals)
-    assert runner.moves == [Move(source=1, target=0, positions=4)]
-
-
-def run_until_idle(engine: Engine, arrivals: Arrivals) -> list[StepOutput]:
-    outputs: list[StepOutput] = []
-    while not engine.idle:
-        outputs += engine.advance(arrivals)[0]
-    return outputs
-
-
-def test_the_next_step_is_launched_before_the_tokens_of_the_last_are_handed_out() -> None:
-    engine, runner, _, arrivals = build(overlaps=True)
-    engine.submit(submit("a", max_tokens=3))
-    outputs = run_until_idle(engine, arrivals)
-    assert runner.log == ["launch 0", "launch 1", "collect 0", "launch 2", "collect 1", "collect 2"]
-    assert [output.tokens for output in outputs] == [[("a", 10)], [("a", 11)], [("a", 12)]]
-
-
-def test_a_step_that_may_compile_waits_until_finished_tokens_are_out() -> None:
-    engine, runner, _, arrivals = build(overlaps=True)
-    runner.ready = False
-    engine.submit(submit("a", max_tokens=2))
-    run_until_idle(engine, arrivals)
-    assert runner.log == ["launch 0", "collect 0", "launch 1", "collect 1"]
-
-
-def test_what_a_step_computed_beyond_the_end_of_an_answer_is_dropped() -> None:
-    engine, runner, _, arrivals = build(slots=2, overlaps=True)
-    engine.eos_ids = frozenset([11])
-    engine.submit(submit("stops", max_tokens=50, ignore_eos=False))
-    engine.submit(submit("goes on", max_tokens=4))
-    outputs = run_until_idle(engine, arrivals)
-    tokens = [token for output in outputs for token in output.tokens]
-    assert [token for name, token in tokens if name == "stops"] == [10, 11]
-    assert [token for name, token in tokens if name == "goes on"] == [10, 11, 12, 13]
-    assert runner.moves == [Move(source=1, target=0, positions=3 + 3)]
-    endings = {item.request_id: item.reason for output in outputs for item in output.finished}
-    assert endings == {"stops": "stop", "goes on": "length"}
-
-
-def test_a_step_planned_for_an_answer_that_has_just_ended_leaves_it_out() -> None:
-    engine, runner, _, arrivals = build(slots=2, overlaps=True)
-    engine.eos_ids = frozenset([10])
-    runner.ready = False
-    engine.submit(submit("stops", max_tokens=9, ignore_eos=False))
-    engine.submit(submit("goes on", max_tokens=2))
-    outputs = run_until_idle(engine, arrivals)
-    assert [output.tokens for output in outputs] == [[("stops", 10), ("goes on", 10)], [("goes on", 11)]]
-
-
-def test_a_step_that_fails_on_its_way_ends_its_requests_and_the_engine_lives_on() -> None:
-    engine, runner, _, arrivals = build(slots=1, prefill_batch=1, overlaps=True)
-    engine.submit(submit("a"))
-    engine.submit(submit("b"))
-
-    def fail() -> None:
-        runner.collecting = lambda: None
-        raise OutOfMemoryError("device is full")
-
-    runner.collecting = fail
-    finished = [item for output in run_until_idle(engine, arrivals) for item in output.finished]
-    assert [(item.request_id, item.status) for item in finished] == [("a", "RESOURCE_EXHAUSTED"), ("b", "OK")]
 
 
 class AcceleratorError(RuntimeError):
     pass
 
 
-def test_a_lost_device_ends_the_engine() -> None:
-    engine, runner, _, arrivals = build()
-    engine.submit(submit("a"))
+@pytest.mark.parametrize(
+    ("error", "status"), [(OutOfMemoryError, "RESOURCE_EXHAUSTED"), (UnforeseenShapeError, "FAILED_PRECONDITION")]
+)
+def test_a_failing_step_ends_its_requests_with_the_reason_and_the_engine_continues(
+    error: type[Exception], status: str
+) -> None:
+    scripted = Scripted(prefill_batch=1)
+    scripted.submit("a", "b")
+    scripted.fail(error("first line\nmore"))
+    (ended,) = scripted.step().finished
+    assert (ended.request_id, ended.status, ended.message) == ("a", status, f"{error.__name__}: first line")
+    assert scripted.step().tokens == [("b", 10)]
 
-    def fail() -> None:
-        raise AcceleratorError("an illegal memory access was encountered")
 
-    runner.during = fail
-    with pytest.raises(AcceleratorError):
-        engine.advance(arrivals)
-
-
-def test_a_long_prompt_is_prefilled_in_chunks_with_tokens_of_others_in_between() -> None:
-    engine, _, _, arrivals = build(slots=2, prefill_batch=1, prefill_chunk=2)
-    engine.submit(submit("running", max_tokens=9))
-    while not advance(engine, arrivals).tokens:
-        pass
-    engine.submit(submit("long"))
-    steps = [advance(engine, arrivals) for _ in range(4)]
-    assert [step.step.kind for step in steps if step.step] == ["decode", "prefill", "decode", "extend"]
-    assert [name for name, _ in steps[3].tokens] == ["long"]
-    assert [step.step.tokens for step in steps if step.step] == [1, 2, 1, 1]
+def test_a_step_that_fails_after_its_launch_ends_its_requests_and_the_engine_continues() -> None:
+    scripted = Scripted(slots=1, prefill_batch=1, overlaps=True)
+    scripted.submit("a", "b")
+    scripted.fail(OutOfMemoryError("full"))
+    scripted.runner.during, scripted.runner.collecting = lambda: None, scripted.runner.during
+    assert scripted.endings() == [
+        ("a", "RESOURCE_EXHAUSTED", "OutOfMemoryError: full"),
+        ("b", "OK", "length"),
+    ]
 
 
 def test_a_failing_step_does_not_end_an_answer_twice() -> None:
-    engine, runner, _, arrivals = build(slots=2, overlaps=True)
-    engine.eos_ids = frozenset([10])
-    engine.submit(submit("stops", max_tokens=9, ignore_eos=False))
-    engine.submit(submit("fails", max_tokens=9))
+    scripted = Scripted(overlaps=True, eos=10)
+    scripted.submit("stops", max_tokens=9, ignore_eos=False)
+    scripted.submit("fails", max_tokens=9)
 
     def fail() -> None:
-        if runner.log[-1] == "launch 1":
-            raise OutOfMemoryError("device is full")
+        if scripted.runner.log[-1] == "launch 1":
+            raise OutOfMemoryError("full")
 
-    runner.during = fail
-    finished = [item for output in run_until_idle(engine, arrivals) for item in output.finished]
-    assert [(item.request_id, item.status) for item in finished] == [("stops", "OK"), ("fails", "RESOURCE_EXHAUSTED")]
+    scripted.runner.during = fail
+    assert [ending[:2] for ending in scripted.endings()] == [("stops", "OK"), ("fails", "RESOURCE_EXHAUSTED")]
 
 
-def test_a_compile_is_not_charged_to_an_answer_that_ended_before_it() -> None:
-    engine, runner, events, arrivals = build(slots=2, overlaps=True)
-    engine.eos_ids = frozenset([10])
-    runner.ready = False
-    engine.submit(submit("stops", max_tokens=9, ignore_eos=False))
-    engine.submit(submit("goes on", max_tokens=2))
+def test_a_lost_device_ends_the_engine() -> None:
+    scripted = Scripted()
+    scripted.submit("a")
+    scripted.fail(AcceleratorError("an illegal memory access was encountered"))
+    with pytest.raises(AcceleratorError):
+        scripted.step()
 
-    def compile_now() -> None:
-        if runner.log[-1] == "launch 1":
-            events.pending.append(CompileEvent(event_id="0", kind="recompile", start_ns=1, end_ns=9, phase="serving"))
 
-    runner.during = compile_now
-    settled = []
-    while not engine.idle:
-        settled += engine.advance(arrivals)[1]
-    assert [event.request_ids for event in settled] == [("goes on",)]
+def test_an_end_of_sequence_token_stops_a_request_unless_it_is_ignored_and_later_tokens_are_dropped() -> None:
+    scripted = Scripted(overlaps=True, eos=11)
+    scripted.submit("stops", max_tokens=50, ignore_eos=False)
+    scripted.submit("continues", max_tokens=4)
+    outputs = scripted.run()
+    tokens = [token for output in outputs for token in output.tokens]
+    assert [token for name, token in tokens if name == "stops"] == [10, 11]
+    assert [token for name, token in tokens if name == "continues"] == [10, 11, 12, 13]
+    assert scripted.runner.moves == [Move(source=1, target=0, positions=3 + 3)]
+    endings = {item.request_id: item.reason for output in outputs for item in output.finished}
+    assert endings == {"stops": "stop", "continues": "length"}
+
+
+def test_a_step_planned_for_an_answer_that_has_just_ended_leaves_it_out() -> None:
+    scripted = Scripted(overlaps=True, eos=10)
+    scripted.runner.ready = False
+    scripted.submit("stops", max_tokens=9, ignore_eos=False)
+    scripted.submit("continues", max_tokens=2)
+    assert [output.tokens for output in scripted.run()] == [[("stops", 10), ("continues", 10)], [("continues", 11)]]
+
+
+@pytest.mark.parametrize(
+    ("ready", "log"),
+    [
+        (True, ["launch 0", "launch 1", "collect 0", "launch 2", "collect 1", "collect 2"]),
+        # a step that may compile waits until finished tokens are out
+        (False, ["launch 0", "collect 0", "launch 1", "collect 1", "launch 2", "collect 2"]),
+    ],
+)
+def test_a_ready_step_is_launched_before_the_last_tokens_are_sent(ready: bool, log: list[str]) -> None:
+    scripted = Scripted(overlaps=True)
+    scripted.runner.ready = ready
+    scripted.submit("a", max_tokens=3)
+    assert [output.tokens for output in scripted.run()] == [[("a", 10)], [("a", 11)], [("a", 12)]]
+    assert scripted.runner.log == log
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_between_tokens_of_others() -> None:
+    scripted = Scripted(prefill_batch=1, prefill_chunk=2)
+    scripted.submit("running", max_tokens=9)
+    while not scripted.step().tokens:
+        pass
+    scripted.submit("long")
+    steps = [scripted.step() for _ in range(4)]
+    assert [(item.step.kind, item.step.tokens) for item in steps if item.step] == [
+        ("decode", 1),
+        ("prefill", 2),
+        ("decode", 1),
+        ("extend", 1),
+    ]
+    assert [name for name, _ in steps[3].tokens] == ["long"]
+
+
+# --- The process ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_an_engine_that_cannot_start_reports_it_and_ends() -> None:
+    spawn = multiprocessing.get_context("spawn")
+    front_end, engine_end = spawn.Pipe()
+    engine = spawn.Process(target=serve_engine, args=(engine_end, {"engine": {"slots": -1}}, ""))
+    engine.start()
+    engine_end.close()
+    (failed,) = front_end.recv()
+    assert isinstance(failed, Progress)
+    assert (failed.stage, "slots" in failed.detail) == ("failed", True)
+    engine.join(4.0)
+    assert engine.exitcode == 0
+
+
+def test_a_flush_returns_when_all_messages_are_in_the_pipe() -> None:
+    front_end, engine_end = multiprocessing.Pipe()
+    outbox = Outbox()
+    outbox.put("first")
+    sender = threading.Thread(target=outbox.send, args=(engine_end,))
+    sender.start()
+    outbox.put("second")
+    assert outbox.flush(10.0)
+    received: list[str] = []
+    while front_end.poll():
+        received += front_end.recv()
+    assert received == ["first", "second"]
+    outbox.put("last")
+    outbox.close()
+    sender.join(10.0)
+    assert front_end.recv() == ["last"]
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_flush_to_a_front_that_does_not_read_ends_after_its_time(is_gone: bool) -> None:
+    front_end, engine_end = multiprocessing.Pipe()
+    outbox = Outbox()
+    if is_gone:
+        front_end.close()
+    outbox.put("x" * (64 << 20))  # more than a pipe takes
+    sender = threading.Thread(target=outbox.send, args=(engine_end,), daemon=True)
+    sender.start()
+    assert not outbox.flush(0.05)
+    if not is_gone:
+        front_end.close()
+    outbox.close()
+    sender.join(10.0)
+    assert not sender.is_alive()
+
+
+def test_the_items_of_a_start_leave_no_gap() -> None:
+    items = itemised({"load": 40, "decode": 20}, started_ns=100, entered_ns=130, imported_ns=145, ready_ns=210)
+    assert items == {"process": 30, "import": 15, "load": 40, "decode": 20, "other": 5}
+    assert process_started_ns(1) < now_ns() <= process_started_ns(2**22 + 1), "a process that is gone starts now"
+
+
+def test_memory_of_cuda_graphs_is_what_lies_in_pools_of_their_own() -> None:
+    segments = [
+        {"total_size": 100, "segment_pool_id": (0, 0)},
+        {"total_size": 30, "segment_pool_id": (0, 1)},
+        {"total_size": 4, "segment_pool_id": (2, 0)},
+        {"total_size": 1},
+    ]
+    assert memory_peaks(segments)["graph_pools"] == 34
+    assert set(memory_peaks([])) == {"process_peak"}
+
+
+def test_memory_is_read_at_once_and_then_once_a_second() -> None:
+    times = iter([5, 6, EVERY_NS + 4, EVERY_NS + 5, EVERY_NS + 6])
+    watch = MemoryWatch(torch.device("cpu"), clock=lambda: next(times))
+    readings = [reading for _ in range(5) if (reading := watch.due()) is not None]
+    assert [reading.at_ns for reading in readings] == [5, EVERY_NS + 5]
+    assert (readings[0].memory_bytes or 0) > 50 << 20  # torch is loaded
+    assert readings[0].allocated_bytes is readings[0].peak_bytes is readings[0].out_of_memory is None
+
+
+def test_no_garbage_is_collected_while_a_graph_is_recorded() -> None:
+    destroyed: list[str] = []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            destroyed.append("destroyed")
+
+    with uncollected():
+        Cycle()
+        assert len([[number] for number in range(10 * gc.get_threshold()[0])]) > 0
+        assert destroyed == []
+    gc.collect()
+    assert destroyed == ["destroyed"]
+    with pytest.raises(ValueError, match="broke"), uncollected():
+        raise ValueError("the recording broke")
+    assert gc.isenabled()
+
+
+# --- Devices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "words"),
+    [
+        ("gpu", 1, ("cpu", "cuda:N")),
+        ("cuda", 0, ("no GPU",)),
+        ("cuda:2", 2, ("2 GPUs", "cuda:1")),
+        ("cuda:1", 2, ()),
+        ("auto", 2, ()),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(
+    name: str, gpus: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    if not words:
+        assert resolve_device(name).type == "cuda"
+        return
+    with pytest.raises(ConfigError) as refused:
+        resolve_device(name)
+    assert all(word in str(refused.value) for word in words)
+
+
+def test_records_name_every_device_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [device_name(torch.device(name)) for name in ("cpu", "cuda", "cuda:3")] == ["cpu", "cuda:0", "cuda:3"]
+    card = torch.device("cuda:0")
+    properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    for hip, cuda, name, shown in (
+        ("6.4.43482", None, "AMD Instinct MI300X", "AMD Instinct MI300X (gfx942)"),
+        ("6.4.43482", None, "", "AMD GPU (gfx942)"),
+        (None, "13.0", "NVIDIA H200", "NVIDIA H200"),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        assert product_name(card) == shown
+        assert platform_versions() == ({"rocm": hip} if hip else {"cuda": cuda})
+    assert product_name(torch.device("cpu")) == "cpu"

@@ -1,24 +1,34 @@
+"""A model's steps: what they answer, what compiles, and weights in fewer bits."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+import torchao.quantization
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import attention
 from servers.engine import runner as runner_module
+from servers.engine.model import load_model
+from servers.engine.quantisation import is_quantised, quantise, step_weight_bytes, stored_bytes, weight_bytes
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler
 from servers.fields import ConfigError
 from servers.front.readiness import first_request
 from tests.fakes.flash import varlen_flash
-from tests.servers.compiler.reset import reset_compiler
+from tests.servers.compiler.test_recorder import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
+PLAIN = ModelConfig(device="cpu")
+INT8 = ModelConfig(device="cpu", quantisation="int8-weight-only")
+FLOAT8 = ModelConfig(device="cpu", quantisation="float8-weight-only")
 
 
 @pytest.fixture
@@ -54,7 +64,7 @@ def jobs_for(vocab_size: int, *, seed: int, count: int = 12) -> list[Job]:
 
 
 def own_request(arm: ArmConfig) -> Job:
-    """What a replica asks itself before it serves."""
+    """The request that a replica answers before it serves."""
     request = first_request(arm, 9)
     prompt = list(request.token_ids.ids)
     return Job(request_id="own", prompt=prompt, max_tokens=request.max_tokens, recv_ns=0)
@@ -91,74 +101,116 @@ def assert_greedy_like_generate(runner: ModelRunner, jobs: list[Job]) -> None:
     assert len({token for job in jobs for token in job.output}) > 10, "the model repeats itself: nothing was compared"
 
 
+def assert_answers_like_generate(arm: ArmConfig, recorder: CompileRecorder, *, seed: int, count: int = 12) -> None:
+    runner = runner_for(arm, recorder)
+    jobs = jobs_for(runner.vocab_size, seed=seed, count=count)
+    serve(runner, jobs)
+    assert_greedy_like_generate(runner, jobs)
+
+
+def compiling(*regions: str, **settings: Any) -> CompileConfig:
+    return CompileConfig(enabled=True, dynamic=False, backend="eager", regions=regions, **settings)
+
+
+# --- Answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"prefill_batch": 1},
+        {"prefill_batch": 3},
+        {"prefill_chunk": 7, "prefill_batch": 2},
+        {"prefill_chunk": 16, "in_place": True},
+    ],
+)
 @pytest.mark.parametrize("preset", ["eager", "eager-padded"])
-def test_chunks_that_read_their_rows_in_place_change_no_answer(
-    preset: str, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+def test_eager_arms_decode_exactly_like_generate(
+    preset: str, engine: dict[str, int], recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "flash", varlen_flash)
-    monkeypatch.setattr(attention, "reads_in_place", lambda model: True)
-    arm = ArmConfig.from_preset(preset, engine=replace(ENGINE, prefill_chunk=16))
-    runner = runner_for(arm, recorder)
-    jobs = jobs_for(runner.vocab_size, seed=7)
-    serve(runner, jobs)
-    assert_greedy_like_generate(runner, jobs)
-
-
-@pytest.mark.parametrize("prefill_batch", [1, 3])
-@pytest.mark.parametrize("preset", ["eager", "eager-padded"])
-def test_eager_arms_decode_exactly_like_generate(preset: str, prefill_batch: int, recorder: CompileRecorder) -> None:
-    arm = ArmConfig.from_preset(preset, engine=replace(ENGINE, prefill_batch=prefill_batch))
-    runner = runner_for(arm, recorder)
-    jobs = jobs_for(runner.vocab_size, seed=prefill_batch)
-    serve(runner, jobs)
-    assert_greedy_like_generate(runner, jobs)
+    settings = dict(engine)
+    if settings.pop("in_place", False):
+        monkeypatch.setattr(attention, "flash", varlen_flash)
+        monkeypatch.setattr(attention, "reads_in_place", lambda model: True)
+    assert_answers_like_generate(ArmConfig.from_preset(preset, engine=replace(ENGINE, **settings)), recorder, seed=7)
     assert recorder.drain() == []
-
-
-@pytest.mark.parametrize("preset", ["eager", "eager-padded"])
-def test_prompts_taken_in_chunks_decode_exactly_like_generate(preset: str, recorder: CompileRecorder) -> None:
-    engine = replace(ENGINE, prefill_chunk=7, prefill_batch=2)
-    runner = runner_for(ArmConfig.from_preset(preset, engine=engine), recorder)
-    jobs = jobs_for(runner.vocab_size, seed=6)
-    serve(runner, jobs)
-    assert_greedy_like_generate(runner, jobs)
 
 
 def test_buckets_may_be_larger_than_anything_that_comes(recorder: CompileRecorder) -> None:
     shapes = ShapeConfig(kind="buckets", batch_ladder=(8,), length_ladder=(64,), context_ladder=(96,))
-    engine = replace(ENGINE, prefill_chunk=20)
-    runner = runner_for(ArmConfig(name="roomy", shapes=shapes, engine=engine), recorder)
-    jobs = jobs_for(runner.vocab_size, seed=3, count=6)
-    serve(runner, jobs)
-    assert_greedy_like_generate(runner, jobs)
+    arm = ArmConfig(name="roomy", shapes=shapes, engine=replace(ENGINE, prefill_chunk=20))
+    assert_answers_like_generate(arm, recorder, seed=3, count=6)
+
+
+def test_a_sampled_answer_does_not_depend_on_its_batches(recorder: CompileRecorder) -> None:
+    runner = runner_for(ArmConfig.from_preset("eager", engine=ENGINE), recorder)
+    answers = []
+    for neighbours in (0, 5):
+        jobs = jobs_for(runner.vocab_size, seed=9, count=1 + neighbours)
+        jobs[0].prompt, jobs[0].max_tokens = [5, 6, 7], 10
+        jobs[0].temperature, jobs[0].seed = 1.0, 42
+        serve(runner, jobs)
+        answers.append(jobs[0].output)
+    assert answers[0] == answers[1]
+
+
+# A model that is made in no time and whose greedy answers vary.
+SMALL = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+}
+GEMMA = {
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+}
+FAMILIES = {
+    "mistral": {"sliding_window": 9},
+    "gemma3_text": GEMMA,
+    "phi3": {"pad_token_id": 0},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_unchanged_hugging_face_model_loads_from_disk_and_keeps_its_attention(
+    family: str, tmp_path: object, recorder: CompileRecorder
+) -> None:
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(family, **{**SMALL, **FAMILIES[family]})
+    AutoModelForCausalLM.from_config(config).save_pretrained(str(tmp_path))
+    arm = ArmConfig(model=ModelConfig(id=str(tmp_path), dtype="float32"), engine=ENGINE, shapes=ShapeConfig(kind="pad"))
+    assert_answers_like_generate(arm, recorder, seed=2)
+
+
+# --- Compiles ---------------------------------------------------------------------------------------------------------
 
 
 def test_layers_of_one_class_share_the_graphs_of_a_named_region(recorder: CompileRecorder) -> None:
-    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", regions=("model.layers.*.mlp",))
-    arm = ArmConfig(name="mlp", shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE)
-    runner = runner_for(arm, recorder)
+    policy = compiling("model.layers.*.mlp")
+    runner = runner_for(ArmConfig(name="mlp", shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE), recorder)
     assert len(runner.cache.layers) > 1
     assert len(recorder.drain()) == len(list(runner.shapes.planned()))
 
 
 def test_a_region_past_the_recompile_limit_is_seen_to_run_eagerly(recorder: CompileRecorder) -> None:
-    policy = CompileConfig(
-        enabled=True,
-        dynamic=False,
-        backend="eager",
-        regions=("model.layers.*.mlp",),
-        recompile_limit=2,
-        warmup="minimal",
-    )
+    policy = compiling("model.layers.*.mlp", recompile_limit=2, warmup="minimal")
     runner = runner_for(ArmConfig(name="limited", compile=policy, engine=ENGINE), recorder)
     recorder.drain()
     serve(runner, jobs_for(runner.vocab_size, seed=4, count=4))
     assert {"limit_hit", "eager_fallback"} <= {event.kind for event in recorder.drain()}
 
 
-def test_a_region_that_no_step_calls_is_refused(recorder: CompileRecorder) -> None:
-    policy = CompileConfig(enabled=True, backend="eager", regions=("aside", "lm_head"), warmup="minimal")
-    runner = ModelRunner(ArmConfig(name="aside", compile=policy, engine=ENGINE), recorder)
+def test_a_region_that_no_step_calls_and_an_unknown_backend_are_refused(
+    recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     load = runner_module.load_model
 
     def with_a_module_aside(model: ModelConfig) -> torch.nn.Module:
@@ -166,18 +218,12 @@ def test_a_region_that_no_step_calls_is_refused(recorder: CompileRecorder) -> No
         loaded.aside = torch.nn.Linear(2, 2)
         return loaded
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner_module, "load_model", with_a_module_aside)
-        runner.load()
-    with pytest.raises(ConfigError, match=r"compile\.regions names aside, which no step of the warm-up called"):
-        runner.warm_up(lambda done, total, detail: None)
-
-
-def test_a_backend_that_torch_does_not_know_is_refused(recorder: CompileRecorder) -> None:
-    policy = CompileConfig(enabled=True, backend="nobody")
-    runner = ModelRunner(ArmConfig(name="odd", compile=policy, engine=ENGINE), recorder)
-    with pytest.raises(ConfigError, match=r'compile.backend is "nobody": torch knows .*inductor'):
-        runner.load()
+    monkeypatch.setattr(runner_module, "load_model", with_a_module_aside)
+    policy = compiling("aside", "lm_head", warmup="minimal")
+    with pytest.raises(ConfigError, match=r"compile\.regions names aside"):
+        runner_for(ArmConfig(name="aside", compile=policy, engine=ENGINE), recorder)
+    with pytest.raises(ConfigError, match=r'compile.backend is "unknown".*inductor'):
+        runner_for(ArmConfig(name="odd", compile=replace(policy, backend="unknown"), engine=ENGINE), recorder)
 
 
 @pytest.mark.process
@@ -201,53 +247,83 @@ def test_the_naive_arm_recompiles_while_serving_and_says_why(recorder: CompileRe
     assert_greedy_like_generate(runner, jobs)
 
 
-def test_a_sampled_answer_is_the_same_whoever_shares_its_batches(recorder: CompileRecorder) -> None:
-    runner = runner_for(ArmConfig.from_preset("eager", engine=ENGINE), recorder)
-    answers = []
-    for neighbours in (0, 5):
-        jobs = jobs_for(runner.vocab_size, seed=9, count=1 + neighbours)
-        jobs[0].prompt, jobs[0].max_tokens = [5, 6, 7], 10
-        jobs[0].temperature, jobs[0].seed = 1.0, 42
-        serve(runner, jobs)
-        answers.append(jobs[0].output)
-    assert answers[0] == answers[1]
+# --- Weights in fewer bits --------------------------------------------------------------------------------------------
 
 
-# A model that is made in no time and whose greedy answers wander.
-SMALL = {
-    "vocab_size": 131,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "tie_word_embeddings": False,
-}
-FAMILIES = {
-    "llama": {},
-    "qwen3": {"head_dim": 16},
-    "mistral": {"sliding_window": 9},
-    "gemma3_text": {
-        "sliding_window": 9,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "head_dim": 16,
-        "query_pre_attn_scalar": 16,
-    },
-    "phi3": {"pad_token_id": 0},
-}
+def test_the_linear_layers_of_the_blocks_alone_are_quantised() -> None:
+    model: Any = load_model(INT8)
+    held = {name for name, item in model.named_parameters() if is_quantised(item)}
+    parts = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert {name.split(".")[-2] for name in held} == set(parts)
+    assert len(held) == len(parts) * 2
+    assert not is_quantised(model.get_output_embeddings().weight)
+    assert not is_quantised(model.get_input_embeddings().weight)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_unchanged_hugging_face_model_loads_from_disk_and_keeps_its_attention(
-    family: str, tmp_path: object, recorder: CompileRecorder
+def test_bytes_are_those_that_are_stored() -> None:
+    """An integer a weight; for each row a scale in the model's dtype, and a zero point of one byte."""
+    plain, quantised = load_model(PLAIN), load_model(INT8)
+    every, fewer = weight_bytes(quantised)
+    assert weight_bytes(plain) == (sum(item.numel() * 4 for item in plain.parameters()), 0)
+    linear = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 176)
+    rows = 2 * (64 + 64 + 32 + 32 + 176 + 176 + 64)
+    assert fewer == linear + 5 * rows
+    assert every == weight_bytes(plain)[0] - 4 * linear + fewer
+    float8: Any = load_model(FLOAT8).get_submodule("model.layers.0.mlp.down_proj").weight
+    assert stored_bytes(float8) == 64 * 176 + 4 * 64
+
+
+def test_a_decode_step_reads_all_weights_but_a_table_of_which_it_needs_a_row() -> None:
+    model = load_model(PLAIN)
+    every, _ = weight_bytes(model)
+    table = stored_bytes(model.get_input_embeddings().weight)
+    assert step_weight_bytes(model) == every - table
+    model.set_output_embeddings(torch.nn.Linear(1, 1))
+    model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    assert step_weight_bytes(model) == weight_bytes(model)[0], "one table, read whole as the output"
+
+
+@pytest.mark.parametrize(("settings", "most"), [(INT8, 0.05), (FLOAT8, 0.2)])
+def test_the_quantised_model_computes_nearly_the_same(settings: ModelConfig, most: float) -> None:
+    """float8 keeps 3 bits of a weight beside its exponent, int8 up to 7."""
+    ids = torch.arange(3, 43)[None]
+    with torch.no_grad():
+        due, own = (load_model(held)(ids).logits.log_softmax(-1) for held in (PLAIN, settings))
+    divergence = (due.exp() * (due - own)).sum(-1).mean()
+    assert 1e-6 < divergence < most
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "world", "words"),
+    [
+        # torchao skips layers that it cannot hold, with a log line at most
+        ("int8-weight-only", "skips", ("14 of 14", "model.layers.0.self_attn.q_proj (64 × 64)")),
+        ("int8-weight-only", "raises", ("torchao", "(no such kernel)")),
+        ("int8-weight-only", "quantised files", ("random:tiny", "already")),
+        ("float8-per-row", "plain", ("CPU", "float8-weight-only", "int8-weight-only")),
+        ("int4-weight-only", "plain", ("CPU", "float8-weight-only", "int8-weight-only")),
+        ("float8-per-row", "older card", ("an older card", "8.0", "8.9")),
+    ],
+)
+def test_weights_that_cannot_be_held_so_are_refused(
+    quantisation: Any, world: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(1)
-    config = AutoConfig.for_model(family, **{**SMALL, **FAMILIES[family]})
-    AutoModelForCausalLM.from_config(config).save_pretrained(str(tmp_path))
-    arm = ArmConfig(model=ModelConfig(id=str(tmp_path), dtype="float32"), engine=ENGINE, shapes=ShapeConfig(kind="pad"))
-    runner = runner_for(arm, recorder)
-    jobs = jobs_for(runner.vocab_size, seed=2)
-    serve(runner, jobs)
-    assert_greedy_like_generate(runner, jobs)
+    def change(*_: object, **__: object) -> None:
+        if world == "raises":
+            raise AssertionError("no such kernel\nand more")
+
+    model: Any = load_model(PLAIN)
+    if world in ("skips", "raises"):
+        monkeypatch.setattr(torchao.quantization, "quantize_", change)
+    elif world == "quantised files":
+        model.config.quantization_config = {"quant_method": "gptq"}
+    elif world == "older card":
+        monkeypatch.setattr(nn.Module, "parameters", lambda _: iter([torch.empty(0, device="meta")]))
+        monkeypatch.setattr("servers.engine.quantisation.check_quantisation", lambda *_, **__: None)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an older card")
+    with pytest.raises(ConfigError) as caught:
+        quantise(model, ModelConfig(quantisation=quantisation))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [word for word in words if word not in message] == [], message

@@ -1,13 +1,26 @@
+"""The shapes of steps, their borders, and the plan of the warm-up."""
+
 from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.config import ArmConfig, EngineConfig, ShapeConfig
+from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.engine.borders import batch_borders, late_contexts, prompt_borders
 from servers.engine.shapes import Buckets, StepShape, shape_policy
+from servers.engine.text_shapes import text_shapes
+from servers.engine.warmup import first_prompt, warmup_plan
 from servers.fields import ConfigError
+from servers.ladders import check_rising, default_lengths, doubling
 
+ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
+TEXTS = EngineConfig(slots=6, max_prompt_tokens=100)
+ENCODER = ModelConfig(id="random:bert-tiny", task="embed")
 ENGINES = st.builds(
     EngineConfig,
     slots=st.integers(2, 64),
@@ -17,82 +30,219 @@ ENGINES = st.builds(
     prefill_chunk=st.integers(0, 600),
 )
 POLICIES = st.sampled_from(
-    [
-        ShapeConfig(kind="exact"),
-        ShapeConfig(kind="exact", min_size=2),
-        ShapeConfig(kind="pad"),
-        ShapeConfig(kind="buckets"),
-    ]
+    [ShapeConfig(), ShapeConfig(min_size=2), ShapeConfig(kind="pad"), ShapeConfig(kind="buckets")]
 )
 
 
 @given(engine=ENGINES, shapes=POLICIES, data=st.data())
-def test_no_step_is_smaller_than_what_it_must_hold(
+def test_a_step_holds_its_requests_and_a_closed_policy_has_planned_it(
     engine: EngineConfig, shapes: ShapeConfig, data: st.DataObject
 ) -> None:
     policy = shape_policy(shapes, engine)
     length = data.draw(st.integers(1, engine.prefill_tokens))
     batch = data.draw(st.integers(1, engine.prefill_batch))
+    rows = data.draw(st.integers(1, engine.slots))
+    context = data.draw(st.integers(1, engine.max_length))
+    prefill, decode = policy.prefill(batch, length), policy.decode(rows, context)
+    assert (prefill.batch >= batch, prefill.length >= length, prefill.context >= prefill.length) == (True, True, True)
+    assert rows <= decode.batch <= engine.slots
+    assert decode.length == 1
+    assert context <= decode.context <= max(engine.max_length, shapes.min_size)
+    met = {prefill, decode}
     if engine.prefill_tokens < engine.max_prompt_tokens:
         end = data.draw(st.integers(engine.prefill_tokens + 1, engine.max_prompt_tokens))
         chunk = policy.extend(batch, length, end)
-        assert (chunk.batch >= batch, chunk.length >= length, chunk.context >= end) == (True, True, True)
-        assert chunk.context <= max(engine.max_prompt_tokens, shapes.min_size)
-    prefill = policy.prefill(batch, length)
-    assert prefill.batch >= batch
-    assert prefill.length >= length
-    assert prefill.context >= prefill.length
-    rows = data.draw(st.integers(1, engine.slots))
-    context = data.draw(st.integers(1, engine.max_length))
-    decode = policy.decode(rows, context)
-    assert decode.batch >= rows
-    assert decode.context >= context
-    assert decode.length == 1
-    assert decode.batch <= engine.slots
-    assert decode.context <= engine.max_length or engine.max_length < shapes.min_size
+        assert (chunk.batch >= batch, chunk.length >= length) == (True, True)
+        assert end <= chunk.context <= max(engine.max_prompt_tokens, shapes.min_size)
+        met.add(chunk)
+    if policy.is_closed():
+        assert met <= set(policy.planned())
 
 
-@given(engine=ENGINES, shapes=POLICIES, data=st.data())
-def test_a_closed_policy_lists_every_shape_that_it_can_produce(
-    engine: EngineConfig, shapes: ShapeConfig, data: st.DataObject
+def test_each_kind_of_policy_pads_as_its_name_says() -> None:
+    padded = shape_policy(ShapeConfig(kind="pad"), EngineConfig(slots=8, max_prompt_tokens=100, max_new_tokens=20))
+    assert list(padded.planned()) == [StepShape("prefill", 1, 100, 100), StepShape("decode", 8, 1, 120)]
+    exact = shape_policy(ShapeConfig(), EngineConfig())
+    assert exact.prefill(1, 37) == StepShape("prefill", 1, 37, 37)
+    assert exact.decode(3, 91) == StepShape("decode", 3, 1, 91)
+    even = shape_policy(ShapeConfig(min_size=2), EngineConfig())
+    assert even.prefill(1, 1) == StepShape("prefill", 1, 2, 2)
+    assert even.decode(1, 9).batch == 2
+
+
+def test_each_kind_of_policy_pads_texts_as_its_name_says() -> None:
+    assert text_shapes(ShapeConfig(), TEXTS).encode(3, 17) == StepShape("encode", 3, 17, 17)
+    assert text_shapes(ShapeConfig(min_size=2), TEXTS).encode(1, 1) == StepShape("encode", 2, 2, 2)
+    padded = text_shapes(ShapeConfig(kind="pad"), TEXTS)
+    assert list(padded.planned()) == [StepShape("encode", 6, 100, 100)] == [padded.encode(1, 1)]
+    buckets = text_shapes(ShapeConfig(kind="buckets"), TEXTS)
+    sizes = {(batch, length) for batch in (1, 2, 4, 6) for length in (32, 64, 100)}
+    assert sorted((shape.batch, shape.length) for shape in buckets.planned()) == sorted(sizes)
+    assert buckets.encode(3, 33) == StepShape("encode", 4, 64, 64)
+
+
+def test_a_size_past_the_ladder_is_refused_with_the_largest_bucket() -> None:
+    decoder = Buckets(batches=(4,), prefill_batches=(1,), lengths=(128, 512), contexts=(640,))
+    with pytest.raises(ConfigError, match=r"640 .* 512.*bucket of 640"):
+        decoder.prefill(1, 640)
+    encoder = text_shapes(ShapeConfig(kind="buckets", batch_ladder=(2,), length_ladder=(8,)), TEXTS)
+    with pytest.raises(ConfigError, match=r"9 .* 8"):
+        encoder.encode(1, 9)
+
+
+@given(kind=st.sampled_from(["pad", "buckets"]), slots=st.integers(1, 70), longest=st.integers(1, 600), data=st.data())
+def test_a_closed_policy_of_texts_has_planned_every_step(
+    kind: Literal["pad", "buckets"], slots: int, longest: int, data: st.DataObject
 ) -> None:
-    policy = shape_policy(shapes, engine)
-    if not policy.is_closed():
-        return
-    planned = set(policy.planned())
-    length = data.draw(st.integers(1, engine.prefill_tokens))
-    batch = data.draw(st.integers(1, engine.prefill_batch))
-    if engine.prefill_tokens < engine.max_prompt_tokens:
-        end = data.draw(st.integers(engine.prefill_tokens + 1, engine.max_prompt_tokens))
-        assert policy.extend(batch, length, end) in planned
-    assert policy.prefill(batch, length) in planned
-    rows, context = data.draw(st.integers(1, engine.slots)), data.draw(st.integers(1, engine.max_length))
-    assert policy.decode(rows, context) in planned
+    shapes = text_shapes(ShapeConfig(kind=kind), EngineConfig(slots=slots, max_prompt_tokens=longest))
+    batch, length = data.draw(st.integers(1, slots)), data.draw(st.integers(1, longest))
+    shape = shapes.encode(batch, length)
+    assert shapes.is_closed()
+    assert shape in set(shapes.planned())
+    assert (shape.batch >= batch, shape.length >= length) == (True, True)
 
 
-def test_padded_has_one_prefill_and_one_decode_shape() -> None:
-    policy = shape_policy(ShapeConfig(kind="pad"), EngineConfig(slots=8, max_prompt_tokens=100, max_new_tokens=20))
-    assert list(policy.planned()) == [StepShape("prefill", 1, 100, 100), StepShape("decode", 8, 1, 120)]
+@given(min_size=st.integers(1, 4), slots=st.integers(4, 70), longest=st.integers(1, 600))
+def test_an_open_policy_of_texts_plans_the_smallest_and_largest_batch_at_two_lengths(
+    min_size: int, slots: int, longest: int
+) -> None:
+    engine = EngineConfig(slots=slots, max_prompt_tokens=longest)
+    planned = list(text_shapes(ShapeConfig(min_size=min_size), engine).planned())
+    assert {min_size, slots} <= {shape.batch for shape in planned}
+    assert len(planned) == len(set(planned))
+    assert all(shape.batch >= min_size and shape.length >= min_size for shape in planned)
+    if longest > 40:
+        assert len({shape.length for shape in planned if shape.batch == slots}) > 1
 
 
-def test_exact_pads_nothing() -> None:
-    policy = shape_policy(ShapeConfig(), EngineConfig())
-    assert policy.prefill(1, 37) == StepShape("prefill", 1, 37, 37)
-    assert policy.decode(3, 91) == StepShape("decode", 3, 1, 91)
+# --- Borders ----------------------------------------------------------------------------------------------------------
 
 
-def test_dynamic_pads_one_to_two_because_compilers_specialise_one() -> None:
-    policy = shape_policy(ShapeConfig(min_size=2), EngineConfig())
-    assert policy.prefill(1, 1) == StepShape("prefill", 1, 2, 2)
-    assert policy.decode(1, 9).batch == 2
+def bounded(**bounds: tuple[int, int]) -> CompileConfig:
+    return CompileConfig(enabled=True, mark_dynamic=True, guarded=True, **bounds)  # type: ignore[arg-type]
 
 
-def test_a_value_past_the_ladder_is_refused_with_value_limit_and_remedy() -> None:
-    policy = Buckets(batches=(4,), prefill_batches=(1,), lengths=(128, 512), contexts=(640,))
-    with pytest.raises(ConfigError, match="prompt has 640 tokens; largest bucket is 512: add a bucket of 640"):
-        policy.prefill(1, 640)
+def test_borders_of_prompts_are_both_ends_chunks_and_bounds() -> None:
+    assert prompt_borders(ArmConfig(engine=ENGINE)) == {1, 2, 3, 40}
+    assert prompt_borders(ArmConfig(engine=ENGINE, shapes=ShapeConfig(min_size=4))) == {1, 2, 3, 4, 5, 40}
+    assert {16, 17} <= prompt_borders(ArmConfig(engine=replace(ENGINE, prefill_chunk=16)))
+    policy = bounded(length_bounds=(8, 40), context_bounds=(20, 52))
+    # decoded at 19 and 20, extended to 19 and 20
+    assert {7, 8, 40, 18, 19, 20} <= prompt_borders(ArmConfig(engine=ENGINE, compile=policy))
 
 
-def test_min_size_beyond_the_slots_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"engine\.slots"):
-        ArmConfig(shapes=ShapeConfig(min_size=2), engine=EngineConfig(slots=1))
+@given(
+    ladder=st.lists(st.integers(1, 39), max_size=5, unique=True).map(lambda steps: (*sorted(steps), 40)),
+    contexts=st.lists(st.integers(1, 51), max_size=3, unique=True).map(lambda steps: (*sorted(steps), 52)),
+    chunk=st.sampled_from([0, 16, 40]),
+)
+def test_wherever_the_shapes_of_two_neighbouring_prompts_differ_both_are_borders(
+    ladder: tuple[int, ...], contexts: tuple[int, ...], chunk: int
+) -> None:
+    shapes = ShapeConfig(kind="buckets", length_ladder=ladder, context_ladder=contexts)
+    arm = ArmConfig(shapes=shapes, engine=replace(ENGINE, prefill_chunk=chunk))
+    policy, step = shape_policy(arm.shapes, arm.engine), arm.engine.prefill_tokens
+
+    def met(length: int) -> list[object]:
+        begun = policy.prefill(1, min(length, step))
+        rest = [policy.extend(1, 1, length)] if length > step else []
+        return [begun, *rest, policy.decode(1, length + 1)]
+
+    borders = prompt_borders(arm)
+    assert borders <= set(range(1, 41))
+    for length in range(1, 40):
+        if met(length) != met(length + 1):
+            assert {length, length + 1} <= borders
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        (ShapeConfig(), {1, 2, 3, 20}),
+        (ShapeConfig(min_size=4), {1, 2, 3, 4, 5, 20}),
+        (ShapeConfig(kind="pad"), {1, 2, 20}),
+        (ShapeConfig(kind="buckets", batch_ladder=(6, 20)), {1, 2, 6, 7, 20}),
+        (ShapeConfig(kind="buckets"), {1, 2, 3, 4, 5, 8, 9, 16, 17, 20}),
+    ],
+)
+def test_batches_of_texts_lie_on_both_sides_of_every_border(shapes: ShapeConfig, expected: set[int]) -> None:
+    assert batch_borders(ArmConfig(model=ENCODER, shapes=shapes, engine=EngineConfig(slots=20))) == expected
+
+
+def test_late_contexts_are_those_that_no_prompt_reaches() -> None:
+    assert late_contexts(ArmConfig(engine=ENGINE)) == {51}
+    shapes = ShapeConfig(kind="buckets", context_ladder=(16, 40, 41, 46, 52))
+    assert late_contexts(ArmConfig(engine=ENGINE, shapes=shapes)) == {42, 46, 47, 51}
+    assert late_contexts(ArmConfig(engine=ENGINE, compile=bounded(context_bounds=(2, 52)))) == {51}
+    for few in (1, 2):  # the prefill's token, and one that is decoded from the longest prompt's own context
+        assert not late_contexts(ArmConfig(engine=replace(ENGINE, max_new_tokens=few)))
+
+
+# --- The warm-up ------------------------------------------------------------------------------------------------------
+
+
+def plan_of(engine: EngineConfig) -> list[StepShape]:
+    return warmup_plan(ArmConfig(engine=engine, compile=CompileConfig(enabled=True, warmup="lengths")))
+
+
+def test_a_warm_up_by_lengths_runs_one_row_of_many_lengths_and_chunks() -> None:
+    plan = plan_of(EngineConfig(slots=8, max_prompt_tokens=4096, prefill_batch=2))
+    assert {shape.batch for shape in plan} == {1}
+    assert [shape.length for shape in plan if shape.kind == "prefill"] == [4095, 2047, 1023, 511, 255, 127, 63, 31]
+    plan = plan_of(EngineConfig(max_prompt_tokens=1024, prefill_chunk=512))
+    assert plan[:2] == [StepShape("prefill", 1, 512, 512), StepShape("extend", 1, 511, 1023)]
+    assert len(set(plan)) == len(plan)
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3, 64, 1000])
+def test_no_length_is_warmed_twice(longest: int) -> None:
+    lengths = [shape.length for shape in plan_of(EngineConfig(max_prompt_tokens=longest)) if shape.kind == "prefill"]
+    assert all(before > after for before, after in pairwise(lengths))
+    assert lengths[-1] >= 1
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+@given(longest=st.integers(1, 5000), chunk=st.integers(0, 600))
+def test_the_first_request_of_a_replica_meets_shapes_that_were_warmed(preset: str, longest: int, chunk: int) -> None:
+    engine = EngineConfig(max_prompt_tokens=longest, prefill_chunk=chunk)
+    arm = ArmConfig.from_preset(preset, engine=engine)
+    arm = replace(arm, compile=replace(arm.compile, warmup="lengths", capture=False))
+    shapes = shape_policy(arm.shapes, engine)
+    plan, prompt = warmup_plan(arm), first_prompt(arm)
+    assert shapes.prefill(1, min(prompt, engine.prefill_tokens)) in plan
+    assert shapes.decode(1, prompt + 1) in plan
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+@given(warmup=st.sampled_from(["shapes", "lengths", "minimal"]), longest=st.integers(1, 512), slots=st.integers(2, 40))
+def test_the_first_text_of_an_encoder_meets_a_shape_that_was_warmed(
+    preset: str, warmup: Literal["shapes", "lengths", "minimal"], longest: int, slots: int
+) -> None:
+    engine = EngineConfig(slots=slots, max_prompt_tokens=longest)
+    arm = ArmConfig.from_preset(preset, engine=engine, model=ENCODER)
+    if not arm.compile.capture:
+        arm = replace(arm, compile=replace(arm.compile, warmup=warmup))
+    plan, first = warmup_plan(arm), text_shapes(arm.shapes, engine).encode(1, first_prompt(arm))
+    assert {shape.kind for shape in plan} == {"encode"}
+    if arm.compile.enabled and not arm.compile.mark_dynamic:
+        assert first in plan
+    assert len(set(plan)) == len(plan)
+
+
+# --- Ladders ----------------------------------------------------------------------------------------------------------
+
+
+def test_doubling_ends_at_the_limit_itself() -> None:
+    assert [doubling(32, 100), doubling(32, 8), doubling(1, 1)] == [(32, 64, 100), (8,), (1,)]
+
+
+@pytest.mark.parametrize("longest", [1, 32, 100, 4096])
+def test_the_default_ladder_is_that_of_a_bucketed_arm(longest: int) -> None:
+    arm = ArmConfig.from_preset("compiled-bucketed", engine=EngineConfig(max_prompt_tokens=longest))
+    assert default_lengths(longest) == arm.length_ladder
+
+
+@pytest.mark.parametrize("ladder", [(0, 1), (2, 2), (4, 2), (-1,)])
+def test_a_ladder_that_does_not_rise_is_refused(ladder: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="length_ladder"):
+        check_rising("length_ladder", ladder)

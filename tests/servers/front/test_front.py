@@ -1,26 +1,43 @@
-"""What the front makes of the engine's messages: counters, facts, metrics."""
+"""What the front makes of the engine's messages, and text of tokens."""
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import generate_latest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
 from servers.config import ArmConfig, CompileConfig
-from servers.engine.messages import MemoryReading, Ready, StepOutput, StepRecord
+from servers.engine.messages import Cancel, MemoryReading, Ready, StepOutput, StepRecord, Submit
 from servers.front.front import Front
 from servers.front.metrics import MOST_CAUSES, FrontMetrics
-from servers.front.service import TelemetryService, telemetry_event
-from servers.front.tokenizer import load_tokenizer
-from servers.rpc import telemetry_pb2
+from servers.front.request_limits import STOP_CHARACTERS, STOP_STRINGS
+from servers.front.sender import Sender
+from servers.front.service import TelemetryService, embed_response, telemetry_event
+from servers.front.tokenizer import BOS_ID, ByteTokenizer, ModelStream, StopStrings, load_tokenizer
+from servers.front.watcher import Watcher
+from servers.rpc import inference_pb2, telemetry_pb2
 
 
-def front_of(*, compiles: bool = True) -> Front:
+def front_of(*messages: object, compiles: bool = True) -> Front:
+    """A front that has received the messages."""
     arm = ArmConfig(name="arm", compile=CompileConfig(enabled=compiles))
-    return Front(arm, "arm-0", lambda message: None, load_tokenizer(arm.model.id), FrontMetrics("arm", "arm-0"))
+    front = Front(arm, "arm-0", lambda message: None, load_tokenizer(arm.model.id), FrontMetrics("arm", "arm-0"))
+    for message in messages:
+        front.receive([message])  # type: ignore[list-item]
+    return front
 
 
 def snapshot_of(front: Front) -> telemetry_pb2.SnapshotResponse:
@@ -29,21 +46,6 @@ def snapshot_of(front: Front) -> telemetry_pb2.SnapshotResponse:
 
 def metrics_of(front: Front) -> str:
     return generate_latest(front.metrics.registry).decode()
-
-
-def step(number: int, *, compiled: bool) -> StepOutput:
-    record = StepRecord(
-        step_id=number,
-        kind="decode",
-        start_ns=0,
-        end_ns=1,
-        batch=1,
-        padded_batch=1,
-        tokens=1,
-        padded_tokens=1,
-        compiled=compiled,
-    )
-    return StepOutput(emit_ns=1, step=record)
 
 
 BREAK, SKIP = "llama.py:12 in forward: print", "mutated inputs"
@@ -67,20 +69,19 @@ def test_facts_reach_watchers_snapshot_and_metrics() -> None:
     assert f'tailgate_cudagraph_skips_total{{arm="arm",cause="{SKIP}",replica="arm-0"}} 2.0' in metrics_of(front)
 
 
-def test_causes_that_come_up_late_share_one_label() -> None:
-    front = front_of()
-    for last in (MOST_CAUSES, MOST_CAUSES + 30):
-        front.receive([CompilerFacts(graph_breaks={f"{at}": 2 for at in range(last)}, cudagraph_skips={})])
-    lines = [line for line in metrics_of(front).splitlines() if line.startswith("tailgate_graph_breaks_total{")]
+def test_late_causes_share_one_label() -> None:
+    counts = (MOST_CAUSES, MOST_CAUSES + 30)
+    facts = [CompilerFacts(graph_breaks={f"{at}": 2 for at in range(last)}, cudagraph_skips={}) for last in counts]
+    metrics = metrics_of(front_of(*facts)).splitlines()
+    lines = [line for line in metrics if line.startswith("tailgate_graph_breaks_total{")]
     assert len(lines) == MOST_CAUSES + 1
     assert 'tailgate_graph_breaks_total{arm="arm",cause="others",replica="arm-0"} 60.0' in lines
 
 
-def test_memory_reaches_watchers_and_metrics_and_nothing_is_made_of_what_cannot_be_read() -> None:
-    front = front_of()
+def test_memory_reaches_watchers_and_metrics_without_figures_that_cannot_be_read() -> None:
     on_cpu = MemoryReading(at_ns=7, memory_bytes=1 << 20)
     on_device = MemoryReading(at_ns=8, memory_bytes=2 << 20, allocated_bytes=0, peak_bytes=3, out_of_memory=1)
-    front.receive([on_cpu, on_device])
+    front = front_of(on_cpu, on_device)
     with front.watch(MemoryReading) as late:
         seen = [asyncio.run(late.get()) for _ in range(2)]
     wires = [telemetry_event(item).memory for item in seen if item is not None]
@@ -99,15 +100,17 @@ def test_memory_reaches_watchers_and_metrics_and_nothing_is_made_of_what_cannot_
 def test_the_share_of_eager_steps_is_that_of_an_arm_which_should_compile(compiles: bool, share: float) -> None:
     front = front_of(compiles=compiles)
     assert snapshot_of(front).eager_fallback_share == 0
-    front.receive([step(number, compiled=compiles and number != 2) for number in range(4)])
+    for number in range(4):
+        sizes = {"batch": 1, "padded_batch": 1, "tokens": 1, "padded_tokens": 1, "start_ns": 0, "end_ns": 1}
+        record = StepRecord(step_id=number, kind="decode", compiled=compiles and number != 2, **sizes)  # type: ignore[arg-type]
+        front.receive([StepOutput(emit_ns=1, step=record)])
     snapshot = snapshot_of(front)
     assert snapshot.eager_fallback_share == share
     assert snapshot.counters["steps"] == 4
     assert snapshot.counters["eager_fallback_steps"] == 4 * share
 
 
-def test_everything_that_a_compile_tells_goes_over_the_wire_and_its_time_is_counted() -> None:
-    front = front_of()
+def test_all_of_a_compile_goes_over_the_wire_and_its_time_is_counted() -> None:
     event = CompileEvent(
         event_id="7",
         kind="recompile",
@@ -122,17 +125,16 @@ def test_everything_that_a_compile_tells_goes_over_the_wire_and_its_time_is_coun
         kernels=8,
         breaks=(BREAK,),
     )
-    front.receive([event])
-    wire = telemetry_event(event).compile
+    metrics, wire = metrics_of(front_of(event)), telemetry_event(event).compile
     assert (wire.autotune_ns, wire.guards, wire.nodes, wire.kernels) == (5, 6, 7, 8)
     assert (list(wire.breaks), list(wire.request_ids)) == ([BREAK], ["a", "b"])
     labels = 'arm="arm",kind="recompile",phase="serving",replica="arm-0"'
-    assert f"tailgate_compile_events_total{{{labels}}} 1.0" in metrics_of(front)
-    assert f"tailgate_compile_seconds_total{{{labels}}} 2.5" in metrics_of(front)
+    assert f"tailgate_compile_events_total{{{labels}}} 1.0" in metrics
+    assert f"tailgate_compile_seconds_total{{{labels}}} 2.5" in metrics
 
 
 def under_way_now(front: Front) -> list[telemetry_pb2.CompileUnderWay]:
-    """What somebody who comes now is told."""
+    """What a watcher who comes now gets."""
     with front.watch(CompileUnderWay) as late:
         front.close()
         return [telemetry_event(event).under_way for event in iter(lambda: asyncio.run(late.get()), None)]  # type: ignore[arg-type]
@@ -141,47 +143,205 @@ def under_way_now(front: Front) -> list[telemetry_pb2.CompileUnderWay]:
 UNDER_WAY = CompileUnderWay(
     kind="compile", start_ns=10, compile_id="0/1", shape="prefill 2x64", batch_id=7, phase="serving"
 )
-
-
-def test_who_comes_late_is_told_how_it_stands_with_the_last_compile() -> None:
-    front = front_of()
-    front.receive([replace(UNDER_WAY, start_ns=1), replace(UNDER_WAY, start_ns=1, end_ns=9), UNDER_WAY])
-    (wire,) = under_way_now(front)
-    assert (wire.kind, wire.start_ns, wire.end_ns, wire.phase) == ("compile", 10, 0, "serving")
-    assert (wire.compile_id, wire.shape, wire.batch_id) == ("0/1", "prefill 2x64", 7)
-
-
-def test_with_a_dead_engine_nothing_is_under_way() -> None:
-    front = front_of()
-    front.receive([UNDER_WAY])
-    front.fail("the engine process died with exit code -9")
-    assert under_way_now(front) == []
-
-
-def test_a_compile_for_the_replicas_own_first_request_is_part_of_its_warm_up() -> None:
-    front = front_of()
-    front.receive([ready_of({}), UNDER_WAY])
-    assert [wire.phase for wire in under_way_now(front)] == ["warmup"]
-
-
-def ready_of(items: dict[str, int]) -> Ready:
-    return Ready(
-        vocab_size=9, device="cpu", dtype="float32", versions={}, memory_bytes={"weights": 3}, startup_ns=items
-    )
-
-
-def test_the_start_is_summed_by_the_first_word_of_each_item() -> None:
-    items = {
+READY = Ready(
+    vocab_size=9,
+    device="cpu",
+    dtype="float32",
+    versions={},
+    memory_bytes={"weights": 3},
+    startup_ns={
         "process": 5,
         "load": 7,
         "decode batch 1": 10,
         "decode batch 2": 20,
         "capture decode batch 1": 1,
         "other": 2,
-    }
-    front = front_of()
-    front.receive([ready_of(items)])
+    },
+)
+
+
+def test_a_late_watcher_gets_the_compile_that_is_under_way() -> None:
+    front = front_of(replace(UNDER_WAY, start_ns=1), replace(UNDER_WAY, start_ns=1, end_ns=9), UNDER_WAY)
+    (wire,) = under_way_now(front)
+    assert (wire.kind, wire.start_ns, wire.end_ns, wire.phase) == ("compile", 10, 0, "serving")
+    assert (wire.compile_id, wire.shape, wire.batch_id) == ("0/1", "prefill 2x64", 7)
+    front = front_of(UNDER_WAY)
+    front.fail("the engine process died with exit code -9")
+    assert under_way_now(front) == []
+    # a compile for the replica's own first request is part of its warm-up
+    assert [wire.phase for wire in under_way_now(front_of(READY, UNDER_WAY))] == ["warmup"]
+
+
+def test_the_start_is_summed_by_the_first_word_of_each_item() -> None:
+    front = front_of(READY)
     front.open()
     groups = {"process": 5, "load": 7, "decode": 30, "capture": 1, "other": 2, "total": 45}
     assert dict(snapshot_of(front).startup_groups_ns) == groups
     assert 'tailgate_startup_seconds{arm="arm",part="decode",replica="arm-0"} 3e-08' in metrics_of(front)
+
+
+@pytest.mark.parametrize("order", ["little", "big"])
+@pytest.mark.parametrize("numbers", [0, 1, 31, 32, 384, 5000])  # 31 × 4 bytes is the most whose length takes one byte
+def test_the_bytes_of_a_vector_are_the_values_of_the_answer(
+    numbers: int, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sys.byteorder == "little":  # the other way is right on every machine
+        monkeypatch.setattr(sys, "byteorder", order)
+    vector = array("f", (0.5 * place - 3.0 for place in range(numbers)))
+    assert embed_response(vector.tobytes(), 7) == inference_pb2.EmbedResponse(values=vector, tokens=7)
+
+
+# --- Between processes ------------------------------------------------------------------------------------------------
+
+
+def test_a_watcher_gives_earlier_events_then_later_ones_then_the_end() -> None:
+    async def read() -> list[int | str | None]:
+        watcher: Watcher[int | str] = Watcher((int,), [1, 2])
+        seen = [await watcher.get(), await watcher.get()]
+        waiting = asyncio.create_task(watcher.get())
+        await asyncio.sleep(0)
+        watcher.put("not asked for")
+        watcher.put(3)
+        seen.append(await waiting)
+        watcher.close()
+        watcher.put(4)
+        return [*seen, await watcher.get(), await watcher.get()]
+
+    assert asyncio.run(read()) == [1, 2, 3, None, None]
+
+
+def test_a_watcher_that_is_not_read_ends_and_holds_nothing() -> None:
+    watcher: Watcher[int] = Watcher((int,), [], limit=3)
+    for number in range(5):
+        watcher.put(number)
+    assert watcher.fell_behind
+    assert watcher.empty()
+    assert asyncio.run(watcher.get()) is None
+
+
+def submit(number: int, tokens: int) -> Submit:
+    return Submit(request_id=str(number), prompt=[5] * tokens, max_tokens=1, recv_ns=0)
+
+
+def test_an_engine_that_does_not_read_blocks_no_sender_and_gets_every_message_in_order() -> None:
+    near, far = multiprocessing.get_context("spawn").Pipe()
+    sender = Sender(near)
+    sent: list[Submit | Cancel] = []
+    for number in range(400):  # a pipe takes some 200 KiB
+        for message in (submit(number, 50_000 if number % 50 == 0 else 2_000), Cancel(request_id=str(number))):
+            sent.append(message)
+            done = threading.Thread(target=sender.send, args=(message,), daemon=True)
+            done.start()
+            done.join(5.0)
+            assert not done.is_alive(), f"message {len(sent)} waits for the engine"
+    assert [far.recv() for _ in sent] == sent
+    far.close()
+    for number in range(3):  # an engine that is gone is no error
+        sender.send(submit(number, 100_000))
+
+
+# --- Text -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.text(max_size=40))
+def test_bytes_come_back_as_the_text_they_were(text: str) -> None:
+    tokenizer = load_tokenizer("random:tiny")
+    assert isinstance(tokenizer, ByteTokenizer)
+    ids = tokenizer.encode(text)
+    assert ids[0] == BOS_ID
+    stream = tokenizer.stream()
+    assert "".join(stream.push([token]) for token in ids) == text
+
+
+def test_half_a_character_is_held_back() -> None:
+    tokenizer = ByteTokenizer()
+    stream = tokenizer.stream()
+    first, *rest = tokenizer.encode("é")[1:]
+    assert stream.push([first]) == ""
+    assert stream.push(rest) == "é"
+
+
+@pytest.mark.parametrize(
+    ("parts", "shown", "rest"),
+    [
+        (["so E", "N", "Dx"], [("so ", False), ("", False), ("", True)], None),
+        (["E", "at", "E"], [("", False), ("Eat", False), ("", False)], "E"),
+    ],
+)
+def test_the_beginning_of_a_stop_string_is_held_back(
+    parts: list[str], shown: list[tuple[str, bool]], rest: str | None
+) -> None:
+    stops = StopStrings(["END"])
+    assert [stops.push(part) for part in parts] == shown
+    if rest is not None:
+        assert stops.rest() == rest
+
+
+@given(
+    st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=4),
+    st.lists(st.text(alphabet="ab", max_size=3), max_size=12),
+)
+def test_of_several_stop_strings_the_first_to_end_cuts_at_any_division_of_the_text(
+    stop: list[str], parts: list[str]
+) -> None:
+    whole = "".join(parts)
+    ends = [(whole.index(item) + len(item), -len(item)) for item in stop if item in whole]
+    expected = whole if not ends else whole[: sum(min(ends))]
+    stops, shown, met = StopStrings(stop), "", False
+    for part in parts:
+        text, met = stops.push(part)
+        shown += text
+        if met:
+            break
+    assert met == bool(ends)
+    assert shown + ("" if met else stops.rest()) == expected
+
+
+@pytest.mark.parametrize("end", ["y", "y" + "x" * (STOP_CHARACTERS // 2)])
+def test_the_most_and_longest_stop_strings_cost_next_to_nothing(end: str) -> None:
+    started = time.process_time()
+    stops = StopStrings(["x" * (STOP_CHARACTERS - len(end) - number) + end for number in range(STOP_STRINGS)])
+    for _ in range(1000):
+        stops.push("x" * 500)
+    assert time.process_time() - started < 15  # comparing every beginning with every ending takes minutes
+
+
+class Counted:
+    """A tokenizer that counts the tokens it is given to decode."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        backend = Tokenizer(models.BPE(vocab={piece: number for number, piece in enumerate(alphabet)}, merges=[]))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        self._inner = PreTrainedTokenizerFast(tokenizer_object=backend)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._inner(text)["input_ids"]
+        return ids
+
+    def decode(self, ids: Sequence[int], **options: bool) -> str:
+        self.decoded += len(ids)
+        text: str = self._inner.decode(ids, **options)
+        return text
+
+
+TOKENIZER = Counted()
+
+
+@given(st.text(max_size=40), st.integers(1, 5))
+def test_a_models_tokens_give_the_text_that_they_give_together(text: str, at_once: int) -> None:
+    ids, stream = TOKENIZER.encode(text), ModelStream(TOKENIZER)
+    pieces = [stream.push(ids[start : start + at_once]) for start in range(0, len(ids), at_once)]
+    assert "".join(pieces).rstrip("\ufffd") == text.rstrip("\ufffd")
+
+
+def test_each_token_is_decoded_a_few_times_also_where_bytes_never_become_a_character() -> None:
+    for text, most in (("né " * 500, 12), ("", 50)):
+        tokenizer = Counted()
+        stream = ModelStream(tokenizer)
+        ids = tokenizer.encode(text) or [tokenizer.encode("é")[1]] * 100
+        shown = "".join(stream.push([token]) for token in ids)
+        assert tokenizer.decoded < most * len(ids)
+        assert len(shown) > 80

@@ -6,11 +6,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, REQUEST_ID_HEADER, SESSION_HEADER
@@ -280,3 +281,40 @@ Build = Callable[..., House]
 def binomial_bound(trials: int, share: float) -> float:
     """Five standard deviations of a binomial count: a sound splitter leaves it once in two million runs."""
     return 5 * (trials * share * (1 - share)) ** 0.5
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[Loop]:
+    running = Loop()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def build(loop: Loop, tmp_path: Path) -> Iterator[Build]:
+    houses: list[House] = []
+
+    def make(replicas: dict[str, int], *, ready: bool = True, **settings: Any) -> House:
+        house = House(loop, tmp_path / str(len(houses)), replicas, **settings)
+        houses.append(house)
+        if ready:
+            house.envoy.wait_ready(PATIENCE_S)
+        return house
+
+    yield make
+    for house in houses:
+        house.close()
+
+
+@pytest.fixture(scope="module")
+def shared(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """Two arms of weights 3 and 1, and one of weight 0. Tests leave it as they found it."""
+    house = House(
+        loop,
+        tmp_path_factory.mktemp("shared"),
+        {"eager": 2, "compiled-padded": 1, "idle.arm": 1},
+        weights={"eager": 3, "compiled-padded": 1, "idle.arm": 0},
+    )
+    house.envoy.wait_ready(PATIENCE_S)
+    yield house
+    house.close()

@@ -1,21 +1,120 @@
-"""The bootstrap, as the real Envoy reads it."""
+"""The settings of a splitter, what Envoy is given of them, and TLS on both sides of a real Envoy."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
-from servers.splitter.bootstrap import bootstrap
-from servers.splitter.envoy import envoy_path
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from loadtests.commands.main import build_parser
+from loadtests.commands.split import split_config
+from servers.fields import ConfigError
+from servers.rpc import inference_pb2, inference_pb2_grpc
+from servers.security import ServerTls
+from servers.splitter.admin import SplitterError
+from servers.splitter.bootstrap import bootstrap, secrets
+from servers.splitter.envoy import Envoy, envoy_path
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
+from tests.fakes.certificates import Certificates, make_certificates
+from tests.fakes.grpc_peers import grpc_peer
+from tests.fakes.patience import PATIENCE_S, wait_for
+
+ROOT = Path(__file__).resolve().parents[3]
+SECRET = "s3cret-T0ken"
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("pem"))
+
+
+def target(**fields: Any) -> ArmTarget:
+    return ArmTarget(**{"name": "eager", "backends": ("10.0.0.7:50051",), **fields})
+
+
+def config(*backends: str, **settings: Any) -> SplitterConfig:
+    arms = (target(backends=backends or ("10.0.0.7:50051",)),)
+    return SplitterConfig(**{"arms": arms, "health_interval_s": 0.1, **settings})
+
+
+# --- Settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arm", "words"),
+    [
+        ({"name": "a b"}, ('"a b"',)),
+        ({"backends": ()}, ('"eager"', "no replica")),
+        ({"backends": ("h:1", "h:1")}, ('"eager"', "twice")),
+        ({"backends": ("h",)}, ('"h"', "host:port")),
+        ({"backends": ("h:99999",)}, ('"h:99999"', "host:port")),
+        ({"backends": ("https://arm.example:1",)}, ('"https://arm.example:1"', "--upstream-ca")),
+        ({"weight": 0, "shadow_percent": 101}, ('"eager"', "101 %", "100 %")),
+        ({"weight": 0, "shadow_percent": -1}, ('"eager"', "-1 %")),
+        ({"weight": 0, "shadow_percent": 0.00001}, ('"eager"', "1e-05 %", "0.0001 %")),
+        ({"weight": 0, "shadow_percent": float("nan")}, ('"eager"', "nan %")),
+        ({"weight": 3, "shadow_percent": 25}, ('"eager"', "25 %", "weight 3")),
+    ],
+)
+def test_an_impossible_arm_is_refused(arm: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        target(**arm)
+    assert "\n" not in str(refusal.value)
+    assert [word for word in words if word not in str(refusal.value)] == [], str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"arms": ()}, "no arm"),
+        ({"arms": (target(name="a.b"), target(name="a.b"))}, '"a.b"'),
+        ({"host": "localhost"}, 'splitter.host is "localhost"'),
+        ({"port": -1}, "splitter.port is -1"),
+        ({"workers": 0}, "splitter.workers is 0"),
+        ({"stickiness": "host"}, "splitter.stickiness is 'host'"),
+        ({"health_interval_s": 0}, "splitter.health_interval_s is 0"),
+    ],
+)
+def test_an_impossible_setting_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        config(**settings)
+    assert "\n" not in str(refusal.value)
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--tls-certificate", "{certificate}"], "TLS key"),
+        (["--tls-certificate", "{certificate}", "--tls-key", "{client_key}"], "does not belong"),
+        (["--tls-client-ca", "{ca}"], "TLS certificate"),
+        (["--upstream-name", "arms.example"], "--upstream-ca"),
+        (["--upstream-ca", "/nowhere/ca.pem"], '"/nowhere/ca.pem"'),
+        (["--upstream-ca", "{ca}", "--upstream-key", "{key}"], "belong together"),
+    ],
+)
+def test_bad_files_of_a_split_are_known_before_envoy_starts(pem: Certificates, flags: list[str], words: str) -> None:
+    options = build_parser().parse_args(
+        ["split", "--arm", "eager=10.0.0.7:50051", *(flag.format(**vars(pem)) for flag in flags)]
+    )
+    with pytest.raises(ConfigError, match=words) as caught:
+        split_config(options)
+    assert "\n" not in str(caught.value)
+
+
+# --- The bootstrap ----------------------------------------------------------------------------------------------------
 
 
 def test_silent_streams_are_never_cut() -> None:
-    config = bootstrap(SplitterConfig(arms=(ArmTarget(name="eager", backends=("127.0.0.1:1",)),)))
-    (listener,) = config["static_resources"]["listeners"]
+    (listener,) = bootstrap(config())["static_resources"]["listeners"]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
     assert manager["stream_idle_timeout"] == "0s"
     assert manager["common_http_protocol_options"] == {"idle_timeout": "0s"}
@@ -25,31 +124,178 @@ def test_silent_streams_are_never_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
+    "settings",
     [
-        SplitterConfig(
-            arms=(
-                ArmTarget(name="eager", backends=("eager.tailgate.svc:50051", "[::1]:50051")),
-                ArmTarget(name="Compiled_2.13", backends=("10.0.0.1:50051",), weight=0, shadow_percent=0.5),
+        {
+            "arms": (
+                target(backends=("eager.tailgate.svc:50051", "[::1]:50051")),
+                target(name="Compiled_2.13", weight=0, shadow_percent=0.5),
             ),
-            host="0.0.0.0",
-            port=8080,
-            stickiness="replica",
-            access_log="/dev/null",
-            health_interval_s=0.25,
-        ),
-        SplitterConfig(arms=(ArmTarget(name="eager", backends=("localhost:50051",)),), stickiness="off", host="::1"),
+            "host": "0.0.0.0",
+            "port": 8080,
+            "stickiness": "replica",
+            "access_log": "/dev/null",
+        },
+        {"stickiness": "off", "host": "::1"},
     ],
 )
-def test_envoy_accepts_the_written_bootstrap(config: SplitterConfig, tmp_path: Path) -> None:
+def test_envoy_accepts_the_written_bootstrap(settings: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "envoy.json"
-    path.write_text(json.dumps(bootstrap(config)))
-    outcome = subprocess.run(
-        [envoy_path(), "--mode", "validate", "--config-path", path, "--log-level", "warning"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    path.write_text(json.dumps(bootstrap(config("localhost:50051", **settings))))
+    command = [envoy_path(), "--mode", "validate", "--config-path", path, "--log-level", "warning"]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert outcome.returncode == 0, outcome.stderr
     assert "deprecated" not in outcome.stderr.lower()
+
+
+def test_files_behind_links_stay_links_so_that_a_mounted_secret_can_change(pem: Certificates, tmp_path: Path) -> None:
+    """Kubernetes replaces a link to a folder, in the folder that is mounted."""
+    link = tmp_path / "tls.crt"
+    link.symlink_to(pem.certificate)
+    settings = config(tls=ServerTls(certificate=str(link), key=pem.key))
+    chain = {"filename": str(link)}
+    (resource,) = secrets(settings)["envoy-certificate"]["resources"]
+    assert resource["tls_certificate"]["certificate_chain"] == chain
+    assert json.dumps(chain) in json.dumps(bootstrap(settings))
+
+
+def test_each_arms_certificate_must_carry_its_own_address(pem: Certificates) -> None:
+    arms = (
+        target(backends=("10.0.0.7:50051", "10.0.0.8:50051")),
+        target(name="other", backends=("arm.example:50051",)),
+    )
+    document = bootstrap(config(arms=arms, upstream_tls=UpstreamTls(ca=pem.ca)))
+    clusters = document["static_resources"]["clusters"][:2]  # then come the ways inside of Envoy that copies take
+    eager, other = (cluster["transport_socket"]["typed_config"] for cluster in clusters)
+    names = [
+        (item["san_type"], item["matcher"]["exact"])
+        for item in eager["common_tls_context"]["validation_context"]["match_typed_subject_alt_names"]
+    ]
+    assert names == [("IP_ADDRESS", "10.0.0.7"), ("IP_ADDRESS", "10.0.0.8")]
+    assert "sni" not in eager
+    assert other["sni"] == "arm.example"
+    assert "transport_socket" not in json.dumps(bootstrap(config()))
+
+
+def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificates) -> None:
+    command = [sys.executable, "-m", "loadtests.commands.main", "split", "--arm", "eager=10.0.0.7:50051"]
+    command += ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--upstream-ca", pem.ca]
+    command += ["--upstream-certificate", pem.client_certificate, "--upstream-key", pem.client_key, "--print-config"]
+    environment = {**os.environ, "TAILGATE_TOKEN": SECRET}
+    out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    document = json.loads(out)
+    listener = document["static_resources"]["listeners"][0]["filter_chains"][0]["transport_socket"]["typed_config"]
+    assert listener["common_tls_context"]["tls_certificates"][0]["private_key"] == {"filename": pem.key}
+    assert "PRIVATE KEY" not in out
+    assert SECRET not in out
+
+
+# --- TLS through a real Envoy -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def envoy_before(arm: str, folder: Path, **settings: Any) -> Iterator[Envoy]:
+    with Envoy.start(config(arm, **settings), log_path=folder / "envoy.log", work_dir=folder) as envoy:
+        yield envoy
+
+
+def call(channel: grpc.Channel, *, tokens: int = 3, token: str = "", timeout: float = 20) -> Any:
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    request = inference_pb2.GenerateRequest(text="hi", max_tokens=tokens)
+    return inference_pb2_grpc.InferenceStub(channel).Generate(request, metadata=metadata, timeout=timeout)  # type: ignore[no-untyped-call]
+
+
+def status(channel: grpc.Channel, token: str = "") -> str:
+    """The status of one call, whose tokens all came if it is OK."""
+    answer = call(channel, token=token)
+    with suppress(grpc.RpcError):
+        assert sum(len(item.token_ids) for item in answer) == 3
+    name: str = answer.code().name
+    return name
+
+
+def channel_to(envoy: Envoy, ca: bytes) -> grpc.Channel:
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    return grpc.secure_channel(envoy.target.removeprefix("https://"), grpc.ssl_channel_credentials(ca), own)
+
+
+def replace(old: str, new: str) -> None:
+    fresh = Path(f"{old}.tmp")
+    fresh.write_bytes(Path(new).read_bytes())
+    fresh.rename(old)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Certificates, Certificates]:
+    """The files of two authorities. Those of the first are replaced, one by one."""
+    for name in ("pem", "new"):
+        (tmp_path / name).mkdir()
+    return make_certificates(tmp_path / "pem"), make_certificates(tmp_path / "new")
+
+
+def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certificates, tmp_path: Path) -> None:
+    """Client certificates on both hops, and health checks without a token."""
+    upstream = UpstreamTls(ca=pem.ca, certificate=pem.client_certificate, key=pem.client_key)
+    tls, log = ServerTls(certificate=pem.certificate, key=pem.key), str(tmp_path / "access.log")
+    with (
+        grpc_peer("aio", certificate=pem.certificate, key=pem.key, client_ca=pem.ca, token=SECRET) as arm,
+        envoy_before(arm, tmp_path, tls=tls, upstream_tls=upstream, access_log=log) as envoy,
+    ):
+        envoy.wait_ready(PATIENCE_S)
+        assert envoy.target == f"https://127.0.0.1:{envoy.port}"
+        with channel_to(envoy, Path(pem.ca).read_bytes()) as channel:
+            statuses = [status(channel, token) for token in (SECRET, "wrong", "")]
+        assert statuses == ["OK", "UNAUTHENTICATED", "UNAUTHENTICATED"]
+        with grpc.insecure_channel(envoy.target.removeprefix("https://")) as channel:
+            assert status(channel, SECRET) == "UNAVAILABLE"
+    for path in tmp_path.iterdir():
+        assert SECRET.encode() not in path.read_bytes(), path
+
+
+def test_new_connections_meet_a_replaced_certificate_and_streams_go_on(
+    two: tuple[Certificates, Certificates], tmp_path: Path
+) -> None:
+    old, new = two
+    before, after = (Path(pem.ca).read_bytes() for pem in two)
+    tls = ServerTls(certificate=old.certificate, key=old.key)
+    with (
+        grpc_peer("aio", token_s=0.05) as arm,
+        envoy_before(arm, tmp_path, tls=tls) as envoy,
+        channel_to(envoy, before) as early,
+    ):
+        envoy.wait_ready(PATIENCE_S)
+        stream = call(early, tokens=1000, timeout=60)
+        next(stream)
+        replace(old.certificate, new.certificate)  # its key is still the old one
+        with channel_to(envoy, before) as channel:
+            assert status(channel) == "OK"
+        replace(old.key, new.key)
+
+        def is_met() -> bool:
+            with channel_to(envoy, after) as channel:
+                return status(channel) == "OK"
+
+        wait_for(is_met)
+        with channel_to(envoy, before) as channel:
+            assert status(channel) == "UNAVAILABLE"
+        next(stream)
+        assert stream.is_active()
+        assert status(early) == "OK"  # on its first connection
+        stream.cancel()
+    for path in tmp_path.iterdir():
+        assert path.is_dir() or b"PRIVATE KEY" not in path.read_bytes(), path
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("wrong", ["name", "authority", "plaintext"])
+def test_an_arm_whose_certificate_is_not_right_is_never_healthy(pem: Certificates, tmp_path: Path, wrong: str) -> None:
+    own = {} if wrong == "plaintext" else {"certificate": pem.certificate, "key": pem.key}
+    ca, name = pem.other_ca if wrong == "authority" else pem.ca, "arms.example" if wrong == "name" else ""
+    with (
+        grpc_peer("aio", **own) as arm,
+        envoy_before(arm, tmp_path, upstream_tls=UpstreamTls(ca=ca, name=name)) as envoy,
+    ):
+        with pytest.raises(SplitterError, match='arm "eager" 0 of 1'):
+            envoy.wait_ready(1.0)
+        with grpc.insecure_channel(envoy.target) as channel:
+            assert status(channel) == "UNAVAILABLE"

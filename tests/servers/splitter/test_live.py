@@ -1,0 +1,325 @@
+"""Weights, logs and statistics of a running Envoy, and the reading of its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from servers.fields import ConfigError
+from servers.metadata import STATUS_NAMES
+from servers.splitter.access_log import LoggedRequest, log_path, parse_line
+from servers.splitter.admin import Admin, SplitterError
+from servers.splitter.envoy import Envoy
+from servers.splitter.replicas import replica_addresses
+from servers.splitter.statistics import SAME_START_S, ArmStatistics, parse_statistics, read_statistics
+from servers.splitter.weights import (
+    Shares,
+    configured_weights,
+    live_shares,
+    live_weights,
+    reshare,
+    reweight,
+    started_s_ago,
+)
+from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.servers.splitter.house import (
+    Build,
+    House,
+    ask,
+    binomial_bound,
+    build,
+    dial,
+    loop,
+    shared,
+)
+
+__all__ = ["build", "loop", "shared"]
+
+# --- Weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> None:
+    house = build({"eager": 1, "compiled": 1})
+    held = house.hold(50)
+    for eager, compiled in ((1, 0), (0, 1), (9, 1), (1, 1)):
+        reweight(house.envoy.admin, {"eager": eager, "compiled": compiled})
+        assert live_weights(house.envoy.admin) == {"eager": eager, "compiled": compiled}
+        counts = Counter(answer.arm for answer in house.ask(*[{}] * 200))
+        share = eager / (eager + compiled)
+        assert counts.total() == 200
+        assert abs(counts["eager"] - 200 * share) <= binomial_bound(200, share)
+    assert not held.done()
+    house.release()
+    assert {(answer.code, answer.tokens) for answer in held.result(PATIENCE_S)} == {(grpc.StatusCode.OK, 3)}
+
+
+def test_arms_that_are_not_named_keep_their_weight(shared: House) -> None:
+    reweight(shared.envoy.admin, {"idle.arm": 4})
+    try:
+        assert reweight(shared.envoy.admin, {}) == {"eager": 3, "compiled-padded": 1, "idle.arm": 4}
+        assert Counter(answer.arm for answer in shared.ask(*[{}] * 100))["idle.arm"] > 0
+    finally:
+        reweight(shared.envoy.admin, {"idle.arm": 0})
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ({"weights": {"eagre": 1}}, ('"eagre"', "eager, compiled-padded, idle.arm")),
+        ({"weights": {"eager": -1}}, ('"eager"', "-1", "1000000")),
+        ({"weights": {"eager": 0, "compiled-padded": 0}}, ("weight 0",)),
+        ({"shadows": {"drak": 5.0}}, ('"drak"', "eager, compiled-padded, idle.arm")),
+        ({"shadows": {"idle.arm": 250.0}}, ('"idle.arm"', "250 %", "100 %")),
+        ({"shadows": {"eager": 5.0}}, ('"eager"', "5 %", "weight 3")),
+    ],
+)
+def test_bad_shares_change_nothing(shared: House, shares: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        reshare(shared.envoy.admin, **shares)
+    assert [word for word in words if word not in str(refusal.value)] == [], str(refusal.value)
+    expected = Shares(weights={"eager": 3, "compiled-padded": 1, "idle.arm": 0}, shadows={})
+    assert live_shares(shared.envoy.admin) == expected
+
+
+def test_a_shadow_follows_a_new_share_and_becomes_an_arm_in_one_step(build: Build) -> None:
+    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
+    admin = house.envoy.admin
+    assert live_shares(admin) == Shares(weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
+    assert reshare(admin, shadows={"dark": 50}).shadows == {"dark": 50}
+    house.ask(*[{}] * 200)
+    assert abs(house.copies("dark") - 100) <= binomial_bound(200, 0.5)
+    for by_hand, percent in (("40", 40.0), ("400", 100.0), ("nonsense", 25.0)):  # as Envoy reads it
+        admin.post(f"/runtime_modify?tailgate.shadow.dark={by_hand}")
+        assert live_shares(admin).shadows == {"dark": percent}
+    shares = reshare(admin, weights={"dark": 1, "eager": 0}, shadows={"dark": 0, "eager": 100})
+    assert shares == live_shares(admin) == Shares(weights={"eager": 0, "dark": 1}, shadows={"eager": 100})
+    assert {answer.arm for answer in house.ask(*[{}] * 20)} == {"dark"}
+
+
+class Answering(Admin):
+    """An admin port that answers every question with one body."""
+
+    body = ""
+
+    def fetch(self, method: str, path: str) -> tuple[int, str]:
+        return 200, self.body
+
+
+Question = Callable[[Admin], object]
+QUESTIONS: tuple[Question, ...] = (
+    live_shares,
+    configured_weights,
+    started_s_ago,
+    replica_addresses,
+    log_path,
+    read_statistics,
+)
+NO_TABLE = {
+    "weighted_clusters": {"clusters": [{"name": "eager", "weight": float("inf")}]},
+    "uptime_current_epoch": 5,
+    "cluster_statuses": [5],
+    "log_format": {"json_format": 5},
+    "stats": [{"name": "server.uptime"}],
+}
+
+
+ANSWERS = [(question, body) for question in QUESTIONS for body in ("", "[" * 5000, "1" * 5000, json.dumps(NO_TABLE))]
+ANSWERS += [(read_statistics, body) for body in ("[]", "{}", '{"stats": [1]}', '{"stats": []}')]
+
+
+@pytest.mark.parametrize(("question", "body"), ANSWERS)
+def test_an_answer_of_another_server_is_one_line(question: Question, body: str) -> None:
+    admin = Answering("127.0.0.1:9901")
+    object.__setattr__(admin, "body", body)
+    with pytest.raises(SplitterError, match=r"^127\.0\.0\.1:9901 answered no") as refusal:
+        question(admin)
+    assert "\n" not in str(refusal.value)
+
+
+# --- The log of requests ----------------------------------------------------------------------------------------------
+
+
+def logged(house: House, count: int) -> list[LoggedRequest]:
+    """The lines of the log once there are `count`."""
+    path = Path(house.config.request_log)
+
+    def ended() -> list[LoggedRequest]:
+        rows = map(parse_line, path.read_text().splitlines()) if path.exists() else ()
+        return [row for row in rows if row is not None and row.ended]
+
+    wait_for(lambda: len(ended()) >= count, otherwise=path.read_text)
+    assert len(ended()) == count
+    return ended()
+
+
+def test_a_request_has_a_line_when_it_begins_and_one_of_the_same_start_when_it_ends(
+    build: Build, tmp_path: Path
+) -> None:
+    path = tmp_path / "requests.log"
+    house = build({"eager": 1}, request_log=str(path))
+    assert log_path(house.envoy.admin) == str(path)
+    assert log_path(build({"eager": 1}).envoy.admin) == ""
+    house.hold(1)
+    wait_for(lambda: path.exists() and path.read_text().count("\n") == 1)
+    begun = parse_line(path.read_text())
+    assert begun is not None
+    assert (begun.ended, begun.inference) == (False, True)
+    house.release()
+    (whole,) = logged(house, 1)
+    assert (whole.start_ns, whole.connection) == (begun.start_ns, begun.connection)
+
+
+def mirrored(build: Build, tmp_path: Path, **settings: object) -> House:
+    shadow: dict[str, object] = {"weights": {"eager": 1, "dark": 0}, "shadows": {"dark": 100}, **settings}
+    return build({"eager": 1, "dark": 1}, request_log=str(tmp_path / "requests.jsonl"), **shadow)
+
+
+def test_a_line_holds_times_figures_and_status_of_a_request_and_of_its_copy(build: Build, tmp_path: Path) -> None:
+    house = mirrored(build, tmp_path)
+    before = time.time_ns()
+    house.ask({"tokens": 3, "session": "s1", "request_id": "1-7"})
+    rows = {row.arm: row for row in logged(house, 2)}
+    assert {arm: row.copy for arm, row in rows.items()} == {"eager": False, "dark": True}
+    for arm, row in rows.items():
+        assert (row.request_id, row.session_id, row.pinned) == ("1-7", "s1", False)
+        assert (row.status, row.error, row.replica) == ("OK", "", f"{arm}-0")
+        assert row.path == "/tailgate.v1.Inference/Generate"
+        assert row.figures == {"queue_ns": 1234567890123}
+        assert row.first_ns is not None
+        assert 0 < row.first_ns <= row.end_ns
+        assert before - 1_000_000 <= row.start_ns <= time.time_ns()
+    house.ask({"prompt": "RESOURCE_EXHAUSTED"}, {"prompt": "late INTERNAL", "tokens": 2})
+    failed = [row for row in logged(house, 6) if row.status != "OK"]
+    assert Counter(row.status for row in failed) == {"INTERNAL": 2, "RESOURCE_EXHAUSTED": 2}
+    assert {row.error for row in failed} == {"the engine failed"}
+
+
+ENDED = {
+    "event": "DownstreamEnd",
+    "connection": 4,
+    "arm": "eager",
+    "copy": "0",
+    "start_s": "1800000000.5",
+    "duration_ms": 7,
+    "status": 0,
+}
+
+
+def line(**fields: Any) -> str:
+    return json.dumps({**ENDED, **fields})
+
+
+def test_figures_are_numbers_that_a_column_holds_and_texts_are_whole() -> None:
+    figures = {"queue_ns": "9" * 30, "batch_id": "1" * 5000, "recv_ns": "1795658587999068231", "end_ns": str(2**63)}
+    row = parse_line(line(figures=figures, session="a\ud800", status=13, message="\udc00b"))
+    assert row is not None
+    assert (row.end_ns, row.figures) == (7_000_000, {"recv_ns": 1795658587999068231})
+    assert (row.session_id, row.error) == ("a?", "?b")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", '{"arm":"a"}', '{"start_s":"x.y"}', "[" * 50_000),
+        line(end_ns=float("inf")),
+        line(duration_ms=10**30),
+        line(start_s="1" + "0" * 30),
+        line(start_s="-5"),
+    ],
+)
+def test_a_torn_line_or_one_with_impossible_times_is_none(text: str) -> None:
+    assert parse_line(text) is None
+
+
+# --- Statistics -------------------------------------------------------------------------------------------------------
+
+
+def counted(house: House, arm: str, ended: int) -> ArmStatistics:
+    """The statistics of the arm once so many requests have ended."""
+    wait_for(
+        lambda: read_statistics(house.envoy.admin)[arm].ended >= ended,
+        otherwise=lambda: read_statistics(house.envoy.admin),
+    )
+    return read_statistics(house.envoy.admin)[arm]
+
+
+def test_an_arm_without_traffic_counts_nothing_not_even_health_checks(build: Build) -> None:
+    house = build({"eager": 2, "idle.arm": 1})
+    wait_for(lambda: house.envoy.stats("health_check.success$")["cluster.eager.health_check.success"] > 6)
+    statistics = read_statistics(house.envoy.admin)
+    assert statistics.keys() == {"eager", "idle.arm"}
+    assert (statistics["eager"].ended, statistics["eager"].active) == (0, 0)
+
+
+def test_every_status_is_counted_in_headers_and_in_trailers_for_arm_and_shadow(build: Build) -> None:
+    house = build({"eager": 1, "dark.er": 1}, weights={"eager": 1, "dark.er": 0}, shadows={"dark.er": 100})
+    prompts = [f"{late}{name}" for name in STATUS_NAMES[1:] for late in ("", "late ")]
+    house.ask(*[{"prompt": prompt, "tokens": 2} for prompt in [*prompts, "fine", "fine", "fine"]])
+    for arm in ("eager", "dark.er"):
+        statistics = counted(house, arm, 35)
+        assert statistics.statuses == {"OK": 3, **dict.fromkeys(STATUS_NAMES[1:], 2)}, arm
+        assert (statistics.ended, statistics.lost, statistics.cancelled) == (35, 0, 0)
+    stats = [{"name": "server.uptime", "value": 100}, {"name": "cluster.eager.grpc.99", "value": 3}]
+    assert parse_statistics({"stats": stats}, read_s=0.0)["eager"].statuses == {"UNKNOWN": 3}
+
+
+def test_streams_of_a_replica_that_dies_are_lost_and_counted(build: Build) -> None:
+    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100}, wired=True)
+    held = house.hold(7)
+    wait_for(lambda: house.replicas["dark"][0].active == 7)
+    assert read_statistics(house.envoy.admin)["dark"].active == 7
+    for replica in house.all:
+        assert replica.wire is not None
+        house.loop.run(replica.wire.cut())
+    assert {answer.tokens for answer in held.result(PATIENCE_S)} == {1}
+    for arm in ("eager", "dark"):
+        # Envoy has seen the status 200 of each, and never one of gRPC.
+        statistics = counted(house, arm, 7)
+        assert (statistics.statuses.get("OK", 0), statistics.lost, statistics.active) == (0, 7, 0)
+
+
+def test_requests_without_a_healthy_replica_are_counted(build: Build) -> None:
+    house = build({"eager": 1, "compiled": 1})
+    house.loop.run(house.replicas["eager"][0].stop())
+    wait_for(lambda: house.envoy.healthy()["eager"] == (0, 1))
+    house.ask(*[{"arm": "eager"}] * 5)
+    eager = counted(house, "eager", 5)
+    assert (eager.statuses, eager.without_replica, eager.lost) == ({"UNAVAILABLE": 5}, 5, 0)
+    assert read_statistics(house.envoy.admin)["compiled"].ended == 0
+
+
+def test_a_client_that_cancels_is_no_failure_of_the_arm(build: Build) -> None:
+    house = build({"eager": 1})
+
+    async def cancel() -> None:
+        async with dial(house.envoy.target) as channel:
+            calls = [asyncio.create_task(ask(channel, prompt="hold", tokens=3)) for _ in range(4)]
+            while house.all[0].active < 4:
+                await asyncio.sleep(0.005)
+            for call in calls:
+                call.cancel()
+
+    house.loop.run(cancel())
+    wait_for(lambda: read_statistics(house.envoy.admin)["eager"].cancelled == 4)
+    eager = read_statistics(house.envoy.admin)["eager"]
+    assert (eager.ended, eager.active) == (4, 0)
+
+
+@pytest.mark.process
+def test_another_start_shows_in_the_statistics(build: Build) -> None:
+    house = build({"eager": 1})
+    earlier = read_statistics(house.envoy.admin)["eager"]
+    assert abs(read_statistics(house.envoy.admin)["eager"].envoy_start_s - earlier.envoy_start_s) < SAME_START_S
+    house.envoy.stop()
+    wait_for(lambda: time.monotonic() - earlier.envoy_start_s > SAME_START_S + 2)
+    house.envoy = Envoy.start(house.config, log_path=house.work_dir / "again.log", work_dir=house.work_dir)
+    house.envoy.wait_ready(PATIENCE_S)
+    assert read_statistics(house.envoy.admin)["eager"].envoy_start_s - earlier.envoy_start_s > SAME_START_S
