@@ -31,7 +31,7 @@ from benchmarks.wire import Wire
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.engine.messages import StepOutput, StepRecord
 from servers.engine.model import load_model
-from tests.servers.compiler.reset import reset_compiler
+from tests.servers.compiler.test_recorder import reset_compiler
 
 SMALL = ["--workload", "small", "--set", "engine.threads=1", "--set", "model.device=cpu", "--repeats", "1"]
 ENGINE = EngineConfig(slots=3, max_prompt_tokens=24, max_new_tokens=10, threads=1)

@@ -22,9 +22,10 @@ from tests.servers.engine.test_encoder import (
     served,
     warm,
 )
-from tests.servers.engine.test_quantisation import FLOAT8, INT8
 from tests.servers.engine.test_runner import (
     ENGINE,
+    FLOAT8,
+    INT8,
     assert_greedy_like_generate,
     jobs_for,
     own_request,

@@ -190,7 +190,7 @@ ENDING: dict[str, tuple[str, ...]] = {
 }
 
 
-# Others have a test below, or in tests/servers/test_precompile.py; a worker has no result.
+# Others have a test below, or in tests/servers/test_artifact.py; a worker has no result.
 SEPARATE = {"run", "ramp", "provider", "frontier", "serve", "split", "parity", "precompile", "worker"}
 
 

@@ -26,7 +26,7 @@ from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.plans import GATES, pilot, row
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 from tests.loadtests.trials.test_frontier import experiment, made_up
-from tests.servers.compiler.reset import reset_compiler
+from tests.servers.compiler.test_recorder import reset_compiler
 
 __all__ = ["pilot"]
 
