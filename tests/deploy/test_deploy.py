@@ -100,9 +100,6 @@ def test_commands_of_the_page_let_the_user_of_the_image_write_runs(tmp_path: Pat
     assert (tmp_path / "volumes.txt").read_text().split() == ["drwxrwxrwx"] * (len(started) - 1)
 
 
-# --- In a clean root --------------------------------------------------------------------------------------------------
-
-
 def pip_here() -> list[str]:
     """Return flags with which pip in the root uses the indexes of this machine."""
     done = subprocess.run(
@@ -312,9 +309,6 @@ def test_the_configuration_scrapes_the_default_address() -> None:
     (found,) = job["http_sd_configs"]
     assert found["url"] == "http://127.0.0.1:9465/targets"
     assert ENVOY_METRICS.startswith("/stats/prometheus")
-
-
-# --- With a real Prometheus -------------------------------------------------------------------------------------------
 
 
 class Prometheus:

@@ -192,9 +192,6 @@ def test_the_clock_of_a_host_behind_an_asymmetric_network_is_followed(tmp_path: 
     assert found["complete"] is True
 
 
-# --- Processes and networks -------------------------------------------------------------------------------------------
-
-
 def kill_tree(process: subprocess.Popen[str]) -> None:
     for pid in (*family(process.pid)[1:], process.pid):
         with contextlib.suppress(ProcessLookupError):

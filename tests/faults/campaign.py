@@ -252,9 +252,6 @@ def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-# --- Many runs --------------------------------------------------------------------------------------------------------
-
-
 def row(story: Story) -> dict[str, Any]:
     """Return one line of the campaign's file."""
     run = story.run

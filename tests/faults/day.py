@@ -106,9 +106,6 @@ def experiment(options: argparse.Namespace) -> str:
     return EXPERIMENT.format(duration_s=duration_s, arrivals=arrivals, workers=options.workers, block_s=block_s)
 
 
-# --- Samples of processes ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One process at one instant (seconds since the epoch); memory in bytes, `own` is that of no file (RssAnon)."""
@@ -181,9 +178,6 @@ def table(kept: Mapping[str, Sequence[Sample]], *, start_s: float, end_s: float)
     figures = ("rss", "own", "files", "threads")
     rows = ({key: growth(samples, key, start_s=start_s, end_s=end_s) for key in figures} for samples in kept.values())
     return [{"process": name, **row} for name, row in zip(kept, rows, strict=True) if None not in row.values()]
-
-
-# --- A compressed day -------------------------------------------------------------------------------------------------
 
 
 class Watch:

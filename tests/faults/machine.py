@@ -17,7 +17,6 @@ from pathlib import Path
 
 from tests.faults.fault import ARMS, CANDIDATE, CONTROL, Fault, Live, Moment, Setup, Situation, some_instant
 
-# --- Clocks -----------------------------------------------------------------------------------------------------------
 
 # Preloaded: the wall clock is off by the nanoseconds in the file CLOCKS_FILE, which may change, and all clocks run at
 # CLOCKS_RATE since the process began. Waits until an instant are not stretched.
@@ -140,9 +139,6 @@ class Skew(Fault):
 
     def inject(self, live: Live) -> str:
         return "the remote worker" if live.pids("remote worker") else ""
-
-
-# --- Processors and memory --------------------------------------------------------------------------------------------
 
 
 class Processors(Fault):
@@ -296,8 +292,6 @@ class HeldMemory(Memory):
             group.lift()
 
 
-# --- Devices ----------------------------------------------------------------------------------------------------------
-
 # Waits for a line, allocates what is free in powers of two, and holds it until it is killed.
 _NEIGHBOUR = """\
 import sys, torch
@@ -356,9 +350,6 @@ def why_no_device() -> str:
     code = "import torch; raise SystemExit(not torch.cuda.is_available())"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
     return "no CUDA device" if done.returncode else ""
-
-
-# --- Draws ------------------------------------------------------------------------------------------------------------
 
 
 def draw(rng: random.Random, situation: Situation) -> Moment | None:

@@ -105,8 +105,6 @@ def draw(rng: random.Random, situation: Situation) -> Moment | None:
     return Moment(phase=phase, after_s=after_s, fault=fault, lasts_s=lasts_s)
 
 
-# --- In the process of the run ----------------------------------------------------------------------------------------
-
 _relays: dict[str, str] = {}
 
 

@@ -129,8 +129,6 @@ def _features(item: Plan) -> set[str]:
     return {item.kind, item.truth, item.family, moment.phase, f"a {moment.fault.name}"}
 
 
-# --- What a run is started with ---------------------------------------------------------------------------------------
-
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {
     "TAILGATE_PAGE_TOKEN": "planted-page-token-8c41f7",

@@ -90,8 +90,6 @@ def by_role(mark: str, orchestrator: int) -> dict[str, list[int]]:
     return found
 
 
-# --- Signals ----------------------------------------------------------------------------------------------------------
-
 _ALWAYS = ("orchestrator", *ARMS, "envoy", "load", "page")
 _MORE: dict[Kind, tuple[str, ...]] = {
     "run": ("watcher",),
@@ -167,8 +165,6 @@ def draw_signal(rng: random.Random, situation: Situation) -> Moment | None:
         lasts_s = round(most_s ** rng.random(), 1) if most_s > 2.0 else round(rng.uniform(0.3, most_s), 1)
     return Moment(phase=phase, after_s=after_s, fault=Signal(number, role), lasts_s=lasts_s)
 
-
-# --- Lies -------------------------------------------------------------------------------------------------------------
 
 # Without "compiles hidden", which only latencies show (docs/reliability.md).
 _COMPILES = tuple(lie for lie in LIES if lie.startswith("compiles") and lie != "compiles hidden")

@@ -91,8 +91,6 @@ class Story:
         return any(item.hit and item.moment.fault.name in ends for item in self.injected)
 
 
-# --- What its files show ----------------------------------------------------------------------------------------------
-
 _TRACEBACK = b"Traceback (most recent call last)"
 _IGNORED = re.compile(rb"Exception ignored in [^\n]*\n" + re.escape(_TRACEBACK))
 
@@ -138,8 +136,6 @@ def _summary(path: Path) -> Mapping[str, Any] | str:
     except (OSError, ValueError) as error:
         return f"{path.name}: {error}"
 
-
-# --- Promises ---------------------------------------------------------------------------------------------------------
 
 VERDICTS = {0: "PASS", 3: "INCONCLUSIVE", 99: "FAIL"}
 BROKE = (1, 2)

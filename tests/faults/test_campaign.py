@@ -46,8 +46,6 @@ def test_every_promise_holds_without_device_memory(tmp_path: Path) -> None:
     assert not breaches(carry_out(planned, tmp_path)), planned
 
 
-# --- Promises can be broken -------------------------------------------------------------------------------------------
-
 S = 1_000_000_000
 PLAN = Plan(seed=1, kind="run", truth="good", family="safety", quick=True, duration_s=5.0)
 
@@ -275,9 +273,6 @@ def test_marked_processes_are_found_with_their_children_and_no_others() -> None:
         assert not marked(f"{mark}0")
     finally:
         started.communicate(b"\n")
-
-
-# --- A day ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_leak_of_three_percent_is_seen_under_noise_and_spikes() -> None:

@@ -51,7 +51,6 @@ from tests.fakes import http2
 from tests.fakes.http2 import chunk, frame, grpc_message
 from tests.fuzz.oracle import Reader, pieces
 
-# --- Header blocks ----------------------------------------------------------------------------------------------------
 
 _LARGEST_BLOCK = 256 * 1024
 _TRAILERS = [("grpc-status", "0"), ("grpc-message", "all%20well"), ("tailgate-arm", "eager")] + [
@@ -81,9 +80,6 @@ def _headers(folder: Path, content: bytes, draws: random.Random) -> None:
         fields = decoder.decode(block)
         assert decoder.table_size <= 4096
         assert sum(len(name) + len(value) for name, value in fields.items()) <= 8 * _LARGEST_BLOCK
-
-
-# --- Connections ------------------------------------------------------------------------------------------------------
 
 
 def _records(call: Call, make: Callable[..., Any] = record_of) -> None:
@@ -178,9 +174,6 @@ def _trailers(folder: Path, content: bytes, draws: random.Random) -> None:
     _records(call)
 
 
-# --- Answers ----------------------------------------------------------------------------------------------------------
-
-
 def _oip(stream: str, folder: Path, content: bytes, draws: random.Random) -> None:
     options = OipOptions(stream=cast(Any, stream))
     call = OipCall(options=options, headers=b"", body=b"", timeout_s=None, on_done=None, tag=None)
@@ -247,9 +240,6 @@ def _events(folder: Path) -> list[bytes]:
     ]
 
 
-# --- Telemetry --------------------------------------------------------------------------------------------------------
-
-
 def _telemetry_seeds(folder: Path) -> list[bytes]:
     compiled = telemetry_pb2.CompileEvent(
         event_id="1", kind="recompile", start_ns=5, end_ns=9, shape="4x16", phase="serving", request_ids=["1-0"]
@@ -297,8 +287,6 @@ def _snapshot(folder: Path, content: bytes, draws: random.Random) -> None:
         json.dumps(start_up([snapshot]))
         check_alike({"compiled-0": snapshot}, control)
 
-
-# --- The splitter -----------------------------------------------------------------------------------------------------
 
 _SINCE_NS = 1_800_000_000_000_000_000
 

@@ -202,8 +202,6 @@ def test_the_architecture_of_a_model_in_a_folder_is_its_configuration_under_any_
     assert "hidden_size" in refused(check, same, config("wide", hidden_size=128))
 
 
-# --- `tailgate precompile` --------------------------------------------------------------------------------------------
-
 ARM = ("--arm", "compiled-padded", "--slots", "1", "--max-prompt-tokens", "16", "--max-new-tokens", "4")
 
 
@@ -244,9 +242,6 @@ def test_code_that_was_compiled_although_it_was_shipped_is_counted(tmp_path: Pat
     for name in ("other.so", "kernel.cubin"):
         (tmp_path / "ab" / name).touch()
     assert loaded.compiled_anew() == 2
-
-
-# --- Temporary folders ------------------------------------------------------------------------------------------------
 
 
 def test_a_temporary_folder_is_this_users_alone_and_goes_when_it_is_removed(

@@ -28,9 +28,6 @@ def refusal(make: Any, *arguments: Any, **options: Any) -> str:
     return str(caught.value)
 
 
-# --- Presets and tables -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_survives_the_way_through_plain_tables_and_serves_an_encoder(preset: str) -> None:
     arm = ArmConfig.from_preset(preset)
@@ -155,8 +152,6 @@ def test_contradicting_compile_settings_are_refused(table: dict[str, object], wo
     assert [word for word in words if word not in message] == [], message
 
 
-# --- Policies that must fit the shapes --------------------------------------------------------------------------------
-
 EVEN = ShapeConfig(kind="exact", min_size=2)
 PADDED = ShapeConfig(kind="pad")
 BUCKETS = ShapeConfig(kind="buckets")
@@ -273,9 +268,6 @@ def test_the_ladder_says_which_prompts_have_the_same_shapes(
     assert ArmConfig.from_preset("eager").length_ladder == ()
 
 
-# --- Fields -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     count: Annotated[int, Range(1, 8)] = 4
@@ -320,9 +312,6 @@ def test_a_whole_number_beyond_any_other_is_refused() -> None:
 )
 def test_a_length_of_time_is_read_or_none(text: str, seconds: float | None) -> None:
     assert span_s(text) == seconds
-
-
-# --- Errors -----------------------------------------------------------------------------------------------------------
 
 
 @given(st.text(max_size=50) | st.text(alphabet=st.characters(codec=None), max_size=50))

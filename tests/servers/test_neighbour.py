@@ -39,9 +39,6 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-# --- The neighbour ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("host")
 def test_a_share_of_the_memory_is_held_to_the_byte_and_given_back() -> None:
     def resident_bytes() -> int:
@@ -87,8 +84,6 @@ def test_a_device_that_is_not_there_is_an_error(
     errors = [str(message["error"]) for message in lines(capsys)]
     assert ["torch sees no GPU" in error for error in errors] == [True, True]
 
-
-# --- The reference ----------------------------------------------------------------------------------------------------
 
 SMALL = Sizes(matrix=64, dtype=torch.float32, read_bytes=1 << 20)
 FIGURES = ("matmul_tflops", "read_gb_per_s", "launch_us", "launched_ms", "python_ms")

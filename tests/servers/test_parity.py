@@ -123,15 +123,9 @@ def verdicts(outcome: Parity) -> dict[str, str]:
     return {finding.name: finding.verdict for finding in outcome.arms[0].findings}
 
 
-# --- Arms that are right ----------------------------------------------------------------------------------------------
-
-
 def test_prompts_in_chunks_and_in_batches_have_parity_with_whole_ones() -> None:
     outcome = parity_of(arm_for("eager-padded", "float32", prefill_chunk=16, prefill_batch=2))
     assert outcome.verdict == "PASS", outcome.arms[0].reasons
-
-
-# --- Planted faults ---------------------------------------------------------------------------------------------------
 
 
 def perturb_a_weight(runner: ModelRunner) -> None:
@@ -246,9 +240,6 @@ def test_a_fault_at_one_border_alone_fails(is_wrong: Callable[[Any], bool], rows
         assert "prompt of 40 tokens" in " ".join(outcome.arms[0].reasons)
 
 
-# --- Quantised weights ------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def yardstick() -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
     """The control's answers to as many prompts as set an interval, and the reference."""
@@ -293,9 +284,6 @@ def test_quantised_arms_show_that_they_began_with_the_controls_weights() -> None
     held = parity.arm_facts(loaded(quantised("eager")), "digest")["held"]
     assert held["quantisation"] == "int8-weight-only"
     assert 0 < held["quantised_bytes"] < held["bytes"]
-
-
-# --- Plans --------------------------------------------------------------------------------------------------------
 
 
 def plan_for(*arms: ArmConfig, **how: int) -> parity.Plan:
@@ -428,9 +416,6 @@ def test_a_plan_without_a_count_reaches_every_border_and_fills_the_slots() -> No
     assert len(plan_for(arm_for("eager", "float32"), tokens=2, least=64).prompts) == 64
 
 
-# --- The reference and the facts --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_the_checksum_sees_a_change_of_any_element_and_of_their_order(dtype: torch.dtype) -> None:
     def of(values: list[float]) -> str:
@@ -467,8 +452,6 @@ def test_nothing_in_the_reference_is_rounded_to_float32() -> None:
         assert half.to(torch.bfloat16).dtype == torch.bfloat16
     assert np.ptp(out) > 1.0
 
-
-# --- Encoders ---------------------------------------------------------------------------------------------------------
 
 ENCODER = ModelConfig(id="random:bert-tiny", task="embed", dtype="float32", device="cpu")
 TEXTS = EngineConfig(slots=4, max_prompt_tokens=24, max_wait_ms=50.0, threads=1)

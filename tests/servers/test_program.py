@@ -30,8 +30,6 @@ from tests.fakes.certificates import Certificates, make_certificates
 ARM = ArmConfig.from_preset("compiled-naive")
 SECRET = "s3cret-T0ken"
 
-# --- What is taken over from earlier processes ------------------------------------------------------------------------
-
 
 @pytest.fixture
 def torch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -108,9 +106,6 @@ def test_only_an_arm_that_asks_compiles_in_the_background() -> None:
     assert ArmConfig.from_dict(asked.to_dict()) == asked
 
 
-# --- The card ---------------------------------------------------------------------------------------------------------
-
-
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 
@@ -149,9 +144,6 @@ def test_a_process_of_an_arm_sees_that_arms_card_alone() -> None:
 def test_the_memory_of_a_host_is_read_in_bytes(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  16 kB\nMemFree: 1 kB\nMemAvailable:  4 kB\nHugePages_Total:  0\n")
     assert host_memory(tmp_path) == (16384, 4096)
-
-
-# --- Certificates and tokens ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -215,9 +207,6 @@ def test_any_other_header_is_refused(header: str | None) -> None:
     assert not is_bearer(header, SECRET)
 
 
-# --- Addresses, numbers and stubs -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("address", [("localhost", 1), ("10.0.0.5", 65535), ("::1", 50051), ("arm.example", 443)])
 def test_a_written_address_is_read_back(address: tuple[str, int]) -> None:
     assert host_port(joined(*address)) == address
@@ -271,9 +260,6 @@ def test_committed_stubs_are_those_of_the_pinned_generator(tmp_path: Path) -> No
         floor = re.search(pattern, (PACKAGE / stub).read_text())
         assert floor is not None
         assert f'"{requirement}>={floor[1]}"' in project
-
-
-# --- Standard output --------------------------------------------------------------------------------------------------
 
 
 class Terminal(io.StringIO):

@@ -129,9 +129,6 @@ def test_requests_that_stop_while_others_continue_are_a_partial_stall(third_held
     assert [gap.requests.size for gap in gaps] == [2] * found
 
 
-# --- Whether a stall was a compile ------------------------------------------------------------------------------------
-
-
 def requests(lengths: list[int | None], waits_s: list[float] | None = None, **columns: list[object]) -> Requests:
     """One request a second with these prompt lengths and times to the first token."""
     rows = []
@@ -188,9 +185,6 @@ def test_stalls_with_unlikely_first_seen_shapes_are_compiles(
     found = outside_of(made, {"a": shapes_of(made, "a")}, rng=np.random.default_rng(0))["a"]
     assert [one.cause for one in found.stalls] == causes
     assert found.recompiles == (COMPILE in causes)
-
-
-# --- Beside telemetry -------------------------------------------------------------------------------------------------
 
 
 def event(start_s: float, seconds: float, *, serving: bool = True, kind: str = "recompile") -> CompileEvent:

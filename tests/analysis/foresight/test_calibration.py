@@ -89,9 +89,6 @@ def test_a_session_is_never_split(tmp_path: Path, sessions: int | None, units: i
     assert 0 < chosen.sum() < len(chosen)
 
 
-# --- The verdict in words ---------------------------------------------------------------------------------------------
-
-
 def share(count: int, of: int = 100) -> Share:
     return Share.of_splits([True] * count + [False] * (of - count))
 

@@ -52,9 +52,6 @@ def test_an_arm_that_is_no_faster_never_pays(own: float, rollout: Rollout) -> No
     assert "It never pays" in found.reason
 
 
-# --- From records -----------------------------------------------------------------------------------------------------
-
-
 def started(seconds: float) -> dict[str, Any]:
     items = {"process": 1.0, "import": 2.0, "load": 1.0, "prefill batch 1 × length 32, context 32": seconds}
     return {

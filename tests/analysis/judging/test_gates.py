@@ -148,9 +148,6 @@ def test_unknown_goodput_is_no_pass():
     assert "was sent nothing" in gate.reason
 
 
-# --- Steps that ran eagerly and requests that were refused ------------------------------------------------------------
-
-
 def judged(path: Path, *arms: FakeArm, **gates: Any) -> Judgement:
     run = FakeRun(duration_s=120, rate=2, arms=(EAGER, *arms), gates={"draws": 99, **gates})
     return judge(Run.of(read_run(write_run(path / "run", run))))
@@ -249,8 +246,6 @@ def test_an_arm_of_which_no_step_is_left_is_not_known_to_run_compiled_code(tmp_p
     assert verdicts["recompiles"] == "INCONCLUSIVE"
     assert "PASS" not in {gate.verdict for gate in judgement.gates if gate.kind in ("noninferiority", "recompile")}
 
-
-# --- Memory -----------------------------------------------------------------------------------------------------------
 
 MIB = 1 << 20
 MEMORY = {"max_memory_ratio": 1.5, "max_memory_growth_pct_per_hour": 5.0, "draws": 99, "metrics": ["e2e"]}

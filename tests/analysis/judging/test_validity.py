@@ -258,8 +258,6 @@ class TestSpoiledRuns:
         assert (judgement.overall, failed_checks(judgement)) == ("INCONCLUSIVE", set())
 
 
-# --- Records that flatter an arm: one change to the rows of the treatment of a run that passes ---
-
 WIDE = {"draws": 99, "margin": 0.2, "max_error_pct": 2.0}
 HONEST = FakeRun(slo=SLO, gates=WIDE, own_drift=0.0)
 FORCED = replace(HONEST, ignore_eos=True)

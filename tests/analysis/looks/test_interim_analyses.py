@@ -277,8 +277,6 @@ def test_five_failures_and_more_than_a_fifth_are_an_alarm(failed: int, finished:
     assert [alarm.at_ns for alarm in found] == [3] * alarms
 
 
-# --- What a ramp does next --------------------------------------------------------------------------------------------
-
 LIMITS = RampLimits()
 READY = Standing(step=1, step_s=400.0, safe=True, requests=100)
 
@@ -334,8 +332,6 @@ def test_impossible_limits_are_refused(table: dict[str, object], words: tuple[st
         RampLimits.from_table(table)
     assert [word for word in words if word not in str(caught.value)] == []
 
-
-# --- The account of a ramp --------------------------------------------------------------------------------------------
 
 HALF = FakeRun(design="split", duration_s=600, rate=4, gates=GATES)
 

@@ -181,9 +181,6 @@ def test_of_searches_an_arm_is_dropped_that_each_dropped():
     assert "spent_s" not in both
 
 
-# --- What is refused --------------------------------------------------------------------------------------------------
-
-
 TORCH = replace(SHORT, environment={"versions": {"torch": "2.12.0"}})
 TUNED = FakeArm(name="compiled", config={"compile": {"enabled": True, "mode": "max-autotune"}})
 
@@ -264,9 +261,6 @@ def test_bare_tables_and_runs_without_trials_are_refused(tmp_path):
     assert refusal(one, bare) == "bare holds no trial with a trial.json: give another run"
     (bare / "requests.arrow").unlink()
     assert "bare holds no requests*.arrow" in refusal(one, bare)
-
-
-# --- runs.json --------------------------------------------------------------------------------------------------------
 
 
 def test_a_list_that_cannot_be_followed_is_refused_in_a_line(tmp_path):

@@ -67,9 +67,6 @@ def test_the_run_that_is_spoilt_below_passes_as_it_is(long, tmp_path):
     assert analyze(long.changed(tmp_path / "run", lambda rows: rows))["overall"] == "PASS"
 
 
-# --- Runs that are spoilt ---------------------------------------------------------------------------------------------
-
-
 def every(change, share=1):
     """Each `share`-th row changed by `change`, which takes a row and gives the columns that differ."""
     return lambda rows: [row | (change(row) if place % share == 0 else {}) for place, row in enumerate(rows)]
@@ -159,8 +156,6 @@ def test_a_truncated_file_of_others_is_an_error_or_decides_nothing(form, long, t
         assert any("cut off at its end" in check["reason"] for check in summary["validity"] if not check["ok"])
 
 
-# --- Anything at all --------------------------------------------------------------------------------------------------
-
 NASTY = st.sampled_from([None, 0, 1, -1, 2**31, 2**62, 2**63 - 1, -(2**63), 1_700_100_000_000_000_000])
 COLUMNS = st.sampled_from(["scheduled_ns", "sent_ns", "first_token_ns", "end_ns", "compile_stall_ns", "batch_id"])
 COUNTS = st.sampled_from(["trial", "prompt_tokens", "max_tokens", "output_tokens", "batch_size"])
@@ -228,9 +223,6 @@ def test_no_values_in_trial_json_make_a_pass_or_a_traceback(changes, short, tmp_
     assert "\n" not in summary.get("error", "")
 
 
-# --- The command ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["no requests", "clock goes back"])
 def test_the_command_ends_with_a_reason_and_not_with_a_traceback(name, short, tmp_path, capsys):
     directory = short.changed(tmp_path / "run", DEGENERATE[name])
@@ -259,9 +251,6 @@ def test_what_cannot_be_judged_is_one_line_and_exit_code_2(spoil, message, short
     assert main(["analyze", str(directory)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
-
-
-# --- Requests that failed ---------------------------------------------------------------------------------------------
 
 
 def gate(summary, name):

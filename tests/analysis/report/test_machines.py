@@ -141,8 +141,6 @@ def test_a_broken_part_of_the_test_bed_breaks_no_report(made: Make, part: str) -
             assert "nan" not in report(broken).lower().split("<style>")[0]
 
 
-# --- Runs that were judged as one -------------------------------------------------------------------------------------
-
 RATIO = {"arm": "compiled-bucketed", "metric": "e2e", "quantile": 0.99}
 OTHER = "the machine of two"
 
@@ -218,8 +216,6 @@ def test_the_device_is_that_of_the_arms(joined: Summary) -> None:
     joined["bed"]["devices"] = devices[-1:]
     assert device(joined) == f"{card}, 580.159.04"
 
-
-# --- Memory, energy and cost ------------------------------------------------------------------------------------------
 
 CARDS = {"eager": "cuda:0", "compiled": "cuda:1"}
 

@@ -122,9 +122,6 @@ def test_the_data_of_charts_have_the_limits_of_gates_and_null_for_no_number(demo
     assert data["comparisons"][0]["high"] is data["series"][0]["e2e_p99_ms"][0] is None
 
 
-# --- What a page must not do ------------------------------------------------------------------------------------------
-
-
 def test_the_page_asks_the_network_for_nothing(demo: Summary, read_page: Reader) -> None:
     source = html_report(demo)
     page = read_page(source)
@@ -179,9 +176,6 @@ def test_an_empty_summary_still_makes_a_sensible_page(summary: Summary, nulls: S
     for part in ("No verdict", "No arm", "No gate was judged", "Nothing compiled", "No spike"):
         assert part in text
     assert not re.search(NO_NUMBERS, text + read_page(html_report(nulls)).text)
-
-
-# --- Comparisons ------------------------------------------------------------------------------------------------------
 
 
 def test_a_grid_for_each_arm_and_phase_has_a_cell_for_each_quantile(demo: Summary) -> None:
@@ -245,9 +239,6 @@ def test_ratios_of_loads_stand_beside_the_knee_and_means_over_trials_are_marked(
     assert "by\u00a0trial" in html_report(demo)
 
 
-# --- The heat map of shapes -------------------------------------------------------------------------------------------
-
-
 def cell(batch: int, length: int, requests: int, **more: Any) -> Summary:
     return {"batch": batch, "length": length, "requests": requests, "shapes": 1, "new": None, "compiles": 0} | more
 
@@ -277,9 +268,6 @@ def test_shapes_are_mapped_on_common_axes_with_marks_for_new_ones_and_compiles(
         assert heat_maps({**demo, "shapes": unknown}) == []
 
 
-# --- Where time goes --------------------------------------------------------------------------------------------------
-
-
 def parts(quantile: float, **ms: float) -> Summary:
     whole = {f"{part}_ms": ms.get(part, 0.0) for part in PARTS}
     return {"quantile": quantile, "requests": 9, "e2e_ms": sum(whole.values()), **whole}
@@ -307,9 +295,6 @@ def test_bars_of_a_quantile_share_a_scale_and_the_control_is_first(demo: Summary
     assert (row["E2E"], row["Queue"], row["Compile stall"]) == ("1.5 s", "5 ms", "1.5 s")
     for unknown in ({}, parts(0.5) | {"queue_ms": None}, {"quantile": 0.5}):
         assert bars(timed(eager=[unknown])) == {}
-
-
-# --- Load of external servers -----------------------------------------------------------------------------------------
 
 
 def test_the_load_of_a_server_is_in_both_reports_and_beside_a_spike(demo: Summary) -> None:

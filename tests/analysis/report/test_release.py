@@ -84,9 +84,6 @@ def test_doubt_that_opens_several_gates_is_said_once_and_a_machine_that_differs_
     assert "p99 E2E" in line
 
 
-# --- Trends -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_trend_has_every_run_in_order_with_the_candidate_last() -> None:
     (chart,) = [chart for chart in trend_charts(compared()) if chart.name.startswith("decode time")]
     assert [mark.x for mark in chart.marks] == sorted({mark.x for mark in chart.marks})

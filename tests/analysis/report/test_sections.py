@@ -146,9 +146,6 @@ def test_the_terminal_says_what_would_decide_a_search_and_which_runs_it_joins(se
         assert "judged together: 2 runs" in shown
 
 
-# --- Start-up and accuracy --------------------------------------------------------------------------------------------
-
-
 def startup(summary: Summary) -> dict[str, tuple[str, ...]]:
     return {f"{row.group}: {row.name}": row.values for row in reading.startup_costs(summary)}
 
@@ -229,9 +226,6 @@ def test_the_loss_of_quantised_weights_stands_with_its_interval_beside_the_other
     assert memory[memory.index("weights") + 1] == "of which quantised"
 
 
-# --- Causes of slow requests ------------------------------------------------------------------------------------------
-
-
 def test_causes_and_their_limits_are_shown_for_arms_with_telemetry(tmp_path: Path) -> None:
     arms = (EAGER, FakeArm(name="compiled", compiles=[Compile(at_s=100, seconds=5)]))
     own = analyze(write_run(tmp_path / "run", FakeRun(arms=arms, duration_s=200.0, gates={"draws": 99})))
@@ -271,9 +265,6 @@ def test_a_stall_that_no_compile_event_explains_is_listed(tmp_path: Path) -> Non
     assert (line["Arm"], line["At"], line["Cause"]) == ("compiled", "100 s", "unexplained")
     for report in (html_report, markdown_report):
         assert "unexplained" in report(summary)
-
-
-# --- When compiling pays ----------------------------------------------------------------------------------------------
 
 
 def test_when_compiling_pays_reads_as_seen_with_its_limits() -> None:

@@ -31,9 +31,6 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-# --- Golden files: after a wanted change run `python -m tests.golden.recorded`, and read the diff ---------------------
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_the_recorded_runs_still_have_the_golden_summaries(name: str, tmp_path: Path) -> None:
     expected = (GOLDEN / name / "summary.json").read_text(encoding="utf-8")
@@ -49,8 +46,6 @@ def test_reports_match_the_golden_files_and_are_the_same_each_time(name: str, tm
     first = [path.read_bytes() for path in written]
     assert [path.read_bytes() for path in write_reports(golden(name), tmp_path)] == first
 
-
-# --- JUnit ------------------------------------------------------------------------------------------------------------
 
 # The schema of Jenkins' xUnit plug-in (junit-10.xsd) as far as this report uses it: attributes that must and that may
 # be there, and children.
@@ -114,8 +109,6 @@ def test_a_gate_without_a_verdict_never_counts_as_passed_and_characters_that_xml
     assert "[31m?" in junit_xml(demo)
 
 
-# --- Gates as lists, in which what several share is said once ---------------------------------------------------------
-
 CAVEAT = "That would be a PASS, but for the check that failed: bed drift."
 
 
@@ -162,9 +155,6 @@ def test_what_several_gates_share_stands_once_above_them(
     shown, shared = words(report(sharing)), sharing["gates"][0]["reason"]
     assert shown.count(shared) == 1
     assert shown.index(before) < shown.index(shared) < shown.index(after)
-
-
-# --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
 def columns(line: str) -> int:
@@ -219,9 +209,6 @@ def test_an_empty_summary_has_no_verdict_and_nulls_are_dashes(nulls: Summary, re
         assert not re.search(r"\b(None|nan|inf|null)\b", report(summary))
 
 
-# --- Terminal ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", SUMMARIES)
 @pytest.mark.parametrize("width", [60, 100])
 def test_no_line_is_wider_than_asked(name: str, width: int, request: pytest.FixtureRequest) -> None:
@@ -261,9 +248,6 @@ def test_markup_and_escape_codes_in_a_name_are_not_obeyed_and_no_reason_is_repea
     shown = verdict_table(demo)
     assert "\x1b" not in shown
     assert "[red]eager" in re.sub(r"\s", "", shown)
-
-
-# --- Values -----------------------------------------------------------------------------------------------------------
 
 
 SHOWN = [

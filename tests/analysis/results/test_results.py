@@ -159,9 +159,6 @@ def test_the_count_of_a_sampled_report_is_that_of_all_requests() -> None:
     assert aiperf.result_of(results.aiperf([ONE]), results.aiperf_summary(480)).sent == 480
 
 
-# --- Files and values that are refused --------------------------------------------------------------------------------
-
-
 def of_vllm_with(**changes: object) -> object:
     document = results.vllm([ONE, FAILED]) | changes
     return vllm.result_of({key: value for key, value in document.items() if value is not ...})
@@ -286,9 +283,6 @@ def test_a_value_of_any_kind_is_read_or_refused(tmp_path_factory: Any, key: str,
     path = write(tmp_path_factory.mktemp("odd") / "a.json", {**WHOLE, key: other})
     with suppress(RecordError):
         assert read_result(path).requests.num_rows > 0
-
-
-# --- Several files as one run -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -69,9 +69,6 @@ def test_texts_part_at_about_the_token_that_their_letters_say(other, at):
     assert compared(answer("a", "b"), text("ab")).kind == "equal", "one server has no log-probabilities"
 
 
-# --- Counts over prompts ----------------------------------------------------------------------------------------------
-
-
 def twice(letters, its=-5.0):
     """What a server answers the first and the second time, a letter each behind a token that all share."""
     first, second = (answer("p", letter, **{"b" if letter == "a" else "a": its}) for letter in letters)

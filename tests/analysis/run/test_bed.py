@@ -101,9 +101,6 @@ def test_a_card_is_known_by_its_own_number_over_trials(tmp_path):
     assert {name: device.arms for name, device in second.items()} == {"cuda:0": ("compiled",), "cuda:1": ("eager",)}
 
 
-# --- References and variation -----------------------------------------------------------------------------------------
-
-
 def reference(device="cuda:0", when="before", **figures):
     return {"host": "run", "device": device, "when": when, **figures}
 
@@ -178,9 +175,6 @@ def test_every_figure_of_arms_and_machines_has_its_variation(tmp_path):
     assert not found["cuda:0", "matmul_tflops"].flagged
     assert found["cuda:1", "matmul_tflops"].flagged
     assert found["cuda:1", "sm_mhz"].mean == 1980
-
-
-# --- Pressure ---------------------------------------------------------------------------------------------------------
 
 
 def pressed(pressure, *rows, complete=True):

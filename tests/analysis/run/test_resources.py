@@ -111,9 +111,6 @@ def test_allocations_in_need_are_events_of_their_moment_and_those_of_the_warm_up
     assert {(event.arm, event.replica) for event in events} == {("eager", "eager-0")}
 
 
-# --- Energy -----------------------------------------------------------------------------------------------------------
-
-
 def energy(path, columns, *, devices=CARDS, **more):
     run = run_in(path, duration_s=120, rate=2, trials=2, devices=devices)
     return energy_of(Run.of(read_run(sample(run, "device", "cuda:0", columns, **more))), "eager")
@@ -154,8 +151,6 @@ def test_energy_that_cannot_be_attributed_to_an_arm_has_an_obstacle(tmp_path, de
     assert found.trials == ()
     assert words in found.obstacles[0]
 
-
-# --- The floor of decode steps ----------------------------------------------------------------------------------------
 
 WEIGHTS = 15_000_000_000
 
@@ -200,8 +195,6 @@ def test_there_is_no_floor_for(tmp_path, devices, weights):
     found = floor_of(tmp_path, devices=devices, step_weights=weights)
     assert (found.floor_ms, found.share) == (None, None)
 
-
-# --- Load of a server in a stretch of a trial -------------------------------------------------------------------------
 
 NAN = np.nan
 

@@ -114,9 +114,6 @@ def test_bad_limits_are_refused_by_name(text, words, tmp_path):
         Run.of(read_run(directory))
 
 
-# --- Devices and machines ---------------------------------------------------------------------------------------------
-
-
 def trial(**info):
     return Trial(number=1, info=info, start_ns=0, first_ns=0, seconds=60.0, blocks=2, first_block=0)
 
@@ -167,9 +164,6 @@ def test_machines_stand_in_order_of_their_first_trial(ran_on, names, codes, tmp_
     assert machines.names == names
     assert machines.codes(np.array([1, 2, 3])).tolist() == codes
     assert machines.codes(np.array([-1, 0, 9])).tolist() == [0, 0, 0], "trials that no run has"
-
-
-# --- Stretches of equal weights ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("eager", "compiled", "ok"), [(2, 2, True), (9, 1, False)])

@@ -94,9 +94,6 @@ def test_observed_values_are_quantiles_and_error_rates():
     assert np.isnan(observed(data, ~every, error))
 
 
-# --- Shares of misses -------------------------------------------------------------------------------------------------
-
-
 def shares(missed, total, blocks=20):
     flags = np.zeros(total, dtype=bool)
     flags[np.linspace(0, total - 1, missed).astype(int)] = True
@@ -135,9 +132,6 @@ def test_independent_misses_have_a_design_effect_near_one():
     assert design_effect(np.zeros(10, dtype=bool), np.zeros(10, dtype=int)) == 1.0
 
 
-# --- Gaps between tokens ----------------------------------------------------------------------------------------------
-
-
 def test_each_gap_ends_when_its_token_came():
     data = requests(streamed([100, 110, 130]), streamed([50, 90]))
     found = gaps_of(data, np.array([0, 1]))
@@ -167,9 +161,6 @@ def test_every_kth_gap_is_taken_where_there_are_many(chunk, monkeypatch):
     assert step >= 4
     assert some.ms.tolist() == everything.ms[::step].tolist()
     assert some.end_ns.tolist() == everything.end_ns[::step].tolist()
-
-
-# --- Where time went --------------------------------------------------------------------------------------------------
 
 
 def parts_of(*times):

@@ -147,9 +147,6 @@ def test_overlap_equals_a_sum_over_windows(spans, asked):
     assert windows.seconds == pytest.approx(covered.sum() / 1e9)
 
 
-# --- Spikes -----------------------------------------------------------------------------------------------------------
-
-
 def quiet_traffic(*, gap=(0, 0)):
     """A request a second, none in the gap."""
     took = 0.4 * np.random.default_rng(1).uniform(0.9, 1.1, 100)
@@ -179,9 +176,6 @@ def test_a_stall_without_a_compile_is_other():
 
 def test_clean_traffic_and_a_long_answer_have_no_spike():
     assert spikes_of([*quiet_traffic(), request(500, 50.0, 50.1, 60.0, tokens=100)]) == []
-
-
-# --- The queue that a compile leaves ----------------------------------------------------------------------------------
 
 
 def one_slot(**more):

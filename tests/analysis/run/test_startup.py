@@ -97,8 +97,6 @@ def test_facts_that_no_replica_reported_are_unknown(tmp_path: Path) -> None:
         assert compiler_facts([tmp_path], "a") == {"graph_breaks": None, "cudagraph_skips": None}
 
 
-# --- The spread of starts, and of traffic -----------------------------------------------------------------------------
-
 SEARCHING = {"enabled": True, "mode": "default", "options": {"coordinate_descent_tuning": True}}
 AUTOTUNE = {"enabled": True, "mode": "max-autotune"}
 OPTION = {"enabled": True, "mode": "default", "options": {"max_autotune_gemm": True}}
@@ -153,9 +151,6 @@ def test_a_longer_trial_knows_better_how_much_its_traffic_moved_it(blocks: int, 
     assert luck_of_share(one == 1, one).spread is luck_of_quantile(np.arange(1.0, 51.0), one, 0.5, 25.0).spread is None
 
 
-# --- Compiles in the background ---------------------------------------------------------------------------------------
-
-
 def test_a_compile_in_the_background_has_its_share_of_the_tail_and_holds_up_no_request(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", FakeRun(duration_s=120, rate=4))
     path = directory / "trial-01" / "requests-0.arrow"
@@ -178,8 +173,6 @@ def test_a_compile_in_the_background_has_its_share_of_the_tail_and_holds_up_no_r
     assert compiled["background"]["p99_e2e_share_pct"] == pytest.approx(found.share_pct)
     assert eager["background"]["p99_e2e_share_pct"] is None
 
-
-# --- The map of shapes ------------------------------------------------------------------------------------------------
 
 WARMED = Startup(warmed={"prefill batch 1 × length 64, context 64": 2.0, "decode batch 1 × length 1, context 64": 1.0})
 LATE = Compile(at_s=20.0, seconds=1.0, shape="prefill batch 2 × length 128, context 128")

@@ -140,9 +140,6 @@ def test_the_summary_is_json_and_its_series_and_distributions_count_every_reques
                 assert high is None or value <= high
 
 
-# --- Arms -------------------------------------------------------------------------------------------------------------
-
-
 def test_metrics_are_those_of_the_records(tmp_path):
     directory = write_run(tmp_path / "run", FakeRun(duration_s=60))
     rows = read_table(directory / "trial-01" / "requests-0.arrow", REQUESTS)[0].to_pylist()
@@ -206,9 +203,6 @@ def test_an_arm_that_a_search_never_started_has_no_figures(tmp_path):
     assert [gate.arm for gate in gates if gate.gate == "deaths"] == ["new"], "it did not stay up either"
 
 
-# --- The published schema ---------------------------------------------------------------------------------------------
-
-
 def schemas_in(schema):
     for item in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
         yield from schemas_in(item)
@@ -234,9 +228,6 @@ def test_a_key_that_the_schema_does_not_describe_fails_the_test_that_makes_it(tm
     monkeypatch.setattr(summaries, "_summary", lambda *args: real(*args) | {"surprise": 1})
     with pytest.raises(AssertionError, match="surprise"):
         summary_of(tmp_path, FakeRun(duration_s=60.0, rate=2.0, gates={"draws": 99}))
-
-
-# --- Machines ---------------------------------------------------------------------------------------------------------
 
 
 def on_machines(path, *troubles, watched=True, **more):
@@ -288,8 +279,6 @@ def test_recompiles_on_disturbed_machines_still_fail(tmp_path):
     assert verdicts["noninferiority p99_ttft"] == "INCONCLUSIVE"
 
 
-# --- Requests that are answered by vectors ----------------------------------------------------------------------------
-
 PADDED = FakeArm(name="padded", ratio=0.8, error_share=0.003)
 STALLED = FakeArm(name="naive", compiles=[Compile(at_s=60, seconds=2)])
 EMBEDDING = FakeRun(task="embed", arms=(EAGER, PADDED, STALLED), slo={"p99_e2e_ms": 20_000}, step_kinds=("encode",))
@@ -335,9 +324,6 @@ def test_vectors_are_judged_by_their_cosine(tmp_path):
         "naive": ("FAIL", 0.5, 0.999),
     }
     assert "0.500000" in gates["naive"].reason
-
-
-# --- What was sent, and how loaded servers were -----------------------------------------------------------------------
 
 
 def test_a_closed_loop_and_lengths_over_the_limits_are_reported(tmp_path):

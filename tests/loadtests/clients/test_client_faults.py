@@ -78,9 +78,6 @@ def window(stream_id: int, increment: int) -> bytes:
     return frame(wire.WINDOW_UPDATE, 0, stream_id, increment.to_bytes(4, "big"))
 
 
-# --- Flow control -----------------------------------------------------------------------------------------------------
-
-
 def test_a_request_larger_than_the_window_goes_out_in_pieces_as_credit_comes() -> None:
     sizes: list[int] = []
 
@@ -230,9 +227,6 @@ def test_padding_counts_towards_the_window_and_is_thrown_away() -> None:
     assert (call.status, call.output_tokens) == ("OK", 10)
 
 
-# --- Frames of an answer ----------------------------------------------------------------------------------------------
-
-
 def answer(*frames: Callable[[int], bytes], **settings: float) -> Call:
     def script(link: Wire) -> None:
         link.greet()
@@ -324,9 +318,6 @@ def test_frames_of_unknown_kinds_and_for_streams_that_ended_are_passed_over() ->
     assert call.status == "OK"
 
 
-# --- Going away -------------------------------------------------------------------------------------------------------
-
-
 def goaway(last_id: int, code: int = 0, debug: bytes = b"") -> bytes:
     return frame(wire.GOAWAY, 0, 0, struct.pack(">II", last_id, code) + debug)
 
@@ -394,9 +385,6 @@ def test_a_refused_stream_is_started_again_once() -> None:
     with RawPeer(script) as peer:
         call = ask(peer)
     assert (call.status, call.error) == ("UNAVAILABLE", "the server reset the stream (HTTP/2 error 7)")
-
-
-# --- Keep-alive -------------------------------------------------------------------------------------------------------
 
 
 def test_a_silent_server_is_pinged_and_then_given_up() -> None:

@@ -317,9 +317,6 @@ def test_replica_with_the_fewest_requests_is_next_and_equals_take_turns() -> Non
     assert {route.lane().replica for _ in range(5)} == {"1"}
 
 
-# --- Through the generator --------------------------------------------------------------------------------------------
-
-
 def run(settings: dict[str, Any], offsets_ms: list[int], *, arm: str = "*") -> tuple[list[RequestRecord], bool]:
     trial = TrialConfig(**{"arms": ("eager", "vllm"), "drain_s": 10.0, "timeout_s": 5.0, **settings})
     log = LoadLog(None, worker=0, planned=len(offsets_ms), arms=trial.arms)

@@ -286,9 +286,6 @@ def test_a_missing_token_is_known_before_the_first_call(monkeypatch: pytest.Monk
         InferenceClient("https://localhost:1", security=SecurityConfig(token_env="TAILGATE_TEST_TOKEN"))
 
 
-# --- By hand, under Locust --------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def tls_peer(pem: Certificates) -> Iterator[Peer]:
     def checked(exchange: Exchange) -> None:

@@ -125,9 +125,6 @@ def test_other_traffic_or_objectives_are_refused_with_a_list(tmp_path: Path, bas
     assert "run both with one experiment" in message
 
 
-# --- A folder of baselines --------------------------------------------------------------------------------------------
-
-
 def test_accepted_runs_are_kept_small_and_the_newest_is_compared(tmp_path: Path, capsys) -> None:
     folder = tmp_path / "baselines" / "main"
     code, line, _ = compare(capsys, folder, made("one", SHORT), "--accept")
@@ -168,9 +165,6 @@ def test_damaged_record_is_named_and_left_out(tmp_path: Path, baseline: Path, ca
     _, _, out = compare(capsys, folder, later)
     assert "zzz.json is not as it was written" in out.replace("\n", " ")
     assert "not as it was written" in refusal(capsys, broken, later)
-
-
-# --- Limits -----------------------------------------------------------------------------------------------------------
 
 
 def test_limits_come_from_the_folder_or_the_file(tmp_path: Path, baseline: Path, capsys) -> None:

@@ -191,9 +191,6 @@ def test_split_prints_configurations_that_parse(capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["kind"] == "GRPCRoute"
 
 
-# --- Real processes ---------------------------------------------------------------------------------------------------
-
-
 class Command:
     """`tailgate` in a process of its own."""
 

@@ -198,9 +198,6 @@ def policy_of(case: dict[str, Any], name: str) -> dict[str, Any]:
     return next(row for row in case["policies"] if row["policy"].startswith(name))
 
 
-# --- Without a compiler -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("shapes", "compiled"),
     [

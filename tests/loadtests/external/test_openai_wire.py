@@ -439,9 +439,6 @@ def test_certificate_is_checked(tmp_path: Path) -> None:
                 probe(openai(peer.address, security=security))
 
 
-# --- Open Inference Protocol ------------------------------------------------------------------------------------------
-
-
 def oip(address: str, model: str, **options: Any) -> ExternalConfig:
     return ExternalConfig(kind="oip", addresses=(address,), model_name=model, vocab_size=100, oip=OipOptions(**options))
 

@@ -298,8 +298,6 @@ def test_tritons_autotuner_prints_a_few_lines_for_one_kernel() -> None:
     assert read(lines[2]) == []
 
 
-# --- What a log leaves out --------------------------------------------------------------------------------------------
-
 ONCE = "vLLM warns once for each kernel unless it is started with --jit-monitor-verbose"
 UNSEEN = "no line says that vLLM's monitor of JIT compiles is on: show the log from its start on"
 

@@ -48,9 +48,6 @@ def going(run: Rollout, seconds: float = 30.0, *, decision: str | None = None, s
     run.look(decision, safe=safe)
 
 
-# --- Argo Rollouts ----------------------------------------------------------------------------------------------------
-
-
 def test_argo_waits_at_a_step_for_the_first_pass(run: Rollout, server: ProviderServer) -> None:
     step = analysis(server, "tailgate-wait")
     for _ in range(20):
@@ -79,9 +76,6 @@ def test_argo_forgives_a_provider_that_is_gone_for_less_than_a_minute(run: Rollo
     harm.metric["provider"]["web"]["headers"] = token
     assert harm.measure() == "Running"
     assert harm.errors_in_a_row == 0
-
-
-# --- Flagger ----------------------------------------------------------------------------------------------------------
 
 
 def test_flagger_goes_up_as_evidence_allows_and_is_promoted_by_pass_alone(run: Rollout, server: ProviderServer) -> None:

@@ -244,9 +244,6 @@ def mooncake(tmp_path: Path) -> str:
     return str(path)
 
 
-# --- Shared prefixes --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scale", [1.0, 0.1])
 def test_requests_that_share_hash_ids_share_the_tokens_of_their_blocks(mooncake: str, scale: float) -> None:
     config = TrafficConfig(
@@ -276,12 +273,6 @@ def test_shared_blocks_survive_the_file(mooncake: str, tmp_path: Path) -> None:
         if field.name != "table":
             assert getattr(back, field.name) == getattr(schedule, field.name)
     assert rows(back.share(1, 2))[0].blocks == rows(schedule)[1].blocks
-
-
-# --- Traces in part ---------------------------------------------------------------------------------------------------
-
-
-# --- Chat templates ---------------------------------------------------------------------------------------------------
 
 
 def test_turns_of_a_chat_are_exact_and_grow(tokenizer_folder: str) -> None:
@@ -346,9 +337,6 @@ def test_text_prompts_are_never_shorter_than_what_the_tokenizer_adds(tokenizer_f
     assert set(schedule.ints("prompt_tokens").tolist()) == {2}
 
 
-# --- Conversations ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def talks(tmp_path: Path) -> str:
     path = tmp_path / "talks.json"
@@ -395,9 +383,6 @@ def test_conversations_are_sent_as_they_are_written(talks: str, tokenizer_folder
     assert later.token_ids is not None
     same = earlier.token_ids[:-8] if kind == "chat" else earlier.token_ids[:-1]
     assert list(later.token_ids)[: len(same)] == list(same)
-
-
-# --- Searches and closed loops ----------------------------------------------------------------------------------------
 
 
 def test_a_closed_loop_has_rows_without_times() -> None:

@@ -158,9 +158,6 @@ def test_a_process_that_did_not_begin_so_compiles_nothing_in_the_background() ->
         internals.compile_in_background()
 
 
-# --- Compiles of other compilers --------------------------------------------------------------------------------------
-
-
 def compile_attention() -> None:
     with jit.jit_compile("attention", variant="head_dim=128", compiler="cute"):
         pass
@@ -236,9 +233,6 @@ def test_a_tuning_is_one_wait_with_the_number_and_time_of_its_compiles() -> None
         (120, 2, 1, 760),
         (950, 1, 1, 40),
     ]
-
-
-# --- Triton -----------------------------------------------------------------------------------------------------------
 
 
 def kernel(BLOCK: int = 0, SPLITS: int = 0) -> None:  # noqa: N803

@@ -180,9 +180,6 @@ def test_a_full_graph_may_have_eager_modules_outside() -> None:
     assert selected("body.layers.*.mlp", eager=("body.layers.0.attention",), fullgraph=True)[1] == []
 
 
-# --- Changes of graphs ------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Weights and inputs are the same in every run."""

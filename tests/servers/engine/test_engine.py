@@ -337,9 +337,6 @@ def test_a_long_prompt_is_prefilled_in_chunks_between_tokens_of_others() -> None
     assert [name for name, _ in steps[3].tokens] == ["long"]
 
 
-# --- The process ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.process
 def test_an_engine_that_cannot_start_reports_it_and_ends() -> None:
     spawn = multiprocessing.get_context("spawn")
@@ -434,9 +431,6 @@ def test_no_garbage_is_collected_while_a_graph_is_recorded() -> None:
     with pytest.raises(ValueError, match="broke"), uncollected():
         raise ValueError("the recording broke")
     assert gc.isenabled()
-
-
-# --- Devices ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

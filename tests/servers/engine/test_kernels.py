@@ -70,9 +70,6 @@ def test_a_padding_row_reads_nothing_beyond_the_memory() -> None:
     assert (queries.tolist(), keys.tolist(), seen.tolist()) == ([0, 4, 8], [42, 42, 42], [20, 4])
 
 
-# --- Sampling ---------------------------------------------------------------------------------------------------------
-
-
 def job(seed: int = 0, *, launched: int = 1, **settings: float) -> Job:
     return Job(request_id="x", prompt=[1], max_tokens=1, recv_ns=0, launched=launched, seed=seed, **settings)  # type: ignore[arg-type]
 
@@ -135,9 +132,6 @@ def test_uniform_numbers_are_spread_over_the_unit_interval_and_repeat_for_seed_a
     assert abs(sum(numbers) / 4000 - 0.5) < 0.02
     assert sampling.uniform(7, 1) == numbers[1] != sampling.uniform(8, 1)
     assert 0 <= sampling.uniform(2**64 - 1, 0) < 1
-
-
-# --- The cache --------------------------------------------------------------------------------------------------------
 
 
 def filled(max_length: int = 6) -> SlotCache:

@@ -112,9 +112,6 @@ def compiling(*regions: str, **settings: Any) -> CompileConfig:
     return CompileConfig(enabled=True, dynamic=False, backend="eager", regions=regions, **settings)
 
 
-# --- Answers ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "engine",
     [
@@ -190,9 +187,6 @@ def test_an_unchanged_hugging_face_model_loads_from_disk_and_keeps_its_attention
     assert_answers_like_generate(arm, recorder, seed=2)
 
 
-# --- Compiles ---------------------------------------------------------------------------------------------------------
-
-
 def test_layers_of_one_class_share_the_graphs_of_a_named_region(recorder: CompileRecorder) -> None:
     policy = compiling("model.layers.*.mlp")
     runner = runner_for(ArmConfig(name="mlp", shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE), recorder)
@@ -245,9 +239,6 @@ def test_the_naive_arm_recompiles_while_serving_and_says_why(recorder: CompileRe
         assert "size mismatch" in event.reason or "size()" in event.reason
         assert event.shape.startswith(("prefill batch", "decode batch"))
     assert_greedy_like_generate(runner, jobs)
-
-
-# --- Weights in fewer bits --------------------------------------------------------------------------------------------
 
 
 def test_the_linear_layers_of_the_blocks_alone_are_quantised() -> None:

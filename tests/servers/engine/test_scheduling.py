@@ -38,9 +38,6 @@ def run_step(scheduler: Scheduler) -> tuple[str, str]:
     return step.kind, "".join(item.request_id for item in step.jobs)
 
 
-# --- Requests that generate -------------------------------------------------------------------------------------------
-
-
 def test_equal_requests_are_two_jobs() -> None:
     assert len({job("a"), job("a")}) == 2
 
@@ -160,9 +157,6 @@ def test_rows_stay_dense_and_every_request_gets_exactly_its_tokens(
     assert len(scheduler) == 0
 
 
-# --- Requests at the borders of batches -------------------------------------------------------------------------------
-
-
 def played(scheduler: Scheduler, requests: list[tuple[int, int]]) -> tuple[list[tuple[str, int]], list[int]]:
     """(kind, rows) of each step for requests of (prompt, tokens), and how many tokens each request got."""
     for name, (prompt, tokens) in enumerate(requests):
@@ -223,9 +217,6 @@ def test_enough_requests_fill_every_batch(slots: int, batch: int, chunk: int, st
     assert {rows for kind, rows in ran if kind == "decode"} >= decodes
     assert {rows for kind, rows in ran if kind == "prefill"} >= prefills
     assert tokens == [answer for _, answer in requests]
-
-
-# --- Texts ------------------------------------------------------------------------------------------------------------
 
 
 def text(name: str, *, at_ms: float = 0, deadline_ms: int = 0, tokens: int = 3) -> Job:

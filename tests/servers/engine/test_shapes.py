@@ -115,9 +115,6 @@ def test_an_open_policy_of_texts_plans_the_smallest_and_largest_batch_at_two_len
         assert len({shape.length for shape in planned if shape.batch == slots}) > 1
 
 
-# --- Borders ----------------------------------------------------------------------------------------------------------
-
-
 def bounded(**bounds: tuple[int, int]) -> CompileConfig:
     return CompileConfig(enabled=True, mark_dynamic=True, guarded=True, **bounds)  # type: ignore[arg-type]
 
@@ -178,9 +175,6 @@ def test_late_contexts_are_those_that_no_prompt_reaches() -> None:
         assert not late_contexts(ArmConfig(engine=replace(ENGINE, max_new_tokens=few)))
 
 
-# --- The warm-up ------------------------------------------------------------------------------------------------------
-
-
 def plan_of(engine: EngineConfig) -> list[StepShape]:
     return warmup_plan(ArmConfig(engine=engine, compile=CompileConfig(enabled=True, warmup="lengths")))
 
@@ -227,9 +221,6 @@ def test_the_first_text_of_an_encoder_meets_a_shape_that_was_warmed(
     if arm.compile.enabled and not arm.compile.mark_dynamic:
         assert first in plan
     assert len(set(plan)) == len(plan)
-
-
-# --- Ladders ----------------------------------------------------------------------------------------------------------
 
 
 def test_doubling_ends_at_the_limit_itself() -> None:

@@ -191,9 +191,6 @@ def test_the_bytes_of_a_vector_are_the_values_of_the_answer(
     assert embed_response(vector.tobytes(), 7) == inference_pb2.EmbedResponse(values=vector, tokens=7)
 
 
-# --- Between processes ------------------------------------------------------------------------------------------------
-
-
 def test_a_watcher_gives_earlier_events_then_later_ones_then_the_end() -> None:
     async def read() -> list[int | str | None]:
         watcher: Watcher[int | str] = Watcher((int,), [1, 2])
@@ -238,9 +235,6 @@ def test_an_engine_that_does_not_read_blocks_no_sender_and_gets_every_message_in
     far.close()
     for number in range(3):  # an engine that is gone is no error
         sender.send(submit(number, 100_000))
-
-
-# --- Text -------------------------------------------------------------------------------------------------------------
 
 
 @given(st.text(max_size=40))

@@ -196,9 +196,6 @@ def test_reflection_and_metrics_describe_the_replica(replica: Replica) -> None:
         assert metric in text
 
 
-# --- The front before a fake engine -----------------------------------------------------------------------------------
-
-
 def test_a_warm_engine_that_has_not_answered_does_not_serve_yet(tmp_path: Path) -> None:
     """At an IPv6 address, and without metrics."""
     replica = start_fake(tmp_path, "mute", "--host", "::", engine=replace(ENGINE, drain_grace_s=0.5))
@@ -363,9 +360,6 @@ def test_new_connections_use_a_replaced_certificate_and_streams_go_on(tmp_path: 
     log = (tmp_path / "answers.log").read_text()
     assert log.count("the certificate stays as it was: TLS key") == 1
     assert "PRIVATE KEY" not in log
-
-
-# --- The command line -------------------------------------------------------------------------------------------------
 
 
 def arm_file(folder: Path, **settings: object) -> str:

@@ -45,9 +45,6 @@ def config(*backends: str, **settings: Any) -> SplitterConfig:
     return SplitterConfig(**{"arms": arms, "health_interval_s": 0.1, **settings})
 
 
-# --- Settings ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arm", "words"),
     [
@@ -108,9 +105,6 @@ def test_bad_files_of_a_split_are_known_before_envoy_starts(pem: Certificates, f
     with pytest.raises(ConfigError, match=words) as caught:
         split_config(options)
     assert "\n" not in str(caught.value)
-
-
-# --- The bootstrap ----------------------------------------------------------------------------------------------------
 
 
 def test_silent_streams_are_never_cut() -> None:
@@ -188,9 +182,6 @@ def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificat
     assert listener["common_tls_context"]["tls_certificates"][0]["private_key"] == {"filename": pem.key}
     assert "PRIVATE KEY" not in out
     assert SECRET not in out
-
-
-# --- TLS through a real Envoy -----------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -47,9 +47,6 @@ ROOT = Path(__file__).parents[3]
 OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
 
 
-# --- Routing ----------------------------------------------------------------------------------------------------------
-
-
 def test_pinned_request_reaches_its_arm_at_any_weights(shared: House) -> None:
     for arm in ("eager", "compiled-padded", "idle.arm"):
         answers = shared.ask(*[{"arm": arm}] * 20)
@@ -138,9 +135,6 @@ def test_a_shadow_gets_its_share_as_copies_and_its_failures_reach_no_user(build:
     assert dark.metadata[0] == eager.metadata[0]
 
 
-# --- Health -----------------------------------------------------------------------------------------------------------
-
-
 def test_replica_that_is_not_serving_gets_nothing_and_a_dead_arm_is_unavailable(build: Build) -> None:
     house = build({"eager": 2, "compiled": 1})
     sick, well = house.replicas["eager"]
@@ -204,9 +198,6 @@ def test_waiting_ends_when_the_arm_serves(build: Build) -> None:
     assert house.envoy.healthy() == {"eager": (1, 1)}
 
 
-# --- Limits -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.process
 def test_more_pending_calls_than_envoys_own_limit_are_all_answered(build: Build) -> None:
     house = build({"eager": 1})
@@ -244,9 +235,6 @@ def test_a_burst_of_cancelled_calls_does_not_cost_the_connection(shared: House) 
     answer = shared.loop.run(cancel_many())
     assert (answer.code, answer.tokens) == (OK, 2)
     replica.release.clear()
-
-
-# --- The process ------------------------------------------------------------------------------------------------------
 
 
 def is_running(pid: int) -> bool:

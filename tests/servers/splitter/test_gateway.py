@@ -91,9 +91,6 @@ def test_deployed_route_is_the_generated_one_and_finds_its_services_and_arms() -
         assert arm == ArmConfig.from_preset(arm.preset, model=arms[0].model, engine=arms[0].engine)
 
 
-# --- The patch --------------------------------------------------------------------------------------------------------
-
-
 def test_a_patch_sets_the_weights_of_the_named_arms_in_every_rule_and_holds_the_version() -> None:
     assert weights_patch(manifest(), {"Compiled_2.13": 25}) == [
         {"op": "replace", "path": "/metadata/resourceVersion", "value": "100"},
@@ -137,9 +134,6 @@ def test_an_impossible_patch_is_refused(route: Any, weights: dict[str, int], wor
         weights_patch(route, weights)
     assert "\n" not in str(refusal.value)
     assert [word for word in words if word not in str(refusal.value)] == [], str(refusal.value)
-
-
-# --- The API server ---------------------------------------------------------------------------------------------------
 
 
 def gateway_to(api: ApiServer, **fields: Any) -> Gateway:

@@ -43,8 +43,6 @@ from tests.servers.splitter.house import (
 
 __all__ = ["build", "loop", "shared"]
 
-# --- Weights ----------------------------------------------------------------------------------------------------------
-
 
 def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> None:
     house = build({"eager": 1, "compiled": 1})
@@ -144,9 +142,6 @@ def test_an_answer_of_another_server_is_one_line(question: Question, body: str) 
     assert "\n" not in str(refusal.value)
 
 
-# --- The log of requests ----------------------------------------------------------------------------------------------
-
-
 def logged(house: House, count: int) -> list[LoggedRequest]:
     """The lines of the log once there are `count`."""
     path = Path(house.config.request_log)
@@ -237,9 +232,6 @@ def test_figures_are_numbers_that_a_column_holds_and_texts_are_whole() -> None:
 )
 def test_a_torn_line_or_one_with_impossible_times_is_none(text: str) -> None:
     assert parse_line(text) is None
-
-
-# --- Statistics -------------------------------------------------------------------------------------------------------
 
 
 def counted(house: House, arm: str, ended: int) -> ArmStatistics:

@@ -197,8 +197,6 @@ def test_the_load_of_too_few_requests_is_unknown() -> None:
     assert load_of(few, few + 1.0, everything, ~everything, seconds=300.0) is None
 
 
-# --- The check and what follows from it -------------------------------------------------------------------------------
-
 CALM = Load(offered_rps=12.0, answered_rps=12.0, waiting=3, shed=0, overloaded=False)
 OVER = Load(offered_rps=12.0, answered_rps=9.96, waiting=240, shed=0, overloaded=True)
 
