@@ -17,7 +17,6 @@ from pathlib import Path
 
 from tests.faults.fault import ARMS, CANDIDATE, CONTROL, Fault, Live, Moment, Setup, Situation, some_instant
 
-
 # Preloaded: the wall clock is off by the nanoseconds in the file CLOCKS_FILE, which may change, and all clocks run at
 # CLOCKS_RATE since the process began. Waits until an instant are not stretched.
 _CLOCKS_C = """

@@ -51,7 +51,6 @@ from tests.fakes import http2
 from tests.fakes.http2 import chunk, frame, grpc_message
 from tests.fuzz.oracle import Reader, pieces
 
-
 _LARGEST_BLOCK = 256 * 1024
 _TRAILERS = [("grpc-status", "0"), ("grpc-message", "all%20well"), ("tailgate-arm", "eager")] + [
     (trailing_key(name), str(7 + place)) for place, name in enumerate(FIGURES)

@@ -242,19 +242,6 @@ def test_memory_leaves_out_that_of_the_driver_where_nvml_knows_it() -> None:
     assert read(FakeNvml([old]))[0]["memory_bytes"] == GIB + GIB // 2
 
 
-def test_a_part_of_a_card_has_its_own_memory_and_processes_and_the_cards_clocks() -> None:
-    whole = FakeCard(uuid="GPU-1", used=50 * GIB, processes={1: 1, 2: 2}, sm_mhz=1234)
-    part = FakeCard(uuid="MIG-1", used=GIB, processes={2: 2}, parent=whole, sm_mhz=0)
-    card = Nvml(FakeNvml([whole], parts=[part])).card("MIG-1")
-    unreadable: list[Any] = []
-    row = Readings("run", unreadable.append).of("cuda:0", card.probes)
-    assert (row["memory_bytes"], row["sm_mhz"]) == (GIB, 1234)
-    assert card.processes() == {2: 2}
-    facts = Readings("run", unreadable.append).of("cuda:0", card.facts)
-    assert (facts["uuid"], facts["mig"], facts["index"]) == ("MIG-1", True, 0)
-    assert unreadable == []
-
-
 def test_pynvml_has_every_function_and_constant_that_the_fake_has() -> None:
     fake = FakeNvml([FakeCard()])
     called = {name for name in (*vars(fake), *vars(FakeNvml)) if name.startswith("nvml")}

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -237,16 +236,6 @@ def answer(*frames: Callable[[int], bytes], **settings: float) -> Call:
         return ask(peer, **settings)
 
 
-def test_informational_responses_come_before_the_answer() -> None:
-    call = answer(
-        lambda s: frame(wire.HEADERS, WHOLE, s, literals((":status", "100"))),
-        lambda s: frame(wire.HEADERS, WHOLE, s, literals((":status", "103"), ("link", "<x>"))),
-        lambda s: good(s, 1, 2),
-    )
-    assert (call.status, call.output_tokens) == ("OK", 2)
-    assert "link" not in call.initial_metadata
-
-
 def test_a_header_block_may_come_in_pieces_with_frames_of_other_streams_before_and_after() -> None:
     call = answer(
         lambda s: frame(wire.HEADERS, 0, s, OK_HEADERS[:3]),
@@ -276,15 +265,6 @@ def test_a_proxys_error_page_is_not_read_as_messages() -> None:
         lambda s: frame(wire.DATA, wire.END_STREAM, s, b"</html>"),
     )
     assert (call.status, call.error) == ("UNAVAILABLE", "HTTP status 503")
-
-
-def test_a_page_with_status_200_is_called_what_it_is() -> None:
-    head = literals((":status", "200"), ("content-type", "text/html"))
-    call = answer(
-        lambda s: frame(wire.HEADERS, WHOLE, s, head), lambda s: frame(wire.DATA, 1, s, b"<html>hello</html>")
-    )
-    assert call.status == "INTERNAL"
-    assert 'the answer is "text/html" and not gRPC' in call.error
 
 
 def test_a_compressed_message_and_one_beyond_the_limit_are_refused() -> None:
@@ -356,18 +336,6 @@ def test_a_graceful_goaway_lets_running_streams_end_and_retries_what_was_not_see
     assert second.sent_ns < third.sent_ns  # the retry does not hide when it was first sent
 
 
-def test_a_call_is_started_elsewhere_once_and_no_more() -> None:
-    def script(link: Wire) -> None:
-        link.greet()
-        link.request()
-        link.send(goaway(0, debug=b"deploy"))
-
-    with RawPeer(script) as peer:
-        call = ask(peer)
-        assert len(peer.wires) == 2
-    assert (call.status, call.error) == ("UNAVAILABLE", "the server is going away")
-
-
 def test_a_refused_stream_is_started_again_once() -> None:
     refusals = 1
 
@@ -417,25 +385,6 @@ def test_a_server_that_answers_pings_may_be_silent_for_long() -> None:
         client.close()
     assert call.status == "OK"
     assert (call.end_ns - call.start_ns) / 1e9 > 0.19
-
-
-def test_no_ping_without_calls_and_none_while_data_flows() -> None:
-    def script(link: Wire) -> None:
-        link.greet()
-        stream_id = link.request()
-        link.send(frame(wire.HEADERS, WHOLE, stream_id, OK_HEADERS))
-        for number in range(20):
-            time.sleep(0.01)
-            link.send(frame(wire.DATA, 0, stream_id, chunk([number])))
-        link.send(frame(wire.HEADERS, LAST, stream_id, OK_END))
-
-    with RawPeer(script) as peer:
-        client = InferenceClient(peer.target, keepalive_s=0.1, keepalive_timeout_s=0.1)
-        assert finished(generate(client, request())).status == "OK"
-        gevent.sleep(0.5)  # idle: a stock server would count pings as abuse
-        assert client.connections[0].usable
-        client.close()
-        assert peer.frames(wire.PING) == []
 
 
 def test_pings_come_half_as_often_once_a_server_calls_them_too_many() -> None:
@@ -539,59 +488,6 @@ def test_a_deadline_and_a_cancel_end_calls_and_leave_the_connection_well(client:
     assert (finished(late).status, dropped.status) == ("DEADLINE_EXCEEDED", "CANCELLED")
     assert finished(generate(client, ask_of_client_servers(), timeout_s=PATIENCE_S)).status == "OK"
     assert len(client.connections) == 1
-
-
-def test_metadata_too_large_for_one_frame_arrives(client: InferenceClient) -> None:
-    # grpc's servers take 8 to 16 KiB of metadata by default and answer larger ones with an error: both are answers.
-    small = finished(
-        generate(client, ask_of_client_servers(), metadata=[("x-note", "v" * 6_000)], timeout_s=PATIENCE_S)
-    )
-    large = finished(
-        generate(client, ask_of_client_servers(), metadata=[("x-note", "v" * 50_000)], timeout_s=PATIENCE_S)
-    )
-    after = finished(generate(client, ask_of_client_servers(), timeout_s=PATIENCE_S))
-    assert (small.status, after.status) == ("OK", "OK")
-    assert large.status != "OK"
-
-
-def test_envoy_lets_nobody_in_whose_certificate_it_does_not_know(pem: Certificates, tmp_path: Path) -> None:
-    with grpc_peer("aio") as arm:
-        tls = ServerTls(certificate=pem.certificate, key=pem.key, client_ca=pem.ca)
-        config = SplitterConfig(arms=(ArmTarget(name="eager", backends=(arm,)),), health_interval_s=0.1, tls=tls)
-        with Envoy.start(config, log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
-            envoy.wait_ready(PATIENCE_S)
-            stranger = InferenceClient(envoy.target, security=SecurityConfig(tls_ca=pem.ca))
-            known = InferenceClient(
-                envoy.target,
-                security=SecurityConfig(tls_ca=pem.ca, tls_certificate=pem.client_certificate, tls_key=pem.client_key),
-            )
-            refused = finished(generate(stranger, ask_of_client_servers(), timeout_s=PATIENCE_S))
-            assert finished(generate(known, ask_of_client_servers(), timeout_s=PATIENCE_S)).status == "OK"
-            stranger.close()
-            known.close()
-    assert refused.status == "UNAVAILABLE"
-    assert "give tls_certificate and tls_key" in refused.error
-
-
-def test_a_stock_server_calls_pings_in_a_silence_too_many_and_the_client_asks_less() -> None:
-    """Why keep-alive is off by default: a long compile is such a silence."""
-    with grpc_peer("sync", token_s=5.0) as target:
-        client = InferenceClient(target, keepalive_s=0.05, keepalive_timeout_s=5.0)
-        call = finished(generate(client, ask_of_client_servers(tokens=2), timeout_s=PATIENCE_S))
-        slower_s = client.keepalive_s
-        client.close()
-    assert call.status == "UNAVAILABLE"
-    assert "too many pings" in call.error.lower().replace("_", " ")
-    assert slower_s >= 0.1
-
-
-@pytest.mark.process
-def test_a_stock_server_answers_a_ping_and_its_silent_call_lives() -> None:
-    with grpc_peer("aio", token_s=1.0) as target:
-        client = InferenceClient(target, keepalive_s=0.6, keepalive_timeout_s=0.3)
-        call = finished(generate(client, ask_of_client_servers(tokens=3), timeout_s=PATIENCE_S))
-        client.close()
-    assert (call.status, call.output_tokens) == ("OK", 3)
 
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -38,7 +38,7 @@ from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes import http2 as wire
 from tests.fakes.generating import generate, keeping_client, until
 from tests.fakes.http2 import Exchange, Peer, chunk, frame
-from tests.fakes.inference import Behaviour, ServedFake, serve
+from tests.fakes.inference import Behaviour, serve
 from tests.fakes.patience import PATIENCE_S
 
 
@@ -183,37 +183,6 @@ def test_reset_by_the_server_becomes_a_status(code: int, status: str) -> None:
     assert f"error {code}" in call.error
 
 
-def test_goaway_moves_to_new_connection() -> None:
-    """Streams that the server saw end where they are; those it did not see, and later calls, go elsewhere."""
-
-    def answer(exchange: Exchange) -> None:
-        if len(peer.links) == 1:
-            if exchange.stream_id == 1:
-                exchange.start()
-                exchange.data(chunk([1]))
-            else:
-                exchange.link.state.close_connection(last_stream_id=1)
-                exchange.link.flush()
-                # h2 sends nothing after GOAWAY; a real server does, so finish stream 1 with bytes of our own.
-                trailers = b"\x00\x0bgrpc-status\x010"
-                frame = len(trailers).to_bytes(3, "big") + b"\x01\x05" + (1).to_bytes(4, "big") + trailers
-                exchange.link.sock.sendall(frame)
-        else:
-            exchange.answer(chunk([2]))
-
-    with Peer(answer) as peer:
-        client = InferenceClient(peer.target)
-        first = generate(client, request())
-        until(lambda: peer.requests)
-        second = generate(client, request())
-        assert (finished(first).status, finished(second).status) == ("OK", "OK")
-        third = finished(generate(client, request()))
-        client.close()
-    assert third.status == "OK"
-    assert first.trailing_metadata == {"grpc-status": "0"}
-    assert len(peer.links) == 2
-
-
 def test_lost_connection_ends_calls_and_the_next_call_reconnects() -> None:
     def answer(exchange: Exchange) -> None:
         if len(peer.links) == 1:
@@ -323,59 +292,6 @@ def test_ping_is_answered() -> None:
         assert finished(generate(client, request())).status == "OK"
         assert peer.ping_seen.wait(PATIENCE_S)
         client.close()
-
-
-def test_close_cancels_what_is_running() -> None:
-    ended: list[str] = []
-    with Peer(lambda exchange: exchange.start()) as peer:
-        client = InferenceClient(peer.target)
-        body = request().SerializeToString()
-        client.start(body, on_done=lambda call: ended.append(call.status))
-        until(lambda: peer.requests)
-        client.close()
-        client.start(body, on_done=lambda call: ended.append(call.status))
-    assert ended == ["CANCELLED", "UNAVAILABLE"]
-
-
-@pytest.fixture(scope="module")
-def grpc_server() -> Iterator[ServedFake]:
-    with serve(Behaviour(token_s=0.005, max_prompt_tokens=100)) as served:
-        yield served
-
-
-def test_real_grpc_server_answers_many_streams_on_one_connection(grpc_server: ServedFake) -> None:
-    client = InferenceClient(grpc_server.target)
-    calls = [generate(client, request(4), timeout_s=PATIENCE_S) for _ in range(100)]
-    assert {(finished(call).status, call.output_tokens) for call in calls} == {("OK", 4)}
-    assert len(client.connections) == 1
-    trailing = calls[0].trailing_metadata
-    assert trailing["tailgate-output-tokens"] == "4"
-    assert trailing["tailgate-replica"] == "eager-0"
-    client.close()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("localhost:50051", ("localhost", 50051)),
-        ("http://10.0.0.1:80/", ("10.0.0.1", 80)),
-        ("grpc://[::1]:9", ("::1", 9)),
-        ("https://arms.example:443/", ("arms.example", 443)),
-        ("grpcs://[::1]:9", ("::1", 9)),
-    ],
-)
-def test_targets_are_understood(text: str, expected: tuple[str, int]) -> None:
-    assert (parse_target(text).host, parse_target(text).port) == expected
-    assert parse_target(text).tls is text.startswith(("https", "grpcs"))
-
-
-@pytest.mark.parametrize(
-    "text", ["", "localhost", "host:0", "host:70000", "https://host", "ftp://h:1", "h:1/path", "a b:1"]
-)
-def test_bad_target_is_one_clear_line(text: str) -> None:
-    with pytest.raises(ConfigError, match=f'^target "{text.replace("[", ".")}" ') as caught:
-        parse_target(text)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_target_with_a_password_is_refused_without_being_repeated() -> None:

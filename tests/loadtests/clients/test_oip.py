@@ -34,7 +34,7 @@ from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest
 from servers.clock import now_ns
 from servers.fields import ConfigError
-from servers.rpc.inference_pb2 import EmbedRequest, EmbedResponse, GenerateRequest
+from servers.rpc.inference_pb2 import EmbedResponse, GenerateRequest
 from servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton
 from tests.fakes.http1 import DONE, HttpPeer, Request, answer, said, scripted, usage
@@ -176,20 +176,6 @@ def test_an_error_of_many_lines_is_one_of_a_few() -> None:
     assert len(call.error) < 1100
 
 
-PLAN = PlannedRequest(
-    index=0,
-    offset_ns=0,
-    session_id="1-0",
-    turn=0,
-    prompt_tokens=3,
-    max_tokens=0,
-    prompt_seed=7,
-    arm="eager",
-    phase="measure",
-    prefix_seed=7,
-)
-
-
 def call() -> EmbedCall:
     return EmbedCall(headers=b"", body=b"", timeout_s=None, on_done=None, tag=None)
 
@@ -228,16 +214,6 @@ def test_an_answer_that_is_no_vector_has_failed(payload: bytes, message: str) ->
     one.on_headers({"grpc-status": "0"}, True, 20)
     assert one.status == "INTERNAL"
     assert one.error.startswith(message)
-
-
-def test_a_plan_is_written_as_the_request_of_its_task() -> None:
-    ids = OwnEncoder(lambda plan: [4, 5, 6], ignore_eos=True, task="embed")
-    body, headers = ids(PLAN, "1-0-eager", "eager")
-    request = EmbedRequest.FromString(body)
-    assert (request.request_id, request.session_id, list(request.token_ids.ids)) == ("1-0-eager", "1-0", [4, 5, 6])
-    assert b"x-tailgate-arm" in headers
-    text = OwnEncoder(lambda plan: [], ignore_eos=True, text=lambda plan: "two words", task="embed")
-    assert EmbedRequest.FromString(text(PLAN, "a", None)[0]).text == "two words"
 
 
 GOOD = answer(said("a"), said(" b"), said(" c", finish="length"), usage(3, 21), DONE)
@@ -366,16 +342,6 @@ def test_slow_external_arm_is_no_reason_to_wait() -> None:
         records, _ = run({"arms": ("vllm",), "external": {"vllm": config("openai", peer.address)}}, [0, 20, 40, 60])
     assert all(record.ok and record.ttft_ms is not None and record.ttft_ms >= 390 for record in records)
     assert max(record.sent_ns - record.scheduled_ns for record in records) < 350_000_000
-
-
-def test_own_replicas_are_balanced_without_a_splitter(eager: ServedFake) -> None:
-    with serve(Behaviour(arm="eager", replica="eager-1")) as second:
-        target = f"{eager.target},{second.target}"
-        records, _ = run({"arms": ("eager",), "targets": {"eager": target}}, list(range(0, 200, 10)))
-    served = Counter(record.replica for record in records)
-    assert served.total() == 20
-    # The one with fewer requests on its way gets the next: on a busy machine an answer may come late.
-    assert min(served["eager-0"], served["eager-1"]) >= 7
 
 
 def test_cap_holds_for_external_arms() -> None:

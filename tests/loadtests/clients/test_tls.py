@@ -155,34 +155,6 @@ def answer(exchange: Exchange) -> None:
     exchange.answer(*(chunk([number]) for number in range(3)))
 
 
-@pytest.mark.parametrize("newest", [True, False], ids=["TLS 1.3", "TLS 1.2"])
-def test_calls_go_through_tls(pem: Certificates, newest: bool) -> None:
-    with Peer(answer, tls=context(pem, newest=newest)) as peer:
-        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca))
-        assert client.connect(PATIENCE_S) == ""
-        calls = [finished(generate(client, request())) for _ in range(20)]
-        client.close()
-    assert {(call.status, call.output_tokens) for call in calls} == {("OK", 3)}
-    assert peer.requests[0].headers[":scheme"] == "https"
-    assert not peer.problems
-
-
-def test_large_requests_and_answers_flow_both_ways(pem: Certificates) -> None:
-    ids = list(range(200_000))
-
-    def everything(exchange: Exchange) -> None:
-        exchange.start()
-        exchange.all_data(chunk(ids))
-
-    with Peer(everything, tls=context(pem)) as peer:
-        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca), stream_window=70_000)
-        big = GenerateRequest(request_id="r", text="x" * 1_000_000, max_tokens=3)
-        calls = [generate(client, big) for _ in range(3)]
-        assert {(finished(call).status, call.output_tokens) for call in calls} == {("OK", len(ids))}
-        client.close()
-    assert {len(item.body) for item in peer.requests} == {len(big.SerializeToString()) + 5}
-
-
 def refused(peer: Peer, security: SecurityConfig) -> str:
     client = InferenceClient(peer.target, security=security, connect_timeout_s=PATIENCE_S)
     call = finished(generate(client, request()))
@@ -198,18 +170,6 @@ def test_a_server_without_http2_is_refused_with_the_remedy(pem: Certificates) ->
         assert refused(peer, security).startswith("it agreed on nothing by ALPN and not on HTTP/2: make the server")
     with Peer(answer, tls=context(pem, protocols=("http/1.1",))) as peer:
         assert "ALPN" in refused(peer, security)
-
-
-def test_a_certificate_that_is_not_trusted_or_for_another_name_is_refused(pem: Certificates) -> None:
-    with Peer(answer, tls=context(pem)) as peer:
-        assert refused(peer, SecurityConfig()).startswith("its certificate is not trusted")
-        assert refused(peer, SecurityConfig(tls_ca=pem.other_ca)).endswith("give its authority's PEM file as tls_ca")
-        wrong = SecurityConfig(tls_ca=pem.ca, tls_server_name="arms.example")
-        assert refused(peer, wrong).startswith('its certificate is for another name than "arms.example"')
-        assert not peer.requests
-        right = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca, tls_server_name="localhost"))
-        assert finished(generate(right, request())).status == "OK"
-        right.close()
 
 
 @pytest.mark.parametrize("newest", [True, False], ids=["TLS 1.3", "TLS 1.2"])
@@ -248,23 +208,6 @@ def test_a_handshake_that_never_comes_is_given_up(pem: Certificates) -> None:
         client = InferenceClient(f"https://{raw.target}", security=SecurityConfig(tls_ca=pem.ca), connect_timeout_s=0.2)
         assert "no TLS handshake in 0.2 s" in finished(generate(client, request())).error
         client.close()
-
-
-def test_a_lost_secure_connection_ends_calls_and_the_next_call_reconnects(pem: Certificates) -> None:
-    def cut(exchange: Exchange) -> None:
-        if len(peer.links) == 1:
-            exchange.start()
-            exchange.link.sock.shutdown(socket.SHUT_RDWR)
-        else:
-            answer(exchange)
-
-    with Peer(cut, tls=context(pem)) as peer:
-        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca))
-        lost = finished(generate(client, request()))
-        again = finished(generate(client, request()))
-        client.close()
-    assert lost.status == "UNAVAILABLE"
-    assert again.status == "OK"
 
 
 def test_a_token_that_a_server_repeats_is_in_no_error(pem: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from analysis.records.run_list import RunList, write_run_list
 from analysis.records.run_records import read_run
 from analysis.releases.release import read_release
 from analysis.summary.summary import analyze
 from loadtests.commands.calibrate import calibration_text
 from loadtests.commands.main import main
-from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes import results
 from tests.fakes.beds import referenced
 from tests.fakes.resources import GIB, sample
@@ -156,17 +154,6 @@ def test_failed_run_is_kept_by_force_alone(tmp_path: Path, baseline: Path, capsy
     assert Path(line["kept"]).exists()
 
 
-def test_damaged_record_is_named_and_left_out(tmp_path: Path, baseline: Path, capsys) -> None:
-    folder = tmp_path / "baselines"
-    compare(capsys, folder, baseline, "--accept")
-    broken = folder / "zzz.json"
-    broken.write_text((folder / "last-week.json").read_text().replace("600000000", "500000000"))
-    later = made("this-week", LATER)
-    _, _, out = compare(capsys, folder, later)
-    assert "zzz.json is not as it was written" in out.replace("\n", " ")
-    assert "not as it was written" in refusal(capsys, broken, later)
-
-
 def test_limits_come_from_the_folder_or_the_file(tmp_path: Path, baseline: Path, capsys) -> None:
     folder = tmp_path / "baselines"
     compare(capsys, folder, baseline, "--accept")
@@ -228,18 +215,6 @@ def test_what_cannot_be_compared_is_refused(arguments, expected, tmp_path: Path,
     assert expected in refusal(capsys, *given)
 
 
-@pytest.mark.parametrize("accept", [[], ["--accept"]])
-def test_folder_that_joins_runs_is_neither_baseline_nor_candidate(
-    accept, tmp_path: Path, baseline: Path, capsys
-) -> None:
-    joined = tmp_path / "joined"
-    write_run_list(joined, RunList(directories=(baseline, made("more", LATER))))
-    before = sorted(joined.iterdir())
-    assert f"{joined} joins runs" in refusal(capsys, joined, baseline, *accept)
-    assert f"{joined} joins runs" in refusal(capsys, tmp_path / "folder", joined, *accept)
-    assert sorted(joined.iterdir()) == before
-
-
 RUN_ANALYZE = FakeRun(name="canary", duration_s=60, rate=2, trials=2, environment={"machine": "aaaaaaaaaaaa"})
 
 
@@ -286,20 +261,6 @@ def test_runs_are_judged_as_one_in_a_folder_beside_the_first(runs, tmp_path, cap
     assert {path: path.stat().st_mtime_ns for run in runs for path in run.rglob("*")} == before, "no run is touched"
     again = outcome(capsys, *reversed(runs))
     assert again["run_dir"] == line["run_dir"], "the same runs have the same folder"
-
-
-def test_the_joined_folder_is_judged_again_and_joined_with_more(runs, tmp_path, capsys):
-    folder = tmp_path / "case"
-    first = outcome(capsys, *runs[:2], "--out", folder)
-    assert first["run_dir"] == str(folder)
-    summary = (folder / "summary.json").read_text()
-    outcome(capsys, folder)
-    assert (folder / "summary.json").read_text() == summary
-    more = outcome(capsys, folder, runs[2])
-    assert more["runs"] == 3
-    assert more["run_dir"] != str(folder)
-    assert outcome(capsys, folder, runs[2], "--out", folder)["runs"] == 3
-    assert json.loads((folder / "runs.json").read_text())["runs"] == ["../run-0", "../run-1", "../run-2"]
 
 
 def test_a_run_that_cannot_be_written_is_refused_before_it_is_judged(runs, tmp_path, capsys, monkeypatch):
@@ -353,35 +314,6 @@ def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
     alone = refusal_of_analyze(capsys, tmp_path / "empty", "--out", tmp_path / "x")
     assert "empty holds no requests*.arrow, .parquet or .jsonl: give another run" in alone
     assert not (tmp_path / "x").exists()
-
-
-def test_other_commands_take_a_joined_folder_for_a_run_or_say_what_to_give(runs, tmp_path, capsys):
-    folder = tmp_path / "case"
-    outcome(capsys, *runs, "--out", folder)
-    for command in ("plan", "breakeven", "calibrate"):
-        assert main([command, str(folder), "--json", *(["--splits", "20"] if command == "calibrate" else [])]) in (
-            0,
-            3,
-            99,
-        )
-        assert json.loads(capsys.readouterr().out.splitlines()[-1])
-    code = main(["export", str(folder), "--format", "parquet"])
-    assert (code, "joins runs and holds no records itself: export each" in capsys.readouterr().err) == (2, True)
-
-
-@pytest.mark.parametrize(("gated", "verdict", "code"), [(False, None, 0), (True, "INCONCLUSIVE", 3)])
-def test_a_search_is_answered_again_as_it_was(gated, verdict, code, tmp_path, capsys):
-    """As `tailgate frontier` said it: with a verdict where one was asked for alone."""
-    run = write_search(tmp_path / "run", {"eager": 17.0, "new": 33.0}, [[4, 16, 32, 64], [8, 18, 30, 40]])
-    search = {"gated": gated, "stop": "nothing is open", "left": [], "dropped": []}
-    (run / "frontier.json").write_text(json.dumps(search))
-    assert main(["analyze", str(run)]) == code
-    *words, line = capsys.readouterr().out.splitlines()
-    outcome = json.loads(line)
-    assert (outcome["verdict"], outcome["exit_code"]) == (verdict, code)
-    assert outcome["answer"][0].startswith("Up to ")
-    assert "nothing is gained in load by compiling" in " ".join(words)
-    assert main(["analyze", str(run), "--json"]) == code
 
 
 GATES = "\n[gates]\nquantiles = [0.9]\nmin_blocks = 18\n"

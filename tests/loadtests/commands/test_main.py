@@ -22,17 +22,13 @@ from loadtests.commands.arm_flags import preset_arm
 from loadtests.commands.inspect import inspected_arm
 from loadtests.commands.main import COMMANDS, build_parser, main
 from loadtests.commands.terminal_table import aligned
-from servers.address import host_port
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.weights import reweight
-from tests.fakes.controllers import asked
 from tests.fakes.listening import command_of, family
-from tests.fakes.patience import PATIENCE_S, wait_for
-from tests.fakes.rollout import Rollout
-from tests.fakes.runs import FakeRun, write_run
+from tests.fakes.patience import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
@@ -144,15 +140,6 @@ def test_a_port_in_use_is_named_before_anything_starts(capsys: pytest.CaptureFix
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_platform_without_envoy_is_told_so_before_anything_starts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "envoy", None)
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("CXX", sys.executable)
-    assert "Envoy missing" in refusal(capsys, "run", "demo", "--out", str(tmp_path / "runs"))
-
-
 def test_serve_flags_become_an_arm() -> None:
     options = build_parser().parse_args(
         [
@@ -259,22 +246,6 @@ RUN = (
     "--set",
     "traffic.rate=8",
 )
-
-
-def test_a_target_of_the_command_line_is_judged_in_place_of_the_experiments(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = write_run(tmp_path / "run", FakeRun(duration_s=60, rate=2, slo={"p99_ttft_ms": 2000}))
-    assert main(["analyze", str(folder), "--slo", "p99_ttft_ms <= 0.5", "--slo", "error_rate <= 0.5%"]) == 3
-    summary = json.loads((folder / "summary.json").read_text())
-    assert {gate["gate"]: gate["limit"] for gate in summary["gates"] if gate["kind"] == "slo"} == {
-        "slo p99_ttft_ms": 0.5,
-        "slo error_pct": 0.5,
-    }
-    capsys.readouterr()
-    assert '--slo holds "p99_ttft_ms": the operator is missing' in refusal(
-        capsys, "analyze", str(folder), "--slo", "p99_ttft_ms"
-    )
 
 
 @pytest.mark.process
@@ -441,9 +412,6 @@ def test_after_kill_9_neither_envoy_nor_a_temporary_file_is_left(tmp_path: Path)
         time.sleep(0.05)
 
 
-TOKEN = "0123456789abcdef"
-
-
 def refusal_of_provider(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     code = main(["provider", *arguments])
     out, err = capsys.readouterr()
@@ -463,28 +431,6 @@ def test_beyond_this_machine_it_takes_a_token(tmp_path: Path, capsys: pytest.Cap
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert f"--listen {address} cannot be used" in refusal_of_provider(capsys, run, "--listen", address)
-
-
-@pytest.mark.process
-def test_it_answers_until_it_is_stopped(tmp_path: Path) -> None:
-    run = Rollout(folder=tmp_path / "runs" / "20260101T120000Z-canary")
-    run.died()
-    (tmp_path / "token").write_text(f"{TOKEN}\n")
-    command = [sys.executable, "-m", "loadtests.commands.main", "provider", str(tmp_path / "runs")]
-    command += ["--listen", "127.0.0.1:0", "--token-file", str(tmp_path / "token")]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-    ) as process:
-        assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        _, port = host_port(told["url"].removeprefix("http://"))
-        status, body = asked(port, "GET", "/v1/judgement", headers={"Authorization": f"Bearer {TOKEN}"})
-        assert (status, json.loads(body)["verdict"], json.loads(body)["reasons"]) == (200, "FAIL", ["new-0 died"])
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, out) == (0, "")
-    assert "promotion new: FAIL: new-0 died" in err
-    assert TOKEN not in err
 
 
 def arm_of(*arguments: str) -> ArmConfig:

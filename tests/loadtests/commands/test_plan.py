@@ -19,13 +19,12 @@ from loadtests.commands.plan import plan_text
 from loadtests.commands.trace_forecast import Forecast, automatic_compiles, forecast
 from loadtests.experiments.writing import to_toml
 from loadtests.traffic.traces import Trace, read_trace
-from servers.config import ArmConfig
 from servers.fields import ConfigError
 from tests.analysis.foresight.test_costs import RATES, started
 from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.plans import GATES, pilot, row
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
-from tests.loadtests.trials.test_frontier import experiment, made_up
+from tests.loadtests.trials.test_frontier import experiment
 from tests.servers.compiler.test_recorder import reset_compiler
 
 __all__ = ["pilot"]
@@ -101,17 +100,6 @@ def test_what_cannot_be_planned_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_a_search_and_an_empty_directory_are_no_pilots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    search = write_search(tmp_path / "search", {"eager": 9, "new": 17}, [[4, 8, 16]])
-    assert main(["plan", str(search)]) == 2
-    assert "plan from a run with one steady load" in capsys.readouterr().err
-    (tmp_path / "empty").mkdir()
-    for command in ("plan", "calibrate", "breakeven"):
-        assert main([command, str(tmp_path / "empty")]) == 2
-        out, err = capsys.readouterr()
-        assert (out, err.count("\n")) == ("", 1)
-
-
 LENGTHS = [5, 9, 5, 300, 9, 40, 41, 5, 300, 12]
 
 
@@ -141,16 +129,6 @@ def test_a_policy_without_padding_compiles_and_one_with_padding_does_not(trace: 
 
 def test_the_default_compiles_once_for_a_shape_and_once_for_the_dimension_that_changes(trace: Trace) -> None:
     assert row_of_forecast(forecast(trace, Forecast()), "automatic")["compiles_while_serving"] == 2
-
-
-def test_batches_bring_shapes_of_their_own_and_pad_to_their_longest(trace: Trace) -> None:
-    found = forecast(trace, Forecast(batch=2, window_ms=1000.0))
-    assert [shape["name"] for shape in found["shapes"]] == [
-        "prompt length",
-        "(batch, length), batches of up to 2",
-    ]
-    pairs = [max(pair) for pair in zip(LENGTHS[::2], LENGTHS[1::2], strict=True)]
-    assert row_of_forecast(found, "eager")["padded_over_true"] == pytest.approx(2 * sum(pairs) / sum(LENGTHS))
 
 
 def test_what_is_over_the_limit_is_left_out_and_counted(trace: Trace) -> None:
@@ -194,10 +172,6 @@ def compiled_after_warmup(shapes: list[tuple[int, int]]) -> list[int]:
     return [at - 1 for at in automatic_compiles(*zip(WARM, *shapes, strict=True)) if at > 0]
 
 
-def policy_of(case: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(row for row in case["policies"] if row["policy"].startswith(name))
-
-
 @pytest.mark.parametrize(
     ("shapes", "compiled"),
     [
@@ -209,11 +183,6 @@ def policy_of(case: dict[str, Any], name: str) -> dict[str, Any]:
 )
 def test_a_dimension_becomes_dynamic_when_it_first_differs(shapes: list[tuple[int, int]], compiled: list[int]) -> None:
     assert compiled_after_warmup(shapes) == compiled
-
-
-@pytest.fixture(scope="module")
-def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_up(tmp_path_factory.mktemp("earlier"), budget_s=130.0)[1].run_dir
 
 
 @pytest.fixture
@@ -228,25 +197,6 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     return err
-
-
-def test_a_budget_too_short_to_go_on_with_writes_nothing(
-    toml: Path, earlier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    said = refused(capsys, toml, "--after", earlier, "--budget", "0.001", "--out", out)
-    assert "--budget is 0.001 minutes, but one start of one arm with 3 steps of 10 s takes 0.5 minutes" in said
-    assert not out.exists()
-
-
-@pytest.mark.parametrize("below", [".", "new/deeper"])
-def test_the_new_search_is_not_written_into_an_earlier_one(
-    toml: Path, earlier: Path, below: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(earlier.rglob("*"))
-    said = refused(capsys, toml, "--after", earlier, "--out", earlier / below)
-    assert f"lies in the run {earlier.name}: give a folder of its own" in said
-    assert sorted(earlier.rglob("*")) == before
 
 
 ALONE = """
@@ -295,36 +245,6 @@ def test_the_buckets_are_those_that_pad_the_traffic_least(alone: Path) -> None:
     assert short[-1] == long[-1] == 512, "whatever comes, the server takes prompts up to here"
     assert all(step % 32 == 0 for step in (*short, *long))
     assert sum(step <= 128 for step in short) > sum(step <= 128 for step in long)
-
-
-def test_what_does_not_fit_is_left_out_with_its_reason(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(config: ArmConfig) -> None:
-        if config.name == "compiled-padded":
-            raise ConfigError("no C++ compiler is here")
-
-    monkeypatch.setattr(planning, "check_arm", check)
-    plan = frontier_plan(alone)
-    assert [arm.name for arm in plan.experiment.arms] == ["today", "compiled-bucketed", "compiled-dynamic"]
-    assert [(item.arm, item.reason) for item in plan.dropped] == [("compiled-padded", "no C++ compiler is here")]
-
-
-def test_where_nothing_fits_the_reason_is_an_error(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(config: ArmConfig) -> None:
-        if config.compile.enabled:
-            raise ConfigError("no C++ compiler is here")
-
-    monkeypatch.setattr(planning, "check_arm", check)
-    with pytest.raises(ConfigError, match=r"^no policy of the standard set fits: no C\+\+ compiler is here$"):
-        frontier_plan(alone)
-
-
-def test_a_rate_becomes_steps_around_it(alone: Path) -> None:
-    traffic = frontier_plan(alone).experiment.traffic
-    assert traffic.arrivals == "saturation"
-    assert traffic.step_rates == (1.0, 32.0)
-    assert (traffic.saturation_steps, traffic.step_s) == (8, 30.0)
-    own = frontier_plan(alone, settings=["traffic.rates=[2,64]", "traffic.step_s=20"]).experiment.traffic
-    assert (own.step_rates, own.saturation_steps, own.step_s) == ((2.0, 64.0), 8, 20.0)
 
 
 @pytest.mark.parametrize(

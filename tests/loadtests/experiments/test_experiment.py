@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import fields
@@ -19,10 +18,10 @@ from analysis.judging.validity import LENGTH_CHECKS
 from analysis.settings.gate_limits import CompileBudget, GateLimits
 from analysis.settings.slo_targets import parse_cold, parse_slo
 from analysis.summary.summary import analyze
-from loadtests.experiments.field_names import FieldFlags, long_enough, parse_goodput_flag
+from loadtests.experiments.field_names import FieldFlags, long_enough
 from loadtests.experiments.files import builtin_names
 from loadtests.experiments.model import Experiment
-from loadtests.experiments.overrides import parse_setting, set_path
+from loadtests.experiments.overrides import set_path
 from loadtests.experiments.reading import from_table, load, load_table
 from loadtests.experiments.users import of_users
 from loadtests.experiments.writing import to_table, to_toml
@@ -205,16 +204,6 @@ def test_setting_a_path_never_fails_but_with_a_config_error(key: str, value: int
     assert str(value) in str(table)
 
 
-@given(st.text(max_size=30))
-def test_any_text_with_a_key_is_a_setting(text: str) -> None:
-    wanted, equals, _ = text.partition("=")
-    if not equals or not wanted.strip():
-        with pytest.raises(ConfigError):
-            parse_setting(text)
-        return
-    assert parse_setting(text)[0] == wanted.strip()
-
-
 def test_a_trace_replaces_arrivals_and_lengths_but_keeps_the_scale(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text(TRACE)
@@ -224,15 +213,6 @@ def test_a_trace_replaces_arrivals_and_lengths_but_keeps_the_scale(tmp_path: Pat
     assert traffic.length_scale == 0.1
     with pytest.raises(ConfigError, match=r"none\.csv"):
         load(write(tmp_path, MINIMAL), trace=str(tmp_path / "none.csv"))
-
-
-def test_a_missing_experiment_names_the_built_in_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=re.escape(", ".join(builtin_names()))):
-        load(tmp_path / "none.toml")
-    with pytest.raises(ConfigError, match="directory"):
-        load(tmp_path)
-    with pytest.raises(ConfigError, match="TOML"):
-        load(write(tmp_path, MINIMAL.replace("rate = 2", "rate =")))
 
 
 def test_every_setting_is_documented() -> None:
@@ -298,19 +278,6 @@ def test_a_number_of_prompts_sets_the_duration() -> None:
         with_flags({"rate": 3.0}, request_rate=math.inf)
 
 
-@pytest.mark.parametrize(
-    ("texts", "words"),
-    [
-        *((text, "NAME:MS") for text in ("ttft", "ttft:", "ttft:-1", "ttft:inf", "ttft:nan", "speed:3", ":5")),
-        ("ttft:1 ttft:2", "each name once"),
-        ("e2e:1 e2el:2", "the same"),
-    ],
-)
-def test_bad_goodput_is_refused(texts: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        parse_goodput_flag(texts.split())
-
-
 SECRET = "s3cret-T0ken"
 
 
@@ -323,16 +290,6 @@ def test_a_written_experiment_names_the_token_s_variable_and_not_the_token(monke
     assert 'token_env = "TAILGATE_TEST_TOKEN"' in text
     assert from_table(tomllib.loads(text)) == experiment
     assert Path(experiment.security.tls_ca).is_absolute()  # the load generator runs in another folder
-
-
-def test_files_are_relative_to_the_experiment_that_names_them(tmp_path: Path) -> None:
-    text = MINIMAL.replace("rate = 2", 'arrivals = "trace"\ntrace = "here.csv"') + (
-        '[splitter]\ntls_certificate = "c"\ntls_key = "k"\n[security]\ntls_ca = "pem/ca.pem"\n'
-    )
-    experiment = load(write(tmp_path, text))
-    assert experiment.traffic.trace == str((tmp_path / "here.csv").resolve())
-    assert experiment.security.tls_ca == str(tmp_path / "pem" / "ca.pem")
-    assert experiment.splitter.tls_key == str(tmp_path / "k")
 
 
 def test_an_encoder_experiment_is_judged_by_e2e_on_sentences_by_default() -> None:

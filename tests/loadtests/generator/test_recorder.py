@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
@@ -15,7 +14,6 @@ import gevent
 import numpy as np
 import pyarrow as pa
 import pytest
-from gevent.threadpool import ThreadPool
 
 from analysis.records.schemas import REQUESTS
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, record_of
@@ -93,17 +91,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [row["request_id"] for row in rows_of(path)] == [f"1-{number}" for number in range(1000)]
 
 
-@pytest.mark.parametrize("cut", [1, 100, 1_000])
-def test_torn_tail_loses_the_last_batch_only(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "requests-0.arrow"
-    recorder = RequestRecorder(record_file(path, remedy="take another"), rows_per_batch=10)
-    for number in range(30):
-        recorder.append(record(number))
-    assert recorder.file.settle(5.0)
-    path.write_bytes(path.read_bytes()[:-cut])
-    assert len(rows_of(path)) == 20
-
-
 def test_records_of_an_earlier_run_are_not_overwritten(tmp_path: Path) -> None:
     RequestRecorder(record_file(tmp_path / "requests-0.arrow", remedy="take another")).close()
     with pytest.raises(ConfigError, match="exists already: take another"):
@@ -158,17 +145,6 @@ def test_an_answer_counts_for_the_arm_that_it_was_sent_to(
     assert (record.arm, record.error) == (arm, error)
 
 
-def test_pieces_are_in_the_file_in_order_and_told_of_where_they_lie(tmp_path: Path) -> None:
-    told: list[tuple[int, int, int]] = []
-    spool = Spool(os.open(tmp_path / "a", os.O_WRONLY | os.O_CREAT), on_written=lambda *at: told.append(at))
-    assert all(spool.offer(b"x" * number, number) for number in (1, 2, 3))
-    spool.close()
-    spool.close()
-    assert (tmp_path / "a").read_bytes() == b"x" * 6
-    assert told == [(0, 1, 1), (1, 2, 2), (3, 3, 3)]
-    assert (spool.rows, spool.dropped_rows, spool.waiting_bytes, spool.error) == (6, 0, 0, None)
-
-
 def test_a_slow_disk_holds_up_nobody_and_what_it_cannot_take_is_counted() -> None:
     """A pipe that nobody reads takes 64 KiB and then makes the writer wait, as a disk that is behind does."""
     reader, writer = os.pipe()
@@ -218,20 +194,4 @@ def test_nothing_follows_a_piece_that_failed(tmp_path: Path) -> None:
     assert isinstance(spool.error, BrokenPipeError)
     assert spool.offer(b"y", 2) is False
     assert spool.dropped_rows == 3
-    spool.close()
-
-
-def test_a_thread_that_has_no_memory_to_start_is_a_reason_and_not_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def apply(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(ThreadPool, "apply", apply)
-    spool = Spool(os.open(tmp_path / "a", os.O_WRONLY | os.O_CREAT))
-    assert spool.offer(b"x", 1)
-    assert spool.settle(20.0)
-    assert spool.error is not None
-    assert (spool.error.errno, spool.dropped_rows) == (errno.ENOMEM, 1)
-    assert not spool.offer(b"y", 2)
     spool.close()

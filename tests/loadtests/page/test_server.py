@@ -8,20 +8,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadtests.page import feed as feed_module
 from loadtests.page.access import TOKEN_VARIABLE, Access, page_token
 from loadtests.page.feed import Feed, Listener
 from loadtests.page.server import PageServer
 from loadtests.page.state import RunState
 from servers.fields import ConfigError
-from tests.fakes.patience import wait_for
 from tests.fakes.watched import WatchedRun
 from tests.loadtests.page.conftest import Serve
 
@@ -186,16 +184,6 @@ def test_events_are_a_stream_that_ends_with_the_run(run: WatchedRun, serve: Serv
         assert not finishing.is_alive()
 
 
-def test_a_browser_that_wants_no_report_delays_the_end_by_little(run: WatchedRun, serve: Serve) -> None:
-    server = serve(run.folder)
-    with asked(server, "/events") as answer:
-        answer.readline()
-        run.end()
-        began = time.monotonic()
-        server.finish(0.5)
-        assert time.monotonic() - began < 5
-
-
 def test_without_a_browser_the_end_is_at_once(run: WatchedRun, serve: Serve) -> None:
     server = serve(run.folder)
     began = time.monotonic()
@@ -224,28 +212,6 @@ def test_what_is_no_address_is_answered_and_complains_of_nothing(
             status = int(browser.makefile("rb").readline().split()[1])
         assert status == (400 if "[" in target else 404 if target.startswith("?") else 200), target[:20]
     assert "Traceback" not in capsys.readouterr().err
-
-
-def test_a_crowd_takes_no_more_than_the_room_that_there_is(
-    run: WatchedRun, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("loadtests.page.server._MOST_CONNECTIONS", 8)
-    server = serve(run.folder)
-    before = threading.active_count()
-    with ExitStack() as crowd:
-        held = [crowd.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(8)]
-        for silent in held:
-            silent.sendall(b"GET /")
-        late = crowd.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
-        assert late.recv(1) == b""
-        assert threading.active_count() <= before + 8
-    deadline = time.monotonic() + 20
-    while True:  # those who have left make room
-        try:
-            assert status_of(server, "/") == 200
-            return
-        except OSError:
-            assert time.monotonic() < deadline
 
 
 def test_a_browser_that_stops_reading_is_let_go(run: WatchedRun, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,17 +286,6 @@ def next_of(listener: Listener | None) -> dict[str, Any]:
     assert message.count(b"\n") == 2
     told: dict[str, Any] = json.loads(message[6:])
     return told
-
-
-def test_a_browser_that_falls_behind_is_let_go(run: WatchedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "MOST_LISTENERS", 2)
-    feed = Feed(RunState(run.folder), every_s=0.005)
-    with feed.listening() as slow, feed.listening() as other, feed.listening() as third:
-        assert third is None
-        assert slow is not None
-        assert other is not None
-        wait_for(lambda: slow.lost, sleep=other.next, every_s=0.01)
-        assert not other.lost
 
 
 def test_what_cannot_be_read_ends_no_feed(run: WatchedRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 from analysis.records.documents import write_document
 from analysis.records.sums import sums_path
 from analysis.records.tables import RecordWriter
-from loadtests.page import tails
 from loadtests.page.history import History
 from loadtests.page.state import RunState, judged_folder
 from loadtests.page.tails import DocumentsTail, LinesTail, TableTail
@@ -32,23 +29,6 @@ def told(run: WatchedRun) -> dict[str, Any]:
     whole = state.whole()
     json.dumps(whole, allow_nan=False)
     return whole
-
-
-@pytest.mark.parametrize(
-    ("phase", "state"),
-    [
-        ("starting arms", "starting"),
-        ("measuring the machines", "starting"),
-        ("traffic", "load"),
-        ("traffic of users", "load"),
-        ("waiting for the last answers", "load"),
-        ("stopping", "closing"),
-        ("judging", "judging"),
-    ],
-)
-def test_a_phase_is_part_of_a_state(run: WatchedRun, phase: str, state: str) -> None:
-    run.status(phase)
-    assert told(run)["now"]["state"] == state
 
 
 def test_compiles_while_serving_are_listed_and_those_of_warm_ups_counted(run: WatchedRun) -> None:
@@ -70,39 +50,11 @@ def test_compiles_while_serving_are_listed_and_those_of_warm_ups_counted(run: Wa
     assert (naive["serving"], naive["serving_s"], naive["longest_s"], naive["hit"]) == (2, 6.0, 4.0, 18)
 
 
-def test_the_test_bed_has_shares_of_counters_and_what_holds_devices_back(run: WatchedRun) -> None:
-    for _ in range(201):
-        run.second()
-    bed = told(run)["series"]["bed"][1]
-    assert len(bed) == 201
-    newest = bed[-1]["things"]
-    rise = 201 * (5 + math.sin(201 / 11)) - 200 * (5 + math.sin(200 / 11))
-    assert newest["run"]["busy_pct"] == pytest.approx(100 * rise / 16, abs=0.1) or newest["run"]["busy_pct"] == 100.0
-    assert newest["run"]["steal_pct"] == pytest.approx(0.1, abs=0.05)
-    assert bed[0]["things"]["run"]["busy_pct"] is None
-    assert newest["cuda:1"]["throttle"] == ["sw_thermal_slowdown"]
-    assert newest["cuda:0"]["throttle"] == []
-    assert newest["cuda:0"]["power_limit_w"] == 700.0
-
-
 def test_weights_are_steps(run: WatchedRun) -> None:
     line = {"at_ns": START_NS, "weights": {"eager": 90, "compiled-padded": 10, "x": "y"}, "why": "it passed"}
     (run.folder / "weights.jsonl").write_text(json.dumps(line) + "\n")
     weights = {"eager": 90.0, "compiled-padded": 10.0, "x": None}
     assert told(run)["series"]["weights"][1] == [{"at_ns": START_NS, "weights": weights, "why": "it passed"}]
-
-
-def test_looks_by_which_nothing_is_decided_say_nothing_of_decisions(run: WatchedRun) -> None:
-    run.minutes(3, decided=True)
-    assert told(run)["now"]["decided"] == "FAIL"
-    (run.folder / "looks.jsonl").rename(run.folder / "preview.jsonl")
-    state = told(run)
-    assert state["now"]["decided"] is None
-    look = state["look"]
-    assert (look["sequential"], look["decides"], look["look"]) == (True, False, 3)
-    assert {arm["decision"] for arm in look["arms"].values()} == {None}
-    assert {gate["decided_s"] for gate in look["gates"]} == {gate["outlook_s"] for gate in look["gates"]} == {None}
-    assert {gate["verdict"] for gate in look["gates"]} == {"PASS", "FAIL"}
 
 
 def test_a_report_may_lie_beside_the_run_and_nowhere_else(run: WatchedRun) -> None:
@@ -159,20 +111,6 @@ def test_only_whole_lines_are_read_and_each_once(tmp_path: Path) -> None:
     assert list(tail.new()) == [b"half", b"c"]
 
 
-def test_a_large_file_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tails, "_AT_ONCE", 64)
-    monkeypatch.setattr(tails, "_LONGEST_LINE", 32)
-    file = tmp_path / "lines"
-    lines = [b"%010d" % number for number in range(40)]
-    file.write_bytes(b"\n".join(lines) + b"\n" + b"x" * 200 + b"\nlast\n")
-    tail = LinesTail(file)
-    read: list[bytes] = []
-    for _ in range(20):
-        read += tail.new()
-    assert read[:40] == lines
-    assert read[-1] == b"last"  # a line longer than any of ours stops nothing
-
-
 def test_documents_are_tables_of_json_alone(tmp_path: Path) -> None:
     file = tmp_path / "looks.jsonl"
     deep = "[" * 100_000
@@ -182,17 +120,6 @@ def test_documents_are_tables_of_json_alone(tmp_path: Path) -> None:
 
 def row(number: int) -> dict[str, object]:
     return {"name": f"row {number}", "n": number, "more": "x" * 1000}
-
-
-def test_a_table_that_was_begun_anew_is_read_from_its_start(tmp_path: Path) -> None:
-    file = tmp_path / "bed.arrow"
-    with RecordWriter(file, SCHEMA) as writer:
-        writer.append(row(1))
-    tail = TableTail(file, {"n"})
-    assert tail.new() == [{"n": 1}]
-    with RecordWriter(file, SCHEMA) as writer:
-        writer.append(row(2))
-    assert tail.new() == [{"n": 1}, {"n": 2}]
 
 
 def test_damage_shows_less_and_raises_nothing(tmp_path: Path) -> None:
@@ -215,19 +142,6 @@ def test_damage_shows_less_and_raises_nothing(tmp_path: Path) -> None:
 
 def items(numbers: range) -> list[dict[str, int]]:
     return [{"n": number} for number in numbers]
-
-
-@given(st.integers(4, 30), st.integers(0, 400), st.integers(1, 7))
-def test_a_history_is_bounded_even_and_ends_with_the_newest(most: int, came: int, at_once: int) -> None:
-    history = History(most)
-    for start in range(0, came, at_once):
-        history.add(items(range(start, min(came, start + at_once))))
-    kept = [item["n"] for item in history.items]
-    assert len(kept) <= most
-    assert kept[-1:] == ([came - 1] if came else [])
-    assert kept[:1] == ([0] if came else [])
-    steps = {after - before for before, after in pairwise(kept[:-1])}
-    assert len(steps) <= 1  # all but the newest lie equally far apart
 
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.booleans(), st.integers(4, 12))

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from loadtests.provider.judgement import Judgement, judge
-from loadtests.provider.observed import Observed, newest_run
+from loadtests.provider.observed import Observed
 from loadtests.provider.question import Question
 from loadtests.provider.server import ProviderServer
 from servers.fields import ConfigError
@@ -48,16 +48,6 @@ def going(run: Rollout, seconds: float = 30.0, *, decision: str | None = None, s
     run.look(decision, safe=safe)
 
 
-def test_argo_waits_at_a_step_for_the_first_pass(run: Rollout, server: ProviderServer) -> None:
-    step = analysis(server, "tailgate-wait")
-    for _ in range(20):
-        going(run)
-        assert step.measure() == "Running"
-    going(run, safe=True)
-    assert step.measure() == "Successful"
-    assert analysis(server, "tailgate-wait", **{"for": "promotion"}).measure() == "Running"
-
-
 def test_argo_pauses_a_step_that_stays_open_and_does_not_promote_it(run: Rollout, server: ProviderServer) -> None:
     for older in (False, True):
         step = analysis(server, "tailgate-wait")
@@ -67,15 +57,6 @@ def test_argo_pauses_a_step_that_stays_open_and_does_not_promote_it(run: Rollout
             going(run)
             step.measure()
         assert (step.phase, sum(step.counts.values())) == ("Inconclusive", 120)
-
-
-def test_argo_forgives_a_provider_that_is_gone_for_less_than_a_minute(run: Rollout, server: ProviderServer) -> None:
-    harm = analysis(server, "tailgate-harm")
-    token, harm.metric["provider"]["web"]["headers"] = harm.metric["provider"]["web"]["headers"], []
-    assert [harm.measure() for _ in range(12)] == ["Running"] * 12  # not allowed: an Error each
-    harm.metric["provider"]["web"]["headers"] = token
-    assert harm.measure() == "Running"
-    assert harm.errors_in_a_row == 0
 
 
 def test_flagger_goes_up_as_evidence_allows_and_is_promoted_by_pass_alone(run: Rollout, server: ProviderServer) -> None:
@@ -94,20 +75,6 @@ def test_flagger_goes_up_as_evidence_allows_and_is_promoted_by_pass_alone(run: R
         assert flagger.tick() == "WaitingPromotion"
     going(run, decision="PASS")
     assert (flagger.tick(), flagger.weight, flagger.failed_checks) == ("Promoting", 50, 0)
-
-
-@pytest.mark.parametrize("waits", ["for more traffic", "for promotion"])
-def test_flagger_rolls_back_at_the_next_tick_also_while_it_waits(
-    run: Rollout, server: ProviderServer, waits: str
-) -> None:
-    flagger = canary(server)
-    flagger.tick()
-    for _ in range(6):
-        flagger.tick()
-        going(run, safe=waits == "for promotion")
-    assert flagger.phase == ("WaitingPromotion" if waits == "for promotion" else "Progressing")
-    run.compiled(2.0)
-    assert (flagger.tick(), flagger.weight) == ("Failed", 0)
 
 
 STEP = Question(goal="step")
@@ -222,23 +189,3 @@ def test_requests_that_their_client_cancelled_have_not_failed(run: Rollout) -> N
 def test_what_the_run_itself_took_back_has_failed(run: Rollout) -> None:
     run.rolled_back("new-0 died")
     assert judged(run).reasons == ("the run has rolled it back: new-0 died",)
-
-
-def test_of_several_candidates_one_is_named(tmp_path: Path) -> None:
-    run = Rollout(folder=tmp_path / "run", others=("newer",))
-    with pytest.raises(ConfigError, match="has 2 candidates: give arm=new, newer"):
-        judged(run)
-    assert verdict(run, Question(arm="newer")) == "INCONCLUSIVE"
-    with pytest.raises(ConfigError, match='arm "old" is no candidate of run: give new, newer'):
-        judged(run, Question(arm="old"))
-
-
-def test_the_newest_run_of_a_folder_is_followed(tmp_path: Path) -> None:
-    assert newest_run(tmp_path) is None
-    first = Rollout(folder=tmp_path / "20260101T120000Z-canary")
-    first.look("FAIL")
-    observed = Observed(tmp_path, clock=first.now_ns)
-    assert judge(observed.evidence(STEP), STEP).verdict == "FAIL"
-    second = Rollout(folder=tmp_path / "20260102T120000Z-canary")
-    assert observed.evidence(STEP).run == second.folder.name
-    assert judge(observed.evidence(STEP), STEP).verdict == "INCONCLUSIVE"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -133,29 +132,6 @@ def test_chat_prompts_are_what_transformers_renders(folder: Path) -> None:
         assert len(expected) == request.prompt_tokens
 
 
-def test_later_turns_begin_with_the_earlier_ones(folder: Path) -> None:
-    prompts = source(folder, "chat")
-    assert prompts.text is not None
-    first = prompts.messages(plan(0, parts=[6]))
-    third = prompts.messages(plan(0, parts=[6, 8, 5]))
-    assert first is not None
-    assert third is not None
-    assert third[0] == first[0]
-    assert [message.role for message in third] == ["user", "assistant", "user"]
-
-
-@pytest.mark.parametrize("kind", ["ids", "text", "chat"])
-def test_prompts_that_share_blocks_share_tokens(folder: Path, kind: PromptKind) -> None:
-    prompts = source(folder, kind)
-    blocks = {"blocks": [11, 12], "block_tokens": 32.0}
-    one = prompts.ids(plan(100, seed=1, **blocks, parts=[80]))
-    two = prompts.ids(plan(100, seed=2, **{**blocks, "blocks": [11, 13]}, parts=[80]))
-    other = prompts.ids(plan(100, seed=1, blocks=[14], block_tokens=32.0, parts=[80]))
-    same = next(index for index, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
-    assert same >= 32
-    assert one[:32] != other[:32]
-
-
 def test_given_ids_are_sent_as_they_are(folder: Path) -> None:
     for kind in ("ids", "text", "chat"):
         prompts = source(folder, kind)  # type: ignore[arg-type]
@@ -263,18 +239,6 @@ def test_requests_that_share_hash_ids_share_the_tokens_of_their_blocks(mooncake:
     assert facts["shared_pct"] == pytest.approx(100 * 1024 / 1400, rel=0.05)
 
 
-def test_shared_blocks_survive_the_file(mooncake: str, tmp_path: Path) -> None:
-    schedule = built(TrafficConfig(rate=20, workload="trace", trace=mooncake, duration_s=5))
-    schedule.write(tmp_path / "schedule.arrow")
-    back = Schedule.read(tmp_path / "schedule.arrow")
-    assert back.table.equals(schedule.table)
-    assert back.table.schema.names == [*SCHEDULE.names, "blocks", "block_tokens"]
-    for field in dataclasses.fields(Schedule):
-        if field.name != "table":
-            assert getattr(back, field.name) == getattr(schedule, field.name)
-    assert rows(back.share(1, 2))[0].blocks == rows(schedule)[1].blocks
-
-
 def test_turns_of_a_chat_are_exact_and_grow(tokenizer_folder: str) -> None:
     config = TrafficConfig(
         rate=20,
@@ -353,17 +317,6 @@ def talks(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_conversations_bring_their_lengths_and_turns(talks: str) -> None:
-    config = TrafficConfig(rate=20, duration_s=20, workload="conversations", conversations=talks, think_time_s=0.5)
-    schedule = built(config)
-    plans = rows(schedule)
-    assert max(plan.turn for plan in plans) == 2
-    firsts = {plan.prompt_tokens for plan in plans if plan.turn == 0}
-    assert firsts <= {6 * (number + 1) for number in range(12)}
-    assert 250 < len(plans) < 550
-    assert schedule.prompts["conversations"] == {"read": 12, "unusable": 0, "kept": 12}
-
-
 @pytest.mark.parametrize("kind", ["text", "chat"])
 def test_conversations_are_sent_as_they_are_written(talks: str, tokenizer_folder: str, kind: Any) -> None:
     config = TrafficConfig(
@@ -383,15 +336,6 @@ def test_conversations_are_sent_as_they_are_written(talks: str, tokenizer_folder
     assert later.token_ids is not None
     same = earlier.token_ids[:-8] if kind == "chat" else earlier.token_ids[:-1]
     assert list(later.token_ids)[: len(same)] == list(same)
-
-
-def test_a_closed_loop_has_rows_without_times() -> None:
-    schedule = built(TrafficConfig(arrivals="closed", concurrency=4, num_prompts=50, rampup_s=5, duration_s=20))
-    assert schedule.loop == "closed"
-    assert schedule.planned == {}
-    assert len(schedule) == 50
-    assert set(schedule.offset_ns.tolist()) == {0}
-    assert len(built(TrafficConfig(arrivals="closed", concurrency=4))) == 1024
 
 
 def test_num_prompts_cuts_the_schedule_after_so_many() -> None:

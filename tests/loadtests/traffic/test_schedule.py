@@ -22,9 +22,8 @@ from loadtests.traffic.lengths import (
     Lengths,
     fitted_lengths,
 )
-from loadtests.traffic.limits import OverLimitPolicy, within_limits
+from loadtests.traffic.limits import within_limits
 from loadtests.traffic.prompt_words import prompt_words, token_ids
-from loadtests.traffic.rate_steps import closer, staircase
 from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import read_source
@@ -58,19 +57,6 @@ def trace(tmp_path: Path) -> str:
     lines = [{"timestamp": 100 * n, "input_length": 10 + n, "output_length": 1 + n % 7} for n in range(1000)]
     path.write_text("\n".join(json.dumps(line) for line in lines))
     return str(path)
-
-
-def test_lengths_change_at_their_times_and_nothing_else_does() -> None:
-    base = built(TrafficConfig(rate=20, duration_s=30), max_prompt_tokens=100_000, max_new_tokens=10_000)
-    changes = TrafficConfig(rate=20, duration_s=30, length_scale=0.5, length_scales=((0.0, 1.0), (10.0, 4.0)))
-    changed = built(changes, max_prompt_tokens=100_000, max_new_tokens=10_000)
-    factors = np.where(base.offset_ns < 10 * SECOND, 0.5, 2.0)
-    assert 0 < (factors == 0.5).sum() < len(factors)
-    for name in ("prompt_tokens", "max_tokens"):
-        expected = np.maximum(np.rint(base.ints(name) * factors), 1)
-        assert changed.ints(name).tolist() == expected.tolist()
-    same = [name for name in SCHEDULE.names if name not in ("prompt_tokens", "max_tokens")]
-    assert changed.table.select(same).equals(base.table.select(same))
 
 
 def test_written_schedule_reads_back_equal(tmp_path: Path) -> None:
@@ -237,20 +223,6 @@ def test_rate_counts_requests_and_not_sessions() -> None:
     assert schedule.dropped["turns_after_end"] == pytest.approx(100 * 10, rel=0.25)
 
 
-def test_over_limit_counts_are_kept_with_the_schedule() -> None:
-    clip = built(TrafficConfig(rate=50, duration_s=60), max_prompt_tokens=500)
-    tokens = column(clip, "prompt_tokens")
-    assert max(tokens) == 500
-    assert 0 < int(clip.dropped["input_over"]) <= tokens.count(500)
-    assert clip.dropped["policy"] == "clip"
-    drop = built(TrafficConfig(rate=50, duration_s=60, over_limit="drop"), max_prompt_tokens=500)
-    assert drop.dropped["input_over"] == clip.dropped["input_over"]
-    assert len(drop) == len(clip) - int(drop.dropped["requests_dropped"])
-    assert column(drop, "index") == list(range(len(drop)))
-    with pytest.raises(ConfigError, match="over the model's limits"):
-        built(TrafficConfig(rate=50, duration_s=60, over_limit="fail"), max_prompt_tokens=500)
-
-
 def test_replayed_trace_keeps_each_arrival_with_its_lengths(trace: str) -> None:
     config = TrafficConfig(
         arrivals="trace", workload="trace", trace=trace, trace_start_s=20, time_scale=2, duration_s=30
@@ -392,15 +364,6 @@ def test_poisson_has_the_asked_rate_and_exponential_gaps() -> None:
     assert np.mean(gaps > 1 / 200) == pytest.approx(np.exp(-1), abs=0.01)
 
 
-@pytest.mark.parametrize("burstiness", [0.1, 0.25, 1.0, 4.0, 25.0])
-def test_gamma_gaps_vary_by_burstiness_to_the_minus_half(burstiness: float) -> None:
-    offsets = gamma(200, burstiness, 500, rng=rng(7))
-    gaps = np.diff(offsets) / 1e9
-    cv = burstiness**-0.5
-    assert len(offsets) == pytest.approx(100_000, abs=4 * cv * 100_000**0.5)
-    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.04)
-
-
 def test_falling_ramp_is_heaviest_at_its_start() -> None:
     offsets = profiled(arrivals="ramp", rates=(300.0, 100.0), duration_s=200)
     assert np.sum(offsets < 100 * SECOND) == pytest.approx(25_000, abs=4 * 25_000**0.5)
@@ -427,41 +390,9 @@ def test_replay_time_scale_below_one_is_faster() -> None:
     assert (arrivals.replay(trace, 11, time_scale=2)[0] / SECOND).tolist() == [0, 2, 4, 4, 10]
 
 
-def test_rampup_thins_linearly_and_leaves_the_rest() -> None:
-    offsets = poisson(1000, 100, rng=rng())
-    kept = arrivals.rampup_kept(offsets, 40, rng=rng(2))
-    early = offsets < 40 * SECOND
-    assert kept[~early].all()
-    share, _ = np.histogram(offsets[early & kept], bins=4, range=(0, 40 * SECOND))
-    expected = 10_000 * np.array([0.125, 0.375, 0.625, 0.875])
-    assert (np.abs(share - expected) < 4 * np.sqrt(expected)).all()
-    assert arrivals.rampup_kept(offsets, 0, rng=rng(2)).all()
-
-
 def test_a_schedule_too_large_for_memory_is_refused_before_it_is_built() -> None:
     with pytest.raises(ConfigError, match="the limit is 20000000"):
         poisson(1e6, 1e6, rng=rng())
-
-
-@given(low=st.floats(0.1, 100), factor=st.floats(1.1, 1000), steps=st.integers(3, 30))
-def test_a_staircase_rises_in_equal_ratios_from_end_to_end(low: float, factor: float, steps: int) -> None:
-    rates = staircase(low, low * factor, steps)
-    assert len(rates) == steps
-    assert rates[0] == pytest.approx(low, rel=1e-3)
-    assert rates[-1] == pytest.approx(low * factor, rel=1e-3)
-    for before, after in pairwise(rates):
-        assert after / before == pytest.approx(factor ** (1 / (steps - 1)), rel=5e-3)
-
-
-@pytest.mark.parametrize(
-    ("bracket", "low", "high"),
-    [((None, 2.0), 0.5, 2.0), ((50.0, None), 50.0, 200.0), ((None, None), 1.0, 64.0)],
-)
-def test_an_open_bracket_is_searched_further(
-    bracket: tuple[float | None, float | None], low: float, high: float
-) -> None:
-    rates = closer([bracket], 3, low=1, high=64)
-    assert low < rates[0] < rates[1] < rates[2] < high
 
 
 def lengths_of(rows: list[tuple[int, int]]) -> Lengths:
@@ -478,15 +409,6 @@ def test_conversation_fit_has_the_published_log_moments() -> None:
         # Lognormal quantiles: exp(mu + z sigma).
         expected = np.exp(mu + sigma * np.array([0.0, 1.2816, 2.3263]))
         assert np.quantile(tokens, [0.5, 0.9, 0.99]) == pytest.approx(expected, rel=0.03)
-
-
-def test_each_row_may_have_a_factor_of_its_own() -> None:
-    scaled = lengths_of([(10, 4), (10, 4), (10, 4)]).scaled(np.array([0.1, 1.0, 2.5]))
-    assert scaled.input_tokens.tolist() == [1, 10, 25]
-    assert scaled.output_tokens.tolist() == [1, 4, 10]
-    assert len(lengths_of([]).scaled(np.array([]))) == 0
-    with pytest.raises(ConfigError, match="length_scale is -1"):
-        lengths_of([(1, 1), (1, 1)]).scaled(np.array([1.0, -1.0]))
 
 
 rows = st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), min_size=1, max_size=60)
@@ -514,19 +436,6 @@ def test_clip_never_exceeds_a_limit_and_counts_each_side(
     assert counts.requests_dropped == 0
 
 
-@given(rows=rows, max_prompt=limits, max_new=limits)
-def test_drop_keeps_exactly_the_rows_within_both_limits(
-    rows: list[tuple[int, int]], max_prompt: int, max_new: int
-) -> None:
-    stay = [given <= max_prompt and asked <= max_new for given, asked in rows]
-    left, kept, counts = within_limits(
-        lengths_of(rows), single_turns(len(rows)), policy="drop", max_prompt_tokens=max_prompt, max_new_tokens=max_new
-    )
-    assert kept.tolist() == stay
-    assert len(left) == sum(stay)
-    assert counts.requests_dropped == len(rows) - sum(stay)
-
-
 def test_fail_names_the_value_the_limit_and_the_remedy() -> None:
     lengths = lengths_of([(5, 5), (640, 5), (5, 99)])
     with pytest.raises(ConfigError) as refused:
@@ -538,13 +447,3 @@ def test_fail_names_the_value_the_limit_and_the_remedy() -> None:
     assert "\n" not in message
     with pytest.raises(ConfigError, match="answer of 99 tokens and max_new_tokens is 64"):
         within_limits(lengths, single_turns(3), policy="fail", max_prompt_tokens=1000, max_new_tokens=64)
-
-
-@pytest.mark.parametrize("policy", ["clip", "drop", "fail"])
-def test_lengths_at_the_limit_pass_untouched(policy: OverLimitPolicy) -> None:
-    left, kept, counts = within_limits(
-        lengths_of([(512, 64)]), single_turns(1), policy=policy, max_prompt_tokens=512, max_new_tokens=64
-    )
-    assert kept.all()
-    assert (left.input_tokens[0], left.output_tokens[0]) == (512, 64)
-    assert (counts.input_over, counts.output_over, counts.requests_dropped) == (0, 0, 0)

@@ -174,16 +174,6 @@ def test_published_mooncake_conversation_loads_as_it_is() -> None:
 PLAIN = "time_s,input_tokens,output_tokens"
 
 
-def test_plain_csv_is_read_in_any_order_of_columns(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, f"{PLAIN}\n0.5,10,3\n\n0.500000001,20,4\n12,30,5\n"))
-    assert trace.format == "plain"
-    assert trace.offset_ns.tolist() == [0, 1, 11_500_000_000]
-    assert trace.input_tokens.tolist() == [10, 20, 30]
-    other = read_trace(written(tmp_path, "output_tokens, time_s ,input_tokens\n3,-1,10\n4,1,20\n"))
-    assert other.offset_ns.tolist() == [0, 2_000_000_000]
-    assert (other.input_tokens.tolist(), other.output_tokens.tolist()) == ([10, 20], [3, 4])
-
-
 @pytest.mark.parametrize(
     ("row", "parts"),
     [
@@ -204,25 +194,6 @@ def test_bad_plain_line_is_named_with_its_value_and_remedy(tmp_path: Path, row: 
         assert part in message
 
 
-@pytest.mark.parametrize(
-    ("ids", "part"),
-    [([1, 2, 3], "3 hash_ids but the input of 600 tokens has 2 blocks of 512"), (["a"], "hash_ids"), ([-1], "hash_ids"),
-     (7, "hash_ids"), ([True], "hash_ids")],
-)  # fmt: skip
-def test_hash_ids_that_cannot_be_are_refused(tmp_path: Path, ids: object, part: str) -> None:
-    row = json.dumps({"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": ids})
-    assert part in refusal(written(tmp_path, row))
-
-
-def test_hash_ids_stay_with_their_row(tmp_path: Path) -> None:
-    rows = [
-        {"timestamp": n, "input_length": 600, "output_length": 5, "hash_ids": [n, n + 1][: n % 3]} for n in range(9)
-    ]
-    trace = read_trace(written(tmp_path, "\n".join(map(json.dumps, rows))))
-    assert [trace.blocks(row).tolist() for row in range(9)] == [row["hash_ids"] for row in rows]
-    assert trace.shares_prefixes
-
-
 def azure(count: int) -> str:
     """One request a second, its input length its number from 1."""
     return "\n".join([HEADER, *(f"2023-11-17 00:{n // 60:02}:{n % 60:02}.0,{n + 1},5" for n in range(count))])
@@ -233,30 +204,8 @@ def test_a_window_past_the_end_still_tells_how_long_the_trace_is(tmp_path: Path)
     assert (len(trace), trace.duration_s) == (1, 9.0)
 
 
-def test_a_sample_is_even_sorted_and_the_same_for_equal_seeds(tmp_path: Path) -> None:
-    path = written(tmp_path, azure(3000))
-    drawn = [read_trace(path, sample=300, seed=seed) for seed in (1, 1, 2)]
-    values = [trace.input_tokens.tolist() for trace in drawn]
-    assert values[0] == values[1] != values[2]
-    assert values[0] == sorted(set(values[0]))
-    assert len(values[0]) == 300
-    assert drawn[0].rows_read == 3000
-    means = [np.mean(read_trace(path, sample=300, seed=seed).input_tokens) for seed in range(12)]
-    assert abs(np.mean(means) - 1500) < 60
-    assert read_trace(path, sample=5000).input_tokens.tolist() == list(range(1, 3001))
-
-
 def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
     assert "break it into lines" in refusal(written(tmp_path, HEADER + "\n" + "1" * (1 << 24)))
-
-
-@pytest.mark.parametrize(
-    "text", ["time_s,input_tokens\n0,7\n1.5,9", "input_tokens,time_s,output_tokens\n7,0,0\n9,1.5,12"]
-)
-def test_a_plain_csv_may_lack_answers_where_none_are_needed(tmp_path: Path, text: str) -> None:
-    trace = read_trace(written(tmp_path, text), answers=False)
-    assert trace.input_tokens.tolist() == [7, 9]
-    assert trace.offset_ns.tolist() == [0, 1_500_000_000]
 
 
 def test_a_plain_csv_without_answers_is_refused_where_they_are_needed(tmp_path: Path) -> None:
@@ -290,17 +239,6 @@ def test_what_published_files_hold_besides_is_left_out_and_counted(tmp_path: Pat
     assert (found.read, found.unusable) == (5, 3)
     assert found.kept[0].exchanges == (Exchange("then a question", "and its answer"),)
     assert (found.kept[1].system, found.kept[1].exchanges) == ("be brief", (Exchange("hi", "hello"),))
-
-
-def test_a_sample_is_even_and_the_same_for_equal_seeds(tmp_path: Path) -> None:
-    path = written_of_conversations(tmp_path, [talk(str(n), "answer") for n in range(2000)])
-    drawn = [
-        [int(conversation.exchanges[0].question) for conversation in read_conversations(path, keep=200, seed=seed).kept]
-        for seed in (1, 1, 2)
-    ]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert drawn[0] == sorted(drawn[0])
-    assert 800 < sum(drawn[0]) / 200 < 1200
 
 
 @pytest.mark.parametrize(

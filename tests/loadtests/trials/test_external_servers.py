@@ -158,24 +158,6 @@ def wait_for_rows(path: Path, count: int) -> None:
     wait_for(lambda: path.exists() and read_table(path, SERVER_LOAD)[0].num_rows >= count)
 
 
-def test_the_load_is_recorded_while_the_trial_goes_on(tmp_path: Path) -> None:
-    began_ns = now_ns()
-    with metrics_page(lambda n: vllm_page(running=n, waiting=3, cache=0.5, preemptions=2)) as page:
-        trial = external_trial(tmp_path / "trial-01", {"metrics": page})
-        loads = ServerLoads(trial)
-        wait_for_rows(trial.folder / "server_load.arrow", 3)  # before the trial ends
-        loads.stop()
-        loads.stop()
-    rows = read_table(trial.folder / "server_load.arrow", SERVER_LOAD)[0].to_pylist()
-    assert [row["running"] for row in rows] == list(range(len(rows)))
-    assert {(row["trial"], row["arm"], row["replica"]) for row in rows} == {(1, "vllm", "vllm-0")}
-    assert {(row["waiting"], row["cache_pct"], row["preemptions"]) for row in rows} == {(3, 50, 2)}
-    assert began_ns < rows[0]["at_ns"] < rows[-1]["at_ns"] < now_ns()
-    [facts] = trial.facts.arms[1]["told"]["metrics"]
-    assert (facts["replica"], facts["failed"], facts["why"]) == ("vllm-0", 0, "")
-    assert facts["answered"] >= len(rows)
-
-
 def test_failed_answers_of_a_page_cost_those_samples_alone_and_are_counted(tmp_path: Path) -> None:
     def answer(number: int) -> str | int:
         if number == 3:

@@ -401,14 +401,3 @@ def test_arms_with_devices_of_their_own_run_at_once() -> None:
     devices = {"a": "cuda:0", "b": "cuda:0", "c": "cuda:1"}
     assert [item.arm for item in together([turn("a"), turn("b"), turn("c")], devices)] == ["a", "c"]
     assert (lanes_of(cards()), lanes_of(experiment())) == (2, 1)
-
-
-def test_arms_that_run_at_once_share_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtests.trials.run.check_experiment", lambda _: None)
-    search, outcome = made_up(tmp_path, what=cards(), budget_s=700.0)
-    assert outcome.complete, outcome.error
-    turns = [turn["arms"] for turn in document(outcome)["turns"]]
-    assert turns[0] == ["eager", "padded"]
-    assert turns[1] == ["dynamic"]
-    assert search.spent_s <= 700.0
-    assert analyze(outcome.run_dir)["frontier"]["blocked_by"] == []

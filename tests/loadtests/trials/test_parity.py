@@ -31,7 +31,6 @@ from loadtests.trials.served_parity import (
     TOKENS,
     Question,
     ask,
-    ask_vectors,
     compared,
     compared_vectors,
     cosine,
@@ -40,7 +39,7 @@ from loadtests.trials.served_parity import (
 )
 from servers.config import ArmConfig
 from servers.fields import ConfigError
-from servers.rpc import inference_pb2, inference_pb2_grpc
+from servers.rpc import inference_pb2_grpc
 from tests.fakes.arm import Arm
 from tests.fakes.whole_run import experiment as small
 
@@ -243,15 +242,6 @@ def test_the_first_half_is_read_and_the_rest_predicted_within_the_engine_s_limit
     assert texts(path, tokens=1)[2] == ([0, 1, 2, 3, 4], [5])
 
 
-def test_texts_that_are_asked_alike_are_one_text(tmp_path: Path) -> None:
-    path = tmp_path / "texts.jsonl"
-    path.write_text("[1, 2, 3, 4]\n" * 40 + "[1,2,3,4]\n[1, 2, 3, 5]\n")
-    assert texts(path) == [([1, 2], [3, 4]), ([1, 2], [3, 5])]
-    # the same beginning, read and predicted, of two long texts
-    path.write_text("\n".join(json.dumps([*range(20), end]) for end in (7, 8)))
-    assert texts(path) == [([*range(8)], [*range(8, 14)])]
-
-
 @pytest.mark.parametrize("line", ["[7]", "[1, -2]", "[1, 2.0]", "[1, true]", "hello", '{"ids": [1, 2]}', "[" * 100_000])
 def test_a_line_that_is_no_text_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
@@ -329,17 +319,6 @@ def test_a_server_that_is_gone_is_reported_with_its_status() -> None:
     assert answer.startswith("UNAVAILABLE")
 
 
-def test_the_wait_for_answers_can_be_ended(channel: grpc.Channel) -> None:
-    class StopError(Exception):
-        pass
-
-    def check() -> None:
-        raise StopError
-
-    with pytest.raises(StopError):
-        ask(channel, [Question(prompt=(1,), max_tokens=1000)], check=check)
-
-
 def test_each_replica_is_compared_with_the_first_of_the_control() -> None:
     answers: dict[str, Any] = {"eager-0": [[1, 2], [3, 4]], "padded-0": [[1, 2], [3, 9]], "padded-1": "gone"}
     arms = {"eager-0": "eager", "padded-0": "padded", "padded-1": "padded"}
@@ -373,23 +352,6 @@ def test_an_arm_that_works_is_waited_for_and_an_idle_one_is_not(monkeypatch: pyt
         assert "0.2 s" in answer
         busy = itertools.count()
         assert ask(channel, longer, check=nothing, still_s=0.2, worked_s=lambda: float(next(busy))) == [[5, 5]]
-
-
-class LongVectors(inference_pb2_grpc.InferenceServicer):
-    def Embed(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return inference_pb2.EmbedResponse(values=[3.0, 4.0], tokens=1)
-
-
-def test_every_text_has_a_vector_of_unit_length(channel: grpc.Channel) -> None:
-    asked = [Question(prompt=prompt, max_tokens=0) for prompt in ((1, 2, 3), (1,))]
-    vectors = ask_vectors(channel, asked, check=nothing)
-    assert not isinstance(vectors, str)
-    assert [len(vector) for vector in vectors] == [2, 2]
-    assert vectors[0] != vectors[1]
-    with served(LongVectors()) as opened:
-        refused = ask_vectors(opened, asked[1:], check=nothing)
-    assert isinstance(refused, str)
-    assert "length 5" in refused
 
 
 def test_vectors_are_held_to_the_cosine_with_the_control() -> None:

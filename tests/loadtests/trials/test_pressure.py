@@ -130,7 +130,6 @@ def test_rows_of_a_neighbour_that_dies_have_the_reason(pressed: Start) -> None:
 
 
 NOWHERE = Path("/nonexistent")
-GONE = 2**22 + 1  # no process has this number
 # A thread and a child of its own, so that both are seen to be bound.
 SLEEPER = (
     "import subprocess, sys, threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); "
@@ -194,31 +193,6 @@ def test_bound_processes_are_released_where_another_cannot_be_bound(tree: int, m
     with pytest.raises(PermissionError):
         limit_all([tree], 1.0, groups=NOWHERE)
     assert affinities(tree) == before
-
-
-def groups_of(tree: int, folder: Path) -> tuple[Path, Path]:
-    """(groups, proc): a tree of groups in plain files, with the process in session/work."""
-    groups, proc = folder / "groups", folder / "proc"
-    (groups / "session" / "work").mkdir(parents=True)
-    (groups / "cgroup.controllers").write_text("cpu memory")
-    (proc / str(tree)).mkdir(parents=True)
-    (proc / str(tree) / "cgroup").write_text("1:name=systemd:/old\n0::/session/work\n")
-    return groups, proc
-
-
-def test_where_groups_may_be_made_each_process_has_a_quota_of_its_own(tree: int, tmp_path: Path) -> None:
-    groups, proc = groups_of(tree, tmp_path)
-    before = affinities(tree)
-    (limit,) = limit_all([tree], 1.5, groups=groups, proc=proc)
-    assert limit is not None
-    group = groups / "session" / "work" / f"tailgate-{tree}"
-    assert (group / "cpu.max").read_text() == "150000 100000"
-    last = [*family_of(tree)][-1][0]
-    assert (group / "cgroup.procs").read_text() == str(last)  # a plain file keeps the last one
-    assert limit.facts() == {"method": "cgroup"}
-    assert affinities(tree) == before
-    limit.lift()
-    assert (groups / "session" / "work" / "cgroup.procs").read_text() == str(last)
 
 
 TABLE: dict[str, Any] = {
@@ -286,19 +260,3 @@ def test_turns_that_cannot_be_taken_are_an_error_in_the_records_and_a_note(
     assert context.facts.processor_turns is not None
     assert words in context.facts.processor_turns["error"]
     assert context.status.notes
-
-
-def test_a_replica_that_died_takes_no_turn(
-    tmp_path: Path, replicas: dict[str, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = min(os.sched_getaffinity(0))
-    monkeypatch.setattr(processor_turns, "processor_sets", lambda usable, count: [(place,)] * count)
-    context = turned_trial(tmp_path)
-    turns = ProcessorTurns(context)
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    turns.start({"twin-0": gone.pid, "eager-0": replicas["eager-0"][0]})
-    assert bound(replicas["eager-0"][0]) == {place}
-    turns.stop()
-    assert context.facts.processor_turns is not None
-    assert context.facts.processor_turns["error"] is None

@@ -6,7 +6,6 @@ import http.client
 import io
 import json
 import os
-import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -136,28 +135,6 @@ def test_metrics_of_replicas_and_traffic_are_those_of_the_status() -> None:
     assert not [name for name, _ in samples if name.endswith("_bucket")]
 
 
-def test_counters_go_on_over_trials_and_gauges_are_of_the_newest(tmp_path: Path) -> None:
-    load(tmp_path / "trial-01", 0, answers=5)
-    load(tmp_path / "trial-01", 1, answers=2, failed=1)
-    load(tmp_path / "trial-02", 0, answers=4)
-    samples = shown(Status(run_dir=tmp_path))
-    for name, labels, expected in (
-        ("requests_total", {"arm": "eager", "outcome": "ok"}, 11),
-        ("requests_total", {"arm": "eager", "outcome": "failed"}, 1),
-        ("requests_total", {"arm": "naive", "outcome": "failed"}, 0),
-        ("requests_started_total", {}, 6 + 4 + 5),
-        ("in_flight", {"arm": "eager"}, 1),
-        ("time_to_first_token_seconds_count", {"arm": "eager"}, 11),
-        ("time_to_first_token_seconds_bucket", {"arm": "eager", "le": "0.01"}, 0),
-        ("time_to_first_token_seconds_bucket", {"arm": "eager", "le": "0.02"}, 11),
-        ("time_to_first_token_seconds_bucket", {"arm": "eager", "le": "+Inf"}, 11),
-        ("time_to_first_token_seconds_sum", {"arm": "eager"}, pytest.approx(11 * 0.011)),
-        ("schedule_lag_seconds", {"worker": "0", "quantile": "1"}, 0.003),
-    ):
-        assert value(samples, f"tailgate_load_{name}", **labels) == expected
-    assert ("tailgate_load_schedule_lag_seconds", (("quantile", "1"), ("worker", "1"))) not in samples
-
-
 def test_broken_files_of_load_processes_are_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "trial-01"
     load(folder, 0, answers=1)
@@ -240,21 +217,3 @@ def test_a_token_is_shown_once_where_it_was_made_and_is_in_no_file(
     assert not (tmp_path / "page.json").exists()
     page.close({"complete": False})
     assert content_of(tmp_path / "status.json")["ended"] == {"complete": True}
-
-
-def test_a_page_that_cannot_start_or_dies_is_one_note(tmp_path: Path) -> None:
-    # A file stands where the folder should, which stops root too.
-    (tmp_path / "file").write_text("")
-    (tmp_path / "here").mkdir()
-    (tmp_path / "killed").mkdir()
-    for host, folder in (("no host.invalid", "here"), ("127.0.0.1", "file"), ("127.0.0.1", "killed")):
-        status = Status()
-        page = LivePage(PageAddress(host=host, port=0), status)
-        page.open(tmp_path / folder)
-        if folder == "killed":
-            wait_for(lambda: status.page)  # noqa: B023
-            os.kill(page.pid or 0, signal.SIGKILL)
-        wait_for(lambda: status.notes)  # noqa: B023
-        page.close({"complete": True})
-        (note,) = status.notes
-        assert "SIGKILL" in note or folder != "killed"

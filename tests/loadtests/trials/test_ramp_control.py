@@ -272,17 +272,6 @@ def test_a_rollback_that_was_decided_is_done_by_the_next_controller(ramp: Ramp) 
     assert ramp.actions == ["start", "rollback"]
 
 
-@pytest.mark.parametrize("deaf_at_first", [False, True])
-def test_weights_set_while_there_was_no_controller_are_left(ramp: Ramp, deaf_at_first: bool) -> None:
-    ramp.resume(START, kept=HALF)
-    ramp.splitter.deaf = deaf_at_first
-    ramp.poll(3)
-    ramp.splitter.deaf = False
-    ramp.poll(3)
-    assert ramp.actions == ["start", BY_HAND]
-    assert ramp.splitter.kept == HALF
-
-
 def look(**arms: tuple[str | None, bool]) -> dict[str, Any]:
     rows = {
         arm: {"decision": decision, "hopeless": hopeless, "reason": f"{arm} is so."}

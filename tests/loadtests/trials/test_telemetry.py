@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
-import threading
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
@@ -22,11 +21,10 @@ from loadtests.trials.progress import Status
 from loadtests.trials.snapshots import check_alike, check_name, start_up
 from loadtests.trials.telemetry import Collector, Restart
 from loadtests.trials.under_way import UnderWay
-from servers.clock import now_ns
 from servers.fields import ConfigError
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.rpc.telemetry_pb2 import SnapshotResponse
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.patience import wait_for
 
 
 @pytest.fixture
@@ -132,23 +130,6 @@ def test_events_are_on_disk_at_once_and_a_resumed_stream_repeats_none(tmp_path: 
     assert known == [{**place, "at_ns": 5}, {**place, "at_ns": 6, "allocated_bytes": 0, "out_of_memory": 0}]
 
 
-def test_readings_of_memory_do_not_keep_telemetry_from_settling(collector: Collector, live: LiveTelemetry) -> None:
-    def put() -> None:
-        while not settled.wait(0.02):
-            reading = telemetry_pb2.MemoryReading(at_ns=now_ns())
-            live.events.put(telemetry_pb2.TelemetryEvent(memory=reading))
-
-    settled = threading.Event()
-    putting = threading.Thread(target=put)
-    settling = threading.Thread(target=collector.settle, kwargs={"quiet_s": 0.1, "timeout_s": 10 * PATIENCE_S})
-    putting.start()
-    settling.start()
-    settling.join(PATIENCE_S)
-    settled.set()
-    putting.join()
-    assert not settling.is_alive()
-
-
 def test_telemetry_that_comes_faster_than_the_disk_takes_it_ends_the_run(tmp_path: Path) -> None:
     collector = Collector(tmp_path, trial=2, status=Status(), most_waiting=3)
     with followed(collector, Telemetry(step_batch(100))):
@@ -209,17 +190,6 @@ def test_a_compile_is_under_way_until_something_else_is_reported(
     wait_for(lambda: collector.compiling == [])
     if "end_ns" in over:
         assert collector.last_compiling("naive-0") is None
-
-
-def test_nothing_is_under_way_beyond_the_end_of_the_stream(collector: Collector, live: LiveTelemetry) -> None:
-    live.tell()
-    wait_for(lambda: collector.compiling == [NOW])
-    live.events.put(None)
-    wait_for(lambda: collector.compiling == [])
-    assert collector.last_compiling("naive-0") == NOW, "what it was cut short in stays known"
-    wait_for(lambda: live.streams == 2)
-    live.tell()
-    wait_for(lambda: collector.compiling == [NOW], otherwise=lambda: "a server that goes on tells again how it stands")
 
 
 def snapshot(

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from analysis.records.schemas import REQUESTS
 from loadtests.experiments.model import Experiment
@@ -17,14 +15,13 @@ from loadtests.trials.bed_watch import BedWatch
 from loadtests.trials.device_rotation import devices_of, in_trial
 from loadtests.trials.load import trial_config, why_it_ended
 from loadtests.trials.pressure import Pressure
-from loadtests.trials.processes import Child, child_environment, describe_exit, log_tail, thread_variables
+from loadtests.trials.processes import Child, child_environment, describe_exit, log_tail
 from loadtests.trials.replicas import Replicas
 from loadtests.trials.shadow_rows import shadow_row
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.trial import Trial, take_all
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
-from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.splitter.access_log import LoggedRequest
 from tests.fakes.patience import PATIENCE_S, wait_for
 from tests.fakes.trial_context import trial_context
@@ -65,15 +62,6 @@ def test_a_part_that_cannot_be_stopped_keeps_no_other_from_it(tmp_path: Path, mo
     with pytest.raises(OSError, match="No space"):
         trial.close(hurry=True)
     assert stopped == [Pressure, Collector, Replicas, BedWatch]
-
-
-def test_trial_json_has_how_arms_pad_and_which_compiles_stall(tmp_path: Path) -> None:
-    presets = ("eager", "compiled-padded", "compiled-bucketed")
-    arms = [{"name": name, "preset": name, "control": name == "eager"} for name in presets]
-    engine = {"max_prompt_tokens": 128, "prefill_chunk": 32}
-    facts = trial_context(tmp_path, {"arms": arms, "engine": engine}).facts
-    assert [row["length_ladder"] for row in facts.arms] == [[], [32, 128], [32, 64, 128]]
-    assert "limit_hit" in facts.stalling_kinds
 
 
 SATURATION = {"arrivals": "saturation", "rates": [4, 64], "duration_s": 80, "step_s": 10, "settle_s": 2}
@@ -168,17 +156,6 @@ def test_children_share_the_clock_and_not_locusts_settings(monkeypatch: pytest.M
     assert "LOCUST_USERS" not in environment
 
 
-@pytest.mark.parametrize(
-    ("device", "threads", "expected"),
-    [("cpu", 3, {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}), ("cuda:1", 3, {}), ("cpu", 0, {})],
-)
-def test_threads_of_an_arm_on_the_cpu_are_set_before_it_starts(
-    device: str, threads: int, expected: dict[str, str]
-) -> None:
-    config = ArmConfig(model=ModelConfig(device=device), engine=EngineConfig(threads=threads))
-    assert thread_variables(config) == expected
-
-
 def rotated(devices: list[str], *, seed: int = 1, swap: bool = True) -> Experiment:
     presets = ("eager", "compiled-padded", "compiled-naive", "compiled-dynamic")
     arms = [
@@ -187,18 +164,6 @@ def rotated(devices: list[str], *, seed: int = 1, swap: bool = True) -> Experime
     ]
     table = {"name": "x", "seed": seed, "compare_models": True, "arms": arms, "traffic": {"rate": 1.0}}
     return from_table({**table, "trials": {"count": 4, "swap_devices": swap}})
-
-
-@settings(max_examples=25)
-@given(seed=st.integers(0, 2**40), count=st.integers(2, 4), group=st.integers(0, 5))
-def test_every_arm_has_every_device_once_in_a_group(seed: int, count: int, group: int) -> None:
-    what = rotated([f"cuda:{number}" for number in range(count)], seed=seed)
-    trials = [devices_of(what, trial) for trial in range(group * count + 1, (group + 1) * count + 1)]
-    for given_devices in trials:
-        assert len(set(given_devices.values())) == count
-    for arm in trials[0]:
-        assert len({given_devices[arm] for given_devices in trials}) == count
-    assert trials == [devices_of(what, trial) for trial in range(group * count + 1, (group + 1) * count + 1)]
 
 
 def test_devices_of_one_kind_rotate_and_arms_on_one_device_stay_together() -> None:

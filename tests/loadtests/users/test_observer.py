@@ -117,16 +117,6 @@ def test_after_the_end_what_came_before_is_waited_for_and_nothing_else_is_writte
     assert house.account()["unfinished"] == {"eager": 0, "compiled": 0}
 
 
-def test_what_lasts_for_too_long_is_counted_at_its_arm(house: House) -> None:
-    house.write(begun(1, arm="compiled"), begun(1, arm="compiled", pinned="compiled"), begun(4, arm="eager"))
-    observer = house.observer()
-    observer.end(SINCE + 5 * S)
-    observer.step(SINCE + 62 * S)
-    assert not observer.settled(SINCE + 62 * S), "one has two seconds left"
-    assert house.account()["unfinished"] == {"eager": 0, "compiled": 1}
-    assert observer.settled(SINCE + 68 * S)
-
-
 def test_pinned_foreign_and_earlier_requests_are_counted_and_not_compared(house: House) -> None:
     house.write(
         ended(-1),
@@ -175,16 +165,6 @@ def write(path: Path, text: str) -> None:
 
 def texts(follower: LogFollower) -> list[str]:
     return [line.text for line in follower.lines()]
-
-
-def test_lines_come_whole_and_once(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    follower = LogFollower(path)
-    assert texts(follower) == []
-    write(path, "one\ntw")
-    assert texts(follower) == ["one"]
-    write(path, "o\nthree\n")
-    assert [(line.log, line.offset, line.text) for line in follower.lines()] == [(0, 4, "two"), (0, 8, "three")]
 
 
 def test_a_large_log_is_begun_anew_and_no_line_is_lost(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,21 +56,6 @@ def test_samples_of_a_workers_host_arrive_on_the_runs_clock(tmp_path: Path) -> N
     assert {(row["name"], row["pid"]) for row in here if row["kind"] == "process"} == {("load", os.getpid())}
 
 
-def test_many_samples_go_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_watch, "PART_BYTES", 1000)
-    watch = HostWatch(tmp_path / "bed-0.arrow", trial=1, host="worker-0", sample_s=0.05)
-    wait_for_rows(tmp_path / "bed-0.arrow")
-    watch.stop()
-    parts = watch.samples(0)
-    assert len(parts) > 1
-    assert {len(part) for part in parts[:-1]} == {1000}
-    write_samples(parts, tmp_path / "here.arrow")
-    assert read_table(tmp_path / "here.arrow", BED)[0].num_rows
-    with pytest.raises(ValueError, match="they are no samples"):
-        write_samples(parts[1:], tmp_path / "other.arrow")
-    assert not (tmp_path / "other.arrow").exists()
-
-
 def test_a_watcher_that_cannot_write_is_a_gap(tmp_path: Path) -> None:
     (tmp_path / "bed-0.arrow.new").mkdir()
     watch = HostWatch(tmp_path / "bed-0.arrow", trial=1, host="worker-0", sample_s=0.05)
@@ -80,15 +64,6 @@ def test_a_watcher_that_cannot_write_is_a_gap(tmp_path: Path) -> None:
     assert "its watcher ended with exit code 1" in gap["why"]
     with pytest.raises(RecordError, match=r"bed-0\.arrow cannot be read"):
         watch.samples(0)
-
-
-def test_what_is_no_table_of_samples_is_not_taken(tmp_path: Path) -> None:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, pa.schema([("x", pa.int64())])) as stream:
-        stream.write_table(pa.table({"x": [1]}))
-    for content in (b"", b"nonsense", sink.getvalue().to_pybytes()):
-        with pytest.raises(ValueError, match="they are no samples"):
-            write_samples([content], tmp_path / "here.arrow")
 
 
 # Locust changes the standard library of a process that imports it.
@@ -117,7 +92,6 @@ def test_samples_that_the_master_cannot_take_are_not_called_kept(tmp_path: Path)
 
 
 MS = 1_000_000
-SECOND = 1_000_000_000
 
 
 def exchange(*, at_ns: int, offset_ns: int, there_ns: int, thought_ns: int, back_ns: int) -> Exchange:
@@ -139,31 +113,11 @@ def test_the_true_offset_lies_within_the_uncertainty_however_lopsided_the_way(
     assert uncertainty == (there + back) // 2
 
 
-@given(st.lists(st.tuples(times, times), min_size=1, max_size=100), st.integers(-50, 50))
-def test_clocks_that_drift_are_followed(ways: list[tuple[int, int]], ppm: int) -> None:
-    clock = ClockComparison()
-    for second, (there, back) in enumerate(ways):
-        at = second * SECOND
-        clock.add(exchange(at_ns=at, offset_ns=at * ppm // 10**6, there_ns=there, thought_ns=0, back_ns=back))
-        now = at + there + back
-        found, uncertainty = clock.at(now)
-        assert abs(found - now * ppm // 10**6) <= uncertainty + 200_000  # what drifts within one exchange
-
-
 def test_an_exchange_in_which_time_went_back_is_not_believed() -> None:
     clock = ClockComparison()
     clock.add(Exchange(sent_ns=100, received_ns=0, answered_ns=0, back_ns=50))
     assert clock.summary(0)["exchanges"] == 0
     assert clock.at(0) == (0, 0)
-
-
-def test_one_clock_is_not_compared() -> None:
-    clock = ClockComparison()
-    clock.same()
-    clock.add(exchange(at_ns=0, offset_ns=5, there_ns=MS, thought_ns=0, back_ns=MS))
-    assert clock.summary(0)["exchanges"] == 1
-    assert clock.map_at(10**18) == (0, 0)
-    assert clock.summary(0)["same"] is True
 
 
 def test_processes_of_one_kernel_with_one_anchor_have_one_clock() -> None:

@@ -27,7 +27,6 @@ from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source
 from loadtests.trials.load import load_environment, locust_command
 from loadtests.trials.processes import child_environment
-from loadtests.trials.progress import read_workers
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 from loadtests.workers.shipping import Inbox, Outbox, ShareParts, new_folder
 from servers.fields import ConfigError
@@ -187,16 +186,6 @@ def test_locust_waits_for_the_workers_of_other_hosts(tmp_path: Path, workers: in
         wait_s=89.5,
     )
     assert expected in " ".join(command)
-
-
-def test_display_knows_how_many_workers_have_come_until_they_are_assigned(tmp_path: Path) -> None:
-    assert read_workers(tmp_path) is None
-    (tmp_path / "workers.json").write_text('{"expected": 3, "connected": 1}')
-    assert read_workers(tmp_path) == (1, 3)
-    (tmp_path / "workers.json").write_text('{"expected": 3, "connected": 3, "assigned": true}')
-    assert read_workers(tmp_path) is None
-    (tmp_path / "workers.json").write_text('{"expe')
-    assert read_workers(tmp_path) is None
 
 
 OFFSET_NS = 3_200_000_000
