@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.analysis.report.conftest import demo, hostile, nulls, rollout
-from tests.fakes.browser import CHROMIUM, Browser
+from tests.fakes.screens import CHROMIUM, Browser
 from tests.loadtests.page.conftest import serve
 
 __all__ = ["demo", "hostile", "nulls", "rollout", "serve"]

@@ -20,12 +20,11 @@ import pytest
 from analysis.records.documents import write_document
 from analysis.report.html import html_report
 from loadtests.experiments.writing import to_toml
-from tests.fakes.browser import Browser, Tab
-from tests.fakes.locust_process import start_locust
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.live_runs import WatchedRun
+from tests.fakes.processes import PATIENCE_S, wait_for
+from tests.fakes.screens import Browser, Tab
 from tests.fakes.users_house import free_port
-from tests.fakes.watched import WatchedRun
-from tests.fakes.whole_run import environment, experiment, tailgate
+from tests.fakes.whole_run import environment, experiment, start_locust, tailgate
 from tests.loadtests.page.conftest import Serve
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "demo" / "summary.json"

@@ -13,9 +13,9 @@ from analysis.report.release import write_release_reports
 from analysis.summary.summary import analyze
 from tests.analysis.foresight.test_costs import searched
 from tests.analysis.report.test_release import compared
-from tests.fakes.beds import FakeBed, Trouble
-from tests.fakes.browser import Browser, Tab
+from tests.fakes.machines import FakeBed, Trouble
 from tests.fakes.runs import FakeRun, write_run
+from tests.fakes.screens import Browser, Tab
 
 Summary = dict[str, Any]
 Open = Callable[..., Tab]

@@ -22,7 +22,7 @@ from loadtests.commands.main import main as tailgate
 from servers.fields import ConfigError
 from tests.docs.commands import FIRST, ROOT, SECOND, Documented, commands, commands_in, documented
 from tests.fakes import results
-from tests.fakes.certificates import make_certificates
+from tests.fakes.credentials import make_certificates
 from tests.fakes.runs import FakeRun, write_run
 from tests.fakes.whole_run import environment
 

@@ -29,12 +29,10 @@ from loadtests.trials.load import load_environment
 from loadtests.trials.load import locust_command as load_command
 from loadtests.trials.processes import child_environment
 from loadtests.workers.channel_token import TOKEN_VARIABLE
+from tests.fakes.credentials import Tap
 from tests.fakes.inference import Behaviour, serve
-from tests.fakes.listening import family
-from tests.fakes.locust_process import locust_command, records
-from tests.fakes.patience import PATIENCE_S, wait_for
-from tests.fakes.tap import Tap
-from tests.fakes.whole_run import ended, tailgate
+from tests.fakes.processes import PATIENCE_S, family, wait_for
+from tests.fakes.whole_run import ended, locust_command, records, tailgate
 from tests.loadtests.test_chat import CHAT, account, free_port, planned
 from tests.loadtests.workers.test_remote import SECRET
 

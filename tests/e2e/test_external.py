@@ -21,12 +21,12 @@ from analysis.summary.summary import analyze
 from benchmarks.simulation.greedy import Server
 from servers.address import host_port
 from tests.external.server_process import answers, free_port, running
-from tests.fakes.controllers import asked
-from tests.fakes.greedy_server import GreedyServer
-from tests.fakes.greedy_server import serving as serving_greedy
+from tests.fakes.http_servers import CompilingServer, serving
 from tests.fakes.hub_model import make
-from tests.fakes.openai_server import CompilingServer, serving
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.kubernetes import asked
+from tests.fakes.processes import PATIENCE_S, wait_for
+from tests.fakes.simulated import GreedyServer
+from tests.fakes.simulated import serving as serving_greedy
 from tests.fakes.users_house import ROOT, UsersHouse
 from tests.fakes.whole_run import ended, last_line, requests, summary_of, with_fake_arms
 

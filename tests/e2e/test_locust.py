@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.grpc_peers import TRAILERS, Kind, grpc_peer
-from tests.fakes.http1 import DONE, HttpPeer, answer, said, scripted, usage
+from tests.fakes.http_servers import DONE, HttpPeer, answer, said, scripted, usage
 from tests.fakes.inference import Behaviour, ServedFake, serve
-from tests.fakes.locust_process import records, run_locust, start_locust
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.processes import PATIENCE_S, wait_for
+from tests.fakes.whole_run import records, run_locust, start_locust
 from tests.loadtests.clients.test_client_faults import both
 from tests.loadtests.clients.test_tls import SECRET, locust
 from tests.loadtests.test_chat import CHAT, account, free_port, planned, several

@@ -24,7 +24,7 @@ from servers.clock import now_ns
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
 from servers.fields import ConfigError
 from servers.rpc import inference_pb2, telemetry_pb2
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.fakes.whole_run import console_script, experiment, last_line, requests, summary_of
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.front.replica import (

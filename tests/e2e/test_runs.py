@@ -26,8 +26,8 @@ from loadtests.trials import replicas
 from loadtests.trials.frontier import FrontierSearch
 from loadtests.trials.progress import Status
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
-from tests.fakes.terminal import at_terminal
-from tests.fakes.terminal import tailgate as python_of
+from tests.fakes.screens import at_terminal
+from tests.fakes.screens import tailgate as python_of
 from tests.fakes.whole_run import (
     FAKE_ARM,
     ROOT,

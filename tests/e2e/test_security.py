@@ -19,10 +19,8 @@ from loadtests.commands.main import build_parser
 from loadtests.page.access import TOKEN_VARIABLE as PAGE_VARIABLE
 from servers.address import host_port
 from servers.config import ArmConfig
-from tests.fakes.listening import Listener, family, listeners, unix_names
-from tests.fakes.patience import PATIENCE_S
-from tests.fakes.planted_secrets import OTHER, TLS, TOKENS, Watched, give, search, start
-from tests.fakes.tap import Tap
+from tests.fakes.credentials import OTHER, TLS, TOKENS, Tap, Watched, give, search, start
+from tests.fakes.processes import PATIENCE_S, Listener, family, listeners, unix_names
 from tests.fakes.whole_run import FAKE_ARM, ROOT, ended, requests, tailgate
 from tests.loadtests.test_chat import free_port
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.judging.validity import LENGTH_CHECKS
-from tests.fakes.patience import wait_for
+from tests.fakes.processes import wait_for
 from tests.fakes.users_house import free_port
 from tests.fakes.whole_run import console_script, last_line, requests
 

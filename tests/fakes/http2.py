@@ -7,18 +7,25 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+import gevent
 import h2.config
 import h2.connection
 import h2.events
 import h2.exceptions
 import h2.settings
+from gevent.event import Event
 
-from servers.rpc.inference_pb2 import GenerateChunk
-from tests.fakes.http1 import Listening
+from loadtests.clients.grpc_call import GrpcCall
+from loadtests.clients.inference import InferenceClient
+from loadtests.clients.metadata import Metadata, encode_metadata
+from servers.rpc.inference_pb2 import GenerateChunk, GenerateRequest
+from tests.fakes.http_servers import Listening
+from tests.fakes.processes import wait_for
 
 OK_TRAILERS = (("grpc-status", "0"),)
 
@@ -284,3 +291,48 @@ class RawPeer(Listening):
         for thread in self.threads:
             thread.join(5.0)
         assert not self.failures, self.failures
+
+
+until = partial(wait_for, sleep=gevent.sleep, every_s=0.001)  # greenlets run meanwhile
+
+
+class KeepingCall(GrpcCall):
+    """Iterate it for its chunks, each as soon as it came; it ends with the call, whatever its status."""
+
+    __slots__ = ("_came", "_chunks")
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._chunks: list[GenerateChunk] = []
+        self._came = Event()
+
+    def on_message(self, message: bytes, at_ns: int) -> None:
+        super().on_message(message, at_ns)
+        if not self.status:
+            self._chunks.append(GenerateChunk.FromString(message))
+            self._came.set()
+
+    def finish(self, status: str, error: str, at_ns: int) -> None:
+        super().finish(status, error, at_ns)
+        self._came.set()
+
+    def __iter__(self) -> Iterator[GenerateChunk]:
+        position = 0
+        while True:
+            while position < len(self._chunks):
+                yield self._chunks[position]
+                position += 1
+            if self.status:
+                return
+            self._came.clear()
+            self._came.wait()
+
+
+def keeping_client(target: str, **settings: Any) -> InferenceClient:
+    return InferenceClient(target, call=KeepingCall, **settings)
+
+
+def generate(
+    client: InferenceClient, request: GenerateRequest, *, metadata: Metadata = (), timeout_s: float | None = None
+) -> Any:
+    return client.start(request.SerializeToString(), headers=encode_metadata(metadata), timeout_s=timeout_s)

@@ -22,7 +22,7 @@ import grpc
 from servers.clock import now_ns
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from tests.fakes.grpc_servers import add_inference, spawned, trailers
-from tests.fakes.patience import PATIENCE_S
+from tests.fakes.processes import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

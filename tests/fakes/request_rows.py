@@ -1,9 +1,15 @@
 """Rows of the table of requests, and files of them."""
 
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordWriter
+from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -34,3 +40,29 @@ def write_rows(path, rows, *, batch=1):
             for item in rows[start : start + batch]:
                 writer.append(item)
             writer.flush()
+
+
+MS = 1_000_000
+
+
+def record(number: int = 0, **changes: object) -> RequestRecord:
+    """Return the record of a good answer, except for `changes` by column."""
+    base = RequestRecord(
+        **{"request_id": f"1-{number}", "pair_id": f"1-{number}", "session_id": "s", "turn": 0, "trial": 1},
+        **{"arm": "eager", "replica": "eager-0", "status": "OK", "error": None, "phase": "measure", "served": ()},
+        **{"scheduled_ns": 1_000 * MS, "sent_ns": 1_001 * MS, "first_token_ns": 1_011 * MS, "end_ns": 1_101 * MS},
+        **{"prompt_tokens": 7, "max_tokens": 3, "output_tokens": 3},
+        token_ns=np.array([10 * MS, 20 * MS, 30 * MS], dtype=np.int64),
+    )
+    served = {"queue_ns": 1, "prefill_ns": 2, "decode_ns": 3, "compile_stall_ns": None, "batch_id": 4, "batch_size": 1}
+    served |= {"padded_batch": 2, "padded_length": 8, "server_recv_ns": 1_002 * MS, "server_end_ns": 1_100 * MS}
+    served |= {name: changes.pop(name) for name in SERVED_COLUMNS if name in changes}  # type: ignore[misc]
+    return base._replace(**changes, served=[served[name] for name in SERVED_COLUMNS])  # type: ignore[arg-type]
+
+
+def row_of(record: RequestRecord) -> dict[str, Any]:
+    """Return the row by column, as the file gives it back."""
+    served = dict(zip(SERVED_COLUMNS, record.served, strict=True))
+    row = {**record._asdict(), **served, "token_ns": record.token_ns.tolist()}
+    del row["served"]
+    return row

@@ -21,7 +21,7 @@ import tomli_w
 from analysis.records.documents import vouched_toml, write_document
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
 from analysis.records.tables import RecordWriter
-from tests.fakes.beds import FakeBed
+from tests.fakes.machines import FakeBed
 
 EPOCH_NS = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000

@@ -27,7 +27,7 @@ from servers.metadata import SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin
 from servers.splitter.weights import live_weights
-from tests.fakes.patience import wait_for
+from tests.fakes.processes import wait_for
 from tests.fakes.whole_run import ROOT, command, environment
 
 

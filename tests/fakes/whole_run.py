@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,12 @@ from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
+from loadtests.trials.context import TrialContext
 from loadtests.trials.live_page import LivePage
-from loadtests.trials.progress import Status
+from loadtests.trials.progress import ReplicaState, Status
 from loadtests.trials.run import Orchestrator, RunOutcome
+from loadtests.trials.trial_facts import TrialFacts
+from loadtests.trials.trial_schedule import TrialSchedules
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
@@ -117,3 +120,60 @@ def requests(run_dir: Path, trial: str = "trial-*") -> list[dict[str, Any]]:
 
 def children_of_this_process() -> set[str]:
     return {child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}
+
+
+def locust_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "locust", "--only-summary", *arguments]
+
+
+def start_locust(*arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        locust_command(*arguments),
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def run_locust(*arguments: str) -> tuple[int, str]:
+    process = start_locust(*arguments)
+    try:
+        output, _ = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    return process.returncode, output
+
+
+def records(directory: Path) -> list[dict[str, Any]]:
+    """Return what has been recorded so far; a file that is being written may end anywhere."""
+    rows: list[dict[str, Any]] = []
+    for path in sorted(directory.glob("requests-*.arrow")):
+        rows += read_table(path, REQUESTS)[0].to_pylist()
+    return rows
+
+
+TRAFFIC = {"rate": 4, "duration_s": 2, "block_s": 1}
+
+
+def trial_context(
+    folder: Path, what: Experiment | Mapping[str, Any], *, check: Callable[[], None] = lambda: None
+) -> TrialContext:
+    """Return the first trial of an experiment, or of what its table says, in `folder`, which is made."""
+    table = what if isinstance(what, Experiment) else from_table({"name": "small", "traffic": TRAFFIC, **what})
+    folder.mkdir(parents=True, exist_ok=True)
+    status = Status()
+    status.replicas = {name: ReplicaState() for arm in table.arms for name in arm.replica_names}
+    facts = TrialFacts.of(table, 1, TrialSchedules.of(table).draw(1, ()))
+    return TrialContext(experiment=table, number=1, folder=folder, facts=facts, status=status, check=check)
+
+
+def external_trial(folder: Path, telemetry: dict[str, Any], *, replicas: int = 1) -> TrialContext:
+    """Return a trial of an arm of tailgate's, and of `vllm` with this telemetry."""
+    addresses = [f"http://127.0.0.1:{port}/v1" for port in range(8001, 8001 + replicas)]
+    vllm = {"name": "vllm", "kind": "openai", "model_name": "llama", "address": addresses, "telemetry": telemetry}
+    arms = [{"name": "eager", "preset": "eager", "control": True}, vllm]
+    return trial_context(folder, {"compare_models": True, "arms": arms})

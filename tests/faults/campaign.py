@@ -25,7 +25,7 @@ from typing import Any
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError, read_table
 from servers.clock import now_ns
-from tests.fakes.listening import Listener, listeners
+from tests.fakes.processes import Listener, listeners
 from tests.faults import plan as arrangement
 from tests.faults import promises
 from tests.faults.fault import PHASES, Moment, Setup

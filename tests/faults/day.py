@@ -31,7 +31,7 @@ from typing import Any
 import psutil
 from scipy.stats import theilslopes
 
-from tests.fakes.terminal import tailgate
+from tests.fakes.screens import tailgate
 from tests.fakes.users_house import free_port
 from tests.faults import quick_arm
 

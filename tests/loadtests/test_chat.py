@@ -16,7 +16,7 @@ from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source
 from tests.fakes.inference import Behaviour, serve
-from tests.fakes.locust_process import records, run_locust
+from tests.fakes.whole_run import records, run_locust
 
 ROOT = Path(__file__).parents[2]
 CHAT = "loadtests/chat.py"

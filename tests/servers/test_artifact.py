@@ -25,7 +25,7 @@ from servers.compiler.artifacts import Loaded
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.fields import ConfigError
 from servers.temporary_folder import TemporaryFolder
-from tests.fakes.patience import wait_for
+from tests.fakes.processes import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKETED = ArmConfig.from_preset("compiled-bucketed", engine=EngineConfig(slots=4))

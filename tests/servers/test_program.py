@@ -25,7 +25,7 @@ from servers.program import isolate_compiler, on_its_card_alone
 from servers.rpc.generate import PACKAGE, generate
 from servers.security import ServerTls, is_bearer, server_tls, token_from_file, token_from_variable
 from servers.visible_card import only_card
-from tests.fakes.certificates import Certificates, make_certificates
+from tests.fakes.credentials import Certificates, make_certificates
 
 ARM = ArmConfig.from_preset("compiled-naive")
 SECRET = "s3cret-T0ken"

@@ -40,7 +40,7 @@ from tests.analysis.judging.test_greedy_parity import judged as judged_of_parity
 from tests.analysis.releases.test_gates import BUILD, compared
 from tests.analysis.statistics import test_quantiles, test_resampling, test_sequential
 from tests.analysis.statistics.test_compare import judged, mirrored
-from tests.fakes.beds import referenced
+from tests.fakes.machines import referenced
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 from tests.loadtests.commands.test_compare import GATES_CALIBRATE as GATES
 

@@ -28,7 +28,7 @@ from analysis.records.tables import RecordError
 from analysis.run.run import Run
 from analysis.statistics.compare import Sample, compare_quantiles, compare_typical
 from tests.analysis.judging.test_load_steps import write_search
-from tests.fakes.beds import FakeBed, Trouble
+from tests.fakes.machines import FakeBed, Trouble
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 
 QUICK = {"draws": 99, "metrics": ["e2e"]}

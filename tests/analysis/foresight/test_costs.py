@@ -15,7 +15,7 @@ from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.settings.rollout import Rollout
 from tests.analysis.judging.test_load_steps import SETTLE_S, STEP_S, write_search
-from tests.fakes.resources import sample, tell
+from tests.fakes.machines import sample, tell
 
 SECOND = 1_000_000_000
 START = Start(serving_s=300.0, warmup_s=290.0)

@@ -14,7 +14,7 @@ from analysis.records.tables import read_table
 from analysis.summary.summary import analyze
 from benchmarks.simulation.detection import CONTROL, TREATMENT
 from benchmarks.simulation.scenario import Scenario, run
-from tests.fakes.external_runs import write_external, write_logged
+from tests.fakes.simulated import write_external, write_logged
 
 SECOND = 10**9
 ONCE = "vLLM warns once for each kernel"

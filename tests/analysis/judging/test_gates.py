@@ -35,7 +35,7 @@ from analysis.run.run import Run
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.trend import Trend
-from tests.fakes.resources import GIB, sample, tell
+from tests.fakes.machines import GIB, sample, tell
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 from tests.fakes.verdicts import comparison, share
 

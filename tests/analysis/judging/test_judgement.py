@@ -11,8 +11,8 @@ from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
 from analysis.records.tables import RecordWriter, read_table
 from analysis.run.run import Run
+from tests.fakes.machines import tell
 from tests.fakes.request_rows import write_rows
-from tests.fakes.resources import tell
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 6000}

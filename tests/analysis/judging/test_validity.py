@@ -19,8 +19,8 @@ from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from analysis.run.run import Run
+from tests.fakes.machines import tell
 from tests.fakes.request_rows import write_rows
-from tests.fakes.resources import tell
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.verdicts import check, gate
 
@@ -260,7 +260,6 @@ class TestSpoiledRuns:
 
 WIDE = {"draws": 99, "margin": 0.2, "max_error_pct": 2.0}
 HONEST = FakeRun(slo=SLO, gates=WIDE, own_drift=0.0)
-FORCED = replace(HONEST, ignore_eos=True)
 
 
 @cache

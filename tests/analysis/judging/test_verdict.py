@@ -18,7 +18,7 @@ from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.run.shape_map import shape_map
 from analysis.run.time_parts import TimeParts
-from tests.fakes.resources import tell
+from tests.fakes.machines import tell
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, Startup, write_run
 from tests.fakes.verdicts import check, gate
 

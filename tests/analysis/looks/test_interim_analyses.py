@@ -27,7 +27,7 @@ from analysis.records.weight_journal import append as append_weights
 from analysis.run.horizon import settled
 from analysis.run.run import Run
 from analysis.settings.ramp_limits import RampLimits
-from tests.fakes.resources import GIB, sample
+from tests.fakes.machines import GIB, sample
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 GATES = {"draws": 99, "sequential": True}

@@ -27,7 +27,7 @@ from analysis.report.release import release_html, release_junit, release_markdow
 from analysis.run.run import Run
 from analysis.settings.release_limits import ReleaseLimits
 from analysis.summary.summary import analyze, write_summary
-from tests.fakes.beds import FakeBed
+from tests.fakes.machines import FakeBed
 from tests.fakes.releases import DAY_NS, Build, release
 from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 

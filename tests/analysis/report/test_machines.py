@@ -15,8 +15,7 @@ from analysis.report.reading import device, side_by_side
 from analysis.report.resources import memory_events
 from analysis.summary.summary import analyze
 from tests.analysis.report.conftest import HOSTILE, changed
-from tests.fakes.beds import FIGURES, FakeBed, Trouble
-from tests.fakes.resources import GIB, sample, tell
+from tests.fakes.machines import FIGURES, GIB, FakeBed, Trouble, sample, tell
 from tests.fakes.runs import FakeRun, write_run
 
 Summary = dict[str, Any]

@@ -22,8 +22,8 @@ from analysis.summary.summary import analyze
 from benchmarks.simulation.scenario import Scenario, run
 from tests.analysis.judging.checks.test_telemetry import stopped
 from tests.analysis.judging.test_load_steps import write_search
-from tests.fakes.external_runs import write_external
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.simulated import write_external
 
 Summary = dict[str, Any]
 KNEES = {"eager": 17.0, "<new>": 33.0}

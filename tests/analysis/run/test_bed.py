@@ -14,7 +14,7 @@ from analysis.run.references import references_of
 from analysis.run.run import Run
 from analysis.run.test_bed import TestBed as Bed
 from analysis.run.variation import variation_of, variations
-from tests.fakes.beds import FakeBed, Trouble
+from tests.fakes.machines import FakeBed, Trouble
 from tests.fakes.runs import FakeRun, start_of, write_run
 
 

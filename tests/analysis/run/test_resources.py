@@ -14,7 +14,7 @@ from analysis.run.energy import energy_of
 from analysis.run.memory import memory_of
 from analysis.run.run import Run
 from analysis.run.server_load import LoadSamples, meanwhile
-from tests.fakes.resources import GIB, sample, tell
+from tests.fakes.machines import GIB, sample, tell
 from tests.fakes.runs import SECOND, FakeRun, start_of, write_run
 
 CARDS = {"eager": "cuda:0", "compiled": "cuda:1"}

@@ -22,7 +22,7 @@ from analysis.run.run import Run
 from analysis.run.shape_map import shape_map, spans
 from analysis.run.startup import compiler_facts, startup_row
 from analysis.summary.summary import analyze
-from tests.fakes.resources import tell
+from tests.fakes.machines import tell
 from tests.fakes.runs import SECOND, Compile, FakeArm, FakeRun, Startup, start_of, write_run
 
 MINUTE = FakeRun(duration_s=60, rate=2)

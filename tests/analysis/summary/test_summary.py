@@ -27,10 +27,9 @@ from benchmarks.simulation.detection import CONTROL, TREATMENT
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.scenario import run as simulated
 from tests.analysis.judging.test_load_steps import write_search
-from tests.fakes.beds import FakeBed, Trouble
-from tests.fakes.external_runs import write_external
-from tests.fakes.resources import tell
+from tests.fakes.machines import FakeBed, Trouble, tell
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.simulated import write_external
 from tests.fakes.summary_schema import FOLDER, PUBLISHED, hold
 from tests.golden.recorded import RUNS, golden
 

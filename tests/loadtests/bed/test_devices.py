@@ -18,7 +18,7 @@ from loadtests.bed.nvml import REASONS, Nvml, NvmlCard
 from loadtests.bed.processes import Processes
 from loadtests.bed.readings import Readings
 from loadtests.trials import environment
-from tests.fakes.nvml import GIB, FakeCard, FakeNvml
+from tests.fakes.machines import GIB, FakeCard, FakeNvml
 
 RUN, OWN, CHILD, OTHER, UNKNOWN = 100, 101, 102, 900, 950
 

@@ -16,7 +16,7 @@ from loadtests.bed.family import cpu_seconds, stat_of
 from loadtests.bed.host import Host
 from loadtests.bed.processes import Processes
 from loadtests.bed.readings import Probe, Readings, Seldom, probe
-from tests.fakes.patience import wait_for
+from tests.fakes.processes import wait_for
 
 # A process with a thread and a child of that thread; both tell their pids and end with their stdin.
 FAMILY = """

@@ -21,13 +21,13 @@ from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import StopRequestedError
 from loadtests.trials.references import References
 from loadtests.trials.trial_facts import TrialFacts
-from tests.fakes.patience import wait_for
-from tests.fakes.trial_context import trial_context
+from tests.fakes.processes import wait_for
+from tests.fakes.whole_run import trial_context
 
 ROOT = Path(__file__).resolve().parents[3]
 TWO_GPUS = """
 import os, sys
-from tests.fakes.nvml import GIB, FakeCard, FakeNvml
+from tests.fakes.machines import GIB, FakeCard, FakeNvml
 refused = {"nvmlDeviceGetPowerUsage": "Not Supported"}
 held = {1: 4 * GIB, os.getppid(): 7}
 busy = FakeCard(uuid="GPU-0", bus=1, used=4 * GIB, utilisation=93, processes=held, refused=refused)
@@ -35,7 +35,7 @@ sys.modules[__name__] = FakeNvml([busy, FakeCard(uuid="GPU-1", bus=2)])
 """
 NO_DRIVER = """
 import sys
-from tests.fakes.nvml import FakeNvml
+from tests.fakes.machines import FakeNvml
 sys.modules[__name__] = FakeNvml([], missing="Driver Not Loaded")
 """
 

@@ -26,11 +26,22 @@ from servers.security import ServerTls
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from tests.fakes import http2 as wire
-from tests.fakes.certificates import Certificates, make_certificates
-from tests.fakes.generating import generate, keeping_client, until
+from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.grpc_peers import grpc_peer
-from tests.fakes.http2 import OK_END, OK_HEADERS, RawPeer, Wire, chunk, frame, grpc_message, literals
-from tests.fakes.patience import PATIENCE_S
+from tests.fakes.http2 import (
+    OK_END,
+    OK_HEADERS,
+    RawPeer,
+    Wire,
+    chunk,
+    frame,
+    generate,
+    grpc_message,
+    keeping_client,
+    literals,
+    until,
+)
+from tests.fakes.processes import PATIENCE_S
 
 WHOLE = wire.END_HEADERS
 LAST = wire.END_HEADERS | wire.END_STREAM

@@ -36,10 +36,9 @@ from loadtests.external.addresses import parse_target
 from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes import http2 as wire
-from tests.fakes.generating import generate, keeping_client, until
-from tests.fakes.http2 import Exchange, Peer, chunk, frame
+from tests.fakes.http2 import Exchange, Peer, chunk, frame, generate, keeping_client, until
 from tests.fakes.inference import Behaviour, serve
-from tests.fakes.patience import PATIENCE_S
+from tests.fakes.processes import PATIENCE_S
 
 
 def request(tokens: int = 3, prompt: int = 4) -> GenerateRequest:

@@ -37,7 +37,7 @@ from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import EmbedResponse, GenerateRequest
 from servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton
-from tests.fakes.http1 import DONE, HttpPeer, Request, answer, said, scripted, usage
+from tests.fakes.http_servers import DONE, HttpPeer, Request, answer, said, scripted, usage
 from tests.fakes.inference import Behaviour, ServedFake, serve
 from tests.loadtests.generator.test_generator import schedule
 

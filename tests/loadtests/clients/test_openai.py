@@ -21,9 +21,9 @@ from loadtests.external.client_security import SecurityConfig
 from servers.clock import now_ns
 from servers.fields import ConfigError
 from servers.metadata import STATUS_NAMES
-from tests.fakes.certificates import make_certificates
-from tests.fakes.generating import until
-from tests.fakes.http1 import (
+from tests.fakes.credentials import make_certificates
+from tests.fakes.http2 import until
+from tests.fakes.http_servers import (
     DONE,
     END,
     STREAM_HEAD,
@@ -37,7 +37,7 @@ from tests.fakes.http1 import (
     scripted,
     usage,
 )
-from tests.fakes.patience import PATIENCE_S
+from tests.fakes.processes import PATIENCE_S
 
 MS = 1_000_000
 GOOD = answer(said("a"), said(" b"), said("", finish="length"), usage(2), DONE)

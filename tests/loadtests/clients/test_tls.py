@@ -25,10 +25,9 @@ from loadtests.clients.tls import TlsError, TlsStream, secure
 from loadtests.external.client_security import SecurityConfig, client_context
 from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
-from tests.fakes.certificates import Certificates, make_certificates
-from tests.fakes.generating import generate
-from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.credentials import Certificates, make_certificates
+from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk, generate
+from tests.fakes.processes import PATIENCE_S, wait_for
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,7 @@ from analysis.summary.summary import analyze
 from loadtests.commands.calibrate import calibration_text
 from loadtests.commands.main import main
 from tests.fakes import results
-from tests.fakes.beds import referenced
-from tests.fakes.resources import GIB, sample
+from tests.fakes.machines import GIB, referenced, sample
 from tests.fakes.results import Sent, in_turn, traffic, write
 from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.summary_schema import hold

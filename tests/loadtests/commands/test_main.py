@@ -27,8 +27,7 @@ from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.weights import reweight
-from tests.fakes.listening import command_of, family
-from tests.fakes.patience import wait_for
+from tests.fakes.processes import command_of, family, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"

@@ -13,7 +13,7 @@ from loadtests.experiments.reading import from_table, load
 from loadtests.experiments.users import UsersConfig
 from loadtests.trials.preflight import check_experiment
 from servers.fields import ConfigError
-from tests.fakes.certificates import make_certificates
+from tests.fakes.credentials import make_certificates
 
 SECRET = "s3cret-T0ken"
 MINIMAL = """

@@ -24,7 +24,7 @@ from loadtests.external.addresses import (
 from loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, server_name
 from loadtests.external.telemetry import TelemetryConfig
 from servers.fields import ConfigError
-from tests.fakes.certificates import Certificates, make_certificates
+from tests.fakes.credentials import Certificates, make_certificates
 
 
 def table(*arms: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -30,10 +30,10 @@ from loadtests.external.openai_wire import (
 from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
 from loadtests.traffic.prompts import Message
 from tests.fakes import triton
-from tests.fakes.certificates import make_certificates
-from tests.fakes.http1 import DONE as DONE_ANSWERS
-from tests.fakes.http1 import DONE as DONE_PROBES
-from tests.fakes.http1 import HttpPeer, Request, answer, event, plain, said, usage
+from tests.fakes.credentials import make_certificates
+from tests.fakes.http_servers import DONE as DONE_ANSWERS
+from tests.fakes.http_servers import DONE as DONE_PROBES
+from tests.fakes.http_servers import HttpPeer, Request, answer, event, plain, said, usage
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:

@@ -38,7 +38,7 @@ from servers.rpc.inference_pb2 import GenerateRequest
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.inference import Behaviour, ServedFake, serve
-from tests.fakes.request_records import row_of
+from tests.fakes.request_rows import row_of
 
 MS = 1_000_000
 

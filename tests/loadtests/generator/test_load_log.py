@@ -33,7 +33,7 @@ from loadtests.generator.spool import Spool
 from loadtests.generator.trial_config import TrialConfig
 from servers.clock import now_ns
 from servers.fields import ConfigError
-from tests.fakes.request_records import MS, record
+from tests.fakes.request_rows import MS, record
 
 
 def test_a_disk_that_hangs_costs_records_and_not_memory_and_the_account_says_so(tmp_path: Path) -> None:

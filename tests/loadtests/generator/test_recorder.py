@@ -22,7 +22,7 @@ from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import Spool
 from servers.fields import ConfigError
 from servers.metadata import ARM_HEADER, trailing_key
-from tests.fakes.request_records import record, row_of
+from tests.fakes.request_rows import record, row_of
 
 
 def rows_of(path: Path) -> list[dict[str, object]]:
@@ -76,7 +76,7 @@ import os, signal
 from pathlib import Path
 from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import Spool
-from tests.fakes.request_records import record
+from tests.fakes.request_rows import record
 recorder = RequestRecorder(record_file(Path({str(path)!r}), remedy="take another"))
 for number in range(1000):
     recorder.append(record(number))

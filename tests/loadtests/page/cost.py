@@ -31,7 +31,7 @@ import psutil  # type: ignore[import-untyped]
 import tomli_w
 
 from analysis.records.documents import content_of
-from tests.fakes.browser import Browser
+from tests.fakes.screens import Browser
 
 WATCHED = ("no page", "nobody", "readers", "browsers")
 _RUN = (sys.executable, "-P", "-m", "loadtests.commands.main", "run")

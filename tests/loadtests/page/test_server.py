@@ -20,7 +20,7 @@ from loadtests.page.feed import Feed, Listener
 from loadtests.page.server import PageServer
 from loadtests.page.state import RunState
 from servers.fields import ConfigError
-from tests.fakes.watched import WatchedRun
+from tests.fakes.live_runs import WatchedRun
 from tests.loadtests.page.conftest import Serve
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,7 +15,7 @@ from analysis.records.tables import RecordWriter
 from loadtests.page.history import History
 from loadtests.page.state import RunState, judged_folder
 from loadtests.page.tails import DocumentsTail, LinesTail, TableTail
-from tests.fakes.watched import START_NS, WatchedRun
+from tests.fakes.live_runs import START_NS, WatchedRun
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from loadtests.provider.observed import Observed
 from loadtests.provider.server import ProviderServer
-from tests.fakes.rollout import Rollout
+from tests.fakes.live_runs import Rollout
 
 Serve = Callable[..., ProviderServer]
 

@@ -13,8 +13,8 @@ from loadtests.provider.observed import Observed
 from loadtests.provider.question import Question
 from loadtests.provider.server import ProviderServer
 from servers.fields import ConfigError
-from tests.fakes.controllers import AnalysisRun, Flagger
-from tests.fakes.rollout import Rollout
+from tests.fakes.kubernetes import AnalysisRun, Flagger
+from tests.fakes.live_runs import Rollout
 from tests.loadtests.provider.conftest import Serve
 
 TOKEN = "0123456789abcdef"

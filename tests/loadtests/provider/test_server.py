@@ -8,8 +8,8 @@ import pytest
 from loadtests.provider.question import Question
 from loadtests.provider.server import ProviderServer
 from servers.fields import ConfigError
-from tests.fakes.controllers import asked
-from tests.fakes.rollout import Rollout
+from tests.fakes.kubernetes import asked
+from tests.fakes.live_runs import Rollout
 from tests.loadtests.provider.conftest import Serve
 
 TOKEN = "0123456789abcdef"

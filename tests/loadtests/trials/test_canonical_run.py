@@ -17,9 +17,8 @@ from analysis.records.schemas import COMPILE_EVENTS, STEPS
 from analysis.records.tables import read_table
 from analysis.summary.summary import analyze
 from loadtests.experiments.reading import from_table
-from tests.fakes.certificates import Certificates
-from tests.fakes.listening import command_of
-from tests.fakes.planted_secrets import TLS, Watched, give, search, start
+from tests.fakes.credentials import TLS, Certificates, Watched, give, search, start
+from tests.fakes.processes import command_of
 from tests.fakes.whole_run import ended, requests, summary_of, tailgate, trial_facts
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("canonical")]

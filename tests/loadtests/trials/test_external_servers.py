@@ -29,10 +29,10 @@ from loadtests.trials.telemetry import Collector
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.clock import now_ns
 from servers.fields import ConfigError
-from tests.fakes.greedy_server import GreedyServer, serving
-from tests.fakes.metrics_page import metrics_page, vllm_page
-from tests.fakes.patience import wait_for
-from tests.fakes.trial_context import external_trial, trial_context
+from tests.fakes.http_servers import metrics_page, vllm_page
+from tests.fakes.processes import wait_for
+from tests.fakes.simulated import GreedyServer, serving
+from tests.fakes.whole_run import external_trial, trial_context
 from tests.loadtests.external.test_telemetry import GRAPH, IN_DETAIL, MONITOR, ONCE, RECOMPILE, VERBOSE
 from tests.loadtests.external.test_telemetry import TRITON_COMPILE_LINES as TRITON
 

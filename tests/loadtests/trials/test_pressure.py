@@ -20,8 +20,8 @@ from loadtests.trials.errors import RunError
 from loadtests.trials.pressure import Pressure
 from loadtests.trials.processor_turns import ProcessorTurns, processor_sets
 from servers.clock import now_ns
-from tests.fakes.patience import wait_for
-from tests.fakes.trial_context import trial_context
+from tests.fakes.processes import wait_for
+from tests.fakes.whole_run import trial_context
 
 FAKES = Path(__file__).resolve().parents[2] / "fakes"
 TWO_PHASES = [{"end_s": 20, "compute_share": 0.5}, {"start_s": 30, "compute_share": 0.5}]

@@ -26,8 +26,8 @@ from loadtests.trials.run_metrics import RunCollector
 from loadtests.trials.under_way import UnderWay
 from servers.clock import now_ns
 from servers.fields import ConfigError
-from tests.fakes.patience import wait_for
-from tests.fakes.request_records import MS, record
+from tests.fakes.processes import wait_for
+from tests.fakes.request_rows import MS, record
 
 
 def report(folder: Path, worker: int, arms: dict[str, dict[str, float | None]]) -> None:

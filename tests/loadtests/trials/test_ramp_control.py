@@ -27,7 +27,7 @@ from loadtests.trials.ramp_control import RampControl
 from loadtests.trials.steering import Steered
 from loadtests.trials.under_way import UnderWay, stalls
 from servers.splitter.admin import SplitterError
-from tests.fakes.patience import wait_for
+from tests.fakes.processes import wait_for
 
 START_NS = 10**18 + 10**12
 FIRST, HALF, BACK = {"eager": 9900, "new": 100}, {"eager": 5000, "new": 5000}, {"eager": 10_000, "new": 0}

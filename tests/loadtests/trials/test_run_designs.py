@@ -21,8 +21,8 @@ from loadtests.trials.live_page import LivePage, PageAddress
 from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator
 from servers.fields import ConfigError
-from tests.fakes.http1 import DONE, HttpPeer, Request, answer, plain, said, scripted, usage
-from tests.fakes.patience import wait_for
+from tests.fakes.http_servers import DONE, HttpPeer, Request, answer, plain, said, scripted, usage
+from tests.fakes.processes import wait_for
 from tests.fakes.whole_run import (
     children_of_this_process,
     experiment,

@@ -14,14 +14,13 @@ import pytest
 from analysis.summary.summary import analyze
 from loadtests.trials.run import Orchestrator
 from servers.fields import ConfigError
-from tests.fakes.listening import command_of, family
-from tests.fakes.locust_process import records
-from tests.fakes.patience import PATIENCE_S, wait_for
-from tests.fakes.planted_secrets import TLS, Watched, give, search, start
+from tests.fakes.credentials import TLS, Watched, give, search, start
+from tests.fakes.processes import PATIENCE_S, command_of, family, wait_for
 from tests.fakes.whole_run import (
     children_of_this_process,
     ended,
     experiment,
+    records,
     requests,
     run,
     summary_of,

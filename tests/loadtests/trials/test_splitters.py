@@ -31,8 +31,8 @@ from servers.clock import now_ns
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.kubernetes import grpc_route_manifest, route_weights
 from servers.splitter.weights import Shares, reshare
-from tests.fakes.kubernetes_api import FakeCluster, served
-from tests.fakes.patience import PATIENCE_S
+from tests.fakes.kubernetes import FakeCluster, served
+from tests.fakes.processes import PATIENCE_S
 from tests.fakes.whole_run import experiment as run_experiment
 from tests.loadtests.trials.test_ramp_control import FakeSplitter, Ramp
 from tests.servers.splitter.house import House, Loop

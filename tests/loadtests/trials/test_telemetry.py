@@ -24,7 +24,7 @@ from loadtests.trials.under_way import UnderWay
 from servers.fields import ConfigError
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.rpc.telemetry_pb2 import SnapshotResponse
-from tests.fakes.patience import wait_for
+from tests.fakes.processes import wait_for
 
 
 @pytest.fixture

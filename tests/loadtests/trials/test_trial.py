@@ -23,8 +23,8 @@ from loadtests.trials.trial import Trial, take_all
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from servers.splitter.access_log import LoggedRequest
-from tests.fakes.patience import PATIENCE_S, wait_for
-from tests.fakes.trial_context import trial_context
+from tests.fakes.processes import PATIENCE_S, wait_for
+from tests.fakes.whole_run import trial_context
 
 
 def test_every_step_is_taken_after_a_failed_one_and_the_first_failure_is_raised() -> None:

@@ -19,7 +19,7 @@ from loadtests.workers import host_watch
 from loadtests.workers.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity
 from loadtests.workers.host_watch import HostWatch, write_samples
 from servers.clock import ANCHOR_NS
-from tests.fakes.patience import wait_for
+from tests.fakes.processes import wait_for
 
 HOUR_NS = 3600 * 10**9
 

@@ -30,9 +30,8 @@ from loadtests.trials.processes import child_environment
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 from loadtests.workers.shipping import Inbox, Outbox, ShareParts, new_folder
 from servers.fields import ConfigError
-from tests.fakes.listening import command_of, family
-from tests.fakes.patience import PATIENCE_S
-from tests.fakes.request_records import record, row_of
+from tests.fakes.processes import PATIENCE_S, command_of, family
+from tests.fakes.request_rows import record, row_of
 from tests.loadtests.test_chat import free_port
 
 ROOT = Path(__file__).resolve().parents[3]

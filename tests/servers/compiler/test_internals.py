@@ -19,7 +19,7 @@ from servers.compiler.events import CompilerFacts
 from servers.compiler.footprint import CompileFootprint
 from servers.compiler.recorder import COUNTED, CompileRecorder, Trigger
 from servers.fields import ConfigError
-from tests.fakes import triton_jit
+from tests.fakes import kernels as triton_jit
 from tests.servers.compiler.test_recorder import (
     AT_SERVING,
     announced,

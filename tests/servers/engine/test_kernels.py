@@ -12,7 +12,7 @@ from servers.engine import attention, sampling
 from servers.engine.attention import grouped_attention
 from servers.engine.kv_cache import SlotCache, Window
 from servers.engine.scheduler import Job
-from tests.fakes.flash import varlen_flash
+from tests.fakes.kernels import varlen_flash
 
 
 class Module(torch.nn.Module):

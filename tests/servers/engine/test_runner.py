@@ -22,7 +22,7 @@ from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler
 from servers.fields import ConfigError
 from servers.front.readiness import first_request
-from tests.fakes.flash import varlen_flash
+from tests.fakes.kernels import varlen_flash
 from tests.servers.compiler.test_recorder import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)

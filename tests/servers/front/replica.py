@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from servers.clock import now_ns
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.processes import PATIENCE_S, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ENGINE = EngineConfig(slots=2, max_queue=3, max_prompt_tokens=32, max_new_tokens=4096, drain_grace_s=20, threads=1)

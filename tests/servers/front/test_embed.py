@@ -14,7 +14,7 @@ from servers.config import ArmConfig
 from servers.engine.model import load_model
 from servers.front.tokenizer import ByteTokenizer
 from servers.rpc import inference_pb2, telemetry_pb2
-from tests.fakes.patience import PATIENCE_S
+from tests.fakes.processes import PATIENCE_S
 from tests.servers.front.replica import ENCODER, ENCODER_ENGINE, Replica, ask, embed, refusal, start
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("encoder replica")]

@@ -20,9 +20,8 @@ from servers.clock import now_ns
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.front import serve
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2
-from tests.fakes.certificates import make_certificates
-from tests.fakes.listening import listeners, unix_names
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.credentials import make_certificates
+from tests.fakes.processes import PATIENCE_S, listeners, unix_names, wait_for
 from tests.servers.front.replica import ENGINE, Replica, ask, count_tokens, end_replicas, refusal, start, start_fake
 
 __all__ = ["end_replicas"]

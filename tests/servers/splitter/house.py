@@ -18,7 +18,7 @@ from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, REQUEST_ID_HEADER, S
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, stat_name
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.processes import PATIENCE_S, wait_for
 
 T = TypeVar("T")
 INTERNAL = grpc.StatusCode.INTERNAL

@@ -23,9 +23,9 @@ from servers.splitter.admin import SplitterError
 from servers.splitter.bootstrap import bootstrap, secrets
 from servers.splitter.envoy import Envoy, envoy_path
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
-from tests.fakes.certificates import Certificates, make_certificates
+from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.grpc_peers import grpc_peer
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.processes import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "s3cret-T0ken"

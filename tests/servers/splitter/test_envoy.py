@@ -26,7 +26,7 @@ from servers.metadata import ARM_HEADER, SESSION_HEADER
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy, envoy_path
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.servers.splitter.house import (
     NOT_SERVING,
     SERVING,

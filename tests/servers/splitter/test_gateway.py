@@ -16,8 +16,8 @@ from servers.splitter.admin import SplitterError
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.gateway import ApiServer, Gateway, RouteState, in_cluster
 from servers.splitter.kubernetes import arm_weights, grpc_route_manifest, route_weights, service_name, weights_patch
-from tests.fakes.certificates import make_certificates
-from tests.fakes.kubernetes_api import FakeCluster, served
+from tests.fakes.credentials import make_certificates
+from tests.fakes.kubernetes import FakeCluster, served
 
 ROOT = Path(__file__).parents[3]
 ARMS = ("eager", "Compiled_2.13")

@@ -29,7 +29,7 @@ from servers.splitter.weights import (
     reweight,
     started_s_ago,
 )
-from tests.fakes.patience import PATIENCE_S, wait_for
+from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.servers.splitter.house import (
     Build,
     House,

@@ -16,7 +16,7 @@ from analysis.judging.checks.bed import check_bed
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.run.test_bed import TestBed as Bed
-from tests.fakes.beds import FakeBed, Trouble
+from tests.fakes.machines import FakeBed, Trouble
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 
 ARMS = (EAGER, FakeArm(name="compiled"), FakeArm(name="naive"))

@@ -40,7 +40,7 @@ from analysis.records.run_records import read_run, shifted
 from analysis.run.run import Run
 from analysis.run.work import TokenTimes, Work
 from analysis.settings.gate_limits import GateLimits
-from tests.fakes.resources import tell
+from tests.fakes.machines import tell
 from tests.fakes.runs import FakeRun, write_run
 from tests.fakes.verdicts import comparison, gate
 

@@ -19,8 +19,8 @@ from analysis.records.sums import sums_path
 from analysis.records.tables import read_table
 from analysis.run.run import Run
 from analysis.summary.summary import analyze, read_run
+from tests.fakes.machines import tell
 from tests.fakes.request_rows import write_rows
-from tests.fakes.resources import tell
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 # Lenient in all but the number of recompiles.

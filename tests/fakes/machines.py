@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_uint
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -208,3 +212,145 @@ class FakeBed:
 def referenced(**figures: float) -> FakeBed:
     """Return a host without samples, whose references are exactly these figures."""
     return FakeBed(cards=0, sampled=False, figures=figures, card_noise=0.0, host_noise=0.0)
+
+
+GIB = 1 << 30
+
+# The value of a column, or values of it by second of the trial (from its start), for a trial's number.
+Value = float | Callable[[int, np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+
+
+def sample(
+    directory: Path,
+    kind: str,
+    name: str,
+    columns: Mapping[str, Value],
+    *,
+    arm: str | None = None,
+    last_s: float | None = None,
+    trials: tuple[int, ...] = (),
+) -> Path:
+    """Give each trial of the run in `directory`, or those in `trials`, samples of the thing; return `directory`."""
+    for folder in sorted(directory.glob("trial-*")):
+        info = json.loads((folder / "trial.json").read_text())
+        number = int(info["trial"])
+        if trials and number not in trials:
+            continue
+        at_s = np.arange(-10.0, (info["duration_s"] + 5.0 if last_s is None else last_s), 1.0)
+        values = {key: item(number, at_s) if callable(item) else 0.0 * at_s + item for key, item in columns.items()}
+        with RecordWriter(folder / "bed.arrow", BED) as writer:
+            for place, second in enumerate(at_s):
+                at_ns = info["start_ns"] + int(second * SECOND)
+                row = {"trial": number, "host": "run", "kind": kind, "name": name, "arm": arm, "at_ns": at_ns}
+                known = {key: item[place] for key, item in values.items() if not np.isnan(item[place])}
+                whole = {key: key.endswith(("_w", "_j", "_s")) for key in known}
+                writer.append(row | {key: item if whole[key] else int(item) for key, item in known.items()})
+        for path in folder.glob("*.sums"):
+            path.unlink()
+    return directory
+
+
+def tell(directory: Path, **facts: Any) -> Path:
+    """Add `facts` to trial.json of each trial; return `directory`."""
+    for path in directory.glob("trial-*/trial.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+    return directory
+
+
+class FakeNVMLError(Exception):
+    """As NVMLError: its text is the library's own."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeCard:
+    """A GPU. `refused` are functions that fail, by name, and how. `processes` are memory in bytes by pid."""
+
+    uuid: str = "GPU-0000"
+    name: str = "NVIDIA H200"
+    bus: int = 6
+    sm_mhz: int = 1980
+    throttle: int = 0
+    utilisation: int = 0
+    used: int = 0
+    processes: dict[int, int | None] = field(default_factory=dict)
+    energy_ms: float = 0.0  # of a processor that reading the energy takes
+    parent: FakeCard | None = None  # of a part, with MIG
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+class FakeNvml:
+    """Has the functions of pynvml that tailgate calls; any other is an AttributeError."""
+
+    NVMLError = FakeNVMLError
+    nvmlMemory_v2 = 2  # noqa: N815
+
+    def __init__(self, cards: Sequence[FakeCard], *, parts: Sequence[FakeCard] = (), missing: str = "") -> None:
+        self._cards = list(cards)
+        self._parts = {part.uuid: part for part in parts}
+        self._missing = missing
+        values: dict[str, Callable[..., Any]] = {
+            "IsMigDeviceHandle": lambda card: c_uint(card.parent is not None),
+            "GetDeviceHandleFromMigDeviceHandle": lambda card: card.parent,
+            "GetIndex": lambda card: self._cards.index(card),
+            "GetUUID": lambda card: card.uuid,
+            "GetName": lambda card: card.name,
+            "GetPciInfo": lambda card: SimpleNamespace(domain=0, bus=card.bus, device=0),
+            "GetClockInfo": lambda card, kind: {1: card.sm_mhz, 2: 3201}[kind],
+            "GetMaxClockInfo": lambda card, kind: {1: 1980, 2: 3201}[kind],
+            "GetApplicationsClock": lambda card, kind: 1980,
+            "GetPowerUsage": lambda card: 89_036,
+            "GetEnforcedPowerLimit": lambda card: 700_000,
+            "GetPowerManagementLimit": lambda card: 650_000,
+            "GetPowerManagementDefaultLimit": lambda card: 700_000,
+            "GetTotalEnergyConsumption": _energy,
+            "GetCurrentClocksThrottleReasons": lambda card: card.throttle,
+            "GetTemperature": lambda card, sensor: 41,
+            "GetUtilizationRates": lambda card: SimpleNamespace(gpu=card.utilisation),
+            "GetPersistenceMode": lambda card: 1,
+            "GetComputeRunningProcesses": lambda card: _listed(card.processes),
+            "GetGraphicsRunningProcesses": lambda card: [],
+        }
+        for name, value in values.items():
+            setattr(self, f"nvmlDevice{name}", _refusing(f"nvmlDevice{name}", value))
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if self._missing:
+            raise FakeNVMLError(self._missing)
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "580.159.04"
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self._cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeCard:  # noqa: N802
+        return self._cards[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeCard:  # noqa: N802
+        return self._parts[uuid]
+
+    def nvmlDeviceGetMemoryInfo(self, card: FakeCard, version: int | None = None) -> Any:  # noqa: N802
+        if "nvmlDeviceGetMemoryInfo" in card.refused or (version and "nvmlMemory_v2" in card.refused):
+            raise FakeNVMLError(card.refused.get("nvmlDeviceGetMemoryInfo", "Function Not Found"))
+        # the first version counts what the driver keeps for itself
+        return SimpleNamespace(used=card.used if version else card.used + GIB // 2, total=140 * GIB)
+
+
+def _energy(card: FakeCard) -> int:
+    until_s = time.thread_time() + card.energy_ms / 1000
+    while time.thread_time() < until_s:
+        pass
+    return 2_766_025
+
+
+def _refusing(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
+    def call(card: FakeCard, *arguments: Any) -> Any:
+        if name in card.refused:
+            raise FakeNVMLError(card.refused[name])
+        return value(card, *arguments)
+
+    return call
+
+
+def _listed(processes: dict[int, int | None]) -> list[Any]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in processes.items()]

@@ -1,21 +1,59 @@
-"""Secrets that are planted in a run, and the search for them in everything that the run wrote and showed."""
+"""Throw-away authorities and certificates as PEM files."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import trustme
 
 from loadtests.page.access import TOKEN_VARIABLE as PAGE_VARIABLE
 from loadtests.workers.channel_token import TOKEN_VARIABLE as CHANNEL_VARIABLE
-from tests.fakes.certificates import Certificates, make_certificates
-from tests.fakes.listening import Listener, command_of, family, listeners
+from tests.fakes.processes import Listener, command_of, family, listeners
 from tests.fakes.whole_run import ROOT
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Paths of PEM files: an authority, a server and a client that it signed, and an authority that signed nothing."""
+
+    ca: str
+    other_ca: str
+    certificate: str
+    key: str
+    client_certificate: str
+    client_key: str
+
+
+def make_certificates(folder: Path, *names: str) -> Certificates:
+    authority, other = trustme.CA(), trustme.CA()
+    server = authority.issue_cert(*(names or ("127.0.0.1", "localhost")))
+    client = authority.issue_cert("load@tailgate.test")
+
+    def write(blob: trustme.Blob, name: str) -> str:
+        blob.write_to_path(str(folder / name))
+        return str(folder / name)
+
+    def chain(leaf: trustme.LeafCert, name: str) -> str:
+        (folder / name).write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
+        return str(folder / name)
+
+    return Certificates(
+        ca=write(authority.cert_pem, "ca.pem"),
+        other_ca=write(other.cert_pem, "other-ca.pem"),
+        certificate=chain(server, "server.pem"),
+        key=write(server.private_key_pem, "server-key.pem"),
+        client_certificate=chain(client, "client.pem"),
+        client_key=write(client.private_key_pem, "client-key.pem"),
+    )
+
 
 TOKENS = {
     "PLANTED_TOKEN": "planted-bearer-5f0c81",
@@ -125,3 +163,45 @@ def _rows(content: bytes) -> Iterator[str]:
     with contextlib.suppress(pa.ArrowInvalid, OSError), pa.ipc.open_stream(content) as stream:
         for batch in stream:
             yield str(batch.to_pylist())
+
+
+class Tap:
+    """Relays connections to `port` of loopback to `target` while it is entered; `seen` is all bytes of both ways."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self.seen = bytearray()
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._sockets: list[socket.socket] = [self._listener]
+
+    def __enter__(self) -> Tap:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for item in self._sockets:
+            with contextlib.suppress(OSError):
+                item.shutdown(socket.SHUT_RDWR)
+            item.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                try:
+                    far = socket.create_connection(self._target, timeout=10)
+                except OSError:
+                    near.close()
+                    continue
+                far.settimeout(None)
+                self._sockets += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(65536):
+                self.seen += piece
+                sink.sendall(piece)
+            sink.shutdown(socket.SHUT_WR)
