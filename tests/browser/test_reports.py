@@ -11,7 +11,7 @@ import pytest
 from analysis.report.html import html_report
 from analysis.report.release import write_release_reports
 from analysis.summary.summary import analyze
-from tests.analysis.foresight.test_costs import searched
+from tests.analysis.foresight.test_plan import searched
 from tests.analysis.report.test_release import compared
 from tests.fakes.machines import FakeBed, Trouble
 from tests.fakes.runs import FakeRun, write_run

@@ -34,7 +34,7 @@ from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import PATIENCE_S, family, wait_for
 from tests.fakes.whole_run import ended, locust_command, records, tailgate
 from tests.loadtests.test_chat import CHAT, account, free_port, planned
-from tests.loadtests.workers.test_remote import SECRET
+from tests.loadtests.workers.test_workers import SECRET
 
 ROOT = Path(__file__).resolve().parents[2]
 MS = 1_000_000

@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.external.gguf_model import make_gguf
-from tests.external.server_process import answers, assert_counted_alike, free_port, run_experiment, running, settings
+from tests.external.server_process import (
+    answers,
+    assert_counted_alike,
+    free_port,
+    make_gguf,
+    run_experiment,
+    running,
+    settings,
+)
 from tests.fakes.hub_model import make
 from tests.fakes.whole_run import console_script
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tomli_w
 
 from analysis.records.documents import vouched_toml, write_document
@@ -356,3 +357,17 @@ def _write_telemetry(folder: Path, run: FakeRun, trial: int, start: int, offsets
                 kind = {"step_id": number, "kind": run.step_kinds[number % len(run.step_kinds)]}
                 kind |= {"compiled": arm.enabled and number >= arm.eager_steps, "batch": 3, "padded_batch": 4}
                 steps.append({**common, **tokens, **kind, "start_ns": at, "end_ns": at + 10_000_000})
+
+
+GATES = {"draws": 99}
+
+
+def row(plan: dict[str, Any], what: str) -> dict[str, Any]:
+    (found,) = [item for item in plan["rows"] if item["what"] == what]
+    return found
+
+
+@pytest.fixture(scope="module")
+def pilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = FakeRun(duration_s=660, rate=2.0, gates=GATES, slo={"p99_ttft_ms": 2000})
+    return write_run(tmp_path_factory.mktemp("pilot") / "run", run)

@@ -36,7 +36,7 @@ from benchmarks.simulation.machines import BLOCKS, REQUESTS, samples, verdicts
 from benchmarks.simulation.spreads import between, spreads
 from loadtests.commands.main import main
 from tests.analysis.foresight.test_calibration import calibrated, long_run
-from tests.analysis.judging.test_greedy_parity import judged as judged_of_parity_verdicts
+from tests.analysis.judging.test_external import judged_of_greedy_parity as judged_of_parity_verdicts
 from tests.analysis.releases.test_gates import BUILD, compared
 from tests.analysis.statistics import test_quantiles, test_resampling, test_sequential
 from tests.analysis.statistics.test_compare import judged, mirrored

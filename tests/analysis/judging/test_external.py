@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from analysis.judging.greedy_parity import NEAR_TIE, GreedyParity, greedy_gate, judge_asked, judge_greedy
+from analysis.records.asked_answers import AskedAnswer, Twice
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
+from analysis.run.greedy_answers import greedy_answers
 from analysis.summary.summary import analyze
 from benchmarks.simulation.detection import CONTROL, TREATMENT
+from benchmarks.simulation.greedy import BF16, Server
 from benchmarks.simulation.scenario import Scenario, run
 from tests.fakes.simulated import write_external, write_logged
 
@@ -131,3 +138,177 @@ def test_a_logged_compile_without_a_length_lasts_as_long_as_its_stall(tmp_path: 
     assert logged["requests_hit"] >= 1
     assert elsewhere["seconds"] == 0
     assert gates_of(summary)["longest stall"]["verdict"] == "FAIL"
+
+
+PROMPTS = 48
+EXACT = Server()
+
+
+def judged_of_greedy_parity(
+    control: Twice | Server, arm: Twice | Server, *, seed: int = 1, prompts: int = PROMPTS
+) -> GreedyParity:
+    twice = [
+        item if isinstance(item, tuple) else replace(item, name=name).twice(seed, prompts)
+        for name, item in (("control", control), ("arm", arm))
+    ]
+    answers = greedy_answers([twice[0]], [twice[1]], near_tie=NEAR_TIE)
+    return judge_greedy("arm", answers, when="before", near_tie=NEAR_TIE, alpha=0.025)
+
+
+def changed(twice: Twice, places: Sequence[int], **changes: object) -> Twice:
+    first, second = (
+        tuple(replace(item, **changes) if place in places else item for place, item in enumerate(answers))  # type: ignore[arg-type]
+        for answers in twice
+    )
+    return first, second
+
+
+SILENT = replace(BF16, tells=False)
+
+
+@pytest.mark.parametrize(
+    ("control", "arm", "verdict", "words"),
+    [
+        (EXACT, EXACT, "PASS", ("48 of 48", "92.6 % to 100 %", "0 nats", "6.05 %")),
+        (BF16, BF16, "PASS", ("prefer their tokens by 0.",)),
+        (Server(tells=False), Server(tells=False), "PASS", ("all that is known",)),
+        (BF16, Server(weights="two"), "FAIL", ("differ do so by token 1",)),
+        (SILENT, Server(weights="two", tells=False), "FAIL", ("more than rounding explains",)),
+        (SILENT, SILENT, "INCONCLUSIVE", ("near ties",)),
+    ],
+    ids=["equal", "near ties", "equal words", "other weights", "other weights, words alone", "other words alone"],
+)
+def test_greedy_answers_decide_as_far_as_they_can(
+    control: Server, arm: Server, verdict: str, words: tuple[str, ...]
+) -> None:
+    found = judged_of_greedy_parity(control, arm)
+    assert found.verdict == verdict
+    assert [word for word in words if word not in found.reason] == []
+    assert (found.answers.departs == ()) is (control in (EXACT, Server(tells=False)))
+    if not control.tells:
+        assert (found.answers.told, found.answers.shift) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("control", "arm", "says"),
+    [
+        (replace(BF16, samples=True), BF16, "One of the two is not greedy"),
+        (BF16, replace(BF16, samples=True), "One of the two is not greedy"),
+        (replace(BF16, samples=True, tells=False), replace(BF16, tells=False), "control does not repeat itself"),
+        (replace(BF16, tells=False), replace(BF16, samples=True, tells=False), "arm does not repeat itself"),
+    ],
+)
+def test_a_server_that_samples_leaves_parity_open(control: Server, arm: Server, says: str) -> None:
+    found = judged_of_greedy_parity(control, arm)
+    assert (found.verdict, says in found.reason) == ("INCONCLUSIVE", True), found.reason
+
+
+def test_few_prompts_cannot_exclude_a_rare_divergence() -> None:
+    found = judged_of_greedy_parity(EXACT, EXACT, prompts=12)
+    assert found.verdict == "INCONCLUSIVE"
+    assert all(words in found.reason for words in ("22.1 %", "10 %", "parity.prompts"))
+
+
+def test_answer_that_is_always_the_same_counts_once() -> None:
+    constant = changed(
+        EXACT.twice(1, PROMPTS), range(PROMPTS), text="well", tokens=("w",), log_probs=(-1.0,), likeliest=({"w": -1.0},)
+    )
+    found = judged_of_greedy_parity(constant, constant)
+    assert (found.verdict, found.answers.held) == ("INCONCLUSIVE", 1)
+    assert "1 different answer" in found.reason
+
+
+def test_empty_answers_and_errors_are_no_answers() -> None:
+    twice = EXACT.twice(1, PROMPTS)
+    lost = changed(twice, range(PROMPTS), error="UNAVAILABLE: gone")
+    found = judged_of_greedy_parity(twice, lost)
+    assert found.verdict == "INCONCLUSIVE"
+    assert "UNAVAILABLE: gone" in found.reason
+    empty = changed(twice, range(40), text="", tokens=(), log_probs=(), likeliest=())
+    found = judged_of_greedy_parity(twice, empty)
+    assert (found.verdict, found.answers.answered, found.answers.failure) == ("INCONCLUSIVE", 8, "an answer is empty")
+
+
+def test_arms_with_other_prompts_are_not_compared() -> None:
+    twice = EXACT.twice(1, PROMPTS)
+    found = judged_of_greedy_parity(twice, changed(twice, [3], digest="else"))
+    assert (found.verdict, "asked in other words" in found.reason) == ("INCONCLUSIVE", True)
+
+
+def test_single_answer_far_from_the_controls_leaves_it_open() -> None:
+    twice, other = EXACT.twice(1, PROMPTS), Server(weights="two").twice(1, PROMPTS)
+    mixed = tuple(
+        tuple(other[time][place] if place == 7 else item for place, item in enumerate(twice[time])) for time in (0, 1)
+    )
+    found = judged_of_greedy_parity(twice, mixed)  # type: ignore[arg-type]
+    assert (found.verdict, found.answers.apart) == ("INCONCLUSIVE", 1)
+    assert "which no rounding explains" in found.reason
+
+
+def test_log_probabilities_that_differ_where_answers_do_not_leave_it_open() -> None:
+    def off(answer: AskedAnswer) -> AskedAnswer:
+        return replace(answer, log_probs=tuple(value - 0.3 for value in answer.log_probs))
+
+    twice = EXACT.twice(1, PROMPTS)
+    found = judged_of_greedy_parity(twice, (tuple(map(off, twice[0])), tuple(map(off, twice[1]))))
+    assert found.verdict == "INCONCLUSIVE"
+    assert "0.3 nats" in found.reason
+
+
+def test_log_probabilities_of_zero_are_not_used() -> None:
+    def sure(answer: AskedAnswer) -> AskedAnswer:
+        return replace(answer, log_probs=(0.0,) * len(answer.tokens))
+
+    twice = EXACT.twice(1, PROMPTS)
+    found = judged_of_greedy_parity(twice, (tuple(map(sure, twice[0])), tuple(map(sure, twice[1]))))
+    assert not found.answers.told
+
+
+def test_fault_in_a_third_of_the_prompts_is_found() -> None:
+    verdicts = [judged_of_greedy_parity(BF16, replace(BF16, faulty=0.33), seed=seed).verdict for seed in range(10)]
+    assert verdicts.count("FAIL") >= 7
+    assert "PASS" not in verdicts
+
+
+def document(server: Server, name: str, later: Server) -> dict[str, Any]:
+    """Return the file of the answers of one server, which was asked before and after the load."""
+
+    def rows(item: Server) -> Any:
+        twice = replace(item, name=name).twice(1, PROMPTS)
+        return json.loads(json.dumps([[asdict(answer) for answer in answers] for answers in twice]))
+
+    answers = {"before": rows(server), "after": rows(later)}
+    return {"prompts": [{"digest": str(place), "max_tokens": 24} for place in range(PROMPTS)], "answers": answers}
+
+
+class TestGate:
+    def documents(self, arm: Server, *, after: Server | None = None) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        return [(document(BF16, "control", BF16), document(arm, "arm", after or arm))]
+
+    judge = staticmethod(partial(judge_asked, "arm", near_tie=NEAR_TIE, alpha=0.05))
+
+    def test_fault_that_begins_under_the_load_is_a_fail(self) -> None:
+        found = self.judge(self.documents(BF16, after=Server(weights="two")))
+        assert [item.verdict for item in found] == ["PASS", "FAIL"]
+        gate = greedy_gate("arm", found)
+        assert (gate.gate, gate.kind, gate.verdict, gate.limit) == ("parity", "parity", "FAIL", 0.0)
+        assert "after the load" in gate.reason
+        assert "before the load" not in gate.reason
+
+    def test_a_pass_names_both_times(self) -> None:
+        gate = greedy_gate("arm", self.judge(self.documents(BF16)))
+        assert (gate.verdict, gate.unseen) == ("PASS", False)
+        assert "before the load" in gate.reason
+        assert "after the load" in gate.reason
+
+    def test_lost_records_leave_a_pass_open_and_a_fail_as_it_is(self) -> None:
+        lost = "The answers of trial 2 are not there."
+        gate = greedy_gate("arm", self.judge(self.documents(BF16)), lost=lost)
+        assert (gate.verdict, gate.reason, gate.unseen) == ("INCONCLUSIVE", lost, True)
+        failed = greedy_gate("arm", self.judge(self.documents(Server(weights="two"))), lost=lost)
+        assert failed.verdict == "FAIL"
+
+    def test_nothing_recorded_is_open(self) -> None:
+        [found] = self.judge([(None, None)])
+        assert found.verdict == "INCONCLUSIVE"
+        assert greedy_gate("arm", []).verdict == "INCONCLUSIVE"

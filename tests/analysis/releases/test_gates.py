@@ -8,7 +8,7 @@ from analysis.records.tables import RecordError
 from analysis.releases.comparison import arms_to_compare, compare_releases
 from analysis.releases.history import History
 from analysis.settings.release_limits import ReleaseLimits
-from tests.fakes.releases import LEVELS, Build, release
+from tests.fakes.results import LEVELS, Build, release
 
 BUILD = Build()
 ARMS = {"compiled": "compiled"}

@@ -28,7 +28,7 @@ from analysis.run.run import Run
 from analysis.settings.release_limits import ReleaseLimits
 from analysis.summary.summary import analyze, write_summary
 from tests.fakes.machines import FakeBed
-from tests.fakes.releases import DAY_NS, Build, release
+from tests.fakes.results import DAY_NS, Build, release
 from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 RUN = FakeRun(arms=(EAGER, FakeArm(name="compiled")), trials=2, duration_s=60, rate=1, gates={"draws": 99})

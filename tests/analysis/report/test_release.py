@@ -24,7 +24,7 @@ from analysis.report.release import (
 from analysis.report.trend_charts import HEIGHT, trend_charts
 from analysis.settings.release_limits import ReleaseLimits
 from tests.analysis.report.conftest import HOSTILE
-from tests.fakes.releases import LEVELS, Build, release
+from tests.fakes.results import LEVELS, Build, release
 
 BUILD = Build(counts={"recompiles": [0, 0, 0, 0]})
 SLOW = replace(BUILD, levels={**LEVELS, "p50_tpot_ms": 24.0})

@@ -20,10 +20,9 @@ from loadtests.commands.trace_forecast import Forecast, automatic_compiles, fore
 from loadtests.experiments.writing import to_toml
 from loadtests.traffic.traces import Trace, read_trace
 from servers.fields import ConfigError
-from tests.analysis.foresight.test_costs import RATES, started
+from tests.analysis.foresight.test_plan import RATES, started
 from tests.analysis.judging.test_load_steps import write_search
-from tests.fakes.plans import GATES, pilot, row
-from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
+from tests.fakes.runs import EAGER, GATES, FakeArm, FakeRun, pilot, row, write_run
 from tests.loadtests.trials.test_frontier import experiment
 from tests.servers.compiler.test_recorder import reset_compiler
 

@@ -1,1 +1,0 @@
-"""Measurements of the engine on one machine: `python benchmarks/engine.py --help`."""

@@ -1,1 +1,0 @@
-"""What tailgate's load generator and splitter are measured against: each a process of its own."""

@@ -1,1 +1,0 @@
-"""Made-up servers whose truth is known, to hold the statistics to."""
