@@ -23,7 +23,7 @@ LOAD = Rollout(load_rps=200.0)
 
 
 def held(seen: float | None, low: float | None = None, high: float | None = None, trials: int = 2) -> Capacity:
-    """What one replica holds; without limits the search was exact."""
+    """Return what one replica holds; without limits the search was exact."""
     exact = low is None and high is None
     span = Span(low=seen, seen=seen, high=seen) if exact else Span(low=low, seen=seen, high=high)
     return Capacity(source="search", rps=span, trials=trials)

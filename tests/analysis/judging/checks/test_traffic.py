@@ -151,7 +151,7 @@ def test_one_jam_that_has_not_drained_at_the_end_is_no_overload() -> None:
 def _served(
     start: Floats, *, slots: int, work_s: float, room: int = 10**9, deadline_s: float = 1e9
 ) -> tuple[Floats, Floats, np.ndarray, np.ndarray]:
-    """(start, end, answered, shed) of a server that refuses beyond `room` waiting and gives up after the deadline."""
+    """Return (start, end, answered, shed) of a server with `room` for waiting requests and a deadline."""
     free = np.zeros(slots)
     end, answered = np.empty(len(start)), np.zeros(len(start), dtype=np.bool_)
     begun: list[float] = []
