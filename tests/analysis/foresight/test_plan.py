@@ -84,9 +84,9 @@ def test_more_power_and_less_error_take_longer():
 
 
 def test_the_planned_ratio_replaces_the_observed_one():
-    lucky = replace(SEEN, ratio=0.9)
-    assert needed(lucky) < needed(lucky, ratio=1.0) == needed(SEEN)
-    assert needed(lucky, ratio=1.1) is None
+    faster = replace(SEEN, ratio=0.9)
+    assert needed(faster) < needed(faster, ratio=1.0) == needed(SEEN)
+    assert needed(faster, ratio=1.1) is None
     assert needed(SEEN, ratio=1.2) == pytest.approx(needed(SEEN, ratio=1.1**2 / 1.2), rel=0.01), "a FAIL takes as long"
 
 
@@ -174,15 +174,15 @@ def test_as_many_requests_tell_a_share_with_the_power_asked_for():
 
 
 def test_requests_help_as_time_does_and_neither_reduces_start_to_start_variance():
-    def reach(rate, blocks, **starts):
-        noise = model_noise("mirrored", rate=rate, quantile=0.99, block_s=30.0, **starts)
+    def reach(rate, blocks, **more):
+        noise = model_noise("mirrored", rate=rate, quantile=0.99, block_s=30.0, **more)
         return noise.reach(blocks, alpha=0.05, power=0.8)
 
     assert reach(16.0, 40) == pytest.approx(reach(4.0, 160))
     assert reach(4.0, 160) < reach(4.0, 40)
-    lucky = {"restart_spread": 0.01, "trials": 1}
-    assert reach(4.0, 10_000, **lucky) > 3.0 * 0.01
-    assert reach(4.0, 10_000, **lucky | {"trials": 4}) < reach(4.0, 10_000, **lucky)
+    starts = {"restart_spread": 0.01, "trials": 1}
+    assert reach(4.0, 10_000, **starts) > 3.0 * 0.01
+    assert reach(4.0, 10_000, **starts | {"trials": 4}) < reach(4.0, 10_000, **starts)
 
 
 def test_differences_between_machines_need_more_machines_and_not_time():

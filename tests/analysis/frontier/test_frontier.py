@@ -246,7 +246,7 @@ def test_a_search_that_shows_nothing_promises_nothing() -> None:
 
 
 DISMISSED = [Left(arm="dynamic", reason="surely holds less than bucketed")]
-QUANTISED = {"bucketed": "its weights are held as float8-per-row (control: none), and nobody measured it."}
+QUANTISED = {"bucketed": "its weights are held as float8-per-row (control: none), without a measurement."}
 
 
 @pytest.mark.parametrize(

@@ -270,23 +270,18 @@ ACCOUNT: dict[str, Any] = {
     "worker": 0,
     "planned": 600,
     "finished": 600,
-    "records": {"written": 600, "dropped": 0, "waiting_bytes": 0},
-    "lag_ms": {"p50": 0.2, "p99": 1.0, "max": 3.0},
-    "loop_lag_ms": {"p50": 0.2, "p99": 1.0, "max": 3.0},
-    "cpu": {"mean": 0.3, "max": 0.5, "busy_s": 0.0, "of_s": 600.0},
-    "clock": None,
-    "error": None,
+    "records": {"written": 600, "dropped": 0},
+    "lag_ms": {"p99": 1.0},
+    "loop_lag_ms": {"p99": 1.0},
+    "cpu": {"busy_s": 0.0, "of_s": 600.0},
     "complete": True,
 }
 
 
 def account_check(name: str, **changes: Any) -> Any:
     accounts = [{**ACCOUNT, "trial": 1, "rows": 600, **changes}]
-    return next(
-        item
-        for item in check_generators(accounts, [{"trial": 1, "load_processes": 1}], limit_ms=50)
-        if item.check == name
-    )
+    checks = check_generators(accounts, [{"trial": 1, "load_processes": 1}], limit_ms=50)
+    return next(item for item in checks if item.check == name)
 
 
 CLOCK = {"offset_ns": 5, "exchanges": 30, "worst_uncertainty_ns": 1_000_000, "host": "b", "applied": True}

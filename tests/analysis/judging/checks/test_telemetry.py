@@ -67,7 +67,7 @@ def failed(summary):
 
 
 def rewrite(directory, change):
-    """The compile events are what `change` makes of their rows."""
+    """Write the compile events after `change` of their rows."""
     path = directory / "trial-01" / "compile_events.arrow"
     rows = change(read_table(path, COMPILE_EVENTS)[0].to_pylist())
     with path.open("wb") as file, pa.ipc.new_stream(file, COMPILE_EVENTS) as stream:

@@ -16,8 +16,10 @@ from analysis.judging.checks.traffic import (
     check_interference,
     slowdown_during,
 )
+from analysis.judging.judgement import Judgement, judge
 from analysis.judging.overload import Load, load_of
-from analysis.summary.summary import analyze
+from analysis.records.run_records import read_run
+from analysis.run.run import Run
 from benchmarks.simulation.loops import KINDS, SERVERS, closed_loop, open_loop
 from benchmarks.simulation.scenario import Scenario, run
 from benchmarks.simulation.server import Served
@@ -149,7 +151,7 @@ def test_one_jam_that_has_not_drained_at_the_end_is_no_overload() -> None:
 def _served(
     start: Floats, *, slots: int, work_s: float, room: int = 10**9, deadline_s: float = 1e9
 ) -> tuple[Floats, Floats, np.ndarray, np.ndarray]:
-    """(start, end, answered, shed) of a server that refuses beyond `room` waiting and gives up after the deadline."""
+    """Return (start, end, answered, shed) of a server with `room` for waiting requests and a deadline."""
     free = np.zeros(slots)
     end, answered = np.empty(len(start)), np.zeros(len(start), dtype=np.bool_)
     begun: list[float] = []
@@ -225,31 +227,28 @@ def test_arms_are_overloaded_together_with_the_control(loads: dict[str, Any], ar
     assert [found.arm for found in check_overload(loads, "eager") if not found.ok] == arms
 
 
-@pytest.mark.parametrize(
-    ("limit_ms", "seconds", "verdict"),
-    [(2000, 660, "FAIL"), (2000, 360, "INCONCLUSIVE"), (600_000, 360, "INCONCLUSIVE")],
-)
+def judged(path: Path, **run: Any) -> Judgement:
+    return judge(Run.of(read_run(write_run(path / "run", FakeRun(gates={"draws": 99}, **run)))))
+
+
+@pytest.mark.parametrize(("limit_ms", "seconds", "verdict"), [(2000, 660, "FAIL"), (600_000, 360, "INCONCLUSIVE")])
 def test_a_run_that_overloaded_both_arms_reports_that_first(
     tmp_path: Path, limit_ms: int, seconds: int, verdict: str
 ) -> None:
     arms = (replace(EAGER, holds_rps=3.3), FakeArm(name="compiled", holds_rps=3.4))
-    summary = analyze(
-        write_run(tmp_path / "run", FakeRun(arms=arms, duration_s=seconds, slo={"p99_ttft_ms": limit_ms}))
-    )
-    assert summary["overall"] == verdict
-    assert summary["headline"].startswith("Both arms were overloaded")
-    assert "2.6 requests/s" in summary["headline"]
-    first = next(check for check in summary["validity"] if not check["ok"])
-    assert first["check"] == "overload"
-    assert "A run of about" not in summary["advice"]["text"]
-    open_gates = [gate for gate in summary["gates"] if gate["kind"] == "noninferiority"]
-    assert {gate["verdict"] for gate in open_gates} == {"INCONCLUSIVE"}
-    assert all("overload" in gate["blocked_by"] for gate in open_gates)
+    judgement = judged(tmp_path, arms=arms, duration_s=seconds, slo={"p99_ttft_ms": limit_ms})
+    assert judgement.overall == verdict
+    assert judgement.headline.startswith("Both arms were overloaded")
+    assert "2.6 requests/s" in judgement.headline
+    assert next(check for check in judgement.checks if not check.ok).check == "overload"
+    assert "A run of about" not in judgement.advice.text
+    latency = [gate for gate in judgement.gates if gate.kind == "noninferiority"]
+    assert {(gate.verdict, "overload" in gate.blocked_by) for gate in latency} == {("INCONCLUSIVE", True)}
 
 
 def test_one_overloaded_arm_fails_and_the_load_is_not_blamed(tmp_path: Path) -> None:
     compiles = [Compile(at_s=60.0 + 90.0 * number, seconds=9.0) for number in range(3)]
     arms = (EAGER, FakeArm(name="compiled", compiles=compiles, holds_rps=3.3))
-    summary = analyze(write_run(tmp_path / "run", FakeRun(arms=arms, duration_s=360)))
-    assert summary["overall"] == "FAIL"
-    assert "overloaded" not in summary["headline"]
+    judgement = judged(tmp_path, arms=arms, duration_s=360)
+    assert judgement.overall == "FAIL"
+    assert "overloaded" not in judgement.headline
