@@ -13,9 +13,10 @@ from servers.engine import sampling
 from servers.engine.quantisation import weight_bytes
 from servers.engine.scheduler import Job
 from servers.fields import ConfigError
-from tests.servers.engine.test_runner import FLOAT8, INT8
 from tests.servers.engine.test_runner import (
     ENGINE,
+    FLOAT8,
+    INT8,
     assert_greedy_like_generate,
     jobs_for,
     own_request,

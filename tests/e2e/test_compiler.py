@@ -18,10 +18,9 @@ from servers.compiler.policy import compile_step, configure_compiler
 from servers.compiler.recorder import CompileRecorder
 from servers.config import CompileConfig
 from servers.engine.model import join_weights
-from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.compiler.test_internals import SERVERS
 from tests.servers.compiler.test_policy import Gated, distance, in_float8
-from tests.servers.compiler.test_recorder import Function, compiled, published, recorder
+from tests.servers.compiler.test_recorder import Function, compiled, published, recorder, reset_compiler
 
 __all__ = ["published", "recorder"]
 

@@ -37,8 +37,8 @@ from servers.inspect.listed_shapes import parse_shapes
 from servers.neighbour import Demand, Neighbour
 from servers.presets import RANDOM_PRESETS
 from servers.reference import Reference, Sizes
-from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.compiler.test_policy import Gated, distance
+from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.engine.test_runner import (
     ENGINE,
     SMALL,
