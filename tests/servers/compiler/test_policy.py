@@ -12,6 +12,9 @@ import torch
 import torch._inductor.config as inductor
 from torch import nn
 from torch._dynamo.backends import registry
+from torchao import quantization
+from torchao.float8.inference import Float8MMConfig
+from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
 
 from servers.compiler import artifacts, internals, policy, products
 from servers.compiler.policy import graph_changes, load_backend
@@ -271,30 +274,19 @@ class Gated(nn.Module):
 
 
 @torch.no_grad()
-def test_an_activation_of_a_single_row_is_computed_once() -> None:
-    module, x, counts = Gated(), torch.randn(1, 1, 8), []
-    stored = compiled(module, counts, graph_pass=store_single_rows)
-    torch.testing.assert_close(stored(x), module(x))
-    assert counts == [1]  # what both products give; the norm is left to them
-
-
-@torch.no_grad()
-def test_all_that_quantised_weights_multiply_is_computed_once() -> None:
-    module, x, counts = Gated(), torch.randn(1, 1, 8), []
-    quantization = pytest.importorskip("torchao.quantization")
-    quantization.quantize_(module, quantization.Int8WeightOnlyConfig(version=2, set_inductor_config=False))
-    stored = compiled(module, counts, graph_pass=store_single_rows)
-    torch.testing.assert_close(stored(x), module(x))
-    assert counts == [2]  # the normalised input too, once for the two products that read it
+@pytest.mark.parametrize(("rows", "quantised", "stored"), [(1, False, 1), (1, True, 2), (3, False, 0)])
+def test_the_input_of_products_of_a_single_row_is_computed_once(rows: int, quantised: bool, stored: int) -> None:
+    """What both products give; of quantised weights the normalised input too, as two products read it."""
+    module, x, counts = Gated(), torch.randn(rows, 1, 8), []
+    if quantised:
+        quantization.quantize_(module, quantization.Int8WeightOnlyConfig(version=2, set_inductor_config=False))
+    torch.testing.assert_close(compiled(module, counts, graph_pass=store_single_rows)(x), module(x))
+    assert counts == [stored]
 
 
 def in_float8(module: nn.Module, *, scaled_inputs: bool) -> None:
     """The layers' weights in float8 with a scale for each row, as torchao's configurations make them for a GPU; no row
     has the scale of another."""
-    quantization = pytest.importorskip("torchao.quantization")
-    from torchao.float8.inference import Float8MMConfig
-    from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
-
     rows = quantization.PerRow()
     inputs = QuantizeTensorToFloat8Kwargs(granularity=rows) if scaled_inputs else None
     for layer in (item for item in module.modules() if isinstance(item, nn.Linear)):
@@ -338,26 +330,6 @@ def test_products_without_scaled_inputs_keep_their_scales() -> None:
     in_float8(module, scaled_inputs=False)
     compiled(module, counts, graph_pass=scale_products)(torch.randn(2, 64, dtype=torch.bfloat16))
     assert counts == [0, 0]
-
-
-class ByName(nn.Linear):
-    """A product that names its weights."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(nn.functional.gelu(x), weight=self.weight)
-
-
-@torch.no_grad()
-def test_inputs_of_several_rows_and_those_of_the_graph_are_not_stored() -> None:
-    counts: list[int] = []
-    stored = compiled(Gated(), counts, graph_pass=store_single_rows)
-    stored(torch.randn(3, 1, 8))
-    compiled(nn.Linear(8, 4), counts, graph_pass=store_single_rows)(torch.randn(1, 8))
-    dynamic = torch.randn(5, 1, 8)
-    torch._dynamo.mark_dynamic(dynamic, 0)
-    stored(dynamic)
-    compiled(ByName(8, 4, bias=False), counts, graph_pass=store_single_rows)(torch.randn(1, 8))
-    assert counts == [0, 0, 0, 0]
 
 
 def test_kernels_can_be_launched_from_a_folder_and_unknown_settings_are_ignored(

@@ -367,12 +367,6 @@ def arm_file(folder: Path, **settings: object) -> str:
     return str(path)
 
 
-def one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    """The only line of stderr that is a complaint."""
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -388,12 +382,10 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
 def test_bad_security_settings_end_with_code_2_and_one_line(
     tmp_path: Path, flags: list[str], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for main in (
-        lambda: serve.main(["--config", arm_file(tmp_path), *flags]),
-        lambda: tailgate.main(["serve", "--preset", "eager", "--port", "0", *flags]),
-    ):
-        assert main() == 2
-        line = one_line(capsys)
+    serve_arm = ["--config", arm_file(tmp_path), *flags]
+    for main, arguments in ((serve.main, serve_arm), (tailgate.main, ["serve", "--preset", "eager", *flags])):
+        assert main(arguments) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
         assert all(word in line for word in words)
         assert SECRET not in line
 
