@@ -1,6 +1,6 @@
 """What watching the live page costs the load: how late it is with no page, with nobody, with readers, with browsers.
 
-    python -m tests.loadtests.page.cost [EXPERIMENT] [--repeats 3] [--watchers 5] [--set KEY=VALUE ...]
+    python -m benchmarks.page_cost [EXPERIMENT] [--repeats 3] [--watchers 5] [--set KEY=VALUE ...]
 
 Runs of the experiment (two arms of the tiny model that compile nothing, unless another is named) in turn, in an order
 that changes from repeat to repeat: without a page; with one that nobody opens; with programs that read its stream; with
