@@ -105,16 +105,6 @@ def test_unplanned_shapes_can_run(engine: EngineConfig) -> None:
     assert {shape.kind for shape in shapes} >= {"prefill", "decode"}
 
 
-def test_by_default_planned_and_unplanned_shapes_are_run() -> None:
-    inspection = inspection_of(ArmConfig(engine=ENGINE))
-    shapes = [visit.shape for visit in inspection.visits]
-    assert len(shapes) == len(set(shapes))
-    assert set(unplanned_shapes(ArmConfig(engine=ENGINE))) <= set(shapes)
-    planned = [visit.planned for visit in inspection.visits]
-    assert planned == sorted(planned, reverse=True)
-    assert set(planned) == {True, False}
-
-
 @pytest.mark.xdist_group("inspected arm")
 def test_an_arm_warmed_with_one_request_names_the_shapes_that_will_recompile(naive: Inspection) -> None:
     assert [visit.outcome for visit in naive.visits] == ["ready", "ready", "recompile", "recompile", "ready"]

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from loadtests.bed.family import stat_of
 from servers import neighbour, reference
-from servers.neighbour import Compute, Memory
 from servers.reference import LAUNCHES, Reference, Sizes
 
 CPU = torch.device("cpu")
@@ -40,31 +38,6 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
 
 
 @pytest.mark.usefixtures("host")
-def test_a_share_of_the_memory_is_held_to_the_byte_and_given_back() -> None:
-    def resident_bytes() -> int:
-        return stat_of(os.getpid()).pages * os.sysconf("SC_PAGE_SIZE")
-
-    memory, before = Memory(CPU), resident_bytes()
-    for share in (0.2, 0.05, 0.1, 0.0):
-        assert memory.hold(share) == ""
-        assert memory.held_bytes == int(share * GIB)
-        if share == 0.2:
-            assert resident_bytes() - before > 0.18 * GIB  # touched, not only asked for
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_products_take_their_share_of_the_time(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    compute = Compute(CPU)
-    monkeypatch.setattr(compute, "_products", lambda: clock.__setitem__(0, clock[0] + 0.0007))
-    for _ in range(1000):
-        compute.period(share)
-    assert compute.busy_s / clock[0] == pytest.approx(share, abs=0.02)
-
-
-@pytest.mark.usefixtures("host")
 def test_the_neighbour_answers_each_demand_and_ends_with_its_stdin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,16 +46,6 @@ def test_the_neighbour_answers_each_demand_and_ends_with_its_stdin(
     ready, began, ended = lines(capsys)
     assert ready == {"ready": True, "device": "cpu"}
     assert (began["memory_bytes"], ended["memory_bytes"]) == (int(0.01 * GIB), 0)
-
-
-def test_a_device_that_is_not_there_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert neighbour.main(["--device", "cuda:0"]) == 1
-    assert reference.main(["--device", "cuda:3"]) == 0
-    errors = [str(message["error"]) for message in lines(capsys)]
-    assert ["torch sees no GPU" in error for error in errors] == [True, True]
 
 
 SMALL = Sizes(matrix=64, dtype=torch.float32, read_bytes=1 << 20)

@@ -393,19 +393,6 @@ def many_borders() -> ArmConfig:
     return ArmConfig(name="many", shapes=shapes, engine=EngineConfig(max_prompt_tokens=200))
 
 
-def test_a_plan_with_too_few_prompts_says_how_many_reach_every_border(caplog: pytest.LogCaptureFixture) -> None:
-    borders = len(prompt_borders(many_borders()))
-    plan = plan_for(many_borders(), prompts=20, tokens=2)
-    assert len(plan.prompts) == 20
-    asked, own = {len(prompt) for prompt in plan.prompts}, plan.borders["many"]
-    assert set(own.prompts) == prompt_borders(many_borders())
-    assert set(own.unasked_prompts) == set(own.prompts) - asked
-    assert len(own.unasked_prompts) == borders - 20
-    (message,) = caplog.messages
-    assert f"20 of {borders} borders" in message
-    assert f"parity.prompts = {borders}" in message
-
-
 def test_a_plan_without_a_count_reaches_every_border_and_fills_the_slots() -> None:
     assert len(plan_for(arm_for("eager", "float32", slots=24), tokens=2).prompts) == 36
     plan = plan_for(many_borders(), tokens=2, least=64)

@@ -70,19 +70,6 @@ def test_nothing_is_taken_over_but_the_folder() -> None:
     assert (kept["TORCHINDUCTOR_CACHE_DIR"], "TRITON_CACHE_DIR" in kept) == ("/tmp/mine", False)
 
 
-def test_every_process_keys_kernels_by_the_assembler_that_torch_brings(
-    torch_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assembler = torch_folder / "bin" / "ptxas"
-    assembler.touch(mode=0o644)
-    assert "TRITON_PTXAS_PATH" not in variables(), "what cannot be run is not named"
-    assembler.chmod(0o755)
-    assert variables()["TRITON_PTXAS_PATH"] == str(assembler)
-    assert variables(TRITON_PTXAS_PATH="/usr/bin/ptxas")["TRITON_PTXAS_PATH"] == "/usr/bin/ptxas"
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "TRITON_PTXAS_PATH" not in variables()
-
-
 def test_arms_that_ask_for_their_profile_do_not_share_it() -> None:
     def profile_name(arm: ArmConfig) -> str:
         asked = replace(arm, compile=replace(arm.compile, profile=True))

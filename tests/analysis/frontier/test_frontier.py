@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.foresight.costs import Start
-from analysis.frontier.answer import answer, load_ranges
+from analysis.frontier.answer import answer
 from analysis.frontier.holdings import Frontier, Holding, Order, frontier_of
 from analysis.frontier.latencies import drawn_target, step_latencies
 from analysis.frontier.search import (
@@ -275,21 +275,6 @@ def test_an_arm_without_a_missed_step_is_open_above_and_one_start_decides_nothin
     assert "bucketed below 7 requests/s" in said(open_above)
     once = frontier_of(steady({"eager": 9.0, "bucketed": 40.0}, starts=1), ["eager", "bucketed"])
     assert "eager and bucketed at every load (one start" in said(once)
-
-
-def test_ranges_cover_all_loads_and_pick_the_arm_that_starts_soonest() -> None:
-    ranges = load_ranges(CLEAR, STARTS)
-    assert [(item.low_rps, item.high_rps, item.pick) for item in ranges] == [
-        (0.0, 9.0, "eager"),
-        (9.0, 10.0, "dynamic"),
-        (10.0, 33.0, "dynamic"),
-        (33.0, 36.0, "bucketed"),
-        (36.0, 41.0, "bucketed"),
-        (41.0, 44.0, None),
-        (44.0, None, None),
-    ]
-    assert ranges[1].open == ("eager",)
-    assert ranges[-1].open == ranges[-1].holds == ()
 
 
 SEARCHED = {"eager": 17.0, "new": 33.0}

@@ -36,8 +36,7 @@ from analysis.settings.gate_limits import GateLimits
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.trend import Trend
 from tests.fakes.machines import GIB, sample, tell
-from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
-from tests.fakes.verdicts import comparison, share
+from tests.fakes.runs import EAGER, FakeArm, FakeRun, comparison, share, write_run
 
 LIMITS = GateLimits()
 

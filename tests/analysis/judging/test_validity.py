@@ -21,8 +21,7 @@ from analysis.records.tables import read_table
 from analysis.run.run import Run
 from tests.fakes.machines import tell
 from tests.fakes.request_rows import write_rows
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
-from tests.fakes.verdicts import check, gate
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, check, gate, write_run
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 6000}
 QUICK = {"draws": 99}

@@ -19,8 +19,7 @@ from analysis.run.run import Run
 from analysis.run.shape_map import shape_map
 from analysis.run.time_parts import TimeParts
 from tests.fakes.machines import tell
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, Startup, write_run
-from tests.fakes.verdicts import check, gate
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, Startup, check, gate, write_run
 
 
 @pytest.mark.parametrize(

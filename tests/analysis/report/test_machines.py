@@ -79,29 +79,6 @@ def test_only_a_pass_on_disturbed_machines_says_that_gates_allowed_for_it(made: 
         assert allowed not in " ".join(report({**made(FakeBed()), "overall": "PASS"}).split())
 
 
-def test_what_a_verdict_allowed_for_is_not_called_a_limit(demo: Summary) -> None:
-    drift = {"check": "bed drift", "ok": False, "reason": "The host drifted.", "affects": ["slo"], "shift": 0.2}
-    apart = {"check": "bed apart", "arm": "compiled-naive", "ok": False, "reason": "It was slow.", "shift": 0.1}
-    demo["validity"] = [drift]
-    assert "allowed for: bed drift: The host drifted." in verdict_table(demo)
-    assert "What limits this run" not in html_report(demo)
-    both = {**demo, "validity": [drift, apart]}
-    both["gates"] = [{**gate, "blocked_by": ["bed apart"] * (gate["arm"] != "eager")} for gate in demo["gates"]]
-    assert "allowed for: bed drift" in verdict_table(both)
-    assert "limited by: bed apart (compiled-naive): It was slow." in verdict_table(both)
-    demo["gates"][0]["blocked_by"] = ["bed drift"]
-    drift["remedy"] = "Let the machine settle."
-    passed = {**demo, "overall": "PASS"}
-    assert "limited by: bed drift: The host drifted." in verdict_table(demo)
-    assert "allowed for: bed drift: The host drifted." in verdict_table(passed)
-    for report in (html_report, markdown_report):
-        assert "What limits this run" in report(demo)
-        assert "What the verdict allows for" in report(passed)
-        assert "What limits this run" not in report(passed)
-    assert drift["remedy"] in html_report(demo)
-    assert drift["remedy"] not in html_report(passed), "nothing is to be mended"
-
-
 def test_disturbed_machines_name_each_trouble_and_what_it_leaves_open(
     made: Make, read_page: Callable[[str], Any]
 ) -> None:
@@ -171,18 +148,6 @@ def test_every_report_counts_the_runs_that_it_joins_and_the_differences_that_wer
     joined["joined"]["differences"] = []
     for report in REPORTS:
         assert "accepted" not in report(joined).lower()
-
-
-def test_a_run_by_itself_is_not_said_to_be_joined(joined: Summary) -> None:
-    joined["joined"]["runs"] = joined["joined"]["runs"][:1]
-    assert head(joined) == ""
-    for report in (html_report, markdown_report):
-        assert "0123456789ab" in report(joined)
-        assert "The runs" not in report(joined)
-    assert "judged together" not in verdict_table(joined)
-    del joined["joined"]
-    assert (head(joined), runs(joined).rows) == ("", [])
-    assert 'id="joined"' not in html_report(joined)
 
 
 def test_each_run_and_the_ratio_of_each_machine_are_shown(joined: Summary) -> None:

@@ -14,7 +14,6 @@ from analysis.report.charts import chart_data, script_json
 from analysis.report.html import SCRIPTS, bundle, content_policy, html_report, template_text
 from analysis.report.markdown import markdown_report
 from analysis.report.shapes import SHADES, heat_maps
-from analysis.report.time_parts import BAR_WIDTH, PARTS, bars, table
 from analysis.report.values import DASH
 
 Summary = dict[str, Any]
@@ -158,15 +157,6 @@ def test_embedded_json_cannot_end_its_script_element(text: str) -> None:
     assert json.loads(encoded) == {text: text}
 
 
-def test_what_stands_between_backticks_is_code_and_no_markup(demo: Summary) -> None:
-    demo["advice"]["text"] = "Run `tailgate parity <x>` on the_experiment & look."
-    demo["validity"][0] |= {"ok": False, "remedy": "Stop what else runs (`nvidia-smi` lists it)."}
-    page = html_report(demo)
-    assert "</strong> Run <code>tailgate parity &lt;x&gt;</code> on the_experiment &amp; look.</p>" in page
-    assert "(<code>nvidia-smi</code> lists it)" in page
-    assert "- Run `tailgate parity <x>` on the\\_experiment" in markdown_report(demo)
-
-
 NO_NUMBERS = r"\b(None|nan|NaN|inf|null|undefined|Undefined)\b"
 
 
@@ -195,33 +185,6 @@ def test_a_grid_for_each_arm_and_phase_has_a_cell_for_each_quantile(demo: Summar
         assert cell.tone == tone, "only where its whole interval is"
     demo["comparisons"] = [row for row in demo["comparisons"] if row["phase"] != "cold"]
     assert {grid.phase for grid in comparing.grids(demo)} == {"steady", "all"}
-
-
-def test_the_ratio_beside_an_overall_quantile_is_that_of_all_traffic(demo: Summary, read_page: Reader) -> None:
-    rows = {
-        row["phase"]: row["ratio"]
-        for row in demo["comparisons"]
-        if (row["arm"], row["metric"], row["quantile"]) == ("compiled-naive", "ttft", 0.99)
-    }
-    assert comparing.ratio_of(demo, "compiled-naive", "ttft") == rows["all"]
-    assert comparing.ratio_of(demo, "unknown", "ttft") is None
-    shown = [row for row in comparing.shown_comparisons(demo) if row["arm"] == "compiled-naive"]
-    places = [("ttft", "steady"), ("e2e", "steady"), ("ttft", "all"), ("e2e", "all")]
-    assert [(row["metric"], row["phase"]) for row in shown] == places
-    text = read_page(html_report(demo)).text
-    assert f"p99 TTFT 8.03 s ×{rows['all']:.1f}" in text
-    assert f"p99 TTFT 8.03 s ×{rows['steady']:.2f}" not in text
-
-
-def test_goodput_and_throughput_stand_in_both_reports(demo: Summary, nulls: Summary) -> None:
-    goodput = comparing.rates(demo).rows[0]
-    assert (goodput["Rate"], goodput["At least"]) == ("goodput", DASH)
-    for report in (html_report, markdown_report):
-        assert goodput["Interval"] in report(demo)
-    del demo["rates"]
-    assert comparing.rates(demo).rows == []
-    assert "same load" not in markdown_report(demo) + html_report(demo)
-    assert {row["Interval"] for row in comparing.rates(nulls).rows} == {DASH}
 
 
 def test_ratios_of_loads_stand_beside_the_knee_and_means_over_trials_are_marked(demo: Summary) -> None:
@@ -266,35 +229,6 @@ def test_shapes_are_mapped_on_common_axes_with_marks_for_new_ones_and_compiles(
     assert "2 compiles while serving" in read_page(html_report(demo)).text
     for unknown in (None, {}, {"arms": [{"arm": "eager", "cells": [{"batch": None}]}]}):
         assert heat_maps({**demo, "shapes": unknown}) == []
-
-
-def parts(quantile: float, **ms: float) -> Summary:
-    whole = {f"{part}_ms": ms.get(part, 0.0) for part in PARTS}
-    return {"quantile": quantile, "requests": 9, "e2e_ms": sum(whole.values()), **whole}
-
-
-def timed(**arms: list[Summary]) -> Summary:
-    return {"arms": [{"name": name, "control": name == "eager", "time_parts": rows} for name, rows in arms.items()]}
-
-
-def test_bars_of_a_quantile_share_a_scale_and_the_control_is_first(demo: Summary, read_page: Reader) -> None:
-    labels = [found["aria-label"] or "" for found in read_page(html_report(demo)).find("svg", class_="parts")]
-    assert ["compile stall" in text for text in labels] == [True] * 2 * len(demo["arms"])
-    assert "Where time goes" in markdown_report(demo)
-    for arm in demo["arms"]:
-        arm.pop("time_parts")
-    assert "Where time goes" not in html_report(demo) + markdown_report(demo)
-    compiled = [parts(0.5, prefill=20.0, decode=30.0), parts(0.99, stall=1500.0, queue=5.0)]
-    summary = timed(compiled=compiled, eager=[parts(0.5, prefill=40.0, decode=60.0)])
-    drawn = bars(summary)
-    assert list(drawn) == ["p50 E2E", "p99 E2E"]
-    assert [bar.arm for bar in drawn["p50 E2E"]] == ["eager", "compiled"]
-    lengths = [bar.segments[-1][1] + bar.segments[-1][2] for group in drawn.values() for bar in group]
-    assert lengths == pytest.approx([BAR_WIDTH, BAR_WIDTH / 2, BAR_WIDTH])
-    (row,) = (row for row in table(summary).rows if row["Around"] == "p99 E2E")
-    assert (row["E2E"], row["Queue"], row["Compile stall"]) == ("1.5 s", "5 ms", "1.5 s")
-    for unknown in ({}, parts(0.5) | {"queue_ms": None}, {"quantile": 0.5}):
-        assert bars(timed(eager=[unknown])) == {}
 
 
 def test_the_load_of_a_server_is_in_both_reports_and_beside_a_spike(demo: Summary) -> None:

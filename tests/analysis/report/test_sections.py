@@ -7,7 +7,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from analysis.foresight.costs import Capacity, Span, Start, break_even_rows, weigh
@@ -19,11 +18,8 @@ from analysis.report.terminal import frontier_words
 from analysis.report.values import rate
 from analysis.settings.rollout import Rollout
 from analysis.summary.summary import analyze
-from benchmarks.simulation.scenario import Scenario, run
 from tests.analysis.judging.checks.test_telemetry import stopped
 from tests.analysis.judging.test_load_steps import write_search
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
-from tests.fakes.simulated import write_external
 
 Summary = dict[str, Any]
 KNEES = {"eager": 17.0, "<new>": 33.0}
@@ -38,24 +34,6 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Summary:
 def search_of(searched: Summary, search: Summary, **more: Any) -> Summary:
     """The summary of the search with other facts."""
     return {**searched, "frontier": {**searched["frontier"], "search": search}, **more}
-
-
-def test_a_search_ends_in_an_answer(searched: Summary) -> None:
-    lines = answer(searched)
-    assert "nothing is gained in load by compiling" in lines[0]
-    assert "p90 TTFT ≤ 500 ms" in lines[0]
-    assert any(line.startswith("For more load than one replica holds, <new>") for line in lines)
-    assert searched["frontier"]["highest"] == "<new>"
-    for row, knee in zip(searched["frontier"]["arms"], KNEES.values(), strict=True):
-        assert row["low_rps"] < knee < row["high_rps"]
-    html, markdown, terminal = html_report(searched), markdown_report(searched), verdict_table(searched, width=200)
-    assert 'id="ship"' in html
-    assert "### Which policy to ship" in markdown
-    assert "which to ship: Up to" in terminal
-    assert "<new>" not in html
-    assert "&lt;new&gt;: surely holds" in html, "the picture can be read aloud"
-    for shown in (markdown, terminal):
-        assert "a chance of 5 %" in shown
 
 
 def test_every_report_says_how_the_search_ended(searched: Summary) -> None:
@@ -116,18 +94,6 @@ def test_open_ends_reach_the_edge_of_the_picture_and_a_run_without_a_search_has_
     assert "Which policy" not in markdown_report(demo) + html_report(demo)
 
 
-def test_loads_that_a_late_generator_leaves_open_are_not_claimed(tmp_path: Path) -> None:
-    folder = write_search(tmp_path / "run", KNEES, RATES)
-    for trial in folder.glob("trial-*"):
-        account = {"worker": 0, "lag_ms": {"p50": 1.0, "p99": 400.0, "max": 900.0}, "complete": True}
-        (trial / "generator-0.json").write_text(json.dumps(account))
-    late = analyze(folder)["frontier"]
-    assert "generator lag" in late["blocked_by"]
-    assert late["answer"][0].startswith("Nothing is known of any load")
-    assert all(row["low_rps"] is None and row["high_rps"] is None for row in late["arms"])
-    assert late["highest"] is None
-
-
 def test_replicas_share_the_load_of_their_arm(tmp_path: Path) -> None:
     folder = write_search(tmp_path / "run", KNEES, RATES)
     for path in folder.glob("trial-*/trial.json"):
@@ -186,21 +152,6 @@ def test_shapes_read_as_inspect_writes_them() -> None:
     assert (reading.brief_shape("warmup 1x16"), reading.brief_shape(None)) == ("warmup 1x16", "–")
 
 
-def test_what_the_compiler_could_not_do_is_named_with_its_place(demo: Summary) -> None:
-    assert [(row["Arm"], row["What"], row["Times"]) for row in reading.shortfalls(demo).rows] == [
-        ("compiled-padded", "no CUDA graph", "2"),
-        ("compiled-naive", "graph break", "9"),
-        ("compiled-naive", "graph break", "2"),
-    ]
-    for report in (html_report, markdown_report):
-        assert "modeling_house.py:212 in forward" in report(demo).replace("\\", "")
-    for counts in ({}, None, {"a": None}, ["a"]):
-        for arm in demo["arms"]:
-            arm["compile"]["graph_breaks"] = arm["compile"]["cudagraph_skips"] = counts
-        assert reading.shortfalls(demo).rows == []
-        assert "could not do" not in markdown_report(demo) + html_report(demo)
-
-
 def accuracy(summary: Summary) -> dict[str, tuple[str, ...]]:
     return {row.name: row.values for row in reading.parity(summary) if row.group.startswith("Accuracy")}
 
@@ -224,39 +175,6 @@ def test_the_loss_of_quantised_weights_stands_with_its_interval_beside_the_other
         assert "×1.006" in report(demo)
     memory = [row.name for row in reading.startup_costs(demo) if row.group == "Memory"]
     assert memory[memory.index("weights") + 1] == "of which quantised"
-
-
-def test_causes_and_their_limits_are_shown_for_arms_with_telemetry(tmp_path: Path) -> None:
-    arms = (EAGER, FakeArm(name="compiled", compiles=[Compile(at_s=100, seconds=5)]))
-    own = analyze(write_run(tmp_path / "run", FakeRun(arms=arms, duration_s=200.0, gates={"draws": 99})))
-    figures = {(row.group, row.name): row.values for row in outside.causes(own)}
-    control, compiled = figures["Queued behind a compile", "requests"]
-    assert control == "0"
-    assert int(compiled) > 5
-    assert "[" in figures["Without compiles", "p99 E2E, for these requests"][1]
-    assert figures["In the backlog of one", "then in their backlog"][0] == "0 s"
-    assert figures["Steady traffic", "in a backlog of compiles"][1].startswith("0 of ")
-    assert ("Beside telemetry", "missed") in {(row.group, row.name) for row in outside.outside(own)}
-    assert outside.stalls(own).rows == []
-    without: Summary = {"arms": [{"name": "eager", "compile": {}}]}
-    assert outside.causes(without) == outside.outside(without) == outside.stalls(without).rows == []
-    own["arms"][1]["compile"]["without_withdrawn"] = "queue_ns is missing"
-    figures = {(row.group, row.name): row.values for row in outside.causes(own)}
-    assert figures["Without compiles", "not known, since"] == ("–", "queue_ns is missing")
-
-
-def test_stalls_of_an_external_arm_are_listed_with_their_shape(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    made = run(Scenario(step=64, duration_s=300.0, new_shapes=5, compile_s=3.0), rng)
-    external = analyze(write_external(tmp_path, made, rng, gates={"draws": 99, "min_blocks": 2}))
-    lines = outside.stalls(external).rows
-    assert 4 <= len(lines) <= 5
-    assert {line["Cause"] for line in lines} == {"compile"}
-    shape = "First-seen length"
-    assert all(line["Took"].startswith("3") and line[shape].replace(",", "").isdigit() for line in lines)
-    assert not any(row.group == "Beside telemetry" for row in outside.outside(external))
-    for report in (html_report, markdown_report):
-        assert lines[0][shape] in report(external)
 
 
 def test_a_stall_that_no_compile_event_explains_is_listed(tmp_path: Path) -> None:

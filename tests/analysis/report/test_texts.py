@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -266,15 +265,6 @@ SHOWN = [
 @pytest.mark.parametrize(("show", "value", "shown"), [(show, *case) for show, cases in SHOWN for case in cases.items()])
 def test_values_read_well(show: Any, value: Any, shown: str) -> None:
     assert show(value) == shown
-
-
-@pytest.mark.parametrize("nothing", [None, math.nan, math.inf, -math.inf, "", {}, []])
-def test_nothing_reads_as_a_dash(nothing: object) -> None:
-    names = "text figure count milliseconds column_ms seconds fine_ratio span percent ratio rate probability byte_size"
-    for name in (*names.split(), "verdict", "moment", "first_line"):
-        assert getattr(values, name)(nothing) == "–"
-    for unit in (*values.UNITS, None, "parsec"):
-        assert values.quantity(nothing, unit) == "–"
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=1e-3, max_value=1e12))

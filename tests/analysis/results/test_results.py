@@ -303,15 +303,6 @@ def test_each_file_is_a_trial_of_its_arm(files: list[tuple[str, Path]], tmp_path
     assert run.records.experiment["traffic"]["request_rate"] == 4.0
 
 
-def test_one_closed_loop_makes_the_run_one(tmp_path: Path) -> None:
-    closed = results.vllm(traffic(30, seed=4), max_concurrency=2, queue_times=None)
-    arms = [("eager", 8), ("eager", 9), ("compiled", 7)]
-    write_run(
-        tmp_path / "run", [(arm, write(tmp_path / f"{day}.json", {**closed, "date": str(day)})) for arm, day in arms]
-    )
-    assert Run.of(read_run(tmp_path / "run")).reported_open_loop is False
-
-
 def test_problems_of_a_file_are_those_of_the_run(tmp_path: Path) -> None:
     named = [write(tmp_path / f"{seed}.json", results.vllm(traffic(9, seed=seed), completed=seed)) for seed in (1, 2)]
     write_run(tmp_path / "run", list(zip(("a", "b"), named, strict=True)))

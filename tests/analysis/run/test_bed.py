@@ -13,8 +13,8 @@ from analysis.run.pressure import faults, in_words, phases_of
 from analysis.run.references import references_of
 from analysis.run.run import Run
 from analysis.run.test_bed import TestBed as Bed
-from analysis.run.variation import variation_of, variations
-from tests.fakes.machines import FakeBed, Trouble
+from analysis.run.variation import variation_of
+from tests.fakes.machines import FakeBed
 from tests.fakes.runs import FakeRun, start_of, write_run
 
 
@@ -50,18 +50,6 @@ def test_samples_outside_the_traffic_do_not_count(tmp_path):
 def test_a_gap_in_the_samples_was_not_watched(tmp_path):
     (seen,) = bed_of(tmp_path, *each((1, 2, 3, 40, 41), foreign_processes=1)).devices
     assert (seen.seconds, seen.foreign_s) == (5.0, 5.0)
-
-
-@pytest.mark.parametrize(
-    ("reasons", "throttled"),
-    [
-        (["gpu_idle", "applications_clocks_setting", "display_clock_setting"], {}),
-        (["hw_slowdown", "hw_thermal_slowdown"], {"hw_slowdown": 1.0, "hw_thermal_slowdown": 1.0}),
-    ],
-)
-def test_reasons_of_throttling_count_once_a_second_and_idle_is_none(tmp_path, reasons, throttled):
-    (seen,) = bed_of(tmp_path, *each([1], throttle=reasons)).devices
-    assert (dict(seen.throttled_s), seen.throttle_s) == (throttled, 1.0 if throttled else 0.0)
 
 
 def test_a_counter_that_starts_again_loses_only_what_it_lost(tmp_path):
@@ -160,21 +148,6 @@ def test_variation_is_that_of_a_sample_and_more_than_five_per_cent_is_flagged(va
     row = variation_of("eager", "p99_ttft_ms", values)
     for found, right in zip((row.n, row.mean, row.sd, row.cv, row.flagged), expected, strict=True):
         assert found == (right if right is None else pytest.approx(right, rel=1e-3))
-
-
-def test_every_figure_of_arms_and_machines_has_its_variation(tmp_path):
-    troubled = FakeBed(troubles=(Trouble(what="slow", place="cuda:1", size=0.8, trials=(2,)),))
-    fake = FakeRun(bed=troubled, trials=2, duration_s=60.0, rate=2.0, slo={"p99_e2e_ms": 6000})
-    run = Run.of(read_run(write_run(tmp_path / "run", fake)))
-    found = {(row.of, row.figure): row for row in variations(run, Bed.of(run))}
-    latencies = [f"{q}_{metric}_ms" for q in ("p50", "p99") for metric in ("ttft", "e2e", "tpot", "itl")]
-    for figure in (*latencies, "goodput_rps", "output_tokens_per_s", "decode_step_ms", "startup_s"):
-        assert found["eager", figure].n == found["compiled", figure].n == 2, figure
-    assert found["eager", "decode_step_ms"].mean == pytest.approx(10.0)
-    assert found["eager", "startup_s"].mean == pytest.approx(3.0)
-    assert not found["cuda:0", "matmul_tflops"].flagged
-    assert found["cuda:1", "matmul_tflops"].flagged
-    assert found["cuda:1", "sm_mhz"].mean == 1980
 
 
 def pressed(pressure, *rows, complete=True):

@@ -15,7 +15,7 @@ from analysis.run.memory import memory_of
 from analysis.run.run import Run
 from analysis.run.server_load import LoadSamples, meanwhile
 from tests.fakes.machines import GIB, sample, tell
-from tests.fakes.runs import SECOND, FakeRun, start_of, write_run
+from tests.fakes.runs import SECOND, FakeRun, write_run
 
 CARDS = {"eager": "cuda:0", "compiled": "cuda:1"}
 ONE_CARD = dict.fromkeys(CARDS, "cuda:0")
@@ -97,20 +97,6 @@ def test_a_warm_up_that_continues_slows_down(tmp_path):
     assert found.slowing
 
 
-def test_allocations_in_need_are_events_of_their_moment_and_those_of_the_warm_up_are_not(tmp_path):
-    counts = {
-        "allocator_retries": lambda trial, at_s: np.select([at_s >= 60, at_s >= 40, at_s >= -5], [7, 5, 4], 0),
-        "out_of_memory": lambda trial, at_s: (at_s >= 40) * 1.0,
-    }
-    events = seen(sample(run_in(tmp_path), "allocator", "eager-0", counts, arm="eager")).events
-    assert [((event.at_ns - start_of(1)) // SECOND, event.kind, event.count) for event in events] == [
-        (40, "allocator retry", 1),
-        (40, "out of memory", 1),
-        (60, "allocator retry", 2),
-    ]
-    assert {(event.arm, event.replica) for event in events} == {("eager", "eager-0")}
-
-
 def energy(path, columns, *, devices=CARDS, **more):
     run = run_in(path, duration_s=120, rate=2, trials=2, devices=devices)
     return energy_of(Run.of(read_run(sample(run, "device", "cuda:0", columns, **more))), "eager")
@@ -184,16 +170,6 @@ def test_the_floor_is_the_time_in_which_the_card_of_the_arm_reads_its_weights(tm
     found = floor_of(tmp_path, arm, step_weights=WEIGHTS, quantised_weights=WEIGHTS // 3)
     assert (found.floor_ms, found.share) == (pytest.approx(floor_ms), pytest.approx(floor_ms / 5.0))
     assert (found.rows, found.bytes_a_token, found.quantised) == (1, WEIGHTS, WEIGHTS // 3)
-
-
-@pytest.mark.parametrize(
-    ("devices", "weights"),
-    [(ONE_CARD, WEIGHTS), (PROCESSOR, WEIGHTS), (CARDS, 100 << 20)],
-    ids=["a card for two arms", "a processor", "weights that a cache holds"],
-)
-def test_there_is_no_floor_for(tmp_path, devices, weights):
-    found = floor_of(tmp_path, devices=devices, step_weights=weights)
-    assert (found.floor_ms, found.share) == (None, None)
 
 
 NAN = np.nan

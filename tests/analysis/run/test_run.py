@@ -20,7 +20,7 @@ from analysis.records.weight_journal import BY_HAND, WeightChange, append
 from analysis.run.answer_difference import difference
 from analysis.run.greedy_answers import greedy_answers
 from analysis.run.machines import Machines
-from analysis.run.placement import alone_on, devices_of
+from analysis.run.placement import alone_on
 from analysis.run.run import Run
 from analysis.run.spikes import stall_windows
 from analysis.run.trials import Trial
@@ -47,15 +47,6 @@ def test_a_run_that_does_not_name_its_control_is_refused(tmp_path):
     with pytest.raises(RecordError, match="control") as error:
         Run.of(read_run(tmp_path))
     assert "\n" not in str(error.value)
-
-
-def test_settings_that_differ_from_the_control_are_named(tmp_path):
-    def configure(info):
-        for arm, dtype in zip(info["arms"], ("float32", "bfloat16"), strict=True):
-            arm["config"] = {"model": {"id": "random:tiny", "dtype": dtype}, "engine": {"slots": 8}}
-
-    run = load(tmp_path, change=configure)
-    assert (run.differences("compiled"), run.differences("eager")) == (["model.dtype"], [])
 
 
 def test_the_account_of_an_arm_has_its_ladder_and_the_replicas_without_final_counters(tmp_path):
@@ -121,27 +112,6 @@ def test_bad_limits_are_refused_by_name(text, words, tmp_path):
 
 def trial(**info):
     return Trial(number=1, info=info, start_ns=0, first_ns=0, seconds=60.0, blocks=2, first_block=0)
-
-
-CARDS = {"devices": {"cuda:0": {"host": "run"}, "cuda:1": {"host": "run"}}}
-
-
-@pytest.mark.parametrize(
-    ("asked", "info", "device"),
-    [
-        ("cuda:1", {}, "cuda:1"),
-        ("cuda", {}, "cuda:0"),
-        ("cuda", {"bed": {"devices": {"cuda:1": {}}}}, "cuda:1"),
-        ("cuda", {"bed": CARDS | {"arms": {"a": "cuda:1"}}}, "cuda:1"),
-        ("auto", {}, "cpu"),
-        ("auto", {"bed": CARDS}, "cuda:0"),
-        ("auto", {"startup": {"a": {"device": "NVIDIA H200"}}}, "cuda:0"),
-        ("auto", {"bed": CARDS, "startup": {"a": {"device": "cpu"}}}, "cpu"),
-        ("auto", {"bed": {"devices": {"cuda:0": {"host": "worker-1"}}}}, "cpu"),
-    ],
-)
-def test_the_replica_the_monitor_and_the_experiment_decide_the_device_in_this_order(asked, info, device):
-    assert devices_of(trial(devices={"a": asked}, **info)) == {"a": device}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from scipy import stats
 from analysis.records.requests import requests_of
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
-from analysis.run import gaps
 from analysis.run.gaps import gaps_of
 from analysis.run.run import Run
 from analysis.run.slo import design_effect, judge_share, meets_all, misses, observed, units
@@ -132,35 +131,11 @@ def test_independent_misses_have_a_design_effect_near_one():
     assert design_effect(np.zeros(10, dtype=bool), np.zeros(10, dtype=int)) == 1.0
 
 
-def test_each_gap_ends_when_its_token_came():
-    data = requests(streamed([100, 110, 130]), streamed([50, 90]))
-    found = gaps_of(data, np.array([0, 1]))
-    assert (found.ms.tolist(), found.row.tolist()) == ([10, 20, 40], [0, 0, 1])
-    assert ((found.end_ns - T0) / MS).tolist() == pytest.approx([110, 130, 90])
-    (only,) = gaps_of(data, np.array([1])).ms.tolist()
-    assert only == 40
-    assert len(gaps_of(data, np.zeros(0, dtype=np.int64))) == 0
-
-
 def test_a_failure_counts_with_the_gaps_it_had_and_one_of_its_deadline():
     data = requests(streamed([100, 110, 130], "DEADLINE_EXCEEDED"), streamed([50, 90]), deadline_ms=5000)
     found = gaps_of(data, np.array([0, 1]))
     failed = dict(zip(found.ms.tolist(), found.failed.tolist(), strict=True))
     assert failed == {10: False, 20: False, 40: False, 5000: True}
-
-
-@pytest.mark.parametrize("chunk", [3, 1 << 17])
-def test_every_kth_gap_is_taken_where_there_are_many(chunk, monkeypatch):
-    monkeypatch.setattr(gaps, "_CHUNK", chunk)
-    rng = np.random.default_rng(1)
-    times = [100 + np.cumsum(rng.integers(1, 1000, size=rng.integers(2, 10))) for _ in range(20)]
-    data = requests(*map(streamed, times))
-    everything = gaps_of(data, np.arange(20))
-    some = gaps_of(data, np.arange(20), most=len(everything) // 4)
-    step = len(everything) // len(some)
-    assert step >= 4
-    assert some.ms.tolist() == everything.ms[::step].tolist()
-    assert some.end_ns.tolist() == everything.end_ns[::step].tolist()
 
 
 def parts_of(*times):

@@ -209,15 +209,6 @@ def test_the_queue_that_a_compile_made_is_its_backlog_until_it_is_drained():
     assert without_stalls_ms(table, found, "ttft") == pytest.approx(np.full(60, 100.0), abs=6)
 
 
-def test_a_spike_says_how_much_is_direct_and_how_much_is_backlog():
-    calm = [request(100 + index, 100 + index, 100.1 + index, 100.6 + index, queue_ns=0) for index in range(200)]
-    table, events, found = followed([*one_slot(), *calm])
-    (spike,) = find_spikes(table, found, events, control="eager")
-    assert (spike.cause, spike.event_ids) == (QUEUED, ("e1",))
-    assert spike.backlog_pct > spike.direct_pct > 30
-    assert spike.explained_pct == pytest.approx(spike.direct_pct + spike.backlog_pct) == pytest.approx(100, abs=2)
-
-
 def test_a_compile_that_delays_no_request_leaves_no_backlog():
     rows = [request(index, index, index + 0.1, index + 0.6, stall_s=0, queue_ns=0) for index in range(60)]
     assert followed(rows)[2].backlog_ms.sum() == 0.0

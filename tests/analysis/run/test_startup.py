@@ -62,23 +62,6 @@ def test_the_parts_of_a_start_add_up_to_the_time_to_serving(tmp_path: Path) -> N
     assert (row["warmup_s"], row["extend_s"], row["memory_bytes"]) == (30.5, None, {"weights": 7})
 
 
-def test_compiles_of_the_warm_up_have_their_backend_and_cache(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", MINUTE)
-    add_events(
-        directory,
-        {"kind": "recompile", "at_s": -3, "seconds": 2, "backend_ns": SECOND, "cache": "miss"},
-        {"kind": "recompile", "at_s": -2, "seconds": 1.5, "backend_ns": SECOND, "cache": "hit"},
-        {"kind": "graph_capture", "at_s": -0.4, "seconds": 0.25},
-        {"kind": "autotune", "at_s": -4.0, "seconds": 3.5},
-        {"kind": "jit", "at_s": -0.1, "seconds": 0.05},
-        {"kind": "recompile", "at_s": 5, "seconds": 9, "cache": "miss", "phase": "serving"},
-    )
-    row = startup_row(run_of(directory), "compiled")
-    assert (row["compiles"], row["cache"]) == (3, {"hit": 1, "miss": 1, "bypass": 0})
-    assert row["compile_s"] == pytest.approx(5 + 2.5)  # two of them overlap by a second
-    assert (row["backend_s"], row["recording_s"], row["tuning_s"], row["jit_s"]) == (2.0, 0.25, 3.5, 0.05)
-
-
 def test_facts_of_the_compiler_are_summed_over_replicas_and_trials(tmp_path: Path) -> None:
     for trial in (1, 2):
         folder = tmp_path / f"trial-{trial:02}"
@@ -127,18 +110,6 @@ def test_each_compile_that_searches_has_a_variance_of_its_own(
     assert (searching_starts(run, "compiled"), searching_starts(run, run.control)) == (searching, 0)
     assert start_spread(run, "compiled") == pytest.approx(variance**0.5)
     assert startup_row(run, "compiled").get("searching_starts", 0) == searching
-
-
-def test_noise_that_lasts_longer_than_a_block_widens_the_spread() -> None:
-    rng = np.random.default_rng(3)
-    block = np.repeat(np.arange(40), 100)
-    noise = rng.standard_normal(4000)
-    slow = np.repeat(rng.standard_normal(4), 1000)  # lasts for ten blocks
-    brief = luck_of_quantile(np.exp(noise), block, 0.5, 1.0)
-    lasting = luck_of_quantile(np.exp(noise + slow - np.median(slow)), block, 0.5, 1.0)
-    assert brief.degrees == lasting.degrees == 5.0
-    assert (brief.spread or 1.0) < 0.05  # of forty blocks of independent requests
-    assert (lasting.spread or 0.0) > 0.3  # of four independent stretches
 
 
 @pytest.mark.parametrize(("blocks", "degrees"), [(2, 1.0), (3, 2.0), (20, 3.0), (120, 10.0)])

@@ -19,14 +19,12 @@ from analysis.report.html import html_report
 from analysis.report.markdown import markdown_report
 from analysis.report.terminal import verdict_table
 from analysis.run.run import Run
-from analysis.run.slo import parse_goodput
 from analysis.statistics import quantiles
 from analysis.summary import summary as summaries
 from analysis.summary.summary import SCHEMA, analyze, exit_code, write_summary
 from benchmarks.simulation.detection import CONTROL, TREATMENT
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.scenario import run as simulated
-from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.machines import FakeBed, Trouble, tell
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.simulated import write_external
@@ -187,21 +185,6 @@ def test_without_telemetry_only_waits_that_a_server_reported_are_known(compiles,
     assert compiled["compile"]["longest_stall_s"] == (stall_s and pytest.approx(stall_s, rel=0.2))
 
 
-def test_an_arm_that_a_search_never_started_has_no_figures(tmp_path):
-    directory = write_search(tmp_path / "run", {"eager": 9, "new": 17}, [[8, 16]])
-    with RecordWriter(directory / "trial-01" / "compile_events.arrow", COMPILE_EVENTS):
-        pass
-    with (directory / "experiment.toml").open("a") as file:
-        file.write('[[arms]]\nname = "late"\ncontrol = false\n')
-    rows = arms_of(analyze(directory))
-    new, late = rows["new"], rows["late"]
-    assert (new["startup"]["compile_s"], late["startup"]["compile_s"]) == (0.0, None)
-    assert new["request_rate"] > 0
-    assert late["request_rate"] is late["output_token_rate"] is late["goodput_rps"] is None
-    gates = judge(Run.of(read_run(directory))).gates
-    assert [gate.arm for gate in gates if gate.gate == "deaths"] == ["new"], "it did not stay up either"
-
-
 def schemas_in(schema):
     for item in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
         yield from schemas_in(item)
@@ -234,23 +217,6 @@ def on_machines(path, *troubles, watched=True, **more):
     bed = FakeBed(troubles=troubles) if watched else None
     options = {"trials": 2, "duration_s": 420.0, "rate": 2.0, "seed": 7, "slo": SLO, "arms": faster, **more}
     return summary_of(path, FakeRun(bed=bed, gates={"draws": 99}, **options))
-
-
-@pytest.fixture(scope="module")
-def unwatched(tmp_path_factory):
-    return on_machines(tmp_path_factory.mktemp("unwatched"), watched=False)
-
-
-def test_quiet_machines_change_no_verdict(tmp_path, unwatched):
-    quiet = on_machines(tmp_path)
-    assert (quiet["bed"]["verdict"], unwatched["bed"]["verdict"]) == ("quiet", "not watched")
-    assert quiet["gates"] == unwatched["gates"]
-    assert quiet["overall"] == unwatched["overall"] == "PASS"
-    assert set(unwatched["bed"]) == {"verdict", "line", "variation"}
-    checks, others = ({check["check"] for check in summary["validity"]} for summary in (quiet, unwatched))
-    assert checks - others == {
-        *("foreign work", "throttling", "device settings", "steal", "busy host", "bed drift", "bed apart", "slow bed")
-    }
 
 
 SLOW_BALANCED = Trouble(what="slow", size=0.85)
@@ -338,19 +304,6 @@ def test_a_closed_loop_and_lengths_over_the_limits_are_reported(tmp_path):
     for gate in estimates_of(summary):
         assert gate["verdict"] == "INCONCLUSIVE"
         assert "open loop" in gate["blocked_by"]
-
-
-def test_goodput_counts_the_limits_of_its_own_table(tmp_path):
-    arms = arms_of(analyze(write_search(tmp_path / "run", {"eager": 100, "new": 1}, [[16, 18]])))
-    assert (arms["eager"]["goodput_rps"], arms["new"]["goodput_rps"]) == (pytest.approx(17.0), 0.0)
-    targets, share = parse_goodput({"ttft": 200, "e2el": 900.0, "attainment_pct": 95})
-    assert [(target.metric, target.limit) for target in targets] == [("ttft", 200.0), ("e2e", 900.0)]
-    assert share == 0.95
-    assert parse_goodput({}) == ((), None)
-    unusable = ({"ttft": 0}, {"ttft": "x"}, {"speed": 3}, {"e2e": 1, "e2el": 2}, {"attainment_pct": 90})
-    for table in (*unusable, {"ttft": 1, "attainment_pct": 101}):
-        with pytest.raises(RecordError, match="goodput"):
-            parse_goodput(table)
 
 
 def test_the_load_of_an_external_server_is_in_bins_and_in_figures(tmp_path):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,8 +23,6 @@ from loadtests.commands.terminal_table import aligned
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
-from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.weights import reweight
 from tests.fakes.processes import command_of, family, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -286,56 +282,6 @@ def arms() -> Iterator[dict[str, str]]:
     yield addresses
     for server in servers:
         server.stop(None)
-
-
-def arms_chosen(target: str, count: int) -> list[str]:
-    with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
-        chosen = []
-        for _ in range(count):
-            call = stub.Generate(inference_pb2.GenerateRequest(max_tokens=1), timeout=10)
-            list(call)
-            chosen.append(dict(call.initial_metadata())["x-tailgate-arm"])
-        return chosen
-
-
-@pytest.mark.process
-def test_a_running_split_takes_new_weights_and_shadows_from_outside(
-    tmp_path: Path, arms: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = [flag for name, address in arms.items() for flag in ("--arm", f"{name}={address}")]
-    command = Command(tmp_path, "split", *flags, "--weight", "compiled=0", "--port", "0")
-    assert command.process.stdout is not None
-    lines: list[str] = []
-    reader = threading.Thread(target=lambda: lines.append(command.process.stdout.readline()))  # type: ignore[union-attr]
-    reader.start()
-    reader.join(30.0)
-    where = json.loads(lines[0])
-    admin = Admin(where["admin"])
-    command.wait_for("compiled 1/1")
-    assert set(arms_chosen(where["target"], 8)) == {"eager"}
-    assert reweight(admin, {"eager": 0, "compiled": 5}) == {"eager": 0, "compiled": 5}
-    assert set(arms_chosen(where["target"], 8)) == {"compiled"}
-    # arms that are not named keep the weight that they have now
-    assert reweight(admin, {"eager": 2}) == {"eager": 2, "compiled": 5}
-    with pytest.raises(ConfigError, match='arm "other" is unknown to the split'):
-        reweight(admin, {"other": 1})
-    with pytest.raises(ConfigError, match="every arm would have weight 0"):
-        reweight(admin, {"eager": 0, "compiled": 0})
-    with pytest.raises(ConfigError, match="give a whole number from 0"):
-        reweight(admin, {"eager": 10**9})
-    changes = ["--set-weights", "eager=1,compiled=0", "--set-shadow", "compiled=12.5%"]
-    assert main(["split", "--admin", admin.address, *changes, "--json"]) == 0
-    changed = json.loads(capsys.readouterr().out)
-    assert changed == {"weights": {"eager": 1, "compiled": 0}, "shadows": {"compiled": 12.5}}
-    message = refusal(capsys, "split", "--admin", admin.address, "--set-weights", "compiled=1")
-    assert 'arm "compiled" gets copies of 12.5 % of the requests and has weight 1' in message
-    command.process.send_signal(signal.SIGINT)
-    code, _, err = command.end(timeout_s=20.0)
-    assert code == 0
-    assert "Traceback" not in err
-    with pytest.raises(SplitterError, match="no split answers"):
-        reweight(admin, {"eager": 1})
 
 
 def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(

@@ -20,7 +20,6 @@ from loadtests.traffic.drawing import build_schedule, switchback_order
 from loadtests.traffic.lengths import (
     IntArray,
     Lengths,
-    fitted_lengths,
 )
 from loadtests.traffic.limits import within_limits
 from loadtests.traffic.prompt_words import prompt_words, token_ids
@@ -398,17 +397,6 @@ def test_a_schedule_too_large_for_memory_is_refused_before_it_is_built() -> None
 def lengths_of(rows: list[tuple[int, int]]) -> Lengths:
     columns = np.array(rows, dtype=np.int64).reshape(-1, 2)
     return Lengths(input_tokens=columns[:, 0], output_tokens=columns[:, 1])
-
-
-def test_conversation_fit_has_the_published_log_moments() -> None:
-    drawn = fitted_lengths("conversation", 200_000, rng=rng())
-    for tokens, mu, sigma in ((drawn.input_tokens, 6.633, 0.985), (drawn.output_tokens, 5.019, 0.859)):
-        logs = np.log(tokens)
-        assert logs.mean() == pytest.approx(mu, abs=0.01)
-        assert logs.std() == pytest.approx(sigma, abs=0.01)
-        # Lognormal quantiles: exp(mu + z sigma).
-        expected = np.exp(mu + sigma * np.array([0.0, 1.2816, 2.3263]))
-        assert np.quantile(tokens, [0.5, 0.9, 0.99]) == pytest.approx(expected, rel=0.03)
 
 
 rows = st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), min_size=1, max_size=60)

@@ -292,19 +292,6 @@ def test_a_log_that_cannot_be_read_on_is_a_blind_spot(tmp_path: Path, monkeypatc
     assert any("UnicodeError: odd line" in spot for spot in facts["blind_spots"])
 
 
-def test_a_log_is_followed_from_its_end_in_whole_lines(tmp_path: Path) -> None:
-    path = tmp_path / "a.log"
-    path.write_text("one\ntwo\r\n")
-    tail = LogTail(path)
-    with path.open("a") as file:
-        for text, lines in (("", []), ("three\nfo", ["three"]), ("ur\n\xe9\n", ["four", "é"])):
-            file.write(text)
-            file.flush()
-            assert list(tail.lines()) == lines
-    assert list(tail.before()) == ["one", "two"]
-    tail.close()
-
-
 def test_no_line_is_lost_when_a_log_is_rotated(tmp_path: Path) -> None:
     path, rotated = tmp_path / "a.log", tmp_path / "a.log.1"
     write(path, "one")

@@ -194,17 +194,6 @@ def test_arms_take_turns_from_the_control_on_and_one_that_cannot_win_leaves(
     assert [[arm for arm in run.arms if trial.has(arm)] for trial in run.trials] == turns
 
 
-def test_the_records_give_the_answer_again(searched: tuple[MadeUpTrials, RunOutcome], judged: dict[str, Any]) -> None:
-    frontier = judged["frontier"]
-    arms = {row["arm"]: row for row in frontier["arms"]}
-    for name in ("eager", "dynamic"):
-        assert arms[name]["low_rps"] < KNEES[name] < arms[name]["high_rps"]
-    assert frontier["blocked_by"] == []
-    assert frontier["search"]["stop"] == document(searched[1])["stop"] != ""
-    answer = " ".join(frontier["answer"])
-    assert all(words in answer for words in ("dynamic: it surely holds more", "padded left"))
-
-
 def test_an_arm_that_does_not_start_is_left_out_and_the_search_goes_on(tmp_path: Path) -> None:
     _, outcome = made_up(tmp_path, broken={2: StartError("padded", "padded-0 ended with exit code 3")})
     assert outcome.complete, outcome.error

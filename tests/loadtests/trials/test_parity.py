@@ -230,18 +230,6 @@ def texts(path: Path, *, tokens: int = 24, **engine: Any) -> list[Text]:
     return read_texts(from_table(table))
 
 
-def test_the_first_half_is_read_and_the_rest_predicted_within_the_engine_s_limits(tmp_path: Path) -> None:
-    path = tmp_path / "texts.jsonl"
-    path.write_text("\n".join(json.dumps([*range(size)]) for size in (2, 5, 10, 40)) + "\n\n")
-    assert texts(path) == [
-        ([0], [1]),
-        ([0, 1, 2], [3, 4]),
-        ([0, 1, 2, 3, 4], [5, 6, 7, 8, 9]),
-        ([0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 12, 13]),
-    ]
-    assert texts(path, tokens=1)[2] == ([0, 1, 2, 3, 4], [5])
-
-
 @pytest.mark.parametrize("line", ["[7]", "[1, -2]", "[1, 2.0]", "[1, true]", "hello", '{"ids": [1, 2]}', "[" * 100_000])
 def test_a_line_that_is_no_text_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"

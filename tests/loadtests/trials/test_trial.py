@@ -181,14 +181,6 @@ def test_devices_do_not_rotate_where_it_is_off_or_all_are_alike(devices: list[st
     assert [in_trial(what, trial) for trial in (1, 2)] == [what, what]
 
 
-def test_a_trial_has_its_arms_on_their_devices() -> None:
-    what = rotated(["cuda:0", "cuda:1"])
-    for trial in (1, 2):
-        moved = in_trial(what, trial)
-        assert {arm.name: arm.config.model.device for arm in moved.arms} == devices_of(what, trial)
-        assert [arm.config.compile for arm in moved.arms] == [arm.config.compile for arm in what.arms]
-
-
 MS = 1_000_000
 START = 1_700_000_000_000 * MS
 

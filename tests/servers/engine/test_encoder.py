@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -187,21 +186,6 @@ def roberta(**sizes: Any) -> nn.Module:
     config = RobertaConfig(vocab_size=300, pad_token_id=1, initializer_range=0.3, **table)
     model: nn.Module = AutoModel.from_config(config, add_pooling_layer=False)
     return model
-
-
-def test_another_architecture_from_a_folder_embeds_like_the_plain_model(
-    tmp_path: Path, recorder: CompileRecorder
-) -> None:
-    roberta(max_position_embeddings=42).save_pretrained(tmp_path)  # type: ignore[operator]
-    model = replace(MODEL, id=str(tmp_path))
-    runner = warm(ArmConfig.from_preset("eager-padded", model=model, engine=ENGINE), recorder)
-    reference = load_model(replace(model, attention="eager"))
-    texts = [replace(job(length), prompt=[5 + token % 200 for token in job(length).prompt]) for length in (1, 7, 40)]
-    for text, vector in zip(texts, runner.vectors(texts), strict=True):
-        assert cosine(vector, plain(reference, text.prompt, "mean")) >= 0.9999
-    longer = replace(runner.arm, engine=replace(ENGINE, max_prompt_tokens=41))
-    with pytest.raises(ConfigError, match="40 tokens"):
-        runner_for(longer, recorder).load()
 
 
 def test_positions_that_begin_after_the_paddings_are_not_counted() -> None:

@@ -18,13 +18,12 @@ from servers.config import ArmConfig, EngineConfig
 from servers.engine.capture import uncollected
 from servers.engine.device import serve_engine
 from servers.engine.engine import Arrivals, Engine
-from servers.engine.memory import EVERY_NS, MemoryWatch
 from servers.engine.messages import Cancel, Progress, StepOutput, Submit
 from servers.engine.outbox import Outbox
 from servers.engine.placement import device_name, platform_versions, product_name, resolve_device
 from servers.engine.scheduler import LaunchedStep, Move, Step
 from servers.engine.shapes import StepShape
-from servers.engine.startup import itemised, memory_peaks, process_started_ns
+from servers.engine.startup import itemised, process_started_ns
 from servers.fields import ConfigError
 
 
@@ -390,26 +389,6 @@ def test_the_items_of_a_start_leave_no_gap() -> None:
     items = itemised({"load": 40, "decode": 20}, started_ns=100, entered_ns=130, imported_ns=145, ready_ns=210)
     assert items == {"process": 30, "import": 15, "load": 40, "decode": 20, "other": 5}
     assert process_started_ns(1) < now_ns() <= process_started_ns(2**22 + 1), "a process that is gone starts now"
-
-
-def test_memory_of_cuda_graphs_is_what_lies_in_pools_of_their_own() -> None:
-    segments = [
-        {"total_size": 100, "segment_pool_id": (0, 0)},
-        {"total_size": 30, "segment_pool_id": (0, 1)},
-        {"total_size": 4, "segment_pool_id": (2, 0)},
-        {"total_size": 1},
-    ]
-    assert memory_peaks(segments)["graph_pools"] == 34
-    assert set(memory_peaks([])) == {"process_peak"}
-
-
-def test_memory_is_read_at_once_and_then_once_a_second() -> None:
-    times = iter([5, 6, EVERY_NS + 4, EVERY_NS + 5, EVERY_NS + 6])
-    watch = MemoryWatch(torch.device("cpu"), clock=lambda: next(times))
-    readings = [reading for _ in range(5) if (reading := watch.due()) is not None]
-    assert [reading.at_ns for reading in readings] == [5, EVERY_NS + 5]
-    assert (readings[0].memory_bytes or 0) > 50 << 20  # torch is loaded
-    assert readings[0].allocated_bytes is readings[0].peak_bytes is readings[0].out_of_memory is None
 
 
 def test_no_garbage_is_collected_while_a_graph_is_recorded() -> None:

@@ -107,15 +107,6 @@ def test_top_k_and_top_p_keep_the_most_probable_tokens(top_k: float, top_p: floa
     assert sorted(order[allowed > 0].tolist()) == kept
 
 
-def test_a_seeded_answer_does_not_depend_on_its_neighbours_or_its_row() -> None:
-    logits = torch.randn(1, 200, generator=torch.Generator().manual_seed(2)).expand(4, -1)
-    alone = [draw(logits, [job(11, launched=n, temperature=1.0, top_k=50)], [0]) for n in range(1, 6)]
-    others = [job(launched=3, seed=i, temperature=2.0) for i in range(3)]
-    together = [draw(logits, [*others, job(11, launched=n, temperature=1.0, top_k=50)])[3:] for n in range(1, 6)]
-    assert alone == together
-    assert len({token for tokens in alone for token in tokens}) > 1
-
-
 def test_draws_follow_the_distribution_of_the_allowed_tokens() -> None:
     logits = torch.log(torch.tensor([[0.7, 0.2, 0.1]])).expand(2000, -1)
     for settings in ({}, {"top_k": 3}):

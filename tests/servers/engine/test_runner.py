@@ -17,7 +17,7 @@ from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, 
 from servers.engine import attention
 from servers.engine import runner as runner_module
 from servers.engine.model import load_model
-from servers.engine.quantisation import is_quantised, quantise, step_weight_bytes, stored_bytes, weight_bytes
+from servers.engine.quantisation import is_quantised, quantise
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler
 from servers.fields import ConfigError
@@ -249,39 +249,6 @@ def test_the_linear_layers_of_the_blocks_alone_are_quantised() -> None:
     assert len(held) == len(parts) * 2
     assert not is_quantised(model.get_output_embeddings().weight)
     assert not is_quantised(model.get_input_embeddings().weight)
-
-
-def test_bytes_are_those_that_are_stored() -> None:
-    """An integer a weight; for each row a scale in the model's dtype, and a zero point of one byte."""
-    plain, quantised = load_model(PLAIN), load_model(INT8)
-    every, fewer = weight_bytes(quantised)
-    assert weight_bytes(plain) == (sum(item.numel() * 4 for item in plain.parameters()), 0)
-    linear = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 176)
-    rows = 2 * (64 + 64 + 32 + 32 + 176 + 176 + 64)
-    assert fewer == linear + 5 * rows
-    assert every == weight_bytes(plain)[0] - 4 * linear + fewer
-    float8: Any = load_model(FLOAT8).get_submodule("model.layers.0.mlp.down_proj").weight
-    assert stored_bytes(float8) == 64 * 176 + 4 * 64
-
-
-def test_a_decode_step_reads_all_weights_but_a_table_of_which_it_needs_a_row() -> None:
-    model = load_model(PLAIN)
-    every, _ = weight_bytes(model)
-    table = stored_bytes(model.get_input_embeddings().weight)
-    assert step_weight_bytes(model) == every - table
-    model.set_output_embeddings(torch.nn.Linear(1, 1))
-    model.get_output_embeddings().weight = model.get_input_embeddings().weight
-    assert step_weight_bytes(model) == weight_bytes(model)[0], "one table, read whole as the output"
-
-
-@pytest.mark.parametrize(("settings", "most"), [(INT8, 0.05), (FLOAT8, 0.2)])
-def test_the_quantised_model_computes_nearly_the_same(settings: ModelConfig, most: float) -> None:
-    """float8 keeps 3 bits of a weight beside its exponent, int8 up to 7."""
-    ids = torch.arange(3, 43)[None]
-    with torch.no_grad():
-        due, own = (load_model(held)(ids).logits.log_softmax(-1) for held in (PLAIN, settings))
-    divergence = (due.exp() * (due - own)).sum(-1).mean()
-    assert 1e-6 < divergence < most
 
 
 @pytest.mark.parametrize(

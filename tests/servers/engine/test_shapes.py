@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine.borders import batch_borders, late_contexts, prompt_borders
+from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ShapeConfig
+from servers.engine.borders import late_contexts, prompt_borders
 from servers.engine.shapes import Buckets, StepShape, shape_policy
 from servers.engine.text_shapes import text_shapes
 from servers.engine.warmup import first_prompt, warmup_plan
@@ -20,7 +20,6 @@ from servers.ladders import check_rising, default_lengths, doubling
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 TEXTS = EngineConfig(slots=6, max_prompt_tokens=100)
-ENCODER = ModelConfig(id="random:bert-tiny", task="embed")
 ENGINES = st.builds(
     EngineConfig,
     slots=st.integers(2, 64),
@@ -152,20 +151,6 @@ def test_wherever_the_shapes_of_two_neighbouring_prompts_differ_both_are_borders
             assert {length, length + 1} <= borders
 
 
-@pytest.mark.parametrize(
-    ("shapes", "expected"),
-    [
-        (ShapeConfig(), {1, 2, 3, 20}),
-        (ShapeConfig(min_size=4), {1, 2, 3, 4, 5, 20}),
-        (ShapeConfig(kind="pad"), {1, 2, 20}),
-        (ShapeConfig(kind="buckets", batch_ladder=(6, 20)), {1, 2, 6, 7, 20}),
-        (ShapeConfig(kind="buckets"), {1, 2, 3, 4, 5, 8, 9, 16, 17, 20}),
-    ],
-)
-def test_batches_of_texts_lie_on_both_sides_of_every_border(shapes: ShapeConfig, expected: set[int]) -> None:
-    assert batch_borders(ArmConfig(model=ENCODER, shapes=shapes, engine=EngineConfig(slots=20))) == expected
-
-
 def test_late_contexts_are_those_that_no_prompt_reaches() -> None:
     assert late_contexts(ArmConfig(engine=ENGINE)) == {51}
     shapes = ShapeConfig(kind="buckets", context_ladder=(16, 40, 41, 46, 52))
@@ -205,22 +190,6 @@ def test_the_first_request_of_a_replica_meets_shapes_that_were_warmed(preset: st
     plan, prompt = warmup_plan(arm), first_prompt(arm)
     assert shapes.prefill(1, min(prompt, engine.prefill_tokens)) in plan
     assert shapes.decode(1, prompt + 1) in plan
-
-
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-@given(warmup=st.sampled_from(["shapes", "lengths", "minimal"]), longest=st.integers(1, 512), slots=st.integers(2, 40))
-def test_the_first_text_of_an_encoder_meets_a_shape_that_was_warmed(
-    preset: str, warmup: Literal["shapes", "lengths", "minimal"], longest: int, slots: int
-) -> None:
-    engine = EngineConfig(slots=slots, max_prompt_tokens=longest)
-    arm = ArmConfig.from_preset(preset, engine=engine, model=ENCODER)
-    if not arm.compile.capture:
-        arm = replace(arm, compile=replace(arm.compile, warmup=warmup))
-    plan, first = warmup_plan(arm), text_shapes(arm.shapes, engine).encode(1, first_prompt(arm))
-    assert {shape.kind for shape in plan} == {"encode"}
-    if arm.compile.enabled and not arm.compile.mark_dynamic:
-        assert first in plan
-    assert len(set(plan)) == len(plan)
 
 
 def test_doubling_ends_at_the_limit_itself() -> None:

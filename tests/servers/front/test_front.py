@@ -26,7 +26,7 @@ from servers.front.metrics import MOST_CAUSES, FrontMetrics
 from servers.front.request_limits import STOP_CHARACTERS, STOP_STRINGS
 from servers.front.sender import Sender
 from servers.front.service import TelemetryService, embed_response, telemetry_event
-from servers.front.tokenizer import BOS_ID, ByteTokenizer, ModelStream, StopStrings, load_tokenizer
+from servers.front.tokenizer import ByteTokenizer, ModelStream, StopStrings, load_tokenizer
 from servers.front.watcher import Watcher
 from servers.rpc import inference_pb2, telemetry_pb2
 
@@ -235,16 +235,6 @@ def test_an_engine_that_does_not_read_blocks_no_sender_and_gets_every_message_in
     far.close()
     for number in range(3):  # an engine that is gone is no error
         sender.send(submit(number, 100_000))
-
-
-@given(st.text(max_size=40))
-def test_bytes_come_back_as_the_text_they_were(text: str) -> None:
-    tokenizer = load_tokenizer("random:tiny")
-    assert isinstance(tokenizer, ByteTokenizer)
-    ids = tokenizer.encode(text)
-    assert ids[0] == BOS_ID
-    stream = tokenizer.stream()
-    assert "".join(stream.push([token]) for token in ids) == text
 
 
 def test_half_a_character_is_held_back() -> None:

@@ -153,24 +153,6 @@ def test_files_behind_links_stay_links_so_that_a_mounted_secret_can_change(pem: 
     assert json.dumps(chain) in json.dumps(bootstrap(settings))
 
 
-def test_each_arms_certificate_must_carry_its_own_address(pem: Certificates) -> None:
-    arms = (
-        target(backends=("10.0.0.7:50051", "10.0.0.8:50051")),
-        target(name="other", backends=("arm.example:50051",)),
-    )
-    document = bootstrap(config(arms=arms, upstream_tls=UpstreamTls(ca=pem.ca)))
-    clusters = document["static_resources"]["clusters"][:2]  # then come the ways inside of Envoy that copies take
-    eager, other = (cluster["transport_socket"]["typed_config"] for cluster in clusters)
-    names = [
-        (item["san_type"], item["matcher"]["exact"])
-        for item in eager["common_tls_context"]["validation_context"]["match_typed_subject_alt_names"]
-    ]
-    assert names == [("IP_ADDRESS", "10.0.0.7"), ("IP_ADDRESS", "10.0.0.8")]
-    assert "sni" not in eager
-    assert other["sni"] == "arm.example"
-    assert "transport_socket" not in json.dumps(bootstrap(config()))
-
-
 def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificates) -> None:
     command = [sys.executable, "-m", "loadtests.commands.main", "split", "--arm", "eager=10.0.0.7:50051"]
     command += ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--upstream-ca", pem.ca]

@@ -12,7 +12,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import Counter
 from pathlib import Path
@@ -319,28 +318,6 @@ def test_the_admin_interface_is_a_socket_of_this_user_alone_which_goes_with_envo
     assert not socket_path.parent.exists()
     with pytest.raises(SplitterError, match="exit code 0"):
         envoy.admin.get("/server_info")
-
-
-def test_a_start_that_fails_leaves_no_folder_of_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the folder for temporary files is too deep for a socket."""
-    deep = tmp_path / ("deep" * 20)
-    deep.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    made: list[Path] = []
-    make = tempfile.mkdtemp
-
-    def noted(*arguments: Any, **options: Any) -> str:
-        made.append(Path(make(*arguments, **options)))
-        return str(made[-1])
-
-    monkeypatch.setattr(tempfile, "mkdtemp", noted)
-    with start_alone(tmp_path) as envoy:
-        with pytest.raises(ConfigError, match=f"port {envoy.port}"):  # another splitter's port is not shared
-            start_alone(tmp_path, port=envoy.port)
-        first, second = made
-        assert Path(envoy.admin.address).parent == first
-        assert not second.exists()
-    assert not first.exists()
 
 
 def test_the_admin_interface_is_on_loopback_where_a_port_is_asked_for(tmp_path: Path) -> None:

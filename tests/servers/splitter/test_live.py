@@ -59,15 +59,6 @@ def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> No
     assert {(answer.code, answer.tokens) for answer in held.result(PATIENCE_S)} == {(grpc.StatusCode.OK, 3)}
 
 
-def test_arms_that_are_not_named_keep_their_weight(shared: House) -> None:
-    reweight(shared.envoy.admin, {"idle.arm": 4})
-    try:
-        assert reweight(shared.envoy.admin, {}) == {"eager": 3, "compiled-padded": 1, "idle.arm": 4}
-        assert Counter(answer.arm for answer in shared.ask(*[{}] * 100))["idle.arm"] > 0
-    finally:
-        reweight(shared.envoy.admin, {"idle.arm": 0})
-
-
 @pytest.mark.parametrize(
     ("shares", "words"),
     [

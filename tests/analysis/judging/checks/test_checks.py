@@ -41,8 +41,7 @@ from analysis.run.run import Run
 from analysis.run.work import TokenTimes, Work
 from analysis.settings.gate_limits import GateLimits
 from tests.fakes.machines import tell
-from tests.fakes.runs import FakeRun, write_run
-from tests.fakes.verdicts import comparison, gate
+from tests.fakes.runs import FakeRun, comparison, gate, write_run
 
 EXTERNAL = {"a": "openai"}
 WEIGHTS = {"a": 9.0, "b": 1.0}
