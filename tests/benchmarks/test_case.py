@@ -309,22 +309,22 @@ def test_the_bootstrap_of_order_statistics_is_that_of_whole_resamples() -> None:
     assert p99_interval(values[:1], rng=np.random.default_rng(10)) == (values[0], values[0])
 
 
-KEPT_OTHER_RULES: Mapping[str, Any] = json.loads(OTHERS.read_text(encoding="utf-8"))
+KEPT_VERDICTS: Mapping[str, Any] = json.loads(OTHERS.read_text(encoding="utf-8"))
 
 
 def rows(case: str) -> list[Mapping[str, Any]]:
-    return [row for row in KEPT_OTHER_RULES["rows"] if row["case"] == case]
+    return [row for row in KEPT_VERDICTS["rows"] if row["case"] == case]
 
 
 def test_what_other_rules_say_is_what_was_kept() -> None:
     document = other_verdicts(judged_cases())
-    assert markdown(document) == markdown(KEPT_OTHER_RULES)
-    for row, kept in zip(document["rows"], KEPT_OTHER_RULES["rows"], strict=True):
+    assert markdown(document) == markdown(KEPT_VERDICTS)
+    for row, kept in zip(document["rows"], KEPT_VERDICTS["rows"], strict=True):
         for rule, said in row["rules"].items():
             figures, before = ({**one, "verdict": 0, "class": 0} for one in (said, kept["rules"][rule]))
             assert figures == pytest.approx(before, rel=2e-3, abs=1e-3)
         assert {**row, "rules": None} == {**kept, "rules": None}
-    assert {**document, "rows": None} == {**KEPT_OTHER_RULES, "rows": None}
+    assert {**document, "rows": None} == {**KEPT_VERDICTS, "rows": None}
 
 
 def test_every_case_whose_gates_compare_latencies_is_there() -> None:
@@ -332,7 +332,7 @@ def test_every_case_whose_gates_compare_latencies_is_there() -> None:
     for name, (_, verdict) in judged_cases().items():
         if any(gate["gate"].startswith("noninferiority") for gate in verdict["gates"]):
             compared.add(name)
-    assert {row["case"] for row in KEPT_OTHER_RULES["rows"]} == compared
+    assert {row["case"] for row in KEPT_VERDICTS["rows"]} == compared
 
 
 def test_rules_see_neither_the_requests_that_failed_nor_why() -> None:

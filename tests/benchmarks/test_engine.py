@@ -120,7 +120,7 @@ def test_quantised_weights_count_as_they_are_stored_and_have_their_share_of_the_
 
 
 @pytest.fixture(scope="module")
-def eager_of_kernels() -> Iterator[InProcess]:
+def eager_target() -> Iterator[InProcess]:
     engine = EngineConfig(slots=4, max_prompt_tokens=24, max_new_tokens=64, threads=1)
     arm = ArmConfig.from_preset("eager", model=ModelConfig(device="cpu"), engine=engine)
     target = InProcess.load(arm, lambda text: None)
@@ -129,11 +129,9 @@ def eager_of_kernels() -> Iterator[InProcess]:
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_every_product_of_a_step_is_counted(eager_of_kernels: InProcess, batch: int) -> None:
+def test_every_product_of_a_step_is_counted(eager_target: InProcess, batch: int) -> None:
     work = replace(WORKLOADS["small"], decode_new=64)
-    profile = profile_decode(
-        eager_of_kernels, decode_set(work, batch, eager_of_kernels.vocab_size, np.random.default_rng(0))
-    )
+    profile = profile_decode(eager_target, decode_set(work, batch, eager_target.vocab_size, np.random.default_rng(0)))
     products = {kernel.name: kernel for kernel in profile.kernels}["aten::mm"]
     # seven projections in each of two layers, and the output; engine and profiler may be a step apart at an end
     assert products.calls == pytest.approx(15, abs=0.5)

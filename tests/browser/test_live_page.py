@@ -21,9 +21,8 @@ from analysis.records.documents import write_document
 from analysis.report.html import html_report
 from loadtests.experiments.writing import to_toml
 from tests.fakes.live_runs import WatchedRun
-from tests.fakes.processes import PATIENCE_S, wait_for
+from tests.fakes.processes import PATIENCE_S, free_port, wait_for
 from tests.fakes.screens import Browser, Tab
-from tests.fakes.users_house import free_port
 from tests.fakes.whole_run import environment, experiment, start_locust, tailgate
 from tests.loadtests.page.conftest import Serve
 

@@ -25,8 +25,7 @@ from deploy.container.in_clean_root import Instruction, Root, StepError, instruc
 from loadtests.commands.command_line import CommandParser
 from loadtests.commands.run import add_arguments
 from loadtests.trials.trial import ENVOY_METRICS
-from tests.fakes.processes import PATIENCE_S, wait_for
-from tests.fakes.users_house import free_port
+from tests.fakes.processes import PATIENCE_S, free_port, wait_for
 from tests.fakes.whole_run import environment, last_line, summary_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -31,9 +31,9 @@ from loadtests.trials.processes import child_environment
 from loadtests.workers.channel_token import TOKEN_VARIABLE
 from tests.fakes.credentials import Tap
 from tests.fakes.inference import Behaviour, serve
-from tests.fakes.processes import PATIENCE_S, family, wait_for
+from tests.fakes.processes import PATIENCE_S, family, free_port, wait_for
 from tests.fakes.whole_run import ended, locust_command, records, tailgate
-from tests.loadtests.test_chat import CHAT, account, free_port, planned
+from tests.loadtests.test_chat import CHAT, account, planned
 from tests.loadtests.workers.test_workers import SECRET
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,11 +20,11 @@ from analysis.records.weight_journal import BY_OTHERS, read_weights
 from analysis.summary.summary import analyze
 from benchmarks.simulation.greedy import Server
 from servers.address import host_port
-from tests.external.server_process import answers, free_port, running
+from tests.external.server_process import answers, running
 from tests.fakes.http_servers import CompilingServer, serving
 from tests.fakes.hub_model import make
 from tests.fakes.kubernetes import asked
-from tests.fakes.processes import PATIENCE_S, wait_for
+from tests.fakes.processes import PATIENCE_S, free_port, wait_for
 from tests.fakes.simulated import GreedyServer
 from tests.fakes.simulated import serving as serving_greedy
 from tests.fakes.users_house import ROOT, UsersHouse

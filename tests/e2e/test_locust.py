@@ -17,11 +17,11 @@ import pytest
 from tests.fakes.grpc_peers import TRAILERS, Kind, grpc_peer
 from tests.fakes.http_servers import DONE, HttpPeer, answer, said, scripted, usage
 from tests.fakes.inference import Behaviour, ServedFake, serve
-from tests.fakes.processes import PATIENCE_S, wait_for
+from tests.fakes.processes import PATIENCE_S, free_port, wait_for
 from tests.fakes.whole_run import records, run_locust, start_locust
 from tests.loadtests.clients.test_client_faults import both
 from tests.loadtests.clients.test_tls import SECRET, locust
-from tests.loadtests.test_chat import CHAT, account, free_port, planned, several
+from tests.loadtests.test_chat import CHAT, account, planned, several
 
 
 @pytest.fixture(scope="module")

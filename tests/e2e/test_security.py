@@ -20,9 +20,8 @@ from loadtests.page.access import TOKEN_VARIABLE as PAGE_VARIABLE
 from servers.address import host_port
 from servers.config import ArmConfig
 from tests.fakes.credentials import OTHER, TLS, TOKENS, Tap, Watched, give, search, start
-from tests.fakes.processes import PATIENCE_S, Listener, family, listeners, unix_names
+from tests.fakes.processes import PATIENCE_S, Listener, family, free_port, listeners, unix_names
 from tests.fakes.whole_run import FAKE_ARM, ROOT, ended, requests, tailgate
-from tests.loadtests.test_chat import free_port
 
 ELSEWHERE = "127.0.0.2"
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from analysis.judging.validity import LENGTH_CHECKS
 from tests.fakes.hub_model import SPECIAL, WORDS, weights
-from tests.fakes.processes import wait_for
-from tests.fakes.users_house import free_port
+from tests.fakes.processes import free_port, wait_for
 from tests.fakes.whole_run import console_script, last_line, requests
 
 __all__ = ["answers", "assert_counted_alike", "free_port", "run_experiment", "running", "settings"]

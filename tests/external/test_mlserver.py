@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.external.server_process import answers, free_port, run_experiment, running
+from tests.external.server_process import answers, run_experiment, running
+from tests.fakes.processes import free_port
 from tests.fakes.whole_run import console_script
 
 PYTHON = os.environ.get("TAILGATE_MLSERVER_PYTHON", "")

@@ -16,6 +16,12 @@ T = TypeVar("T")
 PATIENCE_S = 120.0
 
 
+def free_port() -> int:
+    """Return a port of this machine that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
 def wait_for(
     condition: Callable[[], T],
     within_s: float = PATIENCE_S,

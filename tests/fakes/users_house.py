@@ -27,14 +27,8 @@ from servers.metadata import SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin
 from servers.splitter.weights import live_weights
-from tests.fakes.processes import wait_for
+from tests.fakes.processes import free_port, wait_for
 from tests.fakes.whole_run import ROOT, command, environment
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)

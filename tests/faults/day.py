@@ -31,8 +31,8 @@ from typing import Any
 import psutil
 from scipy.stats import theilslopes
 
+from tests.fakes.processes import free_port
 from tests.fakes.screens import tailgate
-from tests.fakes.users_house import free_port
 from tests.faults import quick_arm
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from typing import get_args
 
 from servers.clock import anchored_environment
 from tests.fakes.http_servers import CompilingServer, serving
-from tests.fakes.users_house import free_port
+from tests.fakes.processes import free_port
 from tests.faults import machine, network, processes, storage
 from tests.faults.fault import CANDIDATE, FAKES, Draw, Family, Kind, Moment, Setup, Situation, Truth
 from tests.faults.processes import MARK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,15 +15,11 @@ from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source
 from tests.fakes.inference import Behaviour, serve
+from tests.fakes.processes import free_port
 from tests.fakes.whole_run import records, run_locust
 
 ROOT = Path(__file__).parents[2]
 CHAT = "loadtests/chat.py"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def several(processes: int) -> list[str]:

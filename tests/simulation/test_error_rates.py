@@ -31,18 +31,18 @@ from analysis.statistics.trend import trend_of
 from benchmarks.simulation.calibration import means
 from benchmarks.simulation.frontiers import BUDGET, EQUAL, FIFTHS, KINDS, inside, promise, search
 from benchmarks.simulation.greedy import BF16, TOKENS, Server
-from benchmarks.simulation.greedy import judged as judged_of_greedy
+from benchmarks.simulation.greedy import judged as judged_greedily
 from benchmarks.simulation.machines import BLOCKS, REQUESTS, samples, verdicts
 from benchmarks.simulation.spreads import between, spreads
 from loadtests.commands.main import main
 from tests.analysis.foresight.test_calibration import calibrated, long_run
-from tests.analysis.judging.test_external import judged_of_greedy_parity as judged_of_parity_verdicts
+from tests.analysis.judging.test_external import judged_answers
 from tests.analysis.releases.test_gates import BUILD, compared
 from tests.analysis.statistics import test_quantiles, test_resampling, test_sequential
 from tests.analysis.statistics.test_compare import judged, mirrored
 from tests.fakes.machines import referenced
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
-from tests.loadtests.commands.test_compare import GATES_CALIBRATE as GATES
+from tests.loadtests.commands.test_compare import CALIBRATION_GATES as GATES
 
 __all__ = ["calibrated", "long_run"]
 
@@ -210,7 +210,7 @@ def test_each_trial_has_its_blocks_and_each_request_its_copy():
 
 def test_equal_noisy_servers_hardly_ever_fail() -> None:
     noisy = Server(batch=0.15)
-    verdicts = [judged_of_parity_verdicts(noisy, noisy, seed=seed).verdict for seed in range(20)]
+    verdicts = [judged_answers(noisy, noisy, seed=seed).verdict for seed in range(20)]
     assert verdicts.count("FAIL") <= 2  # of 20 at a level of 1 in 40, more than 2 come once in 80 such tests
 
 
@@ -243,7 +243,7 @@ def test_servers_of_one_model_agree_but_for_rounding_and_a_fault_shows_from_its_
 
 
 def test_same_seed_gives_the_same_outcome() -> None:
-    assert judged_of_greedy(BF16, replace(BF16, name="arm"), 4, prompts=8) == judged_of_greedy(
+    assert judged_greedily(BF16, replace(BF16, name="arm"), 4, prompts=8) == judged_greedily(
         BF16, replace(BF16, name="arm"), 4, prompts=8
     )
 
@@ -295,7 +295,7 @@ def baselines(folder: Path) -> History:
     return History(releases=tuple(released(folder, seed=seed, day=7 * seed) for seed in range(5)))
 
 
-def compared_of_release_reach(folder: Path, history: History, *, seed: int, **changes: Any) -> dict[str, Any]:
+def compared_with_history(folder: Path, history: History, *, seed: int, **changes: Any) -> dict[str, Any]:
     candidate = released(folder, seed=100 + seed, day=35, **changes)
     arms = {name: name for name in candidate.arms}
     return compare_releases(history, candidate, arms=arms, limits=ReleaseLimits())
@@ -308,9 +308,9 @@ def failed(document: dict[str, Any]) -> set[str]:
 def test_planted_faults_fail_and_equal_runs_of_another_day_do_not(tmp_path: Path) -> None:
     history = baselines(tmp_path)
     fat = {"process_peak": 780_000_000}
-    slower = [compared_of_release_reach(tmp_path / "slow", history, seed=seed, decode=1.1) for seed in range(5)]
-    fatter = [compared_of_release_reach(tmp_path / "fat", history, seed=seed, memory_bytes=fat) for seed in range(5)]
-    equal = [compared_of_release_reach(tmp_path / "equal", history, seed=seed)["overall"] for seed in range(10)]
+    slower = [compared_with_history(tmp_path / "slow", history, seed=seed, decode=1.1) for seed in range(5)]
+    fatter = [compared_with_history(tmp_path / "fat", history, seed=seed, memory_bytes=fat) for seed in range(5)]
+    equal = [compared_with_history(tmp_path / "equal", history, seed=seed)["overall"] for seed in range(10)]
     found = sum("p50_tpot_ms" in failed(document) for document in slower)
     found += sum("process_peak_bytes" in failed(document) for document in fatter)
     assert found >= 9
@@ -319,7 +319,7 @@ def test_planted_faults_fail_and_equal_runs_of_another_day_do_not(tmp_path: Path
 
 def test_equal_runs_on_a_slower_machine_do_not_fail_and_name_it(tmp_path: Path) -> None:
     history = baselines(tmp_path)
-    documents = [compared_of_release_reach(tmp_path / "slow", history, seed=seed, slower=1.15) for seed in range(5)]
+    documents = [compared_with_history(tmp_path / "slow", history, seed=seed, slower=1.15) for seed in range(5)]
     assert [document["overall"] for document in documents].count("FAIL") == 0
     assert all("slower" in " ".join(document["notes"]) for document in documents)
 

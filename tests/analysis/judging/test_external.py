@@ -144,7 +144,7 @@ PROMPTS = 48
 EXACT = Server()
 
 
-def judged_of_greedy_parity(
+def judged_answers(
     control: Twice | Server, arm: Twice | Server, *, seed: int = 1, prompts: int = PROMPTS
 ) -> GreedyParity:
     twice = [
@@ -181,7 +181,7 @@ SILENT = replace(BF16, tells=False)
 def test_greedy_answers_decide_as_far_as_they_can(
     control: Server, arm: Server, verdict: str, words: tuple[str, ...]
 ) -> None:
-    found = judged_of_greedy_parity(control, arm)
+    found = judged_answers(control, arm)
     assert found.verdict == verdict
     assert [word for word in words if word not in found.reason] == []
     assert (found.answers.departs == ()) is (control in (EXACT, Server(tells=False)))
@@ -199,12 +199,12 @@ def test_greedy_answers_decide_as_far_as_they_can(
     ],
 )
 def test_a_server_that_samples_leaves_parity_open(control: Server, arm: Server, says: str) -> None:
-    found = judged_of_greedy_parity(control, arm)
+    found = judged_answers(control, arm)
     assert (found.verdict, says in found.reason) == ("INCONCLUSIVE", True), found.reason
 
 
 def test_few_prompts_cannot_exclude_a_rare_divergence() -> None:
-    found = judged_of_greedy_parity(EXACT, EXACT, prompts=12)
+    found = judged_answers(EXACT, EXACT, prompts=12)
     assert found.verdict == "INCONCLUSIVE"
     assert all(words in found.reason for words in ("22.1 %", "10 %", "parity.prompts"))
 
@@ -213,7 +213,7 @@ def test_answer_that_is_always_the_same_counts_once() -> None:
     constant = changed(
         EXACT.twice(1, PROMPTS), range(PROMPTS), text="well", tokens=("w",), log_probs=(-1.0,), likeliest=({"w": -1.0},)
     )
-    found = judged_of_greedy_parity(constant, constant)
+    found = judged_answers(constant, constant)
     assert (found.verdict, found.answers.held) == ("INCONCLUSIVE", 1)
     assert "1 different answer" in found.reason
 
@@ -221,17 +221,17 @@ def test_answer_that_is_always_the_same_counts_once() -> None:
 def test_empty_answers_and_errors_are_no_answers() -> None:
     twice = EXACT.twice(1, PROMPTS)
     lost = changed(twice, range(PROMPTS), error="UNAVAILABLE: gone")
-    found = judged_of_greedy_parity(twice, lost)
+    found = judged_answers(twice, lost)
     assert found.verdict == "INCONCLUSIVE"
     assert "UNAVAILABLE: gone" in found.reason
     empty = changed(twice, range(40), text="", tokens=(), log_probs=(), likeliest=())
-    found = judged_of_greedy_parity(twice, empty)
+    found = judged_answers(twice, empty)
     assert (found.verdict, found.answers.answered, found.answers.failure) == ("INCONCLUSIVE", 8, "an answer is empty")
 
 
 def test_arms_with_other_prompts_are_not_compared() -> None:
     twice = EXACT.twice(1, PROMPTS)
-    found = judged_of_greedy_parity(twice, changed(twice, [3], digest="else"))
+    found = judged_answers(twice, changed(twice, [3], digest="else"))
     assert (found.verdict, "asked in other words" in found.reason) == ("INCONCLUSIVE", True)
 
 
@@ -240,7 +240,7 @@ def test_single_answer_far_from_the_controls_leaves_it_open() -> None:
     mixed = tuple(
         tuple(other[time][place] if place == 7 else item for place, item in enumerate(twice[time])) for time in (0, 1)
     )
-    found = judged_of_greedy_parity(twice, mixed)  # type: ignore[arg-type]
+    found = judged_answers(twice, mixed)  # type: ignore[arg-type]
     assert (found.verdict, found.answers.apart) == ("INCONCLUSIVE", 1)
     assert "which no rounding explains" in found.reason
 
@@ -250,7 +250,7 @@ def test_log_probabilities_that_differ_where_answers_do_not_leave_it_open() -> N
         return replace(answer, log_probs=tuple(value - 0.3 for value in answer.log_probs))
 
     twice = EXACT.twice(1, PROMPTS)
-    found = judged_of_greedy_parity(twice, (tuple(map(off, twice[0])), tuple(map(off, twice[1]))))
+    found = judged_answers(twice, (tuple(map(off, twice[0])), tuple(map(off, twice[1]))))
     assert found.verdict == "INCONCLUSIVE"
     assert "0.3 nats" in found.reason
 
@@ -260,12 +260,12 @@ def test_log_probabilities_of_zero_are_not_used() -> None:
         return replace(answer, log_probs=(0.0,) * len(answer.tokens))
 
     twice = EXACT.twice(1, PROMPTS)
-    found = judged_of_greedy_parity(twice, (tuple(map(sure, twice[0])), tuple(map(sure, twice[1]))))
+    found = judged_answers(twice, (tuple(map(sure, twice[0])), tuple(map(sure, twice[1]))))
     assert not found.answers.told
 
 
 def test_fault_in_a_third_of_the_prompts_is_found() -> None:
-    verdicts = [judged_of_greedy_parity(BF16, replace(BF16, faulty=0.33), seed=seed).verdict for seed in range(10)]
+    verdicts = [judged_answers(BF16, replace(BF16, faulty=0.33), seed=seed).verdict for seed in range(10)]
     assert verdicts.count("FAIL") >= 7
     assert "PASS" not in verdicts
 

@@ -475,29 +475,29 @@ def client(
         made.close()
 
 
-def ask_of_client_servers(text: str = "hello", tokens: int = 3, number: int = 0) -> GenerateRequest:
+def ask_target(text: str = "hello", tokens: int = 3, number: int = 0) -> GenerateRequest:
     return GenerateRequest(request_id=f"r-{number}", text=text, max_tokens=tokens)
 
 
 def test_answers_and_requests_above_every_window_arrive_whole(client: InferenceClient) -> None:
-    calls = [generate(client, ask_of_client_servers(text="big 300000"), timeout_s=PATIENCE_S) for _ in range(3)]
-    calls += [generate(client, ask_of_client_servers(text="x" * 1_000_000), timeout_s=PATIENCE_S) for _ in range(3)]
+    calls = [generate(client, ask_target(text="big 300000"), timeout_s=PATIENCE_S) for _ in range(3)]
+    calls += [generate(client, ask_target(text="x" * 1_000_000), timeout_s=PATIENCE_S) for _ in range(3)]
     assert [(finished(call).status, call.output_tokens) for call in calls] == [("OK", 300_000)] * 3 + [("OK", 3)] * 3
 
 
 @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "UNAUTHENTICATED"])
 def test_a_status_comes_with_its_message(client: InferenceClient, code: str) -> None:
-    call = finished(generate(client, ask_of_client_servers(text=code), timeout_s=PATIENCE_S))
+    call = finished(generate(client, ask_target(text=code), timeout_s=PATIENCE_S))
     assert (call.status, call.error) == (code, "as you asked: \u2713 100 %")
 
 
 def test_a_deadline_and_a_cancel_end_calls_and_leave_the_connection_well(client: InferenceClient) -> None:
-    late = generate(client, ask_of_client_servers(tokens=100_000), timeout_s=0.2)
-    dropped = generate(client, ask_of_client_servers(tokens=100_000), timeout_s=PATIENCE_S)
+    late = generate(client, ask_target(tokens=100_000), timeout_s=0.2)
+    dropped = generate(client, ask_target(tokens=100_000), timeout_s=PATIENCE_S)
     until(lambda: dropped.output_tokens)
     dropped.cancel()
     assert (finished(late).status, dropped.status) == ("DEADLINE_EXCEEDED", "CANCELLED")
-    assert finished(generate(client, ask_of_client_servers(), timeout_s=PATIENCE_S)).status == "OK"
+    assert finished(generate(client, ask_target(), timeout_s=PATIENCE_S)).status == "OK"
     assert len(client.connections) == 1
 
 

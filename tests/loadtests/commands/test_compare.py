@@ -23,6 +23,7 @@ from tests.fakes.machines import GIB, referenced, sample
 from tests.fakes.results import Sent, in_turn, traffic, write
 from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.summary_schema import hold
+from tests.loadtests.commands.test_main import refusal
 
 MEMORY = {"process_peak": 600_000_000, "device_peak": 1 << 30}
 COMPILED = FakeArm(name="compiled", ratio=0.8, memory_bytes=MEMORY)
@@ -76,14 +77,6 @@ def compare(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple
     return code, json.loads(out.splitlines()[-1]), out
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    code = main(["compare", *map(str, arguments)])
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    return err
-
-
 def test_equal_run_of_another_day_does_not_fail(tmp_path: Path, baseline: Path, capsys) -> None:
     later = made("this-week", LATER)
     code, line, out = compare(capsys, baseline, later)
@@ -116,7 +109,7 @@ def test_a_new_recompile_fails(baseline: Path, capsys) -> None:
 
 def test_other_traffic_or_objectives_are_refused_with_a_list(tmp_path: Path, baseline: Path, capsys) -> None:
     other = made("other", replace(LATER, slo={"p99_e2e_ms": 4000}, ignore_eos=True))
-    message = refusal(capsys, baseline, other)
+    message = refusal(capsys, "compare", baseline, other)
     assert "traffic.ignore_eos False → True" in message
     assert "p99_e2e_ms <= 5000 → p99_e2e_ms <= 4000" in message
     assert "run both with one experiment" in message
@@ -185,7 +178,7 @@ def test_limits_come_from_the_folder_or_the_file(tmp_path: Path, baseline: Path,
 def test_limits_that_cannot_be_used_are_refused(text, expected, tmp_path: Path, baseline: Path, capsys) -> None:
     limits = tmp_path / "limits.toml"
     limits.write_text(text)
-    assert expected in refusal(capsys, baseline, baseline, "--limits", limits)
+    assert expected in refusal(capsys, "compare", baseline, baseline, "--limits", limits)
 
 
 @pytest.mark.parametrize(
@@ -211,10 +204,10 @@ def test_limits_that_cannot_be_used_are_refused(text, expected, tmp_path: Path, 
 def test_what_cannot_be_compared_is_refused(arguments, expected, tmp_path: Path, baseline: Path, capsys) -> None:
     (tmp_path / "empty").mkdir()
     given = [word.format(run=baseline, empty=tmp_path / "empty") for word in arguments]
-    assert expected in refusal(capsys, *given)
+    assert expected in refusal(capsys, "compare", *given)
 
 
-RUN_ANALYZE = FakeRun(name="canary", duration_s=60, rate=2, trials=2, environment={"machine": "aaaaaaaaaaaa"})
+JOINED_RUN = FakeRun(name="canary", duration_s=60, rate=2, trials=2, environment={"machine": "aaaaaaaaaaaa"})
 
 
 @pytest.fixture
@@ -224,19 +217,10 @@ def runs(tmp_path: Path) -> list[Path]:
     return [
         write_run(
             tmp_path / f"run-{day}",
-            replace(RUN_ANALYZE, seed=day + 1, day=day * DAYS_APART, environment={"machine": machine}),
+            replace(JOINED_RUN, seed=day + 1, day=day * DAYS_APART, environment={"machine": machine}),
         )
         for day, machine in enumerate(machines)
     ]
-
-
-def refusal_of_analyze(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    code = main(["analyze", *map(str, arguments)])
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, "")
-    assert err.startswith("tailgate: ")
-    assert err.count("\n") == 1
-    return err
 
 
 def outcome(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
@@ -265,13 +249,13 @@ def test_runs_are_judged_as_one_in_a_folder_beside_the_first(runs, tmp_path, cap
 def test_a_run_that_cannot_be_written_is_refused_before_it_is_judged(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
     monkeypatch.setattr("loadtests.commands.analyze.judge_run", lambda *_, **__: pytest.fail("it was judged"))
-    assert f'--out "{runs[0]}" is not writable: give a folder that is' in refusal_of_analyze(capsys, runs[0])
+    assert f'--out "{runs[0]}" is not writable: give a folder that is' in refusal(capsys, "analyze", runs[0])
 
 
 def test_what_differs_is_refused_and_can_be_accepted_by_its_key(runs, tmp_path, capsys):
-    other = write_run(tmp_path / "other", replace(RUN_ANALYZE, seed=9, gates={"margin": 0.2}, day=9 * DAYS_APART))
+    other = write_run(tmp_path / "other", replace(JOINED_RUN, seed=9, gates={"margin": 0.2}, day=9 * DAYS_APART))
     folder = tmp_path / "case"
-    said = refusal_of_analyze(capsys, *runs, other, "--out", folder)
+    said = refusal(capsys, "analyze", *runs, other, "--out", folder)
     assert "other differs from run-0 in gates.margin 0.2 (there not given)" in said
     assert not folder.exists(), "nothing is written"
     assert outcome(capsys, *runs, other, "--out", folder, "--allow-different", "gates.margin")["runs"] == 4
@@ -291,26 +275,26 @@ def test_key_that_no_run_has_is_refused_and_the_joined_folder_stays(keys, expect
     folder = tmp_path / "case"
     outcome(capsys, *runs[:2], "--out", folder)
     listed = (folder / "runs.json").read_text()
-    assert expected in refusal_of_analyze(capsys, folder, runs[2], "--out", folder, "--allow-different", keys)
+    assert expected in refusal(capsys, "analyze", folder, runs[2], "--out", folder, "--allow-different", keys)
     assert (folder / "runs.json").read_text() == listed
-    assert "--out is empty" in refusal_of_analyze(capsys, *runs, "--out", "")
+    assert "--out is empty" in refusal(capsys, "analyze", *runs, "--out", "")
 
 
 def test_the_outcome_never_goes_into_a_run_nor_over_other_files(runs, tmp_path, capsys):
-    assert "lies in the run run-1" in refusal_of_analyze(capsys, *runs, "--out", runs[1] / "joined")
-    assert "lies in the run run-1" in refusal_of_analyze(capsys, *runs[:2], "--out", runs[1])
-    assert "holds other files" in refusal_of_analyze(capsys, *runs[:2], "--out", runs[2])
+    assert "lies in the run run-1" in refusal(capsys, "analyze", *runs, "--out", runs[1] / "joined")
+    assert "lies in the run run-1" in refusal(capsys, "analyze", *runs[:2], "--out", runs[1])
+    assert "holds other files" in refusal(capsys, "analyze", *runs[:2], "--out", runs[2])
     (tmp_path / "file").write_text("")
-    assert "is a file" in refusal_of_analyze(capsys, *runs, "--out", tmp_path / "file")
+    assert "is a file" in refusal(capsys, "analyze", *runs, "--out", tmp_path / "file")
 
 
 def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
-    assert 'run directory "nowhere" does not exist' in refusal_of_analyze(capsys, runs[0], "nowhere")
-    assert "the run run-0 is given twice (twice as" in refusal_of_analyze(capsys, runs[0], runs[0])
-    assert "--allow-different is for several runs" in refusal_of_analyze(capsys, runs[0], "--allow-different", "gates")
+    assert 'run directory "nowhere" does not exist' in refusal(capsys, "analyze", runs[0], "nowhere")
+    assert "the run run-0 is given twice (twice as" in refusal(capsys, "analyze", runs[0], runs[0])
+    assert "--allow-different is for several runs" in refusal(capsys, "analyze", runs[0], "--allow-different", "gates")
     (tmp_path / "empty").mkdir()
-    assert "empty holds no requests*.arrow" in refusal_of_analyze(capsys, runs[0], tmp_path / "empty")
-    alone = refusal_of_analyze(capsys, tmp_path / "empty", "--out", tmp_path / "x")
+    assert "empty holds no requests*.arrow" in refusal(capsys, "analyze", runs[0], tmp_path / "empty")
+    alone = refusal(capsys, "analyze", tmp_path / "empty", "--out", tmp_path / "x")
     assert "empty holds no requests*.arrow, .parquet or .jsonl: give another run" in alone
     assert not (tmp_path / "x").exists()
 
@@ -353,14 +337,6 @@ def judged_with_gates(capsys: pytest.CaptureFixture[str], folder: Path, *argumen
     experiment = folder / "experiment.toml"
     experiment.write_text(experiment.read_text() + GATES)
     return judged(capsys, *arguments, "--out", folder)
-
-
-def refusal_of_results(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    code = main(list(map(str, arguments)))
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    return err
 
 
 def checks(summary: dict) -> dict[str, dict]:
@@ -458,7 +434,7 @@ def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys) -> None:
         ([f"a={one}", f"b={alone}", "--out", str(tmp_path)], "holds other files: give a new folder"),
         ([f"a={one}", f"b={alone}", "--allow-different", "x"], "--allow-different is for run directories"),
     ):
-        assert said in refusal_of_results(capsys, "analyze", *words)
+        assert said in refusal(capsys, "analyze", *words)
 
 
 def compared(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict]:
@@ -495,11 +471,11 @@ def test_by_default_all_that_a_run_is_judged_by_is_exported(tmp_path: Path, form
     assert judged[0] == judged[1]
 
 
-GATES_CALIBRATE = {"draws": 99, "metrics": ["e2e"]}
+CALIBRATION_GATES = {"draws": 99, "metrics": ["e2e"]}
 
 
 def test_a_short_run_exits_as_an_undecided_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_run(tmp_path / "run", FakeRun(duration_s=90, trials=2, gates=GATES_CALIBRATE))
+    folder = write_run(tmp_path / "run", FakeRun(duration_s=90, trials=2, gates=CALIBRATION_GATES))
     assert main(["calibrate", str(folder), "--splits", "20"]) == 3
     *words, last = capsys.readouterr().out.splitlines()
     found: dict[str, Any] = json.loads(last)
@@ -514,6 +490,6 @@ def test_a_short_run_exits_as_an_undecided_one(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_doubted_run_exits_as_a_failed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_run(tmp_path / "run", FakeRun(duration_s=60, lag_ms=400.0, gates=GATES_CALIBRATE))
+    folder = write_run(tmp_path / "run", FakeRun(duration_s=60, lag_ms=400.0, gates=CALIBRATION_GATES))
     assert main(["calibrate", str(folder), "--splits", "20", "--json"]) == 99
     assert json.loads(capsys.readouterr().out)["verdict"] == "do not trust"

@@ -357,7 +357,7 @@ def test_after_kill_9_neither_envoy_nor_a_temporary_file_is_left(tmp_path: Path)
         time.sleep(0.05)
 
 
-def refusal_of_provider(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def provider_refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     code = main(["provider", *arguments])
     out, err = capsys.readouterr()
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -366,16 +366,16 @@ def refusal_of_provider(capsys: pytest.CaptureFixture[str], *arguments: str) -> 
 
 def test_beyond_this_machine_it_takes_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, file = str(tmp_path), tmp_path / "token"
-    assert "add --token-file" in refusal_of_provider(capsys, run, "--listen", "0.0.0.0:9466")
-    assert "is empty" in refusal_of_provider(capsys, run, "--token-file", "")
+    assert "add --token-file" in provider_refusal(capsys, run, "--listen", "0.0.0.0:9466")
+    assert "is empty" in provider_refusal(capsys, run, "--token-file", "")
     file.write_text("short\n")
-    found = refusal_of_provider(capsys, run, "--token-file", str(file))
+    found = provider_refusal(capsys, run, "--token-file", str(file))
     assert ("holds 5 characters; the least is 16" in found, "short" in found) == (True, False)
-    assert "does not exist: give a directory" in refusal_of_provider(capsys, str(tmp_path / "none"))
-    assert "is not HOST:PORT: give 127.0.0.1:9466" in refusal_of_provider(capsys, run, "--listen", "9466")
+    assert "does not exist: give a directory" in provider_refusal(capsys, str(tmp_path / "none"))
+    assert "is not HOST:PORT: give 127.0.0.1:9466" in provider_refusal(capsys, run, "--listen", "9466")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert f"--listen {address} cannot be used" in refusal_of_provider(capsys, run, "--listen", address)
+        assert f"--listen {address} cannot be used" in provider_refusal(capsys, run, "--listen", address)
 
 
 def arm_of(*arguments: str) -> ArmConfig:

@@ -110,24 +110,24 @@ def trace(tmp_path: Path) -> Trace:
     return read_trace(path)
 
 
-def row_of_forecast(found: dict, policy: str) -> dict:
+def policy_row(found: dict, policy: str) -> dict:
     return next(item for item in found["policies"] if item["policy"].startswith(policy))
 
 
 def test_a_policy_without_padding_compiles_and_one_with_padding_does_not(trace: Trace) -> None:
     found = forecast(trace, Forecast(graphs=2, recompile_limit=4))
-    assert row_of_forecast(found, "static, no limit")["compiles_while_serving"] == len(set(LENGTHS)) == 6
-    limited = row_of_forecast(found, "static, each shape")
+    assert policy_row(found, "static, no limit")["compiles_while_serving"] == len(set(LENGTHS)) == 6
+    limited = policy_row(found, "static, each shape")
     assert limited["compiles_while_serving"] == 4
     assert "after 4, 20% of the steps run eagerly" in limited["note"]  # 41 and 12 of ten
-    padded = row_of_forecast(found, "one padded shape")
+    padded = policy_row(found, "one padded shape")
     assert (padded["compiles_while_serving"], padded["graphs_before_serving"]) == (0, 1)
     assert padded["padded_over_true"] == pytest.approx(10 * 300 / sum(LENGTHS))
-    assert row_of_forecast(found, "buckets, best 2")["ladder"] == [41, 300]
+    assert policy_row(found, "buckets, best 2")["ladder"] == [41, 300]
 
 
 def test_the_default_compiles_once_for_a_shape_and_once_for_the_dimension_that_changes(trace: Trace) -> None:
-    assert row_of_forecast(forecast(trace, Forecast()), "automatic")["compiles_while_serving"] == 2
+    assert policy_row(forecast(trace, Forecast()), "automatic")["compiles_while_serving"] == 2
 
 
 def test_what_is_over_the_limit_is_left_out_and_counted(trace: Trace) -> None:

@@ -64,7 +64,7 @@ def test_a_log_that_is_not_there_ends_the_run_before_it_begins(tmp_path: Path) -
         missing.check("vllm")
 
 
-VLLM_SERVER_METRICS = """\
+VLLM_PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="llama"} 31.0
@@ -120,7 +120,7 @@ llamacpp:requests_deferred 1
 """
 
 
-def load_of_server_metrics(
+def parsed_load(
     running: float | None, waiting: float | None, cache: float | None, preemptions: float | None
 ) -> ServerLoad:
     return ServerLoad(running=running, waiting=waiting, cache_pct=cache, preemptions=preemptions)
@@ -129,12 +129,12 @@ def load_of_server_metrics(
 @pytest.mark.parametrize(
     ("page", "read"),
     [
-        (VLLM_SERVER_METRICS, load_of_server_metrics(31, 4, 87.5, 7)),
-        (VLLM_SERVER_METRICS.replace("kv_cache_usage", "gpu_cache_usage"), load_of_server_metrics(31, 4, 87.5, 7)),
-        (SGLANG, load_of_server_metrics(12, 0, 25, 2)),
-        (TGI, load_of_server_metrics(8, 3, None, None)),
-        (TRITON, load_of_server_metrics(None, 6, None, None)),
-        (LLAMA_CPP, load_of_server_metrics(2, 1, 50, None)),
+        (VLLM_PAGE, parsed_load(31, 4, 87.5, 7)),
+        (VLLM_PAGE.replace("kv_cache_usage", "gpu_cache_usage"), parsed_load(31, 4, 87.5, 7)),
+        (SGLANG, parsed_load(12, 0, 25, 2)),
+        (TGI, parsed_load(8, 3, None, None)),
+        (TRITON, parsed_load(None, 6, None, None)),
+        (LLAMA_CPP, parsed_load(2, 1, 50, None)),
     ],
     ids=["vllm", "older vllm", "sglang", "tgi", "triton", "llama.cpp"],
 )
@@ -154,9 +154,9 @@ MONITOR = (
 )
 SPIKE = "This causes a latency spike; consider extending warmup to cover this shape/config."
 JIT = CORE.format(level="WARNING", place="jit_monitor.py:140") + "{what} during inference: {name}. " + SPIKE
-TRITON_COMPILE_LINES = JIT.format(what="Triton kernel JIT compilation", name="_fwd_kernel")
+TRITON_LINE = JIT.format(what="Triton kernel JIT compilation", name="_fwd_kernel")
 DETAIL = "(constexprs={BLOCK_M=64}; signature={n='i32', x='*bf16'}; extra_compile_info={num_warps=4}; key='abc(1)')"
-IN_DETAIL = TRITON_COMPILE_LINES.replace("_fwd_kernel", f"_fwd_kernel {DETAIL}").replace(":140", ":137")
+IN_DETAIL = TRITON_LINE.replace("_fwd_kernel", f"_fwd_kernel {DETAIL}").replace(":140", ":137")
 GRAPH = (
     CORE.format(level="INFO", place="backends.py:399") + "Compiling a graph for compile range (1, 8192) takes 12.34 s"
 )
@@ -172,7 +172,7 @@ def read(*lines: str, format: LogFormat = "auto", every_ns: int = 0) -> list[Log
 @pytest.mark.parametrize(
     ("line", "frame", "shape", "reason"),
     [
-        (TRITON_COMPILE_LINES, "Triton _fwd_kernel", "", ""),
+        (TRITON_LINE, "Triton _fwd_kernel", "", ""),
         (IN_DETAIL, "Triton _fwd_kernel", "", DETAIL[1:-1]),
         (JIT.format(what="CuTeDSL JIT compilation", name="gemm"), "CuTeDSL gemm", "", ""),
         (
@@ -220,7 +220,7 @@ def test_other_lines_of_vllm(message: str, kind: str, seconds: float, shape: str
 
 def test_ranks_of_one_engine_tell_of_one_compile_and_engines_beside_each_other_of_two() -> None:
     def of(process: str) -> str:
-        return TRITON_COMPILE_LINES.replace("(EngineCore pid=14269)", process)
+        return TRITON_LINE.replace("(EngineCore pid=14269)", process)
 
     assert len(read(of("(Worker_TP0 pid=1)"), of("(Worker_TP1 pid=2)"), of("(Worker_TP2 pid=3)"))) == 1
     assert len(read(of("(Worker_DP0_TP0 pid=1)"), of("(Worker_DP1_TP0 pid=2)"))) == 2
@@ -312,9 +312,7 @@ def spots(*lines: str, format: LogFormat = "auto", before: tuple[str, ...] = ())
 
 
 def test_a_log_of_vllm_tells_all_that_it_watches_where_it_was_started_to() -> None:
-    assert spots(TRITON_COMPILE_LINES, before=(VERBOSE, MONITOR)) == [
-        ONCE
-    ]  # whatever it says, this line has no details
+    assert spots(TRITON_LINE, before=(VERBOSE, MONITOR)) == [ONCE]  # whatever it says, this line has no details
     assert spots(IN_DETAIL, before=(VERBOSE, MONITOR)) == []
     assert spots(before=(VERBOSE, MONITOR), format="vllm") == []
     log = CompileLog()

@@ -441,17 +441,17 @@ SECOND = 1_000_000_000
 
 
 @pytest.fixture(scope="module")
-def servers_of_closed_loop() -> Iterator[tuple[ServedFake, ServedFake]]:
+def loop_servers() -> Iterator[tuple[ServedFake, ServedFake]]:
     with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled", stall_every=2, stall_s=0.2)) as other:
         yield eager, other
 
 
 @pytest.fixture(scope="module")
-def targets_of_closed_loop(servers_of_closed_loop: tuple[ServedFake, ServedFake]) -> dict[str, str]:
-    return {"eager": servers_of_closed_loop[0].target, "compiled": servers_of_closed_loop[1].target}
+def loop_targets(loop_servers: tuple[ServedFake, ServedFake]) -> dict[str, str]:
+    return {"eager": loop_servers[0].target, "compiled": loop_servers[1].target}
 
 
-def schedule_of_closed_loop(**changes: Any) -> Schedule:
+def loop_schedule(**changes: Any) -> Schedule:
     config = TrafficConfig(**{"arrivals": "closed", "concurrency": 3, "length_scale": 0.01, **changes})
     return build_schedule(
         config, Source(), arms=("eager", "compiled"), seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=4
@@ -489,8 +489,8 @@ def by_arm(records: list[RequestRecord]) -> dict[str, list[RequestRecord]]:
     return found
 
 
-def test_each_arm_has_its_number_under_way_and_goes_at_its_own_pace(targets_of_closed_loop: dict[str, str]) -> None:
-    arms = by_arm(drive(schedule_of_closed_loop(), targets_of_closed_loop))
+def test_each_arm_has_its_number_under_way_and_goes_at_its_own_pace(loop_targets: dict[str, str]) -> None:
+    arms = by_arm(drive(loop_schedule(), loop_targets))
     assert most_at_once(arms["eager"]) == most_at_once(arms["compiled"]) == 3
     assert len(arms["eager"]) > 2 * len(arms["compiled"]) > 5
     # Requests count from their start: a loop that waits has no schedule to be late for.
@@ -502,45 +502,43 @@ def test_each_arm_has_its_number_under_way_and_goes_at_its_own_pace(targets_of_c
     assert len(set(ids)) == len(ids)
 
 
-def test_num_prompts_are_sent_to_each_arm_once_and_the_loop_ends(targets_of_closed_loop: dict[str, str]) -> None:
+def test_num_prompts_are_sent_to_each_arm_once_and_the_loop_ends(loop_targets: dict[str, str]) -> None:
     began = now_ns()
-    records = drive(schedule_of_closed_loop(num_prompts=10), targets_of_closed_loop, num_prompts=10, duration_s=60.0)
+    records = drive(loop_schedule(num_prompts=10), loop_targets, num_prompts=10, duration_s=60.0)
     assert now_ns() - began < 20 * SECOND
     for own in by_arm(records).values():
         assert sorted(record.pair_id for record in own) == sorted(f"1-{index}" for index in range(10))
 
 
-def test_rows_come_round_again(targets_of_closed_loop: dict[str, str]) -> None:
-    plan = schedule_of_closed_loop(num_prompts=4)
-    own = by_arm(drive(plan, targets_of_closed_loop, num_prompts=0, duration_s=0.8))["eager"]
+def test_rows_come_round_again(loop_targets: dict[str, str]) -> None:
+    plan = loop_schedule(num_prompts=4)
+    own = by_arm(drive(plan, loop_targets, num_prompts=0, duration_s=0.8))["eager"]
     assert {"1-0", "1-0.1", "1-3.2"} <= {record.pair_id for record in own}
 
 
-def test_a_pause_lies_between_an_answer_and_the_next_request(targets_of_closed_loop: dict[str, str]) -> None:
-    own = by_arm(drive(schedule_of_closed_loop(concurrency=1), targets_of_closed_loop, concurrency=1, pause_s=0.1))[
-        "eager"
-    ]
+def test_a_pause_lies_between_an_answer_and_the_next_request(loop_targets: dict[str, str]) -> None:
+    own = by_arm(drive(loop_schedule(concurrency=1), loop_targets, concurrency=1, pause_s=0.1))["eager"]
     own.sort(key=lambda record: record.sent_ns)
     gaps = [after.sent_ns - before.end_ns for before, after in pairwise(own)]
     assert 0.03 * SECOND < sum(gaps) / len(gaps) < 0.4 * SECOND
 
 
-def test_workers_share_the_number_under_way(targets_of_closed_loop: dict[str, str]) -> None:
-    plan = schedule_of_closed_loop()
+def test_workers_share_the_number_under_way(loop_targets: dict[str, str]) -> None:
+    plan = loop_schedule()
     for worker, slots in ((0, 2), (1, 1)):
-        records = drive(plan.share(worker, 2), targets_of_closed_loop, workers=2, duration_s=0.4)
+        records = drive(plan.share(worker, 2), loop_targets, workers=2, duration_s=0.4)
         assert most_at_once(by_arm(records)["eager"]) == slots
         assert {int(record.pair_id.split("-")[1].partition(".")[0]) % 2 for record in records} == {worker}
 
 
-def test_the_first_seconds_are_marked(targets_of_closed_loop: dict[str, str]) -> None:
-    records = by_arm(drive(schedule_of_closed_loop(), targets_of_closed_loop, rampup_s=0.3))["eager"]
+def test_the_first_seconds_are_marked(loop_targets: dict[str, str]) -> None:
+    records = by_arm(drive(loop_schedule(), loop_targets, rampup_s=0.3))["eager"]
     assert {record.phase for record in records} == {"rampup", "measure"}
 
 
 def test_an_arm_that_refuses_is_not_hammered() -> None:
     nobody = {"eager": "localhost:1", "compiled": "localhost:1"}
-    records = drive(schedule_of_closed_loop(), nobody, duration_s=0.4)
+    records = drive(loop_schedule(), nobody, duration_s=0.4)
     assert {record.status for record in records} == {"UNAVAILABLE"}
     assert len(records) <= 2 * 3 * 6
 

@@ -290,7 +290,7 @@ def test_log_counts_and_quantiles_count_from_the_schedule(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["generator-3.json", "progress-3.json"]
 
 
-MS_GOODPUT = 1_000_000
+MS_NS = 1_000_000
 
 
 @dataclass
@@ -300,9 +300,9 @@ class Record:
     output_tokens: int = 4
     ok: bool = True
     arm: str | None = "eager"
-    scheduled_ns: int = 1_000 * MS_GOODPUT
-    end_ns: int = 2_000 * MS_GOODPUT
-    token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.array([100, 200, 300, 400]) * MS_GOODPUT)
+    scheduled_ns: int = 1_000 * MS_NS
+    end_ns: int = 2_000 * MS_NS
+    token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.array([100, 200, 300, 400]) * MS_NS)
 
 
 @pytest.mark.parametrize(
@@ -329,9 +329,7 @@ def test_a_request_is_good_within_every_limit(limits: dict[str, float], record: 
 def test_counts_of_several_processes_add_up() -> None:
     whole, parts = Goodput({"ttft": 200.0}), [Goodput({"ttft": 200.0}) for _ in range(2)]
     for second in range(10):
-        record = Record(
-            scheduled_ns=second * 1000 * MS_GOODPUT + 1, end_ns=second * 1000 * MS_GOODPUT + 500 * MS_GOODPUT
-        )
+        record = Record(scheduled_ns=second * 1000 * MS_NS + 1, end_ns=second * 1000 * MS_NS + 500 * MS_NS)
         whole.add(record)
         parts[second % 2].add(record)
     total = Goodput({"ttft": 200.0})

@@ -245,12 +245,12 @@ def test_until_a_browser_comes_only_the_server_is_imported() -> None:
     assert ended.stdout.splitlines() == ["[]", "[]"]
 
 
-TOKEN_ACCESS = "0123456789abcdef-Z"
+ACCESS_TOKEN = "0123456789abcdef-Z"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "bench-host"])
 def test_elsewhere_a_token_is_taken_or_made(host: str) -> None:
-    assert page_token(host, environment={TOKEN_VARIABLE: f" {TOKEN_ACCESS} "}) == (TOKEN_ACCESS, False)
+    assert page_token(host, environment={TOKEN_VARIABLE: f" {ACCESS_TOKEN} "}) == (ACCESS_TOKEN, False)
     made, is_new = page_token(host, environment={})
     assert is_new
     assert len(made) == 32
@@ -265,14 +265,14 @@ def test_a_token_that_protects_nothing_or_that_no_cookie_holds_is_refused(token:
 
 
 def test_the_token_comes_as_a_cookie_or_as_a_bearer() -> None:
-    access = Access(TOKEN_ACCESS, port=8080)
+    access = Access(ACCESS_TOKEN, port=8080)
     cookie = access.set_cookie()
     assert {"HttpOnly", "SameSite=Strict"} <= set(cookie.split("; "))
     assert access.allows(cookie=f"other=1; {cookie.partition(';')[0]}", authorization=None)
-    assert access.allows(cookie=None, authorization=f"Bearer {TOKEN_ACCESS}")
+    assert access.allows(cookie=None, authorization=f"Bearer {ACCESS_TOKEN}")
     assert not access.allows(cookie=None, authorization=None)
-    assert not access.allows(cookie=f"tailgate_page_8080={TOKEN_ACCESS}x", authorization=f"Basic {TOKEN_ACCESS}")
-    assert not access.allows(cookie=Access(TOKEN_ACCESS, port=8081).set_cookie(), authorization=None)
+    assert not access.allows(cookie=f"tailgate_page_8080={ACCESS_TOKEN}x", authorization=f"Basic {ACCESS_TOKEN}")
+    assert not access.allows(cookie=Access(ACCESS_TOKEN, port=8081).set_cookie(), authorization=None)
     assert not access.allows(cookie="tailgate_page_8080=é", authorization="Bearer ü")
     assert not Access("", port=1).is_token("")
 

@@ -311,7 +311,7 @@ def verdict(run: Rollout, question: Question = PROMOTION) -> str:
     return judged(run, question).verdict
 
 
-def going_of_observed(run: Rollout, *, decision: str | None = None, safe: bool = False) -> None:
+def going_run(run: Rollout, *, decision: str | None = None, safe: bool = False) -> None:
     """A minute of traffic and a look at it."""
     run.at_s += 60
     run.alive()
@@ -327,17 +327,17 @@ def test_before_there_is_a_run_nothing_is_known(tmp_path: Path) -> None:
 
 
 def test_a_step_takes_that_it_is_surely_not_much_slower_and_the_promotion_every_gate(run: Rollout) -> None:
-    going_of_observed(run)
+    going_run(run)
     assert (verdict(run, STEP), verdict(run)) == ("INCONCLUSIVE", "INCONCLUSIVE")
-    going_of_observed(run, safe=True)
+    going_run(run, safe=True)
     assert (verdict(run, STEP), verdict(run)) == ("PASS", "INCONCLUSIVE")
     assert judged(run).reasons[-1] == "It is open."
-    going_of_observed(run, decision="PASS")
+    going_run(run, decision="PASS")
     assert (verdict(run, STEP), verdict(run)) == ("PASS", "PASS")
 
 
 def test_a_gate_is_asked_alone(run: Rollout) -> None:
-    going_of_observed(run)
+    going_run(run)
     assert verdict(run, Question(gate="errors")) == "PASS"
     assert verdict(run, Question(gate="noninferiority p99_ttft")) == "INCONCLUSIVE"
     with pytest.raises(ConfigError, match="is not in the last look: give noninferiority p99_ttft, errors"):
@@ -345,7 +345,7 @@ def test_a_gate_is_asked_alone(run: Rollout) -> None:
 
 
 def test_pass_takes_requests_in_the_window(run: Rollout) -> None:
-    going_of_observed(run, decision="PASS")
+    going_run(run, decision="PASS")
     run.at_s += 59
     run.alive()
     assert verdict(run) == "PASS"
@@ -353,7 +353,7 @@ def test_pass_takes_requests_in_the_window(run: Rollout) -> None:
 
 
 def test_a_run_that_is_silent_or_has_ended_is_no_pass_any_more(run: Rollout) -> None:
-    going_of_observed(run, decision="PASS")
+    going_run(run, decision="PASS")
     run.at_s += 16
     assert judged(run).reasons == (f"run {run.folder.name} has said nothing for 16 s",)
     run.end()
@@ -386,13 +386,13 @@ def test_an_alarm_is_a_failure_without_a_look(run: Rollout) -> None:
 
 
 def test_a_death_is_a_failure_at_once(run: Rollout) -> None:
-    going_of_observed(run, decision="PASS")
+    going_run(run, decision="PASS")
     run.died()
     assert judged(run) == Judgement(verdict="FAIL", reasons=("new-0 died",))
 
 
 def test_a_burst_of_errors_is_a_failure_as_long_as_it_is_in_the_window(run: Rollout) -> None:
-    going_of_observed(run, decision="PASS")
+    going_run(run, decision="PASS")
     run.answer(12, status="UNAVAILABLE")
     assert judged(run).reasons == ("12 of 52 requests to new failed in the last 300 s",)
     run.at_s += 61
@@ -402,7 +402,7 @@ def test_a_burst_of_errors_is_a_failure_as_long_as_it_is_in_the_window(run: Roll
 
 
 def test_requests_that_their_client_cancelled_have_not_failed(run: Rollout) -> None:
-    going_of_observed(run, decision="PASS")
+    going_run(run, decision="PASS")
     run.answer(40, status="CANCELLED")
     assert verdict(run) == "PASS"
 

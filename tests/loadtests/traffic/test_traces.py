@@ -220,7 +220,7 @@ def talk(*texts: str, first: str = "human") -> dict[str, Any]:
     return {"id": "x", "conversations": [{"from": roles[i % 2], "value": text} for i, text in enumerate(texts)]}
 
 
-def written_of_conversations(folder: Path, content: object) -> Path:
+def written_file(folder: Path, content: object) -> Path:
     path = folder / "talks.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return path
@@ -235,7 +235,7 @@ def test_what_published_files_hold_besides_is_left_out_and_counted(tmp_path: Pat
         {"conversations": [{"from": "system", "value": "be brief"}, {"from": "user", "value": "hi"},
                            {"from": "assistant", "value": "hello"}]},
     ]  # fmt: skip
-    found = read_conversations(written_of_conversations(tmp_path, content))
+    found = read_conversations(written_file(tmp_path, content))
     assert (found.read, found.unusable) == (5, 3)
     assert found.kept[0].exchanges == (Exchange("then a question", "and its answer"),)
     assert (found.kept[1].system, found.kept[1].exchanges) == ("be brief", (Exchange("hi", "hello"),))
@@ -257,7 +257,7 @@ def test_what_published_files_hold_besides_is_left_out_and_counted(tmp_path: Pat
     ],
 )
 def test_bad_files_are_refused_in_one_line(tmp_path: Path, content: str, parts: list[str]) -> None:
-    path = written_of_conversations(tmp_path, content)
+    path = written_file(tmp_path, content)
     with pytest.raises(ConfigError) as refused:
         read_conversations(path)
     message = str(refused.value)
@@ -278,4 +278,4 @@ def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
 
 def test_a_number_that_python_does_not_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="conversation 1: expected whole numbers of 4,300 digits at most"):
-        read_conversations(written_of_conversations(tmp_path, '[{"conversations": [], "id": ' + "1" * 5000 + "}]"))
+        read_conversations(written_file(tmp_path, '[{"conversations": [], "id": ' + "1" * 5000 + "}]"))

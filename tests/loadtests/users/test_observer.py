@@ -194,34 +194,34 @@ def test_a_log_that_was_moved_aside_by_one_that_was_killed_is_read_first(tmp_pat
     assert [(line.log, line.text) for line in follower.lines()] == [(3, "one"), (4, "two")]
 
 
-S_UNDER_WAY = 1_000_000_000
+SECOND_NS = 1_000_000_000
 
 
 def test_what_is_settled_waits_for_the_oldest_request_that_is_under_way() -> None:
-    under_way = UnderWay(longest_ns=60 * S_UNDER_WAY)
-    assert under_way.settled_ns(100 * S_UNDER_WAY) == 98 * S_UNDER_WAY, "lines may be late"
-    under_way.begun(50 * S_UNDER_WAY, 1, "eager")
-    under_way.begun(70 * S_UNDER_WAY, 1, "eager")
-    assert under_way.settled_ns(100 * S_UNDER_WAY) == 50 * S_UNDER_WAY
-    under_way.ended(50 * S_UNDER_WAY, 1, "eager")
-    assert under_way.settled_ns(100 * S_UNDER_WAY) == 70 * S_UNDER_WAY
-    under_way.ended(70 * S_UNDER_WAY, 2, "eager")
+    under_way = UnderWay(longest_ns=60 * SECOND_NS)
+    assert under_way.settled_ns(100 * SECOND_NS) == 98 * SECOND_NS, "lines may be late"
+    under_way.begun(50 * SECOND_NS, 1, "eager")
+    under_way.begun(70 * SECOND_NS, 1, "eager")
+    assert under_way.settled_ns(100 * SECOND_NS) == 50 * SECOND_NS
+    under_way.ended(50 * SECOND_NS, 1, "eager")
+    assert under_way.settled_ns(100 * SECOND_NS) == 70 * SECOND_NS
+    under_way.ended(70 * SECOND_NS, 2, "eager")
     assert len(under_way) == 1, "of another connection"
-    under_way.ended(70 * S_UNDER_WAY, 1, "eager")
-    assert under_way.settled_ns(100 * S_UNDER_WAY) == 98 * S_UNDER_WAY
+    under_way.ended(70 * SECOND_NS, 1, "eager")
+    assert under_way.settled_ns(100 * SECOND_NS) == 98 * SECOND_NS
 
 
 def test_a_request_that_takes_too_long_is_not_waited_for() -> None:
-    under_way = UnderWay(longest_ns=60 * S_UNDER_WAY, known=[[30 * S_UNDER_WAY, 1, ""]])
-    assert under_way.settled_ns(80 * S_UNDER_WAY) == 30 * S_UNDER_WAY
-    assert under_way.settled_ns(95 * S_UNDER_WAY) == 93 * S_UNDER_WAY
+    under_way = UnderWay(longest_ns=60 * SECOND_NS, known=[[30 * SECOND_NS, 1, ""]])
+    assert under_way.settled_ns(80 * SECOND_NS) == 30 * SECOND_NS
+    assert under_way.settled_ns(95 * SECOND_NS) == 93 * SECOND_NS
 
 
 def test_two_of_the_same_instant_and_connection_both_count() -> None:
-    under_way = UnderWay(longest_ns=60 * S_UNDER_WAY)
+    under_way = UnderWay(longest_ns=60 * SECOND_NS)
     for _ in range(2):
-        under_way.begun(50 * S_UNDER_WAY, 1, "eager")
-    under_way.ended(50 * S_UNDER_WAY, 1, "eager")
-    assert under_way.starts() == [[50 * S_UNDER_WAY, 1, "eager"]]
+        under_way.begun(50 * SECOND_NS, 1, "eager")
+    under_way.ended(50 * SECOND_NS, 1, "eager")
+    assert under_way.starts() == [[50 * SECOND_NS, 1, "eager"]]
     assert under_way.lost() == 1
     assert len(under_way) == 0

@@ -37,9 +37,8 @@ from loadtests.workers.host_watch import HostWatch, write_samples
 from loadtests.workers.shipping import Inbox, Outbox, ShareParts, new_folder
 from servers.clock import ANCHOR_NS
 from servers.fields import ConfigError
-from tests.fakes.processes import PATIENCE_S, command_of, family, wait_for
+from tests.fakes.processes import PATIENCE_S, command_of, family, free_port, wait_for
 from tests.fakes.request_rows import record, row_of
-from tests.loadtests.test_chat import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "0123456789abcdef"
