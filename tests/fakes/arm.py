@@ -24,6 +24,8 @@ from typing import Any, BinaryIO
 import grpc
 from prometheus_client import start_http_server
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # a run starts this file by its path
+
 from servers.clock import now_ns
 from servers.config import ArmConfig
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
