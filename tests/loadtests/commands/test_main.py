@@ -29,9 +29,9 @@ ROOT = Path(__file__).resolve().parents[3]
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What the command says on stderr; it must be one line, with exit code 2 and nothing on stdout."""
-    code = main(arguments)
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Return what the command says on stderr: one line, with exit code 2 and nothing on stdout."""
+    code = main(list(map(str, arguments)))
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
     assert err.startswith("tailgate: ")
