@@ -401,6 +401,7 @@ def test_what_cannot_be_inspected_is_one_line(
         assert word in line
 
 
+@pytest.mark.process
 def test_a_shape_that_cannot_be_is_named_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError):
         arm_of("--arm", "eager", "--slots", "0")
