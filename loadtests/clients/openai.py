@@ -188,8 +188,13 @@ class OpenAiClient:
             broken = problem  # a server that refuses a request early has said why
         silent = True
         while not call.status:
+            if answer.ended_ns:
+                sock.settimeout(_DRAIN_S)  # an answer is whole with its finish_reason: do not wait for [DONE]
             try:
                 data = sock.recv(_READ_BYTES)
+            except TimeoutError:
+                answer.break_off("", now_ns())
+                return False
             except OSError as problem:
                 data, broken = b"", broken or problem
             at_ns = now_ns()

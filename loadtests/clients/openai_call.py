@@ -11,7 +11,16 @@ import gevent
 from geventhttpclient.response import HTTPParseError, HTTPResponse
 
 from loadtests.clients.call import Call
-from loadtests.external.openai_wire import DONE, LARGEST_ERROR, EventStream, error_of_body, read_event, shortened
+from loadtests.external.openai_wire import (
+    DONE,
+    LARGEST_ERROR,
+    EventStream,
+    encoding_problem,
+    error_of_body,
+    is_event_stream,
+    read_event,
+    shortened,
+)
 from servers.metadata import trailing_key
 
 _LARGEST_HEADERS: Final = 256 * 1024
@@ -75,7 +84,7 @@ class _Response(HTTPResponse):
 class Answer:
     """What the bytes of one answer mean for its call. Every method may end the call."""
 
-    __slots__ = ("body", "call", "counts", "ended", "events", "head", "is_stream", "response")
+    __slots__ = ("body", "call", "counts", "ended_ns", "events", "head", "is_stream", "response")
 
     def __init__(self, call: OpenAiCall, token: str) -> None:
         self.call = call
@@ -83,7 +92,7 @@ class Answer:
         self.response = _Response()
         self.events = EventStream()
         self.is_stream: bool | None = None  # None: headers have not come
-        self.ended = False  # a finish_reason came
+        self.ended_ns = 0  # when the finish_reason came; 0: not yet
         self.counts = True  # every event with text so far had a count of tokens
         self.body = b""
         self.head = 0  # bytes before the end of the headers
@@ -104,14 +113,17 @@ class Answer:
                 self.end("UNAVAILABLE", "the server closed the connection without an answer", at_ns)
             return
         if self.is_stream is None:
-            self.is_stream = response.get_code() == 200 and "text/event-stream" in response.header("content-type")
+            self.is_stream = response.get_code() == 200 and is_event_stream(response.header("content-type"))
+            if self.is_stream and (encoded := encoding_problem(response.header("content-encoding"))):
+                self.end("INTERNAL", encoded, at_ns)
+                return
         pieces, response.pieces = response.pieces, []
         if self.is_stream:
             for piece in pieces:
                 try:
                     events = self.events.feed(piece)
-                except ValueError as problem:
-                    self.end("INTERNAL", str(problem), at_ns)
+                except ValueError as error:
+                    self.end("INTERNAL", str(error), at_ns)
                     break
                 for event in events:
                     self.event(event, at_ns)
@@ -120,14 +132,21 @@ class Answer:
         if response.message_complete or len(self.body) >= LARGEST_ERROR:
             self.complete(at_ns)
         elif not data:
-            self.end("UNAVAILABLE", "the server closed the connection inside its answer", at_ns)
+            self.break_off("the server closed the connection inside its answer", at_ns)
+
+    def break_off(self, error: str, at_ns: int) -> None:
+        """No more will come: the answer is whole if its finish_reason came, and ended then."""
+        if self.ended_ns:
+            self.end("OK", "", self.ended_ns)
+        else:
+            self.end("UNAVAILABLE", error, at_ns)
 
     def event(self, data: bytes, at_ns: int) -> None:
         call = self.call
         if call.status:
             return
         if data == DONE or data.strip() == DONE:
-            self.end("OK", "", at_ns)
+            self.finish(at_ns)
             return
         try:
             chunk = read_event(data)
@@ -138,13 +157,20 @@ class Answer:
         if chunk.failed is not None:
             self.end(*chunk.failed, at_ns)
             return
-        self.ended = self.ended or chunk.ended
+        if chunk.ended and not self.ended_ns:
+            self.ended_ns = at_ns
         total = chunk.completion_tokens
         if chunk.text:
             call.chunks += 1
-            # A count in each event says how many tokens this chunk brought; one at the end alone does not.
-            self.counts = self.counts and total is not None and (call.chunks > 1 or not chunk.ended)
+            # A count in each event says how many tokens this chunk brought. One at the end alone does not, nor does one
+            # below the number of chunks.
+            self.counts = (
+                self.counts and total is not None and total >= call.chunks and (call.chunks > 1 or not chunk.ended)
+            )
             call.add_tokens(total - len(call.token_ns) if total is not None and self.counts else 1, at_ns)
+        elif total is not None and self.counts and total > len(call.token_ns) and (call.chunks or chunk.goes_on):
+            # The model made tokens whose text the server holds back.
+            call.add_tokens(total - len(call.token_ns), at_ns)
         if total is not None:
             call.counted_tokens = total
         if chunk.prompt_tokens is not None:
@@ -157,10 +183,17 @@ class Answer:
         code = self.response.get_code()
         if not self.is_stream:
             self.end(*error_of_body(code, self.body, self.response.header("location")), at_ns)
-        elif self.ended or self.events.close() == DONE:
-            self.end("OK", "", at_ns)
+        elif self.ended_ns or self.events.close() == DONE:
+            self.finish(at_ns)
         else:
             self.end("UNAVAILABLE", "the stream ended without a finish_reason and without [DONE]", at_ns)
+
+    def finish(self, at_ns: int) -> None:
+        """The stream came to its end."""
+        if self.ended_ns or self.call.chunks or self.call.token_ns:
+            self.end("OK", "", at_ns)
+        else:
+            self.end("INTERNAL", "the stream held neither text nor a finish_reason", at_ns)
 
     def end(self, status: str, error: str, at_ns: int) -> None:
         self.call.finish(status, error, at_ns)

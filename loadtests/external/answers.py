@@ -94,7 +94,9 @@ def _ask_openai(
     connection = connect(config, where, _left_s(deadline))
     try:
         reply = post(connection, openai_wire.request_path(options, where.path), body, token)
-        if reply.status == 200 and "text/event-stream" in (reply.getheader("content-type") or ""):
+        if reply.status == 200 and openai_wire.is_event_stream(reply.getheader("content-type") or ""):
+            if encoded := openai_wire.encoding_problem(reply.getheader("content-encoding") or ""):
+                return Answer(error=encoded)
             return _read(_until(events(reply), deadline))
         said = reply.read(openai_wire.LARGEST_ERROR)
         problem = openai_wire.error_of_body(reply.status, said, reply.getheader("location") or "")[1]

@@ -22,6 +22,11 @@ LARGEST_ERROR: Final = 64 * 1024  # bytes of a body that is no event stream
 _LARGEST_COUNT: Final = 2**31 - 1
 _MOST_TEXT: Final = 500  # characters of a server's message that go into a record
 
+# How a server says that an answer is whole: OpenAI's, TGI's and Anthropic-like names. Others say that it broke off.
+_WHOLE: Final = frozenset(
+    {"stop", "length", "tool_calls", "function_call", "eos", "eos_token", "stop_sequence", "end_turn", "max_tokens"}
+)
+
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _PATHS: Final = {"completions": "/completions", "chat": "/chat/completions"}
 
@@ -83,18 +88,36 @@ def request_body(
     return json.dumps(body, separators=(",", ":")).encode()
 
 
+def is_event_stream(content_type: str) -> bool:
+    """Whether a Content-Type names server-sent events. Media types have no case."""
+    return content_type.partition(";")[0].strip().lower() == "text/event-stream"
+
+
+def encoding_problem(content_encoding: str) -> str:
+    """Why a stream with this Content-Encoding cannot be read, or "" where it can."""
+    encoding = content_encoding.strip().lower()
+    if encoding in ("", "identity"):
+        return ""
+    return (
+        f"the event stream has content-encoding {shortened(encoding)}, though identity was asked for: turn compression "
+        "off for text/event-stream"
+    )
+
+
 class EventStream:
     """The data of server-sent events, whatever pieces the bytes come in.
 
-    Lines end with LF, CR LF or CR; an event ends with an empty line. Comments and other fields are passed over. A LF
-    that follows a CR over a piece's end belongs to it, so no event waits for a byte that may never come.
+    Lines end with LF, CR LF or CR; an event ends with an empty line. Comments, events without data and fields other
+    than `data` and `event` are skipped. The data of an event named "error" is returned as an object with the key
+    `error`. A LF that follows a CR across two pieces belongs to it, so no event waits for a byte that may never come.
     """
 
-    __slots__ = ("_data", "_line", "_skip_lf", "_started")
+    __slots__ = ("_data", "_is_error", "_line", "_skip_lf", "_started")
 
     def __init__(self) -> None:
         self._line = b""  # begun and not ended
         self._data: list[bytes] = []
+        self._is_error = False  # the event's name is "error"
         self._skip_lf = False
         self._started = False
 
@@ -125,9 +148,14 @@ class EventStream:
                     data.append(line[6:] if line[5:6] == b" " else line[5:])
                 elif line == b"data":
                     data.append(b"")
+                elif line.startswith(b"event:"):
+                    self._is_error = line[6:].strip() == b"error"
             elif data:
-                events.append(data[0] if len(data) == 1 else b"\n".join(data))
+                event = data[0] if len(data) == 1 else b"\n".join(data)
                 data.clear()
+                if event.strip():
+                    events.append(_as_error(event) if self._is_error else event)
+                self._is_error = False
         self._line = rest
         if len(rest) + sum(map(len, data)) > LARGEST_EVENT:
             raise ValueError(f"an event has more than {LARGEST_EVENT} bytes")
@@ -139,17 +167,29 @@ class EventStream:
         return DONE if tail and tail[-1].strip() == DONE else None
 
 
+def _as_error(data: bytes) -> bytes:
+    """The data of an event named "error" as a JSON object with the key `error`."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        content = data.decode("utf-8", "replace")
+    if isinstance(content, dict) and content.get("error") is not None:
+        return data
+    return json.dumps({"error": content if content else "the server sent an error event"}).encode()
+
+
 class Chunk(NamedTuple):
     """What one event says. `text`: it carries some of the answer. Counts are the server's own, None where not given."""
 
     text: bool
     ended: bool = False  # it gives a finish_reason
+    goes_on: bool = False  # it belongs to an answer that has not ended
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
     failed: tuple[str, str] | None = None  # (status, message)
 
 
-_TEXT: Final = Chunk(text=True)
+_TEXT: Final = Chunk(text=True, goes_on=True)
 _NOTHING: Final = Chunk(text=False)
 
 
@@ -165,7 +205,11 @@ def read_event(data: bytes) -> Chunk:
     text = ended = False
     if choices:
         choice = choices[0]
-        ended = choice.get("finish_reason") is not None
+        reason = choice.get("finish_reason")
+        ended = reason is not None and reason != ""
+        if ended and reason not in _WHOLE:
+            why = shortened(json.dumps(reason, ensure_ascii=False))
+            return Chunk(text=False, failed=("ABORTED", f"the server broke the answer off: finish_reason {why}"))
         delta = choice.get("delta")
         if delta is None:
             text = bool(choice.get("text"))
@@ -187,6 +231,7 @@ def read_event(data: bytes) -> Chunk:
     return Chunk(
         text=text,
         ended=ended,
+        goes_on=bool(choices) and not ended,
         completion_tokens=tokens,
         prompt_tokens=_count(usage, "prompt_tokens"),
     )
@@ -269,7 +314,7 @@ def error_in(body: Any) -> tuple[str, str] | None:
     if not isinstance(body, dict):
         return None
     error = body.get("error")
-    if error is None and body.get("object") == "error":
+    if error is None and (body.get("object") == "error" or ("message" in body and body.keys() & {"code", "type"})):
         error = body
     if error is None and "detail" in body:  # FastAPI's
         error = {"message": body["detail"]}

@@ -138,11 +138,13 @@ def _probe_openai(config: ExternalConfig, address: Address, timeout_s: float) ->
     try:
         began = time.monotonic()
         answer = post(connection, openai_wire.request_path(options, address.path), body, token)
-        if answer.status != 200 or "text/event-stream" not in (answer.getheader("content-type") or ""):
+        if answer.status != 200 or not openai_wire.is_event_stream(answer.getheader("content-type") or ""):
             status, error = openai_wire.error_of_body(
                 answer.status, answer.read(openai_wire.LARGEST_ERROR), answer.getheader("location") or ""
             )
             raise _failure(status, without_token(error, token), _HTTP_REMEDIES.get(answer.status))
+        if encoded := openai_wire.encoding_problem(answer.getheader("content-encoding") or ""):
+            raise UnusableError(encoded)
         return replace(_read_openai(answer, began, token), context=context)
     finally:
         connection.close()
