@@ -115,8 +115,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} is {value!r}: give a table")
         inner = typing.get_args(hint)[1]
-        holds_tables = inner is Any or dataclasses.is_dataclass(inner)
-        items = value.items() if holds_tables else _by_dotted_name(value)
+        if inner is Any:
+            return dict(value)
+        items = value.items() if dataclasses.is_dataclass(inner) else _by_dotted_name(value)
         return {str(key): _value(inner, item, f"{where}.{key}") for key, item in items}
     if origin is tuple:
         if not isinstance(value, (list, tuple)):

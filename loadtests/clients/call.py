@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gevent import get_hub
 from gevent.event import Event
 
-from loadtests.external.client_security import without_token
+from loadtests.external.client_security import without_secrets
 from servers.clock import now_ns
 from servers.complaint import one_line
 
@@ -32,7 +32,7 @@ class Call:
         "error",
         "first_token_ns",
         "initial_metadata",
-        "secret",
+        "secrets",
         "sent_ns",
         "start_ns",
         "status",
@@ -49,7 +49,8 @@ class Call:
         self.end_ns = 0
         self.token_ns = array("q")
         self.status = ""
-        self.error = self.secret = ""
+        self.error = ""
+        self.secrets: Sequence[str] = ()  # that no error may hold
         self.initial_metadata: Mapping[str, str] = {}
         self.trailing_metadata: dict[str, str] = {}
         self.tag = tag
@@ -90,7 +91,7 @@ class Call:
         if self.status:
             return
         # What a server says of its error may have any length, hold any character, and repeat the token.
-        error = one_line(without_token(error, self.secret)) if error else ""
+        error = one_line(without_secrets(error, self.secrets)) if error else ""
         self.status, self.error, self.end_ns = status, error, at_ns
         if self._timer is not None:
             self._timer.close()

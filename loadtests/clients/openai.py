@@ -19,7 +19,7 @@ from geventhttpclient.response import HTTPParseError
 
 from loadtests.clients.openai_call import Answer, OpenAiCall
 from loadtests.clients.tls import TlsSocket, secure
-from loadtests.external.addresses import ExternalConfig, OpenAiOptions, parse_address
+from loadtests.external.addresses import ExternalConfig, OpenAiOptions, header_values, parse_address, secrets_of
 from loadtests.external.client_security import bearer_token, client_context, server_name
 from loadtests.external.openai_wire import request_path
 from servers.clock import now_ns
@@ -55,17 +55,19 @@ class OpenAiClient:
         self._connect_timeout_s = connect_timeout_s
         self._retry_ns = int(retry_s * 1e9)
         self._most_idle = most_idle
-        self._token = bearer_token(config.security)
+        self._secrets = secrets_of(config)
+        token = bearer_token(config.security)
         lines = [
-            f"POST {request_path(config.options, self.address.path)} HTTP/1.1",
+            f"POST {request_path(config.options, self.address)} HTTP/1.1",
             f"Host: {self.address.host_header}",
             "User-Agent: tailgate",
             "Accept: text/event-stream",
             "Accept-Encoding: identity",
             "Content-Type: application/json",
         ]
-        if self._token:
-            lines.append(f"Authorization: Bearer {self._token}")
+        if token:
+            lines.append(f"Authorization: Bearer {token}")
+        lines += [f"{name}: {value}" for name, value in header_values(config.options).items()]
         self._head = "\r\n".join(lines).encode("ascii") + b"\r\n"
         self._tls: ssl.SSLContext | None = None
         if self.address.tls:
@@ -165,9 +167,17 @@ class OpenAiClient:
         return f"cannot connect to {self.target}: {problem}"
 
     def _connect(self) -> Any:
-        sock = gevent.socket.create_connection((self.address.host, self.address.port), timeout=self._connect_timeout_s)
+        if self.address.socket:
+            sock = gevent.socket.socket(gevent.socket.AF_UNIX)
+        else:
+            where = (self.address.host, self.address.port)
+            sock = gevent.socket.create_connection(where, timeout=self._connect_timeout_s)
         try:
-            sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
+            if self.address.socket:
+                sock.settimeout(self._connect_timeout_s)
+                sock.connect(self.address.socket)
+            else:
+                sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 sock = TlsSocket(sock, secure(sock, self._tls, self._tls_name, http2=False))
             sock.settimeout(None)  # deadlines are the calls'
@@ -179,7 +189,7 @@ class OpenAiClient:
 
     def _exchange(self, call: OpenAiCall, sock: Any, reused: bool) -> bool:
         """The call has ended. Returns whether the connection can serve another."""
-        answer = Answer(call, self._token)
+        answer = Answer(call, self._secrets)
         call.sent_ns = now_ns()
         broken: OSError | None = None
         try:

@@ -5,6 +5,7 @@ HTTP/1.1 itself is parsed by geventhttpclient (llhttp).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import gevent
@@ -86,9 +87,9 @@ class Answer:
 
     __slots__ = ("body", "call", "counts", "ended_ns", "events", "head", "is_stream", "response")
 
-    def __init__(self, call: OpenAiCall, token: str) -> None:
+    def __init__(self, call: OpenAiCall, secrets: Sequence[str] = ()) -> None:
         self.call = call
-        call.secret = token
+        call.secrets = secrets
         self.response = _Response()
         self.events = EventStream()
         self.is_stream: bool | None = None  # None: headers have not come

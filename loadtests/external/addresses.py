@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,72 +15,95 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from loadtests.external.client_security import OPEN, SecurityConfig
+from loadtests.external.client_security import OPEN, SecurityConfig, bearer_token
 from loadtests.external.telemetry import SILENT, TelemetryConfig, telemetry_from_table, telemetry_table
 from servers.address import host_port, joined
 from servers.fields import ConfigError, build
 from servers.ladders import check_rising
+from servers.security import check_variable
 
 Kind = Literal["openai", "oip"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Scalar = bool | int | float | str
 
 # Body fields that make servers answer with exactly as many tokens as the request says.
 LengthField = Literal["ignore_eos", "min_tokens"]
 _SCHEMES: dict[str, dict[str, bool]] = {
-    "openai": {"http": False, "https": True},
+    "openai": {"http": False, "https": True, "unix": False},
     "oip": {"http": False, "grpc": False, "https": True, "grpcs": True},
 }
+# Keys of a query whose values are secrets, and headers that tailgate writes itself.
+_SECRET_KEYS = ("key", "api-key", "api_key", "apikey", "token", "access_token", "sig", "secret", "password")
+_OWN_HEADERS = ("host", "content-length", "content-type", "accept", "accept-encoding", "transfer-encoding")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a server listens. `path` has no slash at its end and is empty for gRPC."""
+    """Where a server listens. `path` has no slash at its end and is empty for gRPC; `query` comes after each path.
+    `socket` is the file of a Unix socket; `host` is then localhost and `port` 0. `host` may have an IPv6 zone."""
 
     host: str
     port: int
     tls: bool = False
     path: str = ""
+    query: str = ""
+    socket: str = ""
 
     @property
     def target(self) -> str:
-        """host:port, as a gRPC target writes it."""
-        return joined(self.host, self.port)
+        """host:port, as a gRPC target writes it, or the socket's file."""
+        return self.socket or joined(self.host, self.port)
 
     @property
     def host_header(self) -> str:
-        """As a Host header says it: without the scheme's own port, which some gateways do not know."""
-        return self.target.removesuffix(":443" if self.tls else ":80")
+        """As a Host header says it: without a zone, and without the scheme's own port, which some gateways do not
+        know."""
+        if self.socket:
+            return self.host
+        return joined(self.host.partition("%")[0], self.port).removesuffix(":443" if self.tls else ":80")
 
 
 def parse_address(text: str, kind: Kind) -> Address:
-    """The parts of `http://host:port/v1` or `grpc://host:port`; ConfigError when the protocol has no such address."""
+    """The parts of `http://host:port/v1?query`, `unix:///file.sock:/v1` or `grpc://host:port`. A Unix socket without a
+    path has /v1. Raises ConfigError when the protocol has no such address."""
     schemes = _SCHEMES[kind]
     example = "http://host:8000/v1" if kind == "openai" else "grpc://host:8001"
     scheme, separator, rest = text.strip().partition("://")
     if not separator:
         if kind == "openai":
-            raise ConfigError(f'address "{text}" has no scheme: write http:// or https://, such as {example}')
+            raise ConfigError(f'address "{text}" has no scheme: write http://, https:// or unix://, such as {example}')
         scheme, rest = "grpc", text.strip()
     if scheme.lower() not in schemes:
         raise ConfigError(f'address "{text}" has the scheme "{scheme}": use {" or ".join(schemes)}, such as {example}')
     tls = schemes[scheme.lower()]
+    rest, _, query = rest.partition("?")
+    if set(rest + query) & set("# ") or not (rest + query).isprintable() or not (rest + query).isascii():
+        raise ConfigError(f'address "{text}" has a fragment, a space or other odd characters: such as {example}')
+    if secret := next((key for key in re.findall(r"(?:^|&)([^=&]+)", query) if key.lower() in _SECRET_KEYS), ""):
+        raise ConfigError(
+            f"an address carries {secret} in its query, and addresses are recorded: give it by openai.headers, or by "
+            "token_env"
+        )
+    if kind == "oip" and query:
+        raise ConfigError(f'address "{text}" has a query, and gRPC has none: such as {example}')
+    if scheme.lower() == "unix":
+        file, _, path = rest.partition(":")
+        if not file.startswith("/"):
+            raise ConfigError(f'address "{text}" names no file of a socket: such as unix:///run/server.sock')
+        return Address(host="localhost", port=0, path=(path or "/v1").rstrip("/"), query=query, socket=file)
     authority, slash, path = rest.partition("/")
     _refuse_password(authority)
-    if set(path) & set("?# ") or not path.isprintable() or not path.isascii():
-        raise ConfigError(f'address "{text}" has a query, a fragment or odd characters: such as {example}')
     if kind == "oip" and path:
         raise ConfigError(f'address "{text}" has the path "/{path}", and gRPC has none: such as {example}')
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?", authority)
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+(?:%25[A-Za-z0-9._~-]+)?\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?", authority)
     if match is None:
         raise ConfigError(f'address "{text}" names no host: such as {example}')
-    host, number = match[1].strip("[]"), match[2]
+    host, number = match[1].strip("[]").replace("%25", "%"), match[2]
     if number is None and kind == "oip":
         raise ConfigError(f'address "{text}" names no port: such as {example}')
     port = int(number) if number is not None else 443 if tls else 80
     if not 0 < port < 65_536:
         raise ConfigError(f'address "{text}" has the port {port}: give one from 1 to 65535')
-    return Address(host=host, port=port, tls=tls, path=f"/{path}".rstrip("/") if slash else "")
+    return Address(host=host, port=port, tls=tls, path=f"/{path}".rstrip("/") if slash else "", query=query)
 
 
 def parse_target(text: str) -> Address:
@@ -111,7 +136,8 @@ class OpenAiOptions:
     sends words; with `tokenizer` (the model's folder or hub id) exactly as many tokens as planned, the chat template
     included, without it about as many. `length_fields` are the body fields by which the server does not end an answer
     early: ignore_eos, min_tokens, or none. `usage` asks for a token count at the end of each stream, with
-    each chunk (vLLM can), or not at all. `extra` is added to every request's body as it is.
+    each chunk (vLLM can), or not at all. `extra` is added to every request's body as it is, tables and lists included.
+    `headers` go with every request; a value that begins with $ is the name of an environment variable.
     """
 
     endpoint: Literal["completions", "chat"] = "completions"
@@ -120,9 +146,20 @@ class OpenAiOptions:
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     length_fields: tuple[LengthField, ...] = ()
     usage: Literal["end", "each", "off"] = "end"
-    extra: Mapping[str, Scalar] = field(default_factory=dict, hash=False)
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    headers: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        check_extra("openai.extra", self.extra)
+        for name, value in self.headers.items():
+            if name.lower() == "authorization":
+                raise ConfigError("openai.headers.authorization is a secret: give the token by token_env")
+            if name.lower() in _OWN_HEADERS:
+                raise ConfigError(f"openai.headers.{name} is what tailgate itself must set: remove it")
+            if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or not _is_header_value(value):
+                raise ConfigError(f'openai.headers."{name}" is no header: give a name and a value of printable ASCII')
+            if value.startswith("$"):
+                check_variable(value[1:], key=f"openai.headers.{name}")
         if self.endpoint == "chat" and self.prompt == "token_ids":
             raise ConfigError(
                 'openai.prompt is "token_ids" but chat messages are text: use endpoint = "completions", or '
@@ -155,9 +192,10 @@ class OipOptions:
     output_tensor: str = "text_output"
     batched: bool = False
     length_fields: tuple[LengthField, ...] = ()
-    extra: Mapping[str, Scalar] = field(default_factory=dict, hash=False)
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        check_extra("oip.extra", self.extra)
         for key in ("prompt_tensor", "output_tensor"):
             if not getattr(self, key):
                 raise ConfigError(f"oip.{key} is empty: name the model's tensor")
@@ -228,6 +266,7 @@ class ExternalConfig:
         """The files, programs and the variable that the arm names are there and of use. Otherwise ConfigError."""
         try:
             self.security.check()
+            secrets_of(self)
             self.telemetry.check()
         except ConfigError as error:
             raise ConfigError(f'arm "{arm}": {str(error).removeprefix("security.")}') from None
@@ -236,6 +275,44 @@ class ExternalConfig:
             raise ConfigError(
                 f'arm "{arm}": {self.kind}.tokenizer "{path}" is no folder: give the model\'s folder or hub id'
             )
+
+
+def check_extra(key: str, extra: Mapping[str, Any]) -> None:
+    """The table can be sent as JSON. Raises ConfigError."""
+    try:
+        json.dumps(extra, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{key} cannot be sent as JSON ({error}): give text, numbers, true, lists or tables"
+        ) from None
+
+
+def _is_header_value(value: str) -> bool:
+    return value.isascii() and value.isprintable() and value == value.strip()
+
+
+def header_values(options: OpenAiOptions) -> dict[str, str]:
+    """The headers of `options` with the values of their environment variables. Raises ConfigError, which never holds a
+    value."""
+    values = {}
+    for name, value in options.headers.items():
+        key = f"openai.headers.{name}"
+        found = os.environ.get(value[1:], "") if value.startswith("$") else value
+        if not found:
+            raise ConfigError(f"{key} names the environment variable {value[1:]}, which is not set: export it")
+        if not _is_header_value(found):
+            raise ConfigError(f"{key} names the environment variable {value[1:]}, whose value is not printable ASCII")
+        values[name] = found
+    return values
+
+
+def secrets_of(config: ExternalConfig) -> tuple[str, ...]:
+    """The token and the header values of environment variables, which no record and no message may hold."""
+    token = bearer_token(config.security)
+    options = config.options
+    headers = header_values(options) if isinstance(options, OpenAiOptions) else {}
+    named = (headers[name] for name, value in getattr(options, "headers", {}).items() if value.startswith("$"))
+    return tuple(secret for secret in (token, *named) if secret)
 
 
 def sampling_fields(

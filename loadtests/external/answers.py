@@ -16,8 +16,8 @@ from typing import Any, Final
 import grpc
 
 from loadtests.external import oip_wire, openai_wire
-from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions, parse_address
-from loadtests.external.client_security import bearer_token, explain, server_name, without_token
+from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions, parse_address, secrets_of
+from loadtests.external.client_security import bearer_token, explain, server_name, without_secrets
 from loadtests.external.grpc_channel import open_channel
 from loadtests.external.openai_http import connect, events, post
 from loadtests.external.openai_wire import shortened
@@ -58,26 +58,24 @@ def ask(config: ExternalConfig, address: str, asking: Asking, *, timeout_s: floa
     asked = _ask_openai if config.kind == "openai" else _ask_oip
     host = parse_address(address, config.kind).host
     try:
-        token = bearer_token(config.security)
+        secrets = secrets_of(config)
     except ConfigError as error:
         return Answer(error=str(error))
     try:
-        answer = asked(config, address, asking, token, deadline, alternatives)
+        answer = asked(config, address, asking, deadline, alternatives)
     except ssl.SSLError as error:
         answer = Answer(error=explain(error, server_name(config.security, host)))
     except TimeoutError:
         answer = Answer(error=f"no answer within {timeout_s:g} s")
     except Exception as error:  # whatever a server does costs its own answer alone
         answer = Answer(error=f"{type(error).__name__}: {error}")
-    answer.error = shortened(without_token(answer.error, token))
-    answer.refused = shortened(without_token(answer.refused, token))
-    answer.text = without_token(answer.text, token)
+    answer.error = shortened(without_secrets(answer.error, secrets))
+    answer.refused = shortened(without_secrets(answer.refused, secrets))
+    answer.text = without_secrets(answer.text, secrets)
     return answer
 
 
-def _ask_openai(
-    config: ExternalConfig, address: str, asking: Asking, token: str, deadline: float, alternatives: int
-) -> Answer:
+def _ask_openai(config: ExternalConfig, address: str, asking: Asking, deadline: float, alternatives: int) -> Answer:
     options = config.options
     assert isinstance(options, OpenAiOptions)
     where = parse_address(address, config.kind)
@@ -93,7 +91,7 @@ def _ask_openai(
     )
     connection = connect(config, where, _left_s(deadline))
     try:
-        reply = post(connection, openai_wire.request_path(options, where.path), body, token)
+        reply = post(connection, config, where, body)
         if reply.status == 200 and openai_wire.is_event_stream(reply.getheader("content-type") or ""):
             if encoded := openai_wire.encoding_problem(reply.getheader("content-encoding") or ""):
                 return Answer(error=encoded)
@@ -106,7 +104,7 @@ def _ask_openai(
         return Answer(error=f"{type(error).__name__}: {error}")
     finally:
         connection.close()
-    again = _ask_openai(config, address, asking, token, deadline, 0)
+    again = _ask_openai(config, address, asking, deadline, 0)
     # What is refused all the same was not refused for the log-probabilities.
     again.refused = "" if again.error else problem
     return again
@@ -134,9 +132,7 @@ def _read(stream: Iterator[bytes]) -> Answer:
     return answer
 
 
-def _ask_oip(
-    config: ExternalConfig, address: str, asking: Asking, token: str, deadline: float, alternatives: int
-) -> Answer:
+def _ask_oip(config: ExternalConfig, address: str, asking: Asking, deadline: float, alternatives: int) -> Answer:
     """The protocol knows no log-probabilities, so that `alternatives` says nothing here."""
     options = config.options
     assert isinstance(options, OipOptions)
@@ -152,6 +148,7 @@ def _ask_oip(
         request_id=f"parity-{asking.seed}",
         greedy=True,
     )
+    token = bearer_token(config.security)
     metadata = [("authorization", f"Bearer {token}")] if token else []
     path, left_s = oip_wire.method_path(options), _left_s(deadline)
     where = parse_address(address, config.kind)

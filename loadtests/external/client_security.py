@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -73,9 +74,11 @@ def bearer_token(security: SecurityConfig) -> str:
     return ""
 
 
-def without_token(text: str, token: str) -> str:
-    """`text` without the token, which some servers repeat in error messages."""
-    return text.replace(token, "***") if token else text
+def without_secrets(text: str, secrets: Sequence[str]) -> str:
+    """`text` without any of the secrets, which some servers repeat in error messages."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
 
 
 def client_context(security: SecurityConfig, *, protocols: tuple[str, ...] = ("h2",)) -> ssl.SSLContext:

@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import http.client
+import socket
 from collections.abc import Iterator
 
-from loadtests.external.addresses import Address, ExternalConfig
-from loadtests.external.client_security import client_context, server_name
-from loadtests.external.openai_wire import EventStream
+from loadtests.external.addresses import Address, ExternalConfig, OpenAiOptions, header_values
+from loadtests.external.client_security import bearer_token, client_context, server_name
+from loadtests.external.openai_wire import EventStream, request_path
 
 
-def headers_with(token: str) -> dict[str, str]:
-    """What every request says of itself; the bearer token where there is one."""
-    headers = {"User-Agent": "tailgate", "Accept-Encoding": "identity"}
+def headers_of(config: ExternalConfig) -> dict[str, str]:
+    """The headers of every request to the arm: its own, and the bearer token where there is one."""
+    assert isinstance(config.options, OpenAiOptions)
+    headers = {"User-Agent": "tailgate", "Accept-Encoding": "identity", **header_values(config.options)}
+    token = bearer_token(config.security)
     return {**headers, "Authorization": f"Bearer {token}"} if token else headers
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, file: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._file = file
+
+    def connect(self) -> None:
+        """Connect to the socket's file."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._file)
 
 
 def connect(config: ExternalConfig, address: Address, timeout_s: float) -> http.client.HTTPConnection:
     """A connection to the address, which may be dialled with the first request; `timeout_s` is for each wait."""
+    if address.socket:
+        return _UnixConnection(address.socket, timeout_s)
     if not address.tls:
         return http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
     name = server_name(config.security, address.host)
@@ -31,10 +50,13 @@ def connect(config: ExternalConfig, address: Address, timeout_s: float) -> http.
     return connection
 
 
-def post(connection: http.client.HTTPConnection, path: str, body: bytes, token: str) -> http.client.HTTPResponse:
+def post(
+    connection: http.client.HTTPConnection, config: ExternalConfig, address: Address, body: bytes
+) -> http.client.HTTPResponse:
     """The answer's head to a request for a stream; its body is not read yet."""
-    content = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-    connection.request("POST", path, body, {**headers_with(token), **content})
+    assert isinstance(config.options, OpenAiOptions)
+    content = {"Content-Type": "application/json", "Accept": "text/event-stream", "Host": address.host_header}
+    connection.request("POST", request_path(config.options, address), body, {**headers_of(config), **content})
     return connection.getresponse()
 
 

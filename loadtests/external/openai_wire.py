@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from loadtests.external.addresses import OpenAiOptions, sampling_fields
+from loadtests.external.addresses import Address, OpenAiOptions, sampling_fields
 from loadtests.traffic.prompts import Message
 
 DONE: Final = b"[DONE]"
@@ -46,9 +46,14 @@ _HTTP_STATUS: Final = {
 }
 
 
-def request_path(options: OpenAiOptions, base: str) -> str:
-    """The path of the endpoint below the address's own, such as /v1/completions."""
-    return base + _PATHS[options.endpoint]
+def request_path(options: OpenAiOptions, address: Address) -> str:
+    """The path of the endpoint below the address's own with its query, such as /v1/completions?api-version=1."""
+    return with_query(address, address.path + _PATHS[options.endpoint])
+
+
+def with_query(address: Address, path: str) -> str:
+    """The path with the address's query."""
+    return f"{path}?{address.query}" if address.query else path
 
 
 def request_body(

@@ -19,10 +19,17 @@ from typing import Any
 import grpc
 
 from loadtests.external import oip_wire, openai_wire
-from loadtests.external.addresses import Address, ExternalConfig, OipOptions, OpenAiOptions, parse_address
-from loadtests.external.client_security import bearer_token, explain, server_name, without_token
+from loadtests.external.addresses import (
+    Address,
+    ExternalConfig,
+    OipOptions,
+    OpenAiOptions,
+    parse_address,
+    secrets_of,
+)
+from loadtests.external.client_security import bearer_token, explain, server_name, without_secrets
 from loadtests.external.grpc_channel import open_channel
-from loadtests.external.openai_http import connect, events, headers_with, post
+from loadtests.external.openai_http import connect, events, headers_of, post
 from loadtests.external.openai_wire import shortened
 from servers.rpc import oip_pb2, oip_pb2_grpc
 
@@ -128,29 +135,28 @@ _HTTP_REMEDIES = {
 def _probe_openai(config: ExternalConfig, address: Address, timeout_s: float) -> Probe:
     options = config.options
     assert isinstance(options, OpenAiOptions)
-    token = bearer_token(config.security)
-    headers = headers_with(token)
-    context = _check_health(config, address, headers, token)
+    secrets = secrets_of(config)
+    context = _check_health(config, address, secrets)
     body = openai_wire.request_body(
         options, model=config.model_name, prompt=_prompt(config), max_tokens=TOKENS, whole_length=True, seed=0
     )
     connection = connect(config, address, timeout_s)
     try:
         began = time.monotonic()
-        answer = post(connection, openai_wire.request_path(options, address.path), body, token)
+        answer = post(connection, config, address, body)
         if answer.status != 200 or not openai_wire.is_event_stream(answer.getheader("content-type") or ""):
             status, error = openai_wire.error_of_body(
                 answer.status, answer.read(openai_wire.LARGEST_ERROR), answer.getheader("location") or ""
             )
-            raise _failure(status, without_token(error, token), _HTTP_REMEDIES.get(answer.status))
+            raise _failure(status, without_secrets(error, secrets), _HTTP_REMEDIES.get(answer.status))
         if encoded := openai_wire.encoding_problem(answer.getheader("content-encoding") or ""):
             raise UnusableError(encoded)
-        return replace(_read_openai(answer, began, token), context=context)
+        return replace(_read_openai(answer, began, secrets), context=context)
     finally:
         connection.close()
 
 
-def _check_health(config: ExternalConfig, address: Address, headers: dict[str, str], token: str) -> int | None:
+def _check_health(config: ExternalConfig, address: Address, secrets: Sequence[str]) -> int | None:
     """The server is up, as far as /health and the list of models tell; servers have both, one or none.
 
     The longest context that the list tells.
@@ -158,17 +164,17 @@ def _check_health(config: ExternalConfig, address: Address, headers: dict[str, s
     for path in ("/health", f"{address.path}/models"):
         connection = connect(config, address, 10.0)
         try:
-            connection.request("GET", path, headers=headers)
+            connection.request("GET", openai_wire.with_query(address, path), headers=headers_of(config))
             answer = connection.getresponse()
             body = answer.read(openai_wire.LARGEST_EVENT)
         finally:
             connection.close()
         if answer.status in (502, 503):
-            raise NotReadyError(without_token(openai_wire.error_of_body(answer.status, body)[1], token))
+            raise NotReadyError(without_secrets(openai_wire.error_of_body(answer.status, body)[1], secrets))
     return openai_wire.context_of(body, config.model_name) if answer.status == 200 else None
 
 
-def _read_openai(answer: http.client.HTTPResponse, began: float, token: str) -> Probe:
+def _read_openai(answer: http.client.HTTPResponse, began: float, secrets: Sequence[str]) -> Probe:
     chunks, tokens, prompt_tokens, ended = 0, None, None, False
     for data in events(answer):
         if data.strip() == openai_wire.DONE:
@@ -176,7 +182,7 @@ def _read_openai(answer: http.client.HTTPResponse, began: float, token: str) -> 
             break
         chunk = openai_wire.read_event(data)
         if chunk.failed is not None:
-            raise UnusableError(f"{chunk.failed[0]}: {without_token(chunk.failed[1], token)}")
+            raise UnusableError(f"{chunk.failed[0]}: {without_secrets(chunk.failed[1], secrets)}")
         chunks += chunk.text
         ended = ended or chunk.ended
         tokens = chunk.completion_tokens if chunk.completion_tokens is not None else tokens
@@ -212,7 +218,7 @@ def _probe_oip(config: ExternalConfig, address: Address, timeout_s: float) -> Pr
             return _infer(channel, config, options, metadata, timeout_s)
         except grpc.RpcError as error:
             status = error.code().name
-            text = shortened(without_token(f"{status}: {error.details()}", token))
+            text = shortened(without_secrets(f"{status}: {error.details()}", (token,) if token else ()))
             raise _failure(status, text, _GRPC_REMEDIES.get(status)) from None
 
 
