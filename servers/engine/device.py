@@ -128,8 +128,9 @@ def _loop(
 ) -> None:
     while not arrivals.closed:
         arrivals.take(engine)
-        if ended := engine.expire(now_ns()):
-            outbox.put(StepOutput(emit_ns=now_ns(), finished=ended))
+        ended, cancelled = engine.expire(now_ns()), engine.take_cancelled()
+        if ended or cancelled:
+            outbox.put(StepOutput(emit_ns=now_ns(), finished=ended, cancelled=cancelled))
         outputs, events = engine.advance(arrivals)
         for message in (*events, *outputs):
             outbox.put(message)

@@ -63,6 +63,7 @@ class Engine:
         self._pending: LaunchedStep | None = None
         self._last_end_ns = 0
         self._stalls: deque[tuple[int, int]] = deque(maxlen=256)
+        self._cancelled: list[str] = []
 
     @property
     def idle(self) -> bool:
@@ -91,6 +92,16 @@ class Engine:
         move = self.scheduler.release(request_id)
         if move is not None:
             self.runner.move(move)
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request whose client has gone; `take_cancelled` confirms it."""
+        self.release(request_id)
+        self._cancelled.append(request_id)
+
+    def take_cancelled(self) -> list[str]:
+        """Return the requests that were cancelled since the last call."""
+        cancelled, self._cancelled = self._cancelled, []
+        return cancelled
 
     def expire(self, at_ns: int) -> list[Finished]:
         """End every request whose deadline has passed."""
@@ -279,7 +290,7 @@ class Arrivals:
         while self._messages:
             message = self._messages.popleft()
             if isinstance(message, Cancel):
-                engine.release(message.request_id)
+                engine.cancel(message.request_id)
             else:
                 engine.submit(message)
 

@@ -82,11 +82,15 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """What one step produced: (request id, token) pairs, the requests that ended, and the step itself."""
+    """What one step produced: (request id, token) pairs, the requests that ended, and the step itself.
+
+    cancelled: the requests that the engine has forgotten as a Cancel asked; no earlier output of theirs follows.
+    """
 
     emit_ns: int
     tokens: list[tuple[str, int]] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
     step: StepRecord | None = None
 
 

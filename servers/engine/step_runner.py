@@ -182,7 +182,9 @@ class StepRunner(ABC):
         """Whether `step` cannot make the compiler run, so that it may be launched while finished tokens wait."""
         policy = self.arm.compile
         is_marked = policy.mark_dynamic and policy.warmup == "shapes" and not policy.has_bounds
-        if not policy.enabled or policy.is_closed_once_warm or is_marked:
+        if not policy.enabled or policy.is_closed_once_warm:
+            return True
+        if is_marked and step.kind not in self._unpromised:
             return True
         return self.shape_of(step) in self._seen
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections import deque
+import logging
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from servers.front.metrics import FrontMetrics
 from servers.front.request_limits import RefusedError
 from servers.front.tokenizer import Tokenizer
 from servers.front.watcher import Watcher
+
+log = logging.getLogger("tailgate.front")
 
 # What Telemetry.Watch streams.
 TelemetryEvent = CompileEvent | CompileUnderWay | StepRecord | Progress | CompilerFacts | MemoryReading
@@ -95,6 +98,8 @@ class Front:
         self.publish(self.facts)
         self._send = send
         self._answers: dict[str, Answer] = {}
+        # How many cancels of an id the engine has not confirmed. Until then its outputs belong to an earlier request.
+        self._cancelling: Counter[str] = Counter()
 
     # requests
 
@@ -136,40 +141,48 @@ class Front:
         self._send(submit)
         return answer
 
-    def abandon(self, request_id: str) -> None:
-        """The client has gone or needs no more: free the request's slot."""
-        if self._answers.pop(request_id, None) is not None:
+    def abandon(self, request_id: str, answer: Answer) -> None:
+        """The client has gone or needs no more: free the request's slot, unless a later request has the id by now."""
+        if self._answers.get(request_id) is answer:
+            del self._answers[request_id]
+            self._cancelling[request_id] += 1
             self.metrics.in_flight.set(self.in_flight)
             self._send(Cancel(request_id=request_id))
 
     # messages of the engine
 
     def receive(self, messages: Iterable[object]) -> None:
-        """Take the engine's messages, in order."""
+        """Take the engine's messages, in order. A message that cannot be taken is logged and costs no other."""
         for message in messages:
-            if isinstance(message, StepOutput):
-                self._take_output(message)
-            elif isinstance(message, CompileUnderWay):
-                self.publish(replace(message, phase="warmup") if self._is_on_trial else message)
-            elif isinstance(message, CompileEvent):
-                if self._is_on_trial:
-                    message = replace(message, phase="warmup")
-                self.counters["compile_events"] += 1
-                self.metrics.count_compile(message)
-                self.publish(message)
-            elif isinstance(message, CompilerFacts):
-                self.metrics.count_facts(message, self.facts)
-                self.facts = message
-                self.publish(message)
-            elif isinstance(message, MemoryReading):
-                self.metrics.show_memory(message)
-                self.publish(message)
-            elif isinstance(message, Progress):
-                if message.stage == "failed":
-                    self.failure = message.detail
-                self.publish(message)
-            elif isinstance(message, Ready):
-                self.warm = message
+            try:
+                self._receive(message)
+            except Exception:
+                log.exception("a message of the engine: %s", type(message).__name__)
+
+    def _receive(self, message: object) -> None:
+        if isinstance(message, StepOutput):
+            self._take_output(message)
+        elif isinstance(message, CompileUnderWay):
+            self.publish(replace(message, phase="warmup") if self._is_on_trial else message)
+        elif isinstance(message, CompileEvent):
+            if self._is_on_trial:
+                message = replace(message, phase="warmup")
+            self.counters["compile_events"] += 1
+            self.metrics.count_compile(message)
+            self.publish(message)
+        elif isinstance(message, CompilerFacts):
+            self.metrics.count_facts(message, self.facts)
+            self.facts = message
+            self.publish(message)
+        elif isinstance(message, MemoryReading):
+            self.metrics.show_memory(message)
+            self.publish(message)
+        elif isinstance(message, Progress):
+            if message.stage == "failed":
+                self.failure = message.detail
+            self.publish(message)
+        elif isinstance(message, Ready):
+            self.warm = message
 
     @property
     def _is_on_trial(self) -> bool:
@@ -187,11 +200,17 @@ class Front:
         if not self._is_on_trial:
             self.counters["tokens"] += len(output.tokens)
             self.metrics.tokens.inc(len(output.tokens))
+        for request_id in output.cancelled:
+            self._cancelling[request_id] -= 1
+            if self._cancelling[request_id] <= 0:
+                del self._cancelling[request_id]
         for request_id, token_id in output.tokens:
             answer = self._answers.get(request_id)
-            if answer is not None:
+            if answer is not None and request_id not in self._cancelling:
                 answer.add(token_id, output.emit_ns)
         for finished in output.finished:
+            if finished.request_id in self._cancelling:
+                continue
             answer = self._answers.pop(finished.request_id, None)
             if answer is not None:
                 answer.finish(finished)

@@ -139,7 +139,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 await context.abort(grpc.StatusCode[finished.status], one_line(finished.message))
         finally:
             front.metrics.requests(status=status).inc()
-            front.abandon(submit.request_id)
+            front.abandon(submit.request_id, answer)
 
     async def Embed(  # noqa: N802
         self, request: inference_pb2.EmbedRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -160,7 +160,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             return embed_response(finished.vector, len(submit.prompt))
         finally:
             front.metrics.requests(status=status).inc()
-            front.abandon(submit.request_id)
+            front.abandon(submit.request_id, answer)
 
     async def _admit(
         self,
@@ -283,7 +283,8 @@ _REASONS = {"length": inference_pb2.FINISH_REASON_LENGTH, "stop": inference_pb2.
 
 # How steps gather into one message: for how long, and how many at most.
 STEPS_GATHER_S = 0.05
-STEPS_A_MESSAGE = 1000
+STEPS_A_MESSAGE = 200
+REPLAY_REST_S = 0.01
 
 
 class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
@@ -318,6 +319,9 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
                     if watcher.empty():
                         # a message costs as much as fifty records, and those who stream tokens here pay for it
                         await asyncio.sleep(STEPS_GATHER_S)
+                    elif len(steps) == STEPS_A_MESSAGE:
+                        # a replay of what is retained must not hold up the tokens that are streamed meanwhile
+                        await asyncio.sleep(REPLAY_REST_S)
                 if steps and (watcher.empty() or len(steps) == STEPS_A_MESSAGE or not isinstance(event, StepRecord)):
                     yield step_records(steps)
                     steps = []
