@@ -8,13 +8,20 @@ import json
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+
+import grpc
 
 from loadtests.commands.command_line import CommandParser, add_listener_tls, listener_tls, named, port
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping
+from loadtests.external.addresses import parse_target
+from loadtests.external.client_security import OPEN, SecurityConfig
+from loadtests.external.grpc_channel import open_channel
 from loadtests.trials.processes import log_tail
 from servers import stdout
 from servers.fields import ConfigError
+from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.splitter.admin import Admin, SplitterError, admin_address
 from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import Envoy
@@ -22,6 +29,8 @@ from servers.splitter.envoy_config import ArmTarget, SplitterConfig, upstream_tl
 from servers.splitter.kubernetes import grpc_route_manifest
 from servers.splitter.weights import reshare
 from servers.temporary_folder import TemporaryFolder
+
+_ASKING_S = 1.0  # for a replica's name
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -31,13 +40,15 @@ def add_arguments(parser: CommandParser) -> None:
         "sent); the header x-tailgate-arm pins one. A shadow gets copies of requests that another arm answers, and\n"
         "its own answers are thrown away. Weights and shadows change live: run the command again with --admin;\n"
         "streams in flight are not touched. Ctrl-C ends it once running streams are done.",
-        "  tailgate split --arm eager=127.0.0.1:50051 --arm compiled=127.0.0.1:50052,127.0.0.1:50053 \\\n"
-        "                 --weight eager=90 --weight compiled=10 --port 8080 --admin-port 9901\n"
-        "  tailgate split --admin 127.0.0.1:9901 --set-weights eager=50,compiled=50\n"
-        "  tailgate split --arm eager=127.0.0.1:50051 --arm compiled=127.0.0.1:50052 --shadow compiled=25%\n"
-        "  tailgate split --admin 127.0.0.1:9901 --set-shadow compiled=0% --set-weights eager=99,compiled=1\n"
-        "  tailgate split --arm eager=10.0.0.7:50051 --arm compiled=10.0.0.8:50051 --print-config envoy\n"
-        "  tailgate split --arm eager=10.0.0.7:50051 --arm compiled=10.0.0.8:50051 --print-config kubernetes",
+        "  tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052,127.0.0.1:50053 \\\n"
+        "                 --weight eager=90 --weight compiled-padded=10 --port 8080 --admin-port 9901\n"
+        "  tailgate split --admin 127.0.0.1:9901 --set-weights eager=50,compiled-padded=50\n"
+        "  tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052 \\\n"
+        "                 --shadow compiled-padded=25%\n"
+        "  tailgate split --admin 127.0.0.1:9901 --set-shadow compiled-padded=0% \\\n"
+        "                 --set-weights eager=99,compiled-padded=1\n"
+        "  tailgate split --arm eager=10.0.0.7:50051 --arm compiled-padded=10.0.0.8:50051 --print-config envoy\n"
+        "  tailgate split --arm eager=10.0.0.7:50051 --arm compiled-padded=10.0.0.8:50051 --print-config kubernetes",
     )
     parser.add_argument(
         "--arm", action="append", default=[], metavar="NAME=HOST:PORT,...", help="one arm and its replicas; repeat"
@@ -131,6 +142,7 @@ def main(options: argparse.Namespace) -> int:
                     f"new weights: tailgate split --admin {admin} --set-weights {_shares(config.weights, ',')}"
                 )
                 shown = None
+                unnamed = {(arm.name, address) for arm in config.arms for address in arm.backends}
                 while not stopped:
                     if (code := envoy.poll()) is not None:
                         return complain(f"Envoy ended with exit code {code}: {log_tail(log_path, 2)}", EXIT_BROKE)
@@ -140,10 +152,37 @@ def main(options: argparse.Namespace) -> int:
                             counts = (f"{arm} {healthy}/{total}" for arm, (healthy, total) in health.items())
                             _note(f"healthy replicas: {', '.join(counts)}")
                             shown = health
-                    time.sleep(0.2)
+                    if shown and any(healthy for healthy, _ in shown.values()):
+                        unnamed -= {replica for replica in unnamed if check_name(config, *replica)}
+                    time.sleep(0.2 if len(unnamed) == 0 else 0.5)
         except SplitterError as error:
             return complain(str(error), EXIT_BROKE)
     return 0
+
+
+def check_name(config: SplitterConfig, arm: str, address: str) -> bool:
+    """Whether it is known that the replica at `address` answers as `arm`, or that it does not say. Raises ConfigError
+    where it answers as another arm: clients would refuse each of its answers."""
+    tls = config.upstream_tls
+    security = (
+        SecurityConfig(tls_ca=tls.ca, tls_server_name=tls.name, tls_certificate=tls.certificate, tls_key=tls.key)
+        if tls
+        else OPEN
+    )
+    where = replace(parse_target(address), tls=tls is not None)
+    with open_channel(where, security, [("grpc.enable_http_proxy", 0)]) as channel:
+        stub = telemetry_pb2_grpc.TelemetryStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            answered = stub.Snapshot(telemetry_pb2.SnapshotRequest(), timeout=_ASKING_S).arm
+        except grpc.RpcError as error:
+            # A server that is still to come is asked again. One without telemetry, or that wants a token, does not say.
+            return error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    if answered != arm:
+        raise ConfigError(
+            f'--arm "{arm}={address}" leads to a replica that answers as "{answered}": write --arm '
+            f"{answered}={address}, or serve it with --name {arm}"
+        )
+    return True
 
 
 def _note(text: str) -> None:
