@@ -22,12 +22,9 @@ SCHEMA = 1
 _MOST_LISTED = 12
 
 
-def arms_to_compare(baseline: Release, candidate: Release, chosen: Sequence[str] = ()) -> dict[str, str]:
-    """The candidate's arm for each of the baseline's: those of one name, or those `chosen`, each as NAME or as
-    BASELINE=CANDIDATE.
-
-    RecordError where there is none, one is not there, or one is named twice.
-    """
+def chosen_arms(chosen: Sequence[str]) -> dict[str, str]:
+    """The candidate's arm for each of the baseline's, from texts such as NAME or BASELINE=CANDIDATE. Raises RecordError
+    where a text lacks a name or repeats one."""
     arms: dict[str, str] = {}
     for text in chosen:
         name, mapped, other = text.partition("=")
@@ -37,6 +34,16 @@ def arms_to_compare(baseline: Release, candidate: Release, chosen: Sequence[str]
         if name in arms or other in arms.values():
             raise RecordError(f"--arm {text} names an arm that another --arm names: give each once")
         arms[name] = other
+    return arms
+
+
+def arms_to_compare(baseline: Release, candidate: Release, chosen: Sequence[str] = ()) -> dict[str, str]:
+    """The candidate's arm for each of the baseline's: those of one name, or those `chosen`, each as NAME or as
+    BASELINE=CANDIDATE.
+
+    RecordError where there is none, one is not there, or one is named twice.
+    """
+    arms = chosen_arms(chosen)
     if not chosen:
         arms = {name: name for name in baseline.arms if name in candidate.arms}
     if not arms:

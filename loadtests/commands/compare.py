@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.judging.gates import FAIL
 from analysis.records.tables import RecordError
-from analysis.releases.comparison import arms_to_compare, compare_releases
+from analysis.releases.comparison import arms_to_compare, chosen_arms, compare_releases
 from analysis.releases.history import History, accept, before, read_history
 from analysis.releases.release import Release, is_run, read_release
 from analysis.report.release import release_table, write_release_reports
@@ -81,6 +81,10 @@ def main(options: argparse.Namespace) -> int:
                 f"--accept keeps records in a folder, and {folder} is one run: give a folder of baselines"
             )
         check_makeable(folder, "BASELINE")
+    try:
+        chosen_arms(options.arms)
+    except RecordError as error:
+        return complain(str(error), EXIT_USAGE)
     limits = read_limits(Path(options.limits) if options.limits else folder / LIMITS_FILE, named=bool(options.limits))
     try:
         candidate = read_release(given)

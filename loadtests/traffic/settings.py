@@ -89,6 +89,11 @@ class TrafficConfig:
             self._check_saturation()
         if self.arrivals == "closed":
             self._check_closed()
+        if 0 < self.max_concurrency < self.load_processes:
+            raise ConfigError(
+                f"traffic.max_concurrency is {self.max_concurrency} but traffic.workers and remote_workers are "
+                f"{self.load_processes}: give each load process a request at least"
+            )
         if self.remote_workers:
             self._check_master()
 

@@ -57,6 +57,7 @@ class ServerLoads:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._rows: list[dict[str, Any]] = []
+        self._told = ""  # why records cannot be written, where a note says so
         self._pages: list[_Page] = []
         for place, arm in enumerate(trial.experiment.arms):
             if not isinstance(arm, ExternalArm):
@@ -125,5 +126,9 @@ class ServerLoads:
             self._writer.flush()
             if last:
                 self._writer.close()
+            self._told = ""
         except OSError as error:
-            self._trial.status.note(f"the load of external arms cannot be recorded: {unwritten(error)}")
+            text = f"the load of external arms cannot be recorded: {unwritten(error)}"
+            if text != self._told:  # once, and not with each second of a full disk
+                self._trial.status.note(text)
+            self._told = text

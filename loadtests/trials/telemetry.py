@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,8 +21,10 @@ from analysis.records.tables import RecordWriter, read_pieces
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.progress import ReplicaState, Status
 from loadtests.trials.under_way import UnderWay
-from servers.complaint import unwritten
+from servers.complaint import named, unwritten
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+
+log = logging.getLogger("tailgate.telemetry")
 
 FLUSH_EVERY_S = 1.0
 _RETRY_S = 0.5
@@ -168,6 +171,10 @@ class Collector:
                     self._take(follower, event)
             except grpc.RpcError:
                 pass  # the replica died or is too busy; when it comes back it replays what it retains
+            except Exception as error:
+                log.exception("telemetry of %s", follower.replica)
+                self.failure = self.failure or f"the telemetry of {follower.replica} cannot be taken: {named(error)}"
+                return
             state = self._status.replicas[follower.replica]
             follower.cut_short, state.compiling = state.compiling or follower.cut_short, None
             if self._stopping.wait(_RETRY_S):

@@ -1,7 +1,8 @@
 """Reads the lines of an access log as they are written, and has it begun anew before it fills the disk.
 
-A log that has grown large is moved aside, Envoy is told to open a new one, what it still writes into the old one is
-read, and the old one is gone. Nothing of it is lost, also when this process is killed in between.
+A log that has grown large is moved aside, Envoy is told to open a new one, and what it still writes into the old one is
+read. An empty file with the number of the old log then says so: a process that goes on for one that was killed knows
+which log it reads, and nothing is lost or read twice.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class LogFollower:
         self._rest = b""
         self._offset = 0
         self._moved = self._aside.exists()  # by a process that was killed before it had read it
-        self.log = log
+        self.log = max([log, *(number + 1 for number in self._read_logs())])
 
     def lines(self) -> Iterator[Line]:
         """Every whole line that was written since the last call. Raises OSError where the log cannot be read."""
@@ -87,7 +88,21 @@ class LogFollower:
             self._file.seek(-1, 1)
             return True  # Envoy wrote the end of it before it began the new one
         self.close()
-        self._aside.unlink()
+        earlier = self._read_logs()
+        self._aside.rename(self._mark(self.log))
+        with self._mark(self.log).open("wb"):
+            pass  # its content is read
+        for number in earlier:
+            self._mark(number).unlink(missing_ok=True)
         self._moved, self._rest, self._offset = False, b"", 0
         self.log += 1
         return True
+
+    def _mark(self, log: int) -> Path:
+        """The file that says that the log of this number was read."""
+        return self._path.with_name(f"{self._path.name}.read-{log}")
+
+    def _read_logs(self) -> list[int]:
+        """The numbers of the logs that were read, as far as they are known."""
+        names = (path.name.rpartition("-")[2] for path in self._path.parent.glob(f"{self._path.name}.read-*"))
+        return [int(name) for name in names if name.isascii() and name.isdigit()]

@@ -45,6 +45,13 @@ def _rate(text: str) -> float:
     return value
 
 
+def _count_or_none(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0: give a number of requests, or 0 for no limit")
+    return value
+
+
 def _count(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -62,7 +69,12 @@ def add_arguments(parser: Any, *, task: Task) -> None:
     add = parser.add_argument
     add("--request-rate", type=_rate, default=1.0, help="Requests/s of each User (default 1); inf: all at once")
     add("--max-concurrency", type=int, default=0, help="Most under way from each load process (default 0: no limit)")
-    add("--num-prompts", type=int, default=0, help="Each load process ends after so many (default 0: no limit)")
+    add(
+        "--num-prompts",
+        type=_count_or_none,
+        default=0,
+        help="Each load process ends after so many (default 0: no limit)",
+    )
     # A list, which the web page would hand back as one text.
     good = "e2e:50" if task == "embed" else "ttft:200 tpot:50"
     add("--goodput", nargs="+", default=[], include_in_web_ui=False, help=f"Good is within these: {good}")
