@@ -17,7 +17,7 @@ WORKFLOW: dict[str, Any] = yaml.safe_load(
 def installed(source: str, folder: Path) -> int:
     """The exit code of the step, with a program in place of Python."""
     (step,) = [step for step in WORKFLOW["jobs"]["judge"]["steps"] if step.get("name") == "Install"]
-    (folder / "python3").write_text('#!/bin/sh\nmkdir -p .tailgate/bin; cp "$0" .tailgate/bin/python\n')
+    (folder / "python3").write_text('#!/bin/sh\n[ -x .tailgate/bin/python ] || { mkdir -p .tailgate/bin; cp "$0" .tailgate/bin/python; }\n')
     (folder / "python3").chmod(0o755)
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "TAILGATE": source}
     return subprocess.run(["bash", "-e", "-c", step["run"]], cwd=folder, env=environment, check=False).returncode
