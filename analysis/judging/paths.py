@@ -17,7 +17,7 @@ from analysis.run.run import Run
 from analysis.run.slo import ShareResult
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison, Sample, limits_text
-from analysis.statistics.sequential import Outcome, groups_for
+from analysis.statistics.sequential import Exchange, Outcome, groups_for
 from analysis.statistics.share_evidence import share_evidence, share_limits, tail_effects
 
 GROUP_BLOCKS = 2
@@ -95,7 +95,7 @@ def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gat
         q=item.quantile,
         blocks=GROUP_BLOCKS,
         restart_spread=start_spread(run, item.arm),
-        exchange="requests" if run.records.weights else "arms",
+        exchange=_exchange(run, item.arm, item.control),
     )
     evidence = groups.evidence(item.margin)
     low, high = groups.limits(alpha=item.alpha)
@@ -132,6 +132,13 @@ def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gat
         verdict=path.outcome or "INCONCLUSIVE",
     )
     return replace(seen, reason=_reason(seen, path)), path
+
+
+def _exchange(run: Run, arm: str, control: str) -> Exchange:
+    """What the test exchanges: whole arms where both had equal shares of the traffic throughout, else requests."""
+    weights = run.weights
+    equal = run.design != "split" or weights.get(arm) == weights.get(control)
+    return "arms" if equal and not run.records.weights else "requests"
 
 
 def _reason(item: Comparison, path: Path) -> str:
