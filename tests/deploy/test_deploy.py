@@ -391,3 +391,26 @@ def check_labels(server: Prometheus) -> None:
             known = {item.get(label) for item in series}
             assert len(known) <= (30 if label == "le" else 20), (name, label, known)
         assert re.fullmatch(r"tailgate_[a-z0-9_]+", name)
+
+
+def installed(source: str, folder: Path) -> int:
+    """The exit code of the step, with a program in place of Python."""
+    (step,) = [step for step in WORKFLOW["jobs"]["judge"]["steps"] if step.get("name") == "Install"]
+    (folder / "python3").write_text(
+        '#!/bin/sh\n[ -x .tailgate/bin/python ] || { mkdir -p .tailgate/bin; cp "$0" .tailgate/bin/python; }\n'
+    )
+    (folder / "python3").chmod(0o755)
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "TAILGATE": source}
+    return subprocess.run(["bash", "-e", "-c", step["run"]], cwd=folder, env=environment, check=False).returncode
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [("tailgate", 2), ("", 2), ("./vendor/tailgate", 0), ("git+https://host/org/tailgate@0e45b0b0", 0)],
+)
+def test_a_bare_name_is_refused(source: str, code: int, tmp_path: Path) -> None:
+    assert installed(source, tmp_path) == code
+
+
+def test_the_workflow_as_it_is_names_no_index() -> None:
+    assert "/" in WORKFLOW["env"]["TAILGATE"]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.judging import paths
 from analysis.judging.alarms import Alarm, ServedCompile, burst_alarms, compile_alarms, death_alarms
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.judgement import judge
@@ -27,6 +28,8 @@ from analysis.records.weight_journal import append as append_weights
 from analysis.run.horizon import settled
 from analysis.run.run import Run
 from analysis.settings.ramp_limits import RampLimits
+from analysis.statistics.compare import Sample
+from analysis.statistics.sequential import Exchange, groups_for
 from tests.fakes.machines import GIB, sample
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
@@ -406,3 +409,42 @@ def test_the_journal_keeps_the_last_line_of_an_instant_and_no_torn_one(tmp_path:
         file.write('{"at_ns": 1, "weights": {"a"')
     assert read_weights(tmp_path) == (replace(first, done_ns=7),)
     assert read_weights(tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize(
+    ("design", "weights", "expected"),
+    [("split", (9.0, 1.0), {"requests"}), ("split", (1.0, 1.0), {"arms"}), ("mirrored", (9.0, 1.0), {"arms"})],
+)
+def test_what_is_exchanged_follows_the_shares(
+    design: str, weights: tuple[float, float], expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: set[str] = set()
+
+    def spied(*samples: Sample, exchange: Exchange, **more: Any) -> Any:
+        used.add(exchange)
+        return groups_for(*samples, exchange=exchange, **more)
+
+    monkeypatch.setattr(paths, "groups_for", spied)
+    arms = (replace(EAGER, weight=weights[0]), FakeArm(name="compiled", weight=weights[1]))
+    run = FakeRun(duration_s=300, rate=4, arms=arms, design=design, gates={"draws": 99, "sequential": True})
+    judge(Run.of(read_run(write_run(tmp_path / "run", run))))
+    assert used == expected
+
+
+def arm(rng: np.random.Generator, per_block: int, ratio: float, blocks: int = 80) -> Sample:
+    block = np.repeat(np.arange(blocks), per_block)
+    values = 100.0 * ratio * np.exp(0.5 * rng.standard_normal(block.size))
+    return Sample(values=values, block=block, trial=np.ones(block.size, dtype=int))
+
+
+def test_at_the_margin_a_tenth_of_the_traffic_hardly_ever_passes() -> None:
+    """With whole arms exchanged, some 15 % of such runs pass."""
+    passed = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        groups = groups_for(
+            arm(rng, 12, 1.1), arm(rng, 108, 1.0), q=0.99, blocks=2, restart_spread=0.0, exchange="requests"
+        )
+        decision = groups.evidence(0.1).decision(alpha=0.05)
+        passed += decision is not None and decision[0] == "PASS"
+    assert passed <= 5

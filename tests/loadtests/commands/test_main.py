@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ import pytest
 from loadtests.commands.arm_flags import preset_arm
 from loadtests.commands.inspect import inspected_arm
 from loadtests.commands.main import COMMANDS, build_parser, main
+from loadtests.commands.split import check_name
 from loadtests.commands.terminal_table import aligned
 from servers.config import ArmConfig
 from servers.fields import ConfigError
-from servers.rpc import inference_pb2, inference_pb2_grpc
+from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.processes import command_of, family, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -426,3 +429,34 @@ def test_a_table_fits_and_keeps_every_word(columns: int) -> None:
     shown = "".join(lines)
     for word in ("43", "p99", "TTFT", "errors", "299", "misses", "compiled-", "bucketed"):
         assert word in shown
+
+
+class NamedTelemetry(telemetry_pb2_grpc.TelemetryServicer):  # type: ignore[misc]
+    def Snapshot(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return telemetry_pb2.SnapshotResponse(arm="compiled-padded", replica="compiled-padded-0")
+
+
+def config_of(address: str, arm: str) -> SplitterConfig:
+    return SplitterConfig(arms=(ArmTarget(name=arm, backends=(address,)),))
+
+
+def test_an_arm_that_answers_by_another_name_is_refused_with_both() -> None:
+    server = grpc.server(ThreadPoolExecutor(2))
+    telemetry_pb2_grpc.add_TelemetryServicer_to_server(NamedTelemetry(), server)  # type: ignore[no-untyped-call]
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    assert check_name(config_of(address, "compiled-padded"), "compiled-padded", address)
+    with pytest.raises(ConfigError) as refused:
+        check_name(config_of(address, "compiled"), "compiled", address)
+    for words in (f"compiled={address}", f"--arm compiled-padded={address}", "--name compiled"):
+        assert words in str(refused.value)
+    server.stop(0)
+
+
+def test_a_server_without_telemetry_does_not_say_and_one_that_is_not_there_is_asked_again() -> None:
+    server = grpc.server(ThreadPoolExecutor(2))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    assert check_name(config_of(address, "vllm"), "vllm", address)
+    server.stop(0)
+    assert not check_name(config_of(address, "vllm"), "vllm", address)

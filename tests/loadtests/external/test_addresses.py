@@ -67,7 +67,7 @@ def test_address_has_the_parts_that_its_protocol_needs(text: str, kind: Any, add
         ("http://host:0/v1", "openai", "port 0"),
         ("http://me:s3cret@host/v1", "openai", "token_env"),
         ("http://host/v1?key=1", "openai", "query"),
-        ("http://ho st/v1", "openai", "names no host"),
+        ("http://ho st/v1", "openai", "a space"),
         ("grpc://host", "oip", "names no port"),
         ("grpc://host:1/path", "oip", "gRPC has none"),
     ],

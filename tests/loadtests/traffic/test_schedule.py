@@ -17,10 +17,7 @@ from hypothesis import strategies as st
 
 from loadtests.traffic import arrivals
 from loadtests.traffic.drawing import build_schedule, switchback_order
-from loadtests.traffic.lengths import (
-    IntArray,
-    Lengths,
-)
+from loadtests.traffic.lengths import IntArray, Lengths
 from loadtests.traffic.limits import within_limits
 from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
@@ -435,3 +432,14 @@ def test_fail_names_the_value_the_limit_and_the_remedy() -> None:
     assert "\n" not in message
     with pytest.raises(ConfigError, match="answer of 99 tokens and max_new_tokens is 64"):
         within_limits(lengths, single_turns(3), policy="fail", max_prompt_tokens=1000, max_new_tokens=64)
+
+
+@pytest.mark.parametrize(("most", "workers", "fits"), [(2, 4, False), (4, 4, True), (0, 4, True)])
+def test_a_limit_of_concurrency_gives_each_load_process_a_request(most: int, workers: int, fits: bool) -> None:
+    if fits:
+        TrafficConfig(rate=1.0, max_concurrency=most, workers=workers)
+        return
+    with pytest.raises(ConfigError) as refused:
+        TrafficConfig(rate=1.0, max_concurrency=most, workers=workers)
+    for words in (f"traffic.max_concurrency is {most}", "workers", str(workers)):
+        assert words in str(refused.value)
