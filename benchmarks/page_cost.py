@@ -15,6 +15,7 @@ import contextlib
 import http.client
 import json
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -31,7 +32,6 @@ import psutil  # type: ignore[import-untyped]
 import tomli_w
 
 from analysis.records.documents import content_of
-from tests.fakes.screens import Browser
 
 WATCHED = ("no page", "nobody", "readers", "browsers")
 _RUN = (sys.executable, "-P", "-m", "loadtests.commands.main", "run")
@@ -74,6 +74,15 @@ class Readers:
                 self.read_bytes += len(content)
 
 
+def _window(url: str, profile: Path) -> list[str]:
+    """The command of a headless browser that keeps the page open."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        raise SystemExit("no Chromium is installed: install chromium, or leave out the browsers")
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-port=0")
+    return [program, *flags, f"--user-data-dir={profile}", url]
+
+
 @contextlib.contextmanager
 def watching(watched: str, url: str, count: int) -> Iterator[None]:
     """So many of them watch."""
@@ -82,9 +91,11 @@ def watching(watched: str, url: str, count: int) -> Iterator[None]:
             stack.enter_context(Readers(url, count))
         elif watched == "browsers":
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-            browser = stack.enter_context(Browser(folder))
-            for _ in range(count):
-                browser.open(url)
+            for number in range(count):
+                window = stack.enter_context(
+                    subprocess.Popen(_window(url, folder / str(number)), stderr=subprocess.DEVNULL)
+                )
+                stack.callback(window.terminate)
         yield
 
 
