@@ -352,9 +352,6 @@ def profiled(**settings_given: Any) -> IntArray:
     return arrivals.renewals(arrivals.rate_profile(TrafficConfig(**settings_given)), rng=rng())
 
 
-rates = st.floats(min_value=0.01, max_value=500)
-
-
 def test_poisson_has_the_asked_rate_and_exponential_gaps() -> None:
     offsets = poisson(200, 500, rng=rng())
     gaps = np.diff(offsets) / 1e9
