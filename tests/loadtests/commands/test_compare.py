@@ -474,7 +474,9 @@ def test_other_lengths_are_other_work(tmp_path: Path, capsys) -> None:
     files = [write(tmp_path / f"{tokens}.json", results.vllm(traffic(seed=tokens, tokens=tokens))) for tokens in (4, 6)]
     _, summary = judged(capsys, f"eager={files[0]}", f"compiled={files[1]}", "--out", tmp_path / "run")
     assert not checks(summary)["equal work"]["ok"]
-    assert "6 to 4 answer tokens" in checks(summary)["equal work"]["reason"]
+    reason = checks(summary)["equal work"]["reason"]
+    assert "6 to 4 answer tokens" in reason
+    assert "100 % of the answers of compiled are longer" in reason
 
 
 def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys) -> None:
