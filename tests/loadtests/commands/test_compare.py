@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -113,6 +114,33 @@ def test_other_traffic_or_objectives_are_refused_with_a_list(tmp_path: Path, bas
     assert "traffic.ignore_eos False → True" in message
     assert "p99_e2e_ms <= 5000 → p99_e2e_ms <= 4000" in message
     assert "run both with one experiment" in message
+
+
+def test_a_run_is_not_compared_with_itself_nor_with_a_copy(tmp_path: Path, baseline: Path, capsys) -> None:
+    assert "last-week is the baseline and the candidate" in refusal(capsys, "compare", baseline, baseline)
+    copied = Path(shutil.copytree(baseline, tmp_path / "copy"))
+    assert "last-week and copy hold the same trial" in refusal(capsys, "compare", baseline, copied)
+
+
+def test_a_damaged_record_is_named_and_left_out(tmp_path: Path, baseline: Path, capsys) -> None:
+    folder = tmp_path / "baselines"
+    compare(capsys, folder, baseline, "--accept")
+    broken = folder / "zzz.json"
+    broken.write_text((folder / "last-week.json").read_text().replace("600000000", "500000000"))
+    later = made("this-week", LATER)
+    _, _, out = compare(capsys, folder, later, "--json")
+    (note,) = [note for note in json.loads(out)["notes"] if "zzz.json" in note]
+    assert "not as it was written" in note
+    assert "not as it was written" in refusal(capsys, "compare", broken, later)
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path, baseline: Path, capsys) -> None:
+    later = made("this-week", LATER)
+    said = refusal(capsys, "compare", baseline, later, "--out", "/proc/reports")
+    assert "/proc/reports" in said
+    assert "--out" in said
+    (tmp_path / "baselines" / "this-week.json").mkdir(parents=True)
+    assert "write" in refusal(capsys, "compare", tmp_path / "baselines", later, "--accept")
 
 
 def test_accepted_runs_are_kept_small_and_the_newest_is_compared(tmp_path: Path, capsys) -> None:
@@ -418,6 +446,15 @@ def test_stalls_are_seen_from_outside_and_left_open_without_a_witness(tmp_path: 
     assert "compiled, with no other arm to compare, stood still 12 times, up to 3.1 s" in longest["reason"]
 
 
+def test_other_lengths_are_other_work(tmp_path: Path, capsys) -> None:
+    files = [write(tmp_path / f"{tokens}.json", results.vllm(traffic(seed=tokens, tokens=tokens))) for tokens in (4, 6)]
+    _, summary = judged(capsys, f"eager={files[0]}", f"compiled={files[1]}", "--out", tmp_path / "run")
+    assert not checks(summary)["equal work"]["ok"]
+    reason = checks(summary)["equal work"]["reason"]
+    assert "6 to 4 answer tokens" in reason
+    assert "100 % of the answers of compiled are longer" in reason
+
+
 def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys) -> None:
     one = write(tmp_path / "one.json", results.vllm(traffic(9)))
     summary = {key: value for key, value in results.vllm(traffic(9)).items() if key != "ttfts"}
@@ -455,6 +492,15 @@ def test_two_results_are_compared_as_releases_are(tool: str, tmp_path: Path, cap
     code, document = compared(capsys, last_week, slow, "--limits", limits)
     assert (code, document["overall"], [arm["name"] for arm in document["arms"]]) == (99, "FAIL", ["server"])
     assert (document["baseline"]["run_id"], document["candidate"]["run_id"]) == ("last-week", "slow")
+
+
+def test_closed_loops_are_inconclusive_and_another_load_is_not_compared(tmp_path: Path, capsys) -> None:
+    one, other = (CLOSED["vllm"](tmp_path / f"{seed}.json", in_turn(traffic(seed=seed))) for seed in (1, 2))
+    code, document = compared(capsys, one, other)
+    assert (code, document["overall"]) == (3, "INCONCLUSIVE")
+    assert all("open loop" in row["doubt"] for row in document["figures"] if row["verdict"] is not None)
+    opened = write(tmp_path / "open.json", results.vllm(traffic(seed=3)))
+    assert "traffic.request_rate inf → 4" in refusal(capsys, "compare", one, opened)
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])

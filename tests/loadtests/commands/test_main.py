@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from loadtests.commands.split import check_name
 from loadtests.commands.terminal_table import aligned
 from servers.config import ArmConfig
 from servers.fields import ConfigError
-from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.processes import command_of, family, wait_for
 
@@ -254,37 +253,6 @@ def test_a_run_that_broke_ends_with_one_line_and_exit_code_1(tmp_path: Path) -> 
     assert "the weights are missing" in json.loads(out[-1])["error"]
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith('tailgate: arm "compiled-naive": compiled-naive-0 ended')
-
-
-class Named(inference_pb2_grpc.InferenceServicer):
-    """Answers at once with one token."""
-
-    def Generate(  # noqa: N802
-        self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
-    ) -> Iterator[inference_pb2.GenerateChunk]:
-        yield inference_pb2.GenerateChunk(token_ids=[1])
-
-
-@pytest.fixture
-def arms() -> Iterator[dict[str, str]]:
-    """Two real gRPC servers that are healthy: {arm name: address}."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-
-    servers, addresses = [], {}
-    for name in ("eager", "compiled"):
-        server = grpc.server(ThreadPoolExecutor(4))
-        inference_pb2_grpc.add_InferenceServicer_to_server(Named(), server)  # type: ignore[no-untyped-call]
-        checks = health.HealthServicer()
-        checks.set("tailgate.v1.Inference", health_pb2.HealthCheckResponse.SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-        addresses[name] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        server.start()
-        servers.append(server)
-    yield addresses
-    for server in servers:
-        server.stop(None)
 
 
 def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(

@@ -19,6 +19,7 @@ from loadtests.commands.plan import plan_text
 from loadtests.commands.trace_forecast import Forecast, automatic_compiles, forecast
 from loadtests.experiments.writing import to_toml
 from loadtests.traffic.traces import Trace, read_trace
+from servers.config import ArmConfig
 from servers.fields import ConfigError
 from tests.analysis.foresight.test_plan import RATES, started
 from tests.analysis.judging.test_load_steps import write_search
@@ -319,6 +320,42 @@ def test_what_a_run_refuses_is_refused_by_its_own_name(
 def test_what_only_another_traffic_has_is_left_to_the_run(alone: Path, settings: list[str]) -> None:
     traffic = frontier_plan(alone, settings=settings).experiment.traffic
     assert (traffic.arrivals, traffic.design, traffic.rate) == ("saturation", "mirrored", 0)
+
+
+@pytest.mark.parametrize(
+    ("unfit", "kept", "said"),
+    [
+        (("compiled-padded",), ["today", "compiled-bucketed", "compiled-dynamic"], ""),
+        (STANDARD, [], "no policy of the standard set fits: no C++ compiler"),
+        (("today",), [], "no C++ compiler"),
+    ],
+)
+def test_policies_that_do_not_fit_are_left_out_with_their_reason(
+    alone: Path, monkeypatch: pytest.MonkeyPatch, unfit: tuple[str, ...], kept: list[str], said: str
+) -> None:
+    def check(config: ArmConfig) -> None:
+        if config.name in unfit:
+            raise ConfigError("no C++ compiler")
+
+    monkeypatch.setattr(planning, "check_arm", check)
+    if said:
+        with pytest.raises(ConfigError) as refused:
+            frontier_plan(alone)
+        assert str(refused.value) == said
+        return
+    plan = frontier_plan(alone)
+    assert [arm.name for arm in plan.experiment.arms] == kept
+    assert [(item.arm, item.reason) for item in plan.dropped] == [("compiled-padded", "no C++ compiler")]
+
+
+@pytest.mark.parametrize("removed", ["rate = 4.0", "rate = 4.0|traffic.arrivals=closed|traffic.concurrency=4"])
+def test_traffic_without_a_rate_needs_a_range(tmp_path: Path, removed: str) -> None:
+    line, *settings = removed.split("|")
+    path = tmp_path / "still.toml"
+    path.write_text(ALONE.replace(line, ""))
+    with pytest.raises(ConfigError, match=r"traffic.rates=\[LOWEST,HIGHEST\]"):
+        frontier_plan(path, settings=settings)
+    assert frontier_plan(path, settings=["traffic.rates=[1,8]"]).experiment.traffic.step_rates == (1.0, 8.0)
 
 
 def test_external_arms_are_refused() -> None:

@@ -142,6 +142,18 @@ def test_the_load_is_read_of_each_server(page: str, read: ServerLoad) -> None:
     assert load_of_page(page) == read
 
 
+def test_loads_of_several_engines_add_up_and_the_fullest_cache_counts() -> None:
+    second = "".join(line + "\n" for line in VLLM_PAGE.splitlines() if not line.startswith("#"))
+    second = second.replace('engine="0"', 'engine="1"').replace("0.875", "0.125")
+    assert load_of_page(VLLM_PAGE + second) == parsed_load(62, 8, 87.5, 14)
+
+
+@pytest.mark.parametrize("page", ["", "up 1\n", "<html><body>Not Found</body></html>", "vllm:num_requests_running{ 3"])
+def test_a_page_without_a_load_is_refused(page: str) -> None:
+    with pytest.raises(ValueError, match=r"shows no load|Prometheus"):
+        load_of_page(page)
+
+
 SECOND = 10**9
 AT = 1_764_100_000 * SECOND
 
@@ -360,6 +372,20 @@ def test_a_line_that_came_late_was_written_when_it_says(head: str, zone_h: int) 
     assert clock.moment(head.format(clock="12:00:00") + "first", arrived) == arrived
     late = clock.moment(head.format(clock="12:00:10") + "late", NOON + away + 17 * SECOND)
     assert 0 <= late - (NOON + away + 10 * SECOND) <= 1.1 * SECOND
+
+
+def test_a_clock_that_was_set_back_is_learnt_anew() -> None:
+    clock = LineClock()
+    clock.moment("INFO 10-25 02:59:59 [x.py:1] ", NOON)
+    assert clock.moment("INFO 10-25 02:00:00 [x.py:1] ", NOON + SECOND) == NOON + SECOND
+
+
+def test_the_history_of_a_log_is_dated_from_its_newest_line() -> None:
+    clock = LineClock()
+    history = [f"INFO 11-25 {hour:02}:00:00 [x.py:1] " for hour in range(6, 12)]  # all printed at once
+    for line in history:
+        clock.learn(line, NOON)
+    assert [round((NOON - clock.moment(line, NOON)) / 3600 / SECOND) for line in history] == [5, 4, 3, 2, 1, 0]
 
 
 def test_a_line_without_a_time_was_written_when_it_came() -> None:

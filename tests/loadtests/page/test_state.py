@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from analysis.records.documents import write_document
 from analysis.records.sums import sums_path
 from analysis.records.tables import RecordWriter
+from loadtests.page import tails
 from loadtests.page.history import History
 from loadtests.page.state import RunState, judged_folder
 from loadtests.page.tails import DocumentsTail, LinesTail, TableTail
@@ -48,6 +49,66 @@ def test_compiles_while_serving_are_listed_and_those_of_warm_ups_counted(run: Wa
     padded, naive = whole["compiles"]["compiled-padded"], whole["compiles"]["compiled-naive"]
     assert (padded["warmup"], padded["warmup_s"], padded["serving"]) == (1, 20.0, 0)
     assert (naive["serving"], naive["serving_s"], naive["longest_s"], naive["hit"]) == (2, 6.0, 4.0, 18)
+
+
+def test_one_failed_arm_decides_and_all_must_pass(run: WatchedRun) -> None:
+    run.minutes(1, decided=True)
+    assert told(run)["now"]["decided"] == "FAIL"
+    for last, decided in (("PASS", "PASS"), (None, None)):
+        decisions = dict(zip(run.arms[1:], ("PASS", last), strict=True))
+        line = {"look": 3, "seconds": 180.0, "arms": {arm: {"decision": each} for arm, each in decisions.items()}}
+        with (run.folder / "looks.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        assert told(run)["now"]["decided"] == decided
+
+
+def test_a_preview_decides_nothing(run: WatchedRun) -> None:
+    run.minutes(1, decided=True)
+    (run.folder / "looks.jsonl").rename(run.folder / "preview.jsonl")
+    state = told(run)
+    assert state["now"]["decided"] is None
+    assert (state["look"]["sequential"], state["look"]["decides"]) == (True, False)
+    assert {arm["decision"] for arm in state["look"]["arms"].values()} == {None}
+    assert {gate["decided_s"] for gate in state["look"]["gates"]} == {None}
+    assert {gate["verdict"] for gate in state["look"]["gates"]} == {"PASS", "FAIL"}
+
+
+@pytest.mark.parametrize(
+    ("gates", "phase", "wanted"),
+    [
+        ("", "traffic", True),
+        ("sequential = false", "traffic", True),
+        ("sequential = true", "traffic", False),
+        ("", "stopping", False),
+    ],
+)
+def test_a_preview_is_for_traffic_of_a_run_that_is_judged_at_its_end(
+    run: WatchedRun, gates: str, phase: str, wanted: bool
+) -> None:
+    (run.folder / "experiment.toml").write_text(f"[gates]\n{gates}\n")
+    run.status(phase)
+    state = RunState(run.folder)
+    state.refresh()
+    assert state.wants_preview == wanted
+
+
+def test_a_phase_is_part_of_a_state(run: WatchedRun) -> None:
+    phases = ("measuring the machines", "traffic", "waiting for the last answers", "judging", "stopping")
+    states = []
+    for phase in phases:
+        run.status(phase)
+        states.append(told(run)["now"]["state"])
+    assert states == ["starting", "load", "load", "judging", "closing"]
+    run.minutes(1)
+    run.status("measuring the machines")
+    assert told(run)["now"]["state"] == "closing"
+
+
+def test_the_share_of_a_processor_counter_has_a_value_from_its_second_sample_on(run: WatchedRun) -> None:
+    run.second()
+    run.second()
+    first, second = (sample["things"]["run"]["steal_pct"] for sample in told(run)["series"]["bed"][1])
+    assert (first, second) == (None, pytest.approx(0.1, abs=0.05))
 
 
 def test_weights_are_steps(run: WatchedRun) -> None:
@@ -109,6 +170,36 @@ def test_only_whole_lines_are_read_and_each_once(tmp_path: Path) -> None:
     with file.open("ab") as more:
         more.write(b"f\nc\n")
     assert list(tail.new()) == [b"half", b"c"]
+
+
+def test_a_replaced_file_is_read_again_and_a_line_longer_than_any_of_ours_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tails, "_AT_ONCE", 64)
+    monkeypatch.setattr(tails, "_LONGEST_LINE", 32)
+    file = tmp_path / "lines"
+    file.write_bytes(b"a\n")
+    tail = LinesTail(file)
+    assert (list(tail.new()), tail.restarts) == ([b"a"], 0)
+    (tmp_path / "other").write_bytes(b"b\n" + b"x" * 200 + b"\nlast\n")
+    (tmp_path / "other").replace(file)
+    read = [line for _ in range(9) for line in tail.new()]
+    assert (read[0], read[-1], tail.restarts) == (b"b", b"last", 1)
+
+
+def test_rows_of_a_growing_table_come_once_and_again_after_a_new_start(tmp_path: Path) -> None:
+    file = tmp_path / "events.arrow"
+    tail, newest = TableTail(file, {"n"}), TableTail(file, {"n"}, newest_only=True)
+    with RecordWriter(file, SCHEMA) as writer:
+        for number in range(2):
+            writer.append(row(number))
+            writer.flush()
+            assert tail.new() == [{"n": number}]
+            assert tail.new() == []
+        assert newest.new() == [{"n": 1}]
+    with RecordWriter(file, SCHEMA) as writer:
+        writer.append(row(7))
+    assert tail.new() == [{"n": 0}, {"n": 1}, {"n": 7}]
 
 
 def test_documents_are_tables_of_json_alone(tmp_path: Path) -> None:
