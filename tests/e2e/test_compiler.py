@@ -30,11 +30,11 @@ from servers.fields import ConfigError
 from servers.inspect.inspection import EXIT_COMPILES
 from servers.inspect.listed_shapes import listed, parse_shapes, size_of, unplanned_shapes
 from tests.servers.compiler.test_policy import Gated, distance, in_float8
-from tests.servers.compiler.test_recorder import Function, compiled, published, recorder, reset_compiler
+from tests.servers.compiler.test_recorder import Function, announced, compiled, published, recorder, reset_compiler
 from tests.servers.test_artifact import ARM, shipped, tailgate
 from tests.servers.test_inspect import ENCODER, ENGINE, inspection_of
 
-__all__ = ["published", "recorder", "shipped"]
+__all__ = ["announced", "published", "recorder", "shipped"]
 
 
 @torch.no_grad()

@@ -210,7 +210,7 @@ def _infer_answers(stream: str, folder: Path) -> list[bytes]:
 
 def _openai(folder: Path, content: bytes, draws: random.Random) -> None:
     call = OpenAiCall(request=b"", calls=set())
-    answer = Answer(call, token="secret")
+    answer = Answer(call, ("secret",))
     for piece in [*pieces(content, draws), b""]:
         if call.status:
             break
