@@ -30,7 +30,7 @@ from servers.splitter.kubernetes import grpc_route_manifest
 from servers.splitter.weights import reshare
 from servers.temporary_folder import TemporaryFolder
 
-_ASKING_S = 1.0  # for a replica's name
+_ASKING_S = 5.0  # for a replica's name, whenever the health of one changes
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -152,9 +152,8 @@ def main(options: argparse.Namespace) -> int:
                             counts = (f"{arm} {healthy}/{total}" for arm, (healthy, total) in health.items())
                             _note(f"healthy replicas: {', '.join(counts)}")
                             shown = health
-                    if shown and any(healthy for healthy, _ in shown.values()):
-                        unnamed -= {replica for replica in unnamed if check_name(config, *replica)}
-                    time.sleep(0.2 if len(unnamed) == 0 else 0.5)
+                            unnamed -= {replica for replica in unnamed if check_name(config, *replica)}
+                    time.sleep(0.2)
         except SplitterError as error:
             return complain(str(error), EXIT_BROKE)
     return 0

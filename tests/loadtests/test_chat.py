@@ -115,6 +115,7 @@ REFUSED: list[tuple[str, str, list[str], tuple[str, ...]]] = [
     ("generate", "", [], ("--host",)),
     ("generate", "h:1", ["--request-rate", "0"], ("--request-rate", "0")),
     ("generate", "h:1", ["--request-rate", "inf"], ("--request-rate", "--num-prompts", "--max-concurrency")),
+    ("generate", "h:1", ["--num-prompts", "-1"], ("--num-prompts", "-1")),
     ("generate", "h:1", ["--model-name", "m"], ("--model-name", "--kind")),
     ("generate", "http://h/v1", ["--kind", "openai"], ("--kind openai", "--model-name")),
     ("generate", "h:1", ["--kind", "openai", "--model-name", "m"], ("h:1", "http")),

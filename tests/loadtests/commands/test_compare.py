@@ -539,3 +539,9 @@ def test_a_doubted_run_exits_as_a_failed_one(tmp_path: Path, capsys: pytest.Capt
     folder = write_run(tmp_path / "run", FakeRun(duration_s=60, lag_ms=400.0, gates=CALIBRATION_GATES))
     assert main(["calibrate", str(folder), "--splits", "20", "--json"]) == 99
     assert json.loads(capsys.readouterr().out)["verdict"] == "do not trust"
+
+
+def test_an_arm_without_a_name_is_refused_before_runs_are_read(baseline: Path, capsys, monkeypatch) -> None:
+    later = made("this-week", LATER)
+    monkeypatch.setattr("loadtests.commands.compare.read_release", lambda path: pytest.fail(f"{path} was read"))
+    assert '--arm "x="' in refusal(capsys, "compare", baseline, later, "--arm", "x=")

@@ -243,3 +243,14 @@ def test_a_replica_that_answers_under_another_name_is_refused() -> None:
     check_name("new-0", "new", SnapshotResponse(arm="new", replica="new-0"))
     with pytest.raises(ConfigError, match="eager-0"):
         check_name("new-0", "new", SnapshotResponse(arm="eager", replica="eager-0"))
+
+
+def test_an_error_of_our_own_in_telemetry_is_shown(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("no such column")
+
+    monkeypatch.setattr(collector, "_take", fail)
+    with followed(collector, Telemetry()):
+        wait_for(lambda: collector.failure)
+    for words in ("naive-0", "KeyError"):
+        assert words in str(collector.failure)

@@ -20,6 +20,8 @@ from servers.engine.model import load_model
 from servers.engine.quantisation import is_quantised, quantise
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler
+from servers.engine.shapes import StepShape
+from servers.engine.step_runner import filling_step
 from servers.fields import ConfigError
 from servers.front.readiness import first_request
 from tests.fakes.kernels import varlen_flash
@@ -285,3 +287,13 @@ def test_weights_that_cannot_be_held_so_are_refused(
     message = str(caught.value)
     assert "\n" not in message
     assert [word for word in words if word not in message] == [], message
+
+
+def test_a_step_whose_bounds_were_not_promised_may_compile_and_is_not_ready(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, mark_dynamic=True, warmup="shapes", backend="eager")
+    runner = ModelRunner(ArmConfig(name="marked", model=PLAIN, engine=ENGINE, compile=policy), recorder)
+    runner.load()
+    step = filling_step(StepShape("decode", 2, 1, 9), runner.vocab_size)
+    assert runner.is_ready(step)
+    runner._unpromised.add("decode")
+    assert not runner.is_ready(step)
