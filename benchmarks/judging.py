@@ -2,8 +2,8 @@
 
     python benchmarks/judging.py [SECTION ...] [--seeds 400] [--processes 2]
 
-Sections: comparisons, promises, detection, closed, frontiers, sequential, ramps, separate, greedy; all where none is
-named.
+Sections: comparisons, promises, detection, closed, frontiers, sequential, objectives, ramps, separate, greedy; all
+where none is named.
 
 Each line is a share of seeded runs (or a time) beside what it must reach. The last line on stdout is one JSON object.
 Exit code 1 when a line misses its goal. The simulator is in benchmarks/simulation. 400 seeds take some ten minutes on
@@ -31,7 +31,7 @@ from benchmarks.simulation.greedy import greedy_table
 from benchmarks.simulation.promises import promises_table
 from benchmarks.simulation.ramps import ramps_table
 from benchmarks.simulation.separate import separate_table
-from benchmarks.simulation.sequential import sequential_table
+from benchmarks.simulation.sequential import objectives_table, sequential_table
 from benchmarks.simulation.table import Table
 
 SECTIONS = {
@@ -41,6 +41,7 @@ SECTIONS = {
     "closed": closed_loop_table,
     "frontiers": frontiers_table,
     "sequential": sequential_table,
+    "objectives": objectives_table,
     "ramps": ramps_table,
     "separate": separate_table,
     "greedy": greedy_table,

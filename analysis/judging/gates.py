@@ -120,9 +120,8 @@ def slo_gate(arm: str, target: SloTarget, result: ShareResult, value: float, nee
     """Whether the arm keeps the target, with the count behind it."""
     what = "token gaps" if target.metric == "itl" else "requests"
     share = f"{result.missed} of {result.requests} {'cold ' if target.cold else ''}{what}"
-    sure = f"the true share may lie between {percent(result.low)} and {percent(result.high)}"
     if target.quantile is None:
-        seen, name = f"{share} failed", f"at most {target.limit:g} % errors"
+        seen, name = f"{share} failed", f"a limit of {target.limit:g} % errors"
     else:
         took = f"{target.limit:g} ms or longer" if target.strict else f"longer than {target.limit:g} ms"
         bound = "below" if target.strict else "within"
@@ -131,7 +130,7 @@ def slo_gate(arm: str, target: SloTarget, result: ShareResult, value: float, nee
     if not result.requests:
         reason = f"No request to judge {name}."
     else:
-        reason = f"{seen}; {name} allows {percent(result.allowed)}, {sure}."
+        reason = f"{seen} ({_limits_of_share(result)}); {name} allows {percent(result.allowed)}{_missing(result)}."
     return Gate(
         arm=arm,
         gate=f"{'cold ' if target.cold else ''}slo {target.key}",
@@ -143,6 +142,19 @@ def slo_gate(arm: str, target: SloTarget, result: ShareResult, value: float, nee
         reason=reason,
         needed_s=needed_s if result.verdict == INCONCLUSIVE else None,
     )
+
+
+def _limits_of_share(result: ShareResult) -> str:
+    """Return the share and its one-sided limits, in words."""
+    seen = percent(result.missed / result.requests)
+    return f"{seen}, error bars {percent(result.low)} to {percent(result.high)}"
+
+
+def _missing(result: ShareResult) -> str:
+    """Return what a PASS needs where the limits alone allow it, as the end of a sentence; empty elsewhere."""
+    if result.needed_blocks is None:
+        return ""
+    return f"; a PASS needs {counted(result.needed_blocks, 'block')}, and this run has {result.blocks}"
 
 
 def goodput_ratio_gate(rate: RateComparison, least: float, needed_s: float | None) -> Gate:
@@ -176,15 +188,9 @@ def error_gate(arm: str, result: ShareResult, limit_pct: float, needed_s: float 
     value = 100.0 * result.missed / result.requests if result.requests else None
     if value is None:
         reason = "No request completed or failed, so the error rate is unknown."
-    elif result.verdict == INCONCLUSIVE:
-        reason = (
-            f"{result.missed} of {counted(result.requests, 'request')} failed; so few requests only show that fewer "
-            f"than {percent(result.high)} fail, and the limit is {limit_pct:g} %."
-        )
     else:
-        reason = (
-            f"{result.missed} of {counted(result.requests, 'request')} failed ({value:.3g} %), limit {limit_pct:g} %."
-        )
+        share = f"{result.missed} of {counted(result.requests, 'request')} failed"
+        reason = f"{share} ({_limits_of_share(result)}), limit {limit_pct:g} %{_missing(result)}."
     return Gate(
         arm=arm,
         gate="errors",

@@ -14,11 +14,11 @@ import numpy as np
 from analysis.arrays import Bools, Floats, Ints
 from analysis.run.luck import start_spread
 from analysis.run.run import Run
-from analysis.run.slo import ShareResult
+from analysis.run.slo import ShareResult, Units
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison, Sample, limits_text
 from analysis.statistics.sequential import Exchange, Outcome, groups_for
-from analysis.statistics.share_evidence import share_evidence, share_limits, tail_effects
+from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, share_evidence, share_limits, tail_effects
 
 GROUP_BLOCKS = 2
 METHOD = "betting on groups of blocks"
@@ -154,21 +154,25 @@ def _reason(item: Comparison, path: Path) -> str:
     return f"{seen}, {side} the limit of {bound:.2f}: decided after {path.decided_s / 60.0:.1f} minutes."
 
 
-def share_path(
-    run: Run, missed: Bools, block: Ints, *, allowed: float, values: Floats | None = None
-) -> tuple[ShareResult, Path]:
-    """Whether the share that `missed` keeps within what is allowed, as the evidence block by block decides it.
+def share_tests(run: Run) -> int:
+    """Return how many shares may FAIL: the objectives and the errors of each treatment."""
+    return max(1, len(run.treatments)) * (len(run.targets) + len(run.cold_targets) + 1)
 
-    `block` is that of each request or gap; `values` are the latencies, where the share is of slow ones.
+
+def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tuple[ShareResult, Path]:
+    """Return whether the share of `counted` that missed keeps within what is allowed, by the evidence block by block.
+
+    `block` is that of each request or gap.
     """
     requests = np.bincount(block, minlength=run.blocks)
-    bad = np.bincount(block[missed], minlength=run.blocks)
-    tail: Floats | float = 1.0
-    if values is not None and len(values) and 0.0 < allowed < 1.0:
-        tail = tail_effects(values, block, blocks=run.blocks, allowed=allowed)
-    evidence = share_evidence(bad, requests, allowed=allowed, tail=tail)
-    decision = evidence.decision(alpha=run.limits.alpha, least_blocks=run.limits.min_blocks)
-    low, high = share_limits(bad, requests, alpha=run.limits.alpha, tail=tail)
+    bad = np.bincount(block[counted.missed], minlength=run.blocks)
+    tail, far = np.ones(run.blocks), np.ones(run.blocks, dtype=np.bool_)
+    if counted.limit_ms is not None and len(counted.ms) and 0.0 < allowed < 1.0:
+        tail, far = tail_effects(counted.ms, block, blocks=run.blocks, allowed=allowed, limit_ms=counted.limit_ms)
+    evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far)
+    tests = share_tests(run)
+    decision = evidence.decision(alpha=run.limits.alpha, gates=tests, least_blocks=run.limits.min_blocks)
+    low, high = share_limits(bad, requests, alpha=run.limits.alpha, tests=tests, tail=tail)
     at_s = judged_s(run, np.arange(run.blocks))
     path = Path(
         at_s=at_s,
@@ -178,7 +182,7 @@ def share_path(
         harm=evidence.harm / math.log(10.0),
         safety=evidence.safety / math.log(10.0),
         limit=100.0 * allowed,
-        needed=-math.log10(run.limits.alpha),
+        needed=math.log10(tests / run.limits.alpha),
         needed_safety=-math.log10(run.limits.alpha),
         outcome=None if decision is None else decision[0],
         decided_s=None if decision is None else float(at_s[decision[1]]),
@@ -191,8 +195,18 @@ def share_path(
         high=float(high[-1]) if len(high) else 1.0,
         design_effect=float(evidence.design_effect[-1]) if len(evidence.design_effect) else 1.0,
         verdict=path.outcome or "INCONCLUSIVE",
+        blocks=run.blocks,
+        needed_blocks=_needed_blocks(run, path, far),
     )
     return result, path
+
+
+def _needed_blocks(run: Run, path: Path, far: Bools) -> int | None:
+    """Return the blocks that a PASS needs, where the limits allow one already and only blocks are missing."""
+    if path.outcome is not None or not len(far) or path.high[-1] > path.limit:
+        return None
+    needed = run.limits.min_blocks if far[-1] else max(run.limits.min_blocks, BLOCKS_FOR_PASS)
+    return needed if run.blocks < needed else None
 
 
 def judged_s(run: Run, block: Ints) -> Floats:

@@ -25,7 +25,7 @@ from analysis.judging.gates import (
 )
 from analysis.judging.greedy_parity import NEAR_TIE, GreedyParity, greedy_gate, judge_asked
 from analysis.judging.logged_gates import logged_gates
-from analysis.judging.paths import Path, share_path
+from analysis.judging.paths import Path, share_path, share_tests
 from analysis.judging.planner import (
     LONGEST_S,
     MOST_STARTS,
@@ -40,7 +40,7 @@ from analysis.judging.rates import RateComparison
 from analysis.judging.validity import LENGTH_CHECKS
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
-from analysis.run.slo import ShareResult, judge_share, observed, units
+from analysis.run.slo import ShareResult, Units, failures, judge_share, observed, units
 from analysis.run.spikes import JIT, RECOMPILE_KINDS, CompileEvent, held_s
 from analysis.run.trials import SECOND
 from analysis.settings.gate_limits import CompileBudget
@@ -88,8 +88,7 @@ def objective_gate(run: Run, arm: str, target: SloTarget) -> Gate:
         return slo_gate(arm, target, result, seen, needed_s)
     counted = units(run.requests, held_to(run, arm, target), target)
     block = blocks_at(run, run.requests.trial[counted.row], counted.at_ns)
-    slow = None if counted.ms is None else np.where(np.isnan(counted.ms), np.inf, counted.ms)
-    result, path = share_path(run, counted.missed, block, allowed=target.allowed_share, values=slow)
+    result, path = share_path(run, counted, block, allowed=target.allowed_share)
     return replace(slo_gate(arm, target, result, seen, _whole_s(run, path)), path=path)
 
 
@@ -102,8 +101,8 @@ def judge_target(run: Run, arm: str, target: SloTarget, *, power: float = POWER)
     trial = run.requests.trial[counted.row]
     if target.cold:
         block = np.unique(trial, return_inverse=True)[1]
-        return judge_share(counted.missed, block, allowed=target.allowed_share, alpha=run.limits.alpha), None
-    return _share(run, arm, counted.missed, blocks_at(run, trial, counted.at_ns), target.allowed_share, power)
+        return _judge(run, counted, block, allowed=target.allowed_share, least_blocks=None), None
+    return _share(run, arm, counted, blocks_at(run, trial, counted.at_ns), target.allowed_share, power)
 
 
 def held_to(run: Run, arm: str, target: SloTarget) -> Bools:
@@ -174,15 +173,13 @@ def cold_ends(run: Run) -> dict[int, int]:
 
 
 def error_gates(run: Run, arm: str) -> list[Gate]:
-    requests = run.requests
-    counts = run.of_arm(arm) & ~requests.broken & (requests.ok | requests.failed)
-    allowed = run.limits.max_error_pct / 100.0
-    missed, block = requests.failed[counts], run.block[counts]
+    counted = failures(run.requests, run.of_arm(arm) & ~run.requests.broken)
+    allowed, block = run.limits.max_error_pct / 100.0, run.block[counted.row]
     if run.limits.sequential:
-        result, path = share_path(run, missed, block, allowed=allowed)
+        result, path = share_path(run, counted, block, allowed=allowed)
         gates = [replace(error_gate(arm, result, run.limits.max_error_pct, _whole_s(run, path)), path=path)]
     else:
-        result, needed = _share(run, arm, missed, block, allowed)
+        result, needed = _share(run, arm, counted, block, allowed)
         gates = [error_gate(arm, result, run.limits.max_error_pct, needed)]
     return [*gates, *death_gates(run, arm)] if run.records.trials else gates
 
@@ -230,19 +227,32 @@ def _asked_both(run: Run, arm: str, trial: int) -> bool:
 
 
 def _share(
-    run: Run, arm: str, missed: Bools, block: Ints, allowed: float, power: float = POWER
+    run: Run, arm: str, counted: Units, block: Ints, allowed: float, power: float = POWER
 ) -> tuple[ShareResult, float | None]:
-    """The share that `missed`, judged over blocks, and the run length that would decide it."""
-    result = judge_share(missed, block, allowed=allowed, alpha=run.limits.alpha)
+    """Return the share that missed, judged over blocks, and the run length that would decide it."""
+    result = _judge(run, counted, block, allowed=allowed, least_blocks=run.limits.min_blocks)
     needed = share_needed_s(
         result,
-        requests_per_s=_rate(run, arm, len(missed)),
+        requests_per_s=_rate(run, arm, len(counted.row)),
         block_s=run.block_s,
-        min_blocks=run.limits.min_blocks,
-        alpha=run.limits.alpha,
+        min_blocks=max(run.limits.min_blocks, result.needed_blocks or 0),
+        alpha=run.limits.alpha / (share_tests(run) if result.missed > allowed * result.requests else 1),
         power=power,
     )
     return result, needed
+
+
+def _judge(run: Run, counted: Units, block: Ints, *, allowed: float, least_blocks: int | None) -> ShareResult:
+    return judge_share(
+        counted.missed,
+        block,
+        allowed=allowed,
+        alpha=run.limits.alpha,
+        ms=counted.ms,
+        limit_ms=counted.limit_ms,
+        least_blocks=least_blocks,
+        tests=share_tests(run),
+    )
 
 
 def _rate(run: Run, arm: str, count: int) -> float:

@@ -55,6 +55,7 @@ class Requests:
     refused: Bools  # failed because no graph fitted and the arm compiles none while serving: FAILED_PRECONDITION
     cut: Bools
     broken: Bools  # times that are missing or run backwards; in no metric
+    deadline_ms: float | None  # after which a request fails; None where that is unknown
     measured: Bools  # not ramp-up
     ttft_ms: Floats
     e2e_ms: Floats
@@ -259,6 +260,7 @@ def requests_of(
     batch_size, padded_batch, padded_length = (_sizes(columns.pop(name)) for name in SHAPE_COLUMNS)
     phase, phases = codes(columns.pop("phase"))
     return Requests(
+        deadline_ms=deadline_ms,
         arms=arms,
         arm=arm,
         replicas=replicas,

@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from analysis.arrays import Bools, Ints
+from analysis.arrays import Bools, Floats, Ints
 from analysis.records.requests import Requests
 from analysis.records.scratch import parts
 from analysis.run.gaps import gaps_of
 from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.quantiles import quantile
+from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, design_effects, is_far
 
 _FEWEST_FOR_FAIL = 3  # one or two bad requests may be bad luck
 
@@ -44,7 +45,8 @@ class Units:
     missed: Bools
     row: Ints  # the request
     at_ns: Ints  # when the request was due, or the gap ended
-    ms: npt.NDArray[Any] | None = None  # how long each took, NaN where that is unknown; None: failures are counted
+    ms: Floats  # how long each took, infinite where it failed or its time is unknown
+    limit_ms: float | None  # beyond which `ms` is a miss: of failures the deadline; None where that is unknown
 
 
 def units(requests: Requests, mask: Bools, target: SloTarget) -> Units:
@@ -54,11 +56,24 @@ def units(requests: Requests, mask: Bools, target: SloTarget) -> Units:
     """
     if target.metric == "itl":
         gaps = gaps_of(requests, np.flatnonzero(mask))
-        return Units(missed=_beyond(gaps.ms, target) | gaps.failed, row=gaps.row, at_ns=gaps.end_ns, ms=gaps.ms)
+        ms = np.where(gaps.failed, np.inf, gaps.ms)
+        missed = _beyond(gaps.ms, target) | gaps.failed
+        return Units(missed=missed, row=gaps.row, at_ns=gaps.end_ns, ms=ms, limit_ms=target.limit)
+    if target.quantile is None:
+        return failures(requests, mask)
     missed, counts = misses(requests, target)
     rows = np.flatnonzero(counts & mask)
-    ms = None if target.quantile is None else requests.metric_ms(target.metric)[rows]
-    return Units(missed=missed[rows], row=rows, at_ns=requests.start_ns[rows], ms=ms)
+    ms = requests.metric_ms(target.metric)[rows]
+    ms = np.where(missed[rows] & ~(_beyond(ms, target)), np.inf, ms)
+    return Units(missed=missed[rows], row=rows, at_ns=requests.start_ns[rows], ms=ms, limit_ms=target.limit)
+
+
+def failures(requests: Requests, mask: Bools) -> Units:
+    """Return the requests in `mask` that completed or failed; those that failed missed. `ms` is their E2E."""
+    rows = np.flatnonzero(mask & (requests.ok | requests.failed))
+    missed = requests.failed[rows]
+    ms = np.where(missed, np.inf, requests.e2e_ms[rows])
+    return Units(missed=missed, row=rows, at_ns=requests.start_ns[rows], ms=ms, limit_ms=requests.deadline_ms)
 
 
 def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:
@@ -67,8 +82,6 @@ def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:
     One that was cut off past a limit on TTFT or E2E has missed it, also where its wait is no evidence of the tail.
     """
     completed = requests.ok | requests.failed
-    if target.quantile is None:
-        return requests.failed.copy(), completed
     values = requests.metric_ms(target.metric)
     if target.metric in ("ttft", "e2e") and requests.cut.any():
         waiting = np.flatnonzero(requests.cut & np.isnan(values))
@@ -101,7 +114,12 @@ def meets_all(requests: Requests, targets: Sequence[SloTarget]) -> Bools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareResult:
-    """Whether a share of requests keeps below what is allowed; limits are one-sided at level alpha each."""
+    """Whether a share of requests keeps below what is allowed. Limits are one-sided: the upper one at level alpha, the
+    lower one at alpha over the number of shares that may FAIL.
+
+    `design_effect` is that of the upper limit. `needed_blocks` is set where the limits would allow a PASS and only
+    blocks are missing.
+    """
 
     missed: int
     requests: int
@@ -110,31 +128,61 @@ class ShareResult:
     high: float
     design_effect: float
     verdict: str
+    blocks: int = 0
+    needed_blocks: int | None = None
 
 
-def judge_share(missed: Bools, block: Ints, *, allowed: float, alpha: float) -> ShareResult:
-    """PASS when the share that missed is surely at most `allowed`, FAIL when it is surely above, else INCONCLUSIVE.
+def judge_share(
+    missed: Bools,
+    block: Ints,
+    *,
+    allowed: float,
+    alpha: float,
+    ms: Floats | None = None,
+    limit_ms: float | None = None,
+    least_blocks: int | None = None,
+    tests: int = 1,
+) -> ShareResult:
+    """Return PASS if the share that missed is at most `allowed` by its limits, FAIL if it is above, else INCONCLUSIVE.
 
-    Limits are Clopper and Pearson's on a sample shrunk by the design effect: misses come in bunches, so their count
-    over blocks varies more than independent requests would. Fewer than three misses never FAIL; no request decides
-    nothing. `block` numbers the time block of each request.
+    Limits are Clopper and Pearson's on a sample shrunk by the design effect of the misses, and for the upper limit also
+    of the slow requests, by their latencies `ms` (infinite for failures), where it is known at what latency they miss:
+    see `analysis.statistics.share_evidence`. A PASS needs `least_blocks` blocks, and `BLOCKS_FOR_PASS` unless the
+    slowest request that met `limit_ms` is far below it; None: no number of blocks. Fewer than three misses never FAIL;
+    no request decides nothing. `tests` is the number of shares that may FAIL: each lower limit is at alpha / tests
+    (Bonferroni). `block` numbers the time block of each request.
     """
     size, count = len(missed), int(missed.sum())
     if size == 0:
         return ShareResult(
             missed=0, requests=0, allowed=allowed, low=0.0, high=1.0, design_effect=1.0, verdict="INCONCLUSIVE"
         )
-    effect = design_effect(missed, block)
-    shrunk, bad = size / effect, count / effect
-    low = float(stats.beta.ppf(alpha, bad, shrunk - bad + 1.0)) if bad > 0 else 0.0
-    high = float(stats.beta.ppf(1.0 - alpha, bad + 1.0, shrunk - bad)) if shrunk > bad else 1.0
-    verdict = "INCONCLUSIVE"
-    if high <= allowed:
+    total = np.bincount(block)
+    blocks = int((total > 0).sum())
+    slow = None if ms is None or limit_ms is None else ms
+    far = slow is None or is_far(float(slow[~missed].max(initial=0.0)), limit_ms, blocks=blocks)
+    own = float(design_effects(np.bincount(block[missed], minlength=len(total)), total)[-1])
+    effect = own if slow is None or far else max(own, bunching(slow, block, allowed=allowed))
+    low = float(stats.beta.ppf(alpha / tests, count / own, (size - count) / own + 1.0)) if count > 0 else 0.0
+    high = 1.0 if count == size else float(stats.beta.ppf(1.0 - alpha, count / effect + 1.0, (size - count) / effect))
+    verdict, needed_blocks = "INCONCLUSIVE", None
+    needed = 0 if least_blocks is None else least_blocks if far else max(least_blocks, BLOCKS_FOR_PASS)
+    if high <= allowed and blocks >= needed:
         verdict = "PASS"
+    elif high <= allowed:
+        needed_blocks = needed
     elif low > allowed and count >= _FEWEST_FOR_FAIL:
         verdict = "FAIL"
     return ShareResult(
-        missed=count, requests=size, allowed=allowed, low=low, high=high, design_effect=effect, verdict=verdict
+        missed=count,
+        requests=size,
+        allowed=allowed,
+        low=low,
+        high=high,
+        design_effect=effect,
+        verdict=verdict,
+        blocks=blocks,
+        needed_blocks=needed_blocks,
     )
 
 

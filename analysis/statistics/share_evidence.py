@@ -1,14 +1,20 @@
-"""Whether a share of requests keeps below what is allowed, looked at after every block: a bet on the count of misses.
+"""Whether a share of requests keeps below what is allowed: once at the end, or after every block of a run.
 
-Were the share p0, the likelihood ratio of any other share to p0, multiplied up request by request, is a martingale of
-mean 1, and so is the mean over several other shares: it ever exceeds 1 / alpha with a chance of alpha at most [1, 2].
-Of shares above p0 it is evidence of harm, of those below of safety.
+Misses come in bunches, so a count of misses carries less than as many independent requests would. The design effect is
+how many times more the count varies over blocks, or over stretches of several blocks, than that of independent
+requests. A run in which few requests or none missed cannot show how misses bunch. Its slow requests can: where those
+come in jams, misses will come in jams. A PASS therefore rests on the largest design effect of the misses and of the
+slow requests, from the allowed share up to the slowest fifth of all requests (`bunching`). It also needs
+`BLOCKS_FOR_PASS` blocks, because a run too short for the first jam shows no jam either. Where even the slowest of the
+requests that met the limit is far below it (`is_far`), neither is needed: those that missed it have another cause.
 
-Misses come in bunches. As for one look (`analysis.run.slo`), the logarithm is divided by how many times more the count
-of misses varies over blocks, or over stretches of several, than independent requests would, as far as they show it. Of
-latencies the slowest requests, as many as are allowed, may bunch more than the misses do (`tail_effects`): where a jam
-has come, misses will come in jams. That is an estimate and no theorem: `python benchmarks/judging.py sequential` says
-how often it errs.
+Sequential evidence: were the share p0, the likelihood ratio of any other share to p0, multiplied up request by request,
+is a martingale of mean 1, and so is the mean over several other shares: it ever exceeds 1 / alpha with a chance of
+alpha at most [1, 2]. Shares above p0 give evidence of harm, shares below give evidence of safety. The logarithm is
+divided by the design effect.
+
+The design effects are estimates, so these error rates are measured, not proven: `python benchmarks/judging.py
+objectives`.
 
 References
 ----------
@@ -23,10 +29,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Floats, Ints
+from analysis.arrays import Bools, Floats, Ints
 from analysis.statistics.sequential import Outcome, mixed
 
-FEWEST_FOR_FAIL = 3  # blocks with a miss: those of one or two may be one piece of bad luck
+FEWEST_FOR_FAIL = 3  # blocks with a miss: the misses of one or two blocks may have one cause
+BLOCKS_FOR_PASS = 24  # a jam that comes every eighth block, or more often, is in 95 % of such runs (exp(-3))
+_FAR, _FAR_IN_FEW_BLOCKS = 3.0, 4.0  # how many times the slowest request must fit into the limit
 _TIMES = np.array([1.25, 1.6, 2.5, 5.0, 10.0, 30.0])  # how much another share is above or below the allowed one
 _MOST_SHARE = 0.999
 _TRIED = np.concatenate(
@@ -34,12 +42,14 @@ _TRIED = np.concatenate(
 )  # shares that limits are looked for at
 _STRETCHES, _FEWEST_STRETCHES = (1, 2, 4, 8), 2  # in blocks; and of them
 _BIN, _SMALLEST_MS = 0.01, 1e-3  # in log latency; of a latency
+_SLOWEST, _LEVELS = 0.2, 5  # the largest share of slow requests whose bunching counts; shares from the allowed one on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareEvidence:
-    """What is known after each block, of shape (blocks,): logarithms of e-values, against a share of at most what is
-    allowed (`harm`) and of at least that (`safety`); blocks with misses, share and design effect until then."""
+    """What is known after each block, of shape (blocks,): logarithms of e-values against a share of at most what is
+    allowed (`harm`) and of at least that (`safety`); blocks with misses, share and design effect until then; and
+    whether the slowest request is far below the limit."""
 
     allowed: float
     harm: Floats
@@ -47,16 +57,18 @@ class ShareEvidence:
     blocks_with_misses: Ints
     share: Floats
     design_effect: Floats
+    far: Bools
 
     def decision(self, *, alpha: float, gates: int = 1, least_blocks: int = 1) -> tuple[Outcome, int] | None:
-        """The first outcome that stands for good, and the block after which it does; None while there is none.
+        """Return the first outcome and the block after which it stands for good; None while there is none.
 
-        FAIL needs the evidence of one of `gates` gates and misses in three blocks; PASS `least_blocks` blocks, since
-        misses that come in bunches may all be still to come, and a share so far within what is allowed.
+        FAIL needs the evidence of one of `gates` gates and misses in three blocks. PASS needs `least_blocks` blocks,
+        `BLOCKS_FOR_PASS` unless the slowest request is far below the limit, and a share so far within what is allowed.
         """
         count = np.arange(1, len(self.harm) + 1)
+        needed = np.where(self.far, least_blocks, max(least_blocks, BLOCKS_FOR_PASS))
         fails = (self.harm >= math.log(gates / alpha)) & (self.blocks_with_misses >= FEWEST_FOR_FAIL)
-        passes = (self.safety >= -math.log(alpha)) & (self.share <= self.allowed) & (count >= least_blocks)
+        passes = (self.safety >= -math.log(alpha)) & (self.share <= self.allowed) & (count >= needed)
         met: list[tuple[int, Outcome]] = []
         if fails.any():
             met.append((int(np.argmax(fails)), "FAIL"))
@@ -68,13 +80,16 @@ class ShareEvidence:
         return outcome, block
 
 
-def share_evidence(missed: Ints, requests: Ints, *, allowed: float, tail: Floats | float = 1.0) -> ShareEvidence:
-    """The evidence after each block, from the misses and the requests of each. Nothing allowed leaves no safety.
+def share_evidence(
+    missed: Ints, requests: Ints, *, allowed: float, tail: Floats | float = 1.0, far: Bools | bool = False
+) -> ShareEvidence:
+    """Return the evidence after each block, from the misses and the requests of each. Nothing allowed gives no safety.
 
-    `tail` is the design effect of the slowest requests after each block, where it is known.
+    `tail` is the design effect of the slow requests after each block, where it is known. `far` says after which blocks
+    the slowest request `is_far` below the limit.
     """
     bad, total = np.cumsum(missed), np.cumsum(requests)
-    effect = np.maximum(_design_effects(missed, requests), tail)
+    effect = np.maximum(design_effects(missed, requests), tail)
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.where(total > 0, bad / np.maximum(total, 1), 0.0)
     if not 0.0 < allowed < 1.0:
@@ -93,6 +108,7 @@ def share_evidence(missed: Ints, requests: Ints, *, allowed: float, tail: Floats
         blocks_with_misses=np.cumsum(missed > 0),
         share=np.asarray(share),
         design_effect=effect,
+        far=np.broadcast_to(far, len(missed)),
     )
 
 
@@ -104,21 +120,55 @@ def _mixed(bad: Ints, good: Ints, shares: Floats, allowed: float, effect: Floats
     return mixed(logarithms)
 
 
-def share_limits(missed: Ints, requests: Ints, *, alpha: float, tail: Floats | float = 1.0) -> tuple[Floats, Floats]:
-    """The limits of the share after each block, (blocks,) each: one-sided, at level alpha over all looks together."""
+def share_limits(
+    missed: Ints, requests: Ints, *, alpha: float, tests: int = 1, tail: Floats | float = 1.0
+) -> tuple[Floats, Floats]:
+    """Return the limits of the share after each block, (blocks,) each: one-sided, at level alpha over all analyses.
+
+    The lower one is at alpha / tests, as a FAIL of one of so many shares is.
+
+    Limits are those of the evidence at that block. Earlier limits are not carried on: their design effect was that of
+    fewer blocks, so that the first blocks could exclude the share of the whole run.
+    """
     low, high = np.zeros(len(missed)), np.ones(len(missed))
-    needed = -math.log(alpha)
     for share in _TRIED:
         evidence = share_evidence(missed, requests, allowed=float(share), tail=tail)
-        low = np.where(evidence.harm >= needed, np.maximum(low, share), low)
-        high = np.where(evidence.safety >= needed, np.minimum(high, share), high)
-    return np.maximum.accumulate(low), np.minimum.accumulate(high)
+        low = np.where(evidence.harm >= math.log(tests / alpha), np.maximum(low, share), low)
+        high = np.where(evidence.safety >= -math.log(alpha), np.minimum(high, share), high)
+    return low, high
 
 
-def tail_effects(values: Floats, block: Ints, *, blocks: int, allowed: float) -> Floats:
-    """The design effect after each block of the slowest requests so far, of the share `allowed`, to a bin of 1 %.
+def is_far(slowest_ms: float, limit_ms: float | None, *, blocks: int) -> bool:
+    """Return whether the slowest request of so many blocks is so far below the limit that no jam comes near it."""
+    far = _FAR if blocks >= BLOCKS_FOR_PASS else _FAR_IN_FEW_BLOCKS
+    return limit_ms is not None and slowest_ms * far <= limit_ms
 
-    `values` are latencies, infinite where a request failed; `block` is from 0 to `blocks` - 1. Shape (blocks,).
+
+def bunching(values: Floats, block: Ints, *, allowed: float) -> float:
+    """Return the largest design effect of the slow requests, from the allowed share up to the slowest fifth.
+
+    `values` are latencies, infinite where a request failed; `block` numbers the blocks from 0. At least 1.
+    """
+    if not len(values) or not 0.0 < allowed < 1.0:
+        return 1.0
+    total = np.bincount(block)
+    most = 1.0
+    for share in _levels(allowed):
+        place = min(len(values) - 1, max(0, math.ceil((1.0 - share) * len(values)) - 1))
+        threshold = np.partition(values, place)[place]
+        # Of a value that many requests share (failures), all are among the slow.
+        slow = values > threshold if threshold < values.max() else values >= threshold
+        most = max(most, float(design_effects(np.bincount(block[slow], minlength=len(total)), total)[-1]))
+    return most
+
+
+def tail_effects(
+    values: Floats, block: Ints, *, blocks: int, allowed: float, limit_ms: float | None = None
+) -> tuple[Floats, Bools]:
+    """Return `bunching` after each block, to a bin of 1 %, and whether the slowest that met the limit so far `is_far`.
+
+    Where it is far, its bunching does not matter, and is 1. `values` are latencies, infinite where a request failed;
+    `block` is from 0 to `blocks` - 1. Shape (blocks,) each.
     """
     logs = np.log(np.maximum(values, _SMALLEST_MS))
     finite = logs[np.isfinite(logs)]
@@ -129,18 +179,30 @@ def tail_effects(values: Floats, block: Ints, *, blocks: int, allowed: float) ->
     counts = np.bincount(cell, minlength=blocks * (last + 1)).reshape(blocks, last + 1)
     total = counts.sum(axis=1)
     upto = np.zeros(last + 1, dtype=np.int64)
-    effects = np.ones(blocks)
+    effects, slowest = np.ones(blocks), np.zeros(blocks)
+    if limit_ms is not None:
+        met = values <= limit_ms
+        np.maximum.at(slowest, block[met], values[met])
     for seen in range(1, blocks + 1):
         upto += counts[seen - 1]
-        slowest = int(np.searchsorted(np.cumsum(upto), (1.0 - allowed) * int(upto.sum()), side="left")) + 1
-        above = counts[:seen, slowest:].sum(axis=1)
-        effects[seen - 1] = _design_effects(above, total[:seen])[-1]
-    return effects
+        below = np.cumsum(upto)
+        for share in _levels(allowed):
+            first = int(np.searchsorted(below, (1.0 - share) * int(below[-1]), side="left")) + 1
+            slow = counts[:seen, min(first, last) :].sum(axis=1)
+            effects[seen - 1] = max(effects[seen - 1], design_effects(slow, total[:seen])[-1])
+    far = [is_far(value, limit_ms, blocks=seen) for seen, value in enumerate(np.maximum.accumulate(slowest), 1)]
+    return np.where(far, 1.0, effects), np.array(far, dtype=np.bool_)
 
 
-def _design_effects(missed: Ints, requests: Ints) -> Floats:
-    """After each block: how many times more misses vary than with independent requests, over blocks or over stretches
-    of several, whichever is most; at least 1. What lasts for longer than a block shows in stretches alone."""
+def _levels(allowed: float) -> Floats:
+    return np.geomspace(allowed, max(allowed, _SLOWEST), _LEVELS if allowed < _SLOWEST else 1)
+
+
+def design_effects(missed: Ints, requests: Ints) -> Floats:
+    """Return, after each block, how many times more the misses vary than with independent requests; at least 1.
+
+    It is the largest over single blocks and stretches of several: what lasts for longer than a block shows in those.
+    """
     effects = np.ones(len(missed))
     for width in _STRETCHES:
         whole = len(missed) // width

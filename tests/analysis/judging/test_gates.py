@@ -82,7 +82,7 @@ def target(key="p99_ttft_ms", metric="ttft", quantile=0.99, limit=2000.0, **more
 @pytest.mark.parametrize(
     ("asked", "seen", "name", "kind", "words"),
     [
-        (target(), 2100.0, "slo p99_ttft_ms", "slo", ("2 of 100 requests", "2000 ms", "allows 1 %", "0.4 % and 7 %")),
+        (target(), 2100.0, "slo p99_ttft_ms", "slo", ("2 of 100 requests", "2000 ms", "allows 1 %", "0.4 % to 7 %")),
         (target(cold=True), 2100.0, "cold slo p99_ttft_ms", "cold", ("2 of 100 cold requests", "2000 ms")),
         (
             target("p50_itl_ms", "itl", 0.5, 40.0, strict=True),

@@ -15,7 +15,7 @@ from tests.fakes.machines import tell
 from tests.fakes.request_rows import write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
-SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 6000}
+SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 9000}
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=5 + 10 * step, seconds=3 + step) for step in range(6)])
 SHORT = FakeRun(duration_s=90, rate=2)
 QUICK = {"draws": 99}
@@ -168,7 +168,7 @@ class TestCold:
     EARLY = FakeArm(name="compiled", compiles=[Compile(at_s=5, seconds=3)])
 
     def test_the_cold_start_is_judged_by_targets_of_its_own(self, tmp_path):
-        targets = {"p95_ttft_ms": 2000, "cold": {"p95_ttft_ms": 5000}}
+        targets = {"p95_ttft_ms": 2000, "cold": {"p95_ttft_ms": 15_000}}
         judgement = judgement_of(tmp_path, against(self.EARLY, trials=3, duration_s=300, slo=targets, rate=3))
         cold = gate(judgement, "cold slo p95_ttft_ms")
         assert (cold.kind, cold.verdict) == ("cold", "PASS")

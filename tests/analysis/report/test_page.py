@@ -117,7 +117,7 @@ def test_the_data_of_charts_have_the_limits_of_gates_and_null_for_no_number(demo
     demo["comparisons"][0]["high"] = float("inf")
     demo["series"]["arms"]["eager"][0]["e2e_p99_ms"] = float("nan")
     data = json.loads(read_page(html_report(demo)).scripts[0])
-    assert data["limits"] == {"ttft_p99_ms": 2000.0, "e2e_p99_ms": 6000.0}
+    assert data["limits"] == {"ttft_p99_ms": 2000.0, "e2e_p99_ms": 9000.0}
     assert data["comparisons"][0]["high"] is data["series"][0]["e2e_p99_ms"][0] is None
 
 

@@ -116,6 +116,32 @@ def test_a_share_is_judged_with_its_error(missed, total, verdict):
     assert judge_share(*shares(missed, total), allowed=0.01, alpha=0.05).verdict == verdict
 
 
+BLOCK = np.repeat(np.arange(40), 100)
+CALM = 100 * np.exp(0.3 * np.random.default_rng(0).standard_normal(4000))
+JAM = np.where(BLOCK == 7, 4 * CALM, CALM)
+
+
+@pytest.mark.parametrize(
+    ("ms", "limit_ms", "missed", "blocks", "verdict", "needed"),
+    [
+        (CALM, 400.0, 0, 40, "PASS", None),
+        (JAM, 1200.0, 0, 40, "INCONCLUSIVE", None),  # what misses next may be the next jam
+        (JAM, 5000.0, 0, 40, "PASS", None),  # no jam comes near the limit
+        (np.where(np.arange(4000) % 500 == 0, np.inf, JAM), 5000.0, 8, 40, "PASS", None),  # failures apart from jams
+        (CALM, 400.0, 0, 20, "INCONCLUSIVE", 24),  # no jam may have come yet
+        (CALM, 5000.0, 0, 20, "PASS", None),
+        (CALM, 5000.0, 0, 16, "INCONCLUSIVE", 18),
+        (CALM, None, 0, 20, "PASS", None),  # nothing says at what latency a request misses
+    ],
+)
+def test_slow_requests_show_how_misses_would_bunch(ms, limit_ms, missed, blocks, verdict, needed):
+    within = blocks > BLOCK
+    ms = ms[within]
+    bad = ~np.isfinite(ms)
+    found = judge_share(bad, BLOCK[within], allowed=0.01, alpha=0.05, ms=ms, limit_ms=limit_ms, least_blocks=18)
+    assert (found.missed, found.verdict, found.needed_blocks) == (missed, verdict, needed)
+
+
 def test_misses_in_one_bunch_decide_less_than_misses_spread_out():
     bunch, block = np.arange(4000) < 60, shares(60, 4000)[1]
     assert judge_share(bunch, block, allowed=0.01, alpha=0.05).verdict == "INCONCLUSIVE"

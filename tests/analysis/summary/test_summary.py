@@ -31,7 +31,7 @@ from tests.fakes.simulated import write_external
 from tests.fakes.summary_schema import FOLDER, PUBLISHED, hold
 from tests.golden.recorded import RUNS, golden
 
-SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 6000}
+SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 9000}
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=5 + 10 * step, seconds=3 + step) for step in range(6)])
 SHORT = FakeRun(duration_s=90, rate=2)
 
@@ -109,7 +109,7 @@ def test_targets_of_the_command_line_replace_those_of_the_experiment(tmp_path):
     directory = write_run(tmp_path / "run", replace(SHORT, slo=SLO))
     summary = analyze(directory, slo=["p99_ttft_ms <= 1", "p50_itl_ms < 900"])
     limits = {row["gate"]: row["limit"] for row in summary["gates"] if row["kind"] == "slo"}
-    assert limits == {"slo p99_e2e_ms": 6000.0, "slo p99_ttft_ms": 1.0, "slo p50_itl_ms": 900.0}
+    assert limits == {"slo p99_e2e_ms": 9000.0, "slo p99_ttft_ms": 1.0, "slo p50_itl_ms": 900.0}
     with pytest.raises(RecordError, match="operator"):
         analyze(directory, slo=["p99_ttft_ms 1"])
 
