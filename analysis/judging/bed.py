@@ -14,6 +14,7 @@ from analysis.nouns import counted
 from analysis.records.schemas import RUN_HOST
 from analysis.run.references import FIGURES
 from analysis.run.test_bed import TestBed
+from analysis.settings.gate_limits import GateLimits
 
 QUIET, DISTURBED, NOT_WATCHED, PARTLY = "quiet", "disturbed", "not watched", "partly watched"
 
@@ -32,9 +33,14 @@ class BedJudgement:
     unknown: tuple[str, ...]  # what was not watched of it, in words
 
 
-def judge_bed(bed: TestBed, arms: Sequence[str], limit: float) -> tuple[BedJudgement, list[Check]]:
-    """The judgement on the bed, and the checks that follow from it: none where nobody watched."""
-    checks, disturbances = check_bed(bed, arms, limit) if bed.watched else ([], [])
+def judge_bed(
+    bed: TestBed, arms: Sequence[str], limits: GateLimits, *, shared: bool
+) -> tuple[BedJudgement, list[Check]]:
+    """Return the judgement on the machines, and the checks that follow from it: none where they were not watched.
+
+    `shared`: all arms ran at the same time.
+    """
+    checks, disturbances = check_bed(bed, arms, limits, shared=shared) if bed.watched else ([], [])
     unknown = list(_unknown(bed)) if bed.watched else []
     if not bed.watched:
         verdict, line = NOT_WATCHED, "nobody recorded how the machines of this run behaved"

@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from analysis.blackbox.view import Outside
-from analysis.judging.bed import BedJudgement, judge_bed
-from analysis.judging.checks.compiled import check_compiled
-from analysis.judging.checks.telemetry import check_telemetry
+from analysis.judging.bed import BedJudgement
 from analysis.judging.comparisons import Comparisons, comparisons
 from analysis.judging.gates import (
     INCONCLUSIVE,
@@ -23,7 +21,7 @@ from analysis.judging.load_steps import brackets, goodput_gate, is_search
 from analysis.judging.memory import memory_gates
 from analysis.judging.ramp_account import ramp_gate, ramp_of
 from analysis.judging.rates import RateComparison, compare_rates
-from analysis.judging.run_checks import checks_of_all, checks_of_arm, checks_of_machines
+from analysis.judging.run_checks import checks_of_run
 from analysis.judging.run_gates import (
     compile_facts,
     compile_gates,
@@ -43,7 +41,6 @@ from analysis.judging.wording import duration_text
 from analysis.nouns import counted
 from analysis.run.memory import RunMemory, memory_of
 from analysis.run.run import Run
-from analysis.run.test_bed import TestBed
 from analysis.statistics.compare import Comparison
 
 
@@ -75,15 +72,7 @@ def judge(run: Run) -> Judgement:
     compared = Comparisons() if search else comparisons(run)
     rates = () if search else compare_rates(run)
     outside = seen_outside(run)
-    bed, bed_checks = judge_bed(TestBed.of(run), run.arms, run.limits.max_bed_drift)
-    checks = [
-        *checks_of_all(run),
-        *(check for arm in run.treatments for check in checks_of_arm(run, arm, compared.gated)),
-        *check_telemetry(run, outside),
-        *check_compiled(run),
-        *bed_checks,
-        *checks_of_machines(run, compared),
-    ]
+    bed, checks = checks_of_run(run, compared, outside)
     facts = {arm: {part: compile_facts(run, arm, part) for part in ("", "cold", "steady")} for arm in run.arms}
     memory = memory_of(run)
     targets = (*run.targets, *run.cold_targets)

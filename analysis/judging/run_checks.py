@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from analysis.arrays import Floats
+from analysis.blackbox.view import Outside
+from analysis.judging.bed import BedJudgement, judge_bed
 from analysis.judging.checks.arms import check_answers, check_comparable, check_equal_work, check_token_stream
+from analysis.judging.checks.compiled import check_compiled
 from analysis.judging.checks.loop import Loop, loop_of
 from analysis.judging.checks.machines import check_machines
 from analysis.judging.checks.overload import check_overload
@@ -24,6 +27,7 @@ from analysis.judging.checks.statistics import (
     check_length,
     check_tail,
 )
+from analysis.judging.checks.telemetry import check_telemetry
 from analysis.judging.checks.traffic import (
     check_control_errors,
     check_generator_lag,
@@ -51,10 +55,26 @@ from analysis.run.pairs import copies_of, lag_apart, matters_ms
 from analysis.run.run import Run
 from analysis.run.slo import failures, judge_share, units
 from analysis.run.spikes import normal_e2e_ms, windows_of
+from analysis.run.test_bed import TestBed
 from analysis.run.trials import SECOND
 from analysis.run.weight_stretches import weight_stretches
 from analysis.run.work import gates_on_gaps, token_times, work_of
 from analysis.statistics.compare import Comparison
+
+
+def checks_of_run(run: Run, compared: Comparisons, outside: Mapping[str, Outside]) -> tuple[BedJudgement, list[Check]]:
+    """Return every check of the run, the same for an interim analysis and for the final one, and the machines' part."""
+    shared = run.design != "switchback" and not run.in_turn
+    bed, bed_checks = judge_bed(TestBed.of(run), run.arms, run.limits, shared=shared)
+    checks = [
+        *checks_of_all(run),
+        *(check for arm in run.treatments for check in checks_of_arm(run, arm, compared.gated)),
+        *check_telemetry(run, outside),
+        *check_compiled(run),
+        *bed_checks,
+        *checks_of_machines(run, compared),
+    ]
+    return bed, checks
 
 
 def _loops(run: Run) -> list[Loop]:

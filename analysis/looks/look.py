@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.judging.checks.compiled import check_compiled
-from analysis.judging.checks.telemetry import check_telemetry
 from analysis.judging.comparisons import gated_comparisons, step_comparisons
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.memory import ratio_gate
 from analysis.judging.ramp_account import ramp_of
-from analysis.judging.run_checks import checks_of_all, checks_of_arm
+from analysis.judging.run_checks import checks_of_run
 from analysis.judging.run_gates import (
     compile_facts,
     compile_gates,
@@ -82,12 +80,7 @@ def look_at(run: Run, *, left_s: float) -> Look:
     """The look at what the run holds, of which `left_s` seconds are still to come."""
     compared = gated_comparisons(run)
     outside = seen_outside(run)
-    checks = [
-        *checks_of_all(run),
-        *(check for arm in run.treatments for check in checks_of_arm(run, arm, compared.gated)),
-        *check_telemetry(run, outside),
-        *check_compiled(run),
-    ]
+    _, checks = checks_of_run(run, compared, outside)
     checks = [check for check in checks if check.check not in _OF_THE_END]
     raw: list[Gate] = []
     for arm in run.treatments:

@@ -6,7 +6,7 @@ Nothing is decided here. What was not recorded, or could not be read, is None or
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -154,6 +154,7 @@ class TestBed:
             placed[trial.number] = devices_of(trial)
             for host, machine in mapping(bed.get("machines")).items():
                 machines[trial.number, str(host)] = mapping(machine)
+            blind = {text_of(row, "host") for row in rows_of(bed.get("unreadable")) if row.get("what") == "cpu_s"}
             for row in rows_of(bed.get("unreadable")):
                 unreadable[text_of(row, "host"), text_of(row, "name"), text_of(row, "what"), text_of(row, "why")] = None
             for row in rows_of(bed.get("before")):
@@ -162,7 +163,7 @@ class TestBed:
                 earlier[place] = Earlier(processes=names, memory_bytes=number(row.get("memory_bytes")))
             own = [_process(rows) for rows in samples.of("process", trial)]
             processes += own
-            hosts += [_host(rows, own) for rows in samples.of("host", trial)]
+            hosts += [_host(rows, own, blind) for rows in samples.of("host", trial)]
             for rows in samples.of("device", trial):
                 card = cards.get((rows.host, rows.name)) or Card(
                     **dict.fromkeys(("model", "power_limit_w", "power_limit_default_w", "sm_max_mhz", "lock_command")),
@@ -286,7 +287,8 @@ def _locked(rows: Rows) -> bool | None:
     return True if (used[known] > 0).any() and (used[known] == 0).any() else None
 
 
-def _host(rows: Rows, processes: Sequence[ProcessTraffic]) -> HostTraffic:
+def _host(rows: Rows, processes: Sequence[ProcessTraffic], blind: Collection[str]) -> HostTraffic:
+    """`blind` are hosts on which the time of one of the run's own processes could not be read."""
     cpus = rows.spread("cpus")
     count = cpus.median if cpus and cpus.median > 0 else None
     load = rows.column("load1") / (count or math.nan)
@@ -294,7 +296,8 @@ def _host(rows: Rows, processes: Sequence[ProcessTraffic]) -> HostTraffic:
     # What was sampled once or twice and then ended has no rate, and little time.
     own = [item.cores for item in processes if item.host == rows.host and not (item.cores is None and item.samples < 3)]
     known = [item for item in own if item is not None]
-    foreign = max(0.0, cores - sum(known)) if cores is not None and own and len(known) == len(own) else None
+    sees_all = bool(own) and len(known) == len(own) and rows.host not in blind
+    foreign = max(0.0, cores - sum(known)) if cores is not None and sees_all else None
     return HostTraffic(
         trial=rows.trial,
         host=rows.host,

@@ -202,7 +202,7 @@ def _gate_row(gate: Gate) -> dict[str, Any]:
 
 def _check_row(check: Check) -> dict[str, Any]:
     row = asdict(replace(check, remedy="" if check.ok else check.remedy))
-    del row["among_trials"]
+    del row["among_trials"], row["slows"]
     for name in ("gates", "shift"):
         if not row[name]:
             del row[name]

@@ -75,6 +75,14 @@ class BedWatch:
         if self._child is not None:
             self._child.command(json.dumps({"name": name, "pid": pid, "arm": arm}))
 
+    def name_server(self, name: str, pid: int | None, *, arm: str) -> None:
+        """Sample an external server on this host, if its process is known; else other work cannot be told from it."""
+        if pid is not None:
+            self.name(name, pid, arm=arm)
+        elif self._child is not None:
+            why = "its process cannot be seen from here"
+            self._bed["unreadable"].append({"host": "run", "name": name, "what": "cpu_s", "why": why})
+
     def forget(self, name: str) -> None:
         """The process of that name has ended."""
         if self._child is not None:

@@ -1,11 +1,16 @@
-"""Waits for the arms that tailgate does not start."""
+"""Waits for the arms that tailgate does not start, and finds their processes where they run on this host."""
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
 from dataclasses import asdict
+
+import psutil
 
 from analysis.nouns import counted
 from loadtests.experiments.model import ExternalArm
+from loadtests.external.addresses import Address, parse_address
 from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
 from loadtests.traffic.lengths import IntArray
 from loadtests.trials.context import TrialContext
@@ -28,6 +33,50 @@ def find_external_arms(trial: TrialContext, tokens: IntArray) -> None:
         ]
         trial.facts.ready[arm.name] = now_ns()
     trial.write_facts()
+
+
+def local_servers(trial: TrialContext) -> Iterator[tuple[str, str, int | None]]:
+    """Yield (replica, arm, process id) of each external server on this host: it is an arm, and no other work.
+
+    The process is the one that listens on the address; None where it cannot be seen, as in a container.
+    """
+    for arm in trial.experiment.external_arms:
+        for name, text in zip(arm.replica_names, arm.external.addresses, strict=True):
+            address = parse_address(text, arm.external.kind)
+            if _is_local(address):
+                yield name, arm.name, _listener(address)
+
+
+def _is_local(address: Address) -> bool:
+    if address.socket:
+        return True
+    own = {str(entry.address).partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries}
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(str(row[4][0]).partition("%")[0] in own for row in found)
+
+
+def _listener(address: Address) -> int | None:
+    try:
+        rows = psutil.net_connections("unix" if address.socket else "tcp")
+    except psutil.AccessDenied:
+        return None
+    if address.socket:
+        pids = {row.pid for row in rows if row.laddr == address.socket}
+    else:
+        pids = {row.pid for row in rows if row.status == psutil.CONN_LISTEN and row.laddr.port == address.port}
+    # Workers share the socket of the process that opened it.
+    own = [int(pid) for pid in pids if pid is not None and _parent(pid) not in pids]
+    return min(own, default=None)
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(psutil.Process(pid).ppid())
+    except psutil.Error:
+        return None
 
 
 def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str, tokens: IntArray) -> Probe:

@@ -16,7 +16,7 @@ from loadtests.trials.bed_watch import BedWatch
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
 from loadtests.trials.external_answers import ExternalAnswers
-from loadtests.trials.external_arms import find_external_arms
+from loadtests.trials.external_arms import find_external_arms, local_servers
 from loadtests.trials.load import LoadGenerator
 from loadtests.trials.pressure import Pressure
 from loadtests.trials.processes import describe_exit
@@ -97,6 +97,8 @@ class Trial:
         context.write_facts()
         find_external_arms(context, self._schedule.ints("prompt_tokens") + self._schedule.ints("max_tokens"))
         self._server_loads = ServerLoads(context)
+        for name, arm, pid in local_servers(context):
+            self._bed.name_server(name, pid, arm=arm)
         self._bed.first_look()
         self._references.measure("before")
         self._replicas.start()

@@ -25,22 +25,25 @@ from analysis.judging.checks.bed_traffic import (
 from analysis.judging.checks.disturbances import Disturbance, checks_of, gathered
 from analysis.judging.validity import Check
 from analysis.run.test_bed import TestBed
+from analysis.settings.gate_limits import GateLimits
 
 
-def check_bed(bed: TestBed, arms: Sequence[str], limit: float) -> tuple[list[Check], list[Disturbance]]:
-    """The checks that the bed's records allow, and what they rest on, worst first in each check.
+def check_bed(
+    bed: TestBed, arms: Sequence[str], limits: GateLimits, *, shared: bool
+) -> tuple[list[Check], list[Disturbance]]:
+    """Return the checks that the machines' records allow, and what they rest on, worst first in each check.
 
-    `arms` begins with the control; `limit` is how far two measurements of the reference may lie apart. What could not
-    be read has no check.
+    `arms` begins with the control. `shared`: all arms ran at the same time. What could not be read has no check.
     """
+    limit = limits.max_bed_drift
     checks: list[Check] = []
     disturbances: list[Disturbance] = []
     for aspect, found in (
         (FOREIGN, foreign_work(bed)),
         (THROTTLING, throttling(bed, arms, limit)),
         (SETTINGS, settings(bed, arms, limit)),
-        (STEAL, steal(bed)),
-        (BUSY, busy_host(bed)),
+        (STEAL, steal(bed, limits.max_steal_pct / 100.0, shared=shared)),
+        (BUSY, busy_host(bed, limits.max_other_cpu_pct / 100.0, shared=shared)),
         (DRIFT, drift(bed, limit)),
         (APART, apart(bed, arms, limit)),
         (SLOW, slow(bed)),

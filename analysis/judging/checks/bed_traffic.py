@@ -14,8 +14,6 @@ from analysis.records.schemas import RUN_HOST
 from analysis.run.test_bed import POWER_CAP, THROTTLES, DeviceTraffic, HostTraffic, TestBed
 
 MOST_SHARE = 0.01  # of a trial's traffic, in which a card may be held back or somebody else's
-MOST_STEAL = 0.01  # of the time of a host's processors
-MOST_FOREIGN_CPU = 0.10
 MOST_MEMORY_PRESSURE = 0.01
 _MUCH_BYTES = 2 << 30  # more than a driver keeps of an idle card, or a desktop takes
 
@@ -39,12 +37,14 @@ SETTINGS = Aspect(
 STEAL = Aspect(
     check="steal",
     sound="The hosts had their processors to themselves.",
-    remedy="Use a host whose processors are not shared: the hypervisor ran somebody else in this time.",
+    remedy="Use a host whose processors are not shared with other virtual machines, or raise gates.max_steal_pct.",
+    slows=True,
 )
 BUSY = Aspect(
     check="busy host",
     sound="The hosts did nothing else that counts.",
-    remedy="Stop what else runs on the host, or give the run processors and memory of its own.",
+    remedy="Stop other work on the host, give the run its own processors and memory, or raise gates.max_other_cpu_pct.",
+    slows=True,
 )
 
 
@@ -158,17 +158,24 @@ def settings(bed: TestBed, arms: Sequence[str], limit: float) -> list[Disturbanc
     return found
 
 
-def steal(bed: TestBed) -> list[Disturbance] | None:
-    """Time of a host's processors that the hypervisor gave to others; None where no host says."""
+def steal(bed: TestBed, most: float, *, shared: bool) -> list[Disturbance] | None:
+    """Return hosts on which the hypervisor took more than `most` of the processors' time; None where no host says.
+
+    `shared`: all arms ran at the same time, so this share of the processors' time can have slowed an arm by that share
+    at most. Where arms took turns, all of it may have fallen on one of them.
+    """
     if all(host.steal is None for host in bed.hosts):
         return None
     what = "the hypervisor took {share} of the processors' time from {host}"
-    return [item for host in bed.hosts for item in _of_host(STEAL, host, host.steal, MOST_STEAL, what)]
+    return [item for host in bed.hosts for item in _of_host(STEAL, host, host.steal, most, what, shared=shared)]
 
 
-def busy_host(bed: TestBed) -> list[Disturbance] | None:
-    """Work that is not of the run, and waiting for memory; None where no host says. What an experiment weighs on its
-    machines itself ([pressure]) is no disturbance."""
+def busy_host(bed: TestBed, most: float, *, shared: bool) -> list[Disturbance] | None:
+    """Return hosts on which other work took more than `most` of the processors, or tasks waited for memory.
+
+    None where no host says. The load that an experiment puts on its machines itself ([pressure]) is no disturbance.
+    `shared` as in `steal`.
+    """
     if all(host.foreign is None and host.pressure_memory is None for host in bed.hosts):
         return None
     return [
@@ -176,10 +183,10 @@ def busy_host(bed: TestBed) -> list[Disturbance] | None:
         for host in bed.hosts
         if host.trial not in bed.pressed
         for share, limit, what in (
-            (host.foreign, MOST_FOREIGN_CPU, "work that is not of the run took {share} of the processors of {host}"),
+            (host.foreign, most, "work that is not of the run took {share} of the processors of {host}"),
             (host.pressure_memory, MOST_MEMORY_PRESSURE, "tasks waited for memory {share} of the time on {host}"),
         )
-        for item in _of_host(BUSY, host, share, limit, what)
+        for item in _of_host(BUSY, host, share, limit, what, shared=shared)
     ]
 
 
@@ -228,8 +235,10 @@ def _over_limit(aspect: Aspect, device: DeviceTraffic, seconds: float, text: str
         )
 
 
-def _of_host(aspect: Aspect, host: HostTraffic, share: float | None, limit: float, what: str) -> Iterator[Disturbance]:
-    """The disturbance of a host by this share of its time, if that is too much."""
+def _of_host(
+    aspect: Aspect, host: HostTraffic, share: float | None, limit: float, what: str, *, shared: bool
+) -> Iterator[Disturbance]:
+    """Yield the disturbance of a host by this share of its time, if that is too much."""
     if share is not None and share > limit:
         name = "the host" if host.host == RUN_HOST else f"the host of {host.host}"
         yield Disturbance(
@@ -239,6 +248,7 @@ def _of_host(aspect: Aspect, host: HostTraffic, share: float | None, limit: floa
             arms=None,
             value=share,
             limit=limit,
+            shift=-math.log1p(-share) if shared and share < 1.0 else None,
             text=f"{what.format(share=percent(share), host=name)} in trial {host.trial}",
         )
 

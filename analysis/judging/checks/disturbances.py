@@ -27,6 +27,7 @@ class Aspect:
     sound: str
     remedy: str
     affects: tuple[str, ...] = ESTIMATES
+    slows: bool = False  # what it sees can only have made requests slower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Disturbance:
     arms: tuple[str, ...] | None  # None: all; empty: none, because it falls on an arm and the control alike
     value: float
     limit: float
-    shift: float | None = None  # by how much it changed a machine's speed, in logarithms; None: nobody knows
+    shift: float | None = None  # by how much it changed a machine's speed, in logarithms; None: unknown
     among_trials: bool = False  # as of the check
     text: str  # a sentence without its full stop
 
@@ -101,6 +102,7 @@ def _check(aspect: Aspect, ok: bool, own: Sequence[Disturbance], arm: str | None
         limit=own[0].limit if own else None,
         reason=reason,
         affects=aspect.affects,
+        slows=aspect.slows,
         among_trials=bool(own) and all(item.among_trials for item in own),
         shift=None if not own or any(item.shift is None for item in own) else LEVER * sum(it.shift or 0 for it in own),
         remedy=aspect.remedy,

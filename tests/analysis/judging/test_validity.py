@@ -91,6 +91,13 @@ class TestChecksOnGates:
         assert ("bed drift, bed apart" in result.reason and not result.blocked_by) is stands
 
     @pytest.mark.parametrize(
+        ("verdict", "slows", "stands"), [("PASS", True, True), ("PASS", False, False), ("FAIL", True, False)]
+    )
+    def test_an_objective_stands_that_passed_although_its_machine_was_slowed(self, verdict, slows, stands):
+        (result,) = apply_checks([gate(kind="slo", verdict=verdict)], [replace(check(name="steal"), slows=slows)])
+        assert (result.verdict == verdict) is stands
+
+    @pytest.mark.parametrize(
         ("verdict", "lasting", "stands"),
         [
             ("PASS", (0.9, 1.05), True),

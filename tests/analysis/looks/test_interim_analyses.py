@@ -30,7 +30,7 @@ from analysis.run.run import Run
 from analysis.settings.ramp_limits import RampLimits
 from analysis.statistics.compare import Sample
 from analysis.statistics.sequential import Exchange, groups_for
-from tests.fakes.machines import GIB, sample
+from tests.fakes.machines import GIB, FakeBed, Trouble, sample
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 GATES = {"draws": 99, "sequential": True}
@@ -95,6 +95,19 @@ def test_a_slow_arm_fails_soon(tmp_path: Path) -> None:
     assert look.arms[0].decision == FAIL
     assert (look.arms[0].decided_s or 0) <= 480
     assert look.arms[0].reason.startswith("p99")
+
+
+@pytest.mark.parametrize(("steal", "ratio", "decision"), [(0.02, 1.3, FAIL), (0.05, 1.5, FAIL), (0.2, 1.5, None)])
+def test_steal_is_weighed_alike_by_an_interim_analysis_and_the_final_one(
+    tmp_path: Path, steal: float, ratio: float, decision: str | None
+) -> None:
+    bed = FakeBed(cards=0, troubles=(Trouble(what="steal", place="host", size=steal),))
+    slow = replace(LONG, arms=(EAGER, FakeArm(name="compiled", ratio=ratio)), bed=bed)
+    directory = write_run(tmp_path / "run", slow)
+    whole = judge(Run.of(read_run(directory)))
+    look = look_at(run_until(directory, 1500), left_s=300)
+    assert look.arms[0].decision == decision
+    assert whole.verdicts["compiled"] == (decision or "INCONCLUSIVE")
 
 
 def test_a_recompile_fails_at_the_first_interim_analysis(tmp_path: Path) -> None:

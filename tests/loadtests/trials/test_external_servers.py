@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from loadtests.trials import external_answers, server_load
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import StopRequestedError
 from loadtests.trials.external_answers import PROMPTS, ExternalAnswers, asked_arms, questions
+from loadtests.trials.external_arms import local_servers
 from loadtests.trials.log_tail import LogTail
 from loadtests.trials.server_load import ServerLoads
 from loadtests.trials.server_logs import ServerLogs
@@ -54,6 +57,18 @@ def table(*addresses: Any, **tables: Any) -> dict[str, Any]:
 def trial(folder: Path, content: dict[str, Any], check: Callable[[], None] = lambda: None) -> ExternalAnswers:
     context = trial_context(folder, content, check=check)
     return ExternalAnswers(context, TrialSchedules.of(context.experiment).draw(1))
+
+
+@pytest.mark.parametrize("unix", [False, True])
+def test_the_process_of_a_server_on_this_host_is_found(tmp_path: Path, unix: bool) -> None:
+    with socket.socket(socket.AF_UNIX if unix else socket.AF_INET) as listening, socket.socket() as bound:
+        listening.bind(str(tmp_path / "s") if unix else ("127.0.0.1", 0))
+        listening.listen()
+        bound.bind(("127.0.0.1", 0))
+        own = f"unix://{tmp_path}/s:/v1" if unix else f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        nobody = f"http://localhost:{bound.getsockname()[1]}/v1"
+        context = trial_context(tmp_path / "trial", table(own, nobody, "http://192.0.2.1:8000/v1"))
+        assert list(local_servers(context)) == [("arm0-0", "arm0", os.getpid()), ("arm1-0", "arm1", None)]
 
 
 def document(folder: Path, arm: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from dataclasses import replace
 from functools import cache
@@ -13,9 +14,11 @@ import pytest
 
 from analysis.judging.bed import judge_bed
 from analysis.judging.checks.bed import check_bed
+from analysis.judging.checks.disturbances import LEVER
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.run.test_bed import TestBed as Bed
+from analysis.settings.gate_limits import GateLimits
 from tests.fakes.machines import FakeBed, Trouble
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 
@@ -25,12 +28,16 @@ ARMS = (EAGER, FakeArm(name="compiled"), FakeArm(name="naive"))
 @cache
 def judged(bed, *, trials=2, seed=1, arms=2, seconds=60.0):
     """Return the judgement on the machines of a short run, and its checks."""
+    run = run_of(bed, trials=trials, seed=seed, arms=arms, seconds=seconds)
+    return judge_bed(Bed.of(run), run.arms, run.limits, shared=True)
+
+
+def run_of(bed, *, trials=2, seed=1, arms=2, seconds=60.0):
     with tempfile.TemporaryDirectory() as folder:
         fake = FakeRun(
             bed=bed, trials=trials, duration_s=seconds, rate=1.0, seed=seed, arms=ARMS[:arms], telemetry=False
         )
-        run = Run.of(read_run(write_run(Path(folder, "run"), fake)))
-        return judge_bed(Bed.of(run), run.arms, run.limits.max_bed_drift)
+        return Run.of(read_run(write_run(Path(folder, "run"), fake)))
 
 
 def opened(bed, **more):
@@ -56,7 +63,7 @@ def facts_of(bed, *, trials, seed=1, arms=("eager", "compiled", "other", "last")
 
 def apart_of(bed, **more):
     """Return the failed checks "bed apart" of the run."""
-    checks, _ = check_bed(*facts_of(bed, **more), 0.05)
+    checks, _ = check_bed(*facts_of(bed, **more), GateLimits(), shared=True)
     return [check for check in checks if check.check == "bed apart" and not check.ok]
 
 
@@ -99,6 +106,35 @@ def test_a_disturbance_opens_the_arms_that_it_concerns_and_is_named(troubles, ch
     disturbed = bed(*troubles, swap=False)
     assert opened(disturbed) == {(check, arm)}
     assert [word for word in named if word not in line(disturbed)] == []
+
+
+@pytest.mark.parametrize(("what", "limit"), [("steal", "max_steal_pct"), ("busy", "max_other_cpu_pct")])
+@pytest.mark.parametrize(("share", "most_pct", "ok"), [(0.1, 20.0, True), (0.3, 20.0, False)])
+def test_what_a_host_may_lose_is_a_setting(what, limit, share, most_pct, ok):
+    run = run_of(bed(Trouble(what=what, place="host", size=share)), trials=1)
+    facts = Bed.of(run), run.arms
+    checks, _ = check_bed(*facts, GateLimits(**{limit: most_pct}), shared=True)
+    found = next(check for check in checks if check.check == {"steal": "steal", "busy": "busy host"}[what])
+    assert (found.ok, found.slows) == (ok, True)
+    assert limit in found.remedy
+    if not ok:
+        assert found.shift == pytest.approx(-LEVER * math.log(1.0 - share), rel=0.05)
+        (alone,) = (item for item in check_bed(*facts, GateLimits(), shared=False)[0] if item.check == found.check)
+        assert alone.shift is None, "all of it may have fallen on one arm's turn"
+
+
+def test_other_work_is_unknown_where_an_external_server_of_the_host_cannot_be_seen():
+    run = run_of(bed(Trouble(what="busy", place="host", size=0.4)), trials=1)
+    info = dict(run.trials[0].info)
+    info["bed"] = {
+        **info["bed"],
+        "unreadable": [{"host": "run", "name": "vllm-0", "what": "cpu_s", "why": "a container"}],
+    }
+    hidden = Bed.of(replace(run, trials=(replace(run.trials[0], info=info),)))
+    assert [host.foreign for host in hidden.hosts] == [None]
+    judgement, checks = judge_bed(hidden, run.arms, run.limits, shared=True)
+    assert judgement.verdict == "partly watched"
+    assert all(check.ok for check in checks)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +240,10 @@ def test_quiet_machines_are_described():
 
 @pytest.mark.parametrize(("noise", "most"), [(0.008, 0), (0.012, 15)])
 def test_the_noise_of_a_good_reference_hardly_ever_looks_like_drift(noise, most):
-    runs = (check_bed(*facts_of(FakeBed(host_noise=noise), trials=6, seed=seed), 0.05)[0] for seed in range(100))
+    runs = (
+        check_bed(*facts_of(FakeBed(host_noise=noise), trials=6, seed=seed), GateLimits(), shared=True)[0]
+        for seed in range(100)
+    )
     assert sum(any(not check.ok for check in checks) for checks in runs) <= most
 
 
