@@ -22,6 +22,7 @@ from analysis.run.run import Run
 
 _SLACK_NS = 50_000_000  # by which clocks may differ, and what a request's own account may exceed the events'
 _SLACK_SHARE = 0.1
+_SHORTEST_COMPILE_S = 0.5  # pauses of garbage collection are shorter; tracing one shape takes 0.7 s or more
 _LONGEST = "longest stall"  # the gate that a stall of unknown cause opens
 _MOST_PLACES = 4
 _REMEDY = "Run again; see the logs of the arm and of the disk."
@@ -34,15 +35,12 @@ _UNKNOWN_REMEDY = (
 def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> Check:
     """An event explains every compile that held requests up, by the server's account or as seen from outside.
 
-    A stall of unknown cause counts where it began with a first-seen shape and the number of events is not vouched for:
-    then a compile cannot be excluded.
+    Where the number of events is not vouched for, a stall of unknown cause may be a compile that no event reports. It
+    counts if it began with a first-seen shape, its prompts cannot have taken as long, and a compile takes as long.
     """
     requests = _unexplained_requests(run, arm)
-    stalls = [
-        stall
-        for stall in outside.of_cause(COMPILE, *(() if vouched else (UNKNOWN,)))
-        if (stall.cause == COMPILE or stall.trigger >= 0) and not is_explained(stall, run.events)
-    ]
+    suspected = outside.of_cause(COMPILE) if vouched else outside.of_cause(COMPILE, UNKNOWN)
+    stalls = [stall for stall in suspected if may_compile(stall) and not is_explained(stall, run.events)]
     faults = []
     if requests.size:
         longest = float(run.requests.stall_ns[requests].max()) / 1e9
@@ -68,6 +66,11 @@ def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> C
         affects=("recompile",),
         remedy=_REMEDY,
     )
+
+
+def may_compile(stall: Stall) -> bool:
+    long = stall.beyond_work and stall.seconds > _SHORTEST_COMPILE_S
+    return stall.cause == COMPILE or (stall.trigger >= 0 and long)
 
 
 def check_unknown(run: Run, outside: Outside) -> Check:

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.blackbox.stalls import UNKNOWN, Stall
-from analysis.judging.checks.stalls import check_unknown
+from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
+from analysis.judging.checks.stalls import check_unknown, may_compile
 from analysis.judging.checks.telemetry import check_telemetry
 from analysis.judging.run_gates import seen_outside
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
@@ -266,6 +266,18 @@ def test_stalls_that_only_show_at_the_client_open_the_gates(tmp_path):
     summary = analyze(directory)
     assert gate(summary)["verdict"] == "INCONCLUSIVE"
     assert "in no compile event" in failed(summary)["stalls explained"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "trigger", "work_s", "may"),
+    [(0.9, 3, 0.1, True), (0.2, 3, 0.1, False), (0.9, -1, 0.1, False), (0.9, 3, 2.0, False)],
+    ids=["unexplained", "a garbage collection", "no first-seen shape", "the work of its prompts"],
+)
+def test_a_stall_of_unknown_cause_may_be_a_compile(seconds, trigger, work_s, may):
+    place = {"arm": "compiled", "trial": 1, "replica": "compiled-0", "start_ns": 0, "end_ns": int(seconds * SECOND)}
+    stall = Stall(**place, cause=UNKNOWN, requests=np.arange(4), trigger=trigger, work_s=work_s)
+    assert may_compile(stall) is may
+    assert may_compile(replace(stall, cause=COMPILE))
 
 
 def test_a_stall_of_unknown_cause_opens_the_gate_on_the_longest_alone(tmp_path):
