@@ -96,8 +96,8 @@ def _clause(reason: str) -> str:
     return inner[0].lower() + inner[1:] if inner.startswith(("Compiles", "No ")) else inner
 
 
-# A fault of the run leads, since no longer run mends it. Too little data comes before what the machines did meanwhile: a
-# minute of quiet machines decides nothing either.
+# A fault of the run leads, since no longer run mends it. Then comes too little data, and last what the machines did: a
+# minute on quiet machines decides nothing either.
 _RANKS = {
     **dict.fromkeys(("blocks", "run length", "cold starts"), 1),
     **dict.fromkeys(("foreign work", "throttling", "device settings", "steal", "busy host"), 2),
