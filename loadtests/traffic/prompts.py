@@ -18,7 +18,9 @@ from datetime import datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from string import ascii_lowercase
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -39,6 +41,7 @@ _TRIED = 6000  # vocabulary entries looked at for pieces
 _PIECES = 1024
 _FEWEST = 8
 _PROOF_TOKENS = 512
+_HUB_S = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,12 +261,50 @@ def _file(model: str, name: str, *, required: bool = False) -> Path | None:
         return None
     from huggingface_hub import hf_hub_download
 
+    if required:
+        check_hub(model, name, what=f'no tokenizer can be loaded for "{model}"')
     try:
         return Path(hf_hub_download(model, name))
     except Exception as error:  # a wrong id, no network, a file that the repository lacks: each has its own type
         if required:
             raise ConfigError(f'no tokenizer can be loaded for "{model}": {_first_line(error)}') from None
         return None
+
+
+def check_hub(model: str, name: str, *, what: str) -> None:
+    """The file of the model is in the cache, or the hub answers. Otherwise ConfigError that begins with `what`.
+
+    Loaders ask for one file after another and try each six times, which takes a minute.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(try_to_load_from_cache(model, name), str):
+        return
+    answers: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            get_hf_file_metadata(hf_hub_url(model, name))
+        except HfHubHTTPError:  # it answers: the loader says what is wrong
+            answers.put(None)
+        except Exception as error:
+            answers.put(error)
+        else:
+            answers.put(None)
+
+    # Neither the resolver nor the number of addresses that are tried is bounded by a timeout.
+    Thread(target=ask, daemon=True).start()
+    try:
+        error = answers.get(timeout=_HUB_S)
+    except Empty:
+        error = TimeoutError(f"no answer within {_HUB_S:g} s")
+    if error is not None:
+        raise ConfigError(
+            f"{what}: its {name} is not in the cache, and {constants.ENDPOINT} cannot be reached "
+            f"({_first_line(error)}): give a local folder, fill the cache and set HF_HUB_OFFLINE=1, set HF_ENDPOINT to "
+            "a hub that can be reached, or try again"
+        )
 
 
 def _json(path: Path | None) -> Mapping[str, Any]:
