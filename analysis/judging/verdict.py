@@ -96,14 +96,22 @@ def _clause(reason: str) -> str:
     return inner[0].lower() + inner[1:] if inner.startswith(("Compiles", "No ")) else inner
 
 
+# A fault of the run leads, since no longer run mends it. Then comes too little data, and last what the machines did: a
+# minute on quiet machines decides nothing either.
+_RANKS = {
+    **dict.fromkeys(("blocks", "run length", "cold starts"), 1),
+    **dict.fromkeys(("foreign work", "throttling", "device settings", "steal", "busy host"), 2),
+    **dict.fromkeys(("bed drift", "bed apart", "slow bed"), 2),
+    **dict.fromkeys(("tail", "cut requests"), 3),
+}
+
+
 def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
     open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE]
     # An overload is reported before all arms.
     blocking = {name for gate in open_gates for name in gate.blocked_by} - {OVERLOAD}
     arms = {gate.arm for gate in gates}
-    # A fault that must be mended matters more than a short run.
-    ranks = {"blocks": 1, "run length": 1, "tail": 2, "cut requests": 2}
-    for check in sorted(checks, key=lambda item: ranks.get(item.check, 0)):
+    for check in sorted(checks, key=lambda item: _RANKS.get(item.check, 0)):
         if not check.ok and check.check in blocking and check.arm in (None, *arms):
             return check.reason
     if not open_gates:

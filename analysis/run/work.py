@@ -218,7 +218,7 @@ class TokenTimes:
 
     arm: str
     answers: int
-    untimed: int  # own servers stamp each token; these answers have more or fewer times than tokens
+    untimed: int  # not one time for each token: of own servers, which stamp each, another number; of others more
     many: int  # answers of many tokens
     at_once: int
 
@@ -228,13 +228,15 @@ def token_times(run: Run, arm: str) -> TokenTimes:
     requests = run.requests
     rows = run.answered(arm)
     tokens, times = requests.output_tokens[rows], requests.token_times[rows]
-    timed = bool((requests.token_times > 0).any()) and not run.account(arm).external
+    # A chunk of an external server may hold several tokens, and no fewer than one.
+    untimed = times > tokens if run.account(arm).external else times != tokens
+    timed = bool((requests.token_times > 0).any())
     many = (tokens >= _MANY_TOKENS) & (requests.first_ns[rows] > 0)
     at_once = many & (requests.end_ns[rows] - requests.first_ns[rows] <= _AT_ONCE_NS)
     return TokenTimes(
         arm=arm,
         answers=int(rows.size),
-        untimed=int((times != tokens).sum()) if timed else 0,
+        untimed=int(untimed.sum()) if timed else 0,
         many=int(many.sum()),
         at_once=int(at_once.sum()),
     )

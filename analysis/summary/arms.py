@@ -26,6 +26,7 @@ from analysis.run.slo import meets_all
 from analysis.run.spikes import BACKLOG, CAUSES, JIT, excursions, held_s
 from analysis.run.startup import ENCODE, blind_spots, compiler_facts, startup_row
 from analysis.run.time_parts import TimeParts
+from analysis.run.work import token_times
 from analysis.statistics.quantiles import quantiles
 from analysis.summary.resources import cost_row, decode_row, energy_row, memory_row
 
@@ -130,6 +131,11 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
     ]
     if not counts:
         notes.append("It does not count its tokens: TPOT, ITL and token rates are per piece of text.")
+    elif (came := token_times(run, arm)).untimed:
+        notes.append(
+            f"TPOT and ITL are not measured per token: {came.untimed} of {came.answers} answers came in more chunks "
+            "with text than tokens by the server's own count (usage)."
+        )
     elif tokens and abs(times - tokens) > 0.01 * tokens:
         notes.append(
             f"{tokens} tokens came in {times} chunks with text: ITL is per chunk, tokens are the server's own count."

@@ -183,7 +183,8 @@ class Answer:
             return
         code = self.response.get_code()
         if not self.is_stream:
-            self.end(*error_of_body(code, self.body, self.response.header("location")), at_ns)
+            location, kind = map(self.response.header, ("location", "content-type"))
+            self.end(*error_of_body(code, self.body, location, kind), at_ns)
         elif self.ended_ns or self.events.close() == DONE:
             self.finish(at_ns)
         else:

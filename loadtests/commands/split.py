@@ -44,7 +44,7 @@ def add_arguments(parser: CommandParser) -> None:
         "                 --weight eager=90 --weight compiled-padded=10 --port 8080 --admin-port 9901\n"
         "  tailgate split --admin 127.0.0.1:9901 --set-weights eager=50,compiled-padded=50\n"
         "  tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052 \\\n"
-        "                 --shadow compiled-padded=25%\n"
+        "                 --shadow compiled-padded=25% --port 8080 --admin-port 9901\n"
         "  tailgate split --admin 127.0.0.1:9901 --set-shadow compiled-padded=0% \\\n"
         "                 --set-weights eager=99,compiled-padded=1\n"
         "  tailgate split --arm eager=10.0.0.7:50051 --arm compiled-padded=10.0.0.8:50051 --print-config envoy\n"

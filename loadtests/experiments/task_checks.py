@@ -52,7 +52,9 @@ def check_task(experiment: Experiment) -> None:
             "for tokens alone, so leave it out"
         )
     if experiment.traffic.prompts == "chat":
-        raise ConfigError('traffic.prompts is "chat" and a text to embed is no chat: use prompts = "ids" or "text"')
+        raise ConfigError(
+            'traffic.prompts is "chat" and a text to embed is no chat: use traffic.prompts = "ids" or "text"'
+        )
     for table, keys, why in _EMBED_LEAVES_OUT:
         _leave_out(experiment, table, keys, why)
     with as_config_error(RecordError):

@@ -225,12 +225,13 @@ def _check_carried(experiment: Experiment) -> None:
         if policy.artifact and shared:
             raise ConfigError(
                 f'arms[{index}].compile.artifact is set but trials.compile_cache is "shared", so that every arm would '
-                'find its code, and it theirs: use compile_cache = "fresh"'
+                'find its code, and it theirs: use trials.compile_cache = "fresh"'
             )
         if policy.profile and not (shared or policy.artifact):
             raise ConfigError(
                 f'arms[{index}].compile.profile is true but trials.compile_cache is "fresh", so that nothing is left '
-                'of earlier starts: use compile_cache = "shared", or an artifact that was written with profile = true'
+                'of earlier starts: use trials.compile_cache = "shared", or an artifact that was written with '
+                "compile.profile = true"
             )
 
 

@@ -162,8 +162,8 @@ class OpenAiOptions:
                 check_variable(value[1:], key=f"openai.headers.{name}")
         if self.endpoint == "chat" and self.prompt == "token_ids":
             raise ConfigError(
-                'openai.prompt is "token_ids" but chat messages are text: use endpoint = "completions", or '
-                'prompt = "text"'
+                'openai.prompt is "token_ids" but chat messages are text: use openai.endpoint = "completions", '
+                'or openai.prompt = "text"'
             )
         for key in ("stream", "model", "prompt", "messages", "stream_options"):
             if key in self.extra:

@@ -92,12 +92,13 @@ def _ask_openai(config: ExternalConfig, address: str, asking: Asking, deadline: 
     connection = connect(config, where, _left_s(deadline))
     try:
         reply = post(connection, config, where, body)
-        if reply.status == 200 and openai_wire.is_event_stream(reply.getheader("content-type") or ""):
+        kind = reply.getheader("content-type") or ""
+        if reply.status == 200 and openai_wire.is_event_stream(kind):
             if encoded := openai_wire.encoding_problem(reply.getheader("content-encoding") or ""):
                 return Answer(error=encoded)
             return _read(_until(events(reply), deadline))
         said = reply.read(openai_wire.LARGEST_ERROR)
-        problem = openai_wire.error_of_body(reply.status, said, reply.getheader("location") or "")[1]
+        problem = openai_wire.error_of_body(reply.status, said, reply.getheader("location") or "", kind)[1]
         if not alternatives or reply.status not in _REFUSED:
             return Answer(error=problem)
     except http.client.HTTPException as error:

@@ -339,7 +339,7 @@ def _http_code(value: Any) -> int | None:
     return value if type(value) is int and 400 <= value < 600 else None
 
 
-def error_of_body(code: int, body: bytes, location: str = "") -> tuple[str, str]:
+def error_of_body(code: int, body: bytes, location: str = "", content_type: str = "") -> tuple[str, str]:
     """(status, message) of an HTTP answer that is no event stream, whatever its body holds."""
     if 300 <= code < 400:
         where = f" to {shortened(location)}" if location else ""
@@ -352,7 +352,8 @@ def error_of_body(code: int, body: bytes, location: str = "") -> tuple[str, str]
     if 200 <= code < 300:
         if error is not None:
             return error
-        return "INTERNAL", f"the answer is no event stream but: {text or 'empty'}"
+        named = f"the Content-Type {shortened(content_type)}" if content_type else "no Content-Type"
+        return "INTERNAL", f"the answer has {named} and not text/event-stream: {text or 'it is empty'}"
     return http_status_name(code), f"HTTP {code}: {text}" if text else f"HTTP {code}"
 
 

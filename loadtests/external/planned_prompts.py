@@ -29,11 +29,15 @@ def prompt_source(config: ExternalConfig, traffic: PromptSource) -> PromptSource
         return traffic
     chat = isinstance(options, OpenAiOptions) and options.endpoint == "chat"
     if options.tokenizer:
-        return PromptSource(kind="chat" if chat else "text", text=load_prompt_text(options.tokenizer))
+        without = f"remove {config.kind}.tokenizer"
+        without += "" if chat else f', or set {config.kind}.prompt = "token_ids" and vocab_size in its place'
+        text = load_prompt_text(options.tokenizer, without=without)
+        return PromptSource(kind="chat" if chat else "text", text=text)
     if traffic.kind == "chat" and not chat:
         raise ConfigError(
-            'traffic.prompts is "chat" and an external arm takes plain text: use endpoint = "chat" (kind = "openai"), '
-            'prompt = "token_ids" where the server takes them, or traffic.prompts = "text"'
+            'traffic.prompts is "chat" and an external arm takes plain text: use openai.endpoint = "chat" where kind '
+            f'is "openai", {config.kind}.prompt = "token_ids" and vocab_size where the server takes them, or '
+            'traffic.prompts = "text"'
         )
     return traffic if traffic.kind != "ids" else PromptSource(kind="text", text=_common_words())
 
@@ -50,12 +54,13 @@ def _common_words() -> PromptText:
     )
 
 
-def _text(source: PromptSource, plan: PlannedRequest) -> str:
+def _text(config: ExternalConfig, source: PromptSource, plan: PlannedRequest) -> str:
     text = source.plain(plan)
     if text is None:
         raise ConfigError(
             "the traffic brings prompts that are exact as token ids alone, and the external arm takes text: "
-            'set prompt = "token_ids" where the server takes them, or use another workload'
+            f'set {config.kind}.prompt = "token_ids" and vocab_size where the server takes them, or use another '
+            "workload"
         )
     return text
 
@@ -66,10 +71,10 @@ def prompt_of(
     """The prompt for an arm over OpenAI-compatible HTTP; `source` is the arm's own."""
     options = config.options
     if source.kind == "chat" and isinstance(options, OpenAiOptions) and options.endpoint == "chat":
-        return source.messages(plan) or _text(source, plan)
+        return source.messages(plan) or _text(config, source, plan)
     return plain_prompt_of(config, source, plan)
 
 
 def plain_prompt_of(config: ExternalConfig, source: PromptSource, plan: PlannedRequest) -> str | Sequence[int]:
     """The prompt as token ids or text; `source` is the arm's own."""
-    return source.ids(plan) if config.options.prompt == "token_ids" else _text(source, plan)
+    return source.ids(plan) if config.options.prompt == "token_ids" else _text(config, source, plan)

@@ -124,6 +124,7 @@ def _failure(status: str, text: str, remedy: str | None) -> NotReadyError | Unus
 
 
 _HTTP_REMEDIES = {
+    200: "give the address of an API that streams as OpenAI's does, and see what a proxy in between changes",
     401: "give its token by token_env",
     403: "give a token that may use the model",
     404: "give the address with its path, such as http://host:8000/v1, and the model_name that the server knows",
@@ -144,9 +145,10 @@ def _probe_openai(config: ExternalConfig, address: Address, timeout_s: float) ->
     try:
         began = time.monotonic()
         answer = post(connection, config, address, body)
-        if answer.status != 200 or not openai_wire.is_event_stream(answer.getheader("content-type") or ""):
+        kind = answer.getheader("content-type") or ""
+        if answer.status != 200 or not openai_wire.is_event_stream(kind):
             status, error = openai_wire.error_of_body(
-                answer.status, answer.read(openai_wire.LARGEST_ERROR), answer.getheader("location") or ""
+                answer.status, answer.read(openai_wire.LARGEST_ERROR), answer.getheader("location") or "", kind
             )
             raise _failure(status, without_secrets(error, secrets), _HTTP_REMEDIES.get(answer.status))
         if encoded := openai_wire.encoding_problem(answer.getheader("content-encoding") or ""):

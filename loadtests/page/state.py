@@ -128,6 +128,7 @@ class RunState:
         self._counters: dict[str, _HostCounter] = {}
         self._look: dict[str, Any] = {}
         self._search: dict[str, Any] | None = None
+        self._tried: set[str] = set()  # arms of all trials of a search
         self._blocks: dict[str, Any] = {}
         self._sent: dict[str, Any] = {}  # what was told last of each block
 
@@ -273,13 +274,15 @@ class RunState:
         slim = []
         for line in self._searches.new():
             tried = [_text(arm) for arm in _list(line.get("arms"))]
-            held = [_held(row, tried) for row in _tables(line.get("held"))]
+            self._tried.update(tried)
+            stop = _text(line.get("stop"))
+            held = [_held(row, tried, self._tried, stop) for row in _tables(line.get("held"))]
             self._search = {
                 "at_ns": _whole(line.get("at_ns")),
                 "trial": _whole(line.get("trial")),
                 "arms": tried,
                 "rates": [rate for rate in map(number, _list(line.get("rates"))) if rate is not None],
-                "stop": _text(line.get("stop")),
+                "stop": stop,
                 "held": held,
                 **{key: number(line.get(key)) for key in ("spent_s", "budget_s")},
             }
@@ -404,22 +407,24 @@ def judged_folder(run_dir: Path) -> Path:
     return run_dir.parent / name
 
 
-def _held(row: Mapping[str, Any], tried: list[str]) -> dict[str, Any]:
-    """What one arm holds, as a tile shows it."""
+def _held(row: Mapping[str, Any], now: list[str], tried: set[str], stop: str) -> dict[str, Any]:
+    """What one arm holds, as a tile shows it. Arms in `now` are in a trial; those in `tried` are, or were."""
     arm, left = _text(row.get("arm")), _text(row.get("left"))
     starts, steps = (_whole(row.get(key)) or 0 for key in ("starts", "steps"))
     low, high = number(row.get("low_rps")), number(row.get("high_rps"))
     said = [f"it surely holds {low:.3g} requests/s"] if low is not None else []
     said += [f"surely nothing above {high:.3g}"] if high is not None else []
     known = " and ".join(said).capitalize() or "Nothing is sure yet"
+    started = starts > 0 or arm in tried
+    standing = ("tried" if stop else "waits") if started else ("not tried" if stop else "not tried yet")
     return {
         "arm": arm,
         "gate": "holds",
         "label": arm,
         "unit": "rps",
         "verdict": None,
-        "standing": "left" if left else "tried now" if arm in tried else "waits" if starts else "not tried yet",
-        "reason": f"{known}, after {counted(starts, 'start')} with {counted(steps, 'step')}."
+        "standing": "left" if left else "tried now" if arm in now else standing,
+        "reason": f"{known}, after {counted(starts, 'judged start')} with {counted(steps, 'judged step')}."
         + (f" It left the search: it {left}." if left else ""),
         **{"limit": None, "value": number(row.get("seen_rps")), "low": low, "high": high},
     }

@@ -18,7 +18,9 @@ from datetime import datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from string import ascii_lowercase
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -39,6 +41,8 @@ _TRIED = 6000  # vocabulary entries looked at for pieces
 _PIECES = 1024
 _FEWEST = 8
 _PROOF_TOKENS = 512
+_HUB_S = 12.0
+_NO_CHAT = 'use traffic.prompts = "text" or "ids"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class PromptText:
     before: tuple[int, ...] = ()  # ids that the tokenizer puts before a plain text
     after: tuple[int, ...] = ()
     render: Callable[[Sequence[Message]], str] | None = None
+    without: str = ""  # the remedy where the template cannot be used; by default other prompts of the traffic
     _segments: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @property
@@ -116,7 +121,7 @@ class PromptText:
     def chat_of(self, messages: Sequence[Message]) -> list[int]:
         """The ids of the messages in the model's template, as a chat server builds them."""
         if self.render is None:
-            raise ConfigError(f'"{self.name}" has no chat template: use prompts = "text" or "ids"')
+            raise ConfigError(f'"{self.name}" has no chat template: {self.without or _NO_CHAT}')
         return self.encode_bare(self.render(messages))
 
     def _measured(self, messages: int) -> tuple[tuple[int, ...], ...]:
@@ -130,14 +135,14 @@ class PromptText:
                 if place < 0:
                     raise ConfigError(
                         f'the chat template of "{self.name}" changes what it is given, so that lengths cannot be '
-                        'exact: use prompts = "text" or "ids"'
+                        f"exact: {self.without or _NO_CHAT}"
                     )
                 segments.append(tuple(ids[at:place]))
                 at = place + len(own)
             templates.append((*segments, tuple(ids[at:])))
         if templates[0] != templates[1]:
             raise ConfigError(
-                f'the chat template of "{self.name}" adds tokens that depend on the text: use prompts = "text" or "ids"'
+                f'the chat template of "{self.name}" adds tokens that depend on the text: {self.without or _NO_CHAT}'
             )
         return templates[0]
 
@@ -147,10 +152,13 @@ def alternating(contents: Sequence[str]) -> list[Message]:
     return [Message("assistant" if index % 2 else "user", content) for index, content in enumerate(contents)]
 
 
-def load_prompt_text(model: str) -> PromptText:
-    """The text of the model at path or hub id `model`; bytes for `random:` models. Otherwise ConfigError."""
+def load_prompt_text(model: str, *, without: str = "") -> PromptText:
+    """The text of the model at path or hub id `model`; bytes for `random:` models. Otherwise ConfigError.
+
+    `without` is the remedy where no exact prompts can be made with it; by default prompts of ids.
+    """
     if model.startswith("random:"):
-        return _prompt_text(model, _bytes_with_start, _bytes_bare, ascii_lowercase, None)
+        return _prompt_text(model, _bytes_with_start, _bytes_bare, ascii_lowercase, None, without)
     from tokenizers import Tokenizer
 
     path = _file(model, "tokenizer.json", required=True)
@@ -171,6 +179,7 @@ def load_prompt_text(model: str) -> PromptText:
         lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
         [word for word in dict.fromkeys(candidates) if word.isascii() and word.isalpha()],
         _template(model, config),
+        without,
     )
 
 
@@ -180,12 +189,14 @@ def _prompt_text(
     encode_bare: Encode,
     words: Sequence[str],
     render: Callable[[Sequence[Message]], str] | None,
+    without: str,
 ) -> PromptText:
-    pieces = _pieces(name, encode_bare, words)
+    remedy = without or 'use traffic.prompts = "ids"'
+    pieces = _pieces(name, encode_bare, words, remedy)
     plain, full = encode_bare(pieces.starts[0]), encode(pieces.starts[0])
     place = _place_of(plain, full, 0)
     if place < 0:
-        raise ConfigError(f'the tokenizer of "{name}" changes text when it adds its own tokens: use prompts = "ids"')
+        raise ConfigError(f'the tokenizer of "{name}" changes text when it adds its own tokens: {remedy}')
     text = PromptText(
         name=name,
         encode=encode,
@@ -194,18 +205,19 @@ def _prompt_text(
         before=tuple(full[:place]),
         after=tuple(full[place + len(plain) :]),
         render=render,
+        without=without,
     )
     for seed in range(4):
         drawn = prompt_words(seed, _PROOF_TOKENS)
         if encode(pieces.text(drawn)) != [*text.before, *pieces.ids(drawn), *text.after]:
             raise ConfigError(
                 f'the tokenizer of "{name}" joins words over their borders, so that no exact length can be made: '
-                'use prompts = "ids"'
+                f"{remedy}"
             )
     return text
 
 
-def _pieces(name: str, encode: Encode, words: Sequence[str]) -> Pieces:
+def _pieces(name: str, encode: Encode, words: Sequence[str], remedy: str) -> Pieces:
     starts = {word: ids[0] for word in words if len(ids := encode(word)) == 1}
     anchors = list(starts)[:1]
     for anchor in anchors:
@@ -225,7 +237,7 @@ def _pieces(name: str, encode: Encode, words: Sequence[str]) -> Pieces:
                     follows=tuple(follows),
                     follow_ids=np.array(list(follows.values()), dtype=np.int64),
                 )
-    raise ConfigError(f'the vocabulary of "{name}" holds fewer than {_FEWEST} words of one token: use prompts = "ids"')
+    raise ConfigError(f'the vocabulary of "{name}" holds fewer than {_FEWEST} words of one token: {remedy}')
 
 
 def _bytes_bare(text: str) -> list[int]:
@@ -258,12 +270,50 @@ def _file(model: str, name: str, *, required: bool = False) -> Path | None:
         return None
     from huggingface_hub import hf_hub_download
 
+    if required:
+        check_hub(model, name, what=f'no tokenizer can be loaded for "{model}"')
     try:
         return Path(hf_hub_download(model, name))
     except Exception as error:  # a wrong id, no network, a file that the repository lacks: each has its own type
         if required:
             raise ConfigError(f'no tokenizer can be loaded for "{model}": {_first_line(error)}') from None
         return None
+
+
+def check_hub(model: str, name: str, *, what: str) -> None:
+    """The file of the model is in the cache, or the hub answers. Otherwise ConfigError that begins with `what`.
+
+    Loaders ask for one file after another and try each six times, which takes a minute.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(try_to_load_from_cache(model, name), str):
+        return
+    answers: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            get_hf_file_metadata(hf_hub_url(model, name))
+        except HfHubHTTPError:  # it answers: the loader says what is wrong
+            answers.put(None)
+        except Exception as error:
+            answers.put(error)
+        else:
+            answers.put(None)
+
+    # Neither the resolver nor the number of addresses that are tried is bounded by a timeout.
+    Thread(target=ask, daemon=True).start()
+    try:
+        error = answers.get(timeout=_HUB_S)
+    except Empty:
+        error = TimeoutError(f"no answer within {_HUB_S:g} s")
+    if error is not None:
+        raise ConfigError(
+            f"{what}: its {name} is not in the cache, and {constants.ENDPOINT} cannot be reached "
+            f"({_first_line(error)}): give a local folder, fill the cache and set HF_HUB_OFFLINE=1, set HF_ENDPOINT to "
+            "a hub that can be reached, or try again"
+        )
 
 
 def _json(path: Path | None) -> Mapping[str, Any]:
@@ -341,7 +391,7 @@ class PromptSource:
         if text is not None and text.highest_id >= vocab_size:
             raise ConfigError(
                 f'the tokenizer of "{model}" has token {text.highest_id}, but the vocabulary that is served ends at '
-                f'{vocab_size - 1}: name the served model\'s own tokenizer, or use prompts = "ids"'
+                f'{vocab_size - 1}: name the served model\'s own tokenizer, or use traffic.prompts = "ids"'
             )
         return cls(kind=kind, vocab_size=vocab_size, text=text)
 

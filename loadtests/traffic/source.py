@@ -46,7 +46,7 @@ def read_source(config: TrafficConfig, *, seed: int, model: str = "", answers: b
         text = load_prompt_text(config.tokenizer or model)
     if config.prompts == "chat" and text is not None and text.render is None:
         raise ConfigError(
-            f'traffic.prompts is "chat" but "{text.name}" has no chat template: use prompts = "text", '
+            f'traffic.prompts is "chat" but "{text.name}" has no chat template: use traffic.prompts = "text", '
             "or name a model folder with one as traffic.tokenizer"
         )
     return Source(trace=trace, conversations=conversations, text=text)

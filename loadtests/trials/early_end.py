@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.judging.alarms import compile_alarms, death_alarms
-from analysis.judging.gates import FAIL
+from analysis.judging.gates import FAIL, INCONCLUSIVE
+from analysis.nouns import counted
 from loadtests.trials.judge import Judge
 from loadtests.trials.steering import Steered
 from servers.clock import now_ns
@@ -33,8 +34,12 @@ def early_end(look: Mapping[str, Any], ended: Collection[str] = ()) -> EarlyEnd:
     minutes = look["seconds"] / 60.0
     if len(hopeless) == len(still):
         parts = [f"{arm}: {decision}" for arm, decision in decided.items()]
-        parts += [f"{arm}: what is left of the run will hardly decide it" for arm in hopeless]
-        return EarlyEnd(why=f"decided after {minutes:.1f} minutes ({'; '.join(parts)})" if parts else None, arms={})
+        for arm in hopeless:
+            gates = [gate["verdict"] for gate in look["gates"] if gate["arm"] == arm]
+            undecided = f"{gates.count(INCONCLUSIVE)} of {counted(len(gates), 'gate')} undecided"
+            parts.append(f"{arm}: {undecided}, which the rest of the run is unlikely to change")
+        ended = "stopped" if hopeless else "decided"
+        return EarlyEnd(why=f"{ended} after {minutes:.1f} minutes ({'; '.join(parts)})" if parts else None, arms={})
     failed = {arm: outlooks[arm]["reason"] for arm, decision in decided.items() if decision == FAIL}
     return EarlyEnd(why=None, arms={arm: reason for arm, reason in failed.items() if arm not in ended})
 

@@ -18,6 +18,7 @@ from typing import Any
 from analysis.nouns import counted
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.toml_limits import expanded
+from loadtests.traffic.prompts import check_hub
 from loadtests.trials.environment import count_gpus, gpu_capabilities, gpu_names, sees_gpu
 from loadtests.trials.parity_texts import read_texts
 from loadtests.workers.channel_token import channel_token
@@ -136,6 +137,8 @@ def _check_model(config: ArmConfig) -> None:
             raise ConfigError(f'model.id "{name}" is not a folder with a config.json: {remedy}')
     elif not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name, re.ASCII):
         raise ConfigError(f'model.id "{name}" is neither a folder here nor a Hugging Face id: {remedy}')
+    else:
+        check_hub(name, "config.json", what=f'model.id "{name}" cannot be loaded')
 
 
 # Every supported torch has these.

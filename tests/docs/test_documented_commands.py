@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from typing import Any
 import pytest
 
 from analysis.records.run_list import RunList
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import read_table
 from benchmarks.case import archive_of
 from benchmarks.kept import unpack
 from loadtests.commands.main import build_parser
@@ -23,8 +27,9 @@ from servers.fields import ConfigError
 from tests.docs.commands import FIRST, ROOT, SECOND, Documented, commands, commands_in, documented
 from tests.fakes import results
 from tests.fakes.credentials import make_certificates
+from tests.fakes.processes import free_port
 from tests.fakes.runs import FakeRun, write_run
-from tests.fakes.whole_run import environment
+from tests.fakes.whole_run import command, environment
 
 ALL = documented()
 
@@ -110,15 +115,19 @@ def of_program(name: str) -> list[tuple[Documented, list[str]]]:
     return [(item, words) for item in ALL for words in commands(item.text) if words and words[0] == name]
 
 
+def canary_of_the_page() -> str:
+    page = (ROOT / "docs/quickstart.md").read_text(encoding="utf-8")
+    (canary,) = re.findall(r'^```toml\n(name = "canary"\n.*?)^```', page, re.M | re.S)
+    return str(canary)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which documented commands find what they name."""
     folder = tmp_path_factory.mktemp("documented")
     for name in ("benchmarks", "loadtests", "docs", "deploy"):
         (folder / name).symlink_to(ROOT / name)
-    (canary,) = re.findall(
-        r'^```toml\n(name = "canary"\n.*?)^```', (ROOT / "docs/quickstart.md").read_text(encoding="utf-8"), re.M | re.S
-    )
+    canary = canary_of_the_page()
     for name in ("canary", "my", "int8", "case", "ramp"):
         (folder / f"{name}.toml").write_text(canary.replace('"canary"', f'"{name}"'), encoding="utf-8")
     buckets = canary.replace('name = "compiled"', 'name = "buckets"')
@@ -337,3 +346,131 @@ def test_programs_of_the_project_accept_what_is_written(folder: Path) -> None:
         if text and not (item.named and any(part in text for part in MISSING))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+# --- The pages that a newcomer follows ------------------------------------------------------------------------------
+
+FOLLOWED = ("README.md", "docs/quickstart.md")
+# Commands of these pages that do not run here, and why. A name stands for all commands that begin so.
+LEFT = {
+    "make demo": "installs; `tailgate run demo` runs",
+    "make test": "is this suite",
+    **dict.fromkeys(("tailgate run my.toml", "tailgate ramp my.toml"), "an experiment of the reader's own"),
+    **dict.fromkeys(("tailgate frontier my.toml", "tailgate inspect my.toml"), "an experiment of the reader's own"),
+    "tailgate run canary.toml --": "takes two GPUs, the hub or a trace; the run without these flags takes a processor",
+    "tailgate analyze runs/20260101T120000Z-canary runs/": "takes a second run of another day; it is judged above",
+    "locust -f loadtests/embed.py": "the arms of that block do not embed; `tailgate run embed` runs",
+}
+
+
+def _sets(text: str) -> list[str]:
+    return [word for setting in text.split() for word in ("--set", setting)]
+
+
+def _traced(*arms: str) -> str:
+    """Settings by which arms are traced, and not compiled by C++, which takes minutes."""
+    return " ".join(f"{arm}compile.backend=eager {arm}compile.mode=default" for arm in arms)
+
+
+# What a command gets besides its own words: less time, less work, and a processor in place of cards.
+QUICK = "traffic.duration_s=4 trials.count=1 trials.starting_at_once=4 bed.reference_s=0 "
+ADDED = {
+    "tailgate run demo": _sets(QUICK + _traced("arms.compiled-padded.", "arms.compiled-naive.")),
+    "tailgate run embed": _sets(
+        QUICK + _traced("arms.compiled-bucketed.", "arms.compiled-dynamic.", "arms.compiled-naive.")
+    ),
+    "tailgate run canary.toml": _sets(
+        f"{QUICK} model.id=random:tiny model.dtype=float32 model.device=cpu arms.eager.device=cpu "
+        f"arms.compiled.device=cpu engine.slots=2 engine.max_prompt_tokens=64 engine.max_new_tokens=16 "
+        f"traffic.over_limit=clip {_traced('arms.compiled.')}"
+    ),
+    "tailgate serve --preset compiled-padded": _sets(_traced("")),
+    "locust -f loadtests/chat.py": ["--headless", "-u", "8", "-r", "8", "-t", "4s", "-s", "20", "--records"],
+}
+
+
+class Followed:
+    """An empty folder in which the commands of pages run one after the other; what serves goes on behind them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.serving: dict[str, subprocess.Popen[bytes]] = {}
+        self.ports = {port: str(free_port()) for port in ("50051", "50052", "8080", "9901")}
+        self.runs = 0
+
+    def follow(self, item: Documented) -> None:
+        words = commands(item.text)[0]
+        text = " ".join(words)
+        added = next((flags for name, flags in ADDED.items() if text.startswith(name)), [])
+        line = [re.sub("|".join(self.ports), lambda port: self.ports[port[0]], word) for word in words]
+        if text.startswith(("tailgate serve", "tailgate split --arm")):
+            self.serve(text, [*line, *added])
+            return
+        self.runs += 1
+        records = self.folder / f"records-{self.runs}"
+        if text.startswith("locust"):
+            added = [*added, str(records)]
+        made = [str(path) for path in self.folder.glob("runs/*-canary")]
+        line = [made[0] if word == f"runs/{FIRST}" else word for word in line]
+        done = command(self.program([*line, *added]), self.folder)
+        assert done.returncode in ((0, 3, 99) if line[1] in ("run", "analyze") else (0,)), (
+            f"{item}\n{done.stderr[-2000:]}"
+        )
+        if text.startswith("locust"):
+            self.answered(records, item)
+        elif text.startswith("tailgate run"):
+            (run_dir,) = self.folder.glob(f"runs/*-{line[2].removesuffix('.toml')}")
+            self.answered(run_dir, item)
+
+    def answered(self, folder: Path, item: Documented) -> None:
+        """Check that requests of every arm were recorded, and that none failed."""
+        rows = [row for path in folder.rglob("requests*.arrow") for row in read_table(path, REQUESTS)[0].to_pylist()]
+        seen = Counter((row["arm"], row["status"], row["error"]) for row in rows)
+        assert {status for _, status, _ in seen} == {"OK"}, f"{item}: {seen}"
+        one_in_ten = any("--weight compiled-padded=10" in text for text in self.serving)
+        assert len({arm for arm, _, _ in seen}) > 1 or one_in_ten, f"{item}: {seen}"
+
+    def serve(self, text: str, line: list[str]) -> None:
+        """Start the server unless it runs. A split takes the place of the one before, and has healthy replicas."""
+        splits = text.startswith("tailgate split")
+        if text in self.serving:
+            return
+        for before in [other for other in self.serving if splits and other.startswith("tailgate split")]:
+            self.end(before)
+        log = self.folder / f"server-{len(list(self.folder.glob('server-*')))}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(self.program(line), cwd=self.folder, env=environment(), stdout=file, stderr=file)
+        self.serving[text] = process
+        until = time.monotonic() + 240
+        while splits and "eager 1/1, compiled-padded 1/1" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.1)
+
+    def end(self, text: str) -> None:
+        process = self.serving.pop(text)
+        process.terminate()
+        process.wait(60)
+
+    @staticmethod
+    def program(line: list[str]) -> list[str]:
+        module = {"tailgate": "loadtests.commands.main", "locust": "locust"}[line[0]]
+        return [sys.executable, "-m", module, *line[1:]]
+
+
+def test_the_pages_that_a_newcomer_follows_can_be_followed(tmp_path: Path) -> None:
+    """In order, with servers behind: every run ends with a verdict, and no request of any arm fails."""
+    (tmp_path / "loadtests").symlink_to(ROOT / "loadtests")
+    (tmp_path / "canary.toml").write_text(canary_of_the_page(), encoding="utf-8")
+    followed, left = Followed(tmp_path), set()
+    try:
+        for item in (item for page in FOLLOWED for item in ALL if item.page == page and not item.named):
+            name = next((name for name in LEFT if item.text.startswith(name)), None)
+            left.add(name)
+            if name is None:
+                followed.follow(item)
+    finally:
+        for text in list(followed.serving):
+            followed.end(text)
+    assert left - {None} == LEFT.keys()
+    assert followed.runs == 11

@@ -59,11 +59,16 @@ class TestWords:
         surely = f"latency at most {bound} times eager's, error bars included"
         assert text == f"compiled may replace eager: every gate passed ({surely})."
 
-    def test_headline_prefers_a_fault_to_a_short_run(self):
-        gates = [gate(verdict="INCONCLUSIVE", blocked_by=("blocks", "generator lag"))]
+    @pytest.mark.parametrize(
+        ("name", "leads"),
+        [("generator lag", "The generator was late."), ("steal", "Too short."), ("tail", "Too short.")],
+    )
+    def test_headline_leads_with_a_fault_of_the_run_then_with_too_little_data(self, name, leads):
+        gates = [gate(verdict="INCONCLUSIVE", blocked_by=("blocks", name))]
         short = Check(check="blocks", ok=False, reason="Too short.", affects=ESTIMATES)
-        text = headline({"compiled": "INCONCLUSIVE"}, gates, [short, check()], "eager")
-        assert text == "This run cannot decide whether compiled may replace eager. The generator was late."
+        for checks in ([short, check(name=name)], [check(name=name), short]):
+            text = headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager")
+            assert text == f"This run cannot decide whether compiled may replace eager. {leads}"
 
     def test_arms_that_are_open_for_one_reason_share_it(self):
         arms = dict.fromkeys(("a", "b", "c"), "INCONCLUSIVE") | {"naive": "FAIL", "fine": "PASS"}

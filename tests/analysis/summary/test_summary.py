@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from jsonschema import Draft202012Validator
@@ -23,6 +24,7 @@ from analysis.statistics import quantiles
 from analysis.summary import summary as summaries
 from analysis.summary.summary import SCHEMA, analyze, exit_code, write_summary
 from benchmarks.simulation.detection import CONTROL, TREATMENT
+from benchmarks.simulation.records import write_requests
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.scenario import run as simulated
 from tests.fakes.machines import FakeBed, Trouble, tell
@@ -304,6 +306,25 @@ def test_a_closed_loop_and_lengths_over_the_limits_are_reported(tmp_path):
     for gate in estimates_of(summary):
         assert gate["verdict"] == "INCONCLUSIVE"
         assert "open loop" in gate["blocked_by"]
+
+
+def test_an_external_count_below_the_chunks_leaves_tpot_and_itl_unmeasured(tmp_path):
+    rng = np.random.default_rng(1)
+    made = simulated(Scenario(step=64, duration_s=120.0), rng)
+    gates = {"draws": 99, "min_blocks": 2, "metrics": ["tpot"]}
+    folder = write_external(tmp_path, made, rng, gates=gates)
+    rows = read_table(folder / "requests.arrow", REQUESTS)[0].to_pylist()
+    own = [row for row in rows if row["arm"] == TREATMENT and row["output_tokens"] > 1]
+    for row in own[:9]:
+        row["output_tokens"] = 1
+    (folder / "requests.arrow").unlink()
+    write_requests(folder / "requests.arrow", pa.Table.from_pylist(rows, REQUESTS))
+    summary = analyze(folder)
+    said = "TPOT and ITL are not measured per token: 9 of "
+    assert any(note.startswith(said) for note in arms_of(summary)[TREATMENT]["external"]["notes"])
+    assert said in html_report(summary)
+    assert said in markdown_report(summary)
+    assert {check["check"] for check in summary["validity"] if not check["ok"]} >= {"token stream"}
 
 
 def test_the_load_of_an_external_server_is_in_bins_and_in_figures(tmp_path):

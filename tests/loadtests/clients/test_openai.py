@@ -126,7 +126,7 @@ def test_stream_without_done_is_whole_when_it_gave_a_finish_reason() -> None:
         (plain("401 No", b"{}"), "UNAUTHENTICATED", "HTTP 401"),
         (plain("404 Nowhere"), "NOT_FOUND", "HTTP 404"),
         (plain("307 Moved", b"", "Location: /other"), "FAILED_PRECONDITION", "redirects to /other"),
-        (plain("200 OK", b'{"choices": []}', "Content-Type: application/json"), "INTERNAL", "no event stream"),
+        (plain("200 OK", b'{"choices": []}', "Content-Type: application/json"), "INTERNAL", "Type application/json"),
         (answer(said("a"), event({"error": {"message": "boom", "code": 500}})), "INTERNAL", "boom"),
         (answer(said("a"), event({"error": {"message": "full", "code": 429}})), "RESOURCE_EXHAUSTED", "full"),
         (answer(event("{not json")), "INTERNAL", "unknown form"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ from loadtests.trials.preflight import check_experiment
 from servers.fields import ConfigError
 from tests.fakes.credentials import make_certificates
 
+ROOT = Path(__file__).resolve().parents[3]
 SECRET = "s3cret-T0ken"
 MINIMAL = """
 name = "canary"
@@ -269,3 +272,53 @@ def test_files_and_variables_of_security_are_checked_before_the_start(
     ):
         with pytest.raises(ConfigError, match=words):
             check_experiment(load("demo", settings=settings))
+
+
+NAMED = re.compile(r'(?<![\w.])([a-z][a-z_.]*[a-z]) = ("[^"{}]*"|\d+(?:\.\d+)?|true|false)')
+TABLES = ("", "traffic.", "trials.", "gates.", "goodput.", "bed.", "arm.", "arm.shapes.", "arm.compile.", "arm.model.")
+OPENAI = {**EXTERNAL, "preset": None}
+ARMS: dict[str, Mapping[str, Any]] = {"openai": OPENAI, "oip": {**OPENAI, "kind": "oip", "address": "127.0.0.1:9"}}
+# Of a request, and of the settings of `tailgate compare`.
+ELSEWHERE = {("temperature", "0"), ("compare.need_references", "false")}
+
+
+def named_settings() -> set[tuple[str, str]]:
+    """Every `key = value` in a message of the product: in a text that is no docstring."""
+    found = set()
+    for path in (path for name in ("loadtests", "servers", "analysis") for path in (ROOT / name).rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        docstrings = [node.value for node in nodes if isinstance(node, ast.Expr)]
+        for node in nodes:
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts = [part.value for part in parts if isinstance(part, ast.Constant) and part not in docstrings]
+            found.update(NAMED.findall("{}".join(text for text in texts if isinstance(text, str))))
+    return found - ELSEWHERE
+
+
+def takes(key: str, value: Any) -> bool:
+    """Whether there is such a setting and it may have such a value, whatever contradicts it in this experiment."""
+    arm = ARMS.get(key.split(".")[0], {})
+    place = f"arm.{key}" if arm else key
+    changes: Any = value
+    for name in reversed(place.split(".")):
+        changes = {name: changes}
+    try:
+        from_table(merged(merged(tomllib.loads(MINIMAL), {"arm": arm}), changes))
+    except ConfigError as refused:
+        key, _, why = str(refused).partition(" is ")
+        is_own = place.startswith(key.replace("arms[1]", "arm"))
+        return not (is_own and re.match(r"unknown|for a server|.*: (use one of|expected|give a number)", why))
+    return True
+
+
+def test_every_setting_that_a_message_names_exists_and_takes_the_value() -> None:
+    found = named_settings()
+    assert len(found) > 40
+    assert not any(takes(f"{table}{key}", "x") for table in TABLES for key in ("preset.x", "prompts", "openai.prompt"))
+    values = {(key, text): tomllib.loads(f"value = {text}")["value"] for key, text in found}
+    wrong = {
+        f"{key} = {text}"
+        for (key, text), value in values.items()
+        if not any(takes(f"{table}{key}", value) for table in TABLES)
+    }
+    assert wrong == set()

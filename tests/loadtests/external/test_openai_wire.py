@@ -377,7 +377,8 @@ def test_token_ids_are_sent_where_the_arm_takes_them() -> None:
         (plain("422 No", b'{"detail": "Unexpected fields: ignore_eos"}'), "ignore_eos: it does not take a field"),
         (plain("400 No", b'{"detail": "prompt must be a string."}'), "must be a string.*openai.prompt"),
         (plain("308 Moved", b"", "Location: http://b/v1"), "redirects to http://b/v1"),
-        (plain("200 OK", b'{"choices": []}', "Content-Type: application/json"), "no event stream"),
+        (plain("200 OK", b'{"choices": []}', "Content-Type: application/json"), "Content-Type application/json.*proxy"),
+        (plain("200 OK", b"data: {}"), "no Content-Type and not text/event-stream: data"),
         (answer(event({"error": {"message": "out of memory"}})), "out of memory"),
         (answer(said("a")), "without a finish_reason"),
     ],
@@ -582,11 +583,22 @@ def test_a_compressed_stream_is_refused_by_the_name_of_its_encoding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("media_type", "status"), [(b"Text/Event-Stream", "OK"), (b"application/octet-stream", "INTERNAL")]
+    ("kind", "error"),
+    [
+        (b"content-type: Text/Event-Stream", ""),
+        (
+            b"content-type: application/x-ndjson",
+            "the Content-Type application/x-ndjson and not text/event-stream: data",
+        ),
+        (b"content-type: text/plain; charset=utf-8", "the Content-Type text/plain; charset=utf-8 and not"),
+        (b"x: y", "the answer has no Content-Type and not text/event-stream: data"),
+    ],
 )
-def test_media_types_have_no_case(media_type: bytes, status: str) -> None:
-    head = HEAD.replace(b"text/event-stream; charset=utf-8", media_type)
-    assert replay(part("one", "stop"), DONE, head=head).status == status
+def test_a_stream_of_another_media_type_is_refused_by_its_name(kind: bytes, error: str) -> None:
+    head = HEAD.replace(b"content-type: text/event-stream; charset=utf-8", kind)
+    call = replay(part("one", "stop"), DONE, head=head)
+    assert call.status == ("INTERNAL" if error else "OK")
+    assert error in call.error
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------

@@ -132,6 +132,14 @@ def test_a_report_may_lie_beside_the_run_and_nowhere_else(run: WatchedRun) -> No
         assert judged_folder(run.folder) == run.folder, name
 
 
+def test_an_arm_of_a_search_that_ran_without_a_judged_step_was_tried(run: WatchedRun) -> None:
+    run.search(1, "eager")
+    run.search(1, "compiled-padded")
+    assert [arm["standing"] for arm in told(run)["search"]["held"]] == ["waits", "tried now", "not tried yet"]
+    run.search(1, stop="the budget was spent")
+    assert [arm["standing"] for arm in told(run)["search"]["held"]] == ["tried", "tried", "not tried"]
+
+
 @pytest.mark.parametrize("content", [None, 3, "x", [], [[]], {"a": {"b": []}}, float("1e308"), -1, True])
 def test_files_of_any_content_raise_nothing(run: WatchedRun, content: Any) -> None:
     keys = ("phase", "detail", "trial", "trials", "replicas", "load", "notes", "at_ns", "ended", "planned")

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from loadtests.external.addresses import ExternalConfig, OpenAiOptions
+from loadtests.external.planned_prompts import prompt_source
 from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.prompts import Message, PromptKind, PromptSource, load_prompt_text
@@ -162,6 +164,21 @@ def test_folders_without_a_usable_tokenizer_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_prompt_text(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "remedy"), [("chat", "r"), ("completions", 'r, or set openai.prompt = "token_ids"')]
+)
+def test_an_external_tokenizer_that_cannot_count_is_refused_with_settings_of_the_arm(
+    tmp_path: Path, endpoint: Any, remedy: str
+) -> None:
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    options = OpenAiOptions(endpoint=endpoint, tokenizer=str(tmp_path))
+    config = ExternalConfig(kind="openai", addresses=("http://a",), model_name="m", openai=options)
+    with pytest.raises(ConfigError, match="fewer than 8 words") as refused:
+        prompt_source(config, PromptSource())
+    assert f": remove openai.tokenize{remedy}" in str(refused.value)
+    assert "traffic.prompts" not in str(refused.value)
 
 
 def test_a_tokenizer_beyond_the_served_vocabulary_is_refused(folder: Path) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
+from loadtests.traffic import prompts
 from loadtests.trials import environment, preflight
 from loadtests.trials.preflight import check_arm
 from servers import artifact
@@ -44,10 +48,35 @@ def test_a_model_that_is_not_there_is_refused(model: str, tmp_path: Path) -> Non
     assert "random:NAME" in said
 
 
-def test_a_hub_id_and_a_folder_with_a_configuration_pass(tmp_path: Path) -> None:
+def test_a_hub_id_and_a_folder_with_a_configuration_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
-    for name in ("gpt2", "meta-llama/Llama-3.2-1B", str(tmp_path)):
-        check_arm(arm(name))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub_at(server))
+        Thread(
+            target=lambda: server.accept()[0].sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        ).start()
+        for name in ("unknown-id", str(tmp_path)):
+            check_arm(arm(name))
+
+
+def hub_at(server: socket.socket) -> str:
+    return f"http://127.0.0.1:{server.getsockname()[1]}/{{repo_id}}/{{revision}}/{{filename}}"
+
+
+@pytest.mark.parametrize(("silent", "reason"), [(False, "refused"), (True, "no answer within 0.2 s")])
+def test_a_hub_that_cannot_be_reached_is_reported_at_once(
+    silent: bool, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "_HUB_S", 0.2 if silent else 60.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub_at(server))
+        if not silent:
+            server.close()
+        said = refusal(arm("some/unknown-id"))
+        with pytest.raises(ConfigError, match=reason):
+            prompts.load_prompt_text("some/unknown-id")
+    words = ('model.id "some/unknown-id"', reason, "local folder", "HF_HUB_OFFLINE=1", "HF_ENDPOINT", "try again")
+    assert [word for word in words if word not in said] == []
 
 
 @pytest.mark.parametrize(("visible", "usable"), [(None, 2), ("0", 1), ("1,0", 2), ("0,-1,1", 1), ("", 0)])

@@ -277,7 +277,8 @@ def look(**arms: tuple[str | None, bool]) -> dict[str, Any]:
         arm: {"decision": decision, "hopeless": hopeless, "reason": f"{arm} is so."}
         for arm, (decision, hopeless) in arms.items()
     }
-    return {"seconds": 300.0, "arms": rows}
+    gates = [{"arm": arm, "verdict": verdict} for arm in arms for verdict in ("PASS", "INCONCLUSIVE", "INCONCLUSIVE")]
+    return {"seconds": 300.0, "arms": rows, "gates": gates}
 
 
 @pytest.mark.parametrize(
@@ -285,8 +286,8 @@ def look(**arms: tuple[str | None, bool]) -> dict[str, Any]:
     [
         ({"a": ("PASS", False), "b": (None, False)}, (), {}),
         ({"a": ("FAIL", False), "b": (None, False)}, (), {"a": "a is so."}),
-        ({"a": ("PASS", False), "b": ("FAIL", False)}, ("5.0 minutes", "a: PASS", "b: FAIL"), None),
-        ({"a": ("PASS", False), "b": (None, True)}, ("a: PASS", "b:"), None),
+        ({"a": ("PASS", False), "b": ("FAIL", False)}, ("decided after 5.0 minutes", "a: PASS", "b: FAIL"), None),
+        ({"a": ("PASS", False), "b": (None, True)}, ("stopped after", "a: PASS", "b: 2 of 3 gates undecided"), None),
         ({}, (), {}),
     ],
 )
