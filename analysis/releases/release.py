@@ -10,7 +10,7 @@ import datetime
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -34,6 +34,7 @@ from analysis.run.run import Run, stalling_kinds
 from analysis.run.spikes import RECOMPILE_KINDS
 from analysis.run.startup import startup_row
 from analysis.run.trials import SECOND
+from analysis.run.work import ANSWER_BINS, AnswerLengths, answer_lengths
 from analysis.settings.release_limits import ReleaseLimits
 from analysis.statistics.unpaired import Luck
 
@@ -70,6 +71,7 @@ class ReleaseArm:
     cache: Mapping[str, float]  # starts' compiles by state of the compile cache
     doubts: tuple[str, ...] = ()  # checks of its run that leave what it did under the traffic open
     compile_doubts: tuple[str, ...] = ()  # and those that leave its compiles open
+    answers: AnswerLengths | None = None  # None where they have no tokens, or the server does not count them
     unknown_kinds: tuple[str, ...] = ()  # of compiles, which the version of tailgate that recorded it did not know
 
     def start_spread(self, limits: ReleaseLimits) -> float:
@@ -181,6 +183,7 @@ def _arm_table(arm: ReleaseArm) -> dict[str, Any]:
         "cache": dict(arm.cache),
         "doubts": list(arm.doubts),
         "compile_doubts": list(arm.compile_doubts),
+        "answers": asdict(arm.answers) if arm.answers is not None else None,
         "unknown_kinds": list(arm.unknown_kinds),
     }
 
@@ -209,8 +212,22 @@ def _arm_of(row: Mapping[str, Any]) -> ReleaseArm:
         cache=_numbers(row.get("cache")),
         doubts=_texts(row.get("doubts")),
         compile_doubts=_texts(row.get("compile_doubts")),
+        answers=_answers_of(mapping(row.get("answers"))),
         unknown_kinds=_texts(row.get("unknown_kinds")),
     )
+
+
+def _answers_of(row: Mapping[str, Any]) -> AnswerLengths | None:
+    if not row:
+        return None
+    counts = row.get("up_to")
+    numbers = [number(row.get(key)) for key in ("count", "mean", "variance")]
+    numbers += [number(item) for item in counts] if isinstance(counts, list) else []
+    known = [item for item in numbers if item is not None and 0 <= item <= _LAST_NS]
+    if len(known) != 3 + ANSWER_BINS or known[3:] != sorted(known[3:]) or not 1 <= known[-1] <= known[0]:
+        raise RecordError("its lengths of answers are damaged: record the run again")
+    count, mean, variance, *up_to = known
+    return AnswerLengths(count=int(count), mean=mean, variance=variance, up_to=tuple(map(int, up_to)))
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -300,6 +317,7 @@ def release_of(run_dir: Path) -> Release:
                 cache=_numbers(startup_row(run, arm)["cache"]),
                 doubts=_names(doubts, arm),
                 compile_doubts=(*_compile_names(doubts, run, arm), *(("alive",) if arm in died else ())),
+                answers=answer_lengths(run, arm),
                 unknown_kinds=unknown,
             )
             for arm in run.arms

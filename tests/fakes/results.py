@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis.releases.release import Release, ReleaseArm
 from analysis.releases.run_figures import ArmFigures
+from analysis.run.work import AnswerLengths
 from analysis.statistics.unpaired import Luck
 
 EPOCH_S = 1_700_000_000.0
@@ -226,7 +227,13 @@ def release(build: Build, *, day: int, seed: int, arm: str = "compiled", slower:
         key: value / slower if "_per_" in key or "flops" in key else value * slower
         for key, value in build.references.items()
     }
-    doubts = {"doubts": build.doubts, "compile_doubts": build.compile_doubts, "unknown_kinds": build.unknown_kinds}
+    answers = AnswerLengths.of(np.full(build.blocks, 8))
+    doubts = {
+        "answers": answers,
+        "doubts": build.doubts,
+        "compile_doubts": build.compile_doubts,
+        "unknown_kinds": build.unknown_kinds,
+    }
     figures = ArmFigures(values=values, sources=build.sources)
     measured = ReleaseArm(figures=figures, config=build.config, references=references, cache=build.cache, **doubts)
     return Release(

@@ -158,6 +158,13 @@ def test_record_holds_all_that_a_comparison_reads(tmp_path: Path) -> None:
             ({"arms": {"compiled": {"figures": {"p99_e2e_ms": rows}}}}, "p99_e2e_ms")
             for rows in ([[1, "fast", None, None]], [3.0], [[1, 300.0, 0.1, 0]], [[1, 300.0, 0.1, -3]])
         ),
+        *(
+            (
+                {"arms": {"compiled": {"answers": {"count": 9, "mean": 2.0, "variance": 1.0, "up_to": counts}}}},
+                "answers",
+            )
+            for counts in (None, [9], [0] * 22, [*range(21), 10], [9] * 21 + [8])
+        ),
         ({"created_ns": 1e30}, "1e.30"),
         ({"created_ns": None}, "None"),
     ],

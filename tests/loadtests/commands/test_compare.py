@@ -455,6 +455,21 @@ def test_other_lengths_are_other_work(tmp_path: Path, capsys) -> None:
     assert "100 % of the answers of compiled are longer" in reason
 
 
+def test_answers_that_break_off_are_no_pass(tmp_path: Path, capsys) -> None:
+    whole, cut = traffic(seed=1, tokens=8), traffic(seed=2, tokens=8)
+    cut = [replace(sent, gaps_s=sent.gaps_s[:1]) if place % 25 == 0 else sent for place, sent in enumerate(cut)]
+    files = [write(tmp_path / f"{name}.json", results.vllm(own)) for name, own in (("a", whole), ("b", cut))]
+    code, summary = judged(capsys, f"eager={files[0]}", f"compiled={files[1]}", "--out", tmp_path / "run")
+    assert (code, summary["overall"]) == (3, "INCONCLUSIVE")
+    short = "4 % of the answers of {} have at most 2 tokens, 0 % of those of {}"
+    assert short.format("compiled", "eager") in checks(summary)["equal work"]["reason"]
+    (tmp_path / "limits.toml").write_text("[compare]\nneed_references = false\n")
+    flags = ["--limits", str(tmp_path / "limits.toml"), "--out", str(tmp_path / "out"), "--json"]
+    assert main(["compare", *map(str, files), *flags]) == 3
+    reasons = [row["reason"] for row in json.loads(capsys.readouterr().out)["figures"] if row["limit"] is not None]
+    assert all(short.format("the candidate", "the baseline") in reason for reason in reasons)
+
+
 def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys) -> None:
     one = write(tmp_path / "one.json", results.vllm(traffic(9)))
     summary = {key: value for key, value in results.vllm(traffic(9)).items() if key != "ttfts"}
