@@ -25,7 +25,7 @@ from analysis.records.schemas import RUN_HOST
 from analysis.records.tables import RecordError
 from analysis.releases.machine import typical
 from analysis.releases.run_figures import ArmFigures, arm_figures, tells_compiles
-from analysis.results.file import name_of
+from analysis.results.file import name_of, part_of
 from analysis.results.run_directory import write_run
 from analysis.run.luck import searches_kernels
 from analysis.run.placement import devices_of
@@ -255,6 +255,9 @@ def read_release(path: Path) -> Release:
         raise RecordError(f"{path} joins runs, which had days of their own: give one of them")
     if is_run(path):
         return release_of(path)
+    file, part = part_of(path)
+    if part is not None and file.is_file():
+        return _release_of_result(path)
     document = read_document(path) if path.is_file() else None
     if document is not None and not document.stated and (document.content or {}).get("kind") != RECORD:
         return _release_of_result(path)

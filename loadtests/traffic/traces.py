@@ -12,8 +12,8 @@ Formats are told apart by content and not by file name, plain or packed by gzip.
 JSON Lines with `timestamp`, `input_length`, `output_length` and mostly `hash_ids`, one for each block of the prompt.
 Neither the unit of time nor the size of a block is in the file:
 
-- Mooncake's have ms and 512 tokens: the times are whole numbers, and no other size of a block fits the lengths
-  (github.com/kvcache-ai/Mooncake).
+- Mooncake's have ms and 512 tokens: the times are whole numbers, as ms fewer than 100 requests a second come, and no
+  other size of a block fits the lengths (github.com/kvcache-ai/Mooncake).
 - Qwen-Bailian's (`chat_id`, `parent_chat_id`) have s and 16 tokens
   (github.com/alibaba-edu/qwen-bailian-usagetraces-anon).
 - Sessions (`session_id`) have ms, as in AIPerf: a later turn may have a `delay` in place of its timestamp, and its
@@ -433,7 +433,7 @@ def _json_source(
     unit = time_unit
     if not unit and bailian:
         unit = "s"
-    elif not unit and (sessions or (known == _MOONCAKE_BLOCK and all(type(row.at) is int for row in rows))):
+    elif not unit and (sessions or (known == _MOONCAKE_BLOCK and _in_ms([row.at for row in rows]))):
         unit = "ms"
     if not unit:
         raise ConfigError(
@@ -450,6 +450,11 @@ def _json_source(
     if sessions:
         played = iter(sorted(played, key=lambda item: item[1].at_ns))
     return _Source("bailian" if bailian else "mooncake", played, unit, block)
+
+
+def _in_ms(times: Sequence[Any]) -> bool:
+    """Whether the times are whole numbers, and as ms those of a service that gets fewer than 100 requests a second."""
+    return all(type(at) is int for at in times) and times[-1] - times[0] > 10 * len(times)
 
 
 def _block_of(records: Sequence[_Record]) -> int:

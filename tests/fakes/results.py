@@ -89,6 +89,20 @@ def vllm(requests: Sequence[Sent], **changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def sglang(requests: Sequence[Sent], **changes: Any) -> dict[str, Any]:
+    """Return the line that SGLang's bench_serving --output-details appends."""
+    document = vllm(requests, backend="sglang", dataset_name="random", mean_e2e_latency_ms=1.0)
+    theirs = ("endpoint_type", "num_prompts", "date", "model_id", "latencies", "start_times", "queue_times")
+    return {key: value for key, value in document.items() if key not in theirs} | changes
+
+
+def vllm_embeddings(requests: Sequence[Sent], **changes: Any) -> dict[str, Any]:
+    """Return what `vllm bench serve --backend openai-embeddings --save-result --save-detailed` writes."""
+    document = vllm(requests, backend="openai-embeddings", endpoint_type="openai-embeddings")
+    others = ("output_lens", "ttfts", "itls", "start_times", "generated_texts")
+    return {key: value for key, value in document.items() if key not in others} | changes
+
+
 def aiperf(requests: Sequence[Sent]) -> list[dict[str, Any]]:
     """Return the lines of AIPerf 0.13's profile_export.jsonl."""
     lines = []

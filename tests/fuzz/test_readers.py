@@ -51,7 +51,7 @@ _AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
 _PLAIN = "time_s,input_tokens,output_tokens\n" + "".join(f"{at * 0.25},{10 + at},{at + 1}\n" for at in range(20))
 _MOONCAKE = "".join(
     json.dumps(
-        {"timestamp": at, "input_length": 1024 + at % 2, "output_length": 5, "hash_ids": [0, at, 9][: 2 + at % 2]}
+        {"timestamp": 900 * at, "input_length": 1024 + at % 2, "output_length": 5, "hash_ids": [0, at, 9][: 2 + at % 2]}
     )
     + "\n"
     for at in range(12)

@@ -251,31 +251,30 @@ def test_the_format_says_unit_and_block_and_failed_rows_are_counted(
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("times", "tokens", "size", "more", "words"),
     [
-        ([blocks(0.0, 1024, 512), blocks(3.0, 1025, 512)], 'trace_time_unit to "s" or "ms" (tailgate forecast'),
-        ([blocks(0, 100, 512), blocks(30, 200, 512)], "trace_time_unit"),
-        ([blocks(0, 32, 16), blocks(30, 33, 16)], "trace_time_unit"),
-        ([blocks(0, 100, 512, session_id="a"), blocks(30, 200, 512)], "traffic.trace_block_tokens"),
+        ((0.0, 3000.0), (1024, 1025), 512, {}, 'trace_time_unit to "s" or "ms" (tailgate forecast'),
+        ((0, 3), (1024, 1025), 512, {}, "trace_time_unit"),
+        ((0, 3000), (100, 200), 512, {}, "trace_time_unit"),
+        ((0, 3000), (32, 33), 16, {}, "trace_time_unit"),
+        ((0, 3000), (100, 200), 512, {"session_id": "a"}, "traffic.trace_block_tokens"),
     ],
 )
 def test_a_unit_or_a_block_size_that_is_not_certain_is_asked_for(
-    tmp_path: Path, rows: list[dict[str, Any]], words: str
+    tmp_path: Path, times: tuple[float, float], tokens: tuple[int, int], size: int, more: dict[str, Any], words: str
 ) -> None:
+    rows = [blocks(at, length, size, **more) for at, length in zip(times, tokens, strict=True)]
     path = written(tmp_path, json_lines(*rows))
     assert words in refusal(path)
-    trace = read_trace(
-        path, time_unit="s", block_tokens=16 if len(rows[0]["hash_ids"]) == rows[0]["input_length"] / 16 else 512
-    )
-    assert trace.offset_ns[-1] == round(rows[1]["timestamp"] * 1e9)
+    assert read_trace(path, time_unit="s", block_tokens=size).offset_ns[-1] == times[1] * 1e9
 
 
 def test_settings_of_json_lines_are_refused_for_a_csv_and_a_later_row_with_other_blocks_too(tmp_path: Path) -> None:
     path = written(tmp_path, HEADER + "\n" + "\n".join(AZURE_2023))
     assert "traffic.trace_time_unit is for JSON Lines" in refusal(path, time_unit="s")
     assert "traffic.trace_block_tokens is for JSON Lines" in refusal(path, block_tokens=16)
-    rows = [blocks(0, 1024 + at % 2, 512) for at in range(1000)]
-    assert "line 1001: 1 hash_ids" in refusal(written(tmp_path, json_lines(*rows, blocks(0, 513, 1024))))
+    rows = [blocks(1000 * at, 1024 + at % 2, 512) for at in range(1000)]
+    assert "line 1001: 1 hash_ids" in refusal(written(tmp_path, json_lines(*rows, blocks(10**6, 513, 1024))))
 
 
 def test_turns_of_a_session_follow_by_their_delay_and_carry_its_context(tmp_path: Path) -> None:
