@@ -63,6 +63,10 @@ def result_of(document: Mapping[str, Any], *, written_s: float | None = None) ->
     needed = ("input_lens", "errors", *(("latencies",) if embeds else ("output_lens", "ttfts", "itls")))
     needed += ("start_times",) if timed else ()
     missing = [name for name in needed if name not in document]
+    if missing == ["latencies"]:
+        raise RecordError(
+            "has no latencies, which older versions do not keep of embeddings: run it again with a newer one"
+        )
     if missing:
         raise RecordError(f"has no {', '.join(missing)}, so it is a summary alone: {remedy}")
     sizes = {name: len(document[name]) if isinstance(document[name], list) else -1 for name in needed}

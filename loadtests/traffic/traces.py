@@ -16,8 +16,8 @@ Neither the unit of time nor the size of a block is in the file:
   other size of a block fits the lengths (github.com/kvcache-ai/Mooncake).
 - Qwen-Bailian's (`chat_id`, `parent_chat_id`) have s and 16 tokens
   (github.com/alibaba-edu/qwen-bailian-usagetraces-anon).
-- Sessions (`session_id`) have ms, as in AIPerf: a later turn may have a `delay` in place of its timestamp, and its
-  length is what it adds to the context (docs.nvidia.com/aiperf: trace replay, conversation context mode).
+- AIPerf's sessions have ms: turns of a `session_id`, of which later ones have a `delay` in place of a timestamp, and
+  whose length is what they add to the context (docs.nvidia.com/aiperf: trace replay, conversation context mode).
 - Others have s (GuideLLM's guide to trace replay) or ms, and blocks of any size: settings say which.
 
 A file is read line by line, and only the rows of the answer are kept: memory does not grow with the file, unless it
@@ -52,7 +52,7 @@ from servers.fields import ConfigError
 
 T = TypeVar("T")
 IntArray = npt.NDArray[np.int64]
-Format = Literal["azure", "burstgpt", "plain", "mooncake", "bailian"]
+Format = Literal["azure", "burstgpt", "plain", "mooncake", "bailian", "sessions"]
 TimeUnit = Literal["", "s", "ms"]
 
 _NS = {"s": 1_000_000_000, "ms": 1_000_000}
@@ -82,7 +82,7 @@ class _Record(NamedTuple):
     """A line of JSON. Times are in the unit of the file; `at` is None where `delay` counts from the turn before."""
 
     at: float | None
-    delay: float
+    delay: float | None
     input_tokens: int
     output_tokens: int
     ids: tuple[int, ...]
@@ -428,7 +428,7 @@ def _json_source(
     records = _parsed(name, lines, parse)
     head = list(islice(records, _HEAD))
     rows = [record for _, record in head]
-    sessions, hashed = any(row.session for row in rows), any(row.ids for row in rows)
+    sessions, hashed = any(row.delay is not None for row in rows), any(row.ids for row in rows)
     known = _BAILIAN_BLOCK if bailian else _block_of(rows)
     unit = time_unit
     if not unit and bailian:
@@ -446,9 +446,10 @@ def _json_source(
             f'trace "{name}" does not show how many tokens a hash id stands for: set traffic.trace_block_tokens, such '
             "as 512 for Mooncake's traces"
         )
-    played = _json_rows(name, chain(head, records), unit, block, exact=not (block_tokens or bailian))
+    exact = not (block_tokens or bailian)
+    played = _json_rows(name, chain(head, records), unit, block, exact=exact, sessions=sessions)
     if sessions:
-        played = iter(sorted(played, key=lambda item: item[1].at_ns))
+        return _Source("sessions", iter(sorted(played, key=lambda item: item[1].at_ns)), unit, block)
     return _Source("bailian" if bailian else "mooncake", played, unit, block)
 
 
@@ -466,9 +467,16 @@ def _block_of(records: Sequence[_Record]) -> int:
 
 
 def _json_rows(
-    name: str, records: Iterable[tuple[int, _Record]], unit: Literal["s", "ms"], block: int, *, exact: bool
+    name: str,
+    records: Iterable[tuple[int, _Record]],
+    unit: Literal["s", "ms"],
+    block: int,
+    *,
+    exact: bool,
+    sessions: bool,
 ) -> Iterator[tuple[int, _Row]]:
-    """The records as rows; without a `block` size they share nothing. `exact`: a prompt has an id for every block."""
+    """The records as rows; without a `block` size they share nothing. `exact`: a prompt has an id for every block.
+    `sessions`: turns of a session add to its context."""
     turns: dict[str, tuple[int, int, tuple[int, ...]]] = {}  # by session: when, the context after it, the first ids
     for number, record in records:
         ids, tokens = record.ids, record.input_tokens
@@ -481,11 +489,11 @@ def _json_rows(
         before = turns.get(record.session)
         if record.at is not None:
             at_ns = round(record.at * _NS[unit])
-        elif before is not None:
+        elif before is not None and record.delay is not None:
             at_ns = before[0] + round(record.delay * _NS[unit])
         else:
             raise ConfigError(f"{name} line {number} has no timestamp, and its session no turn before it: add one")
-        if record.session:
+        if sessions and record.session:
             if before is not None and not record.whole_context:
                 tokens, ids = tokens + before[1], before[2]
             turns[record.session] = (at_ns, tokens + record.output_tokens, ids)
@@ -515,15 +523,15 @@ def _json_object(line: str) -> dict[str, Any]:
 
 def _record(row: dict[str, Any]) -> _Record:
     session = str(row.get("session_id") or "")
-    for key in _JSON_KEYS[1 if session else 0 :]:
-        if key not in row:
+    at, delay = row.get("timestamp"), row.get("delay") if session else None
+    for key in _JSON_KEYS:
+        if key not in row and (key != "timestamp" or delay is None):
             raise _MalformedError(f'the key "{key}"')
-    at, delay = row.get("timestamp"), row.get("delay") or 0
-    given: Any = 0 if session and at is None else at
     # 1e15 ms is past any calendar; the comparisons are false for NaN too.
+    given: Any = delay if at is None and delay is not None else at
     if type(given) not in (int, float) or not abs(given) <= 1e15:
         raise _MalformedError("timestamp in seconds or milliseconds")
-    if type(delay) not in (int, float) or not 0 <= delay <= 1e15:
+    if delay is not None and (type(delay) not in (int, float) or not 0 <= delay <= 1e15):
         raise _MalformedError("delay in milliseconds, 0 or more")
     for key in _JSON_KEYS[1:]:
         if type(row[key]) is not int:

@@ -204,6 +204,7 @@ def of_several_phases() -> object:
         (lambda: guidellm.result_of(of_guidellm_0_3()), "before 0.4"),
         (lambda: vllm.result_of({**results.sglang([ONE]), "itls": [[], []]}), "--output-details"),
         (lambda: vllm.result_of(results.vllm_embeddings([ONE], latencies=None)), "latencies no list"),
+        (lambda: vllm.result_of({"backend": "vllm-pooling", "input_lens": [], "errors": []}), "with a newer one"),
         (lambda: guidellm.result_of(results.guidellm([])), "summary alone"),
         (lambda: of_inference_perf_with(info=None), "per_request_fields.info: true"),
         (lambda: of_inference_perf_with(start_time=None), "start_time[0] is null"),

@@ -212,7 +212,7 @@ def blocks(at: float, tokens: int, size: int, **more: Any) -> dict[str, Any]:
             "2 requests in 1 s, read as azure (times are dates); left out as failed, without an output token: 1",
         ),
         (
-            "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15 00:00:00.5,1,1204,35\n",
+            "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15T12:00:00.269Z,1,1204,35\n",
             [0],
             [1204],
             "1 request in 0 s, read as azure (times are dates)",
@@ -257,7 +257,8 @@ def test_the_format_says_unit_and_block_and_failed_rows_are_counted(
         ((0, 3), (1024, 1025), 512, {}, "trace_time_unit"),
         ((0, 3000), (100, 200), 512, {}, "trace_time_unit"),
         ((0, 3000), (32, 33), 16, {}, "trace_time_unit"),
-        ((0, 3000), (100, 200), 512, {"session_id": "a"}, "traffic.trace_block_tokens"),
+        ((0, 3000), (1024, 1300), 512, {"session_id": "a"}, "trace_time_unit"),
+        ((0, 3000), (100, 200), 512, {"session_id": "a", "delay": 5}, "traffic.trace_block_tokens"),
     ],
 )
 def test_a_unit_or_a_block_size_that_is_not_certain_is_asked_for(
@@ -293,6 +294,7 @@ def test_turns_of_a_session_follow_by_their_delay_and_carry_its_context(tmp_path
     )
     assert (trace.offset_ns / 1e9).tolist() == [0, 0.5, 2, 2.5]
     assert trace.input_tokens.tolist() == [600, 600, 770, 1190]
+    assert "read as sessions (times in ms, blocks of 512 tokens)" in trace.account
     first, other, second, third = (trace.blocks(row).tolist() for row in range(4))
     assert (first[:2], other[:2]) == ([7, 8], [7, -1])
     assert first == second == third[:2]
