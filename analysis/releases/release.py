@@ -42,6 +42,7 @@ RECORD = "tailgate release"
 RECORD_SCHEMA = 1
 RESULT_ARM = "server"  # what the arm of another tool's result is called
 _LAST_NS = 9.2e18  # beyond any clock
+_MOST_ANSWERS = 1e9
 
 # Checks that leave the figures of one arm true: they compare arms of one run, or say that load was too much or that the
 # arm really stood still.
@@ -220,14 +221,16 @@ def _arm_of(row: Mapping[str, Any]) -> ReleaseArm:
 def _answers_of(row: Mapping[str, Any]) -> AnswerLengths | None:
     if not row:
         return None
-    counts = row.get("up_to")
-    numbers = [number(row.get(key)) for key in ("count", "mean", "variance")]
-    numbers += [number(item) for item in counts] if isinstance(counts, list) else []
-    known = [item for item in numbers if item is not None and 0 <= item <= _LAST_NS]
-    if len(known) != 3 + ANSWER_BINS or known[3:] != sorted(known[3:]) or not 1 <= known[-1] <= known[0]:
+    count, mean, variance = (number(row.get(key)) for key in ("count", "mean", "variance"))
+    up_to, near = (
+        tuple(int(number(item) or 0) for item in rows) if isinstance(rows := row.get(key), list) else ()
+        for key in ("up_to", "near")
+    )
+    bins = [(0, *own, count or 0) for own in (up_to, near)]
+    whole = all(len(own) == ANSWER_BINS + 2 and list(own) == sorted(own) for own in bins)
+    if not whole or not count or count > _MOST_ANSWERS or mean is None or variance is None:
         raise RecordError("its lengths of answers are damaged: record the run again")
-    count, mean, variance, *up_to = known
-    return AnswerLengths(count=int(count), mean=mean, variance=variance, up_to=tuple(map(int, up_to)))
+    return AnswerLengths(count=int(count), mean=mean, variance=max(0.0, variance), up_to=up_to, near=near)
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -147,20 +147,27 @@ def _answered_apart(run: Run, arm: str, own: Ints, base: Ints, *, paired: bool) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLengths:
-    """How long answers are: how many there are, the mean and variance of their tokens, and how many have up to 1, 2,
-    4, ... tokens."""
+    """How long answers are: how many there are, the mean and variance of their tokens, how many have `up_to` 1, 2, 4,
+    ... tokens, and how many up to 5 % more than that (`near`)."""
 
     count: int
     mean: float
     variance: float
     up_to: tuple[int, ...]
+    near: tuple[int, ...]
 
     @classmethod
     def of(cls, lengths: Ints) -> AnswerLengths:
         """Those of the lengths, of which there is at least one."""
-        counts = np.searchsorted(np.sort(lengths), 2 ** np.arange(ANSWER_BINS), side="right")
-        mean, variance = float(lengths.mean()), float(lengths.var())
-        return cls(count=int(lengths.size), mean=mean, variance=variance, up_to=tuple(counts.tolist()))
+        ordered, edges = np.sort(lengths), 2 ** np.arange(ANSWER_BINS)
+        up_to, near = (np.searchsorted(ordered, edges * by, side="right") for by in (1.0, 1.0 + WORK_APART))
+        return cls(
+            count=int(lengths.size),
+            mean=float(lengths.mean()),
+            variance=float(lengths.var()),
+            up_to=tuple(up_to.tolist()),
+            near=tuple(near.tolist()),
+        )
 
 
 def answer_lengths(run: Run, arm: str) -> AnswerLengths | None:
@@ -190,23 +197,23 @@ def _means_apart(arm: str, control: str, own: AnswerLengths, base: AnswerLengths
 
 
 def _short_apart(arm: str, control: str, own: AnswerLengths, base: AnswerLengths, *, unit: str = "token") -> list[str]:
-    """Where one side has surely more short answers, such as break off.
+    """Where one side has surely more short answers, such as break off, than the other has of up to 5 % longer ones.
 
     Chance is 1 in 1,000, by Fisher's exact test at each of the lengths and Bonferroni over them.
     """
-    few, other = np.array(own.up_to), np.array(base.up_to)
-    both, answers = few + other, own.count + base.count
-    more = stats.hypergeom.sf(few - 1, answers, both, own.count)
-    less = stats.hypergeom.cdf(few, answers, both, own.count)
-    place = int(np.argmin(np.minimum(more, less)))
-    tests = int(((both > 0) & (both < answers)).sum())
-    shares = few[place] / own.count, other[place] / base.count
-    if 2 * tests * min(more[place], less[place]) > _CHANCE or abs(shares[0] - shares[1]) <= _SHARE_APART:
-        return []
-    return [
-        f"{100.0 * shares[0]:.2g} % of the answers of {arm} have at most {counted(2**place, unit)}, "
-        f"{100.0 * shares[1]:.2g} % of those of {control}"
-    ]
+    for (name, side), (other_name, other) in (((arm, own), (control, base)), ((control, base), (arm, own))):
+        few, near = np.array(side.up_to), np.array(other.near)
+        both, answers = few + near, side.count + other.count
+        chance = stats.hypergeom.sf(few - 1, answers, both, side.count)
+        place = int(np.argmin(chance))
+        tests = int(((both > 0) & (both < answers)).sum())
+        share = few[place] / side.count
+        if 2 * tests * chance[place] < _CHANCE and share - near[place] / other.count > _SHARE_APART:
+            return [
+                f"{100.0 * share:.2g} % of the answers of {name} have at most {counted(2**place, unit)}, "
+                f"{100.0 * other.up_to[place] / other.count:.2g} % of those of {other_name}"
+            ]
+    return []
 
 
 def _ratio_apart(arm: str, control: str, apart: tuple[float, float] | None) -> list[str]:

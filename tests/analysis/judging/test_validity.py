@@ -366,6 +366,8 @@ def test_lengths_that_differ_by_chance_are_equal_work():
         return AnswerLengths.of(np.rint(rng.lognormal(5.0, 0.86, 2400)).astype(np.int64))
 
     assert sum(bool(answers_apart("a", "b", lengths(), lengths())) for _ in range(300)) <= 3
+    one, more = (AnswerLengths.of(np.full(2400, tokens)) for tokens in (512, 513))
+    assert not answers_apart("a", "b", one, more), "a server may count the token that ends an answer"
 
 
 def test_a_first_token_without_a_time_came_with_the_last():
