@@ -312,6 +312,8 @@ def test_every_traffic_key_is_documented() -> None:
         ({"arrivals": "trace"}, "traffic.trace is empty"),
         ({"rate": 1, "workload": "trace"}, "traffic.trace is empty"),
         ({"rate": 1, "trace": "a.csv"}, "neither arrivals nor workload"),
+        ({"rate": 1, "trace_time_unit": "s"}, "neither arrivals nor workload"),
+        ({"rate": 1, "trace_block_tokens": 16}, "neither arrivals nor workload"),
         ({"arrivals": "trace", "trace": "a.csv", "rate": 1}, "time_scale"),
         ({"arrivals": "trace", "trace": "a.csv", "turns_mean": 2}, "holds every turn already"),
         ({"arrivals": "trace", "trace": "a.csv", "burstiness": 2}, "does not use it"),
