@@ -222,8 +222,8 @@ def _source(name: str, text: TextIO, answers: bool, blocks: bool, time_unit: Tim
         if not answers and form == "plain" and columns[2] not in names:
             columns = columns[:2]
         if set(columns) <= set(names):
-            places = {column: names.index(column) for column in columns}
-            return _Source(form, _parsed(name, lines, partial(_csv_row, len(names), places, parse, unit)), unit)
+            places = [(column, names.index(column)) for column in columns]
+            return _Source(form, _parsed(name, lines, partial(_csv_row, len(names), places, parse)), unit)
     if set(_PLAIN_HEADER[:2]) <= set(names):
         raise ConfigError(
             f'{name} line {number} is "{_short(header)}", which has no answers: add the column output_tokens, or set '
@@ -288,7 +288,7 @@ class _Reservoir:
 
 def _columns(name: str, source: _Source, kept: _Reservoir, answers: bool) -> Trace:
     first_ns = last_ns = count = failed = 0
-    last_text = ""
+    last_text, unit = "", f" {source.time_unit}" if source.time_unit else ""
     for number, row in source.rows:
         if answers and not row.output_tokens:
             failed += 1
@@ -298,11 +298,12 @@ def _columns(name: str, source: _Source, kept: _Reservoir, answers: bool) -> Tra
         count += 1
         if row.at_ns < last_ns:
             raise ConfigError(
-                f"{name} line {number}: time goes back from {last_text} to {row.time_text}: sort the trace by time"
+                f"{name} line {number}: time goes back from {last_text}{unit} to {row.time_text}{unit}: sort the trace "
+                "by time"
             )
         if row.at_ns - first_ns > _MAX_SPAN_S * 1_000_000_000:
             raise ConfigError(
-                f"{name} line {number}: time is {row.time_text}, more than 10 years after the first request: "
+                f"{name} line {number}: time is {row.time_text}{unit}, more than 10 years after the first request: "
                 "correct or remove the line"
             )
         for key, value in (("input", row.input_tokens), ("output", row.output_tokens)):
@@ -398,16 +399,18 @@ _CSV: tuple[tuple[Format, tuple[str, ...], Callable[[str], int], TimeUnit], ...]
 )
 
 
-def _csv_row(width: int, places: dict[str, int], parse: Callable[[str], int], unit: str, line: str) -> _Row:
-    cells = [cell.strip() for cell in line.split(",")]
+def _csv_row(width: int, places: Sequence[tuple[str, int]], parse: Callable[[str], int], line: str) -> _Row:
+    cells = line.split(",")
     if len(cells) != width:
         raise _MalformedError(f"{width} values")
-    time_text, *lengths = (cells[place] for place in places.values())
+    time_text = cells[places[0][1]].strip()
     at_ns = parse(time_text)
-    for key, text in zip([*places][1:], lengths, strict=True):
-        if not _WHOLE.fullmatch(text):
+    lengths = [0, 0]
+    for index, (key, place) in enumerate(places[1:]):
+        if not _WHOLE.fullmatch(text := cells[place].strip()):
             raise _MalformedError(f"a whole number of tokens as {key}")
-    return _Row(f"{time_text} {unit}".rstrip(), at_ns, int(lengths[0]), int(lengths[1]) if len(lengths) > 1 else 0)
+        lengths[index] = int(text)
+    return _Row(time_text, at_ns, lengths[0], lengths[1])
 
 
 # --- JSON Lines -------------------------------------------------------------------------------------------------------
@@ -499,10 +502,8 @@ def _json_rows(
             turns[record.session] = (at_ns, tokens + record.output_tokens, ids)
             if block and not record.whole_context:
                 ids += tuple(_own_id(record.session, place) for place in range(len(ids), -(-tokens // block)))
-        yield (
-            number,
-            _Row(f"{at_ns / _NS[unit]:.10g} {unit}", at_ns, tokens, record.output_tokens, ids if block else ()),
-        )
+        time_text = f"{at_ns / _NS[unit]:.10g}"
+        yield number, _Row(time_text, at_ns, tokens, record.output_tokens, ids if block else ())
 
 
 def _own_id(session: str, place: int) -> int:
