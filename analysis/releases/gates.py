@@ -20,6 +20,7 @@ from analysis.nouns import counted
 from analysis.releases.history import days
 from analysis.releases.machine import MachineSpeeds
 from analysis.releases.release import Release, ReleaseArm
+from analysis.run.work import answers_apart
 from analysis.settings.release_limits import FIGURES, Figure, ReleaseLimits, bound_of, ratio_of
 from analysis.statistics.compare import holm
 from analysis.statistics.unpaired import Difference, Level, day_part, difference, level_of, pooled, trials_needed
@@ -376,6 +377,10 @@ def _doubt(
         return unknown
     # What was counted, or held in memory, was so however the run went.
     fact = figure.counted or figure.machine == "none"
+    if figure.traffic and not fact and baseline.answers is not None and candidate.answers is not None:
+        apart = answers_apart("the candidate", "the baseline", candidate.answers, baseline.answers)
+        if apart:
+            return f"{'; '.join(apart)}: that is other work"
     for side, whose in ((candidate, "candidate"), (baseline, "baseline")):
         doubts = side.compile_doubts if figure.counted else side.doubts if figure.traffic else ()
         if fact and not figure.counted and (row.verdict == FAIL) == (whose == "baseline"):

@@ -10,6 +10,7 @@ from analysis.records.run_list import joins_runs
 from analysis.records.tables import RecordError, one_line
 from analysis.releases.conditions import obstacles
 from analysis.releases.release import Release, is_run, read_release, write_release
+from analysis.results.file import part_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ def read_history(path: Path) -> History:
 
     RecordError where `path` is not there, or where it is one run that cannot be read.
     """
-    if not path.exists():
+    if not part_of(path)[0].exists():
         raise RecordError(f"{path} does not exist: give a run directory, or a folder of records (--accept makes one)")
     if not path.is_dir() or is_run(path) or joins_runs(path):
         return History(releases=(read_release(path),))

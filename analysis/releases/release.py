@@ -10,7 +10,7 @@ import datetime
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -25,7 +25,7 @@ from analysis.records.schemas import RUN_HOST
 from analysis.records.tables import RecordError
 from analysis.releases.machine import typical
 from analysis.releases.run_figures import ArmFigures, arm_figures, tells_compiles
-from analysis.results.file import name_of
+from analysis.results.file import name_of, part_of
 from analysis.results.run_directory import write_run
 from analysis.run.luck import searches_kernels
 from analysis.run.placement import devices_of
@@ -34,6 +34,7 @@ from analysis.run.run import Run, stalling_kinds
 from analysis.run.spikes import RECOMPILE_KINDS
 from analysis.run.startup import startup_row
 from analysis.run.trials import SECOND
+from analysis.run.work import ANSWER_BINS, AnswerLengths, answer_lengths
 from analysis.settings.release_limits import ReleaseLimits
 from analysis.statistics.unpaired import Luck
 
@@ -41,6 +42,7 @@ RECORD = "tailgate release"
 RECORD_SCHEMA = 1
 RESULT_ARM = "server"  # what the arm of another tool's result is called
 _LAST_NS = 9.2e18  # beyond any clock
+_MOST_ANSWERS = 1e9
 
 # Checks that leave the figures of one arm true: they compare arms of one run, or say that load was too much or that the
 # arm really stood still.
@@ -70,6 +72,7 @@ class ReleaseArm:
     cache: Mapping[str, float]  # starts' compiles by state of the compile cache
     doubts: tuple[str, ...] = ()  # checks of its run that leave what it did under the traffic open
     compile_doubts: tuple[str, ...] = ()  # and those that leave its compiles open
+    answers: AnswerLengths | None = None  # None where they have no tokens, or the server does not count them
     unknown_kinds: tuple[str, ...] = ()  # of compiles, which the version of tailgate that recorded it did not know
 
     def start_spread(self, limits: ReleaseLimits) -> float:
@@ -181,6 +184,7 @@ def _arm_table(arm: ReleaseArm) -> dict[str, Any]:
         "cache": dict(arm.cache),
         "doubts": list(arm.doubts),
         "compile_doubts": list(arm.compile_doubts),
+        "answers": asdict(arm.answers) if arm.answers is not None else None,
         "unknown_kinds": list(arm.unknown_kinds),
     }
 
@@ -209,8 +213,24 @@ def _arm_of(row: Mapping[str, Any]) -> ReleaseArm:
         cache=_numbers(row.get("cache")),
         doubts=_texts(row.get("doubts")),
         compile_doubts=_texts(row.get("compile_doubts")),
+        answers=_answers_of(mapping(row.get("answers"))),
         unknown_kinds=_texts(row.get("unknown_kinds")),
     )
+
+
+def _answers_of(row: Mapping[str, Any]) -> AnswerLengths | None:
+    if not row:
+        return None
+    count, mean, variance = (number(row.get(key)) for key in ("count", "mean", "variance"))
+    up_to, near = (
+        tuple(int(number(item) or 0) for item in rows) if isinstance(rows := row.get(key), list) else ()
+        for key in ("up_to", "near")
+    )
+    bins = [(0, *own, count or 0) for own in (up_to, near)]
+    whole = all(len(own) == ANSWER_BINS + 2 and list(own) == sorted(own) for own in bins)
+    if not whole or not count or count > _MOST_ANSWERS or mean is None or variance is None:
+        raise RecordError("its lengths of answers are damaged: record the run again")
+    return AnswerLengths(count=int(count), mean=mean, variance=max(0.0, variance), up_to=up_to, near=near)
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -238,6 +258,9 @@ def read_release(path: Path) -> Release:
         raise RecordError(f"{path} joins runs, which had days of their own: give one of them")
     if is_run(path):
         return release_of(path)
+    file, part = part_of(path)
+    if part is not None and file.is_file():
+        return _release_of_result(path)
     document = read_document(path) if path.is_file() else None
     if document is not None and not document.stated and (document.content or {}).get("kind") != RECORD:
         return _release_of_result(path)
@@ -300,6 +323,7 @@ def release_of(run_dir: Path) -> Release:
                 cache=_numbers(startup_row(run, arm)["cache"]),
                 doubts=_names(doubts, arm),
                 compile_doubts=(*_compile_names(doubts, run, arm), *(("alive",) if arm in died else ())),
+                answers=answer_lengths(run, arm),
                 unknown_kinds=unknown,
             )
             for arm in run.arms

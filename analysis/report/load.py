@@ -87,7 +87,9 @@ def traffic(summary: Row) -> list[tuple[str, str]]:
         )
     if is_number(at(facts, "trace", "rows_read")):
         form, read, kept = (text(at(facts, "trace", key)) for key in ("format", "rows_read", "rows_kept"))
-        lines.append(("Trace", f"{form}: {read} rows read, {kept} kept."))
+        failed = at(facts, "trace", "failed")
+        left_out = f", {count(failed)} without an output token left out" if is_number(failed) and failed else ""
+        lines.append(("Trace", f"{form}: {read} rows read, {kept} kept{left_out}."))
     for row in rows(facts, "devices"):
         lines.append((f"Devices, trial {count(row.get('trial'))}", _pairs(row.get("devices"))))
     for row in rows(facts, "start_order"):

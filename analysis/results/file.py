@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from analysis.records.documents import parse_json
+from analysis.records.plain_values import number
 from analysis.records.tables import CUT_OFF, RecordError, one_line
 from analysis.results import aiperf, guidellm, inference_perf, vllm
-from analysis.results.result import Result
+from analysis.results.result import Result, chosen
 
 LARGEST_BYTES = 1 << 30
 _USUAL = ("profile_export", "benchmarks", "per_request_lifecycle_metrics")  # what tools call every file
-READ = "vLLM bench serve, AIPerf, GuideLLM and inference-perf"
+READ = "vLLM bench serve, SGLang bench_serving, AIPerf, GuideLLM and inference-perf"
+
+
+def part_of(path: Path) -> tuple[Path, int | None]:
+    """The file, and which of its results is meant: FILE#2 is the second of FILE."""
+    match = re.fullmatch(r"(.+)#([1-9]\d{0,5})", path.name)
+    if match is None or path.exists():
+        return path, None
+    return path.with_name(match[1]), int(match[2])
 
 
 def read_result(path: Path) -> Result:
     """What the file holds. RecordError, one line that names it, for one that cannot be read or is of no such tool."""
+    file, part = part_of(path)
     try:
-        size = path.stat().st_size
+        size = file.stat().st_size
         if size > LARGEST_BYTES:
             raise RecordError(f"has {size >> 20} MiB, limit {LARGEST_BYTES >> 20}: run it again with fewer requests")
-        result = _result(path, path.read_text(encoding="utf-8"))
+        result = _result(file, file.read_text(encoding="utf-8"), part)
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({error.strerror}): give a result file of {READ}") from None
     except UnicodeDecodeError:
@@ -34,9 +45,16 @@ def read_result(path: Path) -> Result:
     return result
 
 
-def _result(path: Path, text: str) -> Result:
+def _result(path: Path, text: str, part: int | None) -> Result:
     documents, torn = _documents(text)
     only = documents[0] if len(documents) == 1 else None
+    if not torn and documents and all(isinstance(item, dict) and vllm.is_vllm(item) for item in documents):
+        loads = [f"{number(item.get('request_rate')) or 'inf'} requests/s" for item in documents]
+        return vllm.result_of(chosen(documents, part, loads), written_s=path.stat().st_mtime)
+    if not torn and isinstance(only, dict) and guidellm.is_guidellm(only):
+        return guidellm.result_of(only, part)
+    if part is not None:
+        raise RecordError(f"holds no result #{part}: leave the number out")
     if aiperf.is_aiperf(documents):
         beside = aiperf.summary_path(path)
         summary = _summary(beside) if beside.is_file() else None
@@ -46,16 +64,10 @@ def _result(path: Path, text: str) -> Result:
         raise RecordError(f"{CUT_OFF}: copy it again, or run it again")
     if isinstance(only, list) and inference_perf.is_inference_perf(only):
         return inference_perf.result_of(only)
-    if isinstance(only, dict) and vllm.is_vllm(only):
-        return vllm.result_of(only)
-    if isinstance(only, dict) and guidellm.is_guidellm(only):
-        return guidellm.result_of(only)
     if isinstance(only, dict) and aiperf.is_summary(only):
         raise RecordError("is AIPerf's summary, without its requests: give profile_export.jsonl, which lies beside it")
     if isinstance(only, dict) and inference_perf.is_summary(only):
         raise RecordError(f"is a summary of inference-perf's: {inference_perf.REMEDY}")
-    if len(documents) > 1 and all(isinstance(item, dict) and vllm.is_vllm(item) for item in documents):
-        raise RecordError(f"holds {len(documents)} results (--append-result): give each a file of its own")
     raise RecordError(f"is no result file that is read here: give one of {READ}")
 
 
@@ -88,5 +100,7 @@ def _summary(path: Path) -> dict[str, Any] | None:
 
 def name_of(path: Path) -> str:
     """What the run is called whose result lies there: as its file, or as its folder where all files are called so."""
-    folder = path.resolve().parent.name
-    return folder if folder and path.stem in _USUAL else path.stem
+    file, part = part_of(path)
+    folder = file.resolve().parent.name
+    name = folder if folder and file.stem in _USUAL else file.stem
+    return name if part is None else f"{name}#{part}"

@@ -1,4 +1,4 @@
-"""The report of `guidellm benchmark` (benchmarks.json), as GuideLLM 0.8 writes it: report schema 2.
+"""The report of `guidellm benchmark` (benchmarks.json), as GuideLLM 0.4 to 0.8 write it; the latter's is schema 2.
 
 One table of JSON. Each benchmark of the report holds its strategy and, by how they ended, a row a request with moments
 in seconds since the epoch. The moment for which a request was targeted is kept, so latency counts from a schedule.
@@ -20,6 +20,7 @@ from analysis.results.result import (
     CLOSED_LOOP,
     LAST_S,
     Result,
+    chosen,
     count_or_none,
     ns_or_null,
     requests_table,
@@ -41,17 +42,17 @@ _OF_LOAD = ("type_", "rate", "streams")
 
 def is_guidellm(document: Mapping[str, Any]) -> bool:
     """Whether the table is one of GuideLLM's reports."""
-    return "benchmarks" in document and "guidellm_version" in mapping(document.get("metadata"))
+    # GuideLLM 0.4 writes no metadata.
+    return "guidellm_version" in mapping(document.get("metadata")) or any(
+        row.get("type_") == "generative_benchmark" for row in rows_of(document.get("benchmarks"))
+    )
 
 
-def result_of(document: Mapping[str, Any]) -> Result:
-    """The requests of the report's one benchmark. RecordError for several, none, and one that keeps no requests."""
+def result_of(document: Mapping[str, Any], part: int | None = None) -> Result:
+    """The requests of the report's benchmark numbered `part`, or of its only one. RecordError for several, none, and
+    one that keeps no requests."""
     benchmarks = rows_of(document.get("benchmarks"))
-    if len(benchmarks) != 1:
-        raise RecordError(
-            f"holds {len(benchmarks)} benchmarks, each of a load of its own: run it again with one of them"
-        )
-    (benchmark,) = benchmarks
+    benchmark = chosen(benchmarks, part, [_load_of(row) for row in benchmarks])
     kept = mapping(benchmark.get("requests"))
     rows = [
         (name, row) for name in _STATUS for row in rows_of(kept.get(name)) if name != "incomplete" or _was_sent(row)
@@ -63,6 +64,8 @@ def result_of(document: Mapping[str, Any]) -> Result:
     kind = text_of(strategy, "type_", "unknown")
     limit = number(strategy.get("streams"))
     timings = [mapping(mapping(row.get("info")).get("timings")) for _, row in rows]
+    if not any(timings):
+        raise RecordError("is of a GuideLLM before 0.4, which times requests otherwise: run it again with 0.4 or later")
     sent_s = _moments(timings, "request_start", "resolve_start")
     first_s = _moments(timings, "first_token_iteration")
     end_s = _moments(timings, "request_end", "resolve_end")
@@ -100,6 +103,12 @@ def result_of(document: Mapping[str, Any]) -> Result:
         load={key: strategy[key] for key in _OF_LOAD if strategy.get(key) is not None},
         problems=problems,
     )
+
+
+def _load_of(benchmark: Mapping[str, Any]) -> str:
+    """Its strategy and rate in words."""
+    strategy = mapping(mapping(benchmark.get("config")).get("strategy"))
+    return " ".join(str(strategy[key]) for key in _OF_LOAD if strategy.get(key) is not None)
 
 
 def _was_sent(row: Mapping[str, Any]) -> bool:

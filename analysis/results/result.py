@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from analysis.arrays import Bools, Floats
+from analysis.nouns import counted
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError
 
+T = TypeVar("T")
 SECOND = 1e9
 LAST_S = 3e9  # beyond any clock, and any sum of three is still a number of ns
 MOST_TOKENS = 2**31 - 1
@@ -33,6 +35,8 @@ class Result:
     concurrency: int | None = None  # that were kept under way, or that there could be at most
     sent: int | None = None  # requests, by the tool's own count
     model: str | None = None
+    embeds: bool = False  # vectors were asked for, so that requests have an end and no tokens
+    timed: bool = True  # the file says when each request was sent; else they are spread evenly over the run, in order
     load: Mapping[str, Any] = field(default_factory=dict)  # settings in which two files of one comparison must agree
     problems: tuple[str, ...] = ()  # what is wrong with the file all the same, as what follows its name
 
@@ -58,6 +62,16 @@ def times_table(lists: list[list[float]]) -> pa.Array:
     ends = np.cumsum([0, *map(len, lists)])
     flat = np.array([item for own in lists for item in own], dtype=np.float64)
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(np.rint(flat * SECOND).astype(np.int64)))
+
+
+def chosen(results: Sequence[T], part: int | None, loads: Sequence[str]) -> T:
+    """The result numbered `part` from 1, or the only one. RecordError, which lists their loads, for none."""
+    if part is None and len(results) == 1:
+        return results[0]
+    if part is None or part > len(results):
+        listed = ", ".join(f"#{place} {load}" for place, load in enumerate(loads, 1))
+        raise RecordError(f"holds {counted(len(results), 'result')} ({listed}): choose one by its number, as in FILE#1")
+    return results[part - 1]
 
 
 # --- Values that are checked ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import tomli_w
 from analysis.records.documents import content_of, write_json
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError
-from analysis.results.file import read_result
+from analysis.results.file import part_of, read_result
 from analysis.results.result import Result
 
 DESIGN = "separate"
@@ -42,6 +42,11 @@ def write_run(folder: Path, files: Sequence[Named], *, name: str = "") -> None:
         for number, (arm, path) in enumerate(files, start=1):
             result = read_result(path)
             first = first or result
+            if not result.timed and any(other != arm for other, _ in files):
+                raise RecordError(
+                    f"{path} does not say when its requests were sent, which gates on stalls must know: compare two "
+                    "such files with tailgate compare"
+                )
             _check_alike(files[0][1], first, path, result)
             problems += [f"{path.name} {problem}" for problem in result.problems]
             _write_trial(made / f"trial-{number:02d}", number, arm, path, result)
@@ -52,6 +57,7 @@ def write_run(folder: Path, files: Sequence[Named], *, name: str = "") -> None:
             "name": name or folder.name,
             "compare_models": True,  # two servers were named to be compared
             "arms": [{"name": arm, "kind": "openai", "control": arm == arms[0]} for arm in arms],
+            **({"model": {"task": "embed"}} if first.embeds else {}),
             "traffic": {"design": DESIGN, "tool": first.tool, **first.load},
         }
         (made / "experiment.toml").write_text(tomli_w.dumps(experiment), encoding="utf-8")
@@ -72,13 +78,14 @@ def identity(files: Sequence[Named]) -> dict[str, Any]:
 
 def _crc32(path: Path) -> str:
     crc = 0
+    name, part = part_of(path)
     try:
-        with path.open("rb") as file:
+        with name.open("rb") as file:
             while block := file.read(1 << 20):
                 crc = zlib.crc32(block, crc)
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({error.strerror}): give a result file") from None
-    return f"{crc:08x}"
+    return f"{crc:08x}" if part is None else f"{crc:08x}#{part}"
 
 
 def _check_alike(one_path: Path, one: Result, other_path: Path, other: Result) -> None:

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from analysis.arrays import Floats, Ints
 from analysis.nouns import counted
@@ -21,6 +22,9 @@ from analysis.run.run import Run
 WORK_APART = 0.05  # of mean lengths; a template's few tokens stay below, another tokenizer does not
 _SURELY_APART = 0.01  # of mean lengths, where chance is excluded
 _SURE = 3.29  # standard errors: p = 0.001, two-sided
+_SHARE_APART = 0.005  # of short answers: one that breaks off is an error, of which gates.max_error_pct takes as many
+_CHANCE = 0.001
+ANSWER_BINS = 22  # answers of up to 1, 2, 4, ... tokens
 _FEWEST = 30  # answers, for what follows from their spread
 _LONGEST = 1 << 20
 
@@ -113,20 +117,16 @@ def _answered_apart(run: Run, arm: str, own: Ints, base: Ints, *, paired: bool) 
     answers, planned = requests.output_tokens, requests.max_tokens
     if min(own.size, base.size) < _FEWEST:
         return []
-    differences = []
-    apart = _paired_ratio(answers, own, base) if paired else _share_ratio(answers, planned, own, base)
-    if apart is not None:
-        ratio, error = apart
-        if abs(ratio - 1.0) > max(_SURELY_APART, _SURE * error):
-            differences.append(
-                f"answers of {arm} have {ratio:.3g} times the tokens of those of {control} (standard error {error:.2g})"
-            )
-    # Of different requests the shares of what was planned compare, in thousandths; what users asked for nobody knows.
-    lengths = (
-        answers
-        if paired or not _is_planned(run, own, base)
-        else 1000 * answers.astype(np.int64) // np.maximum(planned, 1)
-    )
+    lengths, unit = answers, "token"
+    if paired:
+        differences = _ratio_apart(arm, control, _paired_ratio(answers, own, base))
+    elif _is_planned(run, own, base):
+        differences = _ratio_apart(arm, control, _share_ratio(answers, planned, own, base))
+        # Of different requests the shares of what was planned compare, in thousandths.
+        lengths, unit = 1000 * answers.astype(np.int64) // np.maximum(planned, 1), "thousandth of the planned token"
+    else:
+        differences = _means_apart(arm, control, *(AnswerLengths.of(answers[rows]) for rows in (own, base)))
+    differences += _short_apart(arm, control, *(AnswerLengths.of(lengths[rows]) for rows in (own, base)), unit=unit)
     share, longer = shifted(lengths[own], lengths[base], units=(own.size, base.size))
     if share > WORK_APART:
         differences.append(
@@ -143,6 +143,85 @@ def _answered_apart(run: Run, arm: str, own: Ints, base: Ints, *, paired: bool) 
                     f"those of {control} (correlation {slope:.2f})"
                 )
     return differences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerLengths:
+    """How long answers are: how many there are, the mean and variance of their tokens, how many have `up_to` 1, 2, 4,
+    ... tokens, and how many up to 5 % more than that (`near`)."""
+
+    count: int
+    mean: float
+    variance: float
+    up_to: tuple[int, ...]
+    near: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lengths: Ints) -> AnswerLengths:
+        """Those of the lengths, of which there is at least one."""
+        ordered, edges = np.sort(lengths), 2 ** np.arange(ANSWER_BINS)
+        up_to, near = (np.searchsorted(ordered, edges * by, side="right") for by in (1.0, 1.0 + WORK_APART))
+        return cls(
+            count=int(lengths.size),
+            mean=float(lengths.mean()),
+            variance=float(lengths.var()),
+            up_to=tuple(up_to.tolist()),
+            near=tuple(near.tolist()),
+        )
+
+
+def answer_lengths(run: Run, arm: str) -> AnswerLengths | None:
+    """Those of the arm's completed requests; None where they have no tokens, or the server does not count them."""
+    rows = run.answered(arm)
+    if run.embeds or not run.account(arm).counts_tokens or not rows.size:
+        return None
+    return AnswerLengths.of(run.requests.output_tokens[rows])
+
+
+def answers_apart(arm: str, control: str, own: AnswerLengths, base: AnswerLengths) -> list[str]:
+    """In what the lengths of answers to different requests differ, beyond chance."""
+    if min(own.count, base.count) < _FEWEST:
+        return []
+    return [*_means_apart(arm, control, own, base), *_short_apart(arm, control, own, base)]
+
+
+def _means_apart(arm: str, control: str, own: AnswerLengths, base: AnswerLengths) -> list[str]:
+    if base.mean <= 0:
+        return []
+    # The variance of both together: that of the side whose few long answers are missing is too small.
+    weight = own.count / (own.count + base.count)
+    between = weight * (1.0 - weight) * (own.mean - base.mean) ** 2
+    variance = weight * own.variance + (1.0 - weight) * base.variance + between
+    error = math.sqrt(variance * (1.0 / own.count + 1.0 / base.count)) / base.mean
+    return _ratio_apart(arm, control, (own.mean / base.mean, error))
+
+
+def _short_apart(arm: str, control: str, own: AnswerLengths, base: AnswerLengths, *, unit: str = "token") -> list[str]:
+    """Where one side has surely more short answers, such as break off, than the other has of up to 5 % longer ones.
+
+    Chance is 1 in 1,000, by Fisher's exact test at each of the lengths and Bonferroni over them.
+    """
+    for (name, side), (other_name, other) in (((arm, own), (control, base)), ((control, base), (arm, own))):
+        few, near = np.array(side.up_to), np.array(other.near)
+        both, answers = few + near, side.count + other.count
+        chance = stats.hypergeom.sf(few - 1, answers, both, side.count)
+        place = int(np.argmin(chance))
+        tests = int(((both > 0) & (both < answers)).sum())
+        share = few[place] / side.count
+        if 2 * tests * chance[place] < _CHANCE and share - near[place] / other.count > _SHARE_APART:
+            return [
+                f"{100.0 * share:.2g} % of the answers of {name} have at most {counted(2**place, unit)}, "
+                f"{100.0 * other.up_to[place] / other.count:.2g} % of those of {other_name}"
+            ]
+    return []
+
+
+def _ratio_apart(arm: str, control: str, apart: tuple[float, float] | None) -> list[str]:
+    """In words that the ratio of tokens differs from 1 beyond its standard error."""
+    if apart is None or abs(apart[0] - 1.0) <= max(_SURELY_APART, _SURE * apart[1]):
+        return []
+    ratio, error = apart
+    return [f"answers of {arm} have {ratio:.3g} times the tokens of those of {control} (standard error {error:.2g})"]
 
 
 def _paired_ratio(answers: Ints, own: Ints, base: Ints) -> tuple[float, float] | None:

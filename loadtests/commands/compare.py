@@ -13,6 +13,7 @@ from analysis.releases.comparison import arms_to_compare, chosen_arms, compare_r
 from analysis.releases.history import History, accept, before, read_history
 from analysis.releases.release import Release, is_run, read_release
 from analysis.report.release import release_table, write_release_reports
+from analysis.results.file import part_of
 from analysis.settings.release_limits import ReleaseLimits
 from analysis.summary.summary import EXIT_CODES
 from loadtests.commands.command_line import CommandParser
@@ -34,8 +35,9 @@ def add_arguments(parser: CommandParser) -> None:
         "anyhow is allowed for. A change of the machine's own speed, as the runs' references show it, opens what it\n"
         "may explain. Runs that differ in traffic, model or objectives are refused; what else differs is listed.\n\n"
         f"BASELINE is a run directory, a record of one, or a folder of either (with {LIMITS_FILE} for the limits), of\n"
-        "which the newest is compared and all show how days differ. Writes compare.html, compare.md, compare.xml\n"
-        "and compare.json into the candidate's run directory.\n\n"
+        "which the newest is compared and all show how days differ. Either may be another tool's result file; FILE#2\n"
+        "is the second result of a file that holds several. Writes compare.html, compare.md, compare.xml and\n"
+        "compare.json into the candidate's run directory.\n\n"
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable or not comparable.",
         "  tailgate compare runs/20260101T120000Z-canary runs/20260108T120000Z-canary\n"
         "  tailgate compare baselines/main runs/20260108T120000Z-canary --accept\n"
@@ -76,7 +78,7 @@ def main(options: argparse.Namespace) -> int:
     if options.force and not options.accept:
         raise ConfigError("--force says what --accept does: add --accept, or leave both out")
     if options.accept:
-        if folder.is_file() or is_run(folder):
+        if part_of(folder)[0].is_file() or is_run(folder):
             raise ConfigError(
                 f"--accept keeps records in a folder, and {folder} is one run: give a folder of baselines"
             )
@@ -139,7 +141,7 @@ def _history(folder: Path, candidate: Release, *, may_be_new: bool) -> History:
         return History(releases=())
     history = read_history(folder)
     # A run that is named by itself may be younger than the candidate; in a folder, only what came before can tell.
-    return history if folder.is_file() or is_run(folder) else before(history, candidate)
+    return history if part_of(folder)[0].is_file() or is_run(folder) else before(history, candidate)
 
 
 def _first(folder: Path, candidate: Release, *, keep: bool, as_json: bool) -> int:

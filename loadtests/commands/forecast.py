@@ -12,7 +12,7 @@ from loadtests.commands.command_line import CommandParser, real, several, whole
 from loadtests.commands.terminal_table import aligned
 from loadtests.commands.trace_forecast import Forecast, forecast
 from loadtests.experiments.config_errors import as_config_error
-from loadtests.traffic.traces import read_trace
+from loadtests.traffic.traces import KNOWN, read_trace
 from servers import stdout
 
 _MOST_TOKENS = 2**31 - 1
@@ -41,7 +41,8 @@ def add_arguments(parser: CommandParser) -> None:
         "  tailgate forecast conv.csv --batch 4 --window-ms 50 --ladder 256,1024,4096\n"
         "  tailgate forecast conv.csv --slots 32 --step-ms 7,12",
     )
-    parser.add_argument("trace", metavar="TRACE", help="an Azure CSV, a Mooncake JSON Lines file, or a CSV of your own")
+    parser.add_argument("trace", metavar="TRACE", help=KNOWN)
+    parser.add_argument("--time-unit", choices=("s", "ms"), default="", help="of JSON Lines that do not show it")
     for flag, kind, default, metavar, text in _FLAGS:
         parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=text)
 
@@ -51,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
     given = {item.name: getattr(options, item.name) for item in fields(Forecast) if item.name != "compile_s"}
     settings = Forecast(compile_s=options.compile_seconds, **given)
     with as_config_error(ExposureError):
-        figures = forecast(read_trace(options.trace), settings)
+        figures = forecast(read_trace(options.trace, blocks=False, time_unit=options.time_unit), settings)
     stdout.write(forecast_text(figures), figures, as_json=options.json)
     return 0
 
@@ -61,8 +62,9 @@ def forecast_text(figures: dict[str, Any]) -> str:
     trace = figures["trace"]
     tokens = trace["prompt_tokens"]
     lines = [
-        f"{trace['name']}: {trace['requests']:,} requests in {trace['duration_s']:,.0f} s; prompt tokens p50 "
-        f"{tokens['p50']:,.0f}, p90 {tokens['p90']:,.0f}, p99 {tokens['p99']:,.0f}, max {tokens['max']:,}",
+        trace["account"],
+        f"prompt tokens p50 {tokens['p50']:,.0f}, p90 {tokens['p90']:,.0f}, p99 {tokens['p99']:,.0f}, max "
+        f"{tokens['max']:,}",
     ]
     if trace["too_long"]:
         lines.append(f"{trace['too_long']:,} longer than {trace['max_prompt_tokens']:,} tokens are left out")

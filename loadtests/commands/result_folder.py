@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from analysis.results.file import part_of
 from analysis.results.run_directory import Named, identity, is_made_of, write_run
 from servers.fields import ConfigError
 
@@ -47,7 +48,7 @@ def _named(text: str) -> Named:
         )
     if not name or len(name) > _LONGEST_NAME or not name.isprintable():
         raise ConfigError(f'"{text}" has no name of an arm in front: give 1 to {_LONGEST_NAME} printable characters')
-    if not Path(file).is_file():
+    if not part_of(Path(file))[0].is_file():
         raise ConfigError(f'result file "{file}" does not exist: give one that {name} was measured in')
     return name, Path(file)
 

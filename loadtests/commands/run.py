@@ -24,6 +24,7 @@ from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.field_names import FieldFlags
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import load
+from loadtests.traffic.traces import KNOWN
 from loadtests.trials.asked_weights import may_change_weights
 from loadtests.trials.progress import Status
 from loadtests.trials.run import ARM_COMMAND, Orchestrator
@@ -52,7 +53,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--trace",
         default="",
         metavar="FILE",
-        help="replay the times and lengths of this trace (Azure CSV, Mooncake JSON Lines, or a CSV of your own)",
+        help=f"replay the times and lengths of this trace ({KNOWN})",
     )
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
     parser.add_argument(

@@ -70,6 +70,7 @@ def forecast(trace: Trace, settings: Forecast) -> dict[str, Any]:
         "schema": SCHEMA,
         "trace": {
             "name": trace.name,
+            "account": trace.account,
             "requests": len(lengths),
             "duration_s": duration_s,
             "too_long": int((~kept).sum()),

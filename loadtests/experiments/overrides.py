@@ -10,6 +10,7 @@ from analysis.nouns import counted
 from analysis.records.shallow_toml import DEEPEST
 from loadtests.experiments.files import FILE_KEYS
 from loadtests.experiments.toml_limits import parse_toml, table_of
+from loadtests.traffic.traces import KNOWN
 from servers.fields import ConfigError
 
 _STEP = re.compile(r"([A-Za-z0-9_-]+)(?:\[([0-9]{1,6})\])?")
@@ -76,9 +77,7 @@ _REPLACED_BY_TRACE = (
 def replay(table: dict[str, Any], trace: str) -> None:
     """The traffic of `table` has the times and lengths of the file `trace`."""
     if not Path(trace).is_file():
-        raise ConfigError(
-            f'--trace "{trace}" does not exist: give an Azure CSV, a Mooncake JSON Lines file or your own CSV'
-        )
+        raise ConfigError(f'--trace "{trace}" does not exist: give {KNOWN}')
     kept = {key: value for key, value in table_of(table, "traffic").items() if key not in _REPLACED_BY_TRACE}
     table["traffic"] = {**kept, "arrivals": "trace", "workload": "trace", "trace": str(Path(trace).resolve())}
 

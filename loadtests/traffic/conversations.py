@@ -1,7 +1,8 @@
-"""Conversations in the ShareGPT form, streamed: what people wrote and what models answered, turn by turn.
+"""Conversations, streamed: what people wrote and what models answered, turn by turn.
 
-The form is a JSON array, or JSON Lines, of objects with `conversations`: a list of `{"from": ..., "value": ...}`. A
-file of any size takes the memory of the conversations that are kept.
+A file is a JSON array, or JSON Lines, of objects with `conversations`, `conversation` or `messages`: a list of
+`{"from": ..., "value": ...}` as in ShareGPT, or of `{"role": ..., "content": ...}` as OpenAI's API takes them. A file
+of any size takes the memory of the conversations that are kept.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from loadtests.traffic.traces import DAMAGED, open_text
 from servers.fields import ConfigError
 
 KEPT = 4096  # conversations: about 30 MB of text at ShareGPT's mean length
 
+_LISTS = ("conversations", "conversation", "messages")
+_SYSTEM_ROLES = ("system", "developer")
 _USER_ROLES = ("human", "user")
 _MODEL_ROLES = ("gpt", "chatgpt", "assistant", "bing", "bard", "model")
 _CHUNK = 1 << 20
@@ -65,7 +69,7 @@ def read_conversations(path: str | Path, *, keep: int = KEPT, seed: int = 0) -> 
     draws = random.Random(seed)
     read = usable = 0
     try:
-        with Path(path).open(encoding="utf-8-sig") as source:
+        with open_text(path) as source:
             for read, value in enumerate(_objects(name, source), 1):
                 conversation = _conversation(name, read, value)
                 if conversation is None:
@@ -77,6 +81,8 @@ def read_conversations(path: str | Path, *, keep: int = KEPT, seed: int = 0) -> 
                     kept[place] = (read, conversation)
     except FileNotFoundError:
         raise ConfigError(f'conversations "{name}" do not exist: give the path of a ShareGPT JSON file') from None
+    except DAMAGED:
+        raise ConfigError(f'conversations "{name}" are damaged gzip data: copy them again') from None
     except OSError as error:
         raise ConfigError(f'conversations "{name}" cannot be read ({error.strerror}): give a readable file') from None
     except UnicodeDecodeError as error:
@@ -94,16 +100,17 @@ def read_conversations(path: str | Path, *, keep: int = KEPT, seed: int = 0) -> 
 
 
 def _conversation(name: str, number: int, value: Any) -> Conversation | None:
-    messages = value.get("conversations", value.get("conversation")) if isinstance(value, dict) else None
+    lists = [value.get(key) for key in _LISTS] if isinstance(value, dict) else []
+    messages = next((found for found in lists if found is not None), None)
     if not isinstance(messages, list):
-        raise _malformed(name, number, 'an object with a list "conversations"')
+        raise _malformed(name, number, 'an object with a list "conversations" or "messages"')
     system, question = "", ""
     exchanges: list[Exchange] = []
     for message in messages:
-        role, text = (message.get("from"), message.get("value")) if isinstance(message, dict) else (None, None)
-        if not isinstance(role, str) or not isinstance(text, str):
-            raise _malformed(name, number, '"from" and "value" as text in every message')
-        if role == "system" and not exchanges:
+        role, text = _message(message)
+        if role is None or text is None:
+            raise _malformed(name, number, '"from" and "value", or "role" and "content", as text in every message')
+        if role in _SYSTEM_ROLES and not exchanges:
             system = text
         elif role in _USER_ROLES:
             question = text
@@ -111,6 +118,18 @@ def _conversation(name: str, number: int, value: Any) -> Conversation | None:
             exchanges.append(Exchange(question, text))
             question = ""
     return Conversation(system=system, exchanges=tuple(exchanges)) if exchanges else None
+
+
+def _message(message: Any) -> tuple[str | None, str | None]:
+    """Who wrote the message, and its text: empty where it is null, as beside tool calls, or holds images alone."""
+    if not isinstance(message, dict):
+        return None, None
+    form = ("from", "value") if "from" in message else ("role", "content")
+    role, content = (message.get(key, ...) for key in form)
+    if isinstance(content, list):
+        content = "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and "text" in part)
+    text = "" if content is None else content
+    return role if isinstance(role, str) else None, text if isinstance(text, str) else None
 
 
 def _objects(name: str, source: TextIO) -> Iterator[Any]:

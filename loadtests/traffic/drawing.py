@@ -223,7 +223,8 @@ def _source_facts(source: Source) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if source.trace is not None:
         trace = source.trace
-        facts["trace"] = {"format": trace.format, "rows_read": trace.rows_read, "rows_kept": len(trace)}
+        counts = {"rows_read": trace.rows_read, "rows_kept": len(trace), "failed": trace.failed}
+        facts["trace"] = {"format": trace.format, **counts}
     if source.conversations is not None:
         talks = source.conversations
         facts["conversations"] = {"read": talks.read, "unusable": talks.unusable, "kept": len(talks.kept)}

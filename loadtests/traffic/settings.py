@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from loadtests.traffic.limits import OverLimitPolicy
 from loadtests.traffic.prompts import PromptKind
+from loadtests.traffic.traces import TimeUnit
 from servers.address import host_port
 from servers.fields import ConfigError, Range, check_fields, check_range
 
@@ -20,6 +21,7 @@ Arrivals = Literal["poisson", "gamma", "trace", "piecewise", "ramp", "steps", "s
 Workload = Literal["conversation", "code", "long-context", "sentences", "trace", "conversations"]
 
 FEWEST_STEPS = 3
+_OF_TRACE = ("trace", "trace_time_unit", "trace_block_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class TrafficConfig:
     length_scales: tuple[tuple[float, ...], ...] = ()
     over_limit: OverLimitPolicy = "clip"
     trace: str = ""
+    trace_time_unit: TimeUnit = ""
+    trace_block_tokens: Annotated[int, Range(0, 1 << 20)] = 0
     conversations: str = ""
     prompts: PromptKind = "ids"
     tokenizer: str = ""
@@ -174,7 +178,7 @@ class TrafficConfig:
 
         of_trace = [key for key in ("arrivals", "workload") if getattr(self, key) == "trace"]
         leave_out(not self.trace, "traffic.trace is empty", "give the path of a trace", *of_trace[:1])
-        leave_out(not of_trace, 'neither arrivals nor workload is "trace"', "set one or remove {key}", "trace")
+        leave_out(not of_trace, 'neither arrivals nor workload is "trace"', "set one or remove {key}", *_OF_TRACE)
         replay = 'remove {key} or use arrivals = "trace"'
         leave_out(not replayed, f"{arrivals} does not replay a trace", replay, "time_scale", "trace_start_s")
         leave_out(replayed, f"{arrivals} holds every turn already", "remove {key} or use other arrivals", "turns_mean")

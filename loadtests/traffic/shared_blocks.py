@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from loadtests.traffic.lengths import IntArray
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.traces import BLOCK_TOKENS, Trace
+from loadtests.traffic.traces import Trace
 
 _COUNTED_BLOCKS = 5_000_000
 
@@ -31,7 +31,7 @@ def block_columns(
         "blocks": pa.ListArray.from_arrays(
             pa.array(ends.astype(np.int32)), pa.array(_mixed(flat, int(rng.integers(0, 2**63 - 1))))
         ),
-        "block_tokens": pa.array(np.full(len(rows), BLOCK_TOKENS * config.length_scale)),
+        "block_tokens": pa.array(np.full(len(rows), trace.block_tokens * config.length_scale)),
     }
 
 

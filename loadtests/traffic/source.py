@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from loadtests.traffic.conversations import Conversations, read_conversations
 from loadtests.traffic.prompts import PromptText, load_prompt_text
@@ -35,9 +36,18 @@ def read_source(config: TrafficConfig, *, seed: int, model: str = "", answers: b
         end_s = config.trace_start_s + config.duration_s / config.time_scale
         # A little more than the window: rounding must not make a trace look too short.
         end_s = end_s * (1 + 1e-9) + 1e-6
-        trace = read_trace(config.trace, start_s=config.trace_start_s, end_s=end_s, answers=answers)
-    elif config.trace:
-        trace = read_trace(config.trace, sample=SAMPLED_ROWS, seed=seed, answers=answers)
+        kept: dict[str, Any] = {"start_s": config.trace_start_s, "end_s": end_s}
+    else:
+        kept = {"sample": SAMPLED_ROWS, "seed": seed}
+    if config.trace:
+        trace = read_trace(
+            config.trace,
+            answers=answers,
+            blocks=config.workload == "trace" and config.turns_mean == 1,
+            time_unit=config.trace_time_unit,
+            block_tokens=config.trace_block_tokens,
+            **kept,
+        )
     conversations = read_conversations(config.conversations, seed=seed) if config.conversations else None
     text = None
     if config.prompts != "ids" or conversations is not None:

@@ -120,6 +120,8 @@ class Orchestrator:
         if self._schedules is None:
             check_experiment(self.experiment)
             self._schedules = TrialSchedules.of(self.experiment)  # an impossible schedule is known now
+            if trace := self._schedules.source.trace:
+                self.status.note(trace.account)
             check_writable(self._out)
 
     @property

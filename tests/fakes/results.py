@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis.releases.release import Release, ReleaseArm
 from analysis.releases.run_figures import ArmFigures
+from analysis.run.work import AnswerLengths
 from analysis.statistics.unpaired import Luck
 
 EPOCH_S = 1_700_000_000.0
@@ -86,6 +87,20 @@ def vllm(requests: Sequence[Sent], **changes: Any) -> dict[str, Any]:
         "generated_texts": ["word " * request.tokens for request in requests],
         "errors": [request.error for request in requests],
     } | changes
+
+
+def sglang(requests: Sequence[Sent], **changes: Any) -> dict[str, Any]:
+    """Return the line that SGLang's bench_serving --output-details appends."""
+    document = vllm(requests, backend="sglang", dataset_name="random", mean_e2e_latency_ms=1.0)
+    theirs = ("endpoint_type", "num_prompts", "date", "model_id", "latencies", "start_times", "queue_times")
+    return {key: value for key, value in document.items() if key not in theirs} | changes
+
+
+def vllm_embeddings(requests: Sequence[Sent], **changes: Any) -> dict[str, Any]:
+    """Return what `vllm bench serve --backend openai-embeddings --save-result --save-detailed` writes."""
+    document = vllm(requests, backend="openai-embeddings", endpoint_type="openai-embeddings")
+    others = ("output_lens", "ttfts", "itls", "start_times", "generated_texts")
+    return {key: value for key, value in document.items() if key not in others} | changes
 
 
 def aiperf(requests: Sequence[Sent]) -> list[dict[str, Any]]:
@@ -226,7 +241,13 @@ def release(build: Build, *, day: int, seed: int, arm: str = "compiled", slower:
         key: value / slower if "_per_" in key or "flops" in key else value * slower
         for key, value in build.references.items()
     }
-    doubts = {"doubts": build.doubts, "compile_doubts": build.compile_doubts, "unknown_kinds": build.unknown_kinds}
+    answers = AnswerLengths.of(np.full(build.blocks, 8))
+    doubts = {
+        "answers": answers,
+        "doubts": build.doubts,
+        "compile_doubts": build.compile_doubts,
+        "unknown_kinds": build.unknown_kinds,
+    }
     figures = ArmFigures(values=values, sources=build.sources)
     measured = ReleaseArm(figures=figures, config=build.config, references=references, cache=build.cache, **doubts)
     return Release(

@@ -50,8 +50,15 @@ _AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
 )
 _PLAIN = "time_s,input_tokens,output_tokens\n" + "".join(f"{at * 0.25},{10 + at},{at + 1}\n" for at in range(20))
 _MOONCAKE = "".join(
-    json.dumps({"timestamp": at * 1000, "input_length": 700 + at, "output_length": 5, "hash_ids": [0, at]}) + "\n"
+    json.dumps(
+        {"timestamp": 900 * at, "input_length": 1024 + at % 2, "output_length": 5, "hash_ids": [0, at, 9][: 2 + at % 2]}
+    )
+    + "\n"
     for at in range(12)
+)
+_SESSIONS = "".join(
+    json.dumps({"session_id": "a", key: 500, "input_length": 2, "output_length": 5, "hash_ids": [0, 1]}) + "\n"
+    for key in ("timestamp", "delay", "delay")
 )
 _TURNS = [{"from": "human", "value": "What is a p99?"}, {"from": "gpt", "value": "A quantile."}] * 2
 _SHAREGPT = [
@@ -221,7 +228,7 @@ FILES = (
     Reader(name="experiment", seeds=_experiments, read=_file("experiment.toml", load), refuses=(ConfigError,)),
     Reader(
         name="trace",
-        seeds=_given(_AZURE.encode(), _PLAIN.encode(), _MOONCAKE.encode()),
+        seeds=_given(_AZURE.encode(), _PLAIN.encode(), _MOONCAKE.encode(), _SESSIONS.encode()),
         read=_file("trace", read_trace),
         refuses=(ConfigError,),
     ),

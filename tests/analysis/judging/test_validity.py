@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -19,6 +20,7 @@ from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from analysis.run.run import Run
+from analysis.run.work import AnswerLengths, answers_apart
 from tests.fakes.machines import tell
 from tests.fakes.request_rows import write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, check, gate, write_run
@@ -362,6 +364,17 @@ def test_an_arm_that_answers_less_or_more_does_other_work(run, change):
 )
 def test_other_lengths_that_hide_are_other_work(change, arm, ignore_eos):
     assert set(failing(run_with(change, arm, ignore_eos=bool(ignore_eos)))) == {"equal work"}
+
+
+def test_lengths_that_differ_by_chance_are_equal_work():
+    rng = np.random.default_rng(1)
+
+    def lengths():
+        return AnswerLengths.of(np.rint(rng.lognormal(5.0, 0.86, 2400)).astype(np.int64))
+
+    assert sum(bool(answers_apart("a", "b", lengths(), lengths())) for _ in range(300)) <= 3
+    one, more = (AnswerLengths.of(np.full(2400, tokens)) for tokens in (512, 513))
+    assert not answers_apart("a", "b", one, more), "a server may count the token that ends an answer"
 
 
 def test_a_first_token_without_a_time_came_with_the_last():

@@ -149,6 +149,9 @@ def test_record_holds_all_that_a_comparison_reads(tmp_path: Path) -> None:
     assert read_release(accept(kept, tmp_path / "new")) == kept
 
 
+ANSWERS = {"count": 9, "mean": 2.0, "variance": 1.0, "up_to": [9] * 22, "near": [9] * 22}
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -157,6 +160,10 @@ def test_record_holds_all_that_a_comparison_reads(tmp_path: Path) -> None:
         *(
             ({"arms": {"compiled": {"figures": {"p99_e2e_ms": rows}}}}, "p99_e2e_ms")
             for rows in ([[1, "fast", None, None]], [3.0], [[1, 300.0, 0.1, 0]], [[1, 300.0, 0.1, -3]])
+        ),
+        *(
+            ({"arms": {"compiled": {"answers": ANSWERS | change}}}, "answers")
+            for change in ({"up_to": [9]}, {"up_to": [*range(21), 10]}, {"near": [9] * 21 + [8]}, {"count": 1e300})
         ),
         ({"created_ns": 1e30}, "1e.30"),
         ({"created_ns": None}, "None"),

@@ -47,6 +47,13 @@ def test_every_report_says_how_the_search_ended(searched: Summary) -> None:
         assert words in verdict_table(summary, width=200)
 
 
+def test_failed_rows_of_a_trace_are_counted_in_the_report(demo: Summary) -> None:
+    facts = {"trace": {"format": "burstgpt", "rows_read": 9, "rows_kept": 4, "failed": 2}}
+    assert "burstgpt: 9 rows read, 4 kept, 2 without an output token left out." in markdown_report(
+        {**demo, "traffic": facts}
+    )
+
+
 def cards(summary: Summary) -> str:
     return html_report(summary).partition('class="cards"')[2].partition("</section>")[0]
 

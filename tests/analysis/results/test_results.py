@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,14 @@ def of_several_phases() -> object:
         (lambda: of_vllm_with(itls=[0.1, 0.2]), "itls[0] is 0.1"),
         (lambda: of_vllm_with(output_lens=[3, 2**31]), "output_lens[1] is 2147483648"),
         *((lambda at=at: guidellm.result_of(timed(request_start=at)), repr(at)) for at in (-1.0, "soon", 1e12, True)),
-        (lambda: guidellm.result_of({"benchmarks": results.guidellm([ONE])["benchmarks"] * 3}), "3 benchmarks"),
+        (
+            lambda: guidellm.result_of({"benchmarks": results.guidellm([ONE])["benchmarks"] * 3}),
+            "#3 poisson 4.0): choose",
+        ),
+        (lambda: guidellm.result_of(of_guidellm_0_3()), "before 0.4"),
+        (lambda: vllm.result_of({**results.sglang([ONE]), "itls": [[], []]}), "--output-details"),
+        (lambda: vllm.result_of(results.vllm_embeddings([ONE], latencies=None)), "latencies no list"),
+        (lambda: vllm.result_of({"backend": "vllm-pooling", "input_lens": [], "errors": []}), "with a newer one"),
         (lambda: guidellm.result_of(results.guidellm([])), "summary alone"),
         (lambda: of_inference_perf_with(info=None), "per_request_fields.info: true"),
         (lambda: of_inference_perf_with(start_time=None), "start_time[0] is null"),
@@ -207,6 +215,12 @@ def test_a_value_that_cannot_be_read_is_named(read: Callable[[], Any], words: st
     assert words in refusal(read)
 
 
+def of_guidellm_0_3() -> dict[str, Any]:
+    document = results.guidellm([ONE])
+    document["benchmarks"][0]["requests"]["successful"] = [{"start_time": EPOCH_S, "end_time": EPOCH_S + 1}]
+    return document
+
+
 @pytest.mark.parametrize(
     ("name", "content", "tool"),
     [
@@ -214,12 +228,41 @@ def test_a_value_that_cannot_be_read_is_named(read: Callable[[], Any], words: st
         ("profile_export.jsonl", results.aiperf(REQUESTS), "AIPerf"),
         ("one.jsonl", results.aiperf([ONE]), "AIPerf"),
         ("benchmarks.json", results.guidellm(REQUESTS), "GuideLLM"),
+        ("0.4.json", {"args": {}, "benchmarks": results.guidellm(REQUESTS)["benchmarks"]}, "GuideLLM"),
+        ("sglang.jsonl", [results.sglang(REQUESTS)], "SGLang bench_serving"),
+        ("embeddings.json", results.vllm_embeddings(REQUESTS), "vLLM bench serve"),
         ("per_request_lifecycle_metrics.json", results.inference_perf(REQUESTS), "inference-perf"),
     ],
 )
 def test_each_tool_is_recognised_by_its_file(name: str, content: Any, tool: str, tmp_path: Path) -> None:
     result = read_result(write(tmp_path / name, content))
     assert (result.tool, result.requests.num_rows) == (tool, 1 if name == "one.jsonl" else len(REQUESTS))
+
+
+def test_one_of_several_results_is_chosen_by_its_number(tmp_path: Path) -> None:
+    document = results.guidellm([ONE])
+    document["benchmarks"] += results.guidellm(REQUESTS)["benchmarks"]
+    report = write(tmp_path / "benchmarks.json", document)
+    lines = write(tmp_path / "a.jsonl", [results.sglang([ONE]), results.sglang(REQUESTS)])
+    for path in (report, lines):
+        assert [read_result(Path(f"{path}#{part}")).requests.num_rows for part in (1, 2)] == [1, len(REQUESTS)]
+        assert "holds 2 results" in refusal(read_result, Path(f"{path}#3"))
+    alone = write(tmp_path / "profile_export.jsonl", results.aiperf(REQUESTS))
+    assert "holds no result #1" in refusal(read_result, Path(f"{alone}#1"))
+
+
+def test_requests_without_start_times_are_spread_over_the_run_in_their_order() -> None:
+    for document in (results.sglang(REQUESTS, duration=20.0), results.vllm_embeddings(REQUESTS, duration=20.0)):
+        result = vllm.result_of(document)
+        assert (result.timed, result.open_loop, result.sent) == (False, True, 20)
+        rows = result.requests.to_pylist()
+        assert {round((b["sent_ns"] - a["sent_ns"]) / 1e9, 6) for a, b in pairwise(rows)} == {1.0}
+        took = [request.took_s for request in REQUESTS]
+        assert [(row["end_ns"] - row["sent_ns"]) / 1e9 for row in rows] == pytest.approx(took)
+        assert {row["status"] for row in rows} == {"OK"}
+    assert (result.embeds, rows[0]["first_token_ns"], rows[0]["output_tokens"]) == (True, None, None)
+    for how, open_loop in (({"request_rate": None}, False), ({"request_rate": "trace"}, True)):
+        assert vllm.result_of(results.sglang(REQUESTS, **how)).open_loop is open_loop
 
 
 def test_records_of_aiperf_are_read_with_their_summary_and_without_a_torn_last_line(tmp_path: Path) -> None:
@@ -244,7 +287,7 @@ EMPTY = {key: [] if isinstance(value, list) else value for key, value in WHOLE.i
         ("a.json", SUMMARY, "--save-result"),
         ("a.json", results.aiperf_summary(9), "profile_export.jsonl"),
         ("a.json", {"load_summary": {}, "successes": {}, "failures": {}}, "per_request: true"),
-        ("a.jsonl", [WHOLE, WHOLE], "2 results (--append-result)"),
+        ("a.jsonl", [WHOLE, WHOLE], "2 results (#1 4.0 requests/s, #2 4.0 requests/s): choose one"),
         *(("a.json", content, "no result file") for content in ({"latency": [1, 2]}, [1, 2, 3], "text", [])),
         ("a.json", UNEQUAL, "unequal"),
         ("a.json", EMPTY, "no request"),

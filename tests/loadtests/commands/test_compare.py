@@ -455,6 +455,47 @@ def test_other_lengths_are_other_work(tmp_path: Path, capsys) -> None:
     assert "100 % of the answers of compiled are longer" in reason
 
 
+@pytest.mark.parametrize(
+    ("made", "gates", "codes"),
+    [
+        (results.sglang, {"p99_ttft_ms", "p50_tpot_ms", "p99_e2e_ms"}, (3, 3)),
+        (results.vllm_embeddings, {"p99_e2e_ms"}, (0, 99)),
+    ],
+)
+def test_results_without_start_times_are_compared_over_time_alone(
+    made: Callable[..., Any], gates: set[str], codes: tuple[int, int], tmp_path: Path, capsys
+) -> None:
+    files = [
+        write(tmp_path / f"{name}.jsonl", [made(traffic(seed=seed, slower=slower), duration=661.0 + seed)])
+        for name, seed, slower in (("a", 1, 1.0), ("b", 2, 0.8), ("c", 3, 1.5))
+    ]
+    (tmp_path / "limits.toml").write_text("[compare]\nneed_references = false\n")
+    flags = ["--limits", str(tmp_path / "limits.toml"), "--out", str(tmp_path / "out"), "--json"]
+    for candidate, code in zip(files[1:], codes, strict=True):
+        assert main(["compare", f"{files[0]}#1", str(candidate), *flags]) == code
+        document = json.loads(capsys.readouterr().out)
+        judged = [row for row in document["figures"] if row["limit"] is not None]
+        assert {row["figure"] for row in judged} == gates
+        assert all("(open loop)" in row["reason"] for row in judged if code == 3), "SGLang keeps no schedule"
+    assert main(["analyze", f"a={files[0]}", f"b={files[1]}"]) == 2
+    assert "compare two such files with tailgate compare" in capsys.readouterr().err
+
+
+def test_answers_that_break_off_are_no_pass(tmp_path: Path, capsys) -> None:
+    whole, cut = traffic(seed=1, tokens=8), traffic(seed=2, tokens=8)
+    cut = [replace(sent, gaps_s=sent.gaps_s[:1]) if place % 25 == 0 else sent for place, sent in enumerate(cut)]
+    files = [write(tmp_path / f"{name}.json", results.vllm(own)) for name, own in (("a", whole), ("b", cut))]
+    code, summary = judged(capsys, f"eager={files[0]}", f"compiled={files[1]}", "--out", tmp_path / "run")
+    assert (code, summary["overall"]) == (3, "INCONCLUSIVE")
+    short = "4 % of the answers of {} have at most 2 tokens, 0 % of those of {}"
+    assert short.format("compiled", "eager") in checks(summary)["equal work"]["reason"]
+    (tmp_path / "limits.toml").write_text("[compare]\nneed_references = false\n")
+    flags = ["--limits", str(tmp_path / "limits.toml"), "--out", str(tmp_path / "out"), "--json"]
+    assert main(["compare", *map(str, files), *flags]) == 3
+    reasons = [row["reason"] for row in json.loads(capsys.readouterr().out)["figures"] if row["limit"] is not None]
+    assert all(short.format("the candidate", "the baseline") in reason for reason in reasons)
+
+
 def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys) -> None:
     one = write(tmp_path / "one.json", results.vllm(traffic(9)))
     summary = {key: value for key, value in results.vllm(traffic(9)).items() if key != "ttfts"}

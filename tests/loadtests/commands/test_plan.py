@@ -139,6 +139,16 @@ def test_what_is_over_the_limit_is_left_out_and_counted(trace: Trace) -> None:
         forecast(trace, Forecast(max_prompt_tokens=4))
 
 
+def test_the_forecast_begins_with_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "own.jsonl"
+    row = '{{"timestamp": {}.0, "input_length": 9, "output_length": 5, "hash_ids": [0]}}\n'
+    path.write_text(row.format(0) + row.format(60))
+    assert main(["forecast", str(path)]) == 2
+    assert "--time-unit" in capsys.readouterr().err
+    assert main(["forecast", str(path), "--time-unit", "s"]) == 0
+    assert capsys.readouterr().out.startswith(f"{path}: 2 requests in 60 s, read as mooncake (times in s)\n")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

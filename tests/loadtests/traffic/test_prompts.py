@@ -240,7 +240,8 @@ def mooncake(tmp_path: Path) -> str:
 @pytest.mark.parametrize("scale", [1.0, 0.1])
 def test_requests_that_share_hash_ids_share_the_tokens_of_their_blocks(mooncake: str, scale: float) -> None:
     config = TrafficConfig(
-        arrivals="trace", workload="trace", trace=mooncake, duration_s=20, length_scale=scale, timeout_s=5
+        **{"arrivals": "trace", "workload": "trace", "trace": mooncake, "duration_s": 20, "timeout_s": 5},
+        **{"trace_time_unit": "ms", "trace_block_tokens": 512, "length_scale": scale},
     )
     schedule = built(config)
     source = PromptSource(vocab_size=500)

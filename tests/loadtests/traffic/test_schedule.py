@@ -52,9 +52,9 @@ def column(schedule: Schedule, name: str) -> list[Any]:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
-    path = tmp_path / "trace.jsonl"
-    lines = [{"timestamp": 100 * n, "input_length": 10 + n, "output_length": 1 + n % 7} for n in range(1000)]
-    path.write_text("\n".join(json.dumps(line) for line in lines))
+    path = tmp_path / "trace.csv"
+    lines = [f"{n / 10},{10 + n},{1 + n % 7}" for n in range(1000)]
+    path.write_text("\n".join(["time_s,input_tokens,output_tokens", *lines]))
     return str(path)
 
 
@@ -312,6 +312,8 @@ def test_every_traffic_key_is_documented() -> None:
         ({"arrivals": "trace"}, "traffic.trace is empty"),
         ({"rate": 1, "workload": "trace"}, "traffic.trace is empty"),
         ({"rate": 1, "trace": "a.csv"}, "neither arrivals nor workload"),
+        ({"rate": 1, "trace_time_unit": "s"}, "neither arrivals nor workload"),
+        ({"rate": 1, "trace_block_tokens": 16}, "neither arrivals nor workload"),
         ({"arrivals": "trace", "trace": "a.csv", "rate": 1}, "time_scale"),
         ({"arrivals": "trace", "trace": "a.csv", "turns_mean": 2}, "holds every turn already"),
         ({"arrivals": "trace", "trace": "a.csv", "burstiness": 2}, "does not use it"),
@@ -645,7 +647,7 @@ def test_hash_ids_that_cannot_be_are_refused(tmp_path: Path, ids: object) -> Non
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps({"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": ids}))
     with pytest.raises(ConfigError, match=r"(expected|3) hash_ids"):
-        read_trace(path)
+        read_trace(path, time_unit="ms", block_tokens=512)
 
 
 @given(low=st.floats(0.1, 100), factor=st.floats(1.1, 1000), steps=st.integers(3, 30))

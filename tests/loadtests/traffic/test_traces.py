@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,9 @@ def written(folder: Path, text: str, name: str = "trace") -> Path:
     return path
 
 
-def refusal(path: Path) -> str:
+def refusal(path: Path, **known: Any) -> str:
     with pytest.raises(ConfigError) as refused:
-        read_trace(path)
+        read_trace(path, **known)
     message = str(refused.value)
     assert "\n" not in message
     assert str(path) in message
@@ -55,6 +56,9 @@ def mooncake_line(at: float, given_tokens: object = 10, asked_tokens: object = 5
     return json.dumps({"timestamp": at, "input_length": given_tokens, "output_length": asked_tokens, "hash_ids": [0]})
 
 
+MOONCAKE: dict[str, Any] = {"time_unit": "ms", "block_tokens": 512}
+
+
 @settings(max_examples=30)
 @given(
     rows=st.lists(
@@ -65,7 +69,9 @@ def test_every_mooncake_row_comes_back(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int]]
 ) -> None:
     rows = sorted(rows, key=lambda row: row[0])
-    trace = read_trace(written(tmp_path_factory.mktemp("t"), "\n".join(mooncake_line(*row) for row in rows)))
+    trace = read_trace(
+        written(tmp_path_factory.mktemp("t"), "\n".join(mooncake_line(*row) for row in rows)), **MOONCAKE
+    )
     assert trace.offset_ns.tolist() == [(row[0] - rows[0][0]) * 1_000_000 for row in rows]
     assert trace.input_tokens.tolist() == [row[1] for row in rows]
     assert trace.output_tokens.tolist() == [row[2] for row in rows]
@@ -80,7 +86,6 @@ def test_every_mooncake_row_comes_back(
         ("yesterday,12,5", ["line 5", "yesterday", "correct or remove"]),
         ("2023-13-17 00:00:01.0000000,12,5", ["line 5", "2023-13-17", "correct or remove"]),
         ("2023-11-17 00:00:01.0000000,0,5", ["line 5", "input length is 0", "remove the line"]),
-        ("2023-11-17 00:00:01.0000000,12,0", ["line 5", "output length is 0", "remove the line"]),
         ("2023-11-17 00:00:01.0000000,12,-5", ["line 5", "output length is -5", "remove the line"]),
         ("2023-11-17 00:00:01.0000000,99999999999,5", ["line 5", "99999999999", "remove the line"]),
         ("2023-11-17 00:00:01.0000000," + "9" * 5000 + ",5", ["line 5", "...", "remove the line"]),
@@ -111,12 +116,12 @@ def test_bad_azure_line_is_named_with_its_value_and_remedy(tmp_path: Path, row: 
         (mooncake_line(3000, 4.5, 4), ["line 2", "input_length"]),
         (mooncake_line(3000, True, 4), ["line 2", "input_length"]),
         (mooncake_line(3000, 0, 4), ["line 2", "input length is 0", "remove the line"]),
-        (mooncake_line(3000, 4, 0), ["line 2", "output length is 0", "remove the line"]),
+        (mooncake_line(3000, 513, 4)[:-2] + ", 1, 2]}", ["line 2", "3 hash_ids", "2 blocks of 512", "block_tokens"]),
         (mooncake_line(2999, 4, 4), ["line 2", "from 3000 ms to 2999 ms", "sort the trace"]),
     ],
 )
 def test_bad_mooncake_line_is_named_with_its_value_and_remedy(tmp_path: Path, row: str, parts: list[str]) -> None:
-    message = refusal(written(tmp_path, mooncake_line(3000) + "\n" + row + "\n"))
+    message = refusal(written(tmp_path, mooncake_line(3000) + "\n" + row + "\n"), **MOONCAKE)
     for part in parts:
         assert part in message
 
@@ -142,6 +147,8 @@ def test_missing_file_directory_and_binary_are_refused(tmp_path: Path) -> None:
     assert "cannot be read" in refusal(tmp_path)
     binary = tmp_path / "trace.csv.gz"
     binary.write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
+    assert "damaged gzip data" in refusal(binary)
+    binary.write_bytes(b"\xff\xfe")
     assert "not UTF-8" in refusal(binary)
 
 
@@ -171,6 +178,131 @@ def test_published_mooncake_conversation_loads_as_it_is() -> None:
     assert (trace.input_tokens[0], trace.output_tokens[0]) == (6758, 500)
 
 
+BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+BURSTGPT_3 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+
+
+def json_lines(*rows: dict[str, Any]) -> str:
+    return "\n".join(map(json.dumps, rows))
+
+
+def bailian(at: float, tokens: int) -> dict[str, Any]:
+    own = {"chat_id": 1, "parent_chat_id": -1, "type": "text", "turn": 1, "hash_ids": [*range(-(-tokens // 16))]}
+    return {"timestamp": at, "input_length": tokens, "output_length": 4, **own}
+
+
+def blocks(at: float, tokens: int, size: int, **more: Any) -> dict[str, Any]:
+    return {
+        "timestamp": at,
+        "input_length": tokens,
+        "output_length": 4,
+        "hash_ids": [*range(-(-tokens // size))],
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets_s", "inputs", "account"),
+    [
+        (
+            HEADER + "\n2024-05-10 00:00:00.009930+00:00,7,5\n2024-05-10 00:00:00.5+00:00,8,0\n"
+            "2024-05-10 00:00:01.009930+00:00,9,5\n",
+            [0, 1],
+            [7, 9],
+            "2 requests in 1 s, read as azure (times are dates); left out as failed, without an output token: 1",
+        ),
+        (
+            "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15T12:00:00.269Z,1,1204,35\n",
+            [0],
+            [1204],
+            "1 request in 0 s, read as azure (times are dates)",
+        ),
+        (
+            BURSTGPT + "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1360,0,1360,API log\n65.5,GPT-4,7,9,16,API log",
+            [0, 60.5],
+            [472, 7],
+            "2 requests in 60.5 s, read as burstgpt (times in s); left out as failed, without an output token: 1",
+        ),
+        (BURSTGPT_3 + "5,,12.5,GPT-4,3,9,12,API log", [0], [3], "1 request in 0 s, read as burstgpt (times in s)"),
+        (
+            json_lines(bailian(0.0, 521), bailian(30.5, 40), bailian(61.114, 700)),
+            [0, 30.5, 61.114],
+            [521, 40, 700],
+            "3 requests in 61.114 s, read as bailian (times in s, blocks of 16 tokens)",
+        ),
+        (
+            json_lines(blocks(0, 1024, 512), blocks(3000, 1025, 512)),
+            [0, 3],
+            [1024, 1025],
+            "2 requests in 3 s, read as mooncake (times in ms, blocks of 512 tokens)",
+        ),
+    ],
+)
+def test_the_format_says_unit_and_block_and_failed_rows_are_counted(
+    tmp_path: Path, text: str, offsets_s: list[float], inputs: list[int], account: str
+) -> None:
+    plain, packed = written(tmp_path, text), tmp_path / "trace.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    for path in (plain, packed):
+        trace = read_trace(path)
+        assert trace.offset_ns.tolist() == [round(at * 1e9) for at in offsets_s]
+        assert trace.input_tokens.tolist() == inputs
+        assert trace.account == f"{path}: {account}"
+
+
+@pytest.mark.parametrize(
+    ("times", "tokens", "size", "more", "words"),
+    [
+        ((0.0, 3000.0), (1024, 1025), 512, {}, 'trace_time_unit to "s" or "ms" (tailgate forecast'),
+        ((0, 3), (1024, 1025), 512, {}, "trace_time_unit"),
+        ((0, 3000), (100, 200), 512, {}, "trace_time_unit"),
+        ((0, 3000), (32, 33), 16, {}, "trace_time_unit"),
+        ((0, 3000), (1024, 1300), 512, {"session_id": "a"}, "trace_time_unit"),
+        ((0, 3000), (100, 200), 512, {"session_id": "a", "delay": 5}, "traffic.trace_block_tokens"),
+    ],
+)
+def test_a_unit_or_a_block_size_that_is_not_certain_is_asked_for(
+    tmp_path: Path, times: tuple[float, float], tokens: tuple[int, int], size: int, more: dict[str, Any], words: str
+) -> None:
+    rows = [blocks(at, length, size, **more) for at, length in zip(times, tokens, strict=True)]
+    path = written(tmp_path, json_lines(*rows))
+    assert words in refusal(path)
+    assert read_trace(path, time_unit="s", block_tokens=size).offset_ns[-1] == times[1] * 1e9
+
+
+def test_settings_of_json_lines_are_refused_for_a_csv_and_a_later_row_with_other_blocks_too(tmp_path: Path) -> None:
+    path = written(tmp_path, HEADER + "\n" + "\n".join(AZURE_2023))
+    assert "traffic.trace_time_unit is for JSON Lines" in refusal(path, time_unit="s")
+    assert "traffic.trace_block_tokens is for JSON Lines" in refusal(path, block_tokens=16)
+    rows = [blocks(1000 * at, 1024 + at % 2, 512) for at in range(1000)]
+    assert "line 1001: 1 hash_ids" in refusal(written(tmp_path, json_lines(*rows, blocks(10**6, 513, 1024))))
+
+
+def test_turns_of_a_session_follow_by_their_delay_and_carry_its_context(tmp_path: Path) -> None:
+    own = {"output_length": 20}
+    trace = read_trace(
+        written(
+            tmp_path,
+            json_lines(
+                {"session_id": "a", "timestamp": 1000, "input_length": 600, "hash_ids": [7, 8], **own},
+                {"session_id": "a", "delay": 2000, "input_length": 150, "hash_ids": [3], **own},
+                {"session_id": "a", "delay": 500, "input_length": 400, **own},
+                {"session_id": "b", "timestamp": 1500, "input_length": 600, "hash_ids": [7, 2**64 - 1], **own},
+            ),
+        ),
+        block_tokens=512,
+    )
+    assert (trace.offset_ns / 1e9).tolist() == [0, 0.5, 2, 2.5]
+    assert trace.input_tokens.tolist() == [600, 600, 770, 1190]
+    assert "read as sessions (times in ms, blocks of 512 tokens)" in trace.account
+    first, other, second, third = (trace.blocks(row).tolist() for row in range(4))
+    assert (first[:2], other[:2]) == ([7, 8], [7, -1])
+    assert first == second == third[:2]
+    assert len(third) == 3
+    lost = {"session_id": "c", "delay": 5, "input_length": 6, "output_length": 7}
+    assert "line 1 has no timestamp, and its session no turn before it" in refusal(written(tmp_path, json_lines(lost)))
+
+
 PLAIN = "time_s,input_tokens,output_tokens"
 
 
@@ -179,8 +311,8 @@ PLAIN = "time_s,input_tokens,output_tokens"
     [
         ("1,2", ["line 3", "3 values"]),
         ("1,2,3,4", ["line 3", "3 values"]),
-        ("x,2,3", ["line 3", "time_s in seconds"]),
-        ("1e3,2,3", ["line 3", "time_s in seconds"]),
+        ("x,2,3", ["line 3", "a time in seconds"]),
+        ("1e3,2,3", ["line 3", "a time in seconds"]),
         ("1,2.5,3", ["line 3", "input_tokens"]),
         ("1,2,x", ["line 3", "output_tokens"]),
         ("1,0,3", ["line 3", "input length is 0", "remove the line"]),
@@ -212,7 +344,9 @@ def test_a_plain_csv_without_answers_is_refused_where_they_are_needed(tmp_path: 
     assert 'add the column output_tokens, or set model.task = "embed"' in refusal(
         written(tmp_path, "time_s,input_tokens\n0,7")
     )
-    assert "output length is 0" in refusal(written(tmp_path, "time_s,input_tokens,output_tokens\n0,7,0"))
+    path = written(tmp_path, "time_s,input_tokens,output_tokens\n0,7,0")
+    assert "no request with an answer, and 1 without" in refusal(path)
+    assert read_trace(path, answers=False).output_tokens.tolist() == [0]
 
 
 def talk(*texts: str, first: str = "human") -> dict[str, Any]:
@@ -234,9 +368,17 @@ def test_what_published_files_hold_besides_is_left_out_and_counted(tmp_path: Pat
         talk("asked", "  "),
         {"conversations": [{"from": "system", "value": "be brief"}, {"from": "user", "value": "hi"},
                            {"from": "assistant", "value": "hello"}]},
+        {"conversations": [{"from": "human", "value": "show me"}, {"from": "gpt", "value": None}]},
+        {"messages": [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "call"},
+                      {"role": "assistant", "content": None, "tool_calls": []}, {"role": "tool", "content": "7"},
+                      {"role": "assistant", "content": "done"}]},
+        {"conversation_id": "x", "conversation": [
+            {"role": "user", "content": [{"text": "see"}, {"image_url": {}}, {"text": "this"}]},
+            {"role": "assistant", "content": "ok"}]},
     ]  # fmt: skip
     found = read_conversations(written_file(tmp_path, content))
-    assert (found.read, found.unusable) == (5, 3)
+    assert (found.read, found.unusable) == (8, 4)
+    assert [talk.exchanges for talk in found.kept[2:]] == [(Exchange("call", "done"),), (Exchange("see\nthis", "ok"),)]
     assert found.kept[0].exchanges == (Exchange("then a question", "and its answer"),)
     assert (found.kept[1].system, found.kept[1].exchanges) == ("be brief", (Exchange("hi", "hello"),))
 
@@ -251,6 +393,7 @@ def test_what_published_files_hold_besides_is_left_out_and_counted(tmp_path: Pat
         ('[{"conversation', ["conversation 1", "one JSON object"]),
         ("[3]", ["conversation 1", 'a list "conversations"']),
         ('[{"conversations": [{"from": "human"}]}]', ["conversation 1", '"from" and "value"']),
+        ('[{"messages": [{"role": "user", "content": 7}]}]', ["conversation 1", '"role" and "content"']),
         ('[{"conversations": [["a"]]}]', ["conversation 1", '"from" and "value"']),
         ("plain text", ["conversation 1", "one JSON object"]),
         ("[" * 100_000, ["conversation 1"]),

@@ -175,3 +175,13 @@ def test_a_missing_compiler_is_named_before_the_start(tmp_path: Path, monkeypatc
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match="no-such-compiler"):
         Orchestrator(experiment(), out=tmp_path / "runs").run()
+
+
+def test_what_was_read_of_a_trace_is_said_before_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("time_s,input_tokens,output_tokens\n0,70,5\n1,70,0\n9,70,5\n")
+    traffic = {"rate": 0, "arrivals": "trace", "workload": "trace", "trace": str(path)}
+    orchestrator = Orchestrator(experiment(traffic=traffic), out=tmp_path / "runs")
+    orchestrator.prepare()
+    assert "2 requests in 9 s" in orchestrator.status.notes[0]
+    assert orchestrator.schedules.draw(1).prompts["trace"]["failed"] == 1
