@@ -270,8 +270,8 @@ def test_stalls_that_only_show_at_the_client_open_the_gates(tmp_path):
 
 @pytest.mark.parametrize(
     ("seconds", "trigger", "work_s", "may"),
-    [(0.9, 3, 0.1, True), (0.2, 3, 0.1, False), (0.9, -1, 0.1, False), (0.9, 3, 2.0, False)],
-    ids=["unexplained", "a garbage collection", "no first-seen shape", "the work of its prompts"],
+    [(0.9, 3, 0.1, True), (0.9, 3, math.inf, True), (0.2, 3, 0.1, False), (0.9, -1, 0.1, False), (0.9, 3, 2.0, False)],
+    ids=["unexplained", "unknown work", "a garbage collection", "no first-seen shape", "the work of its prompts"],
 )
 def test_a_stall_of_unknown_cause_may_be_a_compile(seconds, trigger, work_s, may):
     place = {"arm": "compiled", "trial": 1, "replica": "compiled-0", "start_ns": 0, "end_ns": int(seconds * SECOND)}
