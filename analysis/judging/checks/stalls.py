@@ -6,7 +6,6 @@ hold up users as long, and one in half an hour moves no p99. So such a stall lea
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,7 +36,7 @@ def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> C
     """An event explains every compile that held requests up, by the server's account or as seen from outside.
 
     Where the number of events is not vouched for, a stall of unknown cause may be a compile that no event reports. It
-    counts if it began with a first-seen shape, is as long as a compile and is not known to be the work of its prompts.
+    counts if it began with a first-seen shape and is as long as a compile, although long prompts may take as long.
     """
     requests = _unexplained_requests(run, arm)
     suspected = outside.of_cause(COMPILE) if vouched else outside.of_cause(COMPILE, UNKNOWN)
@@ -70,10 +69,8 @@ def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> C
 
 
 def may_compile(stall: Stall) -> bool:
-    """Return whether the stall looks like a compile, or may be one for all that is known of its length and prompts."""
-    explained = math.isfinite(stall.work_s) and not stall.beyond_work
-    unexplained = stall.trigger >= 0 and stall.seconds > _SHORTEST_COMPILE_S and not explained
-    return stall.cause == COMPILE or unexplained
+    """Return whether the stall looks like a compile, or is as long as one and began with a first-seen shape."""
+    return stall.cause == COMPILE or (stall.trigger >= 0 and stall.seconds > _SHORTEST_COMPILE_S)
 
 
 def check_unknown(run: Run, outside: Outside) -> Check:
