@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints
+from analysis.arrays import Floats, Ints
+from analysis.nouns import counted
 from analysis.run.luck import start_spread
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison, Sample, limits_text
-from analysis.statistics.sequential import Exchange, Outcome, groups_for
+from analysis.statistics.sequential import FEWEST_GROUPS, Exchange, Outcome, groups_for
 from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, share_evidence, share_limits, tail_effects
 
 GROUP_BLOCKS = 2
@@ -40,19 +41,22 @@ class Path:
     limit: float  # of the value
     needed: float  # of evidence of harm, as a decimal logarithm
     needed_safety: float
+    least_s: float  # the shortest run that can decide it
     outcome: Outcome | None
     decided_s: float | None
 
     @property
     def outlook_s(self) -> float | None:
-        """How many seconds more would decide it at the pace of late; 0 where it is decided, None where none would."""
+        """Return how many seconds more would decide it at its recent pace: 0 if it is decided, None if none would."""
         if self.outcome is not None:
             return 0.0
+        missing_s = max(0.0, self.least_s - float(self.at_s[-1] if len(self.at_s) else 0.0))
         left = [
             _left_s(self.at_s, evidence, needed)
             for evidence, needed in ((self.harm, self.needed), (self.safety, self.needed_safety))
         ]
-        return min((seconds for seconds in left if seconds is not None), default=None)
+        paced = min((seconds for seconds in left if seconds is not None), default=None)
+        return max(missing_s, paced) if paced is not None else missing_s or None
 
     def hopeless(self, left_s: float) -> bool:
         """Whether `left_s` seconds more will hardly decide it, as even the pace that luck may have hidden would not."""
@@ -101,6 +105,7 @@ def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gat
     low, high = groups.limits(alpha=item.alpha)
     decision = evidence.decision(alpha=item.alpha, gates=gates)
     at_s = judged_s(run, evidence.last_block)
+    low, high = _as_decided(low, high, decision, limit=1.0 + item.margin)
     path = Path(
         at_s=at_s,
         value=evidence.whole,
@@ -111,6 +116,7 @@ def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gat
         limit=1.0 + item.margin,
         needed=math.log10(gates / item.alpha),
         needed_safety=-math.log10(item.alpha),
+        least_s=run.limits.cold_s + FEWEST_GROUPS * GROUP_BLOCKS * run.block_s,
         outcome=None if decision is None else decision[0],
         decided_s=None if decision is None else float(at_s[decision[1]]),
     )
@@ -134,6 +140,19 @@ def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gat
     return replace(seen, reason=_reason(seen, path)), path
 
 
+def _as_decided(
+    low: Floats, high: Floats, decision: tuple[Outcome, int] | None, *, limit: float
+) -> tuple[Floats, Floats]:
+    """Return the limits with the side that is decided, which holds from then on."""
+    if decision is None:
+        return low, high
+    outcome, at = decision
+    after = np.arange(len(low)) >= at
+    if outcome == "PASS":
+        return low, np.where(after, np.minimum(high, limit), high)
+    return np.where(after, np.maximum(low, limit), low), high
+
+
 def _exchange(run: Run, arm: str, control: str) -> Exchange:
     """What the test exchanges: whole arms where both had equal shares of the traffic throughout, else requests."""
     weights = run.weights
@@ -146,8 +165,11 @@ def _reason(item: Comparison, path: Path) -> str:
     if item.ratio is None or not len(path.at_s):
         return f"{label} cannot be compared: {item.obstacle or 'no group of blocks is whole'}."
     bound = 1.0 + item.margin
-    limits = limits_text(item.low, item.high, "nothing is sure")
-    seen = f"{label} is {path.value[-1]:.2f} times that of {item.control} ({limits} at any look)"
+    seen = f"{label} is {path.value[-1]:.2f} times that of {item.control}"
+    if len(path.at_s) < FEWEST_GROUPS:
+        return f"{seen} in {counted(len(path.at_s), 'group')} of blocks; a verdict needs {FEWEST_GROUPS} or more."
+    limits = limits_text(item.low, item.high, "no limits yet")
+    seen = f"{seen} ({limits}, whenever the run is analysed)"
     if path.decided_s is None:
         return f"{seen}, which leaves the limit of {bound:.2f} open."
     side = "above" if path.outcome == "FAIL" else "below"
@@ -173,6 +195,8 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
     tests = share_tests(run)
     decision = evidence.decision(alpha=run.limits.alpha, gates=tests, least_blocks=run.limits.min_blocks)
     low, high = share_limits(bad, requests, alpha=run.limits.alpha, tests=tests, tail=tail)
+    low, high = _as_decided(low, high, decision, limit=allowed)
+    needed_blocks = run.limits.min_blocks if far[-1:].all() else max(run.limits.min_blocks, BLOCKS_FOR_PASS)
     at_s = judged_s(run, np.arange(run.blocks))
     path = Path(
         at_s=at_s,
@@ -184,6 +208,7 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
         limit=100.0 * allowed,
         needed=math.log10(tests / run.limits.alpha),
         needed_safety=-math.log10(run.limits.alpha),
+        least_s=needed_blocks * run.block_s,
         outcome=None if decision is None else decision[0],
         decided_s=None if decision is None else float(at_s[decision[1]]),
     )
@@ -196,17 +221,9 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
         design_effect=float(evidence.design_effect[-1]) if len(evidence.design_effect) else 1.0,
         verdict=path.outcome or "INCONCLUSIVE",
         blocks=run.blocks,
-        needed_blocks=_needed_blocks(run, path, far),
+        needed_blocks=needed_blocks if run.blocks < needed_blocks and len(high) and high[-1] <= allowed else None,
     )
     return result, path
-
-
-def _needed_blocks(run: Run, path: Path, far: Bools) -> int | None:
-    """Return the blocks that a PASS needs, where the limits allow one already and only blocks are missing."""
-    if path.outcome is not None or not len(far) or path.high[-1] > path.limit:
-        return None
-    needed = run.limits.min_blocks if far[-1] else max(run.limits.min_blocks, BLOCKS_FOR_PASS)
-    return needed if run.blocks < needed else None
 
 
 def judged_s(run: Run, block: Ints) -> Floats:

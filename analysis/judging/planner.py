@@ -122,8 +122,9 @@ def comparison_needed_s(
     `ratio` is the true ratio to plan for; without one, what this run saw. At least `min_blocks` blocks. `overhead_s` is
     time of the run that the comparison leaves out (cold start, compile windows). Where trials are the unit, more trials
     of the same length. In as many starts as `starts_needed` says. A run that left the comparison open is planned half
-    as long again at least: its noise is known to have been too much. None when no length helps: nothing to compare, a
-    ratio on the margin, or more than a week.
+    as long again at least: its noise is known to have been too much. Its ratio is planned as one standard error from
+    the margin at least: what it saw nearer may be chance, and a length that grows without bound tells nothing. None
+    when no length helps: nothing to compare, a ratio given on the margin, or more than a week.
     """
     if comparison.obstacle is not None and comparison.blocks != 1:
         return None
@@ -132,7 +133,7 @@ def comparison_needed_s(
     true = comparison.ratio if ratio is None else ratio
     if noise is None or true is None:
         return floor_s
-    distance = log_distance(comparison.margin, true)
+    distance = _distance(comparison, ratio)
     if distance == 0:
         return None
     if noise.per_unit == 0 and noise.restart == 0:
@@ -159,7 +160,14 @@ def starts_needed(comparison: Comparison, *, power: float = POWER, ratio: float 
     true = comparison.ratio if ratio is None else ratio
     if noise is None or true is None:
         return comparison.trials
-    return noise.starts_for(log_distance(comparison.margin, true), alpha=_alpha(comparison, true), power=power)
+    return noise.starts_for(_distance(comparison, ratio), alpha=_alpha(comparison, true), power=power)
+
+
+def _distance(comparison: Comparison, ratio: float | None) -> float:
+    """Return how far the ratio to plan for lies from the margin: one that was seen, by a standard error at least."""
+    if ratio is not None:
+        return log_distance(comparison.margin, ratio)
+    return max(log_distance(comparison.margin, comparison.ratio or 1.0), comparison.spread or 0.0)
 
 
 def _alpha(comparison: Comparison, ratio: float) -> float:
@@ -212,11 +220,17 @@ def least_length_s(limits: GateLimits, *, rate: float, block_s: float) -> float:
 def share_needed_s(
     result: ShareResult, *, requests_per_s: float, block_s: float, min_blocks: int, alpha: float, power: float = POWER
 ) -> float | None:
-    """The run length at which the share is decided with this power if it is what this run saw, else as above."""
+    """Return the run length at which the share is decided with this power, if it is what this run saw.
+
+    As for a comparison, one nearer to what is allowed than its standard error is planned as that far within it.
+    """
     if result.requests == 0 or requests_per_s <= 0 or not 0.0 < result.allowed < 1.0:
         return None
     floor = min_blocks * block_s
     seen = result.missed / result.requests
+    error = math.sqrt(result.allowed * (1.0 - result.allowed) * result.design_effect / result.requests)
+    if abs(seen - result.allowed) < error:
+        seen = max(0.0, result.allowed - error)
     if seen == 0:
         needed: float | None = clean_requests(result.allowed, alpha=alpha)
     else:

@@ -158,7 +158,7 @@ class Groups:
             low[group] = 0.0 if reached is None else math.exp(reached)
             reached = _crossing(-_TRIED[::-1], safety[::-1, group], -math.log(alpha))
             high[group] = math.inf if reached is None else math.exp(-reached)
-        return np.maximum.accumulate(low), np.minimum.accumulate(high)
+        return low, high
 
 
 def groups_for(

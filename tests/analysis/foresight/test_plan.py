@@ -47,7 +47,7 @@ def needed(item, **more):
 
 
 def test_half_the_spread_asks_for_a_quarter_of_the_time():
-    wide, narrow = needed(replace(SEEN, spread=0.2)), needed(replace(SEEN, spread=0.1))
+    wide, narrow = needed(replace(SEEN, spread=0.08)), needed(replace(SEEN, spread=0.04))
     assert wide / narrow == pytest.approx(4, rel=0.02)
 
 
@@ -112,16 +112,16 @@ def test_from_six_trials_on_trials_are_added_and_not_made_longer():
     assert needed(replace(TRIALS, spread=0.001), overhead_s=180) == 6 * trial_s, "fewer trials would be another test"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"ratio": 1.1},
-        {"ratio": 1.0999},
-        {"obstacle": "no request", "blocks": 0, "groups": 0},
-    ],
-)
-def test_a_gate_that_no_length_decides_has_no_length(change):
-    assert needed(replace(SEEN, **change)) is None
+def test_a_gate_that_compares_nothing_has_no_length():
+    assert needed(replace(SEEN, obstacle="no request", blocks=0, groups=0)) is None
+
+
+def test_a_ratio_near_the_margin_is_planned_as_a_standard_error_away():
+    """Lengths that grow without bound as the ratio nears its margin change from run to run and tell nothing."""
+    at_margin, near = (needed(replace(SEEN, ratio=ratio)) for ratio in (1.1, 1.0999))
+    away = needed(replace(SEEN, ratio=1.1 * math.exp(-SEEN.spread)))
+    assert at_margin == near == away
+    assert needed(SEEN, ratio=1.1) is None, "a ratio that was asked for is planned as it is"
 
 
 def test_planned_runs_decide_about_as_often_as_was_asked():
@@ -139,9 +139,10 @@ def share_needed(result, rate=1.0):
 def test_a_share_near_the_limit_needs_longer():
     assert share_needed(share(9, 1000)) > share_needed(share(5, 1000)) > 0
     assert share_needed(share(20, 1000, design_effect=4.0)) > share_needed(share(20, 1000))
+    assert share_needed(share(10, 1000)) == share_needed(share(11, 1000)) < 20_000
 
 
-@pytest.mark.parametrize("result", [share(0, 0), share(10, 1000), share(0, 10, allowed=0.0)])
+@pytest.mark.parametrize("result", [share(0, 0), share(0, 10, allowed=0.0)])
 def test_a_share_that_no_length_decides_has_none(result):
     assert share_needed(result) is None
 
@@ -188,13 +189,13 @@ def test_differences_between_machines_need_more_machines_and_not_time():
     assert Noise.of(apart).restart == pytest.approx(math.hypot(0.01, 0.05 * math.sqrt(3)))
 
 
-@pytest.mark.parametrize(("ratio", "asked"), [(1.05, True), (1.1 + 1e-12, False)])
-def test_a_ratio_at_its_margin_needs_no_impossible_number_of_starts(ratio, asked):
-    open_one = replace(SEEN, trials=2, spread=0.02, machine_spread=0.05, ratio=ratio, verdict="INCONCLUSIVE")
+def test_a_ratio_at_its_margin_needs_no_impossible_number_of_starts():
+    open_one = replace(SEEN, trials=2, spread=0.02, machine_spread=0.05, ratio=1.05, verdict="INCONCLUSIVE")
     run = SimpleNamespace(separate=False, limits=GateLimits(), block_s=30.0, trials=[1, 2])
-    gate = latency_gate(run, open_one)
-    assert starts_needed(open_one) > 2
-    assert (gate.needed_starts is not None) is asked
+    for ratio in (1.05, 1.1 + 1e-12):
+        gate = latency_gate(run, replace(open_one, ratio=ratio))
+        assert gate.needed_starts is not None
+        assert 2 < gate.needed_starts < 500
 
 
 def test_a_pilot_plans_every_gate_and_shows_what_does_not_gate(pilot: Path) -> None:

@@ -171,6 +171,7 @@ def path_of(*, harm: float, safety: float) -> EvidencePath:
         limit=1.1,
         needed=1.3,
         needed_safety=1.3,
+        least_s=0.0,
         outcome=None,
         decided_s=None,
     )
