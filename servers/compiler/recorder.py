@@ -116,6 +116,7 @@ class CompileRecorder:
         """Take the taps out again, in the reverse order of their installation."""
         jit.stop_listening(self._on_kernel)
         self._taps.remove()
+        self._taps = internals.Taps()
 
     @property
     def facts(self) -> CompilerFacts:

@@ -291,11 +291,16 @@ def test_a_partitioned_graph_that_is_not_captured_is_a_fact_without_a_message_of
     }
 
 
-def test_a_removed_recorder_records_nothing(recorder: CompileRecorder, published: list[CompilerFacts]) -> None:
+def test_a_removed_recorder_records_nothing_until_it_is_installed_again(
+    recorder: CompileRecorder, published: list[CompilerFacts]
+) -> None:
     recorder.remove()
     compiled(broken)(torch.ones(3))
     assert recorder.drain() == []
     assert published == []
+    recorder.install()
+    compiled(square)(torch.ones(3))
+    assert [event.kind for event in recorder.drain()] == ["compile"]
 
 
 def test_a_recorder_that_is_removed_after_another_was_installed_stops_and_the_other_continues(
