@@ -97,7 +97,8 @@ def checks_of_all(run: Run) -> Iterable[Check]:
     # A search overloads the arms on purpose, and a closed loop cannot.
     if not search and run.reported_open_loop is not False:
         yield from check_overload({arm: _loads(run, arm) for arm in run.arms}, run.control)
-    yield check_records(run.records.problems, int(requests.broken.sum()), requests.repeated, stated=run.records.stated)
+    problems = [*run.records.problems, *_unrecorded(run)]
+    yield check_records(problems, int(requests.broken.sum()), requests.repeated, stated=run.records.stated)
     yield check_complete(infos, planned=run.planned_trials, own_names=run.own_names)
     if run.records.joined:
         yield check_schedules(run.repeated_schedules, mirrored=run.copied)
@@ -156,6 +157,25 @@ def checks_of_all(run: Run) -> Iterable[Check]:
             yield check_deaths(arm, run.account(arm).deaths, control=arm == run.control, silent=run.account(arm).silent)
 
 
+def _unrecorded(run: Run) -> Iterable[str]:
+    """The columns that no request of an arm has and that judging rests on: rows that are there twice are found by
+    `request_id`, late requests by `sent_ns`, empty answers and other work by `output_tokens`. Bare tables and what
+    another tool recorded need not have them."""
+    requests = run.requests
+    if run.pace or not any(run.infos):
+        return
+    named = requests.request_ids.is_valid().to_numpy()
+    for arm in run.arms:
+        own = run.of_arm(arm)
+        needed = {"request_id": (own, named), "sent_ns": (own, requests.sent_ns > 0)}
+        # Of its users' requests a splitter knows what the server says.
+        if not run.embeds and not run.of_users:
+            needed["output_tokens"] = (own & requests.ok, ~requests.uncounted)
+        for column, (rows, known) in needed.items():
+            if rows.any() and not (rows & known).any():
+                yield f"no request of {arm} has {column}"
+
+
 def checks_of_arm(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Check]:
     limits = run.limits
     own = [item for item in steady if item.arm == arm]
@@ -178,10 +198,10 @@ def checks_of_arm(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[
     if arm in run.ended_arms:
         return  # the control went on without it
     yield check_lag_apart(arm, run.control, lag_apart(run, arm))
-    if run.copied and not run.in_turn:
+    paired = any(run.infos) or bool((run.requests.pair >= 0).any())  # bare tables need not be
+    if run.copied and not run.in_turn and paired:
         allowed_ms = matters_ms(run, 0.5)
-        if (copies := copies_of(run, arm, allowed_ms=allowed_ms)) is not None:
-            yield check_copies(copies, allowed_ms=allowed_ms)
+        yield check_copies(copies_of(run, arm, allowed_ms=allowed_ms), allowed_ms=allowed_ms)
     if is_search(run):
         return
     # The arm of the two that lost more, though the check is on the treatment's gates.

@@ -79,6 +79,7 @@ class Requests:
     gaps_ms: npt.NDArray[np.float32]  # every token gap, request after request
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
     token_times: Codes  # how many times of tokens are recorded
+    uncounted: Bools  # completed, and the number of its tokens is not recorded
     request_ids: pa.ChunkedArray
     session_ids: pa.ChunkedArray
     repeated: int  # rows dropped because their request id was already there
@@ -210,7 +211,9 @@ def requests_of(
     refused = is_named(status, statuses, "FAILED_PRECONDITION")
     shed = is_named(status, statuses, "RESOURCE_EXHAUSTED") | is_named(status, statuses, "DEADLINE_EXCEEDED")
     del status, unended, at_the_end
-    hollow = completed & _hollow(columns.pop("output_tokens"), columns.pop("error"), output)
+    counts = columns.pop("output_tokens")
+    uncounted = completed & counts.is_null().to_numpy() if counts.null_count else np.broadcast_to(False, rows)
+    hollow = completed & _hollow(counts, columns.pop("error"), output)
     completed &= ~hollow
     seen &= ~(hollow & (output == 0))
     gaps, offsets, times, backwards = _token_gaps(columns.pop("token_ns"))
@@ -221,7 +224,7 @@ def requests_of(
     cut &= ~broken
     ok = completed & ~cut & ~broken
     failed = ~(ok | cut | broken)
-    del completed, hollow, backwards
+    del completed, hollow, backwards, counts
 
     age[broken] = math.nan
     ttft[~seen | broken] = math.nan
@@ -301,6 +304,7 @@ def requests_of(
         gaps_ms=gaps,
         gap_offsets=offsets,
         token_times=times,
+        uncounted=lean(uncounted),
         request_ids=columns.pop("request_id"),
         session_ids=columns.pop("session_id"),
         repeated=repeated,

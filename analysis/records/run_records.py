@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.nouns import counted
 from analysis.records.asked_answers import PATTERN as ANSWERS
 from analysis.records.columns import Columns
 from analysis.records.joining import (
@@ -192,8 +193,11 @@ def _read(
             account = own.get(load_process(path))
             if account is not None:
                 account["rows"] = 0
-            take = _taking(requests.append, own_number, run, account)
+            nameless: list[int] = []
+            take = _taking(requests.append, own_number, run, account, nameless)
             problems = read_pieces(path, judged, take, required=REQUIRED_REQUEST_COLUMNS, written=REQUESTS)
+            if sum(nameless) and (folder / "trial.json").exists():  # bare tables need not name their one trial
+                problems = (*problems, f"has {counted(sum(nameless), 'request')} without a trial")
             files.table("requests", path, problems)
         generators += own.values()
         files.document(folder / "compiler.json")
@@ -264,10 +268,18 @@ def _problems(run: JoinedRun, files: RunFiles) -> list[str]:
     return [*files.problems(), *(f"{front}{problem}" for problem in (*own, *earlier_problems(exported)))]
 
 
-def _taking(take: Take, number: int, run: JoinedRun, account: dict[str, Any] | None = None) -> Take:
+def _taking(
+    take: Take, number: int, run: JoinedRun, account: dict[str, Any] | None = None, nameless: list[int] | None = None
+) -> Take:
     """What gives rows of the run's trial `number` to `take`, in the run's time and by the names that they have among
-    all; `account` as in `_of_generator`."""
-    return lambda table: take(run.with_own_names(_with_trial(_of_generator(table, account), number)))
+    all; `account` as in `_of_generator`. `nameless` gets how many named no trial, for each piece."""
+
+    def taken(table: pa.Table) -> None:
+        if nameless is not None:
+            nameless.append(table.column("trial").null_count)
+        take(run.with_own_names(_with_trial(_of_generator(table, account), number)))
+
+    return taken
 
 
 def may_serve(events: pa.Table | None) -> bool:

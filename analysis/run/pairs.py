@@ -53,13 +53,11 @@ def in_pairs(run: Run, arm: str, mask: Bools) -> tuple[Ints, Ints]:
     return (rows, copies) if both.all() else (kept(rows[both]), kept(copies[both]))
 
 
-def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies | None:
-    """How the copies agree; None where no request of the two arms names a pair, as in records of other tools."""
+def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
+    """How the copies agree."""
     requests = run.requests
     pair = requests.pair
     arms = [run.of_arm(name) for name in (arm, run.control)]
-    if not any((own & (pair >= 0)).any() for own in arms):
-        return None
     counts = [_rows_of_pairs(pair, own) for own in arms]
     rows, copies = in_pairs(run, arm, np.ones(len(requests), dtype=np.bool_))
     farthest, other_instant, other_trial = 0.0, 0, 0

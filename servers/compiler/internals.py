@@ -1,12 +1,14 @@
-"""Everything private that is read of torch and Triton stands here, with the versions that it was tried with.
+"""Everything private that is read of torch and Triton stands here.
 
 No other module of the servers imports torch._dynamo, torch._inductor or torch.fx.experimental, or reaches into Triton.
-What is private changes without a word. So a version that is not in the tables, or one that lacks an interface, is not
-read at all: compiles are then counted by torch's public counters alone, and `blind_spots` says so to whoever judges.
+What is private changes without a word. So it is read only where every interface is there and a test compile was heard
+through it (`hear_torch`, `hear_triton`); otherwise compiles are counted by torch's public counters alone, and
+`blind_spots` says so to whoever judges.
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import importlib.util
 import inspect
@@ -17,7 +19,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -26,10 +28,6 @@ import torch._dynamo
 from servers.clock import now_ns
 from servers.compiler.jit import JitCompile, JitListener
 from servers.fields import ConfigError
-
-# By major and minor version: where all tests of this room passed.
-TESTED_TORCH: Mapping[str, str] = {"2.11": "CPU, H200", "2.13": "CPU", "2.14": "CPU"}
-TESTED_TRITON: Mapping[str, str] = {"3.6": "H200", "3.8": "compiling for a GPU, with none"}
 
 # What the recorder cannot do without, as "module:attribute".
 _NEEDED = (
@@ -59,6 +57,7 @@ _NEEDED_OF_TRITON = ("triton.knobs:compilation.listener", "triton.runtime.autotu
 # What sends a graph to the process that compiles it in the background.
 _SEND = "torch._inductor.compile_fx_subproc:_SubprocessFxCompile._send_to_child_async"
 
+_COUNTED = "compiles are counted by its public counters alone"
 _MISSING = object()
 _LONGEST_CAUSE = 240
 # A symbol among the sizes of a traced graph is quoted, a number is not: {'x': ['s77', 8]}.
@@ -69,13 +68,8 @@ _DEBUG_CONTEXT = re.compile(r"Developer debug context: (.+)")
 # --- What can be read ---------------------------------------------------------------------------------------------
 
 
-def torch_blind_spots(version: str = torch.__version__) -> tuple[str, ...]:
-    """Why torch's compiles are counted by public counters alone, each reason a sentence; empty where they are read."""
-    if not _is_tested(version, TESTED_TORCH):
-        return (
-            f"torch {version} is not among the versions whose compiler is read ({', '.join(TESTED_TORCH)}): "
-            "compiles are counted by its public counters alone",
-        )
+def torch_blind_spots() -> tuple[str, ...]:
+    """Why torch's compiles cannot be read, a sentence; empty where this torch has every interface."""
     lacking = [path for path in _NEEDED if _reach(path, _MISSING) is _MISSING]
     metrics = _reach("torch._dynamo.utils:CompilationMetrics")
     lacking += [
@@ -83,9 +77,49 @@ def torch_blind_spots(version: str = torch.__version__) -> tuple[str, ...]:
         for name in _NEEDED_METRICS
         if metrics is not None and name not in getattr(metrics, "__dataclass_fields__", ())
     ]
-    if not lacking:
+    return (f"torch {torch.__version__} lacks {', '.join(lacking)}: {_COUNTED}",) if lacking else ()
+
+
+def hear_torch() -> tuple[str, ...]:
+    """Why the recorder's taps do not hear torch's compiles, a sentence; empty where they do.
+
+    Compile a function of one line for two sizes by the backend "eager", which takes 0.2 to 0.5 s, most of it imports.
+    The taps must report a compile, then a recompile with its reason, and a beginning and an end of each. To be called
+    before anything else listens.
+    """
+    heard: list[Compiled] = []
+    begun: list[str] = []
+    ended: list[str] = []
+    # A code of its own: the compiler keeps graphs by code, and forgets them with the function.
+    function = FunctionType(
+        (lambda values: values + 1).__code__.replace(co_name="self_test"), {"__builtins__": builtins}
+    )
+    failures, problem, taps = _failures(), "", Taps()
+    try:
+        taps.compiles(lambda compiled, _: heard.append(compiled))
+        taps.under_way(lambda compile_id, _: begun.append(compile_id), lambda: ended.append(""))
+        taps.regions(lambda: None, ended.append)
+        step = torch.compile(function, backend="eager", dynamic=False)
+        for size in (2, 3):
+            step(torch.ones(size))
+    except Exception as error:  # whatever another version raises
+        problem = f"{type(error).__name__}: {cause(str(error))}"
+    finally:
+        taps.remove()
+    ids = [item.compile_id for item in heard if item.compile_id and item.frame.endswith(" in self_test")]
+    if (
+        [bool(item.reason) for item in heard] == [False, True]
+        and begun == ids
+        and sorted(ended) == ["", "", *ids]
+        and _failures() > failures
+    ):
         return ()
-    return (f"torch {version} lacks {', '.join(lacking)}: compiles are counted by its public counters alone",)
+    what = problem or f"{len(begun)} beginnings, {len(ended) // 2} ends, {len(heard)} compiles"
+    return (f"torch {torch.__version__} does not report a test's compile and recompile ({what}): {_COUNTED}",)
+
+
+def _failures() -> int:
+    return sum(map(len, guard_failures().values()))
 
 
 def has_triton() -> bool:
@@ -97,12 +131,38 @@ def triton_blind_spots() -> tuple[str, ...]:
     """Why kernels that Triton compiles are not seen; empty where they are, or where there is no Triton."""
     if not has_triton():
         return ()
-    version = str(_reach("triton:__version__"))
-    if not _is_tested(version, TESTED_TRITON):
-        tested = ", ".join(TESTED_TRITON)
-        return (f"triton {version} is not among the versions that are read ({tested}): its JIT compiles are not seen",)
     lacking = [path for path in _NEEDED_OF_TRITON if _reach(path, _MISSING) is _MISSING]
-    return (f"triton {version} lacks {', '.join(lacking)}: its JIT compiles are not seen",) if lacking else ()
+    return (f"triton {_triton()} lacks {', '.join(lacking)}: its JIT compiles are not seen",) if lacking else ()
+
+
+def hear_triton() -> tuple[str, ...]:
+    """Why the recorder's taps do not hear what Triton compiles, a sentence; empty where they do, or where no GPU is.
+
+    Compile an empty kernel, or fetch it from Triton's disk cache.
+    """
+    if not has_triton() or not torch.cuda.is_available():
+        return ()
+    heard: list[JitCompile] = []
+    problem, taps = "", Taps()
+    try:
+        taps.triton(heard.append)
+        triton, compiler = importlib.import_module("triton"), importlib.import_module("triton.compiler")
+        triton.compile(compiler.ASTSource(fn=triton.jit(_empty), signature={}))
+    except Exception as error:  # whatever another version raises
+        problem = f" ({type(error).__name__}: {cause(str(error))})"
+    finally:
+        taps.remove()
+    if [item.kernel for item in heard] == [_empty.__name__]:
+        return ()
+    return (f"triton {_triton()} does not report a test's compile{problem}: its JIT compiles are not seen",)
+
+
+def _triton() -> str:
+    return str(_reach("triton:__version__"))
+
+
+def _empty():  # type: ignore[no-untyped-def]  # Triton reads the source
+    pass
 
 
 def background_blind_spots() -> tuple[str, ...]:
@@ -116,10 +176,6 @@ def _asks_for_background() -> bool:
     # To look any closer starts worker processes.
     mode = os.environ.get("TORCHINDUCTOR_FX_COMPILE_MODE", "").lower()
     return mode.startswith(("async+", "progressive+"))
-
-
-def _is_tested(version: str, tested: Mapping[str, str]) -> bool:
-    return ".".join(re.split(r"[.+]", version)[:2]) in tested
 
 
 def _reach(path: str, default: object = None) -> Any:
@@ -468,9 +524,12 @@ class Taps:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []
+        self._removed = False
 
     def remove(self) -> None:
-        """Nothing is passed on any more; what was replaced is back, in the reverse order."""
+        """Nothing is passed on any more; what was replaced is back, in the reverse order, unless it was replaced again
+        since or another thread holds it."""
+        self._removed = True
         while self._undo:
             self._undo.pop()()
 
@@ -483,7 +542,7 @@ class Taps:
             def on_exit(start_ns: int, end_ns: int, *rest: Any) -> None:
                 original(start_ns, end_ns, *rest)
                 recorded = get_metrics()
-                if recorded and recorded[-1] is not last[0]:
+                if not self._removed and recorded and recorded[-1] is not last[0]:
                     last[0] = recorded[-1]
                     listener(_compiled(recorded[-1]), end_ns - start_ns)
 
@@ -542,6 +601,8 @@ class Taps:
 
         def after(example_inputs: Any, compiled_graph: Any, *rest: Any, **options: Any) -> None:
             partition(example_inputs, compiled_graph, *rest, **options)
+            if self._removed:
+                return
             # This path gives up without a word and without counting.
             causes = compiled_graph.cudagraph_info.cudagraph_fail_reasons
             if causes:
@@ -563,7 +624,7 @@ class Taps:
             compile_id = compile_key(current() if current is not None else "")
             start_ns = now_ns()
             future = send(compile_scheme, job)
-            future.add_done_callback(lambda _: listener(compile_id, start_ns, now_ns()))
+            future.add_done_callback(lambda _: self._removed or listener(compile_id, start_ns, now_ns()))
             return future
 
         self._replace(sender, "_send_to_child_async", timed)
@@ -577,7 +638,8 @@ class Taps:
         def on_compile(**compiled: Any) -> None:
             if before is not None:
                 before(**compiled)
-            listener(_triton_compile(now_ns(), **compiled))
+            if not self._removed:
+                listener(_triton_compile(now_ns(), **compiled))
 
         self._replace(options, "listener", on_compile)
         autotuner = _reach("triton.runtime.autotuner:Autotuner")
@@ -588,7 +650,7 @@ class Taps:
             try:
                 return run(tuner, *args, **options)
             finally:
-                if len(tuner.cache) > known:
+                if not self._removed and len(tuner.cache) > known:
                     listener(_triton_tuning(tuner, start_ns, now_ns()))
 
         self._replace(autotuner, "run", tuned)

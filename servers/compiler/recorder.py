@@ -87,9 +87,10 @@ class CompileRecorder:
         self._drained_ns = 0
 
     def install(self) -> None:
-        """Tap the compilers, as far as their versions are known. What happened before is not recorded."""
+        """Tap the compilers that a test compile is heard of. What happened before is not recorded."""
         self._thread = threading.get_ident()
-        torch_spots, triton_spots = internals.torch_blind_spots(), internals.triton_blind_spots()
+        torch_spots = internals.torch_blind_spots() or internals.hear_torch()
+        triton_spots = internals.triton_blind_spots() or internals.hear_triton()
         background_spots = () if torch_spots else internals.background_blind_spots()
         self._blind_spots = (*torch_spots, *triton_spots, *background_spots)
         self._is_read = not torch_spots
@@ -115,6 +116,7 @@ class CompileRecorder:
         """Take the taps out again, in the reverse order of their installation."""
         jit.stop_listening(self._on_kernel)
         self._taps.remove()
+        self._taps = internals.Taps()
 
     @property
     def facts(self) -> CompilerFacts:

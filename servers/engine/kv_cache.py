@@ -25,6 +25,7 @@ class Window:
     positions: [B, T] int64. rows: [B] int64, the cache row of each batch row; read when `reads` is "rows".
     padding: the position at which padding tokens are written, past every one that is ever attended to.
     context: positions attended to, unless `reads` is "fresh".
+    last: [B] int64, the index of the token that each row answers for, of several.
     reads: what attention sees. "fresh": the new tokens alone (whole prompts). "rows": the cache rows named by `rows`
     (later chunks of prompts). "slice": the first B cache rows (decode).
     is_causal: the mask hides later positions and nothing else, in every layer.
@@ -39,6 +40,7 @@ class Window:
     index: torch.Tensor | None = None
     positions: torch.Tensor | None = None
     rows: torch.Tensor | None = None
+    last: torch.Tensor | None = None
     memory: tuple[torch.Tensor, torch.Tensor] | None = None
     segments: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     context: int = 0

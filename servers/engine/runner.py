@@ -25,7 +25,7 @@ from servers.engine.quantisation import step_weight_bytes
 from servers.engine.scheduler import Job, LaunchedStep, Move, Step
 from servers.engine.shapes import Kind, ShapePolicy, StepShape, shape_policy
 from servers.engine.step_runner import StepRunner, filling_step
-from servers.engine.steps import DecodeStep, ExtendStep, PrefillStep
+from servers.engine.steps import DecodeStep, ExtendStep, PrefillStep, gather_last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,7 @@ class ModelRunner(StepRunner):
             spare=max(engine.prefill_tokens, *extends) if extends else 0,
             static_address=policy.enabled and policy.mode in GRAPH_TREE_MODES,
         )
+        gather_last(self.model, self.cache.window)
         self._rows = torch.arange(self.cache_rows, device=self.device)
         self._context = torch.arange(engine.max_length, device=self.device)
         # the newest token of each row: what the next decode step reads, without a way over the host

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from servers.engine import attention, sampling
-from servers.engine.kv_cache import SlotCache
+from servers.engine.kv_cache import SlotCache, Window
 
 _ALIGNED = 8  # elements, 16 bytes of the smallest dtype
 
@@ -36,23 +36,22 @@ class _ModelStep(nn.Module):
         # given where no attention reads a mask: without any, the model would make one of its own
         self.no_mask = weight.new_zeros((1, 1, 1, 1))
 
-    def logits(
+    def answer(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         rows: torch.Tensor,
         width: int,
-        *,
-        keep: int | torch.Tensor,
-    ) -> torch.Tensor:
-        """Logits [B, kept positions, vocab]; the cache holds the new tokens afterwards.
+        last: torch.Tensor | None = None,
+    ) -> Outputs:
+        """Answer for each row's token at index `last` [B], of several; the cache holds the new tokens afterwards.
 
         width: how many positions are attended to. `cache.window.reads` is set by the step.
         """
         window = self.cache.window
         if not torch.compiler.is_compiling():
             window.begun.steps += 1
-        window.rows, window.positions, window.context = rows, positions, width
+        window.rows, window.positions, window.context, window.last = rows, positions, width, last
         window.is_causal = not self.sliding_window
         on_gpu = self.takes_window and input_ids.is_cuda
         window.in_kernel = on_gpu and window.reads == "slice"
@@ -68,13 +67,15 @@ class _ModelStep(nn.Module):
             attention_mask=self._mask(positions, width) if needs_mask else self.no_mask,
             past_key_values=self.cache,
             use_cache=True,
-            logits_to_keep=keep,
             **({"window": window} if self.takes_window else {}),
         )
-        window.index = window.rows = window.positions = window.segments = None
+        window.index = window.rows = window.positions = window.segments = window.last = None
         window.context = 0
         logits: torch.Tensor = output.logits
-        return logits
+        if last is not None and logits.shape[1] > 1:  # the output matrix was not called as `gather_last` expects
+            logits = _at(logits, last)
+        newest = logits[:, -1]
+        return newest, sampling.largest(newest)
 
     def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:
         """[B, 1, T, width], which cache positions a token sees; one for each layer type where layers differ.
@@ -100,11 +101,29 @@ class _ModelStep(nn.Module):
         return seen[..., :width]
 
 
-def _at_own_last(logits: torch.Tensor) -> Outputs:
-    """Logits [B, vocab] and argmax, from [B, B, vocab]: a model keeps one list of positions for all rows, so each row
-    was kept at every row's last position and its own stands on the diagonal."""
-    own = logits.diagonal(dim1=0, dim2=1).transpose(0, 1)
-    return own, sampling.largest(own)
+def gather_last(model: Any, window: Window) -> None:
+    """Have the model's output matrix compute logits for `window.last` alone, where a step sets it.
+
+    `logits_to_keep` takes one list of positions for all rows, which makes B × B positions of B rows. The model scales
+    and caps its logits afterwards as it always does.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        return
+    project = head.forward
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        if window.last is not None and hidden.dim() == 3:
+            hidden, window.last = _at(hidden, window.last), None
+        logits: torch.Tensor = project(hidden)
+        return logits
+
+    head.forward = forward
+
+
+def _at(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """[B, 1, n] of values [B, T, n]: each row's at its own index [B]."""
+    return values.gather(1, index[:, None, None].expand(-1, 1, values.shape[-1]))
 
 
 class PrefillStep(_ModelStep):
@@ -114,7 +133,7 @@ class PrefillStep(_ModelStep):
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
     ) -> Outputs:
         self.cache.window.reads = "fresh"
-        return _at_own_last(self.logits(input_ids, positions, rows, input_ids.shape[1], keep=last))
+        return self.answer(input_ids, positions, rows, input_ids.shape[1], last)
 
 
 class ExtendStep(_ModelStep):
@@ -129,7 +148,7 @@ class ExtendStep(_ModelStep):
         context: torch.Tensor,
     ) -> Outputs:
         self.cache.window.reads = "rows"
-        return _at_own_last(self.logits(input_ids, positions, rows, context.shape[0], keep=last))
+        return self.answer(input_ids, positions, rows, context.shape[0], last)
 
 
 class DecodeStep(_ModelStep):
@@ -139,5 +158,4 @@ class DecodeStep(_ModelStep):
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: torch.Tensor
     ) -> Outputs:
         self.cache.window.reads = "slice"
-        logits = self.logits(input_ids, positions, rows, context.shape[0], keep=0)[:, -1]
-        return logits, sampling.largest(logits)
+        return self.answer(input_ids, positions, rows, context.shape[0])

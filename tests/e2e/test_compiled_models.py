@@ -26,6 +26,7 @@ from tests.servers.engine.test_runner import (
     ENGINE,
     FLOAT8,
     INT8,
+    assert_answers_for_one_position_a_row,
     assert_greedy_like_generate,
     jobs_for,
     own_request,
@@ -163,6 +164,14 @@ def test_planned_arms_decode_like_generate_and_compile_nothing_after_warm_up(
     serve(runner, jobs)
     assert recorder.drain() == []
     assert_greedy_like_generate(runner, jobs)
+
+
+@pytest.mark.parametrize("head", ["found", "not found"])
+@pytest.mark.parametrize("preset", ["compiled-padded", "compiled-bucketed", "compiled-dynamic"])
+def test_a_compiled_prefill_computes_the_logits_of_one_position_a_row(
+    preset: str, head: str, tmp_path: object, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_answers_for_one_position_a_row(preset, head, tmp_path, recorder, monkeypatch)
 
 
 def test_inductor_code_decodes_exactly_like_generate(recorder: CompileRecorder) -> None:

@@ -94,14 +94,19 @@ class Autotuner:
         self.fn.run(**self.cache[key])
 
 
-def install(patch: pytest.MonkeyPatch, *, version: str = "3.6.0") -> Any:
-    """Make `triton` importable until `patch` ends. Return its knobs."""
-    names = ("triton", "triton.knobs", "triton.runtime", "triton.runtime.autotuner")
+def install(patch: pytest.MonkeyPatch, *, reports: bool = True) -> Any:
+    """Make `triton` importable until `patch` ends. Return its knobs. What `triton.compile` makes is heard of if it
+    `reports`."""
+    names = ("triton", "triton.compiler", "triton.knobs", "triton.runtime", "triton.runtime.autotuner")
     modules: dict[str, Any] = {name: types.ModuleType(name) for name in names}
     for name, module in modules.items():
         module.__spec__ = ModuleSpec(name, None)
         patch.setitem(sys.modules, name, module)
-    modules["triton"].__version__ = version
-    modules["triton.knobs"].compilation = SimpleNamespace(listener=None)
+    knobs = modules["triton.knobs"]
+    knobs.compilation = SimpleNamespace(listener=None)
+    modules["triton"].__version__ = "3.6.0"
+    modules["triton"].jit = lambda function: Kernel(function, knobs)
+    modules["triton"].compile = lambda source: source.fn.run() if reports else None
+    modules["triton.compiler"].ASTSource = SimpleNamespace
     modules["triton.runtime.autotuner"].Autotuner = type("Autotuner", (Autotuner,), {})
-    return modules["triton.knobs"]
+    return knobs

@@ -20,7 +20,7 @@ def check_copies(copies: Copies, *, allowed_ms: float) -> Check:
     if copies.repeated:
         faults.append(f"{counted(copies.repeated, 'row')} are a second copy on the same arm")
     if copies.unpaired:
-        faults.append(f"{counted(copies.unpaired, 'row')} name no pair while others do")
+        faults.append(f"{counted(copies.unpaired, 'row')} name{'s' if copies.unpaired == 1 else ''} no pair")
     if copies.other_trial:
         faults.append(f"{counted(copies.other_trial, 'pair')} lie in two trials")
     if copies.other_instant:

@@ -113,7 +113,7 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
 
 
 def check_sight(arm: str, spots: Sequence[str]) -> Check:
-    """The arm's replicas could see what their compilers did: of versions that are read, with nothing missing.
+    """The arm's replicas could see what their compilers did: test compiles were reported, with nothing missing.
 
     What cannot be seen is no event, so gates that count events would PASS blindly. An arm that was recorded before
     blind spots were is taken at its word.
@@ -128,7 +128,7 @@ def check_sight(arm: str, spots: Sequence[str]) -> Check:
         if spots
         else f"{arm} is not known to miss anything that its compilers do.",
         affects=("recompile",),
-        remedy="Use versions of torch and Triton that tailgate reads, or a tailgate that reads these.",
+        remedy="Use a version of torch and Triton that docs/arms.md names, or a tailgate that reads this one.",
     )
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
 from torch._dynamo import utils
 
+from analysis.judging.checks.telemetry import check_sight
 from servers.clock import now_ns
 from servers.compiler import internals, jit
 from servers.compiler.events import CompilerFacts
@@ -62,16 +66,6 @@ def test_no_other_module_of_the_servers_reads_what_is_private() -> None:
     assert readers == {"compiler/internals.py"}
 
 
-def test_versions_that_are_not_read_are_named() -> None:
-    assert internals.torch_blind_spots() == (), "the torch that runs here is read"
-    for version in ("2.11.0+cu130", "2.13.0+cpu", "2.14.1", "2.14.0.dev20261001"):
-        assert internals.torch_blind_spots(version) == ()
-    for version in ("2.1.1", "2.12.0", "2.15.0+cpu", "3.11.0", "2.130.0", "nonsense"):
-        (text,) = internals.torch_blind_spots(version)
-        assert text.startswith(f"torch {version} ")
-        assert all(tested in text for tested in internals.TESTED_TORCH)
-
-
 def test_a_missing_interface_is_named_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("guard_failures", "get_metrics_context", "counters"):
         with monkeypatch.context() as patched:
@@ -89,8 +83,59 @@ def test_a_missing_interface_is_named_and_nothing_fails(monkeypatch: pytest.Monk
     assert "CompilationMetrics.co_name" in text
 
 
+def silent(*_: object) -> None:
+    pass
+
+
+def without_reason(metrics: Any) -> internals.Compiled:
+    return replace(COMPILED(metrics), reason="")
+
+
+def failing(*_: object, **__: object) -> Any:
+    raise AttributeError("no such metric")
+
+
+COMPILED = internals._compiled
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "replacement", "words"),
+    [
+        (internals.Taps, "compiles", silent, "2 beginnings, 2 ends, 0 compiles"),
+        (torch._dynamo.callback, "on_compile_start", silent, "0 beginnings, 2 ends, 2 compiles"),
+        (torch._dynamo.callback, "on_compile_end", silent, "2 beginnings, 0 ends, 2 compiles"),
+        (internals, "_compiled", without_reason, "2 beginnings, 2 ends, 2 compiles"),
+        (internals, "_compiled", failing, "2 beginnings, 2 ends, 0 compiles"),
+        (torch, "compile", failing, "AttributeError: no such metric"),
+        (internals, "guard_failures", dict, "2 beginnings, 2 ends, 2 compiles"),
+    ],
+)
+def test_a_torch_that_does_not_report_a_test_compile_cannot_pass_the_recompile_gates(
+    owner: Any, name: str, replacement: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, replacement)
+    recorder = CompileRecorder()
+    recorder.install()
+    recorder.remove()
+    (text,) = spots = recorder.facts.blind_spots
+    assert text.startswith(f"torch {torch.__version__} ")
+    assert words in text
+    assert "\n" not in text
+    check = check_sight("compiled", spots)
+    assert (check.ok, check.affects) == (False, ("recompile",))
+
+
+def test_the_test_compile_leaves_no_event_and_no_graph(published: list[CompilerFacts]) -> None:
+    recorder = CompileRecorder(publish=published.append)
+    recorder.install()
+    gc.collect()
+    assert "self_test" not in [item.__name__ for item in gc.get_objects() if type(item) is FunctionType]
+    assert (recorder.drain(), published, recorder.facts.blind_spots) == ([], [], ())
+    recorder.remove()
+
+
 def test_compiles_of_a_torch_that_is_not_read_are_counted_and_cover_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(internals, "TESTED_TORCH", {"1.0": "CPU"})
+    monkeypatch.setattr(internals.Taps, "compiles", silent)
     published: list[CompilerFacts] = []
     recorder = CompileRecorder(publish=published.append)
     recorder.install()
@@ -123,7 +168,7 @@ def test_a_compile_on_another_thread_is_a_background_compile(recorder: CompileRe
     step(torch.ones(4))
     here, elsewhere = recorder.drain()
     assert (here.kind, here.batch_id) == ("recompile", 7)
-    assert (elsewhere.kind, elsewhere.compile_id, elsewhere.batch_id) == ("background_compile", "0/0", -1)
+    assert (elsewhere.kind, elsewhere.compile_id, elsewhere.batch_id) == ("background_compile", "1/0", -1)
     assert elsewhere.frame == here.frame
     assert elsewhere.start_ns < elsewhere.end_ns <= here.start_ns
 
@@ -306,15 +351,19 @@ def test_the_autotuner_is_one_event_for_each_key(knobs: Any) -> None:
     assert autotuner.run is untapped
 
 
-def test_a_triton_that_is_not_read_is_left_alone_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    knobs = triton_jit.install(monkeypatch, version="9.1.0")
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_triton_that_does_not_report_a_test_compile_is_left_alone_and_named(
+    heard: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knobs = triton_jit.install(monkeypatch, reports=heard)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(internals, "hear_torch", tuple)  # torch's compiler would ask the card
     recorder = CompileRecorder()
     recorder.install()
+    assert (knobs.compilation.listener is not None) == heard
     recorder.remove()
-    assert knobs.compilation.listener is None
-    (text,) = recorder.facts.blind_spots
-    assert text.startswith("triton 9.1.0 ")
-    knobs = triton_jit.install(monkeypatch)
+    spots = recorder.facts.blind_spots
+    assert [spot.partition(" a test")[0] for spot in spots] == ([] if heard else ["triton 3.6.0 does not report"])
     del knobs.compilation.listener
     (text,) = internals.triton_blind_spots()
     assert text.startswith("triton 3.6.0 lacks triton.knobs:compilation.listener")

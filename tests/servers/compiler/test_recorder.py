@@ -86,7 +86,7 @@ def test_a_compile_is_announced_before_it_begins_and_again_after_it(
     function = compiled(square, backend=backend)
     function(torch.ones(3))
     ((begun,),) = seen
-    assert (begun.kind, begun.compile_id, begun.end_ns) == ("compile", "0/0", 0)
+    assert (begun.kind, begun.compile_id, begun.end_ns) == ("compile", "1/0", 0)
     assert place_of(begun) == AT_SERVING
     assert announced[1:] == [replace(begun, end_ns=announced[1].end_ns)]
     assert begun.start_ns < announced[1].end_ns <= now_ns()
@@ -117,7 +117,7 @@ def test_a_compile_has_its_time_place_and_step(recorder: CompileRecorder) -> Non
     assert (event.kind, event.reason, event.dynamic, event.cache) == ("compile", "", False, "")
     assert place_of(event) == AT_SERVING
     assert event.frame == f"{HERE}:{square.__code__.co_firstlineno} in square"
-    assert event.compile_id == "0/0"
+    assert event.compile_id == "1/0"
     assert before_ns <= event.start_ns < event.end_ns <= now_ns()
     assert 0 < event.backend_ns < event.end_ns - event.start_ns
     assert event.guards > 0
@@ -131,10 +131,10 @@ def test_a_recompile_names_the_failure_of_every_graph_that_did_not_fit(recorder:
         step(torch.ones(size))
     first, second, third = recorder.drain()
     assert (first.kind, second.kind, third.kind) == ("compile", "recompile", "recompile")
-    assert second.reason == "0/0: tensor 'x' size mismatch at index 0. expected 3, actual 4"
+    assert second.reason == "1/0: tensor 'x' size mismatch at index 0. expected 3, actual 4"
     assert set(third.reason.splitlines()) == {
-        "0/0: tensor 'x' size mismatch at index 0. expected 3, actual 5",
-        "0/1: tensor 'x' size mismatch at index 0. expected 4, actual 5",
+        "1/0: tensor 'x' size mismatch at index 0. expected 3, actual 5",
+        "1/1: tensor 'x' size mismatch at index 0. expected 4, actual 5",
     }
 
 
@@ -291,20 +291,29 @@ def test_a_partitioned_graph_that_is_not_captured_is_a_fact_without_a_message_of
     }
 
 
-def test_a_removed_recorder_records_nothing(recorder: CompileRecorder, published: list[CompilerFacts]) -> None:
+def test_a_removed_recorder_records_nothing_until_it_is_installed_again(
+    recorder: CompileRecorder, published: list[CompilerFacts]
+) -> None:
     recorder.remove()
     compiled(broken)(torch.ones(3))
     assert recorder.drain() == []
     assert published == []
+    recorder.install()
+    compiled(square)(torch.ones(3))
+    assert [event.kind for event in recorder.drain()] == ["compile"]
 
 
-def test_one_recorder_continues_when_another_is_removed_before_it(recorder: CompileRecorder) -> None:
+def test_a_recorder_that_is_removed_after_another_was_installed_stops_and_the_other_continues(
+    recorder: CompileRecorder,
+) -> None:
     second = CompileRecorder()
     second.install()
     try:
         recorder.remove()
+        recorder.drain()  # the second one's test compile
         compiled(square)(torch.ones(3))
         assert [event.kind for event in second.drain()] == ["compile"]
+        assert recorder.drain() == []
     finally:
         second.remove()
 

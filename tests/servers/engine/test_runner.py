@@ -19,7 +19,7 @@ from servers.engine import runner as runner_module
 from servers.engine.model import load_model
 from servers.engine.quantisation import is_quantised, quantise
 from servers.engine.runner import ModelRunner
-from servers.engine.scheduler import Job, Scheduler
+from servers.engine.scheduler import Job, Scheduler, Step
 from servers.engine.shapes import StepShape
 from servers.engine.step_runner import filling_step
 from servers.fields import ConfigError
@@ -176,6 +176,49 @@ FAMILIES = {
     "gemma3_text": GEMMA,
     "phi3": {"pad_token_id": 0},
 }
+
+
+def assert_answers_for_one_position_a_row(
+    preset: str, head: str, folder: object, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(
+        "gemma3_text", **{**SMALL, **GEMMA, "tie_word_embeddings": True}, final_logit_softcapping=2.0
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(str(folder))
+    load, computed = runner_module.load_model, set()
+
+    def watched(settings: ModelConfig) -> Any:
+        model: Any = load(settings)
+        if head == "found":
+            model.lm_head.register_forward_hook(lambda _, given, logits: computed.add(logits.shape[1]))
+        else:
+            monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
+        return model
+
+    monkeypatch.setattr(runner_module, "load_model", watched)
+    engine = replace(ENGINE, prefill_batch=3, prefill_chunk=16)
+    arm = ArmConfig.from_preset(preset, engine=engine, model=ModelConfig(id=str(folder), dtype="float32"))
+    runner = runner_for(replace(arm, compile=replace(arm.compile, backend="eager", mode="default")), recorder)
+    recorder.drain()
+    jobs = [job for job in jobs_for(runner.vocab_size, seed=5) if len(job.prompt) <= 16][:3]
+    for row, job in enumerate(jobs):
+        job.row = row
+    step = Step("prefill", tuple(jobs), tuple((0, len(job.prompt)) for job in jobs))
+    logits, greedy = runner.run(step, runner.shape_of(step))
+    assert computed == ({1} if head == "found" else set())
+    assert recorder.drain() == []
+    expected = torch.stack([runner.model(torch.tensor([job.prompt])).logits[0, -1] for job in jobs])
+    torch.testing.assert_close(logits[: len(jobs)], expected)
+    assert greedy[: len(jobs)].tolist() == expected.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("head", ["found", "not found"])
+@pytest.mark.parametrize("preset", ["eager", "eager-padded"])
+def test_a_prefill_computes_the_logits_of_one_position_a_row_as_the_model_scales_them(
+    preset: str, head: str, tmp_path: object, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_answers_for_one_position_a_row(preset, head, tmp_path, recorder, monkeypatch)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
