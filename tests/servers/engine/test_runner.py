@@ -165,15 +165,14 @@ SMALL = {
     "initializer_range": 0.3,
     "tie_word_embeddings": False,
 }
-GEMMA = {
-    "sliding_window": 9,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "head_dim": 16,
-    "query_pre_attn_scalar": 16,
-}
-FAMILIES = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 9},
-    "gemma3_text": GEMMA,
+    "gemma3_text": {
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+    },
     "phi3": {"pad_token_id": 0},
 }
 
@@ -222,23 +221,19 @@ def test_a_region_that_no_step_calls_and_an_unknown_backend_are_refused(
         runner_for(ArmConfig(name="odd", compile=replace(policy, backend="unknown"), engine=ENGINE), recorder)
 
 
-@pytest.mark.process
-def test_the_naive_arm_recompiles_while_serving_and_says_why(recorder: CompileRecorder) -> None:
-    arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
-    arm = replace(arm, compile=replace(arm.compile, backend="eager"))
+def test_an_arm_warmed_by_one_request_recompiles_while_serving_and_says_why(recorder: CompileRecorder) -> None:
+    arm = ArmConfig(name="naive", compile=compiling("model.layers.*.mlp", warmup="minimal"), engine=ENGINE)
     runner = runner_for(arm, recorder)
     recorder.drain()
     serve(runner, [own_request(arm)])
     assert recorder.drain() == []
-    jobs = jobs_for(runner.vocab_size, seed=3, count=8)
+    jobs = jobs_for(runner.vocab_size, seed=3, count=4)
     serve(runner, jobs)
     events = [event for event in recorder.drain() if event.kind == "recompile"]
     assert len(events) >= 3
     for event in events:
-        assert event.phase == "serving"
-        assert event.batch_id >= 0
-        assert event.end_ns > event.start_ns
-        assert "size mismatch" in event.reason or "size()" in event.reason
+        assert (event.phase, event.batch_id >= 0) == ("serving", True)
+        assert "size mismatch" in event.reason
         assert event.shape.startswith(("prefill batch", "decode batch"))
     assert_greedy_like_generate(runner, jobs)
 
