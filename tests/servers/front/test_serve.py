@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import socket
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,7 @@ from servers.front import serve
 from servers.front.front import Front
 from servers.front.metrics import FrontMetrics
 from servers.front.tokenizer import ByteTokenizer
-from servers.front.watcher import Watcher
-from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2
 from servers.security import ServerTls
 from tests.fakes.credentials import make_certificates
 from tests.fakes.processes import PATIENCE_S, listeners, unix_names, wait_for
@@ -50,6 +48,7 @@ from tests.servers.front.replica import (
     start_fake,
 )
 from tests.servers.front.test_front import READY
+from tests.servers.splitter.house import Loop
 
 __all__ = ["end_replicas"]
 
@@ -261,26 +260,30 @@ def test_a_replica_with_tls_and_a_token_answers_clients_that_have_both(
     assert SECRET not in str(replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=mine))
 
 
-Send = Callable[[Front, Any], None]
+@contextmanager
+def served(
+    arm: ArmConfig, send: Callable[[Front, Any], None] = lambda front, message: None, tls: ServerTls | None = None
+) -> Iterator[Replica]:
+    """A warm front behind the gRPC server of a replica, on a thread. `send` gets the messages to the engine."""
+    loop = Loop()
 
+    async def begin() -> tuple[grpc.aio.Server, int]:
+        metrics = FrontMetrics(arm.name, "arm-0")
+        front = Front(arm, "arm-0", lambda message: send(front, message), ByteTokenizer(), metrics)
+        front.warm = replace(READY, vocab_size=259)
+        front.open()
+        server = serve._server(front, health.aio.HealthServicer(), token="")
+        port = serve._listen(server, "127.0.0.1", 0, tls)
+        await server.start()
+        return server, port
 
-@asynccontextmanager
-async def served(
-    arm: ArmConfig, send: Send = lambda front, message: None, tls: ServerTls | None = None
-) -> AsyncIterator[tuple[Front, str]]:
-    """A warm front behind the gRPC server of a replica, and its address. `send` gets the messages to the engine."""
-    metrics = FrontMetrics(arm.name, "arm-0")
-    front = Front(arm, "arm-0", lambda message: send(front, message), ByteTokenizer(), metrics)
-    front.warm = replace(READY, vocab_size=259)
-    front.open()
-    server = serve._server(front, health.aio.HealthServicer(), token="")
-    port = serve._listen(server, "127.0.0.1", 0, tls)
-    await server.start()
+    server, port = loop.run(begin())
     try:
-        yield front, f"127.0.0.1:{port}"
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield Replica(None, port, channel, started_ns=0)  # type: ignore[arg-type]
     finally:
-        front.close()
-        await server.stop(0)
+        loop.run(server.stop(0))
+        loop.close()
 
 
 def spell(front: Front, message: object) -> None:
@@ -297,30 +300,26 @@ EMBEDDER = ArmConfig(name="eager", model=ENCODER, engine=ENCODER_ENGINE)
 
 
 def test_text_gives_text_and_stop_strings_cut_it() -> None:
-    async def answers() -> None:
-        async with served(GENERATOR, spell) as (front, address), grpc.aio.insecure_channel(address) as channel:
-            for stop, text, reason in (
-                ([], "abcdefgh", inference_pb2.FINISH_REASON_LENGTH),
-                (["de"], "abc", inference_pb2.FINISH_REASON_STOP),
-                (["hi"], "abcdefgh", inference_pb2.FINISH_REASON_LENGTH),
-            ):
-                request = inference_pb2.GenerateRequest(text="hello", max_tokens=8, stop=stop)
-                chunks = [item async for item in inference_pb2_grpc.InferenceStub(channel).Generate(request)]
-                assert "".join(chunk.text for chunk in chunks) == text
-                assert chunks[-1].finish_reason == reason
-            assert front.in_flight == 0
-
-    asyncio.run(answers())
+    with served(GENERATOR, spell) as replica:
+        for stop, text, reason in (
+            ([], "abcdefgh", inference_pb2.FINISH_REASON_LENGTH),
+            (["de"], "abc", inference_pb2.FINISH_REASON_STOP),
+            (["hi"], "abcdefgh", inference_pb2.FINISH_REASON_LENGTH),
+        ):
+            request = inference_pb2.GenerateRequest(text="hello", max_tokens=8, stop=stop)
+            chunks = list(replica.inference.Generate(request))
+            assert "".join(chunk.text for chunk in chunks) == text
+            assert chunks[-1].finish_reason == reason
+        replica.wait_until_idle()
 
 
 def test_bad_requests_are_refused_with_value_and_limit() -> None:
     generate, text, ids = inference_pb2.GenerateRequest, inference_pb2.EmbedRequest, inference_pb2.TokenIds
-    cases: list[tuple[Any, tuple[str, ...]]] = [
+    prompts: list[tuple[Any, tuple[str, ...]]] = [
         (ask(tokens=33), ("33", "32", "max_prompt_tokens")),
         (ask(tokens=0), ("empty",)),
         (generate(max_tokens=3), ("missing",)),
         (generate(text="", max_tokens=3), ("empty",)),
-        (ask(max_tokens=-1), ("-1", "4096")),
         (ask(max_tokens=0), ("0", "4096")),
         (ask(max_tokens=10**9), ("1000000000", "4096", "max_new_tokens")),
         (generate(token_ids=ids(ids=[259]), max_tokens=1), ("259", "258")),
@@ -335,39 +334,35 @@ def test_bad_requests_are_refused_with_value_and_limit() -> None:
         (ask(stop_token_ids=[1] * 1025), ("stop_token_ids", "1025", "1024")),
         (ask(tokens=500_000), ("500000", "32", "max_prompt_tokens")),
         (generate(text="é" * 1025, max_tokens=1), ("2050 bytes", "2048", "max_prompt_tokens")),
+        (text(text="a"), ("Generate",)),
+    ]
+    texts: list[tuple[Any, tuple[str, ...]]] = [
         (text(), ("text", "missing")),
         (text(text=""), ("text", "empty")),
         (text(text="x" * 48), ("text", "49", "48")),
         (text(text="x" * 5000), ("text", "5000 bytes", "3072")),
         (text(token_ids=ids(ids=[259])), ("259", "258")),
         (text(text="a", request_id="i" * 300), ("request_id", "300", "256")),
+        (ask(), ("Embed",)),
     ]
-
-    async def refused(arm: ArmConfig, request: Any) -> grpc.aio.AioRpcError:
-        async with served(arm) as (_, address), grpc.aio.insecure_channel(address) as channel:
-            stub = inference_pb2_grpc.InferenceStub(channel)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await (stub.Embed(request) if isinstance(request, text) else anext(aiter(stub.Generate(request))))
-        assert dict(caught.value.trailing_metadata())["tailgate-arm"] == "eager"
-        return caught.value
-
-    for request, words in cases:
-        error = asyncio.run(refused(EMBEDDER if isinstance(request, text) else GENERATOR, request))
-        assert error.code() is INVALID, words
-        assert [word for word in words if word not in error.details()] == [], error.details()
-    for arm, request, call in ((EMBEDDER, ask(), "Embed"), (GENERATOR, text(text="a"), "Generate")):
-        error = asyncio.run(refused(arm, request))
-        assert (error.code(), call in error.details()) == (grpc.StatusCode.UNIMPLEMENTED, True)
+    for arm, cases in ((GENERATOR, prompts), (EMBEDDER, texts)):
+        with served(arm) as replica:
+            for request, words in cases:
+                error = refusal(replica, request)
+                code = grpc.StatusCode.UNIMPLEMENTED if words[0] in ("Generate", "Embed") else INVALID
+                assert error.code() is code, words
+                assert [word for word in words if word not in error.details()] == [], error.details()
+                assert dict(error.trailing_metadata())["tailgate-arm"] == "eager"
 
 
-def test_the_longest_names_and_stops_are_accepted() -> None:
-    async def answer() -> None:
-        async with served(GENERATOR, spell) as (_, address), grpc.aio.insecure_channel(address) as channel:
-            longest = ask(request_id="r" * 256, session_id="s" * 256, stop=["x" * 256] * 16, stop_token_ids=[1] * 1024)
-            chunks = [item async for item in inference_pb2_grpc.InferenceStub(channel).Generate(longest)]
-            assert sum(len(chunk.token_ids) for chunk in chunks) == 4
-
-    asyncio.run(answer())
+def test_the_longest_names_and_stops_and_the_deadline_reach_the_engine() -> None:
+    sent: list[Submit] = []
+    longest = ask(request_id="r" * 256, session_id="s" * 256, stop=["x" * 256] * 16, stop_token_ids=[1] * 1024)
+    with served(GENERATOR, lambda front, message: [sent.append(message), spell(front, message)]) as replica:
+        for timeout in (None, 60.0):
+            assert count_tokens(replica.inference.Generate(longest, timeout=timeout)) == 4
+    assert sent[0].deadline_ns == 0
+    assert 50e9 < sent[1].deadline_ns - sent[1].recv_ns < 70e9
 
 
 def test_undecodable_messages_are_invalid_arguments_and_leave_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
@@ -378,98 +373,69 @@ def test_undecodable_messages_are_invalid_arguments_and_leave_no_traceback(caplo
         "grpc.health.v1.Health/Check": "grpc.health.v1.HealthCheckRequest",
         "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "ServerReflectionRequest",
     }
-
-    async def send() -> None:
-        async with served(GENERATOR) as (_, address), grpc.aio.insecure_channel(address) as channel:
-            for method, message in services.items():
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await anext(aiter(channel.stream_stream(f"/{method}")(iter([b"\xff" * 20]))))
-                assert caught.value.code() is INVALID, method
-                assert "20 bytes" in caught.value.details()
-                assert message in caught.value.details()
-            watched = telemetry_pb2_grpc.TelemetryStub(channel).Watch(telemetry_pb2.WatchRequest())
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await anext(aiter(watched))
-            assert caught.value.code() is INVALID
-            assert "Traceback" not in caplog.text
-            health_of = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-            assert (await anext(aiter(health_of))).status == SERVING
-            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-            listed = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-            names = {service.name for service in (await anext(aiter(listed))).list_services_response.service}
-            assert {"tailgate.v1.Inference", "tailgate.v1.Telemetry", "grpc.health.v1.Health"} <= names
-
-    asyncio.run(send())
+    with served(GENERATOR) as replica:
+        for method, message in services.items():
+            with pytest.raises(grpc.RpcError) as caught:
+                list(replica.channel.stream_stream(f"/{method}")(iter([b"\xff" * 20]), timeout=PATIENCE_S))
+            assert caught.value.code() is INVALID, method
+            assert "20 bytes" in caught.value.details()
+            assert message in caught.value.details()
+        with pytest.raises(grpc.RpcError) as caught:
+            list(replica.telemetry.Watch(telemetry_pb2.WatchRequest(), timeout=PATIENCE_S))
+        assert caught.value.code() is INVALID
+        assert "Traceback" not in caplog.text
+        assert (
+            next(health_pb2_grpc.HealthStub(replica.channel).Watch(health_pb2.HealthCheckRequest())).status == SERVING
+        )
+        stub = reflection_pb2_grpc.ServerReflectionStub(replica.channel)
+        listed = next(stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")])))
+        names = {service.name for service in listed.list_services_response.service}
+        assert {"tailgate.v1.Inference", "tailgate.v1.Telemetry", "grpc.health.v1.Health"} <= names
 
 
-def test_a_watch_that_is_not_read_ends_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(Watcher.__init__.__kwdefaults__, "limit", 2)
-
-    async def watch() -> None:
-        async with served(GENERATOR) as (front, address), grpc.aio.insecure_channel(address) as channel:
-            request = telemetry_pb2.WatchRequest(facts=True)
-            events = aiter(telemetry_pb2_grpc.TelemetryStub(channel).Watch(request))
-            assert (await anext(events)).WhichOneof("event") == "facts"
-            for _ in range(3):
-                front.publish(front.facts)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await anext(events)
-            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-    asyncio.run(watch())
-
-
-async def is_let_in(address: str, ca: str, key: str, certificate: str) -> bool:
+def is_let_in(replica: Replica, credentials: grpc.ChannelCredentials) -> bool:
     """Whether a new connection with these files is answered."""
-    credentials = grpc.ssl_channel_credentials(*(Path(path).read_bytes() for path in (ca, key, certificate)))
     own = [("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.secure_channel(address, credentials, own) as channel:
-        call = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-        code = await call.code()
-        assert code in (grpc.StatusCode.OK, UNAVAILABLE)
-        return code is grpc.StatusCode.OK
+    with grpc.secure_channel(f"127.0.0.1:{replica.port}", credentials, own) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Check.future(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+        assert call.code() in (grpc.StatusCode.OK, UNAVAILABLE)
+        return bool(call.code() is grpc.StatusCode.OK)
 
 
 def test_new_connections_use_a_replaced_certificate_and_streams_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Replaced by rename, one file after the other; the authority of clients too."""
-    folders = [tmp_path / name for name in ("old", "new")]
-    for folder in folders:
-        folder.mkdir()
-    old, new = map(make_certificates, folders)
-    shown = {name: tmp_path / f"{name}.pem" for name in ("certificate", "key", "ca")}
-    for name, path in shown.items():
-        path.write_bytes(Path(getattr(old, name)).read_bytes())
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    old, new = (make_certificates(tmp_path / name) for name in ("old", "new"))
+    both_old, own_old, both_new = (
+        grpc.ssl_channel_credentials(
+            *(Path(path).read_bytes() for path in (ca, pem.client_key, pem.client_certificate))
+        )
+        for ca, pem in ((old.ca, old), (new.ca, old), (new.ca, new))
+    )
 
     def replace_by_new(name: str) -> None:
-        fresh = shown[name].with_suffix(".tmp")
+        fresh = tmp_path / "fresh"
         fresh.write_bytes(Path(getattr(new, name)).read_bytes())
-        fresh.rename(shown[name])
+        fresh.rename(getattr(old, name))
 
-    mine, theirs = ((pem.client_key, pem.client_certificate) for pem in (old, new))
-    files = {"certificate": str(shown["certificate"]), "key": str(shown["key"]), "client_ca": str(shown["ca"])}
-
-    async def rotate() -> None:
-        first = grpc.ssl_channel_credentials(*(Path(path).read_bytes() for path in (old.ca, *mine)))
-        async with (
-            served(GENERATOR, spell, ServerTls(**files)) as (_, address),
-            grpc.aio.secure_channel(address, first) as channel,
-        ):
-            stream = inference_pb2_grpc.InferenceStub(channel).Generate(ask(max_tokens=2000))
-            assert len((await anext(aiter(stream))).token_ids) == 1
-            replace_by_new("certificate")  # its key is still the old one
-            assert await is_let_in(address, old.ca, *mine)
-            replace_by_new("key")
-            assert await is_let_in(address, new.ca, *mine)
-            assert not await is_let_in(address, old.ca, *mine)
-            replace_by_new("ca")
-            assert await is_let_in(address, new.ca, *theirs)
-            assert not await is_let_in(address, new.ca, *mine)
-            assert not stream.done()
-            stream.cancel()
-
-    asyncio.run(rotate())
+    tls = ServerTls(certificate=old.certificate, key=old.key, client_ca=old.ca)
+    with served(GENERATOR, spell, tls) as replica:
+        replica.channel = grpc.secure_channel(f"127.0.0.1:{replica.port}", both_old)
+        stream = replica.inference.Generate(ask(max_tokens=2000))
+        assert len(next(stream).token_ids) == 1
+        replace_by_new("certificate")  # its key is still the old one
+        assert is_let_in(replica, both_old)
+        replace_by_new("key")
+        assert is_let_in(replica, own_old)
+        assert not is_let_in(replica, both_old)
+        replace_by_new("ca")
+        assert is_let_in(replica, both_new)
+        assert not is_let_in(replica, own_old)
+        assert stream.is_active()
+        replica.channel.close()
     assert caplog.text.count("the certificate stays as it was: TLS key") == 1
     assert "PRIVATE KEY" not in caplog.text
 

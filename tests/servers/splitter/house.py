@@ -14,11 +14,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from servers.address import host_port
 from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, REQUEST_ID_HEADER, SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, stat_name
 from tests.fakes.processes import PATIENCE_S, wait_for
+from tests.faults.relay import Relay, Weather
 
 T = TypeVar("T")
 INTERNAL = grpc.StatusCode.INTERNAL
@@ -42,37 +44,6 @@ class Loop:
         self._thread.join(5.0)
 
 
-class Wire:
-    """A TCP relay that can be cut: both sides then see what they see when the other process is killed."""
-
-    def __init__(self) -> None:
-        self._server: asyncio.Server | None = None
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def lead_to(self, address: str) -> str:
-        """The address of the near end."""
-        host, _, port = address.rpartition(":")
-
-        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(OSError):
-                while data := await reader.read(65536):
-                    writer.write(data)
-
-        async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            far_reader, far_writer = await asyncio.open_connection(host, int(port))
-            self._writers += [writer, far_writer]
-            await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
-
-        self._server = await asyncio.start_server(connect, "127.0.0.1", 0)
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def cut(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-
-
 class Replica(inference_pb2_grpc.InferenceServicer):
     """Answers `max_tokens` chunks. The prompt "hold" waits for `release` after the first, "mute" before it.
 
@@ -80,8 +51,9 @@ class Replica(inference_pb2_grpc.InferenceServicer):
     every prompt aborts with INTERNAL where the replica `fails`.
     """
 
-    def __init__(self, arm: str, index: int) -> None:
+    def __init__(self, arm: str, index: int, *, relayed: bool = False) -> None:
         self.arm = arm
+        self.relayed = relayed
         self.name = f"{arm}-{index}"
         self.calls = 0
         self.active = 0
@@ -90,7 +62,7 @@ class Replica(inference_pb2_grpc.InferenceServicer):
         self.metadata: list[dict[str, str | bytes]] = []
         self.health = health.aio.HealthServicer()
         self.server: grpc.aio.Server | None = None
-        self.wire: Wire | None = None
+        self.relay: Relay | None = None
         self.address = ""
 
     async def Generate(  # noqa: N802
@@ -130,13 +102,15 @@ class Replica(inference_pb2_grpc.InferenceServicer):
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         await self.health.set(INFERENCE_SERVICE, SERVING)
         await self.server.start()
-        if self.wire is not None:
-            self.address = await self.wire.lead_to(self.address)
+        if self.relayed:
+            self.relay = Relay(host_port(self.address))
+            await self.relay.start()
+            self.address = f"127.0.0.1:{self.relay.port}"
 
     async def stop(self) -> None:
         assert self.server is not None
-        if self.wire is not None:
-            await self.wire.cut()
+        if self.relay is not None:
+            await self.relay.change(Weather(refused=True))
         await self.server.stop(0)
 
 
@@ -205,10 +179,11 @@ class House:
     def __init__(self, loop: Loop, work_dir: Path, replicas: dict[str, int], **settings: Any) -> None:
         self.loop = loop
         self.work_dir = work_dir
-        self.replicas = {arm: [Replica(arm, index) for index in range(count)] for arm, count in replicas.items()}
-        wired: bool = settings.pop("wired", False)
+        relayed: bool = settings.pop("relayed", False)
+        self.replicas = {
+            arm: [Replica(arm, index, relayed=relayed) for index in range(count)] for arm, count in replicas.items()
+        }
         for replica in self.all:
-            replica.wire = Wire() if wired else None
             loop.run(replica.start())
         weights: dict[str, int] = settings.pop("weights", {})
         shadows: dict[str, float] = settings.pop("shadows", {})
