@@ -27,20 +27,14 @@ def as_it_is(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host of one GiB."""
-    monkeypatch.setattr(neighbour, "host_memory", lambda: (GIB, GIB))
-
-
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.usefixtures("host")
 def test_the_neighbour_answers_each_demand_and_ends_with_its_stdin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(neighbour, "host_memory", lambda: (GIB, GIB))
     monkeypatch.setattr("sys.stdin", io.StringIO('{"memory_share": 0.01, "compute_share": 0.1}\n{}\n'))
     assert neighbour.main(["--device", "cpu"]) == 0
     ready, began, ended = lines(capsys)

@@ -23,6 +23,7 @@ from servers.compiler.recorder import CompileRecorder
 from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine.borders import batch_borders, prefill_borders, prompt_borders
 from servers.engine.encoder import EncoderRunner
+from servers.engine.engine import Arrivals, Engine
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Move
 from servers.fields import ConfigError
@@ -354,7 +355,7 @@ def test_a_batch_border_that_too_few_prompts_fill_is_unasked_and_logged(caplog: 
     assert one_token.borders["eager"].batches == {"prefill": (1,)}, "no decode steps"
 
 
-def measured(arm: ArmConfig, folder: Path, **task: int) -> dict[str, Any]:
+def measured(arm: ArmConfig, folder: Path, **task: Any) -> dict[str, Any]:
     """The borders that the measuring process leaves of the arm; the plan is there already, or the arm makes it."""
     paths = {"plan": str(folder / "plan.json"), "texts": "", "on_texts": []}
     arms = [(ENCODERS[0] if arm.model.task == "embed" else arm).to_dict(), arm.to_dict()]
@@ -373,6 +374,26 @@ def test_a_measured_arm_leaves_the_borders_that_its_steps_asked(tmp_path: Path) 
     assert borders["batches"] == {"prefill": [1], "decode": [1, 2, 3, 4]}
     assert borders["unasked_batches"] == {"prefill": [], "decode": [3, 4]}
     assert len(borders["unasked_prompts"]) == len(borders["prompts"]) - 3
+
+
+def test_lost_tokens_too_many_logits_and_foreign_texts_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Losing(Engine):
+        def advance(self, arrivals: Arrivals) -> Any:
+            outputs, events = super().advance(arrivals)
+            return [replace(output, tokens=output.tokens[1:]) for output in outputs], events
+
+    arm, texts = arm_for("eager", "float32"), tmp_path / "texts.json"
+    parity.Plan(prompts=((1, 259),), counts=(1,), continuations=((2,),)).write(texts)
+    with pytest.raises(ConfigError, match=r"parity\.texts .*259"):
+        measured(arm, tmp_path, texts=str(texts), on_texts=[arm.name])
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="instead of"):
+        patched.setattr(parity, "Engine", Losing)
+        measured(arm, tmp_path, prompts=3)
+    monkeypatch.setattr(parity, "MAX_LOGITS_BYTES", 0)
+    with pytest.raises(ConfigError, match=r"parity\.prompts"):
+        measured(arm, tmp_path, prompts=3)
 
 
 def many_borders() -> ArmConfig:

@@ -208,6 +208,10 @@ def test_figures_are_numbers_that_a_column_holds_and_texts_are_whole() -> None:
     assert row is not None
     assert (row.end_ns, row.figures) == (7_000_000, {"recv_ns": 1795658587999068231})
     assert (row.session_id, row.error) == ("a?", "?b")
+    for flags, status in (("UF", "UNAVAILABLE"), ("DC", "CANCELLED"), ("DR", "CANCELLED"), ("-", "UNKNOWN")):
+        row = parse_line(line(status=None, flags=flags, details="reset"))
+        assert row is not None
+        assert row.status == status
 
 
 @pytest.mark.parametrize(
@@ -287,12 +291,15 @@ def test_a_client_that_cancels_is_no_failure_of_the_arm(build: Build) -> None:
     assert (eager.ended, eager.active) == (4, 0)
 
 
-def test_statistics_tell_of_unknown_statuses_and_of_another_start() -> None:
+def test_statistics_tell_of_unknown_statuses_lost_streams_and_another_start() -> None:
     def read(uptime_s: int, read_s: float) -> ArmStatistics:
-        stats = [{"name": "server.uptime", "value": uptime_s}, {"name": "cluster.eager.grpc.99", "value": 3}]
-        return parse_statistics({"stats": stats}, read_s=read_s)["eager"]
+        counts = {"grpc.99": 3, "grpc.14": 5, "upstream_cx_none_healthy": 5, "endpoint.1_2_3_4_5.rq_error": 6}
+        stats = [{"name": f"cluster.eager.{name}", "value": value} for name, value in counts.items()]
+        return parse_statistics({"stats": [*stats, {"name": "server.uptime", "value": uptime_s}]}, read_s=read_s)[
+            "eager"
+        ]
 
     before, later, again = read(100, 500.0), read(107, 508.0), read(1, 509.0)
-    assert before.statuses == {"UNKNOWN": 3}
+    assert (before.statuses, before.lost) == ({"UNKNOWN": 3, "UNAVAILABLE": 5}, 3)
     assert abs(later.envoy_start_s - before.envoy_start_s) < SAME_START_S
     assert again.envoy_start_s - before.envoy_start_s > SAME_START_S
