@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ from servers import artifact, precompile
 from servers.artifact import Artifact
 from servers.compiler.artifacts import Loaded
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
-from servers.fields import ConfigError
 from servers.temporary_folder import TemporaryFolder
 from tests.fakes.processes import wait_for
+from tests.servers.test_config import refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKETED = ArmConfig.from_preset("compiled-bucketed", engine=EngineConfig(slots=4))
@@ -67,16 +66,7 @@ def written(tmp_path: Path) -> Artifact:
     return artifact.write(str(tmp_path / "arm.compiled"), cache_in(tmp_path / "cache"), facts())
 
 
-def refused(work: Callable[..., object], *arguments: object) -> str:
-    with pytest.raises(ConfigError) as caught:
-        work(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_compiled_code_lies_in_another_folder_as_if_it_had_been_compiled_there(
-    written: Artifact, tmp_path: Path
-) -> None:
+def test_unpacked_code_is_as_if_it_had_been_compiled_there(written: Artifact, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     artifact.unpack(artifact.read(written.path), elsewhere)
     files = {
@@ -98,7 +88,7 @@ def test_a_byte_changed_or_missing_anywhere_is_damage(written: Artifact, tmp_pat
     for at in (begin, begin + 63, begin + 65, begin + 400, len(whole) // 2, len(whole) - 1):
         for content in (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], whole[:at], whole + b"\0"):
             path.write_bytes(content)
-            assert "is damaged" in refused(artifact.read, str(path)), at
+            assert "is damaged" in refusal(artifact.read, str(path)), at
 
 
 def signed(body: bytes) -> bytes:
@@ -121,10 +111,10 @@ def test_a_file_that_is_no_artifact_is_refused(content: bytes | None, words: str
     path = tmp_path / "other"
     if content is not None:
         path.write_bytes(content)
-    assert words in refused(artifact.read, str(path))
+    assert words in refusal(artifact.read, str(path))
     os.mkfifo(tmp_path / "pipe")
-    assert "is a pipe" in refused(artifact.read, str(tmp_path / "pipe"))
-    assert "Is a directory" in refused(artifact.read, str(tmp_path))
+    assert "is a pipe" in refusal(artifact.read, str(tmp_path / "pipe"))
+    assert "Is a directory" in refusal(artifact.read, str(tmp_path))
 
 
 def test_a_name_that_leads_out_of_the_cache_is_refused(tmp_path: Path) -> None:
@@ -137,7 +127,7 @@ def test_a_name_that_leads_out_of_the_cache_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "inner" / "made"
     path.parent.mkdir()
     path.write_bytes(signed(json.dumps(facts()).encode() + b"\n" + packed.getvalue()))
-    assert "../escaped" in refused(artifact.unpack, artifact.read(str(path)), tmp_path / "inner" / "cache")
+    assert "../escaped" in refusal(artifact.unpack, artifact.read(str(path)), tmp_path / "inner" / "cache")
     assert not (tmp_path / "inner" / "escaped").exists()
 
 
@@ -164,7 +154,7 @@ def test_an_artifact_of_another_place_model_or_policy_is_refused(changed: dict[s
             return change
         return {**base, **{key: merged(base.get(key, {}), value) for key, value in change.items()}}
 
-    message = refused(check, artifact_with(merged(facts(), changed)))
+    message = refusal(check, artifact_with(merged(facts(), changed)))
     assert all(word in message for word in (words, '"compiled-bucketed"', 'compile.artifact "arm.compiled"'))
 
 
@@ -196,7 +186,7 @@ def test_the_architecture_of_a_model_in_a_folder_is_its_configuration_under_any_
 
     same = artifact_with(facts(config("base")))
     check(same, config("tuned"))
-    assert "hidden_size" in refused(check, same, config("wide", hidden_size=128))
+    assert "hidden_size" in refusal(check, same, config("wide", hidden_size=128))
 
 
 ARM = ("--arm", "compiled-padded", "--slots", "1", "--max-prompt-tokens", "16", "--max-new-tokens", "4")
@@ -241,9 +231,7 @@ def test_code_that_was_compiled_although_it_was_shipped_is_counted(tmp_path: Pat
     assert loaded.compiled_anew() == 2
 
 
-def test_a_temporary_folder_is_this_users_alone_and_goes_when_it_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_folder_is_private_and_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with TemporaryFolder("of-this-test-") as folder:
         assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
         (folder.path / "admin").touch()

@@ -31,7 +31,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_the_neighbour_answers_each_demand_and_ends_with_its_stdin(
+def test_a_neighbour_answers_and_ends_with_stdin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(neighbour, "host_memory", lambda: (GIB, GIB))

@@ -376,9 +376,7 @@ def test_a_measured_arm_leaves_the_borders_that_its_steps_asked(tmp_path: Path) 
     assert len(borders["unasked_prompts"]) == len(borders["prompts"]) - 3
 
 
-def test_lost_tokens_too_many_logits_and_foreign_texts_are_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_tokens_large_logits_and_other_texts_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Losing(Engine):
         def advance(self, arrivals: Arrivals) -> Any:
             outputs, events = super().advance(arrivals)

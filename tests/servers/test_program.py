@@ -113,7 +113,7 @@ CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
         ("cpu", {CUDA: "2,3"}, ("cpu", {HIP: "", CUDA: ""})),
     ],
 )
-def test_a_process_sees_its_card_alone_as_the_first(
+def test_a_process_sees_only_its_card(
     device: str, environment: dict[str, str], expected: tuple[str, dict[str, str]]
 ) -> None:
     assert only_card(device, environment) == expected
@@ -157,7 +157,7 @@ def test_unusable_certificates_are_refused_by_name(pem: Certificates, tmp_path: 
         assert "\n" not in str(caught.value)
 
 
-def test_a_token_comes_from_a_variable_or_a_file_and_an_error_never_holds_it(
+def test_errors_about_a_token_name_its_source_and_never_hold_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", f"{SECRET}\n")

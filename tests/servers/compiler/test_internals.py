@@ -128,9 +128,7 @@ def test_a_compile_on_another_thread_is_a_background_compile(recorder: CompileRe
     assert elsewhere.start_ns < elsewhere.end_ns <= here.start_ns
 
 
-def test_isolated_regions_of_one_function_have_keys_reasons_and_footprints_of_their_own(
-    recorder: CompileRecorder,
-) -> None:
+def test_isolated_regions_of_a_function_have_their_own_keys_reasons_and_footprints(recorder: CompileRecorder) -> None:
     def region(**options: object) -> Any:
         return torch.compile(square, backend="aot_eager", dynamic=False, **options)  # type: ignore[call-overload]
 

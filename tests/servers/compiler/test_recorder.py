@@ -73,7 +73,7 @@ def place_of(event: CompileEvent | CompileUnderWay) -> tuple[int, str, str]:
 AT_SERVING = (7, "decode batch 3", "serving")
 
 
-def test_a_compile_is_announced_before_it_begins_and_again_after_it(
+def test_a_compile_is_announced_before_and_after_it(
     recorder: CompileRecorder, announced: list[CompileUnderWay]
 ) -> None:
     recorder.trigger = serving()
@@ -156,9 +156,7 @@ def test_a_graph_is_dynamic_when_one_of_its_sizes_is_a_symbol(
 
 
 @torch._dynamo.config.patch(recompile_limit=2)
-def test_past_the_limit_there_is_one_event_and_only_the_canary_sees_the_eager_steps(
-    recorder: CompileRecorder,
-) -> None:
+def test_past_the_limit_there_is_one_event_and_the_canary_sees_eager_steps(recorder: CompileRecorder) -> None:
     canary = EagerCanary()
 
     def counted(x: torch.Tensor) -> torch.Tensor:
@@ -253,7 +251,7 @@ MUTATION = """skipping cudagraphs due to mutated inputs (2 instances). Found fro
     keys.index_copy_(0, index, states)"""
 
 
-def test_captures_that_were_not_possible_are_facts_with_cause_and_place(
+def test_skipped_captures_are_facts_with_cause_and_place(
     recorder: CompileRecorder, published: list[CompilerFacts]
 ) -> None:
     """What only a GPU provokes, said through the compiler's own functions."""
@@ -269,9 +267,7 @@ def test_captures_that_were_not_possible_are_facts_with_cause_and_place(
     assert [sum(facts.cudagraph_skips.values()) for facts in published] == [1, 2, 3]
 
 
-def test_a_partitioned_graph_that_is_not_captured_is_a_fact_without_a_message_of_the_compiler(
-    recorder: CompileRecorder,
-) -> None:
+def test_a_partitioned_graph_that_is_not_captured_is_a_fact_without_a_message(recorder: CompileRecorder) -> None:
     from torch._inductor import output_code
     from torch._inductor.utils import BoxedBool
 

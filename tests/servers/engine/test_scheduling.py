@@ -104,7 +104,7 @@ def test_a_job_is_not_launched_beyond_its_length_before_its_tokens_arrive() -> N
     chunk=st.integers(0, 3),
     actions=st.lists(st.one_of(st.integers(1, 6), st.just("step"), st.just("cancel")), max_size=60),
 )
-def test_rows_stay_dense_and_every_request_gets_exactly_its_tokens(
+def test_rows_stay_dense_and_requests_get_their_tokens(
     slots: int, prefill_batch: int, chunk: int, actions: list[object]
 ) -> None:
     batch = min(prefill_batch, slots)
@@ -291,7 +291,7 @@ def test_a_step_reads_every_text_whole() -> None:
     most=st.integers(1, 5),
     wait_ms=st.integers(0, 12),
 )
-def test_every_text_runs_once_in_order_in_time_and_in_no_larger_batch(
+def test_every_text_runs_once_in_order_in_time_and_in_a_batch(
     arrivals: list[tuple[int, bool]], most: int, wait_ms: int
 ) -> None:
     """Time goes on in ms. A step takes none, so that a batch may leave at every moment when one is due."""

@@ -34,7 +34,7 @@ POLICIES = st.sampled_from(
 
 
 @given(engine=ENGINES, shapes=POLICIES, data=st.data())
-def test_a_step_holds_its_requests_and_a_closed_policy_has_planned_it(
+def test_a_step_holds_its_requests_and_is_planned(
     engine: EngineConfig, shapes: ShapeConfig, data: st.DataObject
 ) -> None:
     policy = shape_policy(shapes, engine)
@@ -90,7 +90,7 @@ def test_a_size_past_the_ladder_is_refused_with_the_largest_bucket() -> None:
 
 
 @given(kind=st.sampled_from(["pad", "buckets"]), slots=st.integers(1, 70), longest=st.integers(1, 600), data=st.data())
-def test_a_closed_policy_of_texts_has_planned_every_step(
+def test_a_closed_policy_plans_all_texts(
     kind: Literal["pad", "buckets"], slots: int, longest: int, data: st.DataObject
 ) -> None:
     shapes = text_shapes(ShapeConfig(kind=kind), EngineConfig(slots=slots, max_prompt_tokens=longest))
@@ -102,9 +102,7 @@ def test_a_closed_policy_of_texts_has_planned_every_step(
 
 
 @given(min_size=st.integers(1, 4), slots=st.integers(4, 70), longest=st.integers(1, 600))
-def test_an_open_policy_of_texts_plans_the_smallest_and_largest_batch_at_two_lengths(
-    min_size: int, slots: int, longest: int
-) -> None:
+def test_an_open_policy_plans_the_smallest_and_largest_batch_of_texts(min_size: int, slots: int, longest: int) -> None:
     engine = EngineConfig(slots=slots, max_prompt_tokens=longest)
     planned = list(text_shapes(ShapeConfig(min_size=min_size), engine).planned())
     assert {min_size, slots} <= {shape.batch for shape in planned}

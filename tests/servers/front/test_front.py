@@ -168,7 +168,7 @@ def test_the_start_is_summed_by_the_first_word_of_each_item() -> None:
 
 @pytest.mark.parametrize("order", ["little", "big"])
 @pytest.mark.parametrize("numbers", [0, 1, 31, 32, 384, 5000])  # 31 × 4 bytes is the most whose length takes one byte
-def test_the_bytes_of_a_vector_are_the_values_of_the_answer(
+def test_the_bytes_of_a_vector_are_the_answers_values(
     numbers: int, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if sys.byteorder == "little":  # the other way is right on every machine
@@ -260,9 +260,7 @@ def test_half_a_character_is_held_back() -> None:
         (["E", "at", "E"], [("", False), ("Eat", False), ("", False)], "E"),
     ],
 )
-def test_the_beginning_of_a_stop_string_is_held_back(
-    parts: list[str], shown: list[tuple[str, bool]], rest: str | None
-) -> None:
+def test_a_begun_stop_string_is_held_back(parts: list[str], shown: list[tuple[str, bool]], rest: str | None) -> None:
     stops = StopStrings(["END"])
     assert [stops.push(part) for part in parts] == shown
     if rest is not None:
@@ -273,9 +271,7 @@ def test_the_beginning_of_a_stop_string_is_held_back(
     st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=4),
     st.lists(st.text(alphabet="ab", max_size=3), max_size=12),
 )
-def test_of_several_stop_strings_the_first_to_end_cuts_at_any_division_of_the_text(
-    stop: list[str], parts: list[str]
-) -> None:
+def test_the_first_stop_string_to_end_cuts_at_any_division_of_the_text(stop: list[str], parts: list[str]) -> None:
     whole = "".join(parts)
     ends = [(whole.index(item) + len(item), -len(item)) for item in stop if item in whole]
     expected = whole if not ends else whole[: sum(min(ends))]
@@ -414,7 +410,7 @@ def test_two_cancels_are_both_awaited(front: Front) -> None:
     assert last.token_ids == [5]
 
 
-def test_a_message_that_cannot_be_taken_costs_no_other(
+def test_a_bad_message_costs_no_other(
     front: Front, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = front.admit(submit_same())

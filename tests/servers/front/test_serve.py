@@ -227,9 +227,7 @@ def test_a_replica_with_a_stopped_engine_is_healthy_refuses_while_it_drains_and_
 
 
 @in_processes
-def test_a_replica_with_tls_and_a_token_answers_clients_that_have_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tls_and_a_token_let_in_clients_that_have_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pem = make_certificates(tmp_path)
     monkeypatch.setenv("TAILGATE_TEST_TOKEN", SECRET)
     flags = ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--token-env", "TAILGATE_TEST_TOKEN"]
@@ -402,7 +400,7 @@ def is_let_in(replica: Replica, credentials: grpc.ChannelCredentials) -> bool:
         return bool(call.code() is grpc.StatusCode.OK)
 
 
-def test_new_connections_use_a_replaced_certificate_and_streams_go_on(
+def test_new_connections_use_a_new_certificate_and_streams_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Replaced by rename, one file after the other; the authority of clients too."""
@@ -469,7 +467,7 @@ def test_bad_security_settings_end_with_code_2_and_one_line(
         assert SECRET not in line
 
 
-def test_a_taken_port_and_a_missing_tokenizer_end_with_code_2(
+def test_a_used_port_and_a_missing_tokenizer_end_with_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
