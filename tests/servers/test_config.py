@@ -213,23 +213,14 @@ def test_a_policy_fits_the_shapes_that_are_served_or_is_refused(
 
 
 @pytest.mark.parametrize("preset", ["compiled-dynamic", "compiled-strict"])
-@pytest.mark.parametrize(
-    ("bounds", "words"),
-    [
-        ({"batch_bounds": (4, 8)}, ("batch_bounds", "4", "[2, 8]")),
-        ({"length_bounds": (3, 256)}, ("length_bounds", "3", "[2, 256]")),
-        ({"context_bounds": (8, 384)}, ("context_bounds", "8", "[2, 384]")),
-    ],
-)
-def test_bounds_above_the_smallest_size_that_is_served_are_refused(
-    preset: str, bounds: dict[str, tuple[int, int]], words: tuple[str, ...]
-) -> None:
+def test_bounds_above_the_smallest_size_that_is_served_are_refused(preset: str) -> None:
     arm = ArmConfig.from_preset(preset)
-    policy = replace(arm.compile, **bounds)  # type: ignore[arg-type]
-    message = refusal(replace, arm, words=words, compile=policy)
-    assert ("is refused" if arm.compile.strict else "compiles apart") in message
-    replace(arm, compile=policy, shapes=ShapeConfig(kind="exact", min_size=8))
-    replace(arm, compile=replace(policy, strict=False, guarded=True))
+    for name, bounds, remedy in (("batch", (4, 8), 8), ("length", (3, 256), 256), ("context", (8, 384), 384)):
+        policy = replace(arm.compile, **{f"{name}_bounds": bounds})
+        fate = "is refused" if arm.compile.strict else "compiles apart"
+        refusal(replace, arm, words=(f"{name}_bounds", str(bounds[0]), f"[2, {remedy}]", fate), compile=policy)
+        replace(arm, compile=policy, shapes=ShapeConfig(kind="exact", min_size=8))
+        replace(arm, compile=replace(policy, strict=False, guarded=True))
 
 
 def test_a_chunk_is_never_longer_than_the_longest_prompt() -> None:
@@ -297,18 +288,14 @@ def test_a_value_outside_of_its_limits_is_refused(table: dict[str, Any], words: 
 
 
 def test_a_whole_number_beyond_any_other_is_refused() -> None:
-    assert "1e308" in refusal(build, Settings, {"wait_s": 10**400}, where="queue")
+    refusal(build, Settings, {"wait_s": 10**400}, words=("1e308",), where="queue")
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        *(("90", 90.0), ("90s", 90.0), (" 1.5h ", 5400.0), ("5 m", 300.0), ("2min", 120.0)),
-        *((text, None) for text in ("", "0", "0s", "-5s", "5d", "nan", "1e3", "٣s", "5 m 3 s", "9" * 5000)),
-    ],
-)
-def test_a_length_of_time_is_read_or_none(text: str, seconds: float | None) -> None:
-    assert span_s(text) == seconds
+def test_a_length_of_time_is_read_or_none() -> None:
+    for text, seconds in (("90", 90.0), ("90s", 90.0), (" 1.5h ", 5400.0), ("5 m", 300.0), ("2min", 120.0)):
+        assert span_s(text) == seconds
+    for other in ("", "0", "0s", "-5s", "5d", "nan", "1e3", "٣s", "5 m 3 s", "9" * 5000):
+        assert span_s(other) is None
 
 
 @given(st.text(max_size=50) | st.text(alphabet=st.characters(codec=None), max_size=50))
@@ -346,17 +333,14 @@ def test_a_fault_names_the_file_of_its_traceback_or_its_place(tmp_path: Path, mo
         assert str(os.getpid()) in message
 
 
-@pytest.mark.parametrize(
-    ("number", "remedy"),
-    [
+def test_a_failed_write_has_the_remedy_of_its_reason() -> None:
+    for number, remedy in (
         (errno.ENOSPC, "free the disk"),
         (errno.EROFS, "written to"),
         (errno.ENOMEM, "free memory"),
         (errno.EIO, "disk"),
         (errno.ENOENT, "folder"),
-    ],
-)
-def test_a_failed_write_has_the_remedy_of_its_reason(number: int, remedy: str) -> None:
-    reason, _, shown = unwritten(OSError(number, os.strerror(number))).rpartition(": ")
-    assert reason == f"[Errno {number}] {os.strerror(number)}"
-    assert remedy in shown
+    ):
+        reason, _, shown = unwritten(OSError(number, os.strerror(number))).rpartition(": ")
+        assert reason == f"[Errno {number}] {os.strerror(number)}"
+        assert remedy in shown

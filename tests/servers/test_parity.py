@@ -211,16 +211,7 @@ def test_a_planted_fault_fails(fault: Fault, dtype: str, finding: str) -> None:
     outcome = parity_of(arm_for("eager-padded", dtype), fault)
     assert (outcome.control.verdict, outcome.verdict) == ("PASS", "FAIL"), outcome.arms[0]
     assert verdicts(outcome)[finding] == "FAIL", outcome.arms[0]
-    if fault is take_the_second_best_once:
-        assert verdicts(outcome)["error"] == "PASS"
-
-
-def test_facts_name_the_dtype_and_the_weights() -> None:
-    runners = {dtype: loaded(arm_for("eager", dtype)) for dtype in ("float32", "bfloat16")}
-    facts = {dtype: parity.arm_facts(runner, parity.checksum(runner.model)) for dtype, runner in runners.items()}
-    assert {dtype: facts[dtype]["dtypes"] for dtype in facts} == {dtype: dtype for dtype in facts}
-    assert facts["float32"]["weights"] != facts["bfloat16"]["weights"]
-    assert facts["float32"]["attention"] == facts["bfloat16"]["attention"]
+    assert finding != "flips" or verdicts(outcome)["error"] == "PASS"
 
 
 def test_a_control_that_computes_another_model_is_no_measure() -> None:
@@ -265,11 +256,15 @@ def test_a_planted_fault_fails_a_quantised_arm(fault: Fault, finding: str) -> No
     assert verdicts(outcome)[finding] == "FAIL", outcome.arms[0]
 
 
-def test_quantised_arms_show_that_they_began_with_the_controls_weights() -> None:
-    plain = loaded(arm_for("eager", "float32"))
+def test_facts_name_the_dtype_and_the_weights_before_they_are_quantised() -> None:
+    runners = {dtype: loaded(arm_for("eager", dtype)) for dtype in ("float32", "bfloat16")}
+    sums = {dtype: parity.checksum(runner.model) for dtype, runner in runners.items()}
+    facts = {dtype: parity.arm_facts(runner, sums[dtype]) for dtype, runner in runners.items()}
+    assert {dtype: facts[dtype]["dtypes"] for dtype in facts} == {dtype: dtype for dtype in facts}
+    assert facts["float32"]["weights"] != facts["bfloat16"]["weights"]
+    assert facts["float32"]["attention"] == facts["bfloat16"]["attention"]
     model = quantised("eager").model
-    assert parity.weights_of(model) == parity.checksum(plain.model)
-    assert parity.weights_of(replace(model, seed=1)) != parity.checksum(plain.model)
+    assert parity.weights_of(model) == sums["float32"] != parity.weights_of(replace(model, seed=1))
     held = parity.arm_facts(loaded(quantised("eager")), "digest")["held"]
     assert held["quantisation"] == "int8-weight-only"
     assert 0 < held["quantised_bytes"] < held["bytes"]
@@ -394,34 +389,29 @@ def test_lost_tokens_large_logits_and_other_texts_are_errors(tmp_path: Path, mon
         measured(arm, tmp_path, prompts=3)
 
 
-def many_borders() -> ArmConfig:
-    ladder = (*range(3, 200, 4), 200)
-    shapes = ShapeConfig(kind="buckets", length_ladder=ladder)
-    return ArmConfig(name="many", shapes=shapes, engine=EngineConfig(max_prompt_tokens=200))
-
-
 def test_a_plan_without_a_count_reaches_every_border_and_fills_the_slots() -> None:
+    shapes = ShapeConfig(kind="buckets", length_ladder=(*range(3, 200, 4), 200))
+    many = ArmConfig(name="many", shapes=shapes, engine=EngineConfig(max_prompt_tokens=200))
     assert len(plan_for(arm_for("eager", "float32", slots=24), tokens=2).prompts) == 36
-    plan = plan_for(many_borders(), tokens=2, least=64)
+    plan = plan_for(many, tokens=2, least=64)
     assert len(plan.prompts) > 64
-    assert {len(prompt) for prompt in plan.prompts} >= prompt_borders(many_borders())
+    assert {len(prompt) for prompt in plan.prompts} >= prompt_borders(many)
     assert plan.borders["many"].unasked_prompts == ()
-    assert len(plan_for(many_borders(), tokens=2, least=500).prompts) == 500
+    assert len(plan_for(many, tokens=2, least=500).prompts) == 500
     assert len(plan_for(arm_for("eager", "float32"), tokens=2, least=64).prompts) == 64
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_the_checksum_sees_a_change_of_any_element_and_of_their_order(dtype: torch.dtype) -> None:
-    def of(values: list[float]) -> str:
+def test_the_checksum_sees_a_change_of_any_element_and_of_their_order() -> None:
+    def of(values: list[float], dtype: torch.dtype) -> str:
         module = torch.nn.Module()
         module.register_buffer("values", torch.tensor(values).to(dtype))
         return parity.checksum(module)
 
     base = [0.0, 1.0, -2.0, 3.0]
-    changed = [of([*base[:index], base[index] + 4.0, *base[index + 1 :]]) for index in range(4)]
-    swapped = of([1.0, 0.0, -2.0, 3.0])
-    assert len({of(base), swapped, *changed}) == 6
-    assert of(base) == of(list(base))
+    changed = [[*base[:index], base[index] + 4.0, *base[index + 1 :]] for index in range(4)]
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+        assert len({of(values, dtype) for values in (base, [1.0, 0.0, -2.0, 3.0], *changed)}) == 6
+        assert of(base, dtype) == of(list(base), dtype)
 
 
 def test_nothing_in_the_reference_is_rounded_to_float32() -> None:
@@ -521,18 +511,13 @@ def test_a_broken_encoder_fails(arm: ArmConfig, fault: Callable[[EncoderRunner],
     assert judged_vectors(vectors_of(replace(arm, name="broken"), fault)).verdict == "FAIL"
 
 
-STRICT = replace(
-    ENCODERS[0],
-    name="strict",
-    compile=CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal"),
-)
-
-
 def test_a_strict_encoder_that_was_not_warmed_at_a_border_is_refused_and_no_control(tmp_path: Path) -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
+    strict = replace(ENCODERS[0], name="strict", compile=policy)
     with pytest.raises(ConfigError, match=r"the control refuses"):
-        measured(STRICT, tmp_path)
+        measured(strict, tmp_path)
     PLAN.write(tmp_path / "plan.json")
-    measured(STRICT, tmp_path)
+    measured(strict, tmp_path)
     reason = json.loads((tmp_path / "refused.json").read_text())["reason"]
     assert f" of {len(BATCHES.rows)} vectors" in reason
     assert "no graph fits" in reason

@@ -171,9 +171,6 @@ def test_patterns_without_effect_are_refused(
     regions: tuple[str, ...], eager: tuple[str, ...], policy: dict[str, bool], words: tuple[str, ...]
 ) -> None:
     refusal(selected, *regions, words=words, eager=eager, **policy)
-
-
-def test_a_full_graph_may_have_eager_modules_outside() -> None:
     assert selected("body.layers.*.mlp", eager=("body.layers.0.attention",), fullgraph=True)[1] == []
 
 
@@ -225,31 +222,21 @@ def storages(module: nn.Module) -> set[int]:
 
 @torch.no_grad()
 def test_projections_that_lie_side_by_side_become_one_product() -> None:
+    """But those of a single row, with a bias, or whose weights lie apart stay as they are."""
     module, x = Attention(), torch.randn(3, 5, 8)
     expected = module(x)
+    counts: list[int] = []
+    torch.testing.assert_close(compiled(module, counts)(x), expected)
     join_weights(module)
     assert len(storages(module)) == 2
     torch.testing.assert_close(module(x), expected)
-    counts: list[int] = []
     torch.testing.assert_close(compiled(module, counts)(x), expected)
-    assert counts == [2]
-
-
-@torch.no_grad()
-def test_weights_that_lie_apart_and_single_rows_stay_as_they_are() -> None:
-    module, x = Attention(), torch.randn(3, 5, 8)
-    counts: list[int] = []
-    torch.testing.assert_close(compiled(module, counts)(x), module(x))
-    join_weights(module)
     torch.testing.assert_close(compiled(module, counts)(x[:1, :1]), module(x[:1, :1]))
-    assert counts == [4, 4]
-
-
-def test_projections_with_a_bias_or_other_widths_are_not_joined() -> None:
-    module = Attention()
-    module.k_proj = nn.Linear(8, 4, bias=True)
-    join_weights(module)
-    assert len(storages(module)) == 4
+    assert counts == [4, 2, 4]
+    biased = Attention()
+    biased.k_proj = nn.Linear(8, 4, bias=True)
+    join_weights(biased)
+    assert len(storages(biased)) == 4
 
 
 class Gated(nn.Module):
@@ -313,17 +300,10 @@ def test_scales_of_rows_are_multiplied_with_what_comes_of_a_product(shape: tuple
     assert len(storages(module)) == 2
     torch.testing.assert_close(module(x), expected)
     assert distance(compiled(module, counts, graph_pass=scale_products)(x), expected) < 0.08
-    assert counts == [3, 2]
-
-
-@torch.no_grad()
-def test_products_without_scaled_inputs_keep_their_scales() -> None:
-    counts: list[int] = []
-    module = Gated(64, 96).to(torch.bfloat16)
-    compiled(module, counts, graph_pass=scale_products)(torch.randn(2, 64, dtype=torch.bfloat16))
-    in_float8(module, scaled_inputs=False)
-    compiled(module, counts, graph_pass=scale_products)(torch.randn(2, 64, dtype=torch.bfloat16))
-    assert counts == [0, 0]
+    unscaled = Gated(64, 96).to(torch.bfloat16)
+    in_float8(unscaled, scaled_inputs=False)
+    compiled(unscaled, counts, graph_pass=scale_products)(x)
+    assert counts == [3, 2, 0], "products without scaled inputs keep their scales"
 
 
 def test_kernels_can_be_launched_from_a_folder_and_unknown_options_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
