@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,29 +99,18 @@ def test_silent_streams_are_never_cut() -> None:
     assert not any("retry_policy" in route for route in routes)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {
-            "arms": (
-                target(backends=("eager.tailgate.svc:50051", "[::1]:50051")),
-                target(name="Compiled_2.13", weight=0, shadow_percent=0.5),
-            ),
-            "host": "0.0.0.0",
-            "port": 8080,
-            "stickiness": "replica",
-            "access_log": "/dev/null",
-        },
+def test_envoy_accepts_the_written_bootstrap(tmp_path: Path) -> None:
+    path, shadow = tmp_path / "envoy.json", target(name="Compiled_2.13", weight=0, shadow_percent=0.5)
+    arms = (target(backends=("eager.tailgate.svc:50051", "[::1]:50051")), shadow)
+    for settings in (
+        {"arms": arms, "host": "0.0.0.0", "port": 8080, "stickiness": "replica", "access_log": "/dev/null"},
         {"stickiness": "off", "host": "::1"},
-    ],
-)
-def test_envoy_accepts_the_written_bootstrap(settings: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "envoy.json"
-    path.write_text(json.dumps(bootstrap(config("localhost:50051", **settings))))
-    command = [envoy_path(), "--mode", "validate", "--config-path", path, "--log-level", "warning"]
-    outcome = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert outcome.returncode == 0, outcome.stderr
-    assert "deprecated" not in outcome.stderr.lower()
+    ):
+        path.write_text(json.dumps(bootstrap(config("localhost:50051", **settings))))
+        command = [envoy_path(), "--mode", "validate", "--config-path", path, "--log-level", "warning"]
+        outcome = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert outcome.returncode == 0, outcome.stderr
+        assert "deprecated" not in outcome.stderr.lower()
 
 
 def test_files_behind_links_stay_links_so_that_a_mounted_secret_can_change(pem: Certificates, tmp_path: Path) -> None:
@@ -149,10 +137,8 @@ def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificat
     assert SECRET not in out
 
 
-@contextmanager
-def envoy_before(arm: str, folder: Path, **settings: Any) -> Iterator[Envoy]:
-    with Envoy.start(config(arm, **settings), log_path=folder / "envoy.log", work_dir=folder) as envoy:
-        yield envoy
+def envoy_before(arm: str, folder: Path, **settings: Any) -> Envoy:
+    return Envoy.start(config(arm, **settings), log_path=folder / "envoy.log", work_dir=folder)
 
 
 def call(channel: grpc.Channel, *, tokens: int = 3, token: str = "", timeout: float = 20) -> Any:
@@ -181,14 +167,6 @@ def replace(old: str, new: str) -> None:
     fresh.rename(old)
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> tuple[Certificates, Certificates]:
-    """The files of two authorities. Those of the first are replaced, one by one."""
-    for name in ("pem", "new"):
-        (tmp_path / name).mkdir()
-    return make_certificates(tmp_path / "pem"), make_certificates(tmp_path / "new")
-
-
 def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certificates, tmp_path: Path) -> None:
     """Client certificates on both hops, and health checks without a token."""
     upstream = UpstreamTls(ca=pem.ca, certificate=pem.client_certificate, key=pem.client_key)
@@ -208,11 +186,11 @@ def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certi
         assert SECRET.encode() not in path.read_bytes(), path
 
 
-def test_new_connections_use_a_new_certificate_and_streams_go_on(
-    two: tuple[Certificates, Certificates], tmp_path: Path
-) -> None:
-    old, new = two
-    before, after = (Path(pem.ca).read_bytes() for pem in two)
+def test_new_connections_use_a_new_certificate_and_streams_go_on(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    old, new = (make_certificates(tmp_path / name) for name in ("old", "new"))
+    before, after = (Path(pem.ca).read_bytes() for pem in (old, new))
     tls = ServerTls(certificate=old.certificate, key=old.key)
     with (
         grpc_peer("aio", token_s=0.05) as arm,

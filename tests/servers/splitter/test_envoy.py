@@ -115,17 +115,6 @@ def test_metadata_passes_unchanged(shared: House) -> None:
     assert set(seen) - {"user-agent", "x-forwarded-proto"} == {ARM_HEADER, SESSION_HEADER}
 
 
-def test_a_shadow_gets_its_share_as_copies_and_its_failures_reach_no_user(build: Build) -> None:
-    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 50})
-    (eager,), (dark,) = house.replicas.values()
-    dark.fails = True
-    answers = house.ask(*[{"session": "one", "tokens": 3}] * 200)
-    assert {(answer.code, answer.tokens, answer.arm) for answer in answers} == {(OK, 3, "eager")}
-    assert eager.calls == 200
-    assert abs(house.copies("dark") - 100) < binomial_bound(200, 0.5)
-    assert dark.metadata[0] == eager.metadata[0]
-
-
 def test_replica_that_is_not_serving_gets_nothing_and_a_dead_arm_is_unavailable(build: Build) -> None:
     house = build({"eager": 2, "compiled": 1})
     sick, well = house.replicas["eager"]

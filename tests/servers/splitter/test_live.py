@@ -75,16 +75,21 @@ def test_bad_shares_change_nothing(shared: House, shares: dict[str, Any], words:
     assert live_shares(shared.envoy.admin) == expected
 
 
-def test_a_shadow_follows_a_new_share_and_becomes_an_arm_in_one_step(build: Build) -> None:
+def test_a_shadow_gets_its_share_as_copies_and_becomes_an_arm_in_one_step(build: Build) -> None:
     house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
     admin = house.envoy.admin
     assert live_shares(admin) == Shares(weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
     assert reshare(admin, shadows={"dark": 50}).shadows == {"dark": 50}
-    house.ask(*[{}] * 200)
+    (eager,), (dark,) = house.replicas.values()
+    dark.fails = True  # of which no user knows
+    answers = house.ask(*[{"session": "one", "tokens": 3}] * 200)
+    assert {(answer.code, answer.tokens, answer.arm) for answer in answers} == {(grpc.StatusCode.OK, 3, "eager")}
     assert abs(house.copies("dark") - 100) <= binomial_bound(200, 0.5)
+    assert dark.metadata[0] == eager.metadata[0]
     for by_hand, percent in (("40", 40.0), ("400", 100.0), ("nonsense", 25.0)):  # as Envoy reads it
         admin.post(f"/runtime_modify?tailgate.shadow.dark={by_hand}")
         assert live_shares(admin).shadows == {"dark": percent}
+    dark.fails = False
     shares = reshare(admin, weights={"dark": 1, "eager": 0}, shadows={"dark": 0, "eager": 100})
     assert shares == live_shares(admin) == Shares(weights={"eager": 0, "dark": 1}, shadows={"eager": 100})
     assert {answer.arm for answer in house.ask(*[{}] * 20)} == {"dark"}
@@ -158,13 +163,9 @@ def test_a_request_has_a_line_when_it_begins_and_another_when_it_ends(build: Bui
     assert (whole.start_ns, whole.connection) == (begun.start_ns, begun.connection)
 
 
-def mirrored(build: Build, tmp_path: Path, **settings: object) -> House:
-    shadow: dict[str, object] = {"weights": {"eager": 1, "dark": 0}, "shadows": {"dark": 100}, **settings}
-    return build({"eager": 1, "dark": 1}, request_log=str(tmp_path / "requests.jsonl"), **shadow)
-
-
 def test_a_line_holds_times_figures_and_status_of_a_request_and_of_its_copy(build: Build, tmp_path: Path) -> None:
-    house = mirrored(build, tmp_path)
+    shadow: dict[str, Any] = {"weights": {"eager": 1, "dark": 0}, "shadows": {"dark": 100}}
+    house = build({"eager": 1, "dark": 1}, request_log=str(tmp_path / "requests.jsonl"), **shadow)
     before = time.time_ns()
     house.ask({"tokens": 3, "session": "s1", "request_id": "1-7"})
     rows = {row.arm: row for row in logged(house, 2)}
