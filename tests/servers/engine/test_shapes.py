@@ -61,19 +61,16 @@ def test_a_step_holds_its_requests_and_is_planned(
 def test_each_kind_of_policy_pads_as_its_name_says() -> None:
     padded = shape_policy(ShapeConfig(kind="pad"), EngineConfig(slots=8, max_prompt_tokens=100, max_new_tokens=20))
     assert list(padded.planned()) == [StepShape("prefill", 1, 100, 100), StepShape("decode", 8, 1, 120)]
-    exact = shape_policy(ShapeConfig(), EngineConfig())
-    assert exact.prefill(1, 37) == StepShape("prefill", 1, 37, 37)
-    assert exact.decode(3, 91) == StepShape("decode", 3, 1, 91)
-    even = shape_policy(ShapeConfig(min_size=2), EngineConfig())
-    assert even.prefill(1, 1) == StepShape("prefill", 1, 2, 2)
-    assert even.decode(1, 9).batch == 2
-
-
-def test_each_kind_of_policy_pads_texts_as_its_name_says() -> None:
-    assert text_shapes(ShapeConfig(), TEXTS).encode(3, 17) == StepShape("encode", 3, 17, 17)
-    assert text_shapes(ShapeConfig(min_size=2), TEXTS).encode(1, 1) == StepShape("encode", 2, 2, 2)
-    padded = text_shapes(ShapeConfig(kind="pad"), TEXTS)
-    assert list(padded.planned()) == [StepShape("encode", 6, 100, 100)] == [padded.encode(1, 1)]
+    for min_size, prefill, decode, encode in (
+        (1, StepShape("prefill", 1, 1, 1), StepShape("decode", 1, 1, 91), StepShape("encode", 1, 1, 1)),
+        (2, StepShape("prefill", 1, 2, 2), StepShape("decode", 2, 1, 91), StepShape("encode", 2, 2, 2)),
+    ):
+        exact = shape_policy(ShapeConfig(min_size=min_size), EngineConfig())
+        assert (exact.prefill(1, 1), exact.decode(1, 91)) == (prefill, decode)
+        assert exact.prefill(1, 37) == StepShape("prefill", 1, 37, 37)
+        assert text_shapes(ShapeConfig(min_size=min_size), TEXTS).encode(1, 1) == encode
+    padded_texts = text_shapes(ShapeConfig(kind="pad"), TEXTS)
+    assert list(padded_texts.planned()) == [StepShape("encode", 6, 100, 100)] == [padded_texts.encode(1, 1)]
     buckets = text_shapes(ShapeConfig(kind="buckets"), TEXTS)
     sizes = {(batch, length) for batch in (1, 2, 4, 6) for length in (32, 64, 100)}
     assert sorted((shape.batch, shape.length) for shape in buckets.planned()) == sorted(sizes)
