@@ -379,21 +379,9 @@ def test_the_items_of_a_start_leave_no_gap() -> None:
 
 
 def test_no_garbage_is_collected_while_a_graph_is_recorded() -> None:
-    destroyed: list[str] = []
-
-    class Cycle:
-        def __init__(self) -> None:
-            self.itself = self
-
-        def __del__(self) -> None:
-            destroyed.append("destroyed")
-
     with uncollected():
-        Cycle()
-        assert len([[number] for number in range(10 * gc.get_threshold()[0])]) > 0
-        assert destroyed == []
-    gc.collect()
-    assert destroyed == ["destroyed"]
+        assert not gc.isenabled()
+    assert gc.isenabled()
     with pytest.raises(ValueError, match="broke"), uncollected():
         raise ValueError("the recording broke")
     assert gc.isenabled()

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,13 +72,9 @@ class Replica(inference_pb2_grpc.InferenceServicer):
         self.calls += 1
         self.active += 1
         self.metadata.append(dict(context.invocation_metadata() or ()))
+        names = (("tailgate-arm", self.arm), ("tailgate-replica", self.name))
         context.set_trailing_metadata(
-            (
-                ("tailgate-arm", self.arm),
-                ("tailgate-replica", self.name),
-                ("tailgate-queue-ns", "1234567890123"),
-                ("tailgate-shape-bin", b"\x00\xff\x01"),
-            )
+            (*names, ("tailgate-queue-ns", "1234567890123"), ("tailgate-shape-bin", b"\x00\xff\x01"))
         )
         try:
             prompt = request.text.removeprefix("late ")
@@ -114,35 +111,38 @@ class Replica(inference_pb2_grpc.InferenceServicer):
         await self.server.stop(0)
 
 
+@dataclass(frozen=True)
 class Answer:
     """What one call came to."""
 
-    def __init__(self, code: grpc.StatusCode, details: str, tokens: int, initial: Any, trailing: Any) -> None:
-        self.code = code
-        self.details = details
-        self.tokens = tokens
-        self.initial: dict[str, str | bytes] = dict(initial or ())
-        self.trailing: dict[str, str | bytes] = dict(trailing or ())
-        self.arm = str(self.trailing.get("tailgate-arm", ""))
-        self.replica = str(self.trailing.get("tailgate-replica", ""))
+    code: grpc.StatusCode
+    details: str
+    tokens: int
+    initial: dict[str, str | bytes]
+    trailing: dict[str, str | bytes]
+
+    @property
+    def arm(self) -> str:
+        return str(self.trailing.get("tailgate-arm", ""))
+
+    @property
+    def replica(self) -> str:
+        return str(self.trailing.get("tailgate-replica", ""))
 
 
 async def ask(
     channel: grpc.aio.Channel,
     *,
+    prompt: str = "",
+    tokens: int = 1,
     arm: str = "",
     session: str = "",
     request_id: str = "",
-    prompt: str = "",
-    tokens: int = 1,
 ) -> Answer:
-    metadata = [(ARM_HEADER, arm)] if arm else []
-    metadata += [(REQUEST_ID_HEADER, request_id)] if request_id else []
-    metadata += [(SESSION_HEADER, session)] if session else []
+    headers = ((ARM_HEADER, arm), (REQUEST_ID_HEADER, request_id), (SESSION_HEADER, session))
+    request = inference_pb2.GenerateRequest(text=prompt, max_tokens=tokens)
     stub = inference_pb2_grpc.InferenceStub(channel)
-    call = stub.Generate(
-        inference_pb2.GenerateRequest(text=prompt, max_tokens=tokens), metadata=tuple(metadata), timeout=PATIENCE_S
-    )
+    call = stub.Generate(request, metadata=tuple(item for item in headers if item[1]), timeout=PATIENCE_S)
     received = 0
     try:
         async for _ in call:
@@ -152,13 +152,8 @@ async def ask(
     except asyncio.CancelledError:
         call.cancel()  # grpc cancels no call whose task is cancelled while it still begins
         raise
-    return Answer(
-        await call.code(),
-        await call.details() or "",
-        received,
-        await call.initial_metadata(),
-        await call.trailing_metadata(),
-    )
+    initial, trailing = dict(await call.initial_metadata() or ()), dict(await call.trailing_metadata() or ())
+    return Answer(await call.code(), await call.details() or "", received, initial, trailing)
 
 
 @contextlib.asynccontextmanager
@@ -180,23 +175,23 @@ class House:
         self.loop = loop
         self.work_dir = work_dir
         relayed: bool = settings.pop("relayed", False)
+        weights, shadows = settings.pop("weights", {}), settings.pop("shadows", {})
         self.replicas = {
             arm: [Replica(arm, index, relayed=relayed) for index in range(count)] for arm, count in replicas.items()
         }
         for replica in self.all:
             loop.run(replica.start())
-        weights: dict[str, int] = settings.pop("weights", {})
-        shadows: dict[str, float] = settings.pop("shadows", {})
+        arms = (
+            ArmTarget(
+                name=arm,
+                backends=tuple(item.address for item in items),
+                weight=weights.get(arm, 1),
+                shadow_percent=shadows.get(arm, 0.0),
+            )
+            for arm, items in self.replicas.items()
+        )
         self.config = SplitterConfig(
-            arms=tuple(
-                ArmTarget(
-                    name=arm,
-                    backends=tuple(item.address for item in items),
-                    weight=weights.get(arm, 1),
-                    shadow_percent=shadows.get(arm, 0.0),
-                )
-                for arm, items in self.replicas.items()
-            ),
+            arms=tuple(arms),
             **{"health_interval_s": 0.1, **settings},
         )
         self.envoy = Envoy.start(self.config, log_path=work_dir / "envoy.log", work_dir=work_dir)
