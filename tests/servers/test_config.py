@@ -22,7 +22,6 @@ BERT = {"id": "random:bert-tiny", "task": "embed"}
 
 
 def refusal(make: Any, *arguments: Any, words: tuple[str, ...] = (), **options: Any) -> str:
-    """The message of the ConfigError, of one line, which holds the words."""
     with pytest.raises(ConfigError) as caught:
         make(*arguments, **options)
     message = str(caught.value)

@@ -177,8 +177,6 @@ def take_the_second_best_once(runner: ModelRunner) -> None:
 
 
 def flip_where(is_wrong: Callable[[Any], bool], rows: slice) -> Fault:
-    """The logits of these rows are wrong in some decode steps."""
-
     def flip(step: Any, logits: torch.Tensor, greedy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if step.kind == "decode" and is_wrong(step):
             logits[rows] = logits[rows].flip(-1)
@@ -297,7 +295,6 @@ def test_a_strict_arm_that_was_not_warmed_at_a_border_is_refused_with_the_reason
 
 
 def answered(plan: parity.Plan) -> parity.Plan:
-    """The plan of a control that answered with any tokens."""
     return replace(plan, continuations=tuple((1,) * count for count in plan.counts))
 
 
@@ -312,7 +309,6 @@ def test_every_decode_bucket_and_the_longest_context_are_asked() -> None:
 
 
 def sizes_run(arm: ArmConfig, plan: parity.Plan) -> dict[str, set[int]]:
-    """The sizes that the teacher forcing of the plan runs."""
     runner, logits = loaded(arm), np.zeros((plan.positions, 259), dtype=np.float32)
     return parity.forced_logits(runner, answered(plan), logits, quiet)
 
@@ -454,7 +450,6 @@ def vectors_of(arm: ArmConfig, fault: Callable[[EncoderRunner], None] = lambda r
 
 @functools.cache
 def control_vectors() -> tuple[Embedded, np.ndarray[Any, Any]]:
-    """Those of the control, and the reference."""
     model = parity.load_reference(ENCODER)
     return vectors_of(ENCODERS[0]), reference_vectors(model, "mean", PLAN.prompts, parity.NothingBelowFloat64, quiet)
 
@@ -484,8 +479,6 @@ def test_a_padded_arm_has_the_vectors_of_the_control_and_of_float64() -> None:
 
 
 def changed_step(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[EncoderRunner], None]:
-    """A runner whose step gives other vectors."""
-
     def fault(runner: EncoderRunner) -> None:
         encode = runner._steps["encode"]
         runner._steps["encode"] = lambda ids, mask: (change(encode, ids, mask),)

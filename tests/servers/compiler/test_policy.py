@@ -215,7 +215,6 @@ def compiled(
 
 
 def storages(module: nn.Module) -> set[int]:
-    """The memory of the projections' weights."""
     weights = [item.weight for item in module.modules() if isinstance(item, nn.Linear)]
     return {getattr(weight, "qdata", weight).untyped_storage().data_ptr() for weight in weights}
 

@@ -62,7 +62,6 @@ def square(x: torch.Tensor) -> torch.Tensor:
 
 
 def serving() -> Trigger:
-    """A step that begins now."""
     return Trigger(batch_id=7, shape="decode batch 3", phase="serving")
 
 

@@ -102,7 +102,6 @@ def test_regions_of_an_encoder_are_named_and_may_match_nothing(recorder: Compile
 def served(
     runner: EncoderRunner, recorder: CompileRecorder, lengths: Sequence[int]
 ) -> tuple[list[Finished], list[StepRecord]]:
-    """Texts that come at once, through the engine."""
     engine, arrivals = Engine(runner.arm, runner, recorder.drain), Arrivals()
     for number, length in enumerate(lengths):
         arrivals.put(Submit(request_id=str(number), prompt=job(length).prompt, max_tokens=0, recv_ns=now_ns()))

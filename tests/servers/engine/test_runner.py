@@ -67,7 +67,6 @@ def jobs_for(vocab_size: int, *, seed: int, count: int = 12) -> list[Job]:
 
 
 def own_request(arm: ArmConfig) -> Job:
-    """The request that a replica answers before it serves."""
     request = first_request(arm, 9)
     prompt = list(request.token_ids.ids)
     return Job(request_id="own", prompt=prompt, max_tokens=request.max_tokens, recv_ns=0)

@@ -25,7 +25,6 @@ def scheduler_with(*jobs: Job, **limits: int) -> Scheduler:
 
 
 def active(scheduler: Scheduler) -> list[Job]:
-    """Jobs that hold a row, in row order."""
     return sorted((item for item in scheduler if item.row >= 0), key=lambda item: item.row)
 
 

@@ -153,7 +153,6 @@ def count_tokens(chunks: Iterator[inference_pb2.GenerateChunk]) -> int:
 
 
 def refusal(replica: Replica, request: Any) -> grpc.Call:
-    """The error that the request ends with."""
     is_text = isinstance(request, inference_pb2.EmbedRequest)
     method = replica.inference.Embed.future if is_text else replica.inference.Generate
     call = method(request, timeout=PATIENCE_S)

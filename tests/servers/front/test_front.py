@@ -34,7 +34,6 @@ from servers.rpc import inference_pb2, telemetry_pb2
 
 
 def front_of(*messages: object, compiles: bool = True) -> Front:
-    """A front that has received the messages."""
     arm = ArmConfig(name="arm", compile=CompileConfig(enabled=compiles))
     front = Front(arm, "arm-0", lambda message: None, load_tokenizer(arm.model.id), FrontMetrics("arm", "arm-0"))
     for message in messages:
@@ -133,7 +132,6 @@ def test_all_of_a_compile_goes_over_the_wire_and_its_time_is_counted() -> None:
 
 
 def under_way_now(front: Front) -> list[telemetry_pb2.CompileUnderWay]:
-    """What a watcher who comes now gets."""
     with front.watch(CompileUnderWay) as late:
         front.close()
         return [telemetry_event(event).under_way for event in iter(lambda: asyncio.run(late.get()), None)]  # type: ignore[arg-type]
@@ -217,8 +215,8 @@ def test_a_watch_that_is_not_read_ends_with_its_reason(monkeypatch: pytest.Monke
     assert context.abort.await_args.args[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def submit(number: int, tokens: int) -> Submit:
-    return Submit(request_id=str(number), prompt=[5] * tokens, max_tokens=1, recv_ns=0)
+def submit(name: object = "same", tokens: int = 1) -> Submit:
+    return Submit(request_id=str(name), prompt=[5] * tokens, max_tokens=2, recv_ns=0)
 
 
 def test_an_engine_that_does_not_read_blocks_no_sender_and_gets_every_message_in_order() -> None:
@@ -324,10 +322,6 @@ def test_each_token_is_decoded_a_few_times_also_where_bytes_never_become_a_chara
         assert len(shown) > 80
 
 
-def submit_same(request_id: str = "same") -> Submit:
-    return Submit(request_id=request_id, prompt=[1], max_tokens=2, recv_ns=0)
-
-
 def output(*tokens: int, ends: bool = False, cancelled: int = 0) -> StepOutput:
     return StepOutput(
         emit_ns=1,
@@ -347,15 +341,15 @@ def front() -> Front:
 def test_requests_that_cannot_be_taken_are_refused_and_the_first_failure_is_told(front: Front) -> None:
     def refused(request_id: str, of: Front = front) -> tuple[grpc.StatusCode, str]:
         with pytest.raises(RefusedError) as caught:
-            of.admit(submit_same(request_id))
+            of.admit(submit(request_id))
         return caught.value.code, caught.value.message
 
     assert refused("early", front_of())[0] is grpc.StatusCode.UNAVAILABLE
-    front.admit(submit_same())
+    front.admit(submit())
     assert refused("same")[0] is grpc.StatusCode.INVALID_ARGUMENT
     limit = front.arm.engine.slots + front.arm.engine.max_queue
     for number in range(1, limit):
-        front.admit(submit_same(str(number)))
+        front.admit(submit(str(number)))
     code, message = refused("one more")
     assert (code, f"limit is {limit}" in message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
     assert front.counters["rejected"] == 1
@@ -369,9 +363,9 @@ def test_requests_that_cannot_be_taken_are_refused_and_the_first_failure_is_told
 
 
 def test_the_cleanup_of_a_slow_reader_leaves_a_retry_alone(front: Front) -> None:
-    first = front.admit(submit_same())
+    first = front.admit(submit())
     front.receive([output(7, 8, ends=True)])  # ended, and its reader has not read it yet
-    retry = front.admit(submit_same())
+    retry = front.admit(submit())
     front.abandon("same", first)
     front.receive([output(5, 6, ends=True)])
     assert (retry.token_ids, retry.finished is not None) == ([5, 6], True)
@@ -379,10 +373,10 @@ def test_the_cleanup_of_a_slow_reader_leaves_a_retry_alone(front: Front) -> None
 
 
 def test_what_is_left_of_a_cancelled_request_is_not_the_retrys(front: Front) -> None:
-    first = front.admit(submit_same())
+    first = front.admit(submit())
     front.receive([output(7)])
     front.abandon("same", first)
-    retry = front.admit(submit_same())
+    retry = front.admit(submit())
     front.receive([output(8), output(9, ends=True)])  # on their way when the engine was told
     assert (retry.token_ids, retry.finished) == ([], None)
     front.receive([output(cancelled=1), output(5), output(6, ends=True)])
@@ -392,8 +386,8 @@ def test_what_is_left_of_a_cancelled_request_is_not_the_retrys(front: Front) -> 
 
 def test_two_cancels_are_both_awaited(front: Front) -> None:
     for _ in range(2):
-        front.abandon("same", front.admit(submit_same()))
-    last = front.admit(submit_same())
+        front.abandon("same", front.admit(submit()))
+    last = front.admit(submit())
     front.receive([output(8, cancelled=1)])
     assert last.token_ids == []
     front.receive([output(cancelled=1), output(5)])
@@ -403,7 +397,7 @@ def test_two_cancels_are_both_awaited(front: Front) -> None:
 def test_a_bad_message_costs_no_other(
     front: Front, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = front.admit(submit_same())
+    answer = front.admit(submit())
 
     def fail(event: object) -> None:
         raise RuntimeError("no room")

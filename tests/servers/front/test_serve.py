@@ -113,7 +113,7 @@ def test_cancelled_and_expired_requests_free_their_slots(replica: Replica) -> No
 
 @in_processes
 @with_replica
-def test_a_replica_tells_of_its_arm_and_of_its_steps_and_memory(replica: Replica) -> None:
+def test_a_replica_tells_of_its_arm_and_listens_at_two_ports_alone(replica: Replica) -> None:
     list(replica.inference.Generate(ask()))
     steps = replica.steps(2)
     assert [step.step_id for step in steps] == list(range(steps[0].step_id, steps[0].step_id + len(steps)))
@@ -139,11 +139,6 @@ def test_a_replica_tells_of_its_arm_and_of_its_steps_and_memory(replica: Replica
         'tailgate_memory_bytes{arm="eager",owner="kv_cache",replica="eager-7"}',
     ):
         assert metric in text
-
-
-@in_processes
-@with_replica
-def test_a_replica_listens_at_its_two_ports_alone_and_its_sockets_have_no_names(replica: Replica) -> None:
     found = {(item.address, item.port) for item in listeners(replica.process.pid)}
     assert found == {("127.0.0.1", replica.port), ("127.0.0.1", replica.metrics_port)}
     assert unix_names(replica.process.pid) == set()
@@ -392,7 +387,6 @@ def test_undecodable_messages_are_invalid_arguments_and_leave_no_traceback(caplo
 
 
 def is_let_in(replica: Replica, credentials: grpc.ChannelCredentials) -> bool:
-    """Whether a new connection with these files is answered."""
     own = [("grpc.use_local_subchannel_pool", 1)]
     with grpc.secure_channel(f"127.0.0.1:{replica.port}", credentials, own) as channel:
         call = health_pb2_grpc.HealthStub(channel).Check.future(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)

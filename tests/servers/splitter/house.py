@@ -113,8 +113,6 @@ class Replica(inference_pb2_grpc.InferenceServicer):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one call came to."""
-
     code: grpc.StatusCode
     details: str
     tokens: int
@@ -169,8 +167,6 @@ async def ask_many(target: str, requests: list[dict[str, Any]]) -> list[Answer]:
 
 
 class House:
-    """Arms with their replicas, and the Envoy before them."""
-
     def __init__(self, loop: Loop, work_dir: Path, replicas: dict[str, int], **settings: Any) -> None:
         self.loop = loop
         self.work_dir = work_dir

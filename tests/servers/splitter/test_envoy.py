@@ -232,7 +232,6 @@ def accepts(port: int) -> bool:
 
 
 def start_alone(folder: Path, **settings: Any) -> Envoy:
-    """An Envoy before an arm that is not there."""
     config = SplitterConfig(arms=(ArmTarget(name="eager", backends=("127.0.0.1:1",)),), **settings)
     return Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder)
 

@@ -63,7 +63,6 @@ def test_the_route_pins_arms_splits_by_weight_and_mirrors_to_shadows() -> None:
 
 
 def deployed(kind: str) -> dict[str, dict[str, Any]]:
-    """The manifests of `kind` in deploy/kubernetes by name."""
     documents = [
         document
         for path in sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))

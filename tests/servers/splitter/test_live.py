@@ -136,7 +136,6 @@ def test_an_answer_of_another_server_is_one_line(question: Question, body: str) 
 
 
 def logged(house: House, count: int) -> list[LoggedRequest]:
-    """The lines of the log once there are `count`."""
     path = Path(house.config.request_log)
 
     def ended() -> list[LoggedRequest]:
@@ -226,7 +225,6 @@ def test_a_torn_line_or_one_with_impossible_times_is_none(text: str) -> None:
 
 
 def counted(house: House, arm: str, ended: int) -> ArmStatistics:
-    """The statistics of the arm once so many requests have ended."""
     wait_for(
         lambda: read_statistics(house.envoy.admin)[arm].ended >= ended,
         otherwise=lambda: read_statistics(house.envoy.admin),
