@@ -23,9 +23,10 @@ from servers.host_memory import host_memory
 from servers.metadata import whole_number
 from servers.program import isolate_compiler, on_its_card_alone
 from servers.rpc.generate import PACKAGE, generate
-from servers.security import ServerTls, is_bearer, server_tls, token_from_file, token_from_variable
+from servers.security import ServerTls, check_named, is_bearer, server_tls, token_from_file, token_from_variable
 from servers.visible_card import only_card
 from tests.fakes.credentials import Certificates, make_certificates
+from tests.servers.test_config import refusal
 
 ARM = ArmConfig.from_preset("compiled-naive")
 SECRET = "s3cret-T0ken"
@@ -171,6 +172,7 @@ def test_errors_about_a_token_name_its_source_and_never_hold_it(
         with pytest.raises(ConfigError, match=text) as caught:
             token_from_variable(name, key="--token-env")
         assert SECRET not in str(caught.value)
+    refusal(check_named, {"--token-env": " ", "--tls-key": None}, words=("--token-env", "empty"))
     path = tmp_path / "token"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
