@@ -265,7 +265,10 @@ def read(path: str) -> Artifact:
 
 
 def unpack(artifact: Artifact, folder: Path) -> None:
-    """The compile cache in `folder` holds what the artifact holds, as if it had been compiled there."""
+    """Fill the compile cache in `folder` with what the artifact holds, as if it had been compiled there.
+
+    A file that is there already is replaced and not written over: this process, or another replica, may have loaded it.
+    """
     here = _in_json(folder)
     with Path(artifact.path).open("rb") as file:
         for _ in range(3):
@@ -283,7 +286,9 @@ def unpack(artifact: Artifact, folder: Path) -> None:
                     content = content.replace(_FOLDER, here)
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(content)
+                partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+                partial.write_bytes(content)
+                partial.replace(target)
 
 
 def _in_json(folder: Path) -> bytes:

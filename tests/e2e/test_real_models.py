@@ -31,14 +31,16 @@ from tests.servers.front.replica import (
     ENCODER,
     ENCODER_ENGINE,
     ENGINE,
+    TEXTS,
     Replica,
     ask,
+    assert_as_plain,
     count_tokens,
     embed,
+    embed_together,
     end_replicas,
     start,
 )
-from tests.servers.front.test_embed import TEXTS, assert_as_plain, embed_together
 from tests.servers.test_parity import (
     ENGINE as PARITY_ENGINE,
 )

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,20 +28,14 @@ def as_it_is(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host of one GiB."""
-    monkeypatch.setattr(neighbour, "host_memory", lambda: (GIB, GIB))
-
-
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.usefixtures("host")
-def test_the_neighbour_answers_each_demand_and_ends_with_its_stdin(
+def test_a_neighbour_answers_and_ends_with_stdin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(neighbour, "host_memory", lambda: (GIB, GIB))
     monkeypatch.setattr("sys.stdin", io.StringIO('{"memory_share": 0.01, "compute_share": 0.1}\n{}\n'))
     assert neighbour.main(["--device", "cpu"]) == 0
     ready, began, ended = lines(capsys)
@@ -108,26 +103,18 @@ def test_a_card_whose_memory_others_hold_reads_less(monkeypatch: pytest.MonkeyPa
         assert Sizes.of(torch.device("cuda:0")).read_bytes == expected_mib << 20
 
 
-@pytest.mark.parametrize(("stdin", "code"), [("go\n", 0), ("", 1)])
 def test_it_measures_at_the_word_and_ends_with_its_stdin(
-    stdin: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Sizes, "of", lambda _: SMALL)
-    monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
-    assert reference.main(["--device", "cpu", "--seconds", "0.01"]) == code
-    ready, *measured = lines(capsys)
-    assert ready == {"ready": True}
-    assert [(item["error"], set(FIGURES) < set(item)) for item in measured] == [(None, True)] * (1 - code)
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory.\nTried"), MemoryError()])
-def test_a_device_that_is_full_is_an_error_in_one_line(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(_: torch.device) -> Sizes:
-        raise error
-
-    monkeypatch.setattr(Sizes, "of", refuse)
-    assert reference.main(["--device", "cpu"]) == 0
-    (message,) = lines(capsys)
-    assert message["error"] == f"{type(error).__name__}" + (": CUDA out of memory." if str(error) else "")
+    for stdin, code in (("go\n", 0), ("", 1)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        assert reference.main(["--device", "cpu", "--seconds", "0.01"]) == code
+        ready, *measured = lines(capsys)
+        assert ready == {"ready": True}
+        assert [(item["error"], set(FIGURES) < set(item)) for item in measured] == [(None, True)] * (1 - code)
+    for error in (torch.OutOfMemoryError("CUDA out of memory.\nTried"), MemoryError()):
+        monkeypatch.setattr(Sizes, "of", Mock(side_effect=error))
+        assert reference.main(["--device", "cpu"]) == 0
+        (message,) = lines(capsys)
+        assert message["error"] == f"{type(error).__name__}" + (": CUDA out of memory." if str(error) else "")

@@ -23,6 +23,7 @@ from servers.compiler.recorder import CompileRecorder
 from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine.borders import batch_borders, prefill_borders, prompt_borders
 from servers.engine.encoder import EncoderRunner
+from servers.engine.engine import Arrivals, Engine
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Move
 from servers.fields import ConfigError
@@ -148,96 +149,73 @@ def forget_the_moves(runner: ModelRunner) -> None:
     runner.move = nothing  # type: ignore[method-assign]
 
 
+def show_one_position_too_many(runner: ModelRunner) -> None:
+    def show(step: Any) -> None:
+        mask = step._mask
+        step._mask = lambda positions, width: torch.maximum(mask(positions, width), mask(positions, width).roll(1, -1))
+
+    for step in runner._steps.values():
+        show(step)
+
+
+def change_outputs(change: Callable[[Any, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> Fault:
+    """The logits and greedy tokens of each step become those that `change` makes of them."""
+
+    def fault(runner: ModelRunner) -> None:
+        run = runner.run
+        runner.run = lambda step, shape: change(step, *run(step, shape))  # type: ignore[method-assign]
+
+    return fault
+
+
 def take_the_second_best_once(runner: ModelRunner) -> None:
     """The logits are right and the token is not: only the free run can show it."""
-    run, steps = runner.run, iter(range(10**6))
-
-    def wrong(step: Any, shape: Any) -> Any:
-        logits, greedy = run(step, shape)
-        return (logits, logits.argsort(dim=-1)[:, -40]) if next(steps) == 25 else (logits, greedy)
-
-    runner.run = wrong  # type: ignore[method-assign]
+    steps = iter(range(10**6))
+    change_outputs(
+        lambda step, logits, greedy: (logits, logits.argsort(dim=-1)[:, -40] if next(steps) == 25 else greedy)
+    )(runner)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("fault", [perturb_a_weight, forget_the_moves, take_the_second_best_once])
-def test_a_planted_fault_fails_in_any_dtype(fault: Fault, dtype: str) -> None:
+def flip_where(is_wrong: Callable[[Any], bool], rows: slice) -> Fault:
+    def flip(step: Any, logits: torch.Tensor, greedy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if step.kind == "decode" and is_wrong(step):
+            logits[rows] = logits[rows].flip(-1)
+        return logits, greedy
+
+    return change_outputs(flip)
+
+
+at_the_longest_context = flip_where(lambda step: max(job.context for job in step.jobs) - 1 >= 51, slice(None))
+of_three_rows = flip_where(lambda step: len(step.jobs) == 3, slice(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("fault", "dtype", "finding"),
+    [
+        (perturb_a_weight, "float32", "error"),
+        (perturb_a_weight, "bfloat16", "error"),
+        (round_the_weights, "float32", "error"),
+        (forget_the_moves, "float32", "tail error"),
+        (forget_the_moves, "bfloat16", "tail error"),
+        (show_one_position_too_many, "float32", "error"),
+        (show_one_position_too_many, "bfloat16", "error"),
+        (at_the_longest_context, "bfloat16", "worst error"),
+        (of_three_rows, "bfloat16", "worst error"),
+        (take_the_second_best_once, "float32", "flips"),
+        (take_the_second_best_once, "bfloat16", "flips"),
+    ],
+)
+def test_a_planted_fault_fails(fault: Fault, dtype: str, finding: str) -> None:
     outcome = parity_of(arm_for("eager-padded", dtype), fault)
-    assert outcome.control.verdict == "PASS"
-    assert outcome.verdict == "FAIL", outcome.arms[0]
-    verdict_of = verdicts(outcome)
-    if fault is take_the_second_best_once:
-        assert verdict_of["error"] == "PASS"
-        assert verdict_of["flips"] == "FAIL"
-        assert "in its free run" in " ".join(outcome.arms[0].reasons)
-    else:
-        assert "FAIL" in (verdict_of["error"], verdict_of["tail error"], verdict_of["worst error"])
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_mask_that_shows_one_position_too_many_fails(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    control(dtype)  # before the fault
-    right = torch.nn.functional.scaled_dot_product_attention
-
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **more: Any) -> torch.Tensor:
-        mask = more.pop("attn_mask")
-        return right(query, key, value, attn_mask=torch.maximum(mask, mask.roll(1, dims=-1)), **more)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
-    outcome = parity_of(arm_for("eager-padded", dtype))
-    assert outcome.verdict == "FAIL"
-    assert verdicts(outcome)["error"] == "FAIL"
-
-
-def test_a_wrong_dtype_fails_and_shows_in_the_facts() -> None:
-    outcome = parity_of(arm_for("eager-padded", "float32"), round_the_weights)
-    assert outcome.verdict == "FAIL"
-    assert verdicts(outcome)["error"] == "FAIL"
-    facts = {}
-    for dtype in ("float32", "bfloat16"):
-        runner = loaded(arm_for("eager", dtype))
-        facts[dtype] = parity.arm_facts(runner, parity.checksum(runner.model))
-        assert facts[dtype]["dtypes"] == dtype
-    assert facts["float32"]["weights"] != facts["bfloat16"]["weights"]
-    assert facts["float32"]["attention"] == facts["bfloat16"]["attention"]
+    assert (outcome.control.verdict, outcome.verdict) == ("PASS", "FAIL"), outcome.arms[0]
+    assert verdicts(outcome)[finding] == "FAIL", outcome.arms[0]
+    assert finding != "flips" or verdicts(outcome)["error"] == "PASS"
 
 
 def test_a_control_that_computes_another_model_is_no_measure() -> None:
     said, plan, reference = control("float32")
     wrong, _ = answers(arm_for("eager", "float32"), plan, perturb_a_weight)
     assert judged(wrong, said, plan, reference).verdict == "INCONCLUSIVE"
-
-
-def wrong_logits(is_wrong: Callable[[Any], bool], rows: slice) -> Fault:
-    """The last logits of these rows are wrong in some decode steps."""
-
-    def fault(runner: ModelRunner) -> None:
-        run = runner.run
-
-        def wrong(step: Any, shape: Any) -> Any:
-            logits, greedy = run(step, shape)
-            if step.kind == "decode" and is_wrong(step):
-                logits[rows] = logits[rows].flip(-1)
-            return logits, greedy
-
-        runner.run = wrong  # type: ignore[method-assign]
-
-    return fault
-
-
-@pytest.mark.parametrize(
-    ("is_wrong", "rows"),
-    [
-        (lambda step: max(job.context for job in step.jobs) - 1 >= 51, slice(None)),
-        (lambda step: len(step.jobs) == 3, slice(2, 3)),
-    ],
-    ids=["longest context", "three rows"],
-)
-def test_a_fault_at_one_border_alone_fails(is_wrong: Callable[[Any], bool], rows: slice) -> None:
-    outcome = parity_of(arm_for("eager-padded", "bfloat16"), wrong_logits(is_wrong, rows))
-    assert verdicts(outcome)["worst error"] == "FAIL"
-    if rows == slice(None):
-        assert "prompt of 40 tokens" in " ".join(outcome.arms[0].reasons)
 
 
 @functools.cache
@@ -276,11 +254,15 @@ def test_a_planted_fault_fails_a_quantised_arm(fault: Fault, finding: str) -> No
     assert verdicts(outcome)[finding] == "FAIL", outcome.arms[0]
 
 
-def test_quantised_arms_show_that_they_began_with_the_controls_weights() -> None:
-    plain = loaded(arm_for("eager", "float32"))
+def test_facts_name_the_dtype_and_the_weights_before_they_are_quantised() -> None:
+    runners = {dtype: loaded(arm_for("eager", dtype)) for dtype in ("float32", "bfloat16")}
+    sums = {dtype: parity.checksum(runner.model) for dtype, runner in runners.items()}
+    facts = {dtype: parity.arm_facts(runner, sums[dtype]) for dtype, runner in runners.items()}
+    assert {dtype: facts[dtype]["dtypes"] for dtype in facts} == {dtype: dtype for dtype in facts}
+    assert facts["float32"]["weights"] != facts["bfloat16"]["weights"]
+    assert facts["float32"]["attention"] == facts["bfloat16"]["attention"]
     model = quantised("eager").model
-    assert parity.weights_of(model) == parity.checksum(plain.model)
-    assert parity.weights_of(replace(model, seed=1)) != parity.checksum(plain.model)
+    assert parity.weights_of(model) == sums["float32"] != parity.weights_of(replace(model, seed=1))
     held = parity.arm_facts(loaded(quantised("eager")), "digest")["held"]
     assert held["quantisation"] == "int8-weight-only"
     assert 0 < held["quantised_bytes"] < held["bytes"]
@@ -313,7 +295,6 @@ def test_a_strict_arm_that_was_not_warmed_at_a_border_is_refused_with_the_reason
 
 
 def answered(plan: parity.Plan) -> parity.Plan:
-    """The plan of a control that answered with any tokens."""
     return replace(plan, continuations=tuple((1,) * count for count in plan.counts))
 
 
@@ -328,7 +309,6 @@ def test_every_decode_bucket_and_the_longest_context_are_asked() -> None:
 
 
 def sizes_run(arm: ArmConfig, plan: parity.Plan) -> dict[str, set[int]]:
-    """The sizes that the teacher forcing of the plan runs."""
     runner, logits = loaded(arm), np.zeros((plan.positions, 259), dtype=np.float32)
     return parity.forced_logits(runner, answered(plan), logits, quiet)
 
@@ -366,7 +346,7 @@ def test_a_batch_border_that_too_few_prompts_fill_is_unasked_and_logged(caplog: 
     assert one_token.borders["eager"].batches == {"prefill": (1,)}, "no decode steps"
 
 
-def measured(arm: ArmConfig, folder: Path, **task: int) -> dict[str, Any]:
+def measured(arm: ArmConfig, folder: Path, **task: Any) -> dict[str, Any]:
     """The borders that the measuring process leaves of the arm; the plan is there already, or the arm makes it."""
     paths = {"plan": str(folder / "plan.json"), "texts": "", "on_texts": []}
     arms = [(ENCODERS[0] if arm.model.task == "embed" else arm).to_dict(), arm.to_dict()]
@@ -387,34 +367,47 @@ def test_a_measured_arm_leaves_the_borders_that_its_steps_asked(tmp_path: Path) 
     assert len(borders["unasked_prompts"]) == len(borders["prompts"]) - 3
 
 
-def many_borders() -> ArmConfig:
-    ladder = (*range(3, 200, 4), 200)
-    shapes = ShapeConfig(kind="buckets", length_ladder=ladder)
-    return ArmConfig(name="many", shapes=shapes, engine=EngineConfig(max_prompt_tokens=200))
+def test_lost_tokens_large_logits_and_other_texts_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Losing(Engine):
+        def advance(self, arrivals: Arrivals) -> Any:
+            outputs, events = super().advance(arrivals)
+            return [replace(output, tokens=output.tokens[1:]) for output in outputs], events
+
+    arm, texts = arm_for("eager", "float32"), tmp_path / "texts.json"
+    parity.Plan(prompts=((1, 259),), counts=(1,), continuations=((2,),)).write(texts)
+    with pytest.raises(ConfigError, match=r"parity\.texts .*259"):
+        measured(arm, tmp_path, texts=str(texts), on_texts=[arm.name])
+    monkeypatch.setattr(parity, "Engine", Losing)
+    with pytest.raises(RuntimeError, match="instead of"):
+        measured(arm, tmp_path, prompts=3)
+    monkeypatch.setattr(parity, "MAX_LOGITS_BYTES", 0)
+    with pytest.raises(ConfigError, match=r"parity\.prompts"):
+        measured(arm, tmp_path, prompts=3)
 
 
 def test_a_plan_without_a_count_reaches_every_border_and_fills_the_slots() -> None:
+    shapes = ShapeConfig(kind="buckets", length_ladder=(*range(3, 200, 4), 200))
+    many = ArmConfig(name="many", shapes=shapes, engine=EngineConfig(max_prompt_tokens=200))
     assert len(plan_for(arm_for("eager", "float32", slots=24), tokens=2).prompts) == 36
-    plan = plan_for(many_borders(), tokens=2, least=64)
+    plan = plan_for(many, tokens=2, least=64)
     assert len(plan.prompts) > 64
-    assert {len(prompt) for prompt in plan.prompts} >= prompt_borders(many_borders())
+    assert {len(prompt) for prompt in plan.prompts} >= prompt_borders(many)
     assert plan.borders["many"].unasked_prompts == ()
-    assert len(plan_for(many_borders(), tokens=2, least=500).prompts) == 500
+    assert len(plan_for(many, tokens=2, least=500).prompts) == 500
     assert len(plan_for(arm_for("eager", "float32"), tokens=2, least=64).prompts) == 64
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_the_checksum_sees_a_change_of_any_element_and_of_their_order(dtype: torch.dtype) -> None:
-    def of(values: list[float]) -> str:
+def test_the_checksum_sees_a_change_of_any_element_and_of_their_order() -> None:
+    def of(values: list[float], dtype: torch.dtype) -> str:
         module = torch.nn.Module()
         module.register_buffer("values", torch.tensor(values).to(dtype))
         return parity.checksum(module)
 
     base = [0.0, 1.0, -2.0, 3.0]
-    changed = [of([*base[:index], base[index] + 4.0, *base[index + 1 :]]) for index in range(4)]
-    swapped = of([1.0, 0.0, -2.0, 3.0])
-    assert len({of(base), swapped, *changed}) == 6
-    assert of(base) == of(list(base))
+    changed = [[*base[:index], base[index] + 4.0, *base[index + 1 :]] for index in range(4)]
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+        assert len({of(values, dtype) for values in (base, [1.0, 0.0, -2.0, 3.0], *changed)}) == 6
+        assert of(base, dtype) == of(list(base), dtype)
 
 
 def test_nothing_in_the_reference_is_rounded_to_float32() -> None:
@@ -457,7 +450,6 @@ def vectors_of(arm: ArmConfig, fault: Callable[[EncoderRunner], None] = lambda r
 
 @functools.cache
 def control_vectors() -> tuple[Embedded, np.ndarray[Any, Any]]:
-    """Those of the control, and the reference."""
     model = parity.load_reference(ENCODER)
     return vectors_of(ENCODERS[0]), reference_vectors(model, "mean", PLAN.prompts, parity.NothingBelowFloat64, quiet)
 
@@ -487,8 +479,6 @@ def test_a_padded_arm_has_the_vectors_of_the_control_and_of_float64() -> None:
 
 
 def changed_step(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[EncoderRunner], None]:
-    """A runner whose step gives other vectors."""
-
     def fault(runner: EncoderRunner) -> None:
         encode = runner._steps["encode"]
         runner._steps["encode"] = lambda ids, mask: (change(encode, ids, mask),)
@@ -514,18 +504,13 @@ def test_a_broken_encoder_fails(arm: ArmConfig, fault: Callable[[EncoderRunner],
     assert judged_vectors(vectors_of(replace(arm, name="broken"), fault)).verdict == "FAIL"
 
 
-STRICT = replace(
-    ENCODERS[0],
-    name="strict",
-    compile=CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal"),
-)
-
-
 def test_a_strict_encoder_that_was_not_warmed_at_a_border_is_refused_and_no_control(tmp_path: Path) -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
+    strict = replace(ENCODERS[0], name="strict", compile=policy)
     with pytest.raises(ConfigError, match=r"the control refuses"):
-        measured(STRICT, tmp_path)
+        measured(strict, tmp_path)
     PLAN.write(tmp_path / "plan.json")
-    measured(STRICT, tmp_path)
+    measured(strict, tmp_path)
     reason = json.loads((tmp_path / "refused.json").read_text())["reason"]
     assert f" of {len(BATCHES.rows)} vectors" in reason
     assert "no graph fits" in reason

@@ -20,12 +20,13 @@ from servers.artifact import made_for
 from servers.config import ArmConfig, CompileConfig, ModelConfig
 from servers.fields import ConfigError
 from servers.host_memory import host_memory
-from servers.metadata import trailing_key, whole_number
+from servers.metadata import whole_number
 from servers.program import isolate_compiler, on_its_card_alone
 from servers.rpc.generate import PACKAGE, generate
-from servers.security import ServerTls, is_bearer, server_tls, token_from_file, token_from_variable
+from servers.security import ServerTls, check_named, is_bearer, server_tls, token_from_file, token_from_variable
 from servers.visible_card import only_card
 from tests.fakes.credentials import Certificates, make_certificates
+from tests.servers.test_config import refusal
 
 ARM = ArmConfig.from_preset("compiled-naive")
 SECRET = "s3cret-T0ken"
@@ -107,25 +108,20 @@ CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
         ("cuda:1", {HIP: "0", CUDA: "2,3"}, ("cuda:0", {CUDA: "3"})),
         # names no visible card
         ("auto", {}, ("auto", {})),
-        ("cuda", {}, ("cuda", {})),
         ("cuda:2", {CUDA: "0,1"}, ("cuda:2", {})),
         ("cuda:0", {CUDA: ""}, ("cuda:0", {})),
         # on the processor
-        ("cpu", {}, ("cpu", {HIP: "", CUDA: ""})),
         ("cpu", {CUDA: "2,3"}, ("cpu", {HIP: "", CUDA: ""})),
     ],
 )
-def test_a_process_sees_its_card_alone_as_the_first(
+def test_a_process_sees_only_its_card(
     device: str, environment: dict[str, str], expected: tuple[str, dict[str, str]]
 ) -> None:
     assert only_card(device, environment) == expected
-
-
-def test_a_process_of_an_arm_sees_that_arms_card_alone() -> None:
-    environment = {CUDA: "4,7"}
-    arm = ArmConfig.from_preset("eager", model=ModelConfig(device="cuda:1"))
-    assert on_its_card_alone(arm, environment).model.device == "cuda:0"
-    assert environment == {CUDA: "7"}
+    arm = ArmConfig.from_preset("eager", model=ModelConfig(device=device))
+    changed = dict(environment)
+    assert on_its_card_alone(arm, changed).model.device == expected[0]
+    assert changed == {**environment, **expected[1]}
 
 
 def test_the_memory_of_a_host_is_read_in_bytes(tmp_path: Path) -> None:
@@ -162,7 +158,7 @@ def test_unusable_certificates_are_refused_by_name(pem: Certificates, tmp_path: 
         assert "\n" not in str(caught.value)
 
 
-def test_a_token_comes_from_a_variable_or_a_file_and_an_error_never_holds_it(
+def test_errors_about_a_token_name_its_source_and_never_hold_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", f"{SECRET}\n")
@@ -176,63 +172,39 @@ def test_a_token_comes_from_a_variable_or_a_file_and_an_error_never_holds_it(
         with pytest.raises(ConfigError, match=text) as caught:
             token_from_variable(name, key="--token-env")
         assert SECRET not in str(caught.value)
+    refusal(check_named, {"--token-env": " ", "--tls-key": None}, words=("--token-env", "empty"))
     path = tmp_path / "token"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
         token_from_file(str(path), key="--token-file")
 
 
-@pytest.mark.parametrize("header", [f"Bearer {SECRET}", f"bearer  {SECRET}", f"Bearer {SECRET}".encode()])
-def test_the_right_token_is_accepted(header: str | bytes) -> None:
-    assert is_bearer(header, SECRET)
+def test_the_right_token_alone_is_accepted() -> None:
+    for header in (f"Bearer {SECRET}", f"bearer  {SECRET}", f"Bearer {SECRET}".encode()):
+        assert is_bearer(header, SECRET)
+    for other in (f"Bearer {SECRET}x", f"Basic {SECRET}", SECRET, "Bearer", "", None, "Bearer \u00e9"):
+        assert not is_bearer(other, SECRET)
 
 
-@pytest.mark.parametrize(
-    "header", [f"Bearer {SECRET}x", f"Basic {SECRET}", SECRET, "Bearer", "", None, "Bearer \u00e9"]
-)
-def test_any_other_header_is_refused(header: str | None) -> None:
-    assert not is_bearer(header, SECRET)
+BAD_ADDRESSES = ("", "host", "host:", ":1", "host:0", "host:65536", "host:port", "host:٣", "a b:1", "a/b:1", "hö:1")
 
 
-@pytest.mark.parametrize("address", [("localhost", 1), ("10.0.0.5", 65535), ("::1", 50051), ("arm.example", 443)])
-def test_a_written_address_is_read_back(address: tuple[str, int]) -> None:
-    assert host_port(joined(*address)) == address
+def test_a_written_address_is_read_back_and_any_other_is_refused_in_the_words_of_the_caller() -> None:
+    for address in (("localhost", 1), ("10.0.0.5", 65535), ("::1", 50051), ("arm.example", 443)):
+        assert host_port(joined(*address)) == address
     assert host_port("localhost:0", lowest=0) == ("localhost", 0)
+    for text in (*BAD_ADDRESSES, f"h:{'1' * 5000}"):
+        with pytest.raises(ConfigError, match="host:port"):
+            host_port(text)
+        with pytest.raises(ConfigError, match=r"^--admin is odd$"):
+            host_port(text, "--admin is odd")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "host",
-        "host:",
-        ":1",
-        "host:0",
-        "host:65536",
-        "host:port",
-        "host:٣",
-        "a b:1",
-        "a/b:1",
-        "hö:1",
-        f"h:{'1' * 5000}",
-    ],
-)
-def test_any_other_address_is_refused_in_the_words_of_the_caller(text: str) -> None:
-    with pytest.raises(ConfigError, match="host:port"):
-        host_port(text)
-    with pytest.raises(ConfigError, match=r"^--admin is odd$"):
-        host_port(text, "--admin is odd")
-
-
-@pytest.mark.parametrize("text", ["0", "-7", "1795658587999068231", str(2**63 - 1), str(-(2**63))])
-def test_a_whole_number_is_one_that_a_column_holds(text: str) -> None:
-    assert whole_number(text) == int(text)
-    assert trailing_key("queue_ns") == "tailgate-queue-ns"
-
-
-@pytest.mark.parametrize("text", [str(2**63), "1" * 5000, "²", "1_0", " 1", "", None])
-def test_any_other_text_is_no_whole_number(text: str | None) -> None:
-    assert whole_number(text) is None
+def test_a_whole_number_is_one_that_a_column_holds() -> None:
+    for text in ("0", "-7", "1795658587999068231", str(2**63 - 1), str(-(2**63))):
+        assert whole_number(text) == int(text)
+    for other in (str(2**63), "1" * 5000, "²", "1_0", " 1", "", None):
+        assert whole_number(other) is None
 
 
 def test_committed_stubs_are_those_of_the_pinned_generator(tmp_path: Path) -> None:

@@ -171,11 +171,11 @@ def test_a_compile_on_another_thread_is_a_background_compile(recorder: CompileRe
     assert (elsewhere.kind, elsewhere.compile_id, elsewhere.batch_id) == ("background_compile", "1/0", -1)
     assert elsewhere.frame == here.frame
     assert elsewhere.start_ns < elsewhere.end_ns <= here.start_ns
+    with pytest.raises(ConfigError, match=r"compile\.background"):
+        internals.compile_in_background()  # in a process that has not begun so
 
 
-def test_isolated_regions_of_one_function_have_keys_reasons_and_footprints_of_their_own(
-    recorder: CompileRecorder,
-) -> None:
+def test_isolated_regions_of_a_function_have_their_own_keys_reasons_and_footprints(recorder: CompileRecorder) -> None:
     def region(**options: object) -> Any:
         return torch.compile(square, backend="aot_eager", dynamic=False, **options)  # type: ignore[call-overload]
 
@@ -196,11 +196,6 @@ def test_isolated_regions_of_one_function_have_keys_reasons_and_footprints_of_th
     assert "expected 3, actual 5" in events[2].reason
     assert "expected 4" not in events[2].reason, "the other region has a graph for 4"
     assert list(footprint.grown) == keys
-
-
-def test_a_process_that_did_not_begin_so_compiles_nothing_in_the_background() -> None:
-    with pytest.raises(ConfigError, match=r"compile\.background"):
-        internals.compile_in_background()
 
 
 def compile_attention() -> None:
@@ -244,14 +239,13 @@ def test_a_compile_on_another_thread_holds_up_the_step_that_began_before_it(reco
     assert (event.kind, place_of(event)) == ("jit", (3, "decode batch 8", "serving"))
 
 
-@pytest.mark.parametrize("inside", ["eager_fallback", "graph_capture"])
-def test_a_kernel_compiled_in_an_eager_step_or_a_recording_is_an_event(inside: str, recorder: CompileRecorder) -> None:
+def test_a_kernel_compiled_in_an_eager_step_or_a_recording_is_an_event(recorder: CompileRecorder) -> None:
     recorder.trigger = serving()
-    start_ns = now_ns()
-    compile_attention()
-    record = recorder.record_eager_step if inside == "eager_fallback" else recorder.record_capture
-    record(start_ns, now_ns())
-    assert kinds(recorder) == [inside, "jit"]
+    for record, kind in ((recorder.record_capture, "graph_capture"), (recorder.record_eager_step, "eager_fallback")):
+        start_ns = now_ns()
+        compile_attention()
+        record(start_ns, now_ns())
+        assert kinds(recorder) == [kind, "jit"]
 
 
 def test_a_kernel_compiled_in_a_compile_of_torch_is_part_of_it(recorder: CompileRecorder) -> None:

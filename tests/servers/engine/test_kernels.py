@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 import torch
 from transformers.integrations.sdpa_attention import repeat_kv
 
 from servers.engine import attention, sampling
 from servers.engine.attention import grouped_attention
-from servers.engine.kv_cache import SlotCache, Window
+from servers.engine.kv_cache import SlotCache
 from servers.engine.scheduler import Job
-from tests.fakes.kernels import varlen_flash
 
 
 class Module(torch.nn.Module):
@@ -33,34 +30,6 @@ def test_packed_heads_give_what_repeated_keys_give(length: int, mask_heads: int)
         ).transpose(1, 2)
         output, _ = grouped_attention(Module(), query, key, value, mask, scaling=scale)
         torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("padded", [6, 8])
-def test_chunks_in_place_see_exactly_what_precedes_each_token(padded: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "flash", varlen_flash)
-    generator = torch.Generator().manual_seed(padded)
-    limit, rows, starts, real = 20, torch.tensor([2, 0, 1]), (12, 6, 0), (6, 3, 6)
-    keys, values = (torch.randn(3 * (limit + 1) + padded, 2, 16, generator=generator) for _ in range(2))
-    query = torch.randn(3, 8, padded, 16, generator=generator)
-    positions = torch.full((3, padded), limit)
-    for row, (start, count) in enumerate(zip(starts, real, strict=True)):
-        positions[row, :count] = torch.arange(start, start + count)
-    window = Window(padding=limit)
-    window.in_place, window.context, window.memory = True, 18, (keys, values)
-    window.segments = attention.segments(positions, rows, limit)
-    output, _ = grouped_attention(Module(), query, query, query, None, window, scaling=0.3)
-    assert window.memory is None
-    for row, (start, count) in enumerate(zip(starts, real, strict=True)):
-        first = int(rows[row]) * (limit + 1)
-        for token in range(count):
-            seen = slice(first, first + start + token + 1)
-            expected = torch.nn.functional.scaled_dot_product_attention(
-                query[row, :, token, None],
-                keys[seen].transpose(0, 1).repeat_interleave(4, 0),
-                values[seen].transpose(0, 1).repeat_interleave(4, 0),
-                scale=0.3,
-            )
-            torch.testing.assert_close(output[row, token], expected[:, 0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_padding_row_reads_nothing_beyond_the_memory() -> None:
@@ -125,74 +94,15 @@ def test_uniform_numbers_are_spread_over_the_unit_interval_and_repeat_for_seed_a
     assert 0 <= sampling.uniform(2**64 - 1, 0) < 1
 
 
-def filled(max_length: int = 6) -> SlotCache:
-    cache = SlotCache(layers=2, slots=3, max_length=max_length)
-    write(cache, rows=[0], positions=[[0]], value=0.0, reads="rows")
-    return cache
-
-
-def rows_of(cache: SlotCache, layer: int = 0) -> torch.Tensor:
-    return cache.layers[layer].keys.unflatten(0, (3, -1))
-
-
-def write(
-    cache: SlotCache,
-    *,
-    rows: list[int],
-    positions: list[list[int]],
-    value: float,
-    reads: Literal["fresh", "rows", "slice"],
-) -> torch.Tensor:
-    window = cache.window
-    window.rows = torch.tensor(rows)
-    window.index = (window.rows[:, None] * (cache.max_length + 1) + torch.tensor(positions)).flatten()
-    window.context, window.reads = 4, reads
-    states = torch.full((len(rows), 2, len(positions[0]), 5), value)
-    for layer in range(2):
-        keys, values = cache.update(states, -states, layer)
-        assert torch.equal(keys, -values)
-    return keys
-
-
-def test_each_row_is_written_at_its_own_position() -> None:
-    seen = write(filled(), rows=[0, 1], positions=[[2], [3]], value=7.0, reads="slice")
-    assert seen.shape == (2, 2, 4, 5)
-    assert [(seen[row, :, place] == 7).all().item() for row in (0, 1) for place in (2, 3)] == [True, False, False, True]
-    assert (seen[0, :, 3] == 0).all()
-    assert (seen[1, :, 2] == 0).all()
-
-
-def test_a_whole_prompt_reads_itself_and_is_kept_and_a_later_chunk_reads_its_row() -> None:
-    cache = filled()
-    seen = write(cache, rows=[1], positions=[[0, 1, 2]], value=4.0, reads="fresh")
-    assert seen.shape == (1, 2, 3, 5)
-    assert (rows_of(cache)[1, :3] == 4).all()
-    assert (rows_of(cache)[1, 3:] == 0).all()
-    seen = write(cache, rows=[1], positions=[[3]], value=5.0, reads="rows")
-    assert seen[0, 0, :, 0].tolist() == [4, 4, 4, 5]
-    assert (rows_of(cache)[0] == 0).all()
-
-
-def test_padding_writes_where_no_context_reaches() -> None:
-    cache = filled(max_length=4)
-    seen = write(cache, rows=[1], positions=[[0, cache.max_length]], value=9.0, reads="rows")
-    assert (seen[0, :, 1:] == 0).all()
-
-
 def test_a_moved_row_is_copied_in_every_layer() -> None:
-    cache = filled()
-    write(cache, rows=[2], positions=[[1]], value=3.0, reads="rows")
+    cache = SlotCache(layers=2, slots=3, max_length=6)
+    window = cache.window
+    window.rows, window.index, window.context, window.reads = torch.tensor([2]), torch.tensor([2 * 7 + 1]), 4, "rows"
+    states = torch.full((1, 2, 1, 5), 3.0)
+    for view in cache.views():
+        view.update(states, -states, 0)
     cache.move_row(2, 0, positions=2)
-    for layer, held in enumerate(cache.layers):
+    for held in cache.layers:
         assert torch.equal(held.keys, -held.values)
-        assert (rows_of(cache, layer)[0, 1] == 3).all()
+        assert (held.keys.unflatten(0, (3, -1))[0, 1] == 3).all()
     assert cache.memory_bytes() == 2 * 2 * 3 * 2 * 7 * 5 * 4
-
-
-def test_a_view_serves_its_own_layer_for_any_number() -> None:
-    cache = filled()
-    states = torch.full((1, 2, 1, 5), 6.0)
-    cache.window.rows, cache.window.index, cache.window.reads = torch.tensor([0]), torch.tensor([2]), "rows"
-    cache.views()[1].update(states, states, 0)
-    assert (rows_of(cache, 1)[0, 2] == 6).all()
-    assert (rows_of(cache, 0)[0, 2] == 0).all()

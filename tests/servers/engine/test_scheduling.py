@@ -25,7 +25,6 @@ def scheduler_with(*jobs: Job, **limits: int) -> Scheduler:
 
 
 def active(scheduler: Scheduler) -> list[Job]:
-    """Jobs that hold a row, in row order."""
     return sorted((item for item in scheduler if item.row >= 0), key=lambda item: item.row)
 
 
@@ -36,10 +35,6 @@ def run_step(scheduler: Scheduler) -> tuple[str, str]:
         if scheduler.record(item, 7):
             scheduler.release(item.request_id)
     return step.kind, "".join(item.request_id for item in step.jobs)
-
-
-def test_equal_requests_are_two_jobs() -> None:
-    assert len({job("a"), job("a")}) == 2
 
 
 def test_prefill_and_decode_alternate_while_prompts_wait() -> None:
@@ -67,6 +62,7 @@ def test_the_last_row_moves_into_a_freed_one() -> None:
 
 
 def test_a_cancelled_request_is_gone_before_the_next_step() -> None:
+    assert len({job("a"), job("a")}) == 2, "equal requests are two jobs"
     scheduler = scheduler_with(job("a"), job("b"), slots=2)
     run_step(scheduler)
     scheduler.release("a")
@@ -82,8 +78,9 @@ def test_deadlines_cover_queued_and_active_requests() -> None:
     assert [item.request_id for item in scheduler.expired(50)] == ["active", "queued"]
 
 
-def test_chunks_of_a_prompt_follow_each_other_before_the_next_prompt_begins() -> None:
-    scheduler = scheduler_with(job("long", prompt=10), job("short", prompt=2), slots=3, prefill_chunk=4)
+def test_chunks_of_a_prompt_come_before_the_next_prompt_and_no_token_beyond_its_length() -> None:
+    long, short = job("long", prompt=10), job("short", prompt=2, max_tokens=2)
+    scheduler = scheduler_with(long, short, slots=3, prefill_chunk=4)
     steps = [scheduler.next_step() for _ in range(4)]
     assert [(step.kind, step.chunks) for step in steps if step] == [
         ("prefill", ((0, 4),)),
@@ -91,13 +88,10 @@ def test_chunks_of_a_prompt_follow_each_other_before_the_next_prompt_begins() ->
         ("extend", ((8, 10),)),
         ("decode", ()),
     ]
-
-
-def test_a_job_is_not_launched_beyond_its_length_before_its_tokens_arrive() -> None:
-    item = job("a", max_tokens=2)
-    scheduler = scheduler_with(item, slots=1)
+    scheduler.release("long")
+    # before its tokens arrive
     assert [step.kind for _ in range(4) if (step := scheduler.next_step())] == ["prefill", "decode"]
-    assert (item.launched, item.output) == (2, [])
+    assert (short.launched, short.output) == (2, [])
 
 
 @settings(max_examples=60)
@@ -107,7 +101,7 @@ def test_a_job_is_not_launched_beyond_its_length_before_its_tokens_arrive() -> N
     chunk=st.integers(0, 3),
     actions=st.lists(st.one_of(st.integers(1, 6), st.just("step"), st.just("cancel")), max_size=60),
 )
-def test_rows_stay_dense_and_every_request_gets_exactly_its_tokens(
+def test_rows_stay_dense_and_requests_get_their_tokens(
     slots: int, prefill_batch: int, chunk: int, actions: list[object]
 ) -> None:
     batch = min(prefill_batch, slots)
@@ -236,28 +230,28 @@ def names(batch: Batcher, at_ms: float) -> list[str] | None:
     return None if step is None else [item.request_id for item in step.jobs]
 
 
-def test_a_batch_waits_for_its_oldest_text_alone() -> None:
-    waiting = batcher(text("a", at_ms=1), text("b", at_ms=9))
+def test_a_batch_waits_for_its_oldest_text_and_reads_texts_whole() -> None:
+    waiting = batcher()
+    assert waiting.rest_ns(0) is None
+    for item in (text("a", at_ms=1), text("b", at_ms=9)):
+        waiting.submit(item)
     assert names(waiting, 10.9) is None
     assert waiting.rest_ns(8 * MS) == 3 * MS
     assert names(waiting, 11) == ["a", "b"]
-    assert names(batcher(text("a", at_ms=5), wait_ms=0), 5) == ["a"]
+    assert waiting.rest_ns(11 * MS) is None
+    assert len(waiting) == 2, "both run"
+    step = batcher(text("a", tokens=7), text("b", tokens=2), wait_ms=0).next_step(0)
+    assert step is not None
+    assert (step.kind, step.chunks) == ("encode", ((0, 7), (0, 2)))
+    assert [item.row for item in step.jobs] == [0, 1]
 
 
 def test_a_full_batch_leaves_at_once_and_the_next_waits_from_its_own_arrival() -> None:
     waiting = batcher(text("a"), text("b", at_ms=1), text("c", at_ms=2), most=2)
     assert names(waiting, 3) == ["a", "b"]
     assert waiting.rest_ns(3 * MS) == 9 * MS
-    assert names(waiting, 12) == ["c"]
-
-
-def test_without_waiting_texts_there_is_no_time_to_wait_for() -> None:
-    waiting = batcher()
-    assert waiting.rest_ns(0) is None
-    waiting.submit(text("a"))
-    assert names(waiting, 10) == ["a"]
-    assert waiting.rest_ns(10 * MS) is None
-    assert len(waiting) == 1, "it runs"
+    waiting.submit(text("d", at_ms=4))
+    assert names(waiting, 4) == ["c", "d"]
 
 
 def test_a_cancelled_text_leaves_its_batch_and_a_running_one_is_forgotten() -> None:
@@ -281,19 +275,12 @@ def test_deadlines_pass_for_waiting_and_running_texts() -> None:
     assert [item.request_id for item in waiting.expired(20 * MS)] == ["runs", "waits"]
 
 
-def test_a_step_reads_every_text_whole() -> None:
-    step = batcher(text("a", tokens=7), text("b", tokens=2), wait_ms=0).next_step(0)
-    assert step is not None
-    assert (step.kind, step.chunks) == ("encode", ((0, 7), (0, 2)))
-    assert [item.row for item in step.jobs] == [0, 1]
-
-
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=40),
     most=st.integers(1, 5),
     wait_ms=st.integers(0, 12),
 )
-def test_every_text_runs_once_in_order_in_time_and_in_no_larger_batch(
+def test_every_text_runs_once_in_order_in_time_and_in_a_batch(
     arrivals: list[tuple[int, bool]], most: int, wait_ms: int
 ) -> None:
     """Time goes on in ms. A step takes none, so that a batch may leave at every moment when one is due."""

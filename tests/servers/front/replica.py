@@ -9,16 +9,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from servers.clock import now_ns
 from servers.config import ArmConfig, EngineConfig, ModelConfig
+from servers.engine.model import load_model
+from servers.front.tokenizer import ByteTokenizer
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tests.fakes.processes import PATIENCE_S, wait_for
 
@@ -149,18 +152,37 @@ def count_tokens(chunks: Iterator[inference_pb2.GenerateChunk]) -> int:
     return sum(len(chunk.token_ids) for chunk in chunks)
 
 
-def refusal(replica: Replica, request: inference_pb2.GenerateRequest | inference_pb2.EmbedRequest) -> grpc.Call:
-    """The error that the request ends with."""
-    if isinstance(request, inference_pb2.EmbedRequest):
-        with pytest.raises(grpc.RpcError) as caught:
-            replica.inference.Embed(request, timeout=PATIENCE_S)
-    else:
-        with pytest.raises(grpc.RpcError) as caught:
-            list(replica.inference.Generate(request, timeout=PATIENCE_S))
-    return caught.value
+def refusal(replica: Replica, request: Any) -> grpc.Call:
+    is_text = isinstance(request, inference_pb2.EmbedRequest)
+    method = replica.inference.Embed.future if is_text else replica.inference.Generate
+    call = method(request, timeout=PATIENCE_S)
+    assert call.code() is not grpc.StatusCode.OK
+    return call
 
 
 def embed(replica: Replica, text: str, **fields: Any) -> tuple[inference_pb2.EmbedResponse, dict[str, str]]:
     request = inference_pb2.EmbedRequest(text=text, **fields)
     answer, call = replica.inference.Embed.with_call(request, timeout=PATIENCE_S)
     return answer, dict(call.trailing_metadata())
+
+
+TEXTS = ("a", "two words", "the quick brown fox jumps over the lazy dog", "x" * 31, "y" * 32, "z" * 47)
+
+
+def embed_together(replica: Replica, texts: tuple[str, ...]) -> list[inference_pb2.EmbedResponse]:
+    requests = [inference_pb2.EmbedRequest(text=text) for text in texts]
+    calls = [replica.inference.Embed.future(request, timeout=PATIENCE_S) for request in requests]
+    return [call.result() for call in calls]
+
+
+@torch.no_grad()
+def assert_as_plain(texts: tuple[str, ...], answers: list[inference_pb2.EmbedResponse]) -> None:
+    """The vectors are those of the Hugging Face model alone."""
+    model = load_model(replace(ENCODER, attention="eager"))
+    for text, answer in zip(texts, answers, strict=True):
+        ids = ByteTokenizer().encode(text)
+        assert answer.tokens == len(ids)
+        own = torch.tensor(answer.values, dtype=torch.float64)
+        assert float(own.norm()) == pytest.approx(1.0, abs=1e-5)
+        mean = model(input_ids=torch.tensor([ids])).last_hidden_state[0].double().mean(dim=0)
+        assert float(own @ mean / mean.norm()) >= 0.9999

@@ -1,34 +1,62 @@
-"""A replica in its own processes: one with a tiny model that many tests share, and some with a fake engine."""
+"""Replicas in their own processes, and the gRPC server of a replica in the test's process with a scripted engine."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from loadtests.commands import main as tailgate
 from servers.clock import now_ns
 from servers.config import ArmConfig, EngineConfig, ModelConfig
+from servers.engine.messages import Finished, StepOutput, Submit
 from servers.front import serve
+from servers.front.front import Front
+from servers.front.metrics import FrontMetrics
+from servers.front.tokenizer import ByteTokenizer
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2
+from servers.security import ServerTls
 from tests.fakes.credentials import make_certificates
 from tests.fakes.processes import PATIENCE_S, listeners, unix_names, wait_for
-from tests.servers.front.replica import ENGINE, Replica, ask, count_tokens, end_replicas, refusal, start, start_fake
+from tests.servers.front.replica import (
+    ENCODER,
+    ENCODER_ENGINE,
+    ENGINE,
+    TEXTS,
+    Replica,
+    ask,
+    assert_as_plain,
+    count_tokens,
+    embed,
+    embed_together,
+    end_replicas,
+    refusal,
+    start,
+    start_fake,
+)
+from tests.servers.front.test_front import READY
+from tests.servers.splitter.house import Loop
 
 __all__ = ["end_replicas"]
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("replica")]
+in_processes = pytest.mark.process
+with_replica = pytest.mark.xdist_group("replica")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+INVALID, UNAVAILABLE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE
 SECRET = "s3cret-T0ken"
 
 
@@ -38,7 +66,7 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
     replica = start(tmp_path_factory.mktemp("arm"), ArmConfig(name="eager", engine=ENGINE), *arguments)
     try:
         assert replica.health() == NOT_SERVING
-        assert refusal(replica, ask()).code() is grpc.StatusCode.UNAVAILABLE
+        assert refusal(replica, ask()).code() is UNAVAILABLE
         stages = [progress.stage for progress in replica.wait_warm()]
         assert (stages[0], "warmup" in stages, stages[-1]) == ("load", True, "serving")
         yield replica
@@ -46,6 +74,8 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
         replica.end()
 
 
+@in_processes
+@with_replica
 def test_an_answer_has_its_tokens_their_times_and_the_trailing_metadata(replica: Replica) -> None:
     assert replica.health() == SERVING
     call = replica.inference.Generate(ask(tokens=9, max_tokens=6))
@@ -64,77 +94,8 @@ def test_an_answer_has_its_tokens_their_times_and_the_trailing_metadata(replica:
     assert 0 < inside <= ended - received
 
 
-def test_the_replica_listens_at_its_two_ports_alone_and_its_sockets_have_no_names(replica: Replica) -> None:
-    found = {(item.address, item.port) for item in listeners(replica.process.pid)}
-    assert ("127.0.0.1", replica.port) in found
-    assert {port for _, port in found} == {replica.port, replica.metrics_port}
-    assert unix_names(replica.process.pid) == set()
-
-
-def test_text_gives_text_and_stop_strings_cut_it(replica: Replica) -> None:
-    request = inference_pb2.GenerateRequest(text="hello", max_tokens=24, ignore_eos=True)
-    text = "".join(chunk.text for chunk in replica.inference.Generate(request))
-    stop = text[3:5]
-    request.stop.append(stop)
-    chunks = list(replica.inference.Generate(request))
-    assert "".join(chunk.text for chunk in chunks) == text[: text.index(stop)]
-    assert chunks[-1].finish_reason == inference_pb2.FINISH_REASON_STOP
-    replica.wait_until_idle()
-
-
-def test_bad_requests_are_refused_with_value_and_limit(replica: Replica) -> None:
-    generate, ids = inference_pb2.GenerateRequest, inference_pb2.TokenIds
-    cases = [
-        (ask(tokens=33), ("33", "32", "max_prompt_tokens")),
-        (ask(tokens=0), ("empty",)),
-        (generate(max_tokens=3), ("missing",)),
-        (generate(text="", max_tokens=3), ("empty",)),
-        (ask(max_tokens=-1), ("-1", "4096")),
-        (ask(max_tokens=0), ("0", "4096")),
-        (ask(max_tokens=10**9), ("1000000000", "4096", "max_new_tokens")),
-        (generate(token_ids=ids(ids=[259]), max_tokens=1), ("259", "258")),
-        (generate(token_ids=ids(ids=[-4]), max_tokens=1), ("-4",)),
-        (ask(sampling=inference_pb2.Sampling(temperature=-1)), ("temperature", "-1")),
-        (ask(sampling=inference_pb2.Sampling(top_k=-2)), ("top_k", "-2")),
-        (ask(sampling=inference_pb2.Sampling(top_p=1.5)), ("top_p", "1.5")),
-        (ask(request_id="r" * 257), ("request_id", "257", "256")),
-        (ask(session_id="s" * 300_000), ("session_id", "300000", "256")),
-        (ask(stop=["x" * 300_000]), ("stop string", "300000", "256")),
-        (ask(stop=["x"] * 17), ("stop", "17", "16")),
-        (ask(stop=["ab"] * 500_000), ("stop", "500000", "16")),
-        (ask(stop_token_ids=[1] * 1025), ("stop_token_ids", "1025", "1024")),
-        (ask(tokens=500_000), ("500000", "32", "max_prompt_tokens")),
-        (generate(text="é" * 1025, max_tokens=1), ("2050 bytes", "2048", "max_prompt_tokens")),
-        (generate(text="x" * 3_000_000, max_tokens=1), ("3000000 bytes", "2048")),
-    ]
-    for request, words in cases:
-        error = refusal(replica, request)
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, words
-        assert [word for word in words if word not in error.details()] == [], error.details()
-        assert dict(error.trailing_metadata())["tailgate-arm"] == "eager"
-    longest = ask(request_id="r" * 256, session_id="s" * 256, stop=["x" * 256] * 16, stop_token_ids=[1] * 1024)
-    assert count_tokens(replica.inference.Generate(longest)) == 4
-
-
-def test_a_full_queue_is_refused_and_the_running_requests_end(replica: Replica) -> None:
-    limit = ENGINE.slots + ENGINE.max_queue
-    calls = [replica.inference.Generate(ask(max_tokens=300)) for _ in range(limit)]
-    next(iter(calls[0]))
-    error = refusal(replica, ask())
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert str(limit) in error.details()
-    assert [count_tokens(call) for call in calls[1:]] == [300] * (limit - 1)
-    list(calls[0])
-
-
-def test_a_request_id_in_flight_cannot_be_used_twice(replica: Replica) -> None:
-    call = replica.inference.Generate(ask(max_tokens=3000, request_id="same"))
-    next(iter(call))
-    assert refusal(replica, ask(request_id="same")).code() is grpc.StatusCode.INVALID_ARGUMENT
-    call.cancel()
-    replica.wait_until_idle()
-
-
+@in_processes
+@with_replica
 def test_cancelled_and_expired_requests_free_their_slots(replica: Replica) -> None:
     long = [replica.inference.Generate(ask(max_tokens=4000)) for _ in range(ENGINE.slots)]
     for call in long:
@@ -150,40 +111,25 @@ def test_cancelled_and_expired_requests_free_their_slots(replica: Replica) -> No
     replica.wait_until_idle()
 
 
-def test_telemetry_sends_the_steps_and_the_snapshot_describes_the_arm(replica: Replica) -> None:
+@in_processes
+@with_replica
+def test_a_replica_tells_of_its_arm_and_listens_at_two_ports_alone(replica: Replica) -> None:
     list(replica.inference.Generate(ask()))
     steps = replica.steps(2)
     assert [step.step_id for step in steps] == list(range(steps[0].step_id, steps[0].step_id + len(steps)))
     assert steps[0].kind == "prefill"
     assert steps[0].end_ns > steps[0].start_ns
+    watch = replica.telemetry.Watch(telemetry_pb2.WatchRequest(memory=True), timeout=PATIENCE_S)
+    first, second = next(watch).memory, next(watch).memory
+    watch.cancel()
+    assert second.at_ns - first.at_ns >= 1e9
+    assert all(item.memory_bytes > 100 << 20 and not item.HasField("allocated_bytes") for item in (first, second))
     snapshot = replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest())
     assert ArmConfig.from_dict(json.loads(snapshot.config_json)).engine == ENGINE
     assert (snapshot.device, snapshot.dtype, snapshot.vocab_size) == ("cpu", "float32", 259)
     assert snapshot.memory_bytes["kv_cache"] > 0
     assert snapshot.memory_bytes["process_peak"] > snapshot.memory_bytes["weights"]
     assert "torch" in snapshot.versions
-    watch = replica.telemetry.Watch(telemetry_pb2.WatchRequest(facts=True))
-    first = next(iter(watch))
-    watch.cancel()
-    assert first.WhichOneof("event") == "facts"
-    assert dict(first.facts.graph_breaks) == dict(first.facts.cudagraph_skips) == {}
-
-
-def test_an_idle_replica_reports_its_memory_about_each_second(replica: Replica) -> None:
-    watch = replica.telemetry.Watch(telemetry_pb2.WatchRequest(memory=True), timeout=PATIENCE_S)
-    first, second = next(watch).memory, next(watch).memory
-    watch.cancel()
-    assert second.at_ns - first.at_ns >= 1e9
-    assert all(item.memory_bytes > 100 << 20 and not item.HasField("allocated_bytes") for item in (first, second))
-
-
-def test_reflection_and_metrics_describe_the_replica(replica: Replica) -> None:
-    request = reflection_pb2.ServerReflectionRequest(list_services="")
-    stub = reflection_pb2_grpc.ServerReflectionStub(replica.channel)
-    answers = stub.ServerReflectionInfo(iter([request]), timeout=PATIENCE_S)
-    names = {service.name for service in next(answers).list_services_response.service}
-    assert {"tailgate.v1.Inference", "tailgate.v1.Telemetry", "grpc.health.v1.Health"} <= names
-    list(replica.inference.Generate(ask()))
     with urllib.request.urlopen(f"http://127.0.0.1:{replica.metrics_port}/metrics") as page:
         text = page.read().decode()
     for metric in (
@@ -193,56 +139,56 @@ def test_reflection_and_metrics_describe_the_replica(replica: Replica) -> None:
         'tailgate_memory_bytes{arm="eager",owner="kv_cache",replica="eager-7"}',
     ):
         assert metric in text
+    found = {(item.address, item.port) for item in listeners(replica.process.pid)}
+    assert found == {("127.0.0.1", replica.port), ("127.0.0.1", replica.metrics_port)}
+    assert unix_names(replica.process.pid) == set()
 
 
+@in_processes
+def test_an_encoder_gives_texts_that_come_together_their_own_vectors(tmp_path: Path) -> None:
+    encoder = start(tmp_path, ArmConfig.from_preset("eager", model=ENCODER, engine=ENCODER_ENGINE))
+    assert encoder.wait_warm()[-1].stage == "serving"
+    answers = embed_together(encoder, TEXTS)
+    assert_as_plain(TEXTS, answers)
+    records = encoder.steps(2)
+    assert {record.kind for record in records} == {"encode"}
+    assert not any(record.compiled for record in records)
+    answer, trailer = embed(encoder, TEXTS[1], request_id="one", session_id="s")
+    assert answer.values == pytest.approx(answers[1].values, abs=1e-6)
+    expected = {"arm": "eager", "prompt-tokens": "10", "output-tokens": "0", "batch-size": "1", "padded-batch": "1"}
+    expected |= {"padded-length": "10", "decode-ns": "0", "compile-stall-ns": "0"}
+    assert {key: trailer[f"tailgate-{key}"] for key in expected} == expected
+    assert int(trailer["tailgate-prefill-ns"]) > 0
+    assert int(trailer["tailgate-recv-ns"]) < int(trailer["tailgate-end-ns"])
+    snapshot = encoder.telemetry.Snapshot(telemetry_pb2.SnapshotRequest())
+    assert "encode" in snapshot.startup_groups_ns
+    assert "kv_cache" not in snapshot.memory_bytes
+
+
+@in_processes
 def test_a_warm_engine_that_has_not_answered_does_not_serve_yet(tmp_path: Path) -> None:
     """At an IPv6 address, and without metrics."""
     replica = start_fake(tmp_path, "mute", "--host", "::", engine=replace(ENGINE, drain_grace_s=0.5))
     assert replica.metrics_port is None
     assert wait_for(lambda: replica.counters()["in_flight"]) == 1
     assert replica.health() == NOT_SERVING
-    assert refusal(replica, ask()).code() is grpc.StatusCode.UNAVAILABLE
+    assert refusal(replica, ask()).code() is UNAVAILABLE
+    progress = replica.telemetry.Watch(telemetry_pb2.WatchRequest(progress=True), timeout=PATIENCE_S)
     replica.process.terminate()
+    assert "draining" in (event.progress.stage for event in progress)
     assert replica.process.wait(timeout=PATIENCE_S) == 0
 
 
-@pytest.mark.parametrize(("how", "words"), [("fails", ("5 tokens", "INTERNAL", "CUDA error")), ("short", ("1 of 2",))])
-def test_a_warm_engine_that_cannot_answer_never_serves(tmp_path: Path, how: str, words: tuple[str, ...]) -> None:
-    replica = start_fake(tmp_path, how)
+@in_processes
+def test_a_warm_engine_that_cannot_answer_never_serves(tmp_path: Path) -> None:
+    replica = start_fake(tmp_path, "short")
     last = replica.wait_warm()[-1]
-    assert last.stage == "failed"
-    assert all(word in last.detail for word in words)
+    assert (last.stage, "1 of 2" in last.detail) == ("failed", True)
     assert replica.process.wait(timeout=PATIENCE_S) == 1
-    assert "Traceback" not in (tmp_path / f"{how}.log").read_text()
+    assert "Traceback" not in (tmp_path / "short.log").read_text()
 
 
-def test_undecodable_messages_are_invalid_arguments_and_leave_no_traceback(tmp_path: Path) -> None:
-    replica = start_fake(tmp_path, "answers")
-    services = {
-        "tailgate.v1.Inference/Generate": "tailgate.v1.GenerateRequest",
-        "tailgate.v1.Telemetry/Watch": "tailgate.v1.WatchRequest",
-        "tailgate.v1.Telemetry/Snapshot": "tailgate.v1.SnapshotRequest",
-        "grpc.health.v1.Health/Check": "grpc.health.v1.HealthCheckRequest",
-        "grpc.health.v1.Health/Watch": "grpc.health.v1.HealthCheckRequest",
-        "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "ServerReflectionRequest",
-    }
-    for method, message in services.items():
-        with pytest.raises(grpc.RpcError) as caught:
-            list(replica.channel.stream_stream(f"/{method}")(iter([b"\xff" * 20]), timeout=PATIENCE_S))
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, method
-        assert "20 bytes" in caught.value.details()
-        assert message in caught.value.details()
-    with pytest.raises(grpc.RpcError) as caught:
-        list(replica.telemetry.Watch(telemetry_pb2.WatchRequest(), timeout=PATIENCE_S))
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    health = health_pb2_grpc.HealthStub(replica.channel).Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
-    assert next(health).status in (NOT_SERVING, SERVING)
-    health.cancel()
-    replica.process.send_signal(signal.SIGTERM)
-    assert replica.process.wait(timeout=PATIENCE_S) == 0
-    assert "Traceback" not in (tmp_path / "answers.log").read_text()
-
-
+@in_processes
 def test_a_dead_engine_fails_its_requests_and_the_replica_exits_1(tmp_path: Path) -> None:
     replica = start_fake(tmp_path, "answers")
     replica.wait_warm()
@@ -251,10 +197,11 @@ def test_a_dead_engine_fails_its_requests_and_the_replica_exits_1(tmp_path: Path
     os.kill(replica.engine, signal.SIGKILL)
     with pytest.raises(grpc.RpcError) as caught:
         list(call)
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.code() is UNAVAILABLE
     assert replica.process.wait(timeout=PATIENCE_S) == 1
 
 
+@in_processes
 def test_a_replica_with_a_stopped_engine_is_healthy_refuses_while_it_drains_and_ends(tmp_path: Path) -> None:
     engine = EngineConfig(slots=1, max_queue=60, max_prompt_tokens=8192, max_new_tokens=8, drain_grace_s=1, threads=1)
     replica = start_fake(tmp_path, "answers", engine=engine)
@@ -269,14 +216,13 @@ def test_a_replica_with_a_stopped_engine_is_healthy_refuses_while_it_drains_and_
     assert replica.health() == SERVING
     replica.process.send_signal(signal.SIGTERM)
     wait_for(lambda: replica.health() != SERVING)
-    assert refusal(replica, ask()).code() is grpc.StatusCode.UNAVAILABLE
+    assert refusal(replica, ask()).code() is UNAVAILABLE
     assert replica.process.wait(timeout=PATIENCE_S) == 0
     assert not Path(f"/proc/{stopped}").exists()
 
 
-def test_a_replica_with_tls_and_a_token_answers_clients_that_have_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@in_processes
+def test_tls_and_a_token_let_in_clients_that_have_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pem = make_certificates(tmp_path)
     monkeypatch.setenv("TAILGATE_TEST_TOKEN", SECRET)
     flags = ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--token-env", "TAILGATE_TEST_TOKEN"]
@@ -301,69 +247,194 @@ def test_a_replica_with_tls_and_a_token_answers_clients_that_have_both(
             assert word in caught.value.details()
     with pytest.raises(grpc.RpcError) as caught:
         list(inference_pb2_grpc.InferenceStub(plain).Generate(ask(), timeout=PATIENCE_S, metadata=mine))
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.code() is UNAVAILABLE
     assert SECRET.encode() not in Path(f"/proc/{replica.process.pid}/cmdline").read_bytes()
     assert SECRET not in (tmp_path / "answers.log").read_text()
     assert SECRET not in str(replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=mine))
 
 
-def channel_by(replica: Replica, ca: str, key: str, certificate: str) -> grpc.Channel:
-    credentials = grpc.ssl_channel_credentials(*(Path(path).read_bytes() for path in (ca, key, certificate)))
+@contextmanager
+def served(
+    arm: ArmConfig, send: Callable[[Front, Any], None] = lambda front, message: None, tls: ServerTls | None = None
+) -> Iterator[Replica]:
+    """A warm front behind the gRPC server of a replica, on a thread. `send` gets the messages to the engine."""
+    loop = Loop()
+
+    async def begin() -> tuple[grpc.aio.Server, int]:
+        metrics = FrontMetrics(arm.name, "arm-0")
+        front = Front(arm, "arm-0", lambda message: send(front, message), ByteTokenizer(), metrics)
+        front.warm = replace(READY, vocab_size=259)
+        front.open()
+        server = serve._server(front, health.aio.HealthServicer(), token="")
+        port = serve._listen(server, "127.0.0.1", 0, tls)
+        await server.start()
+        return server, port
+
+    server, port = loop.run(begin())
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield Replica(None, port, channel, started_ns=0)  # type: ignore[arg-type]
+    finally:
+        loop.run(server.stop(0))
+        loop.close()
+
+
+def spell(front: Front, message: object) -> None:
+    """Answer with as many letters as tokens are requested; 2,000 tokens never come after the first."""
+    if isinstance(message, Submit):
+        name, letters = message.request_id, ByteTokenizer().encode("abcdefghij")[1:]
+        ends = [Finished(request_id=name, status="OK", reason="length")] if message.max_tokens < 2000 else []
+        tokens = [(name, token) for token in (letters[: message.max_tokens] if ends else letters[:1])]
+        front.receive([StepOutput(emit_ns=1, tokens=tokens, finished=ends)])
+
+
+GENERATOR = ArmConfig(name="eager", engine=ENGINE)
+EMBEDDER = ArmConfig(name="eager", model=ENCODER, engine=ENCODER_ENGINE)
+
+
+def test_text_gives_text_and_stop_strings_cut_it() -> None:
+    with served(GENERATOR, spell) as replica:
+        for stop, text, reason in (
+            ([], "abcdefgh", inference_pb2.FINISH_REASON_LENGTH),
+            (["de"], "abc", inference_pb2.FINISH_REASON_STOP),
+            (["hi"], "abcdefgh", inference_pb2.FINISH_REASON_LENGTH),
+        ):
+            request = inference_pb2.GenerateRequest(text="hello", max_tokens=8, stop=stop)
+            chunks = list(replica.inference.Generate(request))
+            assert "".join(chunk.text for chunk in chunks) == text
+            assert chunks[-1].finish_reason == reason
+        replica.wait_until_idle()
+
+
+def test_bad_requests_are_refused_with_value_and_limit() -> None:
+    generate, text, ids = inference_pb2.GenerateRequest, inference_pb2.EmbedRequest, inference_pb2.TokenIds
+    prompts: list[tuple[Any, tuple[str, ...]]] = [
+        (ask(tokens=33), ("33", "32", "max_prompt_tokens")),
+        (ask(tokens=0), ("empty",)),
+        (generate(max_tokens=3), ("missing",)),
+        (generate(text="", max_tokens=3), ("empty",)),
+        (ask(max_tokens=0), ("0", "4096")),
+        (ask(max_tokens=10**9), ("1000000000", "4096", "max_new_tokens")),
+        (generate(token_ids=ids(ids=[259]), max_tokens=1), ("259", "258")),
+        (generate(token_ids=ids(ids=[-4]), max_tokens=1), ("-4",)),
+        (ask(sampling=inference_pb2.Sampling(temperature=-1)), ("temperature", "-1")),
+        (ask(sampling=inference_pb2.Sampling(top_k=-2)), ("top_k", "-2")),
+        (ask(sampling=inference_pb2.Sampling(top_p=1.5)), ("top_p", "1.5")),
+        (ask(request_id="r" * 257), ("request_id", "257", "256")),
+        (ask(session_id="s" * 300_000), ("session_id", "300000", "256")),
+        (ask(stop=["x" * 300_000]), ("stop string", "300000", "256")),
+        (ask(stop=["x"] * 17), ("stop", "17", "16")),
+        (ask(stop_token_ids=[1] * 1025), ("stop_token_ids", "1025", "1024")),
+        (ask(tokens=500_000), ("500000", "32", "max_prompt_tokens")),
+        (generate(text="é" * 1025, max_tokens=1), ("2050 bytes", "2048", "max_prompt_tokens")),
+        (text(text="a"), ("Generate",)),
+    ]
+    texts: list[tuple[Any, tuple[str, ...]]] = [
+        (text(), ("text", "missing")),
+        (text(text=""), ("text", "empty")),
+        (text(text="x" * 48), ("text", "49", "48")),
+        (text(text="x" * 5000), ("text", "5000 bytes", "3072")),
+        (text(token_ids=ids(ids=[259])), ("259", "258")),
+        (text(text="a", request_id="i" * 300), ("request_id", "300", "256")),
+        (ask(), ("Embed",)),
+    ]
+    for arm, cases in ((GENERATOR, prompts), (EMBEDDER, texts)):
+        with served(arm) as replica:
+            for request, words in cases:
+                error = refusal(replica, request)
+                code = grpc.StatusCode.UNIMPLEMENTED if words[0] in ("Generate", "Embed") else INVALID
+                assert error.code() is code, words
+                assert [word for word in words if word not in error.details()] == [], error.details()
+                assert dict(error.trailing_metadata())["tailgate-arm"] == "eager"
+
+
+def test_the_longest_names_and_stops_and_the_deadline_reach_the_engine() -> None:
+    sent: list[Submit] = []
+    longest = ask(request_id="r" * 256, session_id="s" * 256, stop=["x" * 256] * 16, stop_token_ids=[1] * 1024)
+    with served(GENERATOR, lambda front, message: [sent.append(message), spell(front, message)]) as replica:
+        for timeout in (None, 60.0):
+            assert count_tokens(replica.inference.Generate(longest, timeout=timeout)) == 4
+    assert sent[0].deadline_ns == 0
+    assert 50e9 < sent[1].deadline_ns - sent[1].recv_ns < 70e9
+
+
+def test_undecodable_messages_are_invalid_arguments_and_leave_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    services = {
+        "tailgate.v1.Inference/Generate": "tailgate.v1.GenerateRequest",
+        "tailgate.v1.Telemetry/Watch": "tailgate.v1.WatchRequest",
+        "tailgate.v1.Telemetry/Snapshot": "tailgate.v1.SnapshotRequest",
+        "grpc.health.v1.Health/Check": "grpc.health.v1.HealthCheckRequest",
+        "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "ServerReflectionRequest",
+    }
+    with served(GENERATOR) as replica:
+        for method, message in services.items():
+            with pytest.raises(grpc.RpcError) as caught:
+                list(replica.channel.stream_stream(f"/{method}")(iter([b"\xff" * 20]), timeout=PATIENCE_S))
+            assert caught.value.code() is INVALID, method
+            assert "20 bytes" in caught.value.details()
+            assert message in caught.value.details()
+        with pytest.raises(grpc.RpcError) as caught:
+            list(replica.telemetry.Watch(telemetry_pb2.WatchRequest(), timeout=PATIENCE_S))
+        assert caught.value.code() is INVALID
+        assert "Traceback" not in caplog.text
+        assert (
+            next(health_pb2_grpc.HealthStub(replica.channel).Watch(health_pb2.HealthCheckRequest())).status == SERVING
+        )
+        stub = reflection_pb2_grpc.ServerReflectionStub(replica.channel)
+        listed = next(stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")])))
+        names = {service.name for service in listed.list_services_response.service}
+        assert {"tailgate.v1.Inference", "tailgate.v1.Telemetry", "grpc.health.v1.Health"} <= names
+
+
+def is_let_in(replica: Replica, credentials: grpc.ChannelCredentials) -> bool:
     own = [("grpc.use_local_subchannel_pool", 1)]
-    return grpc.secure_channel(f"127.0.0.1:{replica.port}", credentials, own)
+    with grpc.secure_channel(f"127.0.0.1:{replica.port}", credentials, own) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Check.future(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+        assert call.code() in (grpc.StatusCode.OK, UNAVAILABLE)
+        return bool(call.code() is grpc.StatusCode.OK)
 
 
-def is_healthy(channel: grpc.Channel) -> bool:
-    """Whether the server is healthy; False where the connection is refused."""
-    call = health_pb2_grpc.HealthStub(channel).Check.future(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
-    assert call.code() in (grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE)
-    return call.code() is grpc.StatusCode.OK and call.result().status == SERVING
-
-
-def test_new_connections_use_a_replaced_certificate_and_streams_go_on(tmp_path: Path) -> None:
+def test_new_connections_use_a_new_certificate_and_streams_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Replaced by rename, one file after the other; the authority of clients too."""
-    folders = [tmp_path / name for name in ("old", "new")]
-    for folder in folders:
-        folder.mkdir()
-    old, new = map(make_certificates, folders)
-    flags = {"--tls-certificate": "certificate", "--tls-key": "key", "--tls-client-ca": "ca"}
-    served = {name: tmp_path / f"{name}.pem" for name in flags.values()}
-    for name, path in served.items():
-        path.write_bytes(Path(getattr(old, name)).read_bytes())
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    old, new = (make_certificates(tmp_path / name) for name in ("old", "new"))
+    both_old, own_old, both_new = (
+        grpc.ssl_channel_credentials(
+            *(Path(path).read_bytes() for path in (ca, pem.client_key, pem.client_certificate))
+        )
+        for ca, pem in ((old.ca, old), (new.ca, old), (new.ca, new))
+    )
 
     def replace_by_new(name: str) -> None:
-        fresh = served[name].with_suffix(".tmp")
+        fresh = tmp_path / "fresh"
         fresh.write_bytes(Path(getattr(new, name)).read_bytes())
-        fresh.rename(served[name])
+        fresh.rename(getattr(old, name))
 
-    arguments = [part for flag, name in flags.items() for part in (flag, str(served[name]))]
-    replica = start_fake(tmp_path, "answers", *arguments)
-    mine, theirs = ((pem.client_key, pem.client_certificate) for pem in (old, new))
-    replica.channel = channel_by(replica, old.ca, *mine)
-    replica.wait_warm()
-    progress = replica.telemetry.Watch(telemetry_pb2.WatchRequest(progress=True), timeout=60)
-    stream = replica.inference.Generate(ask(max_tokens=2000), timeout=60)
-    assert len(next(stream).token_ids) == 1  # no other token comes
-    replace_by_new("certificate")  # its key is still the old one
-    assert is_healthy(channel_by(replica, old.ca, *mine))
-    replace_by_new("key")
-    assert is_healthy(channel_by(replica, new.ca, *mine))
-    assert not is_healthy(channel_by(replica, old.ca, *mine))
-    replace_by_new("ca")
-    assert is_healthy(channel_by(replica, new.ca, *theirs))
-    assert not is_healthy(channel_by(replica, new.ca, *mine))
-    assert is_healthy(replica.channel)  # on its first connection
-    assert stream.is_active()
-    replica.process.send_signal(signal.SIGTERM)
-    assert "draining" in (event.progress.stage for event in progress)
-    log = (tmp_path / "answers.log").read_text()
-    assert log.count("the certificate stays as it was: TLS key") == 1
-    assert "PRIVATE KEY" not in log
+    tls = ServerTls(certificate=old.certificate, key=old.key, client_ca=old.ca)
+    with served(GENERATOR, spell, tls) as replica:
+        replica.channel = grpc.secure_channel(f"127.0.0.1:{replica.port}", both_old)
+        stream = replica.inference.Generate(ask(max_tokens=2000))
+        assert len(next(stream).token_ids) == 1
+        replace_by_new("certificate")  # its key is still the old one
+        assert is_let_in(replica, both_old)
+        replace_by_new("key")
+        assert is_let_in(replica, own_old)
+        assert not is_let_in(replica, both_old)
+        replace_by_new("ca")
+        assert is_let_in(replica, both_new)
+        assert not is_let_in(replica, own_old)
+        assert stream.is_active()
+        replica.channel.close()
+    assert caplog.text.count("the certificate stays as it was: TLS key") == 1
+    assert "PRIVATE KEY" not in caplog.text
 
 
-def arm_file(folder: Path, **settings: object) -> str:
+def arm_file(folder: Path, **settings: Any) -> str:
     path = folder / "arm.json"
-    path.write_text(json.dumps(ArmConfig(name="eager", engine=ENGINE, **settings).to_dict()))  # type: ignore[arg-type]
+    path.write_text(json.dumps(replace(GENERATOR, **settings).to_dict()))
     return str(path)
 
 
@@ -390,11 +461,13 @@ def test_bad_security_settings_end_with_code_2_and_one_line(
         assert SECRET not in line
 
 
-def test_a_taken_port_and_a_missing_tokenizer_end_with_code_2_and_one_line(
-    replica: Replica, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_used_port_and_a_missing_tokenizer_end_with_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert serve.main(["--config", arm_file(tmp_path), "--port", str(replica.port)]) == 2
-    assert str(replica.port) in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert serve.main(["--config", arm_file(tmp_path), "--port", port]) == 2
+    assert port in capsys.readouterr().err
     nowhere = ModelConfig(id=str(tmp_path / "nowhere"))
     assert serve.main(["--config", arm_file(tmp_path, model=nowhere)]) == 2
     error = capsys.readouterr().err

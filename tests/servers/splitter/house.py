@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,11 +15,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from servers.address import host_port
 from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, REQUEST_ID_HEADER, SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, stat_name
 from tests.fakes.processes import PATIENCE_S, wait_for
+from tests.faults.relay import Relay, Weather
 
 T = TypeVar("T")
 INTERNAL = grpc.StatusCode.INTERNAL
@@ -42,37 +45,6 @@ class Loop:
         self._thread.join(5.0)
 
 
-class Wire:
-    """A TCP relay that can be cut: both sides then see what they see when the other process is killed."""
-
-    def __init__(self) -> None:
-        self._server: asyncio.Server | None = None
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def lead_to(self, address: str) -> str:
-        """The address of the near end."""
-        host, _, port = address.rpartition(":")
-
-        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(OSError):
-                while data := await reader.read(65536):
-                    writer.write(data)
-
-        async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            far_reader, far_writer = await asyncio.open_connection(host, int(port))
-            self._writers += [writer, far_writer]
-            await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
-
-        self._server = await asyncio.start_server(connect, "127.0.0.1", 0)
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def cut(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-
-
 class Replica(inference_pb2_grpc.InferenceServicer):
     """Answers `max_tokens` chunks. The prompt "hold" waits for `release` after the first, "mute" before it.
 
@@ -80,8 +52,9 @@ class Replica(inference_pb2_grpc.InferenceServicer):
     every prompt aborts with INTERNAL where the replica `fails`.
     """
 
-    def __init__(self, arm: str, index: int) -> None:
+    def __init__(self, arm: str, index: int, *, relayed: bool = False) -> None:
         self.arm = arm
+        self.relayed = relayed
         self.name = f"{arm}-{index}"
         self.calls = 0
         self.active = 0
@@ -90,7 +63,7 @@ class Replica(inference_pb2_grpc.InferenceServicer):
         self.metadata: list[dict[str, str | bytes]] = []
         self.health = health.aio.HealthServicer()
         self.server: grpc.aio.Server | None = None
-        self.wire: Wire | None = None
+        self.relay: Relay | None = None
         self.address = ""
 
     async def Generate(  # noqa: N802
@@ -99,13 +72,9 @@ class Replica(inference_pb2_grpc.InferenceServicer):
         self.calls += 1
         self.active += 1
         self.metadata.append(dict(context.invocation_metadata() or ()))
+        names = (("tailgate-arm", self.arm), ("tailgate-replica", self.name))
         context.set_trailing_metadata(
-            (
-                ("tailgate-arm", self.arm),
-                ("tailgate-replica", self.name),
-                ("tailgate-queue-ns", "1234567890123"),
-                ("tailgate-shape-bin", b"\x00\xff\x01"),
-            )
+            (*names, ("tailgate-queue-ns", "1234567890123"), ("tailgate-shape-bin", b"\x00\xff\x01"))
         )
         try:
             prompt = request.text.removeprefix("late ")
@@ -130,45 +99,48 @@ class Replica(inference_pb2_grpc.InferenceServicer):
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         await self.health.set(INFERENCE_SERVICE, SERVING)
         await self.server.start()
-        if self.wire is not None:
-            self.address = await self.wire.lead_to(self.address)
+        if self.relayed:
+            self.relay = Relay(host_port(self.address))
+            await self.relay.start()
+            self.address = f"127.0.0.1:{self.relay.port}"
 
     async def stop(self) -> None:
         assert self.server is not None
-        if self.wire is not None:
-            await self.wire.cut()
+        if self.relay is not None:
+            await self.relay.change(Weather(refused=True))
         await self.server.stop(0)
 
 
+@dataclass(frozen=True)
 class Answer:
-    """What one call came to."""
+    code: grpc.StatusCode
+    details: str
+    tokens: int
+    initial: dict[str, str | bytes]
+    trailing: dict[str, str | bytes]
 
-    def __init__(self, code: grpc.StatusCode, details: str, tokens: int, initial: Any, trailing: Any) -> None:
-        self.code = code
-        self.details = details
-        self.tokens = tokens
-        self.initial: dict[str, str | bytes] = dict(initial or ())
-        self.trailing: dict[str, str | bytes] = dict(trailing or ())
-        self.arm = str(self.trailing.get("tailgate-arm", ""))
-        self.replica = str(self.trailing.get("tailgate-replica", ""))
+    @property
+    def arm(self) -> str:
+        return str(self.trailing.get("tailgate-arm", ""))
+
+    @property
+    def replica(self) -> str:
+        return str(self.trailing.get("tailgate-replica", ""))
 
 
 async def ask(
     channel: grpc.aio.Channel,
     *,
+    prompt: str = "",
+    tokens: int = 1,
     arm: str = "",
     session: str = "",
     request_id: str = "",
-    prompt: str = "",
-    tokens: int = 1,
 ) -> Answer:
-    metadata = [(ARM_HEADER, arm)] if arm else []
-    metadata += [(REQUEST_ID_HEADER, request_id)] if request_id else []
-    metadata += [(SESSION_HEADER, session)] if session else []
+    headers = ((ARM_HEADER, arm), (REQUEST_ID_HEADER, request_id), (SESSION_HEADER, session))
+    request = inference_pb2.GenerateRequest(text=prompt, max_tokens=tokens)
     stub = inference_pb2_grpc.InferenceStub(channel)
-    call = stub.Generate(
-        inference_pb2.GenerateRequest(text=prompt, max_tokens=tokens), metadata=tuple(metadata), timeout=PATIENCE_S
-    )
+    call = stub.Generate(request, metadata=tuple(item for item in headers if item[1]), timeout=PATIENCE_S)
     received = 0
     try:
         async for _ in call:
@@ -178,13 +150,8 @@ async def ask(
     except asyncio.CancelledError:
         call.cancel()  # grpc cancels no call whose task is cancelled while it still begins
         raise
-    return Answer(
-        await call.code(),
-        await call.details() or "",
-        received,
-        await call.initial_metadata(),
-        await call.trailing_metadata(),
-    )
+    initial, trailing = dict(await call.initial_metadata() or ()), dict(await call.trailing_metadata() or ())
+    return Answer(await call.code(), await call.details() or "", received, initial, trailing)
 
 
 @contextlib.asynccontextmanager
@@ -200,28 +167,27 @@ async def ask_many(target: str, requests: list[dict[str, Any]]) -> list[Answer]:
 
 
 class House:
-    """Arms with their replicas, and the Envoy before them."""
-
     def __init__(self, loop: Loop, work_dir: Path, replicas: dict[str, int], **settings: Any) -> None:
         self.loop = loop
         self.work_dir = work_dir
-        self.replicas = {arm: [Replica(arm, index) for index in range(count)] for arm, count in replicas.items()}
-        wired: bool = settings.pop("wired", False)
+        relayed: bool = settings.pop("relayed", False)
+        weights, shadows = settings.pop("weights", {}), settings.pop("shadows", {})
+        self.replicas = {
+            arm: [Replica(arm, index, relayed=relayed) for index in range(count)] for arm, count in replicas.items()
+        }
         for replica in self.all:
-            replica.wire = Wire() if wired else None
             loop.run(replica.start())
-        weights: dict[str, int] = settings.pop("weights", {})
-        shadows: dict[str, float] = settings.pop("shadows", {})
+        arms = (
+            ArmTarget(
+                name=arm,
+                backends=tuple(item.address for item in items),
+                weight=weights.get(arm, 1),
+                shadow_percent=shadows.get(arm, 0.0),
+            )
+            for arm, items in self.replicas.items()
+        )
         self.config = SplitterConfig(
-            arms=tuple(
-                ArmTarget(
-                    name=arm,
-                    backends=tuple(item.address for item in items),
-                    weight=weights.get(arm, 1),
-                    shadow_percent=shadows.get(arm, 0.0),
-                )
-                for arm, items in self.replicas.items()
-            ),
+            arms=tuple(arms),
             **{"health_interval_s": 0.1, **settings},
         )
         self.envoy = Envoy.start(self.config, log_path=work_dir / "envoy.log", work_dir=work_dir)

@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,13 @@ from loadtests.commands.split import split_config
 from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.security import ServerTls
-from servers.splitter.admin import SplitterError
 from servers.splitter.bootstrap import bootstrap, secrets
 from servers.splitter.envoy import Envoy, envoy_path
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.grpc_peers import grpc_peer
 from tests.fakes.processes import PATIENCE_S, wait_for
+from tests.servers.test_config import refusal
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "s3cret-T0ken"
@@ -46,45 +45,28 @@ def config(*backends: str, **settings: Any) -> SplitterConfig:
 
 
 @pytest.mark.parametrize(
-    ("arm", "words"),
+    ("make", "settings", "words"),
     [
-        ({"name": "a b"}, ('"a b"',)),
-        ({"backends": ()}, ('"eager"', "no replica")),
-        ({"backends": ("h:1", "h:1")}, ('"eager"', "twice")),
-        ({"backends": ("h",)}, ('"h"', "host:port")),
-        ({"backends": ("h:99999",)}, ('"h:99999"', "host:port")),
-        ({"backends": ("https://arm.example:1",)}, ('"https://arm.example:1"', "--upstream-ca")),
-        ({"weight": 0, "shadow_percent": 101}, ('"eager"', "101 %", "100 %")),
-        ({"weight": 0, "shadow_percent": -1}, ('"eager"', "-1 %")),
-        ({"weight": 0, "shadow_percent": 0.00001}, ('"eager"', "1e-05 %", "0.0001 %")),
-        ({"weight": 0, "shadow_percent": float("nan")}, ('"eager"', "nan %")),
-        ({"weight": 3, "shadow_percent": 25}, ('"eager"', "25 %", "weight 3")),
+        (target, {"name": "a b"}, ('"a b"',)),
+        (target, {"backends": ()}, ('"eager"', "no replica")),
+        (target, {"backends": ("h:1", "h:1")}, ('"eager"', "twice")),
+        (target, {"backends": ("h",)}, ('"h"', "host:port")),
+        (target, {"backends": ("https://arm.example:1",)}, ('"https://arm.example:1"', "--upstream-ca")),
+        (target, {"weight": 0, "shadow_percent": 101}, ('"eager"', "101 %", "100 %")),
+        (target, {"weight": 0, "shadow_percent": 0.00001}, ('"eager"', "1e-05 %", "0.0001 %")),
+        (target, {"weight": 0, "shadow_percent": float("nan")}, ('"eager"', "nan %")),
+        (target, {"weight": 3, "shadow_percent": 25}, ('"eager"', "25 %", "weight 3")),
+        (config, {"arms": ()}, ("no arm",)),
+        (config, {"arms": (target(name="a.b"), target(name="a.b"))}, ('"a.b"',)),
+        (config, {"host": "localhost"}, ('splitter.host is "localhost"',)),
+        (config, {"port": -1}, ("splitter.port is -1",)),
+        (config, {"workers": 0}, ("splitter.workers is 0",)),
+        (config, {"stickiness": "host"}, ("splitter.stickiness is 'host'",)),
+        (config, {"health_interval_s": 0}, ("splitter.health_interval_s is 0",)),
     ],
 )
-def test_an_impossible_arm_is_refused(arm: dict[str, Any], words: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        target(**arm)
-    assert "\n" not in str(refusal.value)
-    assert [word for word in words if word not in str(refusal.value)] == [], str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"arms": ()}, "no arm"),
-        ({"arms": (target(name="a.b"), target(name="a.b"))}, '"a.b"'),
-        ({"host": "localhost"}, 'splitter.host is "localhost"'),
-        ({"port": -1}, "splitter.port is -1"),
-        ({"workers": 0}, "splitter.workers is 0"),
-        ({"stickiness": "host"}, "splitter.stickiness is 'host'"),
-        ({"health_interval_s": 0}, "splitter.health_interval_s is 0"),
-    ],
-)
-def test_an_impossible_setting_is_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        config(**settings)
-    assert "\n" not in str(refusal.value)
-    assert words in str(refusal.value)
+def test_an_impossible_setting_is_refused(make: Any, settings: dict[str, Any], words: tuple[str, ...]) -> None:
+    refusal(make, words=words, **settings)
 
 
 @pytest.mark.parametrize(
@@ -117,29 +99,18 @@ def test_silent_streams_are_never_cut() -> None:
     assert not any("retry_policy" in route for route in routes)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {
-            "arms": (
-                target(backends=("eager.tailgate.svc:50051", "[::1]:50051")),
-                target(name="Compiled_2.13", weight=0, shadow_percent=0.5),
-            ),
-            "host": "0.0.0.0",
-            "port": 8080,
-            "stickiness": "replica",
-            "access_log": "/dev/null",
-        },
+def test_envoy_accepts_the_written_bootstrap(tmp_path: Path) -> None:
+    path, shadow = tmp_path / "envoy.json", target(name="Compiled_2.13", weight=0, shadow_percent=0.5)
+    arms = (target(backends=("eager.tailgate.svc:50051", "[::1]:50051")), shadow)
+    for settings in (
+        {"arms": arms, "host": "0.0.0.0", "port": 8080, "stickiness": "replica", "access_log": "/dev/null"},
         {"stickiness": "off", "host": "::1"},
-    ],
-)
-def test_envoy_accepts_the_written_bootstrap(settings: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "envoy.json"
-    path.write_text(json.dumps(bootstrap(config("localhost:50051", **settings))))
-    command = [envoy_path(), "--mode", "validate", "--config-path", path, "--log-level", "warning"]
-    outcome = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert outcome.returncode == 0, outcome.stderr
-    assert "deprecated" not in outcome.stderr.lower()
+    ):
+        path.write_text(json.dumps(bootstrap(config("localhost:50051", **settings))))
+        command = [envoy_path(), "--mode", "validate", "--config-path", path, "--log-level", "warning"]
+        outcome = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert outcome.returncode == 0, outcome.stderr
+        assert "deprecated" not in outcome.stderr.lower()
 
 
 def test_files_behind_links_stay_links_so_that_a_mounted_secret_can_change(pem: Certificates, tmp_path: Path) -> None:
@@ -166,10 +137,8 @@ def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificat
     assert SECRET not in out
 
 
-@contextmanager
-def envoy_before(arm: str, folder: Path, **settings: Any) -> Iterator[Envoy]:
-    with Envoy.start(config(arm, **settings), log_path=folder / "envoy.log", work_dir=folder) as envoy:
-        yield envoy
+def envoy_before(arm: str, folder: Path, **settings: Any) -> Envoy:
+    return Envoy.start(config(arm, **settings), log_path=folder / "envoy.log", work_dir=folder)
 
 
 def call(channel: grpc.Channel, *, tokens: int = 3, token: str = "", timeout: float = 20) -> Any:
@@ -198,14 +167,6 @@ def replace(old: str, new: str) -> None:
     fresh.rename(old)
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> tuple[Certificates, Certificates]:
-    """The files of two authorities. Those of the first are replaced, one by one."""
-    for name in ("pem", "new"):
-        (tmp_path / name).mkdir()
-    return make_certificates(tmp_path / "pem"), make_certificates(tmp_path / "new")
-
-
 def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certificates, tmp_path: Path) -> None:
     """Client certificates on both hops, and health checks without a token."""
     upstream = UpstreamTls(ca=pem.ca, certificate=pem.client_certificate, key=pem.client_key)
@@ -225,11 +186,11 @@ def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certi
         assert SECRET.encode() not in path.read_bytes(), path
 
 
-def test_new_connections_meet_a_replaced_certificate_and_streams_go_on(
-    two: tuple[Certificates, Certificates], tmp_path: Path
-) -> None:
-    old, new = two
-    before, after = (Path(pem.ca).read_bytes() for pem in two)
+def test_new_connections_use_a_new_certificate_and_streams_go_on(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    old, new = (make_certificates(tmp_path / name) for name in ("old", "new"))
+    before, after = (Path(pem.ca).read_bytes() for pem in (old, new))
     tls = ServerTls(certificate=old.certificate, key=old.key)
     with (
         grpc_peer("aio", token_s=0.05) as arm,
@@ -259,7 +220,6 @@ def test_new_connections_meet_a_replaced_certificate_and_streams_go_on(
         assert path.is_dir() or b"PRIVATE KEY" not in path.read_bytes(), path
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("wrong", ["name", "authority", "plaintext"])
 def test_an_arm_whose_certificate_is_not_right_is_never_healthy(pem: Certificates, tmp_path: Path, wrong: str) -> None:
     own = {} if wrong == "plaintext" else {"certificate": pem.certificate, "key": pem.key}
@@ -268,7 +228,7 @@ def test_an_arm_whose_certificate_is_not_right_is_never_healthy(pem: Certificate
         grpc_peer("aio", **own) as arm,
         envoy_before(arm, tmp_path, upstream_tls=UpstreamTls(ca=ca, name=name)) as envoy,
     ):
-        with pytest.raises(SplitterError, match='arm "eager" 0 of 1'):
-            envoy.wait_ready(1.0)
+        wait_for(lambda: envoy.stats("health_check.failure$")["cluster.eager.health_check.failure"] >= 2)
+        assert envoy.healthy() == {"eager": (0, 1)}
         with grpc.insecure_channel(envoy.target) as channel:
             assert status(channel) == "UNAVAILABLE"

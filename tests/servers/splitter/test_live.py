@@ -13,11 +13,9 @@ from typing import Any
 import grpc
 import pytest
 
-from servers.fields import ConfigError
 from servers.metadata import STATUS_NAMES
 from servers.splitter.access_log import LoggedRequest, log_path, parse_line
 from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.envoy import Envoy
 from servers.splitter.replicas import replica_addresses
 from servers.splitter.statistics import SAME_START_S, ArmStatistics, parse_statistics, read_statistics
 from servers.splitter.weights import (
@@ -40,6 +38,7 @@ from tests.servers.splitter.house import (
     loop,
     shared,
 )
+from tests.servers.test_config import refusal
 
 __all__ = ["build", "loop", "shared"]
 
@@ -71,23 +70,26 @@ def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> No
     ],
 )
 def test_bad_shares_change_nothing(shared: House, shares: dict[str, Any], words: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        reshare(shared.envoy.admin, **shares)
-    assert [word for word in words if word not in str(refusal.value)] == [], str(refusal.value)
+    refusal(reshare, shared.envoy.admin, words=words, **shares)
     expected = Shares(weights={"eager": 3, "compiled-padded": 1, "idle.arm": 0}, shadows={})
     assert live_shares(shared.envoy.admin) == expected
 
 
-def test_a_shadow_follows_a_new_share_and_becomes_an_arm_in_one_step(build: Build) -> None:
+def test_a_shadow_gets_its_share_as_copies_and_becomes_an_arm_in_one_step(build: Build) -> None:
     house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
     admin = house.envoy.admin
     assert live_shares(admin) == Shares(weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
     assert reshare(admin, shadows={"dark": 50}).shadows == {"dark": 50}
-    house.ask(*[{}] * 200)
+    (eager,), (dark,) = house.replicas.values()
+    dark.fails = True  # of which no user knows
+    answers = house.ask(*[{"session": "one", "tokens": 3}] * 200)
+    assert {(answer.code, answer.tokens, answer.arm) for answer in answers} == {(grpc.StatusCode.OK, 3, "eager")}
     assert abs(house.copies("dark") - 100) <= binomial_bound(200, 0.5)
+    assert dark.metadata[0] == eager.metadata[0]
     for by_hand, percent in (("40", 40.0), ("400", 100.0), ("nonsense", 25.0)):  # as Envoy reads it
         admin.post(f"/runtime_modify?tailgate.shadow.dark={by_hand}")
         assert live_shares(admin).shadows == {"dark": percent}
+    dark.fails = False
     shares = reshare(admin, weights={"dark": 1, "eager": 0}, shadows={"dark": 0, "eager": 100})
     assert shares == live_shares(admin) == Shares(weights={"eager": 0, "dark": 1}, shadows={"eager": 100})
     assert {answer.arm for answer in house.ask(*[{}] * 20)} == {"dark"}
@@ -134,7 +136,6 @@ def test_an_answer_of_another_server_is_one_line(question: Question, body: str) 
 
 
 def logged(house: House, count: int) -> list[LoggedRequest]:
-    """The lines of the log once there are `count`."""
     path = Path(house.config.request_log)
 
     def ended() -> list[LoggedRequest]:
@@ -146,9 +147,7 @@ def logged(house: House, count: int) -> list[LoggedRequest]:
     return ended()
 
 
-def test_a_request_has_a_line_when_it_begins_and_one_of_the_same_start_when_it_ends(
-    build: Build, tmp_path: Path
-) -> None:
+def test_a_request_has_a_line_when_it_begins_and_another_when_it_ends(build: Build, tmp_path: Path) -> None:
     path = tmp_path / "requests.log"
     house = build({"eager": 1}, request_log=str(path))
     assert log_path(house.envoy.admin) == str(path)
@@ -163,13 +162,9 @@ def test_a_request_has_a_line_when_it_begins_and_one_of_the_same_start_when_it_e
     assert (whole.start_ns, whole.connection) == (begun.start_ns, begun.connection)
 
 
-def mirrored(build: Build, tmp_path: Path, **settings: object) -> House:
-    shadow: dict[str, object] = {"weights": {"eager": 1, "dark": 0}, "shadows": {"dark": 100}, **settings}
-    return build({"eager": 1, "dark": 1}, request_log=str(tmp_path / "requests.jsonl"), **shadow)
-
-
 def test_a_line_holds_times_figures_and_status_of_a_request_and_of_its_copy(build: Build, tmp_path: Path) -> None:
-    house = mirrored(build, tmp_path)
+    shadow: dict[str, Any] = {"weights": {"eager": 1, "dark": 0}, "shadows": {"dark": 100}}
+    house = build({"eager": 1, "dark": 1}, request_log=str(tmp_path / "requests.jsonl"), **shadow)
     before = time.time_ns()
     house.ask({"tokens": 3, "session": "s1", "request_id": "1-7"})
     rows = {row.arm: row for row in logged(house, 2)}
@@ -209,6 +204,10 @@ def test_figures_are_numbers_that_a_column_holds_and_texts_are_whole() -> None:
     assert row is not None
     assert (row.end_ns, row.figures) == (7_000_000, {"recv_ns": 1795658587999068231})
     assert (row.session_id, row.error) == ("a?", "?b")
+    for flags, status in (("UF", "UNAVAILABLE"), ("DC", "CANCELLED"), ("DR", "CANCELLED"), ("-", "UNKNOWN")):
+        row = parse_line(line(status=None, flags=flags, details="reset"))
+        assert row is not None
+        assert row.status == status
 
 
 @pytest.mark.parametrize(
@@ -226,20 +225,11 @@ def test_a_torn_line_or_one_with_impossible_times_is_none(text: str) -> None:
 
 
 def counted(house: House, arm: str, ended: int) -> ArmStatistics:
-    """The statistics of the arm once so many requests have ended."""
     wait_for(
         lambda: read_statistics(house.envoy.admin)[arm].ended >= ended,
         otherwise=lambda: read_statistics(house.envoy.admin),
     )
     return read_statistics(house.envoy.admin)[arm]
-
-
-def test_an_arm_without_traffic_counts_nothing_not_even_health_checks(build: Build) -> None:
-    house = build({"eager": 2, "idle.arm": 1})
-    wait_for(lambda: house.envoy.stats("health_check.success$")["cluster.eager.health_check.success"] > 6)
-    statistics = read_statistics(house.envoy.admin)
-    assert statistics.keys() == {"eager", "idle.arm"}
-    assert (statistics["eager"].ended, statistics["eager"].active) == (0, 0)
 
 
 def test_every_status_is_counted_in_headers_and_in_trailers_for_arm_and_shadow(build: Build) -> None:
@@ -250,18 +240,15 @@ def test_every_status_is_counted_in_headers_and_in_trailers_for_arm_and_shadow(b
         statistics = counted(house, arm, 35)
         assert statistics.statuses == {"OK": 3, **dict.fromkeys(STATUS_NAMES[1:], 2)}, arm
         assert (statistics.ended, statistics.lost, statistics.cancelled) == (35, 0, 0)
-    stats = [{"name": "server.uptime", "value": 100}, {"name": "cluster.eager.grpc.99", "value": 3}]
-    assert parse_statistics({"stats": stats}, read_s=0.0)["eager"].statuses == {"UNKNOWN": 3}
 
 
 def test_streams_of_a_replica_that_dies_are_lost_and_counted(build: Build) -> None:
-    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100}, wired=True)
+    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100}, relayed=True)
     held = house.hold(7)
     wait_for(lambda: house.replicas["dark"][0].active == 7)
     assert read_statistics(house.envoy.admin)["dark"].active == 7
     for replica in house.all:
-        assert replica.wire is not None
-        house.loop.run(replica.wire.cut())
+        house.loop.run(replica.stop())
     assert {answer.tokens for answer in held.result(PATIENCE_S)} == {1}
     for arm in ("eager", "dark"):
         # Envoy has seen the status 200 of each, and never one of gRPC.
@@ -276,7 +263,10 @@ def test_requests_without_a_healthy_replica_are_counted(build: Build) -> None:
     house.ask(*[{"arm": "eager"}] * 5)
     eager = counted(house, "eager", 5)
     assert (eager.statuses, eager.without_replica, eager.lost) == ({"UNAVAILABLE": 5}, 5, 0)
-    assert read_statistics(house.envoy.admin)["compiled"].ended == 0
+    # health checks are not counted
+    wait_for(lambda: house.envoy.stats("health_check.success$")["cluster.compiled.health_check.success"] > 3)
+    compiled = read_statistics(house.envoy.admin)["compiled"]
+    assert (compiled.ended, compiled.active) == (0, 0)
 
 
 def test_a_client_that_cancels_is_no_failure_of_the_arm(build: Build) -> None:
@@ -296,13 +286,15 @@ def test_a_client_that_cancels_is_no_failure_of_the_arm(build: Build) -> None:
     assert (eager.ended, eager.active) == (4, 0)
 
 
-@pytest.mark.process
-def test_another_start_shows_in_the_statistics(build: Build) -> None:
-    house = build({"eager": 1})
-    earlier = read_statistics(house.envoy.admin)["eager"]
-    assert abs(read_statistics(house.envoy.admin)["eager"].envoy_start_s - earlier.envoy_start_s) < SAME_START_S
-    house.envoy.stop()
-    wait_for(lambda: time.monotonic() - earlier.envoy_start_s > SAME_START_S + 2)
-    house.envoy = Envoy.start(house.config, log_path=house.work_dir / "again.log", work_dir=house.work_dir)
-    house.envoy.wait_ready(PATIENCE_S)
-    assert read_statistics(house.envoy.admin)["eager"].envoy_start_s - earlier.envoy_start_s > SAME_START_S
+def test_statistics_tell_of_unknown_statuses_lost_streams_and_another_start() -> None:
+    def read(uptime_s: int, read_s: float) -> ArmStatistics:
+        counts = {"grpc.99": 3, "grpc.14": 5, "upstream_cx_none_healthy": 5, "endpoint.1_2_3_4_5.rq_error": 6}
+        stats = [{"name": f"cluster.eager.{name}", "value": value} for name, value in counts.items()]
+        return parse_statistics({"stats": [*stats, {"name": "server.uptime", "value": uptime_s}]}, read_s=read_s)[
+            "eager"
+        ]
+
+    before, later, again = read(100, 500.0), read(107, 508.0), read(1, 509.0)
+    assert (before.statuses, before.lost) == ({"UNKNOWN": 3, "UNAVAILABLE": 5}, 3)
+    assert abs(later.envoy_start_s - before.envoy_start_s) < SAME_START_S
+    assert again.envoy_start_s - before.envoy_start_s > SAME_START_S
