@@ -182,7 +182,7 @@ def assert_answers_for_one_position_a_row(
 ) -> None:
     torch.manual_seed(1)
     config = AutoConfig.for_model(
-        "gemma3_text", **{**SMALL, **GEMMA, "tie_word_embeddings": True}, final_logit_softcapping=2.0
+        "gemma3_text", **{**SMALL, **FAMILIES["gemma3_text"], "tie_word_embeddings": True}, final_logit_softcapping=2.0
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(str(folder))
     load, computed = runner_module.load_model, set()
