@@ -7,10 +7,12 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -40,7 +42,7 @@ from loadtests.traffic.source import Source
 from loadtests.trials.load import load_environment, locust_command
 from loadtests.trials.processes import child_environment
 from loadtests.workers import host_watch, messages
-from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
+from loadtests.workers.channel_token import TOKEN_VARIABLE
 from loadtests.workers.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity
 from loadtests.workers.end_file import write_end
 from loadtests.workers.host_watch import HostWatch, write_samples
@@ -53,13 +55,14 @@ from tests.fakes.request_rows import record, row_of
 # Locust would patch the standard library for every other test in this process.
 with patch.dict(os.environ, {"LOCUST_SKIP_MONKEY_PATCH": "1"}):
     import zmq
+    from locust import runners
     from locust.env import Environment
     from locust.rpc.zmqrpc import BaseSocket
     from locust.runners import STATE_MISSING, MasterRunner
 
     from loadtests.workers import master as masters
     from loadtests.workers.load_process import LoadProcess
-    from loadtests.workers.locust_channel import close_channel
+    from loadtests.workers.locust_channel import close_channel, keep_channel
     from loadtests.workers.open_loop_user import OpenLoopUser
     from loadtests.workers.worker import Worker
 
@@ -67,19 +70,25 @@ ROOT = Path(__file__).resolve().parents[3]
 SECRET = "0123456789abcdef"
 
 
-def test_bad_usage_is_one_line_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("secret", "command", "message"),
+    [
+        (SECRET, ["worker", "--master", "nowhere"], '--master "nowhere" is not HOST:PORT'),
+        (SECRET, ["worker", "--master", "localhost:1", "--keep", "/dev/null/x"], "cannot be made"),
+        ("", ["worker", "--master", "localhost:1"], f"needs a secret, so that no stranger .* export {TOKEN_VARIABLE}="),
+        ("short", ["worker", "--master", "localhost:1"], "holds 5 characters; the least is 16"),
+        ("", ["run", "demo", "--set", "traffic.remote_workers=1", "--set", "MASTER"], "needs a secret, so that no"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], secret: str, command: list[str], message: str
 ) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
-    for arguments, message in (
-        (["--master", "nowhere"], '--master "nowhere" is not HOST:PORT'),
-        (["--master", "localhost:1", "--keep", str(tmp_path / "file" / "x")], "cannot be made"),
-    ):
-        assert main(["worker", *arguments]) == 2
-        told = capsys.readouterr().err
-        assert message in told
-        assert told.count("\n") == 1
+    monkeypatch.setenv(TOKEN_VARIABLE, secret)
+    master = f"traffic.master_bind=127.0.0.1:{free_port()}"
+    assert main([master if word == "MASTER" else word for word in command]) == 2
+    said = capsys.readouterr().err
+    assert re.search(message, said), said
+    assert said.count("\n") == 1
 
 
 # `tailgate worker` at a master; the third argument, if any, stands in for Locust.
@@ -309,34 +318,12 @@ def test_a_name_from_the_network_stays_within_the_folder(tmp_path: Path, name: s
     assert new_folder(tmp_path, name).name.endswith("-2")
 
 
-_STEPPED = """\
-import time
-from loadtests.workers.locust_channel import keep_channel
-from locust import runners
-keep_channel()
-before_s, true_s = runners.time.time(), time.time
-assert abs(before_s - true_s()) < 60
-time.time = lambda: true_s() + 3600
-assert abs(runners.time.time() - before_s) < 60
-"""
-
-
-def test_heartbeats_do_not_go_by_a_wall_clock_that_steps() -> None:
-    subprocess.run([sys.executable, "-c", _STEPPED], check=True, timeout=60, cwd=ROOT)
-
-
-def test_workers_of_other_hosts_need_a_secret_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    remote = ["--set", "traffic.remote_workers=1", "--set", f"traffic.master_bind=127.0.0.1:{free_port()}"]
-    for command in (["run", "demo", "--out", str(tmp_path), *remote], ["worker", "--master", "127.0.0.1:1"]):
-        assert main(command) == 2
-        said = capsys.readouterr().err
-        assert f"needs a secret, so that no stranger takes a part of the load: export {TOKEN_VARIABLE}" in said
-    monkeypatch.setenv(TOKEN_VARIABLE, "short")
-    with pytest.raises(ConfigError, match="holds 5 characters; the least is 16"):
-        channel_token("it")
+def test_heartbeats_do_not_go_by_a_wall_clock_that_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "time", time)
+    keep_channel()
+    before_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: before_s + 3600)
+    assert abs(runners.time.time() - before_s) < 60
 
 
 def test_each_run_without_them_has_a_secret_of_its_own_that_no_arm_sees(monkeypatch: pytest.MonkeyPatch) -> None:
