@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from loadtests.generator import precise_sleep
-from loadtests.generator.generator import MOST_UNBOOKED, Generator
+from loadtests.generator.generator import Generator
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
@@ -61,28 +62,22 @@ def schedule(offsets_ms: list[int], *, arm: str | None = "*", tokens: int = 3, s
 
 
 class Run:
-    """One generator run to its end, with its records by request id."""
+    """One generator run to its end, with its records by request id. `before` is called just before the start."""
 
     def __init__(
         self,
         plan: Schedule,
         *,
-        cut_after_s: float | None = None,
-        end_after_ms: int | None = None,
-        end_arm_after_ms: Mapping[str, int] | None = None,
-        beside: Callable[[Run], None] | None = None,
+        before: Callable[[Run], object] = lambda run: None,
         recorder: RequestRecorder | None = None,
-        most_unbooked: int = MOST_UNBOOKED,
-        workers: int = 1,
         **settings: Any,
     ) -> None:
+        parts = {name: settings.pop(name) for name in ("workers", "most_unbooked") if name in settings}
         config = TrialConfig(**{"arms": ARMS, "drain_s": 10.0, "trial": 1, **settings})
         self.log = LoadLog(None, worker=0, planned=len(plan), arms=config.arms, recorder=recorder)
         self.records: list[RequestRecord] = []
         self.generator = generator = Generator(
-            config,
-            **{"log": self.log, "recorder": recorder, "on_record": self.records.append},
-            **{"workers": workers, "most_unbooked": most_unbooked},
+            config, log=self.log, recorder=recorder, on_record=self.records.append, **parts
         )
         generator.load(plan)
         generator.connect()
@@ -90,20 +85,16 @@ class Run:
         gc.freeze()
         began = time.monotonic()
         self.start_ns = now_ns() + 50 * MS
-        if cut_after_s is not None:
-            gevent.spawn_later(cut_after_s, generator.stop)
-        if end_after_ms is not None:
-            generator.end_at(self.start_ns + end_after_ms * MS)
-        for arm, after_ms in (end_arm_after_ms or {}).items():
-            generator.end_arm_at(arm, self.start_ns + after_ms * MS)
-        if beside is not None:
-            gevent.spawn(beside, self)
+        before(self)
         self.ended = generator.run(self.start_ns)
         self.took_s = time.monotonic() - began
         generator.stop()
         self.failure = generator.failure
         self.by_id = {record.request_id: record for record in self.records}
         assert len(self.by_id) == len(self.records)
+
+    def end_after(self, after_ms: int) -> None:
+        self.generator.end_at(self.start_ns + after_ms * MS)
 
     def statuses(self, arm: str | None = None) -> list[str]:
         return [record.status for record in self.records if arm is None or record.arm == arm]
@@ -127,17 +118,16 @@ def closed() -> str:
 
 def test_mirrored_copies_share_pair_id_and_start_together(targets: dict[str, str]) -> None:
     run = Run(schedule(list(range(0, 400, 10))), targets=targets)
-    pairs: dict[str, list[RequestRecord]] = defaultdict(list)
-    for record in run.records:
-        pairs[record.pair_id].append(record)
     assert run.ended
-    assert sorted(pairs) == sorted(f"1-{number}" for number in range(40))
-    for pair_id, copies in pairs.items():
-        assert {copy.request_id for copy in copies} == {f"{pair_id}-eager", f"{pair_id}-compiled"}
-        assert copies[0].scheduled_ns == copies[1].scheduled_ns
-        assert {copy.replica for copy in copies} == {"eager-0", "compiled-0"}
-    apart = sorted(abs(copies[0].sent_ns - copies[1].sent_ns) for copies in pairs.values())
-    assert apart[len(apart) // 2] < 5 * MS
+    assert len(run.records) == 80
+    apart = []
+    for number in range(40):
+        copies = [run.by_id[f"1-{number}-{arm}"] for arm in ARMS]
+        assert {copy.pair_id for copy in copies} == {f"1-{number}"}
+        assert [copy.replica for copy in copies] == ["eager-0", "compiled-0"]
+        assert {copy.scheduled_ns - run.start_ns for copy in copies} == {10 * number * MS}
+        apart.append(abs(copies[0].sent_ns - copies[1].sent_ns))
+    assert sorted(apart)[20] < 5 * MS
 
 
 def test_an_answer_that_is_ok_and_lacks_tokens_is_recorded_as_failed() -> None:
@@ -216,47 +206,36 @@ def test_a_replica_that_refuses_or_is_slow_gets_few_requests(targets: dict[str, 
     assert 0 < sum(record.replica == "slow" for record in run.records) < 6
 
 
-@pytest.fixture(scope="module")
-def splitter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Envoy]:
-    folder = tmp_path_factory.mktemp("envoy")
-    with (
-        serve(Behaviour(arm="eager")) as eager,
-        serve(Behaviour(arm="compiled", fail_every=3)) as compiled,
-        Envoy.start(
-            SplitterConfig(
-                arms=(
-                    ArmTarget(name="eager", backends=(eager.target,)),
-                    ArmTarget(name="compiled", backends=(compiled.target,)),
-                )
-            ),
-            log_path=folder / "envoy.log",
-            work_dir=folder,
-        ) as envoy,
-    ):
-        envoy.wait_ready(30)
-        yield envoy
-
-
-def test_requests_pass_the_real_splitter_and_unpinned_ones_learn_their_arm_even_when_they_fail(splitter: Envoy) -> None:
-    run = Run(schedule(list(range(0, 240, 10))), targets={"*": splitter.target})
-    assert Counter((record.arm, record.status) for record in run.records) == {
-        ("eager", "OK"): 24,
-        ("compiled", "OK"): 16,
-        ("compiled", "RESOURCE_EXHAUSTED"): 8,
+@pytest.mark.process
+def test_requests_pass_the_real_splitter_and_learn_their_arm_even_when_they_fail(tmp_path: Path) -> None:
+    with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled", fail_every=3)) as compiled:
+        arms = tuple(
+            ArmTarget(name=name, backends=(fake.target,)) for name, fake in zip(ARMS, (eager, compiled), strict=True)
+        )
+        with Envoy.start(SplitterConfig(arms=arms), log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
+            envoy.wait_ready(30)
+            pinned, free, lost = (
+                Run(schedule(list(range(0, until_ms, 10)), arm=arm), targets={"*": envoy.target})
+                for until_ms, arm in ((240, "*"), (600, None), (10, "nobody"))
+            )
+    assert {arm: Counter(pinned.statuses(arm)) for arm in ARMS} == {
+        "eager": {"OK": 24},
+        "compiled": {"OK": 16, "RESOURCE_EXHAUSTED": 8},
     }
-    run = Run(schedule(list(range(0, 600, 10)), arm=None), targets={"*": splitter.target})
-    assert len(run.records) == 60
-    assert {record.arm for record in run.records} == set(ARMS)
-    assert {record.arm for record in run.records if record.status != "OK"} == {"compiled"}
-    run = Run(schedule([0], arm="nobody"), targets={"*": splitter.target})
-    assert (run.records[0].arm, run.records[0].status in ("OK", "")) == ("nobody", False)
-    assert run.records[0].error
+    assert len(free.records) == 60
+    assert {record.arm for record in free.records} == set(ARMS)
+    assert {record.arm for record in free.records if record.status != "OK"} == {"compiled"}
+    assert (lost.records[0].arm, lost.records[0].status in ("OK", "")) == ("nobody", False)
+    assert lost.records[0].error
 
 
 def test_stop_records_what_is_in_flight_or_held_as_cancelled() -> None:
+    def stop(run: Run) -> None:
+        gevent.spawn_later(0.4, run.generator.stop)
+
     with serve(Behaviour(first_s=30)) as slow:
         plan = schedule([0, 10, 20, 9_000], arm=None)
-        run = Run(plan, targets={"*": slow.target}, cut_after_s=0.4, max_concurrency=2)
+        run = Run(plan, targets={"*": slow.target}, before=stop, max_concurrency=2)
     assert not run.ended
     assert run.statuses() == ["CANCELLED"] * 3  # the fourth was never due
     errors = Counter(record.error for record in run.records)
@@ -372,7 +351,9 @@ def test_schedule_that_cannot_be_routed_is_refused(arm: str | None, settings: di
 
 def test_nothing_due_at_the_end_or_later_is_sent_and_what_is_under_way_ends_by_itself(targets: dict[str, str]) -> None:
     # The answers of 40 tokens are under way when the load ends. Nothing sleeps until the last request.
-    run = Run(schedule([*range(0, 3000, 20), 60_000], tokens=40), targets=targets, end_after_ms=300)
+    run = Run(
+        schedule([*range(0, 3000, 20), 60_000], tokens=40), targets=targets, before=lambda run: run.end_after(300)
+    )
     assert run.ended
     assert run.took_s < 20
     assert max(record.scheduled_ns - run.start_ns for record in run.records) == 280 * MS
@@ -383,16 +364,19 @@ def test_nothing_due_at_the_end_or_later_is_sent_and_what_is_under_way_ends_by_i
 def test_an_end_holds_where_the_loop_was_blocked_as_it_came(targets: dict[str, str]) -> None:
     def end(run: Run) -> None:
         sleep_until(run.start_ns + 100 * MS)
-        run.generator.end_at(run.start_ns + 499 * MS)
+        run.end_after(499)
         sleep_until(run.start_ns + 490 * MS)
         time.sleep(0.06)  # no greenlet runs: what is due meanwhile comes all at once
 
-    run = Run(schedule([0, 500]), targets=targets, beside=end)
+    run = Run(schedule([0, 500]), targets=targets, before=partial(gevent.spawn, end))
     assert (run.ended, len(run.records), run.log.planned) == (True, 2, 2)
 
 
 def test_one_arm_may_end_alone(targets: dict[str, str]) -> None:
-    run = Run(schedule(list(range(0, 500, 10))), targets=targets, end_arm_after_ms={"compiled": 200})
+    def end(run: Run) -> None:
+        run.generator.end_arm_at("compiled", run.start_ns + 200 * MS)
+
+    run = Run(schedule(list(range(0, 500, 10))), targets=targets, before=end)
     assert (len(run.statuses("eager")), len(run.statuses("compiled"))) == (50, 20)
 
 
@@ -410,7 +394,12 @@ def test_what_was_due_before_the_settled_time_has_ended_and_is_in_the_file(
                 seen.append((run.log.settled_ns, read_table(file, REQUESTS)[0]["scheduled_ns"].to_pylist()))
 
     recorder = RequestRecorder(record_file(file, remedy=""))
-    run = Run(schedule(list(range(0, 2000, 20)), tokens=10), targets=targets, recorder=recorder, beside=look)
+    run = Run(
+        schedule(list(range(0, 2000, 20)), tokens=10),
+        targets=targets,
+        recorder=recorder,
+        before=partial(gevent.spawn, look),
+    )
     due = [record.scheduled_ns for record in run.records]
     assert seen
     for settled_ns, recorded in seen:
@@ -451,7 +440,7 @@ def test_num_prompts_are_sent_to_each_arm_once_and_the_loop_ends(targets: dict[s
 
 
 def test_rows_come_round_again_until_the_load_ends(targets: dict[str, str]) -> None:
-    run = loop(loop_schedule(num_prompts=4), targets, duration_s=60.0, end_after_ms=600)
+    run = loop(loop_schedule(num_prompts=4), targets, duration_s=60.0, before=lambda run: run.end_after(600))
     assert {"1-0", "1-0.1", "1-3.2"} <= {record.pair_id for record in run.arms()["eager"]}
     assert max(record.scheduled_ns for record in run.records) < run.start_ns + 600 * MS
 
@@ -484,34 +473,27 @@ def test_an_arm_that_refuses_is_not_hammered(closed: str) -> None:
     assert len(run.records) <= 2 * 3 * 6
 
 
-@pytest.fixture(params=["kernel", "naps"])
-def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+needs_kernel_timer = pytest.mark.skipif(precise_sleep.LIBC is None, reason="this kernel has no timerfd")
+
+
+@pytest.fixture(params=[pytest.param("kernel", marks=needs_kernel_timer), "naps"])
+def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precise_sleep, "spare_timers", [])
     if request.param == "naps":
         monkeypatch.setattr(precise_sleep, "LIBC", None)
-    elif precise_sleep.LIBC is None:
-        pytest.skip("this kernel has no timerfd")
-    return str(request.param)
 
 
+@pytest.mark.usefixtures("timer")
 @pytest.mark.parametrize("ahead_ms", [-1.0, 0.0, 0.05, 0.4, 3.0])
-def test_a_sleep_never_ends_early(timer: str, ahead_ms: float) -> None:
+def test_a_sleep_never_ends_early(ahead_ms: float) -> None:
     for _ in range(20):
         due = now_ns() + int(ahead_ms * 1e6)
-        precise_sleep.sleep_until(due)
+        sleep_until(due)
         assert now_ns() >= due
 
 
-def test_a_killed_sleeper_leaves_a_timer_that_wakes_nobody(timer: str) -> None:
-    sleeper = gevent.spawn(precise_sleep.sleep_until, now_ns() + 1_000_000)
-    gevent.sleep(0)
-    sleeper.kill()
-    due = now_ns() + 1_400_000
-    precise_sleep.sleep_until(due)
-    assert now_ns() >= due
-
-
-def test_others_run_while_one_sleeps(timer: str) -> None:
+@pytest.mark.usefixtures("timer")
+def test_others_run_while_one_sleeps_and_a_killed_sleeper_leaves_a_timer_that_wakes_nothing() -> None:
     turns: list[int] = []
 
     def other() -> None:
@@ -519,27 +501,30 @@ def test_others_run_while_one_sleeps(timer: str) -> None:
             turns.append(turn)
             gevent.sleep(0)
 
+    sleeper = gevent.spawn(sleep_until, now_ns() + MS)
+    gevent.sleep(0)
+    sleeper.kill()
     gevent.spawn(other)
-    precise_sleep.sleep_until(now_ns() + 1_200_000)
+    due = now_ns() + 1_400_000
+    sleep_until(due)
+    assert now_ns() >= due
     assert turns == [0, 1, 2, 3, 4]
 
 
+@needs_kernel_timer
 def test_the_kernels_timer_costs_no_core() -> None:
-    if precise_sleep.LIBC is None:
-        pytest.skip("this kernel has no timerfd")
     used, began = time.thread_time(), time.perf_counter()
     for _ in range(300):
-        precise_sleep.sleep_until(now_ns() + 1_000_000)
+        sleep_until(now_ns() + MS)
     assert time.thread_time() - used < 0.5 * (time.perf_counter() - began)
 
 
+@needs_kernel_timer
 def test_a_timer_of_the_process_that_forked_this_one_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    if precise_sleep.LIBC is None:
-        pytest.skip("this kernel has no timerfd")
     monkeypatch.setattr(precise_sleep, "spare_timers", [])
-    precise_sleep.sleep_until(now_ns() + 900_000)
+    sleep_until(now_ns() + 900_000)
     (first,) = precise_sleep.spare_timers
     first.process += 1
-    precise_sleep.sleep_until(now_ns() + 900_000)
-    assert len(precise_sleep.spare_timers) == 1
-    assert precise_sleep.spare_timers[0] is not first
+    sleep_until(now_ns() + 900_000)
+    (second,) = precise_sleep.spare_timers
+    assert second is not first
