@@ -11,6 +11,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gevent
 import pyarrow as pa
@@ -22,6 +23,7 @@ from loadtests.generator import precise_sleep
 from loadtests.generator.generator import Generator
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
+from loadtests.generator.preparer import Preparer
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import Spool
@@ -177,8 +179,7 @@ def test_stalled_answers_do_not_delay_later_requests(targets: dict[str, str]) ->
 
 
 def test_record_joins_client_and_server(targets: dict[str, str]) -> None:
-    run = Run(schedule([0], arm="eager", tokens=5), targets=targets)
-    record = run.records[0]
+    (record,) = Run(schedule([0], arm="eager", tokens=5), targets=targets).records
     row = row_of(record)
     assert (record.status, record.error, record.arm, record.replica) == ("OK", None, "eager", "eager-0")
     assert (record.prompt_tokens, record.max_tokens, record.output_tokens, len(record.token_ns)) == (20, 5, 5, 5)
@@ -404,6 +405,13 @@ def test_what_was_due_before_the_settled_time_has_ended_and_is_in_the_file(
     assert seen
     for settled_ns, recorded in seen:
         assert sum(at < settled_ns for at in recorded) == sum(at < settled_ns for at in due)
+
+
+def test_a_schedule_that_cannot_be_encoded_is_a_failure() -> None:
+    failures: list[str] = []
+    broken = Mock(side_effect=ValueError("no words"))
+    assert list(Preparer(schedule([0]), trial=1, prepare=broken, on_failure=failures.append)) == []
+    assert failures == ["the schedule cannot be encoded: no words"]
 
 
 def loop_schedule(**changes: Any) -> Schedule:

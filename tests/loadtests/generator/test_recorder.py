@@ -17,13 +17,13 @@ from unittest.mock import Mock, patch
 
 import gevent
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.sums import SumsWriter
+from analysis.records.tables import read_table
 from loadtests.clients.embedding import EmbedCall
 from loadtests.external.addresses import ExternalConfig, OpenAiOptions
 from loadtests.external.client_security import SecurityConfig
@@ -35,32 +35,22 @@ from loadtests.generator.lag_histogram import LagHistogram
 from loadtests.generator.latency_histogram import BOUNDS_S, LatencyHistogram
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.own_cost import GarbageWindow
-from loadtests.generator.preparer import Preparer
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, embed_record_of, record_of
 from loadtests.generator.record_batches import request_batch
 from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import Spool
 from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.drawing import build_schedule
-from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.source import Source
 from servers.clock import now_ns
 from servers.fields import ConfigError
 from servers.metadata import ARM_HEADER, trailing_key
 from tests.fakes.request_rows import MS, record, row_of
 
+ROOT = Path(__file__).resolve().parents[3]
+
 
 def rows_of(path: Path) -> list[dict[str, object]]:
-    """Every row of every whole batch; a torn tail is left out."""
-    rows: list[dict[str, object]] = []
-    with pa.OSFile(str(path), "rb") as source:
-        reader = pa.ipc.open_stream(source)
-        assert reader.schema == REQUESTS
-        while True:
-            try:
-                rows += reader.read_next_batch().to_pylist()
-            except (StopIteration, pa.ArrowInvalid, OSError):
-                return rows
+    rows: list[dict[str, object]] = read_table(path, REQUESTS)[0].to_pylist()
+    return rows
 
 
 def test_rows_come_back_as_they_were_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +92,6 @@ def test_records_survive_kill_9(tmp_path: Path) -> None:
 import os, signal
 from pathlib import Path
 from loadtests.generator.recorder import RequestRecorder, record_file
-from loadtests.generator.spool import Spool
 from tests.fakes.request_rows import record
 recorder = RequestRecorder(record_file(Path({str(path)!r}), remedy="take another"))
 for number in range(1000):
@@ -112,8 +101,7 @@ recorder.file.settle(5.0)
 recorder.append(record(1000))
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    root = Path(__file__).parents[3]
-    ended = subprocess.run([sys.executable, "-c", code], cwd=root, check=False, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60)
     assert ended.returncode == -signal.SIGKILL
     assert [row["request_id"] for row in rows_of(path)] == [f"1-{number}" for number in range(1000)]
 
@@ -134,11 +122,8 @@ def test_a_number_that_its_column_cannot_hold_is_unknown() -> None:
         assert batch.column("queue_ns").to_pylist() == [None, 9, None]
 
 
-def test_every_column_of_the_schema_is_measured_here_or_by_the_server() -> None:
+def test_a_column_of_the_schema_is_measured_here_or_is_a_whole_number_of_the_server() -> None:
     assert sorted([*RequestRecord._fields, *SERVED_COLUMNS]) == sorted([*REQUESTS.names, "served"])
-
-
-def test_what_the_server_measures_is_a_whole_number() -> None:
     assert {str(REQUESTS.field(name).type) for name in SERVED_COLUMNS} <= {"int32", "int64"}
 
 
@@ -156,8 +141,7 @@ def test_what_the_server_measures_is_a_whole_number() -> None:
 def test_an_answer_counts_for_the_arm_that_it_was_sent_to(
     pinned: str | None, routed: str, said: str, arm: str, error: str | None
 ) -> None:
-    call = ended(ARM_HEADER, routed, said)
-    record = record_of(call, copy_of(pinned), 1, 3)
+    record = record_of(ended(routed, said), copy_of(pinned), 1, 3)
     assert (record.arm, record.error, record.status) == (arm, error, "INTERNAL" if error else "OK")
     assert record.prompt_tokens == 5, "as the server counts them"
 
@@ -167,21 +151,23 @@ def copy_of(pinned: str | None) -> Any:
     return Fake(arm=pinned, plan=plan, request_id="1", pair_id="1", lane=None, scheduled_ns=0)
 
 
-def ended(header: str, routed: str, said: str) -> Any:
+def ended(routed: str, said: str) -> Any:
     call = Mock(spec=EmbedCall, status="OK", error="", sent_ns=1, first_token_ns=2, output_tokens=1, token_ns=b"")
-    call.initial_metadata = {header: routed} if routed else {}
+    call.initial_metadata = {ARM_HEADER: routed} if routed else {}
     call.trailing_metadata = {trailing_key("prompt_tokens"): "5"} | ({trailing_key("arm"): said} if said else {})
     return call
 
 
 def test_an_embedding_has_no_tokens_and_fails_with_an_error() -> None:
-    call = ended(ARM_HEADER, "new", "new")
+    call = ended("new", "new")
     call.trailing_metadata, call.input_tokens = {}, 7
-    record = embed_record_of(call, copy_of("new"), 1, 3)
-    assert (record.status, record.prompt_tokens, record.output_tokens, record.token_ns) == ("OK", 7, None, None)
-    call.error = "cut"
-    record = embed_record_of(call, copy_of("new"), 1, 3)
-    assert (record.status, record.error) == ("INTERNAL", "the answer ended with OK and an error: cut")
+    for call.error, status, error in (
+        ("", "OK", None),
+        ("cut", "INTERNAL", "the answer ended with OK and an error: cut"),
+    ):
+        record = embed_record_of(call, copy_of("new"), 1, 3)
+        assert (record.status, record.error, record.prompt_tokens) == (status, error, 7)
+        assert (record.max_tokens, record.output_tokens, record.token_ns) == (None, None, None)
 
 
 def test_a_slow_disk_delays_nothing_and_what_it_cannot_take_is_counted() -> None:
@@ -346,24 +332,19 @@ with patch.dict(os.environ, {"LOCUST_SKIP_MONKEY_PATCH": "1"}):
     from loadtests.generator.locust_counts import AT_ONCE, LocustCounts
 
 
-def test_many_count_without_a_flush() -> None:
-    environment = Environment()
-    counts = LocustCounts(environment)
-    for number in range(AT_ONCE):
-        counts.add("gRPC", "Generate e2e", float(number), 3)
-    for entry in (environment.stats.total, environment.stats.get("Generate e2e", "gRPC")):
-        figures = (entry.num_requests, entry.avg_response_time, entry.min_response_time, entry.max_response_time)
-        assert figures == (AT_ONCE, (AT_ONCE - 1) / 2, 0.0, AT_ONCE - 1)
-        assert (entry.total_content_length, sum(entry.response_times.values())) == (3 * AT_ONCE, AT_ONCE)
-
-
-def test_another_listener_is_noticed() -> None:
+def test_many_count_without_a_flush_and_another_listener_is_noticed() -> None:
     environment = Environment()
     environment.create_local_runner()
     counts = LocustCounts(environment)
     assert counts.alone
     environment.events.request.add_listener(lambda **_: None)  # type: ignore[no-untyped-call]
     assert not counts.alone
+    for number in range(AT_ONCE):
+        counts.add("gRPC", "Generate e2e", float(number), 3)
+    for entry in (environment.stats.total, environment.stats.get("Generate e2e", "gRPC")):
+        figures = (entry.num_requests, entry.avg_response_time, entry.min_response_time, entry.max_response_time)
+        assert figures == (AT_ONCE, (AT_ONCE - 1) / 2, 0.0, AT_ONCE - 1)
+        assert (entry.total_content_length, sum(entry.response_times.values())) == (3 * AT_ONCE, AT_ONCE)
 
 
 def test_rates_that_locust_shows_are_the_same_after_old_seconds_are_forgotten() -> None:
@@ -384,40 +365,26 @@ def test_collector_is_off_in_the_window_and_sweeps_free_cycles() -> None:
     assert gc.isenabled()
     window.open()
     try:
-        assert not gc.isenabled()
-        assert gc.get_freeze_count() > 0
-        window.sweep()
-        assert window.spent_ms["count"] == 0  # nothing has gathered yet
-        for _ in range(GarbageWindow.SWEEP_ABOVE + 1):
-            cycle: list[object] = []
-            cycle.append(cycle)
-        window.sweep()
-        assert window.spent_ms["count"] == 1
-        assert gc.get_count()[0] < GarbageWindow.SWEEP_ABOVE
+        assert (gc.isenabled(), gc.get_freeze_count() > 0) == (False, True)
+        for made, sweeps in ((0, 0), (GarbageWindow.SWEEP_ABOVE + 1, 1)):
+            for _ in range(made):
+                cycle: list[object] = []
+                cycle.append(cycle)
+            window.sweep()
+            assert window.spent_ms["count"] == sweeps
+            assert gc.get_count()[0] < GarbageWindow.SWEEP_ABOVE
     finally:
         window.close()
-    assert gc.isenabled()
-    assert gc.get_freeze_count() == 0
-
-
-ROOT = Path(__file__).resolve().parents[3]
+    assert (gc.isenabled(), gc.get_freeze_count()) == (True, 0)
 
 
 def test_a_written_trial_is_read_back_as_it_was(tmp_path: Path) -> None:
-    external = ExternalConfig(
-        kind="openai",
-        addresses=("http://a:1/v1", "http://b/v1"),
-        model_name="llama",
-        openai=OpenAiOptions(endpoint="chat", extra={"top_k": 1}),
-    )
+    openai = OpenAiOptions(endpoint="chat", extra={"top_k": 1})
+    external = ExternalConfig(kind="openai", addresses=("http://a:1/v1", "http://b/v1"), openai=openai, model_name="m")
     config = TrialConfig(
-        trial=3,
-        arms=("eager", "vllm"),
+        **{"trial": 3, "arms": ("eager", "vllm"), "max_concurrency": None, "prompts": "chat", "tokenizer": "llama"},
         targets={"eager": "127.0.0.1:50051,127.0.0.1:50052"},
         external={"vllm": external},
-        max_concurrency=None,
-        prompts="chat",
-        tokenizer="llama",
         security=SecurityConfig(token_env="TOKEN"),
     )
     config.write(tmp_path / "generator.json")
@@ -427,12 +394,3 @@ def test_a_written_trial_is_read_back_as_it_was(tmp_path: Path) -> None:
 def test_who_writes_a_trial_is_not_patched_by_gevent() -> None:
     code = "import sys, loadtests.generator.trial_config; sys.exit({'gevent', 'locust'} & set(sys.modules) != set())"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_a_schedule_that_cannot_be_encoded_is_a_failure() -> None:
-    failures: list[str] = []
-    traffic = TrafficConfig(duration_s=3.0, rate=2.0)
-    plan = build_schedule(traffic, Source(), arms=["a"], seed=1, trial=1, max_prompt_tokens=8, max_new_tokens=8)
-    broken = Mock(side_effect=ValueError("no words"))
-    assert list(Preparer(plan, trial=1, prepare=broken, on_failure=failures.append)) == []
-    assert failures == ["the schedule cannot be encoded: no words"]
