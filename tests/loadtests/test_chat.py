@@ -23,17 +23,9 @@ CHAT = "loadtests/chat.py"
 
 
 def several(processes: int) -> list[str]:
-    port = str(free_port())
-    return [
-        "--processes",
-        str(processes),
-        "--master-bind-host",
-        "127.0.0.1",
-        "--master-bind-port",
-        port,
-        "--master-port",
-        port,
-    ]
+    port = free_port()
+    bind = f"--master-bind-host 127.0.0.1 --master-bind-port {port} --master-port {port}"
+    return ["--processes", str(processes), *bind.split()]
 
 
 def account(directory: Path, worker: int = 0) -> dict[str, Any]:

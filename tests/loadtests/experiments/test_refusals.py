@@ -151,6 +151,22 @@ def refusal(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
             {"splitter": {"port": 5557}, "traffic": {"master_bind": "10.0.0.1:5557", "remote_workers": 2}},
             ("splitter.port", "traffic.master_bind", "5557"),
         ),
+        ({"traffic": {"remote_workers": 1}}, ('traffic.master_bind is ""', "give this host")),
+        *(
+            ({"traffic": {"remote_workers": 1, "master_bind": given}}, (f'traffic.master_bind is "{given}"', remedy))
+            for given, remedy in (
+                ("10.0.0.5", "give this host"),
+                ("0.0.0.0:5557", "give an IP address of this host"),
+                ("loadgen:5557", "give an IP address of this host"),
+            )
+        ),
+        ({"traffic": {"master_bind": "10.0.0.5:5557"}}, ("remote_workers is 0", "remove master_bind")),
+        ({"traffic": {"workers": 0}}, ("traffic.workers is 0", "give a value from 1")),
+        ({"traffic": {"remote_workers": -1}}, ("traffic.remote_workers is -1",)),
+        (
+            {"traffic": {"remote_workers": 2, "master_bind": "10.0.0.5:5557", "direct": True}},
+            ("eager, compiled would be reached without the splitter",),
+        ),
         ({"pressure": {"memory_share": 1.0}}, ("pressure.memory_share is 1.0", "0.95")),
         ({"pressure": {"schedule": [{"end_s": 5}]}}, ("pressure.schedule", "no weight")),
         ({"pressure": {"schedule": [{"cpus": 1, "end_s": 6}, {"start_s": 5, "cpus": 2}]}}, ("6 s", "5 s")),

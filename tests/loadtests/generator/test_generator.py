@@ -45,7 +45,6 @@ from tests.fakes.request_rows import row_of
 MS = 1_000_000
 SECOND = 1000 * MS
 ARMS = ("eager", "compiled")
-PHASES = ("rampup", "measure")
 
 
 def schedule(offsets_ms: list[int], *, arm: str | None = "*", tokens: int = 3, session: str = "") -> Schedule:
@@ -431,13 +430,17 @@ def most_at_once(records: list[RequestRecord]) -> int:
 
 
 def test_each_arm_has_its_number_under_way_and_goes_at_its_own_pace(targets: dict[str, str]) -> None:
-    arms = loop(loop_schedule(), targets).arms()
+    run = loop(loop_schedule(), targets, rampup_s=0.3)
+    arms = run.arms()
     assert most_at_once(arms["eager"]) == most_at_once(arms["compiled"]) == 3
     assert len(arms["eager"]) > 2 * len(arms["compiled"]) > 5
     # Requests count from their start: a loop that waits has no schedule to be late for.
     assert max(record.sent_ns - record.scheduled_ns for record in arms["eager"]) < SECOND // 10
     # Arms get the same requests in the same order, as far as they come.
     assert {record.pair_id for record in arms["compiled"]} <= {record.pair_id for record in arms["eager"]}
+    # The first seconds are marked. The next request of each slot is prepared while the answer is awaited.
+    ramp, rest = ([at.scheduled_ns for at in arms["eager"] if at.phase == phase] for phase in ("rampup", "measure"))
+    assert run.start_ns + 200 * MS < max(ramp) < min(rest) + 100 * MS
 
 
 def test_num_prompts_are_sent_to_each_arm_once_and_the_loop_ends(targets: dict[str, str]) -> None:
@@ -466,13 +469,6 @@ def test_workers_share_the_number_under_way(targets: dict[str, str]) -> None:
         own = loop(plan.share(worker, 2), targets, workers=2, duration_s=0.4).arms()["eager"]
         assert most_at_once(own) == slots
         assert {int(record.pair_id.split("-")[1].partition(".")[0]) % 2 for record in own} == {worker}
-
-
-def test_the_first_seconds_are_marked(targets: dict[str, str]) -> None:
-    run = loop(loop_schedule(), targets, rampup_s=0.3)
-    phases = {phase: [at.scheduled_ns for at in run.arms()["eager"] if at.phase == phase] for phase in PHASES}
-    # The next request of each slot is prepared while the answer is awaited.
-    assert run.start_ns + 200 * MS < max(phases["rampup"]) < min(phases["measure"]) + 100 * MS
 
 
 def test_an_arm_that_refuses_is_not_hammered(closed: str) -> None:

@@ -66,15 +66,8 @@ def test_a_judgement_is_json_with_reasons(run: Rollout, serve: Serve) -> None:
     document = json.loads(body)
     assert (status, document.pop("at")[:4].isdigit()) == (200, True)
     assert document == {
-        "verdict": "PASS",
-        "reasons": ["it is surely at most 25 % slower than the control"],
-        "candidate": "new",
-        "for": "step",
-        "gate": None,
-        "run": run.folder.name,
-        "window": "90s",
-        "requests": 40,
-        "look": 1,
+        **{"verdict": "PASS", "reasons": ["it is surely at most 25 % slower than the control"], "candidate": "new"},
+        **{"for": "step", "gate": None, "run": run.folder.name, "window": "90s", "requests": 40, "look": 1},
     }
 
 
@@ -159,6 +152,11 @@ def test_each_hook_goes_on_where_that_is_safe(
     assert found == {hook: 200 if hook in yes else 409 for hook in HOOKS}
 
 
+def test_before_there_is_a_run_nothing_is_known(tmp_path: Path, serve: Serve) -> None:
+    (empty := tmp_path / "empty").mkdir()
+    assert hooked(serve(folder=empty), "rollout") == (200, "INCONCLUSIVE: there is no run in empty yet\n")
+
+
 def test_the_first_traffic_of_a_run_needs_no_evidence_and_the_second_does(run: Rollout, serve: Serve) -> None:
     server = serve(folder=run.folder.parent)
     for name in ("20260101T120000Z-canary", "20260102T120000Z-canary"):
@@ -223,26 +221,6 @@ def test_what_is_no_question_is_one_line(given: dict[str, str], error: str) -> N
 
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
-TEMPLATES = {
-    item["metadata"]["name"]: item
-    for item in yaml.safe_load_all((DEPLOY / "argo" / "analysis-templates.yaml").read_text())
-}
-
-
-@pytest.fixture
-def server(serve: Serve) -> ProviderServer:
-    return serve(token=TOKEN)
-
-
-def analysis(server: ProviderServer, name: str, **args: str) -> AnalysisRun:
-    return AnalysisRun(TEMPLATES[name], server.port, {"token": TOKEN, **args})
-
-
-def canary(server: ProviderServer) -> Flagger:
-    document: dict[str, Any] = yaml.safe_load((DEPLOY / "flagger" / "canary.yaml").read_text())
-    for hook in document["spec"]["analysis"]["webhooks"]:
-        hook["metadata"] = {**hook["metadata"], "token": TOKEN}
-    return Flagger(document, server.port)
 
 
 def going(run: Rollout, seconds: float = 30.0, *, decision: str | None = None, safe: bool = False) -> None:
@@ -253,9 +231,12 @@ def going(run: Rollout, seconds: float = 30.0, *, decision: str | None = None, s
     run.look(decision, safe=safe)
 
 
-def test_argo_pauses_a_step_that_stays_open_and_does_not_promote_it(run: Rollout, server: ProviderServer) -> None:
+def test_argo_pauses_a_step_that_stays_open_and_does_not_promote_it(run: Rollout, serve: Serve) -> None:
+    templates = yaml.safe_load_all((DEPLOY / "argo" / "analysis-templates.yaml").read_text())
+    (template,) = (item for item in templates if item["metadata"]["name"] == "tailgate-wait")
+    port = serve(token=TOKEN).port
     for older in (False, True):
-        step = analysis(server, "tailgate-wait")
+        step = AnalysisRun(template, port, {"token": TOKEN})
         if older:  # before 1.8 the field is not known, and dropped
             del step.metric["consecutiveSuccessLimit"]
         while step.phase == "Running":
@@ -264,8 +245,11 @@ def test_argo_pauses_a_step_that_stays_open_and_does_not_promote_it(run: Rollout
         assert (step.phase, sum(step.counts.values())) == ("Inconclusive", 120)
 
 
-def test_flagger_goes_up_as_evidence_allows_and_is_promoted_by_pass_alone(run: Rollout, server: ProviderServer) -> None:
-    flagger = canary(server)
+def test_flagger_goes_up_as_evidence_allows_and_is_promoted_by_pass_alone(run: Rollout, serve: Serve) -> None:
+    canary: dict[str, Any] = yaml.safe_load((DEPLOY / "flagger" / "canary.yaml").read_text())
+    for hook in canary["spec"]["analysis"]["webhooks"]:
+        hook["metadata"] |= {"token": TOKEN}
+    flagger = Flagger(canary, serve(token=TOKEN).port)
     assert (flagger.tick(), flagger.tick(), flagger.weight) == ("Progressing", "Progressing", 1)
     for weight in (1, 5, 25):
         for _ in range(5):
@@ -295,28 +279,17 @@ def verdict(run: Rollout, question: Question = PROMOTION) -> str:
     return judged(run, question).verdict
 
 
-def test_before_there_is_a_run_nothing_is_known(tmp_path: Path) -> None:
-    observed = Observed(tmp_path, clock=lambda: 0)
-    assert judge(observed.evidence(STEP), STEP) == Judgement(
-        verdict="INCONCLUSIVE", reasons=(f"there is no run in {tmp_path.name} yet",)
-    )
-
-
 def test_a_step_takes_that_it_is_surely_not_much_slower_and_the_promotion_every_gate(run: Rollout) -> None:
     going(run)
     assert (verdict(run, STEP), verdict(run)) == ("INCONCLUSIVE", "INCONCLUSIVE")
     going(run, safe=True)
     assert (verdict(run, STEP), verdict(run)) == ("PASS", "INCONCLUSIVE")
     assert judged(run).reasons[-1] == "It is open."
-    going(run, decision="PASS")
-    assert (verdict(run, STEP), verdict(run)) == ("PASS", "PASS")
-
-
-def test_a_gate_must_be_one_of_the_last_look(run: Rollout) -> None:
-    going(run)
     assert verdict(run, Question(gate="errors")) == "PASS"
     with pytest.raises(ConfigError, match="is not in the last look: give noninferiority p99_ttft, errors"):
         judged(run, Question(gate="speed"))
+    going(run, decision="PASS")
+    assert (verdict(run, STEP), verdict(run)) == ("PASS", "PASS")
 
 
 ERRORS = {"arm": "new", "gate": "errors", "verdict": "PASS", "reason": "None failed."}
@@ -333,13 +306,7 @@ ALARMS = [Alarm(at_ns=1, why="first"), Alarm(at_ns=2, why="second")]
         (GATE, {}, {}, "PASS", "errors has passed"),
         (GATE, {"gates": [ERRORS | {"verdict": "INCONCLUSIVE"}]}, {}, "INCONCLUSIVE", "None failed."),
         (STEP, {"arms": {"new": {"decision": "FAIL", "reason": "late"}}}, {"unwatched": "it ended"}, "FAIL", "late"),
-        (
-            STEP,
-            {"step": {"failed": "It is surely 25 % slower."}},
-            {"stale": "old"},
-            "FAIL",
-            "It is surely 25 % slower.",
-        ),
+        (STEP, {"step": {"failed": "It is slower."}}, {"stale": "old"}, "FAIL", "It is slower."),
         (PROMOTION, {}, {"requests": 29}, "INCONCLUSIVE", "the candidate had 29 of 30 requests"),
         (PROMOTION, {}, {"stale": "old"}, "INCONCLUSIVE", "old"),
         (STEP, {"step": {"safe": True, "uneven": "uneven"}}, {}, "INCONCLUSIVE", "uneven"),
@@ -374,18 +341,18 @@ def test_a_run_that_is_silent_or_has_ended_is_no_pass_any_more(run: Rollout) -> 
     going(run, decision="PASS")
     run.at_s += 16
     assert judged(run).reasons == (f"run {run.folder.name} has said nothing for 16 s",)
-    run.alive()
-    (run.folder / "summary.json").write_text("{}")
-    assert judged(run).reasons == (f"run {run.folder.name} has ended: nobody watches any more",)
-    (run.folder / "summary.json").unlink()
-    run.end()
-    assert judged(run).reasons == (f"run {run.folder.name} has ended: nobody watches any more",)
+    summary = run.folder / "summary.json"
+    for ends in (lambda: summary.write_text("{}"), run.end):
+        run.alive()
+        ends()
+        assert judged(run).reasons == (f"run {run.folder.name} has ended: nobody watches any more",)
+        summary.unlink(missing_ok=True)
     (run.folder / "status.json").unlink()
     assert "nothing shows that it goes on" in judged(run).reasons[0]
 
 
-def test_an_alarm_is_a_failure_without_a_look(run: Rollout) -> None:
-    (run.folder / "experiment.toml").open("a").write("[gates]\nmax_recompiles = 1\n")
+def test_an_alarm_is_a_failure_without_a_look(tmp_path: Path) -> None:
+    run = Rollout(folder=tmp_path / "run", settings="[gates]\nmax_recompiles = 1\n")
     observed = Observed(run.folder, clock=run.now_ns)
     assert judge(observed.evidence(STEP), STEP).verdict == "INCONCLUSIVE"
     run.compiled(9.0, phase="warmup")
