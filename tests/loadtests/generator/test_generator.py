@@ -48,18 +48,14 @@ ARMS = ("eager", "compiled")
 
 
 def schedule(offsets_ms: list[int], *, arm: str | None = "*", tokens: int = 3, session: str = "") -> Schedule:
-    count = len(offsets_ms)
-    rows = {
-        "index": list(range(count)),
-        "offset_ns": [offset * MS for offset in offsets_ms],
-        "session_id": [session or f"1-{number}" for number in range(count)],
-        "prompt_seed": list(range(count)),
-        "prefix_seed": [100 + number for number in range(count)],
-    }
     same = {"turn": 0, "prompt_tokens": 20, "max_tokens": tokens, "arm": arm, "phase": "measure"}
-    rows |= {name: [value] * count for name, value in same.items()}
+    rows = [
+        {"index": number, "offset_ns": offset * MS, "prompt_seed": number, "prefix_seed": 100 + number, **same}
+        | {"session_id": session or f"1-{number}"}
+        for number, offset in enumerate(offsets_ms)
+    ]
     settings: Any = {"design": "mirrored", "arms": ARMS, "trial": 1, "seed": 0, "duration_s": 10.0, "block_s": 30.0}
-    return Schedule(table=pa.table(rows, schema=SCHEDULE), dropped={}, **settings)
+    return Schedule(table=pa.Table.from_pylist(rows, schema=SCHEDULE), dropped={}, **settings)
 
 
 class Run:
@@ -267,22 +263,25 @@ def test_a_disk_that_takes_no_record_ends_the_load(targets: dict[str, str]) -> N
     assert len(run.records) < 150
 
 
-@pytest.mark.parametrize("limit", [{"ttft_limit_ms": 300.0}, {"drain_s": 0.4}])
-def test_calls_that_can_be_in_time_no_more_are_cut_once_all_was_sent(limit: dict[str, float]) -> None:
-    with serve(Behaviour(first_s=30)) as slow:
-        run = Run(schedule([0, 400], arm=None), targets={"*": slow.target}, **limit)
-    assert not run.ended
-    assert run.statuses() == ["CANCELLED", "CANCELLED"]
-    assert {record.error for record in run.records} == {"cut by the end of the run"}
+@pytest.mark.parametrize(
+    ("first_s", "limits", "status"),
+    [
+        (30.0, {"ttft_limit_ms": 300.0}, "CANCELLED"),
+        (30.0, {"drain_s": 0.4}, "CANCELLED"),
+        (0.8, {"ttft_limit_ms": 5_000.0}, "OK"),
+        (0.8, {"ttft_limit_ms": 1.0, "e2e_limit_ms": 5_000.0}, "OK"),
+        (0.8, {}, "OK"),
+    ],
+)
+def test_calls_are_cut_once_all_was_sent_and_none_can_be_in_time(
+    first_s: float, limits: dict[str, float], status: str
+) -> None:
+    with serve(Behaviour(first_s=first_s, token_s=0)) as slow:
+        run = Run(schedule([0, 400], arm=None), targets={"*": slow.target}, **limits)
+    assert run.ended is (status == "OK")
+    assert run.statuses() == [status, status]
+    assert {record.error for record in run.records} == {None if run.ended else "cut by the end of the run"}
     assert 0.7 < run.took_s < 5.0, "the second one was waited for until it was late too"
-
-
-@pytest.mark.parametrize("limits", [{"ttft_limit_ms": 5_000.0}, {"ttft_limit_ms": 1.0, "e2e_limit_ms": 5_000.0}, {}])
-def test_a_call_that_may_be_in_time_is_waited_for(limits: dict[str, float]) -> None:
-    with serve(Behaviour(first_s=0.8, token_s=0)) as slow:
-        run = Run(schedule([0], arm=None), targets={"*": slow.target}, **limits)
-    assert run.ended
-    assert run.statuses() == ["OK"]
 
 
 def test_concurrency_cap_holds_requests_but_not_the_schedule() -> None:

@@ -210,11 +210,11 @@ def test_the_account_counts_busy_seconds_of_the_thread_once_the_schedule_has_beg
     clock.used_s = clock.at_s = 0.0
     monkeypatch.setattr(own_cost, "time", clock)
     log = LoadLog(None, worker=0, planned=1)
-    for share in (1.0, 0.96, 0.5):  # getting ready may take all of a core
+    for share in (1.0, 0.96, 0.97, 0.5):  # getting ready may take all of a core
         clock.used_s, clock.at_s = clock.used_s + share, clock.at_s + 1.0
         log.refresh()
         log.start_ns = now_ns()
-    assert log.account()["cpu"] == {"mean": 0.73, "max": 0.96, "busy_s": 1.0, "of_s": 2.0}
+    assert log.account()["cpu"] == {"mean": 0.81, "max": 0.97, "busy_s": 2.0, "of_s": 3.0}
 
 
 def test_log_counts_and_quantiles_count_from_the_schedule(tmp_path: Path) -> None:
@@ -300,9 +300,7 @@ def test_lag_quantile_is_at_most_one_percent_high_and_never_low(lags: list[int],
 def test_boundaries_rise_and_cover_a_compile_that_takes_minutes() -> None:
     for metric, bounds_s in BOUNDS_S.items():
         assert list(bounds_s) == sorted(set(bounds_s)), metric
-    assert (BOUNDS_S["ttft"][0], BOUNDS_S["ttft"][-1]) == (0.001, 640.0)
-    assert BOUNDS_S["e2e"][:3] == (0.01, 0.02, 0.04)
-    assert BOUNDS_S["e2e"][-1] == 655.36
+    assert (BOUNDS_S["ttft"][-1], BOUNDS_S["e2e"][-1]) == (640.0, 655.36)
     histogram = LatencyHistogram((0.1, 0.2))
     histogram.add(np.array([-1.0, 0.1, 0.2, 0.3]))
     assert histogram.summary() == {"bounds_s": [0.1, 0.2], "counts": [2, 1, 1], "sum_s": 0.6}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from analysis.records.documents import read_document
+from analysis.records.documents import content_of
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from loadtests.users import observer as observers
@@ -45,22 +45,26 @@ class House:
             arms={"eager": {"127.0.0.1:1": "eager-0"}, "compiled": {"127.0.0.1:2": "compiled-0"}},
         )
 
-    def write(self, *rows: dict[str, Any]) -> None:
-        with self.log.open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-
-    def observer(self) -> Observer:
+    def observer(self, *rows: dict[str, Any]) -> Observer:
+        """An observer, once the splitter has logged the rows."""
+        self.write(*rows)
         return Observer(self.folder, self.observed)
 
-    def rows(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = read_table(self.folder / "requests-0.arrow", REQUESTS)[0].to_pylist()
-        return rows
+    def write(self, *rows: dict[str, Any]) -> None:
+        write(self.log, "".join(json.dumps(row) + "\n" for row in rows))
 
-    def account(self) -> dict[str, Any]:
-        document = read_document(self.folder / "generator-0.json")
-        assert document is not None
-        assert document.content is not None
-        return document.content
+    def rows(self, *names: str) -> list[tuple[Any, ...]]:
+        table = read_table(self.folder / "requests-0.arrow", REQUESTS)[0]
+        return [tuple(row[name] for name in names) for row in table.to_pylist()]
+
+    def account(self, *names: str) -> list[Any]:
+        account = content_of(self.folder / "generator-0.json")
+        return [account[name] for name in names]
+
+
+def write(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
 
 
 @pytest.fixture
@@ -69,35 +73,33 @@ def house(tmp_path: Path) -> House:
 
 
 def test_a_request_becomes_a_record_with_what_its_server_measured(house: House) -> None:
-    empty = ended(2, host="127.0.0.1:9", status=14, flags="UF", figures={})
-    house.write(begun(1), ended(1), begun(2), empty)
-    house.observer().step(SINCE + 5 * S)
-    row, failed = house.rows()
-    assert (failed["replica"], failed["first_token_ns"]) == ("127.0.0.1:9", None)
+    failed = ended(2, host="127.0.0.1:9", status=14, flags="UF", figures={})
+    house.observer(begun(1), ended(1), begun(2), failed).step(SINCE + 5 * S)
     start = SINCE + S
-    times = [row[name] - start for name in ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")]
-    assert times == [0, 0, 20 * MS, 100 * MS]
-    assert (row["arm"], row["replica"], row["status"], row["phase"]) == ("eager", "eager-0", "OK", "measure")
-    assert (row["prompt_tokens"], row["output_tokens"], row["queue_ns"], row["server_recv_ns"]) == (9, 5, 7, 11)
-    assert row["max_tokens"] is None
-    assert house.account()["settled_ns"] == SINCE + 3 * S
+    times = house.rows("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
+    assert times[0] == (start, start, start + 20 * MS, start + 100 * MS)
+    assert times[1] == (start + S, start + S, None, start + S + 100 * MS)
+    named = house.rows("arm", "replica", "status", "phase")
+    assert named == [("eager", "eager-0", "OK", "measure"), ("eager", "127.0.0.1:9", "UNAVAILABLE", "measure")]
+    figures = house.rows("prompt_tokens", "output_tokens", "queue_ns", "server_recv_ns", "max_tokens")
+    assert figures == [(9, 5, 7, 11, None), (0, None, None, None, None)]
+    assert house.account("settled_ns") == [SINCE + 3 * S]
 
 
 def test_after_the_end_what_came_before_is_waited_for_and_nothing_else_is_written_down(house: House) -> None:
-    house.write(begun(1, arm="compiled"), begun(2, arm="compiled"), ended(1))
-    observer = house.observer()
+    observer = house.observer(begun(1, arm="compiled"), begun(2, arm="compiled"), ended(1))
     observer.step(SINCE + 5 * S)
     assert not observer.settled(SINCE + 50 * S), "nobody asked for the end"
     observer.end(SINCE + 5 * S)
     house.write(begun(5), ended(5))
     observer.step(SINCE + 50 * S)
     assert not observer.settled(SINCE + 50 * S)
-    assert house.account()["unfinished"] == {"eager": 0, "compiled": 0}, "it has not lasted for too long"
+    assert house.account("unfinished") == [{"eager": 0, "compiled": 0}], "it has not lasted for too long"
     house.write(ended(2, arm="compiled", host="127.0.0.1:2", end_ns=40 * S))
     observer.step(SINCE + 51 * S)
     assert observer.settled(SINCE + 51 * S)
     observer.close(SINCE + 51 * S)
-    assert [row["end_ns"] - SINCE for row in house.rows()] == [S + 100 * MS, 42 * S]
+    assert house.rows("end_ns") == [(SINCE + S + 100 * MS,), (SINCE + 42 * S,)]
 
 
 def test_what_the_splitter_counts_goes_on_over_its_restart(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,57 +111,38 @@ def test_what_the_splitter_counts_goes_on_over_its_restart(house: House, monkeyp
 
     monkeypatch.setattr(observers, "read_statistics", read)
     house.observed = replace(house.observed, admin="127.0.0.1:1")
-    house.write(begun(1), begun(2))
-    observer, found = house.observer(), []
-    for at_s in range(3, 7):
-        observer.step(SINCE + at_s * S)
-        account = house.account()
-        found.append((account["splitter"]["count"], account["unplaced"], account["settled_ns"] - SINCE))
+    observer = house.observer(begun(1), begun(2))
     # The two that were under way in the first splitter are lost, and not waited for.
-    assert found == [(0, 0, S), (4, 0, S), (7, 2, 3 * S), (8, 2, 4 * S)]
+    for at_s, count, lost, settled_s in ((3, 0, 0, 1), (4, 4, 0, 1), (5, 7, 2, 3), (6, 8, 2, 4)):
+        observer.step(SINCE + at_s * S)
+        assert house.account("unplaced", "settled_ns") == [lost, SINCE + settled_s * S]
+        assert house.account("splitter")[0]["count"] == count
 
 
 def test_pinned_foreign_and_earlier_requests_are_counted_and_not_compared(house: House) -> None:
-    house.write(
-        ended(-1),
-        ended(1, pinned="eager"),
-        ended(2, arm=None),
-        ended(3, path="/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"),
-        ended(4, copy="1"),
-        ended(5),
-    )
-    house.observer().step(SINCE + 9 * S)
-    account = house.account()
-    assert [account[key] for key in ("finished", "pinned", "others", "passed")] == [1, 1, 2, 3]
-    assert len(house.rows()) == 1
+    foreign = ended(3, path="/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    rows = (ended(-1), ended(1, pinned="eager"), ended(2, arm=None), foreign, ended(4, copy="1"), ended(5))
+    house.observer(*rows).step(SINCE + 9 * S)
+    assert house.account("finished", "pinned", "others", "passed") == [1, 1, 2, 3]
+    assert house.rows("scheduled_ns") == [(SINCE + 5 * S,)]
 
 
 def test_one_that_was_killed_goes_on_and_writes_nothing_twice(house: House) -> None:
-    house.write(begun(1), ended(1), begun(2))
-    house.observer().step(SINCE + 4 * S)  # and is killed
-    house.write(ended(2, status=14, flags="UF"), begun(3), ended(3, arm="compiled", host="127.0.0.1:2"))
-    observer = house.observer()
+    house.observer(begun(1), ended(1), begun(2)).step(SINCE + 4 * S)  # and is killed
+    more = (ended(2, status=14, flags="UF"), begun(3), ended(3, arm="compiled", host="127.0.0.1:2"))
+    observer = house.observer(*more)
     observer.step(SINCE + 8 * S)
     observer.close(SINCE + 9 * S)
-    answers = [(row["arm"], row["status"]) for row in house.rows()]
-    assert answers == [("eager", "OK"), ("eager", "UNAVAILABLE"), ("compiled", "OK")]
-    account = house.account()
-    assert (account["finished"], account["failed"], account["complete"]) == (3, 1, True)
+    assert house.rows("arm", "status") == [("eager", "OK"), ("eager", "UNAVAILABLE"), ("compiled", "OK")]
+    assert house.account("finished", "failed", "complete") == [3, 1, True]
 
 
 def test_an_account_that_nothing_vouches_for_is_not_gone_on_from(house: House) -> None:
-    house.write(begun(1), ended(1))
+    house.observer(begun(1), ended(1)).step(SINCE + 5 * S)
+    path = house.folder / "generator-0.json"
+    path.write_text(json.dumps(content_of(path) | {"splitter": 5, "log": 7}))
     house.observer().step(SINCE + 5 * S)
-    account = house.account() | {"splitter": 5, "log": 7}
-    (house.folder / "generator-0.json").write_text(json.dumps(account))
-    house.observer().step(SINCE + 5 * S)
-    assert len(house.rows()) == 1
-    assert house.account()["finished"] == 1
-
-
-def write(path: Path, text: str) -> None:
-    with path.open("a") as file:
-        file.write(text)
+    assert (len(house.rows()), house.account("finished")) == (1, [1])
 
 
 def lines(follower: LogFollower) -> list[tuple[int, int, str]]:
@@ -219,30 +202,24 @@ def test_one_mark_is_kept_and_it_is_empty(tmp_path: Path) -> None:
     assert (mark.name, mark.stat().st_size) == ("log.read-2", 0)
 
 
-def under_way(*known: tuple[int, int, str]) -> UnderWay:
-    return UnderWay(longest_ns=60 * S, known=[(at_s * S, connection, arm) for at_s, connection, arm in known])
-
-
-def test_what_is_settled_waits_for_the_oldest_request_that_is_under_way() -> None:
-    requests = under_way((50, 1, "eager"), (70, 1, "eager"))
-    assert requests.settled_ns(100 * S) == 50 * S
-    requests.ended(50 * S, 1, "eager")
-    assert requests.settled_ns(100 * S) == 70 * S
-    requests.ended(70 * S, 2, "eager")
-    assert len(requests) == 1, "of another connection"
-    requests.ended(70 * S, 1, "eager")
-    assert requests.settled_ns(100 * S) == 98 * S, "lines may be late"
-
-
-def test_a_request_that_takes_too_long_is_not_waited_for_and_is_unfinished() -> None:
-    requests = under_way((30, 1, "eager"))
-    assert requests.settled_ns(80 * S) == 30 * S
-    assert requests.settled_ns(95 * S) == 93 * S
-    assert [requests.at("eager", until_ns=at_s * S) for at_s in (30, 31)] == [0, 1]
+def test_what_is_settled_waits_for_the_oldest_request_that_is_under_way_and_not_for_ever() -> None:
+    requests = UnderWay(longest_ns=60 * S, known=[[50 * S, 1, "eager"], [70 * S, 1, "eager"]])
+    for ended_s, connection, now_s, settled_s in (
+        (None, 1, 100, 50),
+        (50, 1, 100, 70),
+        (70, 2, 100, 70),  # of another connection
+        (None, 1, 131, 129),  # it has lasted for too long, and lines may be late
+        (70, 1, 100, 98),
+    ):
+        if ended_s is not None:
+            requests.ended(ended_s * S, connection, "eager")
+        assert requests.settled_ns(now_s * S) == settled_s * S
+    assert len(requests) == 0
 
 
 def test_two_of_the_same_instant_and_connection_both_count() -> None:
-    requests = under_way((50, 1, "eager"), (50, 1, "compiled"))
+    requests = UnderWay(longest_ns=60 * S, known=[[50 * S, 1, "eager"], [50 * S, 1, "compiled"]])
     requests.ended(50 * S, 1, "eager")
     assert requests.starts() == [[50 * S, 1, "compiled"]]
+    assert [requests.at("compiled", until_ns=at_s * S) for at_s in (50, 51)] == [0, 1]
     assert (requests.lost(), len(requests)) == (1, 0)
