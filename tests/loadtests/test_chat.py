@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -14,11 +14,18 @@ from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source
+from servers.config import Task
 from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import free_port
 from tests.fakes.whole_run import records, run_locust
 
-ROOT = Path(__file__).parents[2]
+# Locust would patch the standard library for every other test in this process.
+with patch.dict(os.environ, {"LOCUST_SKIP_MONKEY_PATCH": "1"}):
+    from locust.argument_parser import get_empty_argument_parser
+
+    from loadtests.workers.live_link import LiveLink
+    from loadtests.workers.locust_flags import add_arguments, hand_config
+
 CHAT = "loadtests/chat.py"
 
 
@@ -79,30 +86,7 @@ def test_bad_usage_ends_locust_with_one_line() -> None:
     assert "Traceback" not in output
 
 
-# Importing Locust patches the process that does it.
-ASK = """
-import contextlib, io, json, sys
-from types import SimpleNamespace
-from locust.argument_parser import get_empty_argument_parser
-from loadtests.workers.live_link import LiveLink
-from loadtests.workers.locust_flags import add_arguments, hand_config
-answers = []
-for task, host, flags in json.load(sys.stdin):
-    err = io.StringIO()
-    with contextlib.redirect_stderr(err):
-        try:
-            parser = get_empty_argument_parser(add_help=False)
-            add_arguments(parser, task=task)
-            options = parser.parse_args(flags)
-            if options.live_page:
-                LiveLink.of(options.live_page).join(SimpleNamespace(web_ui=None))
-            hand_config(SimpleNamespace(host=host, parsed_options=options), 1, task=task)
-        except (ValueError, SystemExit) as error:
-            err.write(str(error))
-    answers.append(err.getvalue())
-print(json.dumps(answers))
-"""
-REFUSED: list[tuple[str, str, list[str], tuple[str, ...]]] = [
+REFUSED: list[tuple[Task, str, list[str], tuple[str, ...]]] = [
     ("generate", "nowhere", [], ("nowhere", "host:port")),
     ("generate", "", [], ("--host",)),
     ("generate", "h:1", ["--request-rate", "0"], ("--request-rate", "0")),
@@ -122,12 +106,19 @@ REFUSED: list[tuple[str, str, list[str], tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.process
-def test_flags_that_cannot_work_are_refused() -> None:
-    cases = json.dumps([case[:3] for case in REFUSED])
-    done = subprocess.run(
-        [sys.executable, "-c", ASK], input=cases, capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    for (*case, words), said in zip(REFUSED, json.loads(done.stdout), strict=True):
-        assert said, case
-        assert [word for word in words if word not in said] == [], said
+@pytest.mark.parametrize(("task", "host", "flags", "words"), REFUSED)
+def test_flags_that_cannot_work_are_refused(
+    capsys: pytest.CaptureFixture[str], task: Task, host: str, flags: list[str], words: tuple[str, ...]
+) -> None:
+    def give() -> None:
+        parser = get_empty_argument_parser(add_help=False)
+        add_arguments(parser, task=task)
+        options = parser.parse_args(flags)
+        if options.live_page:
+            LiveLink.of(options.live_page).join(Mock(web_ui=None))
+        hand_config(Mock(host=host, parsed_options=options), 1, task=task)
+
+    with pytest.raises((ValueError, SystemExit)) as refused:
+        give()
+    said = f"{refused.value}{capsys.readouterr().err}"
+    assert [word for word in words if word not in said] == [], said

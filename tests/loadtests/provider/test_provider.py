@@ -74,15 +74,23 @@ def test_a_judgement_is_json_with_reasons(run: Rollout, serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("query", "error"),
     [
-        ("?arm=old", 'arm "old" is no candidate'),
-        ("?arms=new", '"arms" is no parameter of /v1/judgement: give some of arm, gate, for, window, inconclusive'),
-        ("?arm=new&arm=new", '"arm" comes twice in the address: give it once'),
-        ("?" + "&".join(f"a{number}=1" for number in range(40)), "the address has more than 16 parameters"),
-        ("?arm=%1b%5b31m%0d%0aSet-Cookie:x%e2%80%ae", 'arm "\\x1b[31m Set-Cookie:x\\u202e" is no candidate'),
+        ("arm=old", 'arm "old" is no candidate'),
+        ("arms=new", '"arms" is no parameter of /v1/judgement: give some of arm, gate, for, window, inconclusive'),
+        ("arm=new&arm=new", '"arm" comes twice in the address: give it once'),
+        ("&".join(f"a{number}=1" for number in range(40)), "the address has more than 16 parameters"),
+        ("arm=%1b%5b31m%0d%0aSet-Cookie:x%e2%80%ae", 'arm "\\x1b[31m Set-Cookie:x\\u202e" is no candidate'),
+        ("window=0s", 'window is "0s": give 1s to 60m'),
+        ("window=2h", 'window is "2h"'),
+        ("window=nan", 'window is "nan"'),
+        ("window=", 'window is ""'),
+        ("for=ever", 'for is "ever": give step or promotion'),
+        ("inconclusive=pass", 'inconclusive is "pass": give wait or fail'),
+        ("arm=" + "x" * 201, "arm has 201 characters; the limit is 200"),
+        ("gate=" + "x" * 201, "gate has 201 characters"),
     ],
 )
 def test_what_cannot_be_asked_is_one_printable_line(run: Rollout, serve: Serve, query: str, error: str) -> None:
-    status, body = asked(serve().port, "GET", JUDGEMENT + query)
+    status, body = asked(serve().port, "GET", f"{JUDGEMENT}?{query}")
     assert (status, body.count("\n")) == (400, 1)
     assert body[:-1].isprintable()
     assert body.startswith(error)
@@ -199,25 +207,6 @@ def test_a_question_is_read_from_its_parameters() -> None:
     given = {"arm": "new", "gate": "errors", "for": "step", "window": "90s", "inconclusive": "fail", "token": "x"}
     assert Question.of(given) == Question(arm="new", gate="errors", goal="step", window_s=90.0, inconclusive="fail")
     assert Question.of({}, goal="step") == Question(goal="step")
-
-
-@pytest.mark.parametrize(
-    ("given", "error"),
-    [
-        ({"window": "0s"}, 'window is "0s": give 1s to 60m'),
-        ({"window": "2h"}, 'window is "2h"'),
-        ({"window": "nan"}, 'window is "nan"'),
-        ({"window": ""}, 'window is ""'),
-        ({"for": "ever"}, 'for is "ever": give step or promotion'),
-        ({"inconclusive": "pass"}, 'inconclusive is "pass": give wait or fail'),
-        ({"arm": "x" * 201}, "arm has 201 characters; the limit is 200"),
-        ({"gate": "x" * 201}, "gate has 201 characters"),
-    ],
-)
-def test_what_is_no_question_is_one_line(given: dict[str, str], error: str) -> None:
-    with pytest.raises(ConfigError, match=error.replace("(", r"\(")) as found:
-        Question.of(given)
-    assert "\n" not in str(found.value)
 
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
