@@ -127,47 +127,41 @@ def test_a_column_of_the_schema_is_measured_here_or_is_a_whole_number_of_the_ser
     assert {str(REQUESTS.field(name).type) for name in SERVED_COLUMNS} <= {"int32", "int64"}
 
 
+PINNED = 'pinned to arm "new" but arm "eager" answered: check the routes'
+ROUTED = 'routed to arm "new" but arm "eager" answered: check the routes'
+
+
 @pytest.mark.parametrize(
-    ("pinned", "routed", "said", "arm", "error"),
+    ("pinned", "routed", "said", "changes", "error"),
     [
-        ("new", "new", "new", "new", None),
-        ("new", "", "eager", "new", 'pinned to arm "new" but arm "eager" answered: check the routes'),
-        (None, "new", "new", "new", None),
-        (None, "new", "", "new", None),
-        (None, "", "new", "new", None),
-        (None, "new", "eager", "new", 'routed to arm "new" but arm "eager" answered: check the routes'),
+        ("new", "new", "new", {}, None),
+        ("new", "", "eager", {}, PINNED),
+        (None, "new", "new", {}, None),
+        (None, "new", "", {}, None),
+        (None, "", "new", {}, None),
+        (None, "new", "eager", {}, ROUTED),
+        ("new", "new", "new", {"error": "cut"}, "the answer ended with OK and an error: cut"),
+        ("new", "new", "new", {"output_tokens": 0}, "the answer ended with OK and holds no token"),
+        ("new", "new", "new", {"output_tokens": 2}, "the server counts 1 tokens in its answer, and 2 came"),
     ],
 )
-def test_an_answer_counts_for_the_arm_that_it_was_sent_to(
-    pinned: str | None, routed: str, said: str, arm: str, error: str | None
+@pytest.mark.parametrize("embeds", [False, True])
+def test_an_answer_is_that_of_the_arm_it_was_sent_to_and_fails_where_it_is_not_whole(
+    embeds: bool, pinned: str | None, routed: str, said: str, changes: dict[str, Any], error: str | None
 ) -> None:
-    record = record_of(ended(routed, said), copy_of(pinned), 1, 3)
-    assert (record.arm, record.error, record.status) == (arm, error, "INTERNAL" if error else "OK")
-    assert record.prompt_tokens == 5, "as the server counts them"
-
-
-def copy_of(pinned: str | None) -> Any:
-    plan = Fake(session_id="s", turn=0, prompt_tokens=3, max_tokens=1, phase="")
-    return Fake(arm=pinned, plan=plan, request_id="1", pair_id="1", lane=None, scheduled_ns=0)
-
-
-def ended(routed: str, said: str) -> Any:
-    call = Mock(spec=EmbedCall, status="OK", error="", sent_ns=1, first_token_ns=2, output_tokens=1, token_ns=b"")
+    if embeds and "output_tokens" in changes:
+        error = None  # an embedding has none
+    settings = {"status": "OK", "error": "", "sent_ns": 1, "first_token_ns": 2, "output_tokens": 1, "token_ns": b""}
+    call = Mock(spec=EmbedCall, input_tokens=7, **settings | changes)
     call.initial_metadata = {ARM_HEADER: routed} if routed else {}
-    call.trailing_metadata = {trailing_key("prompt_tokens"): "5"} | ({trailing_key("arm"): said} if said else {})
-    return call
-
-
-def test_an_embedding_has_no_tokens_and_fails_with_an_error() -> None:
-    call = ended("new", "new")
-    call.trailing_metadata, call.input_tokens = {}, 7
-    for call.error, status, error in (
-        ("", "OK", None),
-        ("cut", "INTERNAL", "the answer ended with OK and an error: cut"),
-    ):
-        record = embed_record_of(call, copy_of("new"), 1, 3)
-        assert (record.status, record.error, record.prompt_tokens) == (status, error, 7)
-        assert (record.max_tokens, record.output_tokens, record.token_ns) == (None, None, None)
+    call.trailing_metadata = {trailing_key("output_tokens"): "1"} | ({trailing_key("arm"): said} if said else {})
+    plan = Fake(session_id="s", turn=0, prompt_tokens=3, max_tokens=1, phase="")
+    copy: Any = Fake(arm=pinned, plan=plan, request_id="1", pair_id="1", lane=None, scheduled_ns=0)
+    record = (embed_record_of if embeds else record_of)(call, copy, 1, 3)
+    assert (record.arm, record.error, record.status) == ("new", error, "INTERNAL" if error else "OK")
+    assert (record.output_tokens is None, record.prompt_tokens) == (embeds, 7 if embeds else 3)
+    call.trailing_metadata[trailing_key("prompt_tokens")] = "5"
+    assert record_of(call, copy, 1, 3).prompt_tokens == 5, "as the server counts them"
 
 
 def test_a_slow_disk_delays_nothing_and_what_it_cannot_take_is_counted() -> None:
@@ -220,13 +214,12 @@ def test_the_account_counts_busy_seconds_of_the_thread_once_the_schedule_has_beg
 def test_log_counts_and_quantiles_count_from_the_schedule(tmp_path: Path) -> None:
     log = LoadLog(tmp_path, worker=3, planned=5, arms=["eager", "compiled"])
     at_ns = now_ns()
-    for number in range(4):
+    for e2e_ms, status in ((200, "OK"), (300, "OK"), (400, "UNAVAILABLE")):
+        times = {"scheduled_ns": 0, "sent_ns": 40, "first_token_ns": 100, "end_ns": e2e_ms}
+        times = {name: at_ns + (after_ms - 500) * MS for name, after_ms in times.items()}
         log.begun("eager")
-        if number < 3:
-            scheduled, status = at_ns - 500 * MS, "OK" if number < 2 else "UNAVAILABLE"
-            times = {"sent_ns": 40, "first_token_ns": 100, "end_ns": 200 + 100 * number}
-            times = {name: scheduled + after_ms * MS for name, after_ms in times.items()}
-            log.ended(record(number, scheduled_ns=scheduled, status=status, **times), "eager")
+        log.ended(record(status=status, **times), "eager")
+    log.begun("eager")
     log.lag.add(2 * MS)
     log.start_ns = at_ns - 5_000 * MS
     log.complete = True
@@ -239,51 +232,42 @@ def test_log_counts_and_quantiles_count_from_the_schedule(tmp_path: Path) -> Non
     assert progress["overall"]["eager"] == progress["arms"]["eager"]
     assert progress["arms"]["compiled"]["ttft_p99_ms"] is None
     assert (generator["planned"], generator["started"], generator["finished"], generator["failed"]) == (5, 4, 3, 1)
-    assert generator["lag_ms"]["max"] == 2.0
-    assert generator["complete"] is True
+    assert (generator["lag_ms"]["max"], generator["complete"]) == (2.0, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["generator-3.json", "progress-3.json"]
 
 
-def answer(*, tokens: int = 4, ok: bool = True, at_s: float = 0.0, first_ms: float | None = 100.0) -> RequestRecord:
-    """The first token after 100 ms, the end after 400 ms, at most 150 ms between tokens."""
-    scheduled = int(1_000_000 * MS + at_s * 1000 * MS)
-    first = None if first_ms is None else scheduled + int(first_ms * MS)
-    times = {"scheduled_ns": scheduled, "sent_ns": scheduled + MS, "first_token_ns": first}
-    tokens_ns = np.array([99, 149, 299, 399]) * MS
-    status = "OK" if ok else "INTERNAL"
-    return record(**times, end_ns=scheduled + 400 * MS, output_tokens=tokens, token_ns=tokens_ns, status=status)
-
-
 @pytest.mark.parametrize(
-    ("limits", "record", "good"),
+    ("limits", "changes", "good"),
     [
-        ({"ttft": 100}, answer(), True),
-        ({"ttft": 99.5}, answer(), False),
-        ({"tpot": 100}, answer(), True),
-        ({"tpot": 99}, answer(), False),
-        ({"tpot": 1}, answer(tokens=1), True),
-        ({"ttft": 100, "tpot": 99}, answer(), False),
-        ({"e2el": 400}, answer(), True),
-        ({"e2e": 399.5}, answer(), False),
-        ({"max_itl": 150}, answer(), True),
-        ({"max_itl": 149}, answer(), False),
-        ({"ttft": 1000}, answer(ok=False), False),
-        ({"ttft": 1000}, answer(first_ms=None), False),
+        ({"ttft": 11}, {}, True),
+        ({"ttft": 10.5}, {}, False),
+        ({"tpot": 45}, {}, True),
+        ({"tpot": 44}, {}, False),
+        ({"tpot": 1}, {"output_tokens": 1}, True),
+        ({"ttft": 11, "tpot": 44}, {}, False),
+        ({"e2el": 101}, {}, True),
+        ({"e2e": 100.5}, {}, False),
+        ({"max_itl": 15}, {"token_ns": np.array([10, 20, 35, 40]) * MS}, True),
+        ({"max_itl": 14}, {"token_ns": np.array([10, 20, 35, 40]) * MS}, False),
+        ({"ttft": 1000}, {"status": "INTERNAL"}, False),
+        ({"ttft": 1000}, {"first_token_ns": None}, False),
     ],
 )
-def test_a_request_is_good_within_every_limit(limits: dict[str, float], record: RequestRecord, good: bool) -> None:
-    assert Goodput(limits).is_good(record) is good
+def test_a_request_is_good_within_every_limit(limits: dict[str, float], changes: dict[str, Any], good: bool) -> None:
+    assert Goodput(limits).is_good(record(**changes)) is good
 
 
 def test_counts_of_several_processes_add_up() -> None:
-    total, parts = Goodput({"ttft": 200.0}), [Goodput({"ttft": 200.0}) for _ in range(2)]
+    total, parts = Goodput({"ttft": 11.0}), [Goodput({"ttft": 11.0}) for _ in range(2)]
     for second in range(10):
-        parts[second % 2].add(answer(at_s=second, ok=second > 1))
+        times = {"scheduled_ns": 1000, "first_token_ns": 1011, "end_ns": 1400}
+        times = {name: (at_ms + 1000 * second) * MS for name, at_ms in times.items()}
+        parts[second % 2].add(record(**times, status="OK" if second > 1 else "INTERNAL"))
     for part in parts:
         total.merge(part.take())
         assert part.take()["arms"] == {}
     (line,) = total.lines()
-    assert line == "goodput of eager: 0.8511 requests/s; 8 of 10 requests (80 %) within ttft 200 ms, in 9.4 s"
+    assert line == "goodput of eager: 0.8511 requests/s; 8 of 10 requests (80 %) within ttft 11 ms, in 9.4 s"
 
 
 @given(st.lists(st.integers(1_000, 3_600_000_000_000), min_size=1, max_size=200), st.floats(0.01, 1))
