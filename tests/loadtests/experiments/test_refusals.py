@@ -152,14 +152,9 @@ def refusal(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
             ("splitter.port", "traffic.master_bind", "5557"),
         ),
         ({"traffic": {"remote_workers": 1}}, ('traffic.master_bind is ""', "give this host")),
-        *(
-            ({"traffic": {"remote_workers": 1, "master_bind": given}}, (f'traffic.master_bind is "{given}"', remedy))
-            for given, remedy in (
-                ("10.0.0.5", "give this host"),
-                ("0.0.0.0:5557", "give an IP address of this host"),
-                ("loadgen:5557", "give an IP address of this host"),
-            )
-        ),
+        ({"traffic": {"remote_workers": 1, "master_bind": "10.0.0.5"}}, ('traffic.master_bind is "10.0.0.5"',)),
+        ({"traffic": {"remote_workers": 1, "master_bind": "0.0.0.0:5557"}}, ("give an IP address of this host",)),
+        ({"traffic": {"remote_workers": 1, "master_bind": "loadgen:5557"}}, ("give an IP address of this host",)),
         ({"traffic": {"master_bind": "10.0.0.5:5557"}}, ("remote_workers is 0", "remove master_bind")),
         ({"traffic": {"workers": 0}}, ("traffic.workers is 0", "give a value from 1")),
         ({"traffic": {"remote_workers": -1}}, ("traffic.remote_workers is -1",)),

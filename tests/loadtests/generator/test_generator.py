@@ -113,7 +113,7 @@ def closed() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-def test_mirrored_copies_share_pair_id_and_start_together(targets: dict[str, str]) -> None:
+def test_mirrored_copies_start_together_and_records_join_client_and_server(targets: dict[str, str]) -> None:
     run = Run(schedule(list(range(0, 400, 10))), targets=targets)
     assert run.ended
     assert len(run.records) == 80
@@ -125,11 +125,18 @@ def test_mirrored_copies_share_pair_id_and_start_together(targets: dict[str, str
         assert {copy.scheduled_ns - run.start_ns for copy in copies} == {10 * number * MS}
         apart.append(abs(copies[0].sent_ns - copies[1].sent_ns))
     assert sorted(apart)[20] < 5 * MS
+    record = run.by_id["1-0-eager"]
+    row = row_of(record)
+    assert (record.status, record.error, record.arm) == ("OK", None, "eager")
+    assert (record.prompt_tokens, record.max_tokens, record.output_tokens, len(record.token_ns)) == (20, 3, 3, 3)
+    assert record.first_token_ns == record.sent_ns + record.token_ns[0]
+    assert (row["padded_batch"], row["padded_length"], row["batch_size"]) == (2, 21, 1)
+    assert 0 < row["server_recv_ns"] <= row["server_end_ns"]
+    assert None not in [row[name] for name in SERVED_COLUMNS]
+    assert record.sent_ns + record.token_ns[-1] <= record.end_ns
 
 
-def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(
-    targets: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(targets: dict[str, str]) -> None:
     """A pipe that nobody reads stands for the disk."""
     reader, writer = os.pipe()
     recorder = RequestRecorder(Spool(writer, most_waiting_bytes=20_000), rows_per_batch=8)
@@ -162,18 +169,6 @@ def test_stalled_answers_do_not_delay_later_requests(targets: dict[str, str]) ->
     assert lags[0] >= 0
     assert lags[len(lags) // 2] < 20 * MS
     assert run.log.lag.max_ms < 300  # below the stall: nothing waited for an answer
-
-
-def test_record_joins_client_and_server(targets: dict[str, str]) -> None:
-    (record,) = Run(schedule([0], arm="eager", tokens=5), targets=targets).records
-    row = row_of(record)
-    assert (record.status, record.error, record.arm, record.replica) == ("OK", None, "eager", "eager-0")
-    assert (record.prompt_tokens, record.max_tokens, record.output_tokens, len(record.token_ns)) == (20, 5, 5, 5)
-    assert record.first_token_ns == record.sent_ns + record.token_ns[0]
-    assert (row["padded_batch"], row["padded_length"], row["batch_size"]) == (2, 21, 1)
-    assert 0 < row["server_recv_ns"] <= row["server_end_ns"]
-    assert None not in [row[name] for name in SERVED_COLUMNS]
-    assert record.sent_ns + record.token_ns[-1] <= record.end_ns
 
 
 def test_unreachable_arm_gives_records_and_leaves_the_other_alone(targets: dict[str, str], closed: str) -> None:
@@ -342,15 +337,19 @@ def test_schedule_that_cannot_be_routed_is_refused(arm: str | None, settings: di
 
 
 def test_nothing_due_at_the_end_or_later_is_sent_and_what_is_under_way_ends_by_itself(targets: dict[str, str]) -> None:
+    def end(run: Run) -> None:
+        run.end_after(300)
+        run.generator.end_arm_at("compiled", run.start_ns + 200 * MS)
+
     # The answers of 40 tokens are under way when the load ends. Nothing sleeps until the last request.
-    run = Run(
-        schedule([*range(0, 3000, 20), 60_000], tokens=40), targets=targets, before=lambda run: run.end_after(300)
-    )
+    run = Run(schedule([*range(0, 3000, 20), 60_000], tokens=40), targets=targets, before=end)
     assert run.ended
     assert run.took_s < 20
-    assert max(record.scheduled_ns - run.start_ns for record in run.records) == 280 * MS
-    assert run.statuses() == ["OK"] * 2 * 15
-    assert run.log.planned == 30
+    for arm, last_ms in (("eager", 280), ("compiled", 180)):
+        due_ms = sorted((record.scheduled_ns - run.start_ns) // MS for record in run.arms()[arm])
+        assert due_ms == [*range(0, last_ms + 1, 20)]
+    assert set(run.statuses()) == {"OK"}
+    assert run.log.planned == 15 + 10
 
 
 def test_an_end_holds_where_the_loop_was_blocked_as_it_came(targets: dict[str, str]) -> None:
@@ -364,18 +363,8 @@ def test_an_end_holds_where_the_loop_was_blocked_as_it_came(targets: dict[str, s
     assert (run.ended, len(run.records), run.log.planned) == (True, 2, 2)
 
 
-def test_one_arm_may_end_alone(targets: dict[str, str]) -> None:
-    def end(run: Run) -> None:
-        run.generator.end_arm_at("compiled", run.start_ns + 200 * MS)
-
-    run = Run(schedule(list(range(0, 500, 10))), targets=targets, before=end)
-    assert (len(run.statuses("eager")), len(run.statuses("compiled"))) == (50, 20)
-
-
 @pytest.mark.process
-def test_what_was_due_before_the_settled_time_has_ended_and_is_in_the_file(
-    targets: dict[str, str], tmp_path: Path
-) -> None:
+def test_what_was_due_before_the_settled_time_is_in_the_file(targets: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "requests.arrow"
     seen: list[tuple[int, list[int]]] = []
 

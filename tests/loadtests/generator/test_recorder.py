@@ -197,9 +197,7 @@ def test_close_gives_up_on_a_disk_that_hangs_and_counts_what_is_lost() -> None:
     os.close(reader)  # wakes the thread that hangs
 
 
-def test_the_account_counts_busy_seconds_of_the_thread_once_the_schedule_has_begun(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_account_counts_busy_seconds_once_the_schedule_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Fake(process_time=time.process_time, thread_time=lambda: clock.used_s, perf_counter=lambda: clock.at_s)
     clock.used_s = clock.at_s = 0.0
     monkeypatch.setattr(own_cost, "time", clock)

@@ -166,12 +166,12 @@ def test_before_there_is_a_run_nothing_is_known(tmp_path: Path, serve: Serve) ->
 
 
 def test_the_first_traffic_of_a_run_needs_no_evidence_and_the_second_does(run: Rollout, serve: Serve) -> None:
-    server = serve(folder=run.folder.parent)
-    for name in ("20260101T120000Z-canary", "20260102T120000Z-canary"):
-        newest = run if run.folder.name == name else Rollout(folder=run.folder.with_name(name))
+    server, newest = serve(folder=run.folder.parent), run
+    for number in (2, 3):
         assert hooked(server, "confirm-traffic-increase")[0] == 200
         # No request of the candidate was seen: without evidence there is no second step.
         assert hooked(server, "confirm-traffic-increase")[0] == 409
+        newest = Rollout(folder=run.folder.with_name(f"2026010{number}T120000Z-canary"))
     newest.died()
     assert hooked(server, "rollback")[0] == 200
 
@@ -264,21 +264,17 @@ def judged(run: Rollout, question: Question = PROMOTION, *, stale_s: float | Non
     return judge(observed.evidence(question), question)
 
 
-def verdict(run: Rollout, question: Question = PROMOTION) -> str:
-    return judged(run, question).verdict
-
-
 def test_a_step_takes_that_it_is_surely_not_much_slower_and_the_promotion_every_gate(run: Rollout) -> None:
     going(run)
-    assert (verdict(run, STEP), verdict(run)) == ("INCONCLUSIVE", "INCONCLUSIVE")
+    assert (judged(run, STEP).verdict, judged(run).verdict) == ("INCONCLUSIVE", "INCONCLUSIVE")
     going(run, safe=True)
-    assert (verdict(run, STEP), verdict(run)) == ("PASS", "INCONCLUSIVE")
+    assert (judged(run, STEP).verdict, judged(run).verdict) == ("PASS", "INCONCLUSIVE")
     assert judged(run).reasons[-1] == "It is open."
-    assert verdict(run, Question(gate="errors")) == "PASS"
+    assert judged(run, Question(gate="errors")).verdict == "PASS"
     with pytest.raises(ConfigError, match="is not in the last look: give noninferiority p99_ttft, errors"):
         judged(run, Question(gate="speed"))
     going(run, decision="PASS")
-    assert (verdict(run, STEP), verdict(run)) == ("PASS", "PASS")
+    assert (judged(run, STEP).verdict, judged(run).verdict) == ("PASS", "PASS")
 
 
 ERRORS = {"arm": "new", "gate": "errors", "verdict": "PASS", "reason": "None failed."}
@@ -318,7 +314,7 @@ def test_pass_takes_requests_in_the_window_and_a_fresh_look(run: Rollout) -> Non
     going(run, decision="PASS")
     run.at_s += 59
     run.alive()
-    assert verdict(run, Question(window_s=59.0)) == "PASS"
+    assert judged(run, Question(window_s=59.0)).verdict == "PASS"
     assert judged(run, Question(window_s=50.0)).reasons == ("the candidate had 0 of 30 requests",)
     assert judged(run, stale_s=58.0).reasons == ("the last look is 59 s old, and counts for 58 s",)
     run.at_s += 62
@@ -359,16 +355,16 @@ def test_an_alarm_is_a_failure_without_a_look(tmp_path: Path) -> None:
 def test_a_burst_of_errors_is_a_failure_as_long_as_it_is_in_the_window(run: Rollout) -> None:
     going(run, decision="PASS")
     run.answer(40, status="CANCELLED")  # by their client: they have not failed
-    assert verdict(run) == "PASS"
+    assert judged(run).verdict == "PASS"
     run.answer(24, status="UNAVAILABLE")
     assert judged(run).reasons == ("24 of 64 requests to new failed in the last 300 s",)
     run.at_s += 61
     run.alive()
     run.answer()
-    assert verdict(run, Question(window_s=60.0)) == "PASS"
-    assert verdict(run) == "FAIL"
+    assert judged(run, Question(window_s=60.0)).verdict == "PASS"
+    assert judged(run).verdict == "FAIL"
     run.weighed("advance")  # the errors were those of the step before
-    assert verdict(run) == "PASS"
+    assert judged(run).verdict == "PASS"
 
 
 def test_a_death_and_what_the_run_itself_took_back_are_failures_at_once(run: Rollout) -> None:
