@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
 
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.drawing import build_schedule
+from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source
 from servers.config import Task
@@ -28,25 +30,41 @@ with patch.dict(os.environ, {"LOCUST_SKIP_MONKEY_PATCH": "1"}):
 CHAT = "loadtests/chat.py"
 
 
+def several(processes: int) -> list[str]:
+    port = free_port()
+    bind = f"--master-bind-host 127.0.0.1 --master-bind-port {port} --master-port {port}"
+    return ["--processes", str(processes), *bind.split()]
+
+
+def account(directory: Path, worker: int = 0) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((directory / f"generator-{worker}.json").read_text())
+    return content
+
+
+def planned(
+    directory: Path, targets: dict[str, str], *, duration_s: float = 2.0, **trial: Any
+) -> tuple[Schedule, list[str]]:
+    """A mirrored schedule and its trial in `directory`, and the arguments that replay it."""
+    arms, traffic = ("eager", "compiled"), TrafficConfig(duration_s=duration_s, rate=25.0, length_scale=0.05)
+    schedule = build_schedule(traffic, Source(), arms=arms, seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=8)
+    schedule.write(directory / "schedule.arrow")
+    TrialConfig(arms=arms, targets=targets, drain_s=10.0, **trial).write(directory / "generator.json")
+    files = f"--schedule {directory}/schedule.arrow --trial-config {directory}/generator.json --records {directory}"
+    return schedule, ["-f", CHAT, "--headless", *files.split()]
+
+
 @pytest.mark.process
 def test_two_processes_split_the_schedule_without_loss(tmp_path: Path) -> None:
-    traffic, port = TrafficConfig(duration_s=2.0, rate=25.0, length_scale=0.05), free_port()
-    most = {"max_prompt_tokens": 64, "max_new_tokens": 8}
-    schedule = build_schedule(traffic, Source(), arms=["eager", "compiled"], seed=1, trial=1, **most)
-    schedule.write(tmp_path / "schedule.arrow")
-    command = f"-f {CHAT} --headless --schedule {tmp_path}/schedule.arrow --trial-config {tmp_path}/generator.json"
-    command += f" --records {tmp_path} --processes 2 --master-bind-host 127.0.0.1 --master-bind-port {port}"
     with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled")) as compiled:
-        targets = {"eager": eager.target, "compiled": compiled.target}
-        TrialConfig(arms=("eager", "compiled"), targets=targets, drain_s=10.0).write(tmp_path / "generator.json")
-        code, output = run_locust(*command.split(), "--master-port", str(port))
+        schedule, arguments = planned(tmp_path, {"eager": eager.target, "compiled": compiled.target})
+        code, output = run_locust(*arguments, *several(2))
     assert (code, "Traceback" in output) == (0, False), output
     rows = records(tmp_path)
     expected = {f"1-{index}-{arm}" for index in range(len(schedule)) for arm in ("eager", "compiled")}
     assert {row["request_id"] for row in rows} == expected
     assert len(rows) == len(expected)
     assert {row["status"] for row in rows} == {"OK"}
-    accounts = [json.loads((tmp_path / f"generator-{worker}.json").read_text()) for worker in (0, 1)]
+    accounts = [account(tmp_path, worker) for worker in (0, 1)]
     assert [item["complete"] for item in accounts] == [True, True]
     assert sum(item["planned"] for item in accounts) == len(rows)
     assert all(item["started"] == item["finished"] == item["planned"] > 0 for item in accounts)
