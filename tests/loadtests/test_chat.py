@@ -36,9 +36,8 @@ def several(processes: int) -> list[str]:
     return ["--processes", str(processes), *bind.split()]
 
 
-def account(directory: Path, worker: int = 0) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((directory / f"generator-{worker}.json").read_text())
-    return content
+def account(directory: Path, worker: int = 0) -> Any:
+    return json.loads((directory / f"generator-{worker}.json").read_text())
 
 
 def planned(

@@ -261,9 +261,7 @@ def test_a_disk_that_takes_no_record_ends_the_load(targets: dict[str, str]) -> N
         (0.8, {}, "OK"),
     ],
 )
-def test_calls_are_cut_once_all_was_sent_and_none_can_be_in_time(
-    first_s: float, limits: dict[str, float], status: str
-) -> None:
+def test_calls_are_cut_once_none_can_be_in_time(first_s: float, limits: dict[str, float], status: str) -> None:
     with serve(Behaviour(first_s=first_s, token_s=0)) as slow:
         run = Run(schedule([0, 400], arm=None), targets={"*": slow.target}, **limits)
     assert run.ended is (status == "OK")

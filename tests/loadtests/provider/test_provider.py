@@ -347,9 +347,7 @@ def test_an_alarm_is_a_failure_without_a_look(tmp_path: Path) -> None:
     assert judge(observed.evidence(STEP), STEP).verdict == "INCONCLUSIVE"
     run.at_s += 1
     run.compiled(1.5)
-    assert judge(observed.evidence(STEP), STEP) == Judgement(
-        verdict="FAIL", reasons=("new compiled for 1.5 s while serving for prefill 1×81",)
-    )
+    assert str(judge(observed.evidence(STEP), STEP)) == "FAIL: new compiled for 1.5 s while serving for prefill 1×81"
 
 
 def test_a_burst_of_errors_is_a_failure_as_long_as_it_is_in_the_window(run: Rollout) -> None:
@@ -383,9 +381,7 @@ def test_a_death_and_what_the_run_itself_took_back_are_failures_at_once(run: Rol
         ("", "old", 'arm "old" is no candidate of run: give new, third'),
     ],
 )
-def test_the_candidate_is_the_one_asked_for_or_of_the_ramp(
-    tmp_path: Path, settings: str, arm: str, expected: str
-) -> None:
+def test_the_candidate_is_that_asked_for_or_of_the_ramp(tmp_path: Path, settings: str, arm: str, expected: str) -> None:
     run = Rollout(folder=tmp_path / "run", others=("third",), settings=settings)
     try:
         found = Observed(run.folder, clock=run.now_ns).evidence(Question(arm=arm)).arm

@@ -179,9 +179,7 @@ def test_a_large_log_is_begun_anew_and_no_line_is_lost(tmp_path: Path) -> None:
     ],
     ids=["killed before the mark", "with the mark", "after it was emptied"],
 )
-def test_a_process_that_goes_on_knows_which_log_it_reads(
-    tmp_path: Path, left: dict[str, str], log: int, expected: list[tuple[int, int, str]]
-) -> None:
+def test_one_that_goes_on_knows_its_log(tmp_path: Path, left: dict[str, str], log: int, expected: list[Any]) -> None:
     for name, text in {**left, "log": "new\n"}.items():
         write(tmp_path / name, text)
     follower = LogFollower(tmp_path / "log", log=log, reopen=lambda: None)

@@ -129,9 +129,7 @@ def test_a_worker_without_a_run_says_what_it_waits_for_and_ends_on_ctrl_c(tmp_pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_what_drives_the_load_ends_in_order_with_the_worker_whatever_ends_that(
-    number: signal.Signals, tmp_path: Path
-) -> None:
+def test_what_drives_the_load_ends_in_order_with_the_worker(number: signal.Signals, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as master:
         process = working(f"127.0.0.1:{master.getsockname()[1]}", str(tmp_path / "kept"), STANDS_IN)
         assert process.stdout is not None
@@ -192,9 +190,7 @@ class Channel:
 
 
 @pytest.mark.parametrize("fates", [(1,), (0, 1, 1, 1, 2), (0, 1, 1, 2, 2)])
-def test_each_record_arrives_once_and_on_the_masters_clock_whatever_the_channel_loses_and_repeats(
-    tmp_path: Path, fates: tuple[int, ...]
-) -> None:
+def test_each_record_arrives_once_and_on_the_masters_clock(tmp_path: Path, fates: tuple[int, ...]) -> None:
     channel, base = Channel(tmp_path, partial(random.Random(0).choice, fates)), record(0)
     assert channel.ship()
     table, torn = read_table(channel.here, REQUESTS)
@@ -525,9 +521,7 @@ times = st.integers(0, 500 * MS)
 
 
 @given(offset=st.integers(-(10**18), 10**18), there=times, thought=times, back=times)
-def test_the_true_offset_lies_within_the_uncertainty_however_lopsided_the_way(
-    offset: int, there: int, thought: int, back: int
-) -> None:
+def test_the_true_offset_lies_within_the_uncertainty(offset: int, there: int, thought: int, back: int) -> None:
     clock = ClockComparison()
     clock.add(exchange(at_ns=10**18, offset_ns=offset, there_ns=there, thought_ns=thought, back_ns=back))
     now_ns = 10**18 + there + thought + back
