@@ -508,15 +508,12 @@ def test_a_watcher_that_cannot_write_is_a_gap_and_other_columns_are_no_samples(t
         write_samples([sink.getvalue().to_pybytes()], tmp_path / "bed-0.arrow")
 
 
-MS = 1_000_000
-
-
 def exchange(*, at_ns: int, offset_ns: int, there_ns: int, thought_ns: int, back_ns: int) -> Exchange:
     received = at_ns + there_ns + offset_ns
     return Exchange(at_ns, received, received + thought_ns, at_ns + there_ns + thought_ns + back_ns)
 
 
-times = st.integers(0, 500 * MS)
+times = st.integers(0, 500_000_000)
 
 
 @given(offset=st.integers(-(10**18), 10**18), there=times, thought=times, back=times)
