@@ -46,14 +46,15 @@ class ClosedLoop:
         self._slots = config.concurrency // workers + (worker < config.concurrency % workers)
         self._seed = (config.seed, config.trial, worker)
         self._prepare, self._launch = prepare, launch
-        self.end_ns = 0  # no request starts at it or later
+        self.end_ns = 0  # no request starts at it or later; may be set before `run`
         self._greenlets: list[gevent.Greenlet[..., None]] = []
         everywhere = EVERY_ARM in schedule.table["arm"].to_pylist()
         self._arms: tuple[str | None, ...] = config.arms if everywhere else (None,)
 
     def run(self, start_ns: int) -> None:
         """Every slot has sent its last request and has its answer. An error in one ends all and is raised."""
-        self.end_ns = start_ns + int(self._config.duration_s * 1e9)
+        ends_ns = start_ns + int(self._config.duration_s * 1e9)
+        self.end_ns = min(self.end_ns or ends_ns, ends_ns)
         try:
             for arm in self._arms:
                 rows = self._rows(arm)

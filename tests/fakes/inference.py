@@ -8,9 +8,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
-import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,6 @@ import grpc
 from servers.clock import now_ns
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from tests.fakes.grpc_servers import add_inference, spawned, trailers
-from tests.fakes.processes import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +33,8 @@ class Behaviour:
     first_s: float = 0.0  # before the first chunk
     fail_every: int = 0  # each n-th call ends with RESOURCE_EXHAUSTED before any token
     empty_every: int = 0  # each n-th call ends with OK before any token
-    miscount: int = 0  # tokens that the trailing count has more than were sent
     stall_every: int = 0  # each n-th call waits `stall_s` before its first token
     stall_s: float = 0.0
-    max_prompt_tokens: int = 0  # 0: no limit
 
 
 @dataclass(slots=True)
@@ -52,13 +48,11 @@ class Admitted:
 
 
 class FakeInference(inference_pb2_grpc.InferenceServicer):
-    """Answers as `Behaviour` says; `requests` lists (request_id, arm header, session header, receive ns)."""
+    """Answers as `Behaviour` says."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
-        self.requests: list[tuple[str, str, str, int]] = []
-        self.cancelled = 0
-        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
 
     def Generate(self, request: Any, context: Any) -> Iterator[inference_pb2.GenerateChunk]:  # noqa: N802
         call, sent = self._admit(request, context), 0
@@ -69,8 +63,6 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         call.first_ns = now_ns()
         while sent < request.max_tokens and not call.empty:
             if gone.is_set():
-                with self._lock:
-                    self.cancelled += 1
                 return
             sent += 1
             ended = sent == request.max_tokens
@@ -89,19 +81,12 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
 
     def _admit(self, request: Any, context: Any) -> Admitted:
         """Count the call, or abort it."""
-        recv_ns, behaviour, headers = now_ns(), self.behaviour, dict(context.invocation_metadata())
-        named = (headers.get(f"x-tailgate-{name}", "") for name in ("arm", "session"))
-        with self._lock:
-            self.requests.append((request.request_id, *named, recv_ns))
-            number = len(self.requests)
+        recv_ns, behaviour, number = now_ns(), self.behaviour, next(self._numbers)
 
         def is_turn(every: int) -> bool:
             return every > 0 and number % every == 0
 
         prompt = len(request.token_ids.ids) or len(request.text)
-        limit = behaviour.max_prompt_tokens
-        if limit and prompt > limit:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"prompt has {prompt} tokens; the limit is {limit}")
         if is_turn(behaviour.fail_every):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full: 128 of 128")
         stall_s = behaviour.stall_s if is_turn(behaviour.stall_every) else 0.0
@@ -114,60 +99,35 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         sizes = {"batch_size": 1, "padded_batch": 2, "padded_length": call.prompt + 1, "prompt_tokens": call.prompt}
         times = {"queue_ns": call.first_ns - call.recv_ns, "prefill_ns": 1_000_000, "decode_ns": end_ns - call.first_ns}
         times |= {"compile_stall_ns": int(call.stall_s * 1e9), "recv_ns": call.recv_ns, "end_ns": end_ns}
-        context.set_trailing_metadata(
-            trailers(**server, **sizes, **times, output_tokens=sent + self.behaviour.miscount)
-        )
+        context.set_trailing_metadata(trailers(**server, **sizes, **times, output_tokens=sent))
 
 
+@dataclass(frozen=True, slots=True)
 class ServedFake:
-    """A fake in a child process: its `target`, and what it saw once `stop` was called."""
+    """A fake in a child process, at `target`."""
 
-    def __init__(self, process: subprocess.Popen[str], target: str) -> None:
-        self.process = process
-        self.target = target
-        self.requests: list[tuple[str, str, str, int]] = []
-        self.cancelled = 0
-
-    def stop(self) -> None:
-        """End the process and fill `requests` and `cancelled`. A second call does nothing."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        if self.process.stdout is not None and not self.process.stdout.closed:
-            out, _ = self.process.communicate(timeout=PATIENCE_S)
-            with contextlib.suppress(json.JSONDecodeError, IndexError):
-                seen = json.loads(out.splitlines()[-1])
-                self.requests = [tuple(row) for row in seen["requests"]]
-                self.cancelled = seen["cancelled"]
+    target: str
 
 
 @contextlib.contextmanager
 def serve(behaviour: Behaviour, port: int = 0) -> Iterator[ServedFake]:
     settings = ("--port", str(port), "--behaviour", json.dumps(dataclasses.asdict(behaviour)))
-    with spawned("tests.fakes.inference", *settings) as (process, bound):
-        served = ServedFake(process, f"127.0.0.1:{bound}")
-        try:
-            yield served
-        finally:
-            served.stop()
+    with spawned("tests.fakes.inference", *settings) as (_, bound):
+        yield ServedFake(f"127.0.0.1:{bound}")
 
 
 def main() -> None:
-    """Serve until SIGTERM. Print the port as one JSON line first, and what was seen as one last."""
+    """Serve until a signal ends the process. Print the port as one JSON line."""
     parser = argparse.ArgumentParser(description="A fake Inference server for tests.")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--behaviour", default="{}")
     options = parser.parse_args()
-    # `sigwait` instead of a handler: one that sets an event on which this thread waits can deadlock.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    servicer = FakeInference(Behaviour(**json.loads(options.behaviour)))
     server = grpc.server(ThreadPoolExecutor(64), options=[("grpc.so_reuseport", 0)])
-    add_inference(server, servicer)
+    add_inference(server, FakeInference(Behaviour(**json.loads(options.behaviour))))
     port = server.add_insecure_port(f"127.0.0.1:{options.port}")
     server.start()
     print(json.dumps({"port": port}), flush=True)
-    signal.sigwait({signal.SIGTERM})
-    server.stop(grace=0.2).wait()
-    print(json.dumps({"requests": servicer.requests, "cancelled": servicer.cancelled}), flush=True)
+    server.wait_for_termination()
 
 
 if __name__ == "__main__":

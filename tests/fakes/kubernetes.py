@@ -180,12 +180,6 @@ class AnalysisRun:
         self.phase = self._assessed()
         return self.phase
 
-    def terminate(self) -> str:
-        """Return the phase of a background analysis that the end of its rollout stops."""
-        if self.phase == "Running":
-            self.phase = "Successful"
-        return self.phase
-
     def _measurement(self) -> str:
         web = self.metric["provider"]["web"]
         headers = {header["key"]: header["value"] for header in web.get("headers", ())}

@@ -287,10 +287,10 @@ class Rollout:
         line = {"look": self.looks, "at_ns": self.now_ns(), "arms": arms, "step": step, "gates": gates}
         append(self.folder, line)
 
-    def rolled_back(self, why: str) -> None:
-        """Write that the run itself took the candidate back."""
+    def weighed(self, action: str, why: str = "") -> None:
+        """Write that the run itself changed the weights; all say that the candidate gets nothing."""
         weights = {"old": 10_000, self.candidate: 0}
-        append_weights(self.folder, WeightChange(at_ns=self.now_ns(), weights=weights, why=why, action="rollback"))
+        append_weights(self.folder, WeightChange(at_ns=self.now_ns(), weights=weights, why=why, action=action))
 
     def end(self) -> None:
         self.alive({"complete": True})

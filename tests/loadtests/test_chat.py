@@ -3,57 +3,53 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 
+from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source
+from servers.config import Task
 from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import free_port
 from tests.fakes.whole_run import records, run_locust
 
-ROOT = Path(__file__).parents[2]
+# Locust would patch the standard library for every other test in this process.
+with patch.dict(os.environ, {"LOCUST_SKIP_MONKEY_PATCH": "1"}):
+    from locust.argument_parser import get_empty_argument_parser
+
+    from loadtests.workers.live_link import LiveLink
+    from loadtests.workers.locust_flags import add_arguments, hand_config
+
 CHAT = "loadtests/chat.py"
 
 
 def several(processes: int) -> list[str]:
-    port = str(free_port())
-    return [
-        "--processes",
-        str(processes),
-        "--master-bind-host",
-        "127.0.0.1",
-        "--master-bind-port",
-        port,
-        "--master-port",
-        port,
-    ]
+    port = free_port()
+    bind = f"--master-bind-host 127.0.0.1 --master-bind-port {port} --master-port {port}"
+    return ["--processes", str(processes), *bind.split()]
 
 
-def account(directory: Path, worker: int = 0) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((directory / f"generator-{worker}.json").read_text())
-    return content
+def account(directory: Path, worker: int = 0) -> Any:
+    return json.loads((directory / f"generator-{worker}.json").read_text())
 
 
 def planned(
-    directory: Path, targets: dict[str, str], *, duration_s: float = 2.0, **trial: object
+    directory: Path, targets: dict[str, str], *, duration_s: float = 2.0, **trial: Any
 ) -> tuple[Schedule, list[str]]:
     """A mirrored schedule and its trial in `directory`, and the arguments that replay it."""
-    traffic = TrafficConfig(duration_s=duration_s, rate=25.0, length_scale=0.05)
-    schedule = build_schedule(
-        traffic, Source(), arms=["eager", "compiled"], seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=8
-    )
+    arms, traffic = ("eager", "compiled"), TrafficConfig(duration_s=duration_s, rate=25.0, length_scale=0.05)
+    schedule = build_schedule(traffic, Source(), arms=arms, seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=8)
     schedule.write(directory / "schedule.arrow")
-    config = {"trial": 1, "arms": ["eager", "compiled"], "targets": targets, "drain_s": 10, **trial}
-    (directory / "generator.json").write_text(json.dumps(config))
-    files = ["--schedule", str(directory / "schedule.arrow"), "--trial-config", str(directory / "generator.json")]
-    return schedule, ["-f", CHAT, "--headless", *files, "--records", str(directory)]
+    TrialConfig(arms=arms, targets=targets, drain_s=10.0, **trial).write(directory / "generator.json")
+    files = f"--schedule {directory}/schedule.arrow --trial-config {directory}/generator.json --records {directory}"
+    return schedule, ["-f", CHAT, "--headless", *files.split()]
 
 
 @pytest.mark.process
@@ -71,8 +67,7 @@ def test_two_processes_split_the_schedule_without_loss(tmp_path: Path) -> None:
     assert [item["complete"] for item in accounts] == [True, True]
     assert sum(item["planned"] for item in accounts) == len(rows)
     assert all(item["started"] == item["finished"] == item["planned"] > 0 for item in accounts)
-    start_ns = accounts[0]["start_ns"]
-    assert accounts[1]["start_ns"] == start_ns
+    (start_ns,) = {item["start_ns"] for item in accounts}
     offsets = dict(enumerate(schedule.offset_ns.tolist()))
     for row in rows:
         assert row["scheduled_ns"] - start_ns == offsets[int(row["request_id"].split("-")[1])]
@@ -87,30 +82,7 @@ def test_bad_usage_ends_locust_with_one_line() -> None:
     assert "Traceback" not in output
 
 
-# Importing Locust patches the process that does it.
-ASK = """
-import contextlib, io, json, sys
-from types import SimpleNamespace
-from locust.argument_parser import get_empty_argument_parser
-from loadtests.workers.live_link import LiveLink
-from loadtests.workers.locust_flags import add_arguments, hand_config
-answers = []
-for task, host, flags in json.load(sys.stdin):
-    err = io.StringIO()
-    with contextlib.redirect_stderr(err):
-        try:
-            parser = get_empty_argument_parser(add_help=False)
-            add_arguments(parser, task=task)
-            options = parser.parse_args(flags)
-            if options.live_page:
-                LiveLink.of(options.live_page).join(SimpleNamespace(web_ui=None))
-            hand_config(SimpleNamespace(host=host, parsed_options=options), 1, task=task)
-        except (ValueError, SystemExit) as error:
-            err.write(str(error))
-    answers.append(err.getvalue())
-print(json.dumps(answers))
-"""
-REFUSED: list[tuple[str, str, list[str], tuple[str, ...]]] = [
+REFUSED: list[tuple[Task, str, list[str], tuple[str, ...]]] = [
     ("generate", "nowhere", [], ("nowhere", "host:port")),
     ("generate", "", [], ("--host",)),
     ("generate", "h:1", ["--request-rate", "0"], ("--request-rate", "0")),
@@ -130,12 +102,19 @@ REFUSED: list[tuple[str, str, list[str], tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.process
-def test_flags_that_cannot_work_are_refused() -> None:
-    cases = json.dumps([case[:3] for case in REFUSED])
-    done = subprocess.run(
-        [sys.executable, "-c", ASK], input=cases, capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    for (*case, words), said in zip(REFUSED, json.loads(done.stdout), strict=True):
-        assert said, case
-        assert [word for word in words if word not in said] == [], said
+@pytest.mark.parametrize(("task", "host", "flags", "words"), REFUSED)
+def test_flags_that_cannot_work_are_refused(
+    capsys: pytest.CaptureFixture[str], task: Task, host: str, flags: list[str], words: tuple[str, ...]
+) -> None:
+    def give() -> None:
+        parser = get_empty_argument_parser(add_help=False)
+        add_arguments(parser, task=task)
+        options = parser.parse_args(flags)
+        if options.live_page:
+            LiveLink.of(options.live_page).join(Mock(web_ui=None))
+        hand_config(Mock(host=host, parsed_options=options), 1, task=task)
+
+    with pytest.raises((ValueError, SystemExit)) as refused:
+        give()
+    said = f"{refused.value}{capsys.readouterr().err}"
+    assert [word for word in words if word not in said] == [], said

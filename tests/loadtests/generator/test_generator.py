@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
-import socket
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gevent
 import pyarrow as pa
@@ -20,9 +20,10 @@ import pytest
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from loadtests.generator import precise_sleep
-from loadtests.generator.generator import MOST_UNBOOKED, Generator
+from loadtests.generator.generator import Generator
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
+from loadtests.generator.preparer import Preparer
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import Spool
@@ -37,127 +38,105 @@ from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from tests.fakes.inference import Behaviour, ServedFake, serve
+from tests.fakes.inference import Behaviour, serve
+from tests.fakes.processes import free_port
 from tests.fakes.request_rows import row_of
 
 MS = 1_000_000
+SECOND = 1000 * MS
+ARMS = ("eager", "compiled")
 
 
 def schedule(offsets_ms: list[int], *, arm: str | None = "*", tokens: int = 3, session: str = "") -> Schedule:
-    count = len(offsets_ms)
-    rows = {
-        "index": list(range(count)),
-        "offset_ns": [offset * MS for offset in offsets_ms],
-        "session_id": [session or f"1-{number}" for number in range(count)],
-        "turn": [0] * count,
-        "prompt_tokens": [20] * count,
-        "max_tokens": [tokens] * count,
-        "prompt_seed": list(range(count)),
-        "arm": [arm] * count,
-        "phase": ["measure"] * count,
-        "prefix_seed": [100 + number for number in range(count)],
-    }
-    return Schedule(
-        table=pa.table(rows, schema=SCHEDULE),
-        design="mirrored",
-        arms=("eager", "compiled"),
-        trial=1,
-        seed=0,
-        duration_s=10.0,
-        block_s=30.0,
-        dropped={},
-    )
+    same = {"turn": 0, "prompt_tokens": 20, "max_tokens": tokens, "arm": arm, "phase": "measure"}
+    rows = [
+        {"index": number, "offset_ns": offset * MS, "prompt_seed": number, "prefix_seed": 100 + number, **same}
+        | {"session_id": session or f"1-{number}"}
+        for number, offset in enumerate(offsets_ms)
+    ]
+    settings: Any = {"design": "mirrored", "arms": ARMS, "trial": 1, "seed": 0, "duration_s": 10.0, "block_s": 30.0}
+    return Schedule(table=pa.Table.from_pylist(rows, schema=SCHEDULE), dropped={}, **settings)
 
 
 class Run:
-    """One generator run to its end, with its records by request id."""
+    """One generator run to its end, with its records by request id. `before` is called just before the start."""
 
     def __init__(
         self,
         plan: Schedule,
         *,
-        cut_after_s: float | None = None,
-        end_after_ms: int | None = None,
-        end_arm_after_ms: Mapping[str, int] | None = None,
-        beside: Callable[[Run], None] | None = None,
+        before: Callable[[Run], object] = lambda run: None,
         recorder: RequestRecorder | None = None,
-        most_unbooked: int = MOST_UNBOOKED,
-        **settings: object,
+        **settings: Any,
     ) -> None:
-        config = TrialConfig(**{"arms": ("eager", "compiled"), "drain_s": 10.0, "trial": 1, **settings})  # type: ignore[arg-type]
+        parts = {name: settings.pop(name) for name in ("workers", "most_unbooked") if name in settings}
+        config = TrialConfig(**{"arms": ARMS, "drain_s": 10.0, "trial": 1, **settings})
         self.log = LoadLog(None, worker=0, planned=len(plan), arms=config.arms, recorder=recorder)
         self.records: list[RequestRecord] = []
         self.generator = generator = Generator(
-            config, log=self.log, recorder=recorder, on_record=self.records.append, most_unbooked=most_unbooked
+            config, log=self.log, recorder=recorder, on_record=self.records.append, **parts
         )
         generator.load(plan)
         generator.connect()
         # The generator collects garbage before it starts; in a test process full of imports that would make it late.
         gc.freeze()
+        began = time.monotonic()
         self.start_ns = now_ns() + 50 * MS
-        if cut_after_s is not None:
-            gevent.spawn_later(cut_after_s, generator.stop)
-        if end_after_ms is not None:
-            generator.end_at(self.start_ns + end_after_ms * MS)
-        for arm, after_ms in (end_arm_after_ms or {}).items():
-            generator.end_arm_at(arm, self.start_ns + after_ms * MS)
-        if beside is not None:
-            gevent.spawn(beside, self)
+        before(self)
         self.ended = generator.run(self.start_ns)
+        self.took_s = time.monotonic() - began
         generator.stop()
         self.failure = generator.failure
         self.by_id = {record.request_id: record for record in self.records}
         assert len(self.by_id) == len(self.records)
 
+    def end_after(self, after_ms: int) -> None:
+        self.generator.end_at(self.start_ns + after_ms * MS)
+
     def statuses(self, arm: str | None = None) -> list[str]:
         return [record.status for record in self.records if arm is None or record.arm == arm]
 
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[tuple[ServedFake, ServedFake]]:
-    with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled", stall_every=4, stall_s=0.6)) as other:
-        yield eager, other
+    def arms(self) -> dict[str, list[RequestRecord]]:
+        return {arm: [record for record in self.records if record.arm == arm] for arm in ARMS}
 
 
 @pytest.fixture(scope="module")
-def targets(servers: tuple[ServedFake, ServedFake]) -> dict[str, str]:
-    return {"eager": servers[0].target, "compiled": servers[1].target}
+def targets() -> Iterator[dict[str, str]]:
+    stalls = Behaviour(arm="compiled", stall_every=2, stall_s=0.5)
+    with serve(Behaviour(arm="eager")) as eager, serve(stalls) as compiled:
+        yield {"eager": eager.target, "compiled": compiled.target}
 
 
-def test_mirrored_copies_share_pair_id_and_start_together(targets: dict[str, str]) -> None:
+@pytest.fixture
+def closed() -> str:
+    """An address at which nothing listens."""
+    return f"127.0.0.1:{free_port()}"
+
+
+def test_mirrored_copies_start_together_and_records_join_client_and_server(targets: dict[str, str]) -> None:
     run = Run(schedule(list(range(0, 400, 10))), targets=targets)
-    pairs: dict[str, list[RequestRecord]] = defaultdict(list)
-    for record in run.records:
-        pairs[record.pair_id].append(record)
     assert run.ended
-    assert sorted(pairs) == sorted(f"1-{number}" for number in range(40))
-    for pair_id, copies in pairs.items():
-        assert {copy.request_id for copy in copies} == {f"{pair_id}-eager", f"{pair_id}-compiled"}
-        assert copies[0].scheduled_ns == copies[1].scheduled_ns
-        assert {copy.replica for copy in copies} == {"eager-0", "compiled-0"}
-    apart = sorted(abs(copies[0].sent_ns - copies[1].sent_ns) for copies in pairs.values())
-    assert apart[len(apart) // 2] < 5 * MS
+    assert len(run.records) == 80
+    apart = []
+    for number in range(40):
+        copies = [run.by_id[f"1-{number}-{arm}"] for arm in ARMS]
+        assert {copy.pair_id for copy in copies} == {f"1-{number}"}
+        assert [copy.replica for copy in copies] == ["eager-0", "compiled-0"]
+        assert {copy.scheduled_ns - run.start_ns for copy in copies} == {10 * number * MS}
+        apart.append(abs(copies[0].sent_ns - copies[1].sent_ns))
+    assert sorted(apart)[20] < 5 * MS
+    record = run.by_id["1-0-eager"]
+    row = row_of(record)
+    assert (record.status, record.error, record.arm) == ("OK", None, "eager")
+    assert (record.prompt_tokens, record.max_tokens, record.output_tokens, len(record.token_ns)) == (20, 3, 3, 3)
+    assert record.first_token_ns == record.sent_ns + record.token_ns[0]
+    assert (row["padded_batch"], row["padded_length"], row["batch_size"]) == (2, 21, 1)
+    assert 0 < row["server_recv_ns"] <= row["server_end_ns"]
+    assert None not in [row[name] for name in SERVED_COLUMNS]
+    assert record.sent_ns + record.token_ns[-1] <= record.end_ns
 
 
-def test_an_answer_that_is_ok_and_empty_is_recorded_as_failed() -> None:
-    with serve(Behaviour(arm="eager", empty_every=2)) as server:
-        run = Run(schedule([0, 10, 20, 30], arm="eager"), targets={"eager": server.target})
-    assert Counter(run.statuses()) == {"OK": 2, "INTERNAL": 2}
-    errors = {record.error for record in run.records if record.status != "OK"}
-    assert errors == {"the answer ended with OK and holds no token"}
-
-
-def test_an_answer_that_lost_tokens_on_its_way_is_recorded_as_failed() -> None:
-    with serve(Behaviour(arm="eager", miscount=2)) as server:
-        run = Run(schedule([0], arm="eager"), targets={"eager": server.target})
-    (record,) = run.records
-    assert (record.status, record.output_tokens) == ("INTERNAL", 3)
-    assert record.error == "the server counts 5 tokens in its answer, and 3 came"
-
-
-def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(
-    targets: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(targets: dict[str, str]) -> None:
     """A pipe that nobody reads stands for the disk."""
     reader, writer = os.pipe()
     recorder = RequestRecorder(Spool(writer, most_waiting_bytes=20_000), rows_per_batch=8)
@@ -185,180 +164,157 @@ def test_stalled_answers_do_not_delay_later_requests(targets: dict[str, str]) ->
     run = Run(schedule(offsets, arm="compiled"), targets=targets)
     records = [run.by_id[f"1-{number}-compiled"] for number in range(len(offsets))]
     assert [record.scheduled_ns for record in records] == [run.start_ns + offset * MS for offset in offsets]
-    assert max(record.e2e_ms for record in records) > 600
+    assert max(record.e2e_ms for record in records) > 500
     lags = sorted(record.sent_ns - record.scheduled_ns for record in records)
     assert lags[0] >= 0
     assert lags[len(lags) // 2] < 20 * MS
-    assert run.log.lag.max_ms < 300  # far below the stall: nobody waited for an answer
+    assert run.log.lag.max_ms < 300  # below the stall: nothing waited for an answer
 
 
-def test_record_joins_client_and_server(targets: dict[str, str]) -> None:
-    run = Run(schedule([0], arm="eager", tokens=5), targets=targets)
-    record = run.records[0]
-    row = row_of(record)
-    assert (record.status, record.error, record.arm, record.replica) == ("OK", None, "eager", "eager-0")
-    assert (record.prompt_tokens, record.max_tokens, record.output_tokens, len(record.token_ns)) == (20, 5, 5, 5)
-    assert record.first_token_ns == record.sent_ns + record.token_ns[0]
-    assert (row["padded_batch"], row["padded_length"], row["batch_size"]) == (2, 21, 1)
-    assert 0 < row["server_recv_ns"] <= row["server_end_ns"]
-    assert None not in [row[name] for name in SERVED_COLUMNS]
-    assert record.sent_ns + record.token_ns[-1] <= record.end_ns
-
-
-def test_unpinned_request_learns_its_arm_from_the_answer(servers: tuple[ServedFake, ServedFake]) -> None:
-    run = Run(schedule([0, 5], arm=None), targets={"*": servers[0].target})
-    assert {(record.request_id, record.arm) for record in run.records} == {("1-0", "eager"), ("1-1", "eager")}
-
-
-def test_answer_from_another_arm_than_pinned_is_a_failure(servers: tuple[ServedFake, ServedFake]) -> None:
-    run = Run(schedule([0], arm="compiled"), targets={"*": servers[0].target})
-    assert run.records[0].arm == "compiled"
-    assert run.records[0].status == "INTERNAL"
-    assert 'arm "eager" answered' in (run.records[0].error or "")
-
-
-def test_unreachable_arm_gives_records_and_leaves_the_other_alone(targets: dict[str, str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        closed = f"127.0.0.1:{listener.getsockname()[1]}"
+def test_unreachable_arm_gives_records_and_leaves_the_other_alone(targets: dict[str, str], closed: str) -> None:
     run = Run(schedule([0, 10, 20]), targets={"eager": targets["eager"], "compiled": closed})
     assert run.statuses("eager") == ["OK"] * 3
     assert run.statuses("compiled") == ["UNAVAILABLE"] * 3
     assert all("refused" in (record.error or "") for record in run.records if record.arm == "compiled")
+    # Behind a splitter that copies, an answer without an arm is that of the arm whose answers are copied.
+    assert Run(schedule([0], arm=None), targets={"*": closed}, copied_from="eager").statuses("eager") == ["UNAVAILABLE"]
 
 
-@pytest.fixture(scope="module")
-def splitter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Envoy]:
-    folder = tmp_path_factory.mktemp("envoy")
-    with (
-        serve(Behaviour(arm="eager")) as eager,
-        serve(Behaviour(arm="compiled", fail_every=3)) as compiled,
-        Envoy.start(
-            SplitterConfig(
-                arms=(
-                    ArmTarget(name="eager", backends=(eager.target,)),
-                    ArmTarget(name="compiled", backends=(compiled.target,)),
-                )
-            ),
-            log_path=folder / "envoy.log",
-            work_dir=folder,
-        ) as envoy,
-    ):
-        envoy.wait_ready(30)
-        yield envoy
+def test_a_replica_that_refuses_or_is_slow_gets_few_requests(targets: dict[str, str], closed: str) -> None:
+    plan = schedule(list(range(0, 500, 25)), arm="eager")
+    with serve(Behaviour(first_s=0.3, replica="slow")) as slow:
+        run = Run(plan, targets={"eager": f"{closed},{slow.target},{targets['eager']}"})
+    counts = Counter(record.replica or record.status for record in run.records)
+    assert 1 <= counts["UNAVAILABLE"] < 5  # one a second
+    assert 0 < counts["slow"] < 8
+    assert run.statuses().count("OK") == 20 - counts["UNAVAILABLE"]
 
 
-def test_mirrored_copies_pass_the_real_splitter_each_to_its_arm(splitter: Envoy) -> None:
-    run = Run(schedule(list(range(0, 240, 10))), targets={"*": splitter.target})
-    assert Counter((record.arm, record.status) for record in run.records) == {
-        ("eager", "OK"): 24,
-        ("compiled", "OK"): 16,
-        ("compiled", "RESOURCE_EXHAUSTED"): 8,
+@pytest.mark.process
+def test_requests_pass_the_real_splitter_and_learn_their_arm_even_when_they_fail(tmp_path: Path) -> None:
+    with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled", fail_every=3)) as compiled:
+        arms = tuple(
+            ArmTarget(name=name, backends=(fake.target,)) for name, fake in zip(ARMS, (eager, compiled), strict=True)
+        )
+        with Envoy.start(SplitterConfig(arms=arms), log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
+            envoy.wait_ready(30)
+            pinned, free, lost = (
+                Run(schedule(list(range(0, until_ms, 10)), arm=arm), targets={"*": envoy.target})
+                for until_ms, arm in ((240, "*"), (600, None), (10, "nobody"))
+            )
+    assert {arm: Counter(pinned.statuses(arm)) for arm in ARMS} == {
+        "eager": {"OK": 24},
+        "compiled": {"OK": 16, "RESOURCE_EXHAUSTED": 8},
     }
+    assert len(free.records) == 60
+    assert {record.arm for record in free.records} == set(ARMS)
+    assert {record.arm for record in free.records if record.status != "OK"} == {"compiled"}
+    assert (lost.records[0].arm, lost.records[0].status in ("OK", "")) == ("nobody", False)
+    assert lost.records[0].error
 
 
-def test_unpinned_requests_learn_their_arm_from_the_splitter_even_when_they_fail(splitter: Envoy) -> None:
-    run = Run(schedule(list(range(0, 600, 10)), arm=None), targets={"*": splitter.target})
-    arms = Counter(record.arm for record in run.records)
-    assert set(arms) == {"eager", "compiled"}
-    assert {record.arm for record in run.records if record.status != "OK"} == {"compiled"}
-    assert sum(arms.values()) == 60
+def test_stop_records_what_is_in_flight_or_held_as_cancelled() -> None:
+    def stop(run: Run) -> None:
+        gevent.spawn_later(0.4, run.generator.stop)
 
-
-def test_arm_that_the_splitter_does_not_know_is_a_record(splitter: Envoy) -> None:
-    run = Run(schedule([0], arm="nobody"), targets={"*": splitter.target})
-    assert run.records[0].arm == "nobody"
-    assert run.records[0].status not in ("OK", "")
-    assert run.records[0].error
-
-
-def test_stop_records_what_is_in_flight_as_cancelled() -> None:
     with serve(Behaviour(first_s=30)) as slow:
-        run = Run(schedule([0, 10, 9_000], arm=None), targets={"*": slow.target}, cut_after_s=0.4)
+        plan = schedule([0, 10, 20, 9_000], arm=None)
+        run = Run(plan, targets={"*": slow.target}, before=stop, max_concurrency=2)
     assert not run.ended
-    assert run.statuses() == ["CANCELLED", "CANCELLED"]  # the third was never due
-    assert {record.error for record in run.records} == {"cut by the end of the run"}
-    assert (run.log.started, run.log.finished) == (2, 2)
+    assert run.statuses() == ["CANCELLED"] * 3  # the fourth was never due
+    errors = Counter(record.error for record in run.records)
+    assert errors == {"cut by the end of the run": 2, "held back by max_concurrency until the end of the run": 1}
+    assert (run.log.started, run.log.finished) == (3, 3)
 
 
-def test_nothing_starts_once_it_was_stopped(targets: dict[str, str]) -> None:
+def test_the_lag_counts_from_the_schedule_and_nothing_starts_once_it_was_stopped(targets: dict[str, str]) -> None:
     # A dispatcher or a user whose instant has come in the same turn of the loop still runs once.
-    plan, log = schedule([0]), LoadLog(None, worker=0, planned=1)
-    generator = Generator(TrialConfig(arms=("eager", "compiled"), trial=1, targets=targets), log=log)
-    prepared = generator.prepare(next(iter(planned_requests(plan.table, at_once=1))), "1-0")
+    log = LoadLog(None, worker=0, planned=1)
+    generator = Generator(TrialConfig(arms=ARMS, trial=1, targets=targets), log=log)
     generator.connect()
+    plan = next(iter(planned_requests(schedule([0]).table, at_once=1)))
+    generator.launch(generator.prepare(plan, "1-0"), now_ns() - SECOND)
+    assert 1_000 <= log.lag.max_ms < 60_000
     generator.stop()
-    generator.launch(prepared, now_ns())
-    assert (log.started, log.finished, generator.inflight) == (0, 0, 0)
+    generator.launch(generator.prepare(plan, "1-1"), now_ns())
+    assert (log.started, log.finished, generator.inflight) == (2, 2, 0)
     assert generator.wait_idle(0)
 
 
-def test_calls_that_can_be_in_time_no_more_are_cut_once_all_was_sent() -> None:
-    with serve(Behaviour(first_s=30)) as slow:
-        began = time.monotonic()
-        run = Run(schedule([0, 400], arm=None), targets={"*": slow.target}, ttft_limit_ms=300.0)
-        took_s = time.monotonic() - began
-    assert not run.ended
-    assert run.statuses() == ["CANCELLED", "CANCELLED"]
-    assert {record.error for record in run.records} == {"cut by the end of the run"}
-    assert 0.7 < took_s < 5.0, "the second one was waited for until it was late too"
+def test_a_disk_that_takes_no_record_ends_the_load(targets: dict[str, str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    recorder = RequestRecorder(Spool(writer), rows_per_batch=1)
+    run = Run(schedule(list(range(0, 3000, 10)), arm="eager"), targets=targets, recorder=recorder)
+    assert (run.failure or "").startswith("records cannot be written: ")
+    assert run.log.error == run.failure
+    assert len(run.records) < 150
 
 
-@pytest.mark.parametrize("limits", [{"ttft_limit_ms": 5_000.0}, {"ttft_limit_ms": 1.0, "e2e_limit_ms": 5_000.0}, {}])
-def test_a_call_that_may_be_in_time_is_waited_for(limits: dict[str, float]) -> None:
-    with serve(Behaviour(first_s=0.8, token_s=0)) as slow:
-        run = Run(schedule([0], arm=None), targets={"*": slow.target}, **limits)
-    assert run.ended
-    assert run.statuses() == ["OK"]
+@pytest.mark.parametrize(
+    ("first_s", "limits", "status"),
+    [
+        (30.0, {"ttft_limit_ms": 300.0}, "CANCELLED"),
+        (30.0, {"drain_s": 0.4}, "CANCELLED"),
+        (0.8, {"ttft_limit_ms": 5_000.0}, "OK"),
+        (0.8, {"ttft_limit_ms": 1.0, "e2e_limit_ms": 5_000.0}, "OK"),
+        (0.8, {}, "OK"),
+    ],
+)
+def test_calls_are_cut_once_none_can_be_in_time(first_s: float, limits: dict[str, float], status: str) -> None:
+    with serve(Behaviour(first_s=first_s, token_s=0)) as slow:
+        run = Run(schedule([0, 400], arm=None), targets={"*": slow.target}, **limits)
+    assert run.ended is (status == "OK")
+    assert run.statuses() == [status, status]
+    assert {record.error for record in run.records} == {None if run.ended else "cut by the end of the run"}
+    assert 0.7 < run.took_s < 5.0, "the second one was waited for until it was late too"
 
 
 def test_concurrency_cap_holds_requests_but_not_the_schedule() -> None:
     with serve(Behaviour(first_s=0.1, token_s=0)) as slow:
-        run = Run(schedule([0] * 6, arm=None), targets={"*": slow.target}, max_concurrency=2)
+        run = Run(schedule([0] * 6, arm=None), targets={"*": slow.target}, max_concurrency=4, workers=2)
     assert run.statuses() == ["OK"] * 6
-    spans = [(record.sent_ns, record.end_ns) for record in run.records]
-    most = max(sum(start <= at < end for start, end in spans) for at, _ in spans)
-    assert most == 2
+    assert most_at_once(run.records) == 2
     assert {record.scheduled_ns for record in run.records} == {run.start_ns}
     assert max(record.sent_ns - record.scheduled_ns for record in run.records) > 190 * MS
     # the delay by the cap is not the generator's: four of six requests were held, yet the median lag is small
     assert run.log.lag.quantile_ms(0.5) < 90
 
 
-def test_cap_on_a_dead_target_ends_every_request() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        closed = f"127.0.0.1:{listener.getsockname()[1]}"
+def test_cap_on_a_dead_target_ends_every_request(closed: str) -> None:
     run = Run(schedule([0] * 3_000, arm=None), targets={"*": closed}, max_concurrency=1)
     assert run.statuses() == ["UNAVAILABLE"] * 3_000
 
 
 def test_copies_carry_the_same_prompt_and_their_own_id() -> None:
-    config = TrialConfig(arms=("eager", "compiled"), targets={"*": "localhost:1"}, vocab_size=300)
+    config = TrialConfig(arms=ARMS, targets={"*": "localhost:1"}, vocab_size=300)
     generator = Generator(config, log=LoadLog(None, worker=0, planned=None))
     row = next(planned_requests(schedule([0], session="s\u00e9ance").table))
     copies = generator.prepare(row, "1-0")
+    assert [copy.arm for copy in generator.prepare(row._replace(index=1), "1-1")] == ["compiled", "eager"]
     generator.stop()
     requests = [GenerateRequest.FromString(copy.body) for copy in copies]
     assert [request.request_id for request in requests] == ["1-0-eager", "1-0-compiled"]
     assert [list(request.token_ids.ids) for request in requests] == [token_ids(prompt_words(100, 20), 300)] * 2
-    assert {(request.max_tokens, request.ignore_eos, request.session_id) for request in requests} == {
-        (3, True, "s\u00e9ance")
-    }
+    settings = {(request.max_tokens, request.ignore_eos, request.session_id) for request in requests}
+    assert settings == {(3, True, "s\u00e9ance")}
     assert b"s%C3%A9ance" in copies[0].headers
 
 
 @pytest.mark.parametrize(
-    ("table", "message"),
+    ("text", "message"),
     [
-        ({}, "generator.targets is empty"),
-        ({"targets": {"*": "nowhere"}}, 'target "nowhere" is not host:port'),
-        ({"targets": {"*": "a:1"}, "timeout_s": 0}, "generator.timeout_s is 0"),
-        ({"targets": {"*": "a:1"}, "vocab_size": 3}, "generator.vocab_size is 3"),
-        ({"targets": {"*": "a:1"}, "colour": 1}, "generator.colour is unknown"),
-        ([], "holds no object"),
+        ("{}", "generator.targets is empty"),
+        ('{"targets": {"*": "nowhere"}}', 'target "nowhere" is not host:port'),
+        ('{"targets": {"*": "a:1"}, "timeout_s": 0}', "generator.timeout_s is 0"),
+        ('{"targets": {"*": "a:1"}, "vocab_size": 3}', "generator.vocab_size is 3"),
+        ('{"targets": {"*": "a:1"}, "colour": 1}', "generator.colour is unknown"),
+        ("[]", "holds no object"),
+        *((text, "trial config ") for text in ("", "[" * 5000, "1" * 5000)),
     ],
 )
-def test_bad_trial_config_is_one_clear_line(tmp_path: Path, table: object, message: str) -> None:
-    (tmp_path / "generator.json").write_text(json.dumps(table))
+def test_bad_trial_config_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "generator.json").write_text(text)
     with pytest.raises(ConfigError) as caught:
         TrialConfig.read(tmp_path / "generator.json")
     assert message in str(caught.value)
@@ -378,199 +334,148 @@ def test_schedule_that_cannot_be_routed_is_refused(arm: str | None, settings: di
         Run(schedule([0], arm=arm), **{"targets": {"*": "a:1"}, **settings})
 
 
-class TestEarlyEnd:
-    def test_nothing_due_at_the_end_or_later_is_sent_and_what_is_under_way_ends_by_itself(
-        self, targets: dict[str, str]
-    ) -> None:
-        # The answers of 40 tokens are under way when the load ends.
-        run = Run(schedule(list(range(0, 3000, 20)), tokens=40), targets=targets, end_after_ms=300)
-        offsets = [record.scheduled_ns - run.start_ns for record in run.records]
-        assert run.ended
-        assert max(offsets) == 280 * MS
-        assert len(run.records) == 2 * 15
-        assert set(run.statuses()) == {"OK"}
-        assert run.log.planned == 30
+def test_nothing_due_at_the_end_or_later_is_sent_and_what_is_under_way_ends_by_itself(targets: dict[str, str]) -> None:
+    def end(run: Run) -> None:
+        run.end_after(300)
+        run.generator.end_arm_at("compiled", run.start_ns + 200 * MS)
 
-    def test_the_dispatcher_does_not_sleep_until_a_request_that_is_never_sent(self, targets: dict[str, str]) -> None:
-        began = time.monotonic()
-        run = Run(schedule([0, 60_000]), targets=targets, end_after_ms=200)
-        assert time.monotonic() - began < 10
-        assert (run.ended, len(run.records)) == (True, 2)
-
-    def test_it_holds_where_the_loop_stood_still_as_it_came(self, targets: dict[str, str]) -> None:
-        def end(run: Run) -> None:
-            sleep_until(run.start_ns + 100 * MS)
-            run.generator.end_at(run.start_ns + 1_499 * MS)
-            sleep_until(run.start_ns + 1_490 * MS)
-            time.sleep(0.06)  # no greenlet runs: what is due meanwhile comes all at once
-
-        run = Run(schedule([0, 1_500]), targets=targets, beside=end)
-        assert (run.ended, len(run.records), run.log.planned) == (True, 2, 2)
-
-    def test_one_arm_may_end_alone(self, targets: dict[str, str]) -> None:
-        run = Run(schedule(list(range(0, 500, 10))), targets=targets, end_arm_after_ms={"compiled": 200})
-        assert (len(run.statuses("eager")), len(run.statuses("compiled"))) == (50, 20)
+    # The answers of 40 tokens are under way when the load ends. Nothing sleeps until the last request.
+    run = Run(schedule([*range(0, 3000, 20), 60_000], tokens=40), targets=targets, before=end)
+    assert run.ended
+    assert run.took_s < 20
+    for arm, last_ms in (("eager", 280), ("compiled", 180)):
+        due_ms = sorted((record.scheduled_ns - run.start_ns) // MS for record in run.arms()[arm])
+        assert due_ms == [*range(0, last_ms + 1, 20)]
+    assert set(run.statuses()) == {"OK"}
+    assert run.log.planned == 15 + 10
 
 
-class TestSettled:
-    @pytest.mark.process
-    def test_what_was_due_before_it_has_ended_and_is_in_the_file(self, targets: dict[str, str], tmp_path: Path) -> None:
-        file = tmp_path / "requests.arrow"
-        seen: list[tuple[int, list[int]]] = []
+def test_an_end_holds_where_the_loop_was_blocked_as_it_came(targets: dict[str, str]) -> None:
+    def end(run: Run) -> None:
+        sleep_until(run.start_ns + 100 * MS)
+        run.end_after(499)
+        sleep_until(run.start_ns + 490 * MS)
+        time.sleep(0.06)  # no greenlet runs: what is due meanwhile comes all at once
 
-        def look(run: Run) -> None:
-            while True:
-                gevent.sleep(0.2)
-                if run.log.settled_ns:
-                    seen.append((run.log.settled_ns, read_table(file, REQUESTS)[0]["scheduled_ns"].to_pylist()))
-
-        run = Run(
-            schedule(list(range(0, 2000, 20)), tokens=10),
-            targets=targets,
-            recorder=RequestRecorder(record_file(file, remedy="")),
-            beside=look,
-        )
-        due = sorted(record.scheduled_ns for record in run.records)
-        assert seen
-        for settled_ns, recorded in seen:
-            before = [at for at in due if at < settled_ns]
-            assert len([at for at in recorded if at < settled_ns]) == len(before)
+    run = Run(schedule([0, 500]), targets=targets, before=partial(gevent.spawn, end))
+    assert (run.ended, len(run.records), run.log.planned) == (True, 2, 2)
 
 
-SECOND = 1_000_000_000
+@pytest.mark.process
+def test_what_was_due_before_the_settled_time_is_in_the_file(targets: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "requests.arrow"
+    seen: list[tuple[int, list[int]]] = []
+
+    def look(run: Run) -> None:
+        while True:
+            gevent.sleep(0.2)
+            if run.log.settled_ns:
+                seen.append((run.log.settled_ns, read_table(file, REQUESTS)[0]["scheduled_ns"].to_pylist()))
+
+    recorder = RequestRecorder(record_file(file, remedy=""))
+    run = Run(
+        schedule(list(range(0, 2000, 20)), tokens=10),
+        targets=targets,
+        recorder=recorder,
+        before=partial(gevent.spawn, look),
+    )
+    due = [record.scheduled_ns for record in run.records]
+    assert seen
+    for settled_ns, recorded in seen:
+        assert sum(at < settled_ns for at in recorded) == sum(at < settled_ns for at in due)
 
 
-@pytest.fixture(scope="module")
-def loop_servers() -> Iterator[tuple[ServedFake, ServedFake]]:
-    with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled", stall_every=2, stall_s=0.2)) as other:
-        yield eager, other
-
-
-@pytest.fixture(scope="module")
-def loop_targets(loop_servers: tuple[ServedFake, ServedFake]) -> dict[str, str]:
-    return {"eager": loop_servers[0].target, "compiled": loop_servers[1].target}
+def test_a_schedule_that_cannot_be_encoded_is_a_failure() -> None:
+    failures: list[str] = []
+    broken = Mock(side_effect=ValueError("no words"))
+    assert list(Preparer(schedule([0]), trial=1, prepare=broken, on_failure=failures.append)) == []
+    assert failures == ["the schedule cannot be encoded: no words"]
 
 
 def loop_schedule(**changes: Any) -> Schedule:
     config = TrafficConfig(**{"arrivals": "closed", "concurrency": 3, "length_scale": 0.01, **changes})
-    return build_schedule(
-        config, Source(), arms=("eager", "compiled"), seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=4
-    )
+    return build_schedule(config, Source(), arms=ARMS, seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=4)
 
 
-def drive(plan: Schedule, targets: dict[str, str], *, workers: int = 1, **changes: Any) -> list[RequestRecord]:
-    settings = {"arms": ("eager", "compiled"), "targets": targets, "concurrency": 3, "duration_s": 0.8, "drain_s": 10.0}
-    config = TrialConfig(**{**settings, **changes})  # type: ignore[arg-type]
-    records: list[RequestRecord] = []
-    log = LoadLog(None, worker=0, planned=0, arms=config.arms)
-    generator = Generator(config, log=log, on_record=records.append, workers=workers)
-    generator.load(plan)
-    generator.connect()
-    gc.freeze()  # a load process collects garbage before it starts: of a whole suite's objects that takes too long
-    assert generator.run(now_ns() + SECOND // 20)
-    generator.stop()
-    assert generator.failure is None
-    return records
+def loop(plan: Schedule, targets: dict[str, str], **changes: Any) -> Run:
+    run = Run(plan, targets=targets, **{"concurrency": 3, "duration_s": 0.8, **changes})
+    assert (run.ended, run.failure) == (True, None)
+    return run
 
 
 def most_at_once(records: list[RequestRecord]) -> int:
     changes = sorted([(record.sent_ns, 1) for record in records] + [(record.end_ns, -1) for record in records])
-    running = most = 0
-    for _, change in changes:
-        running += change
-        most = max(most, running)
-    return most
+    return max(accumulate(change for _, change in changes))
 
 
-def by_arm(records: list[RequestRecord]) -> dict[str, list[RequestRecord]]:
-    found: dict[str, list[RequestRecord]] = defaultdict(list)
-    for record in records:
-        found[str(record.arm)].append(record)
-    return found
-
-
-def test_each_arm_has_its_number_under_way_and_goes_at_its_own_pace(loop_targets: dict[str, str]) -> None:
-    arms = by_arm(drive(loop_schedule(), loop_targets))
+def test_each_arm_has_its_number_under_way_and_goes_at_its_own_pace(targets: dict[str, str]) -> None:
+    run = loop(loop_schedule(), targets, rampup_s=0.3)
+    arms = run.arms()
     assert most_at_once(arms["eager"]) == most_at_once(arms["compiled"]) == 3
     assert len(arms["eager"]) > 2 * len(arms["compiled"]) > 5
     # Requests count from their start: a loop that waits has no schedule to be late for.
     assert max(record.sent_ns - record.scheduled_ns for record in arms["eager"]) < SECOND // 10
     # Arms get the same requests in the same order, as far as they come.
-    firsts = [{record.pair_id for record in arms[arm]} for arm in ("eager", "compiled")]
-    assert firsts[1] <= firsts[0]
-    ids = [record.request_id for own in arms.values() for record in own]
-    assert len(set(ids)) == len(ids)
+    assert {record.pair_id for record in arms["compiled"]} <= {record.pair_id for record in arms["eager"]}
+    last_ns = {record.phase: record.scheduled_ns - run.start_ns for record in arms["eager"]}
+    assert 200 * MS < last_ns["rampup"] < last_ns["measure"], "the first seconds are marked"
 
 
-def test_num_prompts_are_sent_to_each_arm_once_and_the_loop_ends(loop_targets: dict[str, str]) -> None:
-    began = now_ns()
-    records = drive(loop_schedule(num_prompts=10), loop_targets, num_prompts=10, duration_s=60.0)
-    assert now_ns() - began < 20 * SECOND
-    for own in by_arm(records).values():
+def test_num_prompts_are_sent_to_each_arm_once_and_the_loop_ends(targets: dict[str, str]) -> None:
+    run = loop(loop_schedule(num_prompts=10), targets, num_prompts=10, duration_s=60.0)
+    assert run.took_s < 20
+    for own in run.arms().values():
         assert sorted(record.pair_id for record in own) == sorted(f"1-{index}" for index in range(10))
 
 
-def test_rows_come_round_again(loop_targets: dict[str, str]) -> None:
-    plan = loop_schedule(num_prompts=4)
-    own = by_arm(drive(plan, loop_targets, num_prompts=0, duration_s=0.8))["eager"]
-    assert {"1-0", "1-0.1", "1-3.2"} <= {record.pair_id for record in own}
+def test_rows_come_round_again_until_the_load_ends(targets: dict[str, str]) -> None:
+    run = loop(loop_schedule(num_prompts=4), targets, duration_s=60.0, before=lambda run: run.end_after(600))
+    assert {"1-0", "1-0.1", "1-3.2"} <= {record.pair_id for record in run.arms()["eager"]}
+    assert max(record.scheduled_ns for record in run.records) < run.start_ns + 600 * MS
 
 
-def test_a_pause_lies_between_an_answer_and_the_next_request(loop_targets: dict[str, str]) -> None:
-    own = by_arm(drive(loop_schedule(concurrency=1), loop_targets, concurrency=1, pause_s=0.1))["eager"]
+def test_a_pause_lies_between_an_answer_and_the_next_request(targets: dict[str, str]) -> None:
+    own = loop(loop_schedule(concurrency=1), targets, concurrency=1, pause_s=0.1).arms()["eager"]
     own.sort(key=lambda record: record.sent_ns)
     gaps = [after.sent_ns - before.end_ns for before, after in pairwise(own)]
     assert 0.03 * SECOND < sum(gaps) / len(gaps) < 0.4 * SECOND
 
 
-def test_workers_share_the_number_under_way(loop_targets: dict[str, str]) -> None:
+def test_workers_share_the_number_under_way(targets: dict[str, str]) -> None:
     plan = loop_schedule()
     for worker, slots in ((0, 2), (1, 1)):
-        records = drive(plan.share(worker, 2), loop_targets, workers=2, duration_s=0.4)
-        assert most_at_once(by_arm(records)["eager"]) == slots
-        assert {int(record.pair_id.split("-")[1].partition(".")[0]) % 2 for record in records} == {worker}
+        own = loop(plan.share(worker, 2), targets, workers=2, duration_s=0.4).arms()["eager"]
+        assert most_at_once(own) == slots
+        assert {int(record.pair_id.split("-")[1].partition(".")[0]) % 2 for record in own} == {worker}
 
 
-def test_the_first_seconds_are_marked(loop_targets: dict[str, str]) -> None:
-    records = by_arm(drive(loop_schedule(), loop_targets, rampup_s=0.3))["eager"]
-    assert {record.phase for record in records} == {"rampup", "measure"}
+def test_an_arm_that_refuses_is_not_hammered(closed: str) -> None:
+    run = loop(loop_schedule(), dict.fromkeys(ARMS, closed), duration_s=0.4)
+    assert set(run.statuses()) == {"UNAVAILABLE"}
+    assert len(run.records) <= 2 * 3 * 6
 
 
-def test_an_arm_that_refuses_is_not_hammered() -> None:
-    nobody = {"eager": "localhost:1", "compiled": "localhost:1"}
-    records = drive(loop_schedule(), nobody, duration_s=0.4)
-    assert {record.status for record in records} == {"UNAVAILABLE"}
-    assert len(records) <= 2 * 3 * 6
+needs_kernel_timer = pytest.mark.skipif(precise_sleep.LIBC is None, reason="this kernel has no timerfd")
 
 
-@pytest.fixture(params=["kernel", "naps"])
-def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(params=[pytest.param("kernel", marks=needs_kernel_timer), "naps"])
+def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precise_sleep, "spare_timers", [])
     if request.param == "naps":
         monkeypatch.setattr(precise_sleep, "LIBC", None)
-    elif precise_sleep.LIBC is None:
-        pytest.skip("this kernel has no timerfd")
-    return str(request.param)
 
 
+@pytest.mark.usefixtures("timer")
 @pytest.mark.parametrize("ahead_ms", [-1.0, 0.0, 0.05, 0.4, 3.0])
-def test_a_sleep_never_ends_early(timer: str, ahead_ms: float) -> None:
+def test_a_sleep_never_ends_early(ahead_ms: float) -> None:
     for _ in range(20):
         due = now_ns() + int(ahead_ms * 1e6)
-        precise_sleep.sleep_until(due)
+        sleep_until(due)
         assert now_ns() >= due
 
 
-def test_a_killed_sleeper_leaves_a_timer_that_wakes_nobody(timer: str) -> None:
-    sleeper = gevent.spawn(precise_sleep.sleep_until, now_ns() + 1_000_000)
-    gevent.sleep(0)
-    sleeper.kill()
-    due = now_ns() + 1_400_000
-    precise_sleep.sleep_until(due)
-    assert now_ns() >= due
-
-
-def test_others_run_while_one_sleeps(timer: str) -> None:
+@pytest.mark.usefixtures("timer")
+def test_others_run_while_one_sleeps_and_a_killed_sleeper_leaves_a_timer_that_wakes_nothing() -> None:
     turns: list[int] = []
 
     def other() -> None:
@@ -578,27 +483,30 @@ def test_others_run_while_one_sleeps(timer: str) -> None:
             turns.append(turn)
             gevent.sleep(0)
 
+    sleeper = gevent.spawn(sleep_until, now_ns() + MS)
+    gevent.sleep(0)
+    sleeper.kill()
     gevent.spawn(other)
-    precise_sleep.sleep_until(now_ns() + 1_200_000)
+    due = now_ns() + 1_400_000
+    sleep_until(due)
+    assert now_ns() >= due
     assert turns == [0, 1, 2, 3, 4]
 
 
+@needs_kernel_timer
 def test_the_kernels_timer_costs_no_core() -> None:
-    if precise_sleep.LIBC is None:
-        pytest.skip("this kernel has no timerfd")
     used, began = time.thread_time(), time.perf_counter()
     for _ in range(300):
-        precise_sleep.sleep_until(now_ns() + 1_000_000)
+        sleep_until(now_ns() + MS)
     assert time.thread_time() - used < 0.5 * (time.perf_counter() - began)
 
 
+@needs_kernel_timer
 def test_a_timer_of_the_process_that_forked_this_one_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    if precise_sleep.LIBC is None:
-        pytest.skip("this kernel has no timerfd")
     monkeypatch.setattr(precise_sleep, "spare_timers", [])
-    precise_sleep.sleep_until(now_ns() + 900_000)
+    sleep_until(now_ns() + 900_000)
     (first,) = precise_sleep.spare_timers
     first.process += 1
-    precise_sleep.sleep_until(now_ns() + 900_000)
-    assert len(precise_sleep.spare_timers) == 1
-    assert precise_sleep.spare_timers[0] is not first
+    sleep_until(now_ns() + 900_000)
+    (second,) = precise_sleep.spare_timers
+    assert second is not first

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from analysis.records.documents import read_document
+from analysis.records.documents import content_of
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
+from loadtests.users import observer as observers
 from loadtests.users.log_follower import LogFollower
 from loadtests.users.observed import Observed
 from loadtests.users.observer import Observer
@@ -23,59 +26,45 @@ PATH = "/tailgate.v1.Inference/Generate"
 
 def begun(at_s: float, connection: int = 1, **changes: Any) -> dict[str, Any]:
     start = SINCE + int(at_s * S)
-    row = {
-        "event": "DownstreamStart",
-        "connection": connection,
-        "start_s": f"{start // S}.{start % S:09d}",
-        "path": PATH,
-        "duration_ms": 0,
-        "copy": "0",
-        "arm": None,
-    }
-    return row | changes
+    row = {"event": "DownstreamStart", "connection": connection, "start_s": f"{start // S}.{start % S:09d}"}
+    return row | {"path": PATH, "duration_ms": 0, "copy": "0", "arm": None} | changes
 
 
 def ended(at_s: float, connection: int = 1, **changes: Any) -> dict[str, Any]:
-    row = begun(at_s, connection) | {
-        "event": "DownstreamEnd",
-        "arm": "eager",
-        "host": "127.0.0.1:1",
-        "first_ns": 20 * MS,
-        "end_ns": 100 * MS,
-        "status": 0,
-        "flags": "-",
-        "figures": {"output_tokens": "5", "prompt_tokens": "9", "queue_ns": "7", "recv_ns": "11"},
-    }
-    return row | changes
+    row = {"event": "DownstreamEnd", "arm": "eager", "host": "127.0.0.1:1", "status": 0, "flags": "-"}
+    row |= {"first_ns": 20 * MS, "end_ns": 100 * MS}
+    row["figures"] = {"output_tokens": "5", "prompt_tokens": "9", "queue_ns": "7", "recv_ns": "11"}
+    return begun(at_s, connection) | row | changes
 
 
 class House:
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "requests.log"
         self.observed = Observed(
-            log=str(self.log),
-            admin="",
+            **{"log": str(self.log), "admin": "", "timeout_s": 60.0, "since_ns": SINCE},
             arms={"eager": {"127.0.0.1:1": "eager-0"}, "compiled": {"127.0.0.1:2": "compiled-0"}},
-            timeout_s=60.0,
-            since_ns=SINCE,
         )
 
-    def write(self, *rows: dict[str, Any]) -> None:
-        with self.log.open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-
-    def observer(self) -> Observer:
+    def observer(self, *rows: dict[str, Any]) -> Observer:
+        """An observer, once the splitter has logged the rows."""
+        self.write(*rows)
         return Observer(self.folder, self.observed)
 
-    def rows(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = read_table(self.folder / "requests-0.arrow", REQUESTS)[0].to_pylist()
-        return rows
+    def write(self, *rows: dict[str, Any]) -> None:
+        write(self.log, "".join(json.dumps(row) + "\n" for row in rows))
 
-    def account(self) -> dict[str, Any]:
-        document = read_document(self.folder / "generator-0.json")
-        assert document is not None
-        assert document.content is not None
-        return document.content
+    def rows(self, *names: str) -> list[tuple[Any, ...]]:
+        table = read_table(self.folder / "requests-0.arrow", REQUESTS)[0]
+        return [tuple(row[name] for name in names) for row in table.to_pylist()]
+
+    def account(self, *names: str) -> list[Any]:
+        account = content_of(self.folder / "generator-0.json")
+        return [account[name] for name in names]
+
+
+def write(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
 
 
 @pytest.fixture
@@ -84,177 +73,151 @@ def house(tmp_path: Path) -> House:
 
 
 def test_a_request_becomes_a_record_with_what_its_server_measured(house: House) -> None:
-    house.write(begun(1), ended(1))
-    house.observer().step(SINCE + 5 * S)
-    (row,) = house.rows()
+    failed = ended(2, host="127.0.0.1:9", status=14, flags="UF", figures={})
+    house.observer(begun(1), ended(1), begun(2), failed).step(SINCE + 5 * S)
     start = SINCE + S
-    assert (row["scheduled_ns"], row["sent_ns"], row["first_token_ns"], row["end_ns"]) == (
-        start,
-        start,
-        start + 20 * MS,
-        start + 100 * MS,
-    )
-    assert (row["arm"], row["replica"], row["status"], row["phase"]) == ("eager", "eager-0", "OK", "measure")
-    assert (row["prompt_tokens"], row["output_tokens"], row["queue_ns"], row["server_recv_ns"]) == (9, 5, 7, 11)
-    assert row["max_tokens"] is None
-    assert house.account()["settled_ns"] == SINCE + 3 * S
+    times = house.rows("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
+    assert times[0] == (start, start, start + 20 * MS, start + 100 * MS)
+    assert times[1] == (start + S, start + S, None, start + S + 100 * MS)
+    named = house.rows("arm", "replica", "status", "phase")
+    assert named == [("eager", "eager-0", "OK", "measure"), ("eager", "127.0.0.1:9", "UNAVAILABLE", "measure")]
+    figures = house.rows("prompt_tokens", "output_tokens", "queue_ns", "server_recv_ns", "max_tokens")
+    assert figures == [(9, 5, 7, 11, None), (0, None, None, None, None)]
+    assert house.account("settled_ns") == [SINCE + 3 * S]
 
 
 def test_after_the_end_what_came_before_is_waited_for_and_nothing_else_is_written_down(house: House) -> None:
-    house.write(begun(1, arm="compiled"), begun(2, arm="compiled"), ended(1))
-    observer = house.observer()
+    observer = house.observer(begun(1, arm="compiled"), begun(2, arm="compiled"), ended(1))
     observer.step(SINCE + 5 * S)
     assert not observer.settled(SINCE + 50 * S), "nobody asked for the end"
     observer.end(SINCE + 5 * S)
-    house.write(begun(6), ended(6))
+    house.write(begun(5), ended(5))
     observer.step(SINCE + 50 * S)
     assert not observer.settled(SINCE + 50 * S)
+    assert house.account("unfinished") == [{"eager": 0, "compiled": 0}], "it has not lasted for too long"
     house.write(ended(2, arm="compiled", host="127.0.0.1:2", end_ns=40 * S))
     observer.step(SINCE + 51 * S)
     assert observer.settled(SINCE + 51 * S)
     observer.close(SINCE + 51 * S)
-    assert [row["end_ns"] - SINCE for row in house.rows()] == [S + 100 * MS, 42 * S]
-    assert house.account()["unfinished"] == {"eager": 0, "compiled": 0}
+    assert house.rows("end_ns") == [(SINCE + S + 100 * MS,), (SINCE + 42 * S,)]
+
+
+def test_what_the_splitter_counts_goes_on_over_its_restart(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([(100.0, 10), (101.0, 14), (200.0, 3), (203.0, 4)])
+
+    def read(_: Any) -> dict[str, Any]:
+        start_s, count = next(counts)
+        return {"eager": SimpleNamespace(ended=count, envoy_start_s=start_s)}
+
+    monkeypatch.setattr(observers, "read_statistics", read)
+    house.observed = replace(house.observed, admin="127.0.0.1:1")
+    observer = house.observer(begun(1), begun(2))
+    # The two that were under way in the first splitter are lost, and not waited for.
+    for at_s, count, lost, settled_s in ((3, 0, 0, 1), (4, 4, 0, 1), (5, 7, 2, 3), (6, 8, 2, 4)):
+        observer.step(SINCE + at_s * S)
+        assert house.account("unplaced", "settled_ns") == [lost, SINCE + settled_s * S]
+        assert house.account("splitter")[0]["count"] == count
 
 
 def test_pinned_foreign_and_earlier_requests_are_counted_and_not_compared(house: House) -> None:
-    house.write(
-        ended(-1),
-        ended(1, pinned="eager"),
-        ended(2, arm=None),
-        ended(3, path="/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"),
-        ended(4, copy="1"),
-        ended(5),
-    )
-    house.observer().step(SINCE + 9 * S)
-    account = house.account()
-    assert [account[key] for key in ("finished", "pinned", "others", "passed")] == [1, 1, 2, 3]
-    assert len(house.rows()) == 1
+    foreign = ended(3, path="/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    rows = (ended(-1), ended(1, pinned="eager"), ended(2, arm=None), foreign, ended(4, copy="1"), ended(5))
+    house.observer(*rows).step(SINCE + 9 * S)
+    assert house.account("finished", "pinned", "others", "passed") == [1, 1, 2, 3]
+    assert house.rows("scheduled_ns") == [(SINCE + 5 * S,)]
 
 
 def test_one_that_was_killed_goes_on_and_writes_nothing_twice(house: House) -> None:
-    house.write(begun(1), ended(1), begun(2))
-    house.observer().step(SINCE + 4 * S)  # and is killed
-    house.write(ended(2, status=14, flags="UF"), begun(3), ended(3, arm="compiled", host="127.0.0.1:2"))
-    observer = house.observer()
+    house.observer(begun(1), ended(1), begun(2)).step(SINCE + 4 * S)  # and is killed
+    more = (ended(2, status=14, flags="UF"), begun(3), ended(3, arm="compiled", host="127.0.0.1:2"))
+    observer = house.observer(*more)
     observer.step(SINCE + 8 * S)
     observer.close(SINCE + 9 * S)
-    assert [(row["arm"], row["status"]) for row in house.rows()] == [
-        ("eager", "OK"),
-        ("eager", "UNAVAILABLE"),
-        ("compiled", "OK"),
-    ]
-    account = house.account()
-    assert (account["finished"], account["failed"], account["complete"]) == (3, 1, True)
+    assert house.rows("arm", "status") == [("eager", "OK"), ("eager", "UNAVAILABLE"), ("compiled", "OK")]
+    assert house.account("finished", "failed", "complete") == [3, 1, True]
 
 
 def test_an_account_that_nothing_vouches_for_is_not_gone_on_from(house: House) -> None:
-    house.write(begun(1), ended(1))
+    house.observer(begun(1), ended(1)).step(SINCE + 5 * S)
+    path = house.folder / "generator-0.json"
+    path.write_text(json.dumps(content_of(path) | {"splitter": 5, "log": 7}))
     house.observer().step(SINCE + 5 * S)
-    account = house.account() | {"splitter": 5, "log": 7}
-    (house.folder / "generator-0.json").write_text(json.dumps(account))
-    house.observer().step(SINCE + 5 * S)
-    assert len(house.rows()) == 1
-    assert house.account()["finished"] == 1
+    assert (len(house.rows()), house.account("finished")) == (1, [1])
 
 
-def write(path: Path, text: str) -> None:
-    with path.open("a") as file:
-        file.write(text)
-
-
-def texts(follower: LogFollower) -> list[str]:
-    return [line.text for line in follower.lines()]
+def lines(follower: LogFollower) -> list[tuple[int, int, str]]:
+    return [tuple(line) for line in follower.lines()]
 
 
 def test_a_large_log_is_begun_anew_and_no_line_is_lost(tmp_path: Path) -> None:
-    path = tmp_path / "log"
+    path, aside = tmp_path / "log", tmp_path / "log.old"
     asked: list[int] = []
     follower = LogFollower(path, reopen=lambda: asked.append(1), largest=8)
-    write(path, "one\n")
-    assert texts(follower) == ["one"]
+    write(path, "one\ntw")
+    assert lines(follower) == [(0, 0, "one")]
     assert not follower.rotate()
-    write(path, "two\nthree\n")
-    assert texts(follower) == ["two", "three"]
+    write(path, "o\nthree\n")
+    assert lines(follower) == [(0, 4, "two"), (0, 8, "three")]
     assert follower.rotate()
-    aside = tmp_path / "log.old"
-    write(aside, "four\n")  # the splitter has not opened the new one yet
-    assert texts(follower) == ["four"]
+    write(aside, "four\n")  # the splitter has not opened the new one yet, and is asked again
+    assert lines(follower) == [(0, 14, "four")]
+    assert len(asked) == 2
     write(aside, "five\n")
     write(path, "six\n")
-    assert [(line.log, line.offset, line.text) for line in follower.lines()] == [(0, 19, "five"), (1, 0, "six")]
+    assert not follower.rotate(), "the old log has not been read to its end"
+    assert lines(follower) == [(0, 19, "five"), (1, 0, "six")]
     assert not aside.exists()
-    assert len(asked) >= 1
 
 
-def test_a_log_that_was_moved_aside_by_one_that_was_killed_is_read_first(tmp_path: Path) -> None:
-    write(tmp_path / "log.old", "one\n")
-    write(tmp_path / "log", "two\n")
-    follower = LogFollower(tmp_path / "log", log=3, reopen=lambda: None)
-    assert [(line.log, line.text) for line in follower.lines()] == [(3, "one"), (4, "two")]
-
-
-SECOND_NS = 1_000_000_000
-
-
-def test_what_is_settled_waits_for_the_oldest_request_that_is_under_way() -> None:
-    under_way = UnderWay(longest_ns=60 * SECOND_NS)
-    assert under_way.settled_ns(100 * SECOND_NS) == 98 * SECOND_NS, "lines may be late"
-    under_way.begun(50 * SECOND_NS, 1, "eager")
-    under_way.begun(70 * SECOND_NS, 1, "eager")
-    assert under_way.settled_ns(100 * SECOND_NS) == 50 * SECOND_NS
-    under_way.ended(50 * SECOND_NS, 1, "eager")
-    assert under_way.settled_ns(100 * SECOND_NS) == 70 * SECOND_NS
-    under_way.ended(70 * SECOND_NS, 2, "eager")
-    assert len(under_way) == 1, "of another connection"
-    under_way.ended(70 * SECOND_NS, 1, "eager")
-    assert under_way.settled_ns(100 * SECOND_NS) == 98 * SECOND_NS
-
-
-def test_a_request_that_takes_too_long_is_not_waited_for() -> None:
-    under_way = UnderWay(longest_ns=60 * SECOND_NS, known=[[30 * SECOND_NS, 1, ""]])
-    assert under_way.settled_ns(80 * SECOND_NS) == 30 * SECOND_NS
-    assert under_way.settled_ns(95 * SECOND_NS) == 93 * SECOND_NS
-
-
-def test_two_of_the_same_instant_and_connection_both_count() -> None:
-    under_way = UnderWay(longest_ns=60 * SECOND_NS)
-    for _ in range(2):
-        under_way.begun(50 * SECOND_NS, 1, "eager")
-    under_way.ended(50 * SECOND_NS, 1, "eager")
-    assert under_way.starts() == [[50 * SECOND_NS, 1, "eager"]]
-    assert under_way.lost() == 1
-    assert len(under_way) == 0
-
-
-def numbered_lines(follower: LogFollower) -> list[tuple[int, str]]:
-    return [(line.log, line.text) for line in follower.lines()]
-
-
-@pytest.mark.parametrize("killed", ["before the mark", "with the mark", "after it was emptied"])
-def test_a_process_that_goes_on_knows_which_log_it_reads(tmp_path: Path, killed: str) -> None:
-    """The records hold nothing of log 1 yet, so that they name log 0."""
-    log, aside, mark = (tmp_path / name for name in ("log", "log.old", "log.read-0"))
-    log.write_text("new\n")
-    if killed == "before the mark":
-        aside.write_text("old\n")
-    else:
-        mark.write_text("old\n" if killed == "with the mark" else "")
-    follower = LogFollower(log, log=0, reopen=lambda: None)
-    expected = [(0, "old"), (1, "new")] if killed == "before the mark" else [(1, "new")]
-    assert numbered_lines(follower) == expected
-    assert follower.log == 1
+@pytest.mark.parametrize(
+    ("left", "log", "expected"),
+    [
+        ({"log.old": "old\n"}, 3, [(3, 0, "old"), (4, 0, "new")]),
+        # The records hold nothing of log 1 yet, so that they name log 0.
+        ({"log.read-0": "old\n"}, 0, [(1, 0, "new")]),
+        ({"log.read-0": ""}, 0, [(1, 0, "new")]),
+    ],
+    ids=["killed before the mark", "with the mark", "after it was emptied"],
+)
+def test_one_that_goes_on_knows_its_log(tmp_path: Path, left: dict[str, str], log: int, expected: list[Any]) -> None:
+    for name, text in {**left, "log": "new\n"}.items():
+        write(tmp_path / name, text)
+    follower = LogFollower(tmp_path / "log", log=log, reopen=lambda: None)
+    assert lines(follower) == expected
+    assert follower.log == expected[-1][0]
 
 
 def test_one_mark_is_kept_and_it_is_empty(tmp_path: Path) -> None:
     log = tmp_path / "log"
     follower = LogFollower(log, reopen=lambda: log.write_text(""), largest=1)
     for number in range(3):
-        with log.open("a") as file:
-            file.write(f"{number}\n")
-        assert (number, str(number)) in numbered_lines(follower)
+        write(log, f"{number}\n")
+        assert (number, 0, str(number)) in lines(follower)
         assert follower.rotate()
-        assert numbered_lines(follower) == []
+        assert lines(follower) == []
     assert follower.log == 3
     (mark,) = tmp_path.glob("log.read-*")
     assert (mark.name, mark.stat().st_size) == ("log.read-2", 0)
+
+
+def test_what_is_settled_waits_for_the_oldest_request_that_is_under_way_and_not_for_ever() -> None:
+    requests = UnderWay(longest_ns=60 * S, known=[[50 * S, 1, "eager"], [70 * S, 1, "eager"]])
+    for ended_s, connection, now_s, settled_s in (
+        (None, 1, 100, 50),
+        (50, 1, 100, 70),
+        (70, 2, 100, 70),  # of another connection
+        (None, 1, 131, 129),  # it has lasted for too long, and lines may be late
+        (70, 1, 100, 98),
+    ):
+        if ended_s is not None:
+            requests.ended(ended_s * S, connection, "eager")
+        assert requests.settled_ns(now_s * S) == settled_s * S
+    assert len(requests) == 0
+
+
+def test_two_of_the_same_instant_and_connection_both_count() -> None:
+    requests = UnderWay(longest_ns=60 * S, known=[[50 * S, 1, "eager"], [50 * S, 1, "compiled"]])
+    requests.ended(50 * S, 1, "eager")
+    assert requests.starts() == [[50 * S, 1, "compiled"]]
+    assert [requests.at("compiled", until_ns=at_s * S) for at_s in (50, 51)] == [0, 1]
+    assert (requests.lost(), len(requests)) == (1, 0)
