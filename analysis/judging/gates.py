@@ -50,7 +50,7 @@ class Gate:
     caveat: str = ""  # the end of its reason, where failed checks turned its verdict; empty where none did
     allowance: str = ""  # the part of its reason that says what it allows for of what failed checks saw
     low: float | None = None  # limits of a ratio, which a machine may have moved
-    high: float | None = None
+    high: float | None = None  # of an objective that no request missed, the slowest
     lasting: tuple[float, float] | None = None  # both, where trials are what it counts and one state may outlast some
     unseen: bool = False  # open because the arm is only seen from outside
     path: Path | None = None  # how its evidence grew, where it may be looked at while it forms
@@ -140,6 +140,7 @@ def slo_gate(arm: str, target: SloTarget, result: ShareResult, value: float, nee
         unit="pct" if target.quantile is None else "ms",
         verdict=result.verdict,
         reason=reason,
+        high=None if target.quantile is None else result.slowest_ms,
         needed_s=needed_s if result.verdict == INCONCLUSIVE else None,
     )
 

@@ -222,6 +222,7 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
         verdict=path.outcome or "INCONCLUSIVE",
         blocks=run.blocks,
         needed_blocks=needed_blocks if run.blocks < needed_blocks and len(high) and high[-1] <= allowed else None,
+        slowest_ms=float(counted.ms.max()) if len(counted.ms) and not bad.any() else None,
     )
     return result, path
 

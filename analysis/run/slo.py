@@ -130,6 +130,7 @@ class ShareResult:
     verdict: str
     blocks: int = 0
     needed_blocks: int | None = None
+    slowest_ms: float | None = None  # where no request missed
 
 
 def judge_share(
@@ -183,6 +184,7 @@ def judge_share(
         verdict=verdict,
         blocks=blocks,
         needed_blocks=needed_blocks,
+        slowest_ms=None if slow is None or count else float(slow.max()),
     )
 
 

@@ -44,7 +44,7 @@ def check_bed(
         (SETTINGS, settings(bed, arms, limit)),
         (STEAL, steal(bed, limits.max_steal_pct / 100.0, shared=shared)),
         (BUSY, busy_host(bed, limits.max_other_cpu_pct / 100.0, shared=shared)),
-        (DRIFT, drift(bed, limit)),
+        (DRIFT, drift(bed, limit, shared=shared)),
         (APART, apart(bed, arms, limit)),
         (SLOW, slow(bed)),
     ):

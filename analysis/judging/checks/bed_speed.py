@@ -32,6 +32,7 @@ SLOW = Aspect(
     check="slow bed",
     sound="Devices and hosts are as fast as their kind is known to be.",
     remedy="Look for a throttled, shared or faulty machine, or run on another one.",
+    slows=True,
 )
 
 _DEEDS = {
@@ -50,6 +51,7 @@ class _Change:
     card: str
     figure: str
     change: float
+    moved: float  # by how much it can have changed the mean speed of what was compared, as a logarithm
     arms: tuple[str, ...] | None
     text: str
 
@@ -69,13 +71,13 @@ class _Gap:
 
 def drifts(bed: TestBed) -> list[float]:
     """How far apart any two measurements of one figure on one device are, as shares: within trials and between."""
-    return [lost(item.change) for item in _changes(bed)]
+    return [lost(item.change) for item in _changes(bed, shared=True)]
 
 
-def drift(bed: TestBed, limit: float) -> list[Disturbance] | None:
+def drift(bed: TestBed, limit: float, *, shared: bool) -> list[Disturbance] | None:
     """Devices and hosts that were slower after a trial than before it, or in one trial than in another; None where
-    nothing was measured twice."""
-    changes = list(_changes(bed))
+    nothing was measured twice. `shared`: all arms ran at the same time."""
+    changes = list(_changes(bed, shared=shared))
     if not changes:
         return None
     return [
@@ -86,7 +88,7 @@ def drift(bed: TestBed, limit: float) -> list[Disturbance] | None:
             arms=item.arms,
             value=lost(item.change),
             limit=limit,
-            shift=abs(item.change),
+            shift=item.moved,
             among_trials=True,
             text=item.text,
         )
@@ -189,7 +191,7 @@ def slow(bed: TestBed) -> list[Disturbance] | None:
     ]
 
 
-def _changes(bed: TestBed) -> Iterator[_Change]:
+def _changes(bed: TestBed, *, shared: bool) -> Iterator[_Change]:
     """The reference after each trial against before it, and each trial's against the fastest of the same device."""
     places = dict.fromkeys((row.trial, row.device) for row in bed.references if row.host == RUN_HOST)
     pairs = {(row.trial, row.device, row.when): row.figures for row in bed.references if row.host == RUN_HOST}
@@ -205,6 +207,8 @@ def _changes(bed: TestBed) -> Iterator[_Change]:
                     card=bed.identity(trial, device),
                     figure=figure,
                     change=change,
+                    # Arms that ran at the same time saw every speed in between: the mean is off by half of the change.
+                    moved=abs(change) / 2.0 if shared else abs(change),
                     arms=_arms_of(bed, trial, device, figure),
                     text=f"{_doer(device, figure)} {_DEEDS[figure]} {percent(lost(change))} slower {when[0]} trial "
                     f"{trial} than {when[1]} it",
@@ -220,6 +224,7 @@ def _changes(bed: TestBed) -> Iterator[_Change]:
                         card=card,
                         figure=figure,
                         change=speed - best,
+                        moved=abs(speed - best),
                         arms=_either(_arms_of(bed, trial, device, figure), _arms_of(bed, fastest, name, figure)),
                         text=f"{_doer(device, figure)} {_DEEDS[figure]} {percent(lost(speed - best))} slower in trial "
                         f"{trial} than in trial {fastest}",

@@ -22,11 +22,13 @@ FOREIGN = Aspect(
     sound="Nobody else was on the arms' devices.",
     remedy="Stop what else runs on the card (`nvidia-smi` lists it), or use another one.",
     affects=(*ESTIMATES, "memory"),  # others' memory on a card cannot be told from the arm's
+    slows=True,
 )
 THROTTLING = Aspect(
     check="throttling",
     sound="Nothing held the arms' devices back.",
     remedy="Cool the card or lower and lock its clock below what it cannot hold, and run again.",
+    slows=True,
 )
 SETTINGS = Aspect(
     check="device settings",

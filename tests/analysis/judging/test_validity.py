@@ -92,6 +92,12 @@ class TestChecksOnGates:
         assert (result.verdict == verdict) is stands
         assert ("bed drift, bed apart" in result.reason and not result.blocked_by) is stands
 
+    @pytest.mark.parametrize(("high", "stands"), [(300.0, True), (700.0, False), (None, False)])
+    def test_an_objective_stands_that_its_slowest_request_would_meet_on_a_slower_machine(self, high, stands):
+        objective = gate(kind="slo", verdict="PASS", limit=1000.0, high=high)
+        (result,) = apply_checks([objective], [check(name="bed drift", shift=0.7)])
+        assert (result.verdict == "PASS") is stands
+
     @pytest.mark.parametrize(
         ("verdict", "slows", "stands"), [("PASS", True, True), ("PASS", False, False), ("FAIL", True, False)]
     )

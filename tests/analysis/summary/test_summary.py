@@ -235,7 +235,10 @@ def test_disturbed_machines_leave_a_pass_open_unless_changing_places_balances_it
     check = summary["bed"]["disturbances"][0]["check"]
     assert (check in {row["check"] for row in summary["validity"] if not row["ok"]}) is left_open
     for gate in estimates_of(summary):
-        assert (check in gate["blocked_by"]) is ("would be a PASS" in gate["reason"]) is left_open
+        blocked = bool(gate["blocked_by"])
+        assert blocked is ("would be a PASS" in gate["reason"])
+        # What slowed an arm that met its objectives is no reason to doubt them.
+        assert blocked is (left_open and gate["kind"] == "noninferiority")
 
 
 def test_recompiles_on_disturbed_machines_still_fail(tmp_path):

@@ -123,6 +123,14 @@ def test_what_a_host_may_lose_is_a_setting(what, limit, share, most_pct, ok):
         assert alone.shift is None, "all of it may have fallen on one arm's turn"
 
 
+@pytest.mark.parametrize(("shared", "part"), [(True, 0.5), (False, 1.0)])
+def test_a_change_of_speed_during_a_trial_moved_its_mean_by_half_where_arms_ran_at_the_same_time(shared, part):
+    run = run_of(FakeBed(troubles=(Trouble(what="slow_after", place="host", size=0.7),), host_noise=0.0), trials=1)
+    checks, _ = check_bed(Bed.of(run), run.arms, GateLimits(), shared=shared)
+    found = next(check for check in checks if check.check == "bed drift")
+    assert found.shift == pytest.approx(-LEVER * part * math.log(0.7), rel=0.05)
+
+
 def test_other_work_is_unknown_where_an_external_server_of_the_host_cannot_be_seen():
     run = run_of(bed(Trouble(what="busy", place="host", size=0.4)), trials=1)
     info = dict(run.trials[0].info)
