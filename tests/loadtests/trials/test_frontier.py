@@ -390,3 +390,15 @@ def test_arms_with_devices_of_their_own_run_at_once() -> None:
     devices = {"a": "cuda:0", "b": "cuda:0", "c": "cuda:1"}
     assert [item.arm for item in together([turn("a"), turn("b"), turn("c")], devices)] == ["a", "c"]
     assert (lanes_of(cards()), lanes_of(experiment())) == (2, 1)
+
+
+@pytest.mark.parametrize("budget_s", [400.0, 500.0])
+def test_arms_that_run_at_once_keep_to_the_budget(
+    budget_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start of one and the steps of the other may be the longer ones."""
+    monkeypatch.setattr("loadtests.trials.run.check_experiment", lambda _: None)  # no GPU is there
+    search, outcome = made_up(tmp_path, what=cards(), budget_s=budget_s)
+    assert outcome.complete, outcome.error
+    assert any(len(turn["arms"]) == 2 for turn in document(outcome)["turns"])
+    assert search.spent_s <= budget_s
