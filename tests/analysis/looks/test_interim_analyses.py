@@ -31,6 +31,7 @@ from analysis.settings.ramp_limits import RampLimits
 from analysis.statistics.compare import Sample
 from analysis.statistics.sequential import Exchange, groups_for
 from tests.fakes.machines import GIB, FakeBed, Trouble, sample
+from tests.fakes.processes import refusal
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 GATES = {"draws": 99, "sequential": True}
@@ -363,9 +364,8 @@ def test_an_open_step_rolls_back_if_asked() -> None:
     ],
 )
 def test_impossible_limits_are_refused(table: dict[str, object], words: tuple[str, ...]) -> None:
-    with pytest.raises(RecordError) as caught:
-        RampLimits.from_table(table)
-    assert [word for word in words if word not in str(caught.value)] == []
+    message = refusal(RecordError, RampLimits.from_table, table)
+    assert [word for word in words if word not in message] == []
 
 
 HALF = FakeRun(design="split", duration_s=600, rate=4, gates=GATES)

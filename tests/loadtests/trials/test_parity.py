@@ -41,6 +41,7 @@ from servers.config import ArmConfig
 from servers.fields import ConfigError
 from servers.rpc import inference_pb2_grpc
 from tests.fakes.arm import Arm
+from tests.fakes.processes import refusal
 from tests.fakes.whole_run import experiment as small
 
 FAKE_MEASURE = Path(__file__).resolve().parents[2] / "fakes" / "measure.py"
@@ -251,15 +252,7 @@ def test_a_file_without_texts_or_with_too_many_is_refused(content: bytes | None,
     path = tmp_path / "texts.jsonl"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError) as caught:
-        texts(path)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def asked_experiment(**engine: Any) -> Experiment:
-    arms = [{"preset": "eager", "control": True}, {"preset": "eager-padded"}]
-    return from_table({"name": "small", "seed": 3, "engine": engine, "arms": arms, "traffic": {"rate": 1}})
+    assert words in refusal(ConfigError, texts, path)
 
 
 @contextmanager
@@ -284,15 +277,15 @@ def nothing() -> None:
 
 
 def test_questions_fit_every_arm_and_differ_by_trial() -> None:
-    small = asked_experiment(max_prompt_tokens=40, max_new_tokens=9)
-    asked = questions(small, trial=1, vocab_size=50)
+    short = experiment(engine={"max_prompt_tokens": 40, "max_new_tokens": 9})
+    asked = questions(short, trial=1, vocab_size=50)
     assert len(asked) == PROMPTS
     assert all(1 <= len(question.prompt) <= 40 for question in asked)
     assert {question.max_tokens for question in asked} == {9}
     assert {token for question in asked for token in question.prompt} <= set(range(50))
-    assert questions(small, trial=1, vocab_size=50) == asked
-    assert questions(small, trial=2, vocab_size=50) != asked
-    assert questions(asked_experiment(), trial=1, vocab_size=50)[0].max_tokens == TOKENS
+    assert questions(short, trial=1, vocab_size=50) == asked
+    assert questions(short, trial=2, vocab_size=50) != asked
+    assert questions(experiment(), trial=1, vocab_size=50)[0].max_tokens == TOKENS
 
 
 def test_every_question_is_answered_in_full(channel: grpc.Channel) -> None:
