@@ -90,13 +90,14 @@ def first_turns(arms: Sequence[str], start_s: Mapping[str, float], budget: Budge
     return tuple(Turn(arm=arm, steps=steps, seconds=_turn_s(arm, steps, start_s, budget)) for arm in arms)
 
 
-def fitted(turn: Turn, *, start_s: Mapping[str, float], budget: Budget, left_s: float) -> Turn | None:
-    """The turn with no more steps than fit into the time that is left; None where too few fit to say anything."""
-    count = int((left_s - start_s[turn.arm] - budget.around_s) / budget.step_s + 1e-9)
+def fitted(turn: Turn, *, start_s: float, budget: Budget, left_s: float) -> Turn | None:
+    """The turn with no more steps than fit into the time that is left after a start; None where too few fit to say
+    anything."""
+    count = int((left_s - start_s - budget.around_s) / budget.step_s + 1e-9)
     steps = min(turn.steps, count)
     if steps < FEWEST_STEPS:
         return None
-    return Turn(arm=turn.arm, steps=steps, seconds=_turn_s(turn.arm, steps, start_s, budget))
+    return Turn(arm=turn.arm, steps=steps, seconds=_turn_s(turn.arm, steps, {turn.arm: start_s}, budget))
 
 
 def hopeless(frontier: Frontier, before: Sequence[Left] = ()) -> tuple[Left, ...]:

@@ -16,18 +16,20 @@ _BURST_REQUESTS, _BURST_SHARE = 5, 0.2  # of failed requests, and of those that 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCompile:
-    """A compile event of an arm while it served."""
+    """A compile of a replica while it served; one that is not `over` is known up to `end_ns` so far."""
 
     arm: str
+    replica: str
     kind: str
     seconds: float
     end_ns: int
     shape: str
+    over: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Alarm:
-    """What happened, and when it was over, ns since the epoch."""
+    """What happened, and when it was over or reached its limit, ns since the epoch."""
 
     at_ns: int
     why: str
@@ -36,15 +38,24 @@ class Alarm:
 def compile_alarms(
     arm: str, events: Iterable[ServedCompile], *, stall_limit_s: float, max_recompiles: int
 ) -> list[Alarm]:
-    """Compiles of `arm` in one trial that were too long, or too many. `events` are in the order of time."""
+    """Compiles of `arm` in one trial that were too long, or too many. `events` are in the order of time.
+
+    A compile under way is an alarm from the instant when it reaches `stall_limit_s`, and counts as a recompile at its
+    end. It is left out once its replica has an event that ended later: its own.
+    """
+    ours = [event for event in events if event.arm == arm and event.kind in RECOMPILE_KINDS]
+    last_end_ns = {event.replica: event.end_ns for event in ours if event.over}
     found = []
     recompiles = 0
-    for event in events:
-        if event.arm != arm or event.kind not in RECOMPILE_KINDS:
-            continue
-        recompiles += 1
+    for event in ours:
+        recompiles += event.over
         shape = f" for {event.shape}" if event.shape else ""
-        if event.seconds >= stall_limit_s:
+        if not event.over:
+            if event.seconds >= stall_limit_s and last_end_ns.get(event.replica, 0) < event.end_ns:
+                reached_ns = event.end_ns - round((event.seconds - stall_limit_s) * 1e9)
+                why = f"{arm} has been compiling for {event.seconds:.1f} s while serving{shape}"
+                found.append(Alarm(at_ns=reached_ns, why=why))
+        elif event.seconds >= stall_limit_s:
             found.append(
                 Alarm(at_ns=event.end_ns, why=f"{arm} compiled for {event.seconds:.1f} s while serving{shape}")
             )

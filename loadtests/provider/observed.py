@@ -26,7 +26,7 @@ _SECOND = 1_000_000_000
 _SILENT_S = 15.0  # status.json is written each second
 _LOOKS_MISSED = 4  # blocks without a look after which the last one says nothing of now
 _LEAST_STALE_S = 60.0
-_EVENT_COLUMNS = {"event_id", "trial", "arm", "kind", "start_ns", "end_ns", "shape", "phase"}
+_EVENT_COLUMNS = {"event_id", "trial", "arm", "replica", "kind", "start_ns", "end_ns", "shape", "phase"}
 _MOST_NAMED = 20
 
 
@@ -74,6 +74,7 @@ class _Run:
         self._look: Mapping[str, Any] | None = None
         self._tables: dict[Path, TableTail] = {}
         self._counts = Counts()
+        self._status: Mapping[str, Any] = {}
         self._compiles: dict[tuple[str, int], dict[str, ServedCompile]] = defaultdict(dict)  # by arm and trial, and id
 
     def evidence(self, question: Question, *, now_ns: int, stale_s: float | None) -> Evidence:
@@ -115,6 +116,9 @@ class _Run:
         for tail in self._grown("compile_events*.arrow", _EVENT_COLUMNS):
             for row in tail.new():
                 self._compiled(row)
+        self._status = content_of(self.folder / "status.json")
+        for replica, state in mapping(self._status.get("replicas")).items():
+            self._compiling(replica, mapping(mapping(state).get("compiling")))
 
     def _grown(self, pattern: str, columns: Any) -> Iterator[TableTail]:
         for path in sorted(self.folder.glob(f"trial-[0-9]*/{pattern}")):
@@ -127,6 +131,7 @@ class _Run:
         arm, trial = text_of(row, "arm"), int(number(row.get("trial")) or 1)
         event = ServedCompile(
             arm=arm,
+            replica=text_of(row, "replica"),
             kind=text_of(row, "kind"),
             seconds=(row["end_ns"] - row["start_ns"]) / _SECOND,
             end_ns=row["end_ns"],
@@ -135,6 +140,22 @@ class _Run:
         known = self._compiles[arm, trial]
         # A stream of telemetry that resumed repeats events.
         known.setdefault(text_of(row, "event_id", f"event {len(known)}"), event)
+
+    def _compiling(self, replica: str, row: Mapping[str, Any]) -> None:
+        """A compile under way, as far as status.json knows. It stays known until its event is in the files."""
+        start_ns, at_ns = number(row.get("start_ns")), number(self._status.get("at_ns"))
+        if start_ns is None or at_ns is None:
+            return
+        arm, trial = text_of(row, "arm"), int(number(self._status.get("trial")) or 1)
+        self._compiles[arm, trial][f"{replica} {start_ns}"] = ServedCompile(
+            arm=arm,
+            replica=replica,
+            kind=text_of(row, "kind"),
+            seconds=(at_ns - start_ns) / _SECOND,
+            end_ns=int(at_ns),
+            shape=text_of(row, "shape"),
+            over=False,
+        )
 
     def _alarms(
         self,
@@ -165,7 +186,7 @@ class _Run:
         return sorted(found)
 
     def _unwatched(self, now_ns: int) -> str:
-        status = content_of(self.folder / "status.json")
+        status = self._status
         if status.get("ended") is not None or (self.folder / "summary.json").exists():
             return f"run {self.folder.name} has ended: nobody watches any more"
         at_ns = number(status.get("at_ns"))

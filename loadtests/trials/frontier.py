@@ -244,18 +244,26 @@ class FrontierSearch(Orchestrator):
             group = together(waiting, devices_of_arms(self.experiment)) if self._budget.lanes > 1 else waiting[:1]
             waiting = [turn for turn in waiting if not any(turn is other for other in group)]
             self.status.trials = self._trials + 1 + len(waiting)
-            fitting = (self._fitted(turn) for turn in group if turn.arm not in self._failed)
-            if taken := [turn for turn in fitting if turn is not None]:
+            if taken := self._fitted([turn for turn in group if turn.arm not in self._failed]):
                 self._take_together(taken, run_dir, schedules)
 
-    def _fitted(self, turn: Turn) -> Turn | None:
-        """The turn with the steps that there is time for; None where there is none for a start that says anything."""
-        fits = fitted(turn, start_s=self._start_s, budget=self._budget, left_s=self.left_s)
-        if fits is None and turn.arm not in self._seen.start_s:
-            # A guess keeps no arm from being tried.
-            shortest = replace(turn, steps=FEWEST_STEPS)
-            fits = fitted(shortest, start_s={turn.arm: 0.0}, budget=self._budget, left_s=self.left_s)
-        return fits
+    def _fitted(self, turns: Sequence[Turn]) -> list[Turn]:
+        """The turns of one trial with the steps that there is time for after the longest start of them; without those
+        for which too little time is left for a start that says anything."""
+        fitting: list[Turn] = []
+        longest_s = 0.0
+        for turn in turns:
+            start_s = self._start_s[turn.arm]
+            if self._fits(turn, start_s) is None and turn.arm not in self._seen.start_s:
+                # A guess keeps no arm from being tried.
+                turn, start_s = replace(turn, steps=FEWEST_STEPS), 0.0
+            if self._fits(turn, start_s) is not None:
+                fitting.append(turn)
+                longest_s = max(longest_s, start_s)
+        return [fits for turn in fitting if (fits := self._fits(turn, longest_s)) is not None]
+
+    def _fits(self, turn: Turn, start_s: float) -> Turn | None:
+        return fitted(turn, start_s=start_s, budget=self._budget, left_s=self.left_s)
 
     def _take_together(self, turns: Sequence[Turn], run_dir: Path, schedules: TrialSchedules) -> None:
         """One trial with a fresh start of each turn's arm was recorded, or its arm let go where it did not start."""

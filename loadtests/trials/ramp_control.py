@@ -22,7 +22,6 @@ from loadtests.trials.early_end import END_DELAY_NS
 from loadtests.trials.judge import Judge
 from loadtests.trials.splitters import UNANSWERED, Splitter
 from loadtests.trials.steering import Steered
-from loadtests.trials.under_way import stalls
 from servers.clock import now_ns
 
 WHOLE = 10_000  # the sum of all weights, so that a step may have two decimals
@@ -149,14 +148,13 @@ class RampControl:
     def _alarms(self, trial: Steered) -> list[Alarm]:
         """What happened to the candidate while it served, in order."""
         limits, candidate = self._limits, self._candidate
+        under_way = [compile.so_far(now_ns()) for compile in trial.collector.compiling]
         found = compile_alarms(
             candidate,
-            trial.collector.served_compiles,
+            [*trial.collector.served_compiles, *under_way],
             stall_limit_s=limits.stall_limit_s,
             max_recompiles=self._gates.max_recompiles,
         )
-        under_way = stalls(trial.collector.compiling, arm=candidate, limit_s=limits.stall_limit_s, at_ns=now_ns())
-        found += [Alarm(at_ns=at_ns, why=why) for at_ns, why in under_way]
         found += death_alarms(candidate, trial.context.facts.deaths, now_ns=now_ns())
         if (load := trial.context.status.load.arms.get(candidate)) is not None:
             found += burst_alarms(

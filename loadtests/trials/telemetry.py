@@ -198,6 +198,7 @@ class Collector:
                 self.served_compiles.append(
                     ServedCompile(
                         arm=follower.arm,
+                        replica=follower.replica,
                         kind=event.compile.kind,
                         seconds=(event.compile.end_ns - event.compile.start_ns) / 1e9,
                         end_ns=event.compile.end_ns,

@@ -1,12 +1,11 @@
-"""Compiles that go on at replicas which serve, and which of them have gone on for too long."""
+"""Compiles that go on at replicas which serve."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.run.spikes import RECOMPILE_KINDS
+from analysis.judging.alarms import ServedCompile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +34,14 @@ class UnderWay:
         """Such as "compiling for 12 s (prefill 2x64)"."""
         return f"compiling for {self.seconds(at_ns):.0f} s" + (f" ({self.shape})" if self.shape else "")
 
-
-def stalls(compiles: Iterable[UnderWay], *, arm: str, limit_s: float, at_ns: int) -> list[tuple[int, str]]:
-    """Those of the arm that have gone on for `limit_s`: when they had, and what to say of each.
-
-    Of the kinds that count as a recompile once they have ended, so that the same compile is there before and after.
-    """
-    found = []
-    for compile in compiles:
-        reached_ns = compile.start_ns + round(limit_s * 1e9)
-        if compile.arm == arm and compile.kind in RECOMPILE_KINDS and reached_ns <= at_ns:
-            shape = f" for {compile.shape}" if compile.shape else ""
-            text = f"{arm} has been compiling for {compile.seconds(at_ns):.1f} s while serving{shape}"
-            found.append((reached_ns, text))
-    return found
+    def so_far(self, at_ns: int) -> ServedCompile:
+        """The part of it that has passed."""
+        return ServedCompile(
+            arm=self.arm,
+            replica=self.replica,
+            kind=self.kind,
+            seconds=self.seconds(at_ns),
+            end_ns=at_ns,
+            shape=self.shape,
+            over=False,
+        )

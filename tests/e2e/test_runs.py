@@ -25,22 +25,24 @@ from loadtests.commands.main import build_parser
 from loadtests.trials import replicas
 from loadtests.trials.frontier import FrontierSearch
 from loadtests.trials.progress import Status
+from tests.fakes.credentials import start
+from tests.fakes.processes import command_of, family, wait_for
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.screens import at_terminal
 from tests.fakes.screens import tailgate as python_of
 from tests.fakes.whole_run import (
     FAKE_ARM,
     ROOT,
+    ended,
     experiment,
     last_line,
     requests,
     run,
     summary_of,
+    tailgate,
     trial_facts,
     with_fake_arms,
 )
-from tests.loadtests.commands.test_main import RUN as QUICK_RUN
-from tests.loadtests.commands.test_main import Command, nothing_left
 
 
 def test_a_run_until_decided_ends_when_it_is_decided(tmp_path: Path) -> None:
@@ -167,13 +169,17 @@ def test_a_summary_is_the_same_bytes_whatever_the_hash_seed_and_threads(tmp_path
 
 
 def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
-    command = Command(tmp_path, *QUICK_RUN)
-    command.wait_for("traffic")
-    command.process.send_signal(signal.SIGINT)
-    command.process.send_signal(signal.SIGTERM)
-    code, _, _ = command.end(timeout_s=10.0)
-    assert code == 1
-    assert nothing_left(str(tmp_path))
+    settings = ("bed.reference_s=0", "traffic.duration_s=30", "traffic.block_s=2", "traffic.rate=8")
+    process = start(tmp_path, "run", tailgate("run", "demo", *(word for one in settings for word in ("--set", one))))
+    output = tmp_path / "run.output"
+    with ended(process):
+        wait_for(lambda: "traffic" in output.read_text() or process.poll() is not None, otherwise=output.read_text)
+        members = family(process.pid)[1:]
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10.0) == 1
+    assert members
+    wait_for(lambda: not any(command_of(pid) for pid in members))
 
 
 COLUMNS = 80

@@ -250,6 +250,7 @@ class Rollout:
         self.requests = RecordWriter(self.trial / "requests-0.arrow", REQUESTS)
         self.events = RecordWriter(self.trial / "compile_events.arrow", COMPILE_EVENTS)
         self.facts: dict[str, Any] = {"trial": 1, "deaths": []}
+        self.replicas: dict[str, Any] = {}
         self.alive()
 
     def now_ns(self) -> int:
@@ -257,7 +258,15 @@ class Rollout:
 
     def alive(self, ended: dict[str, Any] | None = None) -> None:
         """Write that the run goes on, or how it ended."""
-        write_document(self.folder / "status.json", {"at_ns": self.now_ns(), "phase": "traffic", "ended": ended})
+        status = {"at_ns": self.now_ns(), "phase": "traffic", "ended": ended, "replicas": self.replicas}
+        write_document(self.folder / "status.json", status)
+
+    def compiling(self, seconds: float) -> None:
+        """Write that a replica of the candidate has been compiling for so long; 0: it has not."""
+        start_ns = self.now_ns() - int(seconds * SECOND)
+        under_way = {"arm": self.candidate, "kind": "compile", "start_ns": start_ns, "shape": "prefill 1×81"}
+        self.replicas = {f"{self.candidate}-0": {"compiling": under_way if seconds else None}}
+        self.alive()
 
     def answer(self, number: int = 40, *, status: str = "OK", arm: str = "") -> None:
         for index in range(number):
@@ -268,6 +277,7 @@ class Rollout:
     def compiled(self, seconds: float, *, phase: str = "serving") -> None:
         start_ns = self.now_ns() - int(seconds * SECOND)
         row = {"event_id": f"e{self.at_s}", "trial": 1, "arm": self.candidate, "kind": "recompile", "phase": phase}
+        row["replica"] = f"{self.candidate}-0"
         self.events.append({**row, "start_ns": start_ns, "end_ns": self.now_ns(), "shape": "prefill 1×81"})
         self.events.flush()
 

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def report(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("arm", "reference"))
     for name in ("config", "task", "out"):
@@ -38,7 +39,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", action="append", default=[])
     for name in ("unforeseen", "refuse", "crash", "silent"):
         parser.add_argument(f"--{name}", default="", metavar="ARM")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     config = json.loads(Path(options.config).read_text())
     task = json.loads(Path(options.task).read_text())
     folder = Path(options.out)

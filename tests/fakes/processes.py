@@ -1,4 +1,4 @@
-"""How long a test waits for what it expects: machines are busy, and a wait that succeeds costs nothing."""
+"""Waits, refusals and processes. Waits are long: machines are busy, and a wait that succeeds costs nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -40,6 +42,14 @@ def wait_for(
         assert time.monotonic() < end, f"not within {within_s:g} s: {otherwise()}"
         sleep(every_s)
     return answer
+
+
+def refusal(error: type[Exception], call: Callable[..., object], *arguments: Any, **options: Any) -> str:
+    """Return why the call is refused: the one line of the `error` that it raises."""
+    with pytest.raises(error) as caught:
+        call(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 _LISTENS = "0A"  # TCP_LISTEN

@@ -191,10 +191,10 @@ def test_a_round_never_plans_more_than_is_left(
 
 def test_a_turn_has_no_more_steps_than_time_is_left_for() -> None:
     planned = Turn(arm="padded", steps=8, seconds=300.0)
-    assert fitted(planned, start_s=START_S, budget=BUDGET, left_s=1000.0) == planned
-    shorter = fitted(planned, start_s=START_S, budget=BUDGET, left_s=40.0 + 20.0 + 4 * 30.0)
+    assert fitted(planned, start_s=START_S["padded"], budget=BUDGET, left_s=1000.0) == planned
+    shorter = fitted(planned, start_s=START_S["padded"], budget=BUDGET, left_s=40.0 + 20.0 + 4 * 30.0)
     assert shorter == Turn(arm="padded", steps=4, seconds=180.0)
-    assert fitted(planned, start_s=START_S, budget=BUDGET, left_s=40.0 + 20.0 + 2.9 * 30.0) is None
+    assert fitted(planned, start_s=START_S["padded"], budget=BUDGET, left_s=40.0 + 20.0 + 2.9 * 30.0) is None
 
 
 def test_an_arm_that_holds_less_than_half_of_the_control_is_hopeless() -> None:

@@ -31,6 +31,7 @@ from analysis.settings.ramp_limits import RampLimits
 from analysis.statistics.compare import Sample
 from analysis.statistics.sequential import Exchange, groups_for
 from tests.fakes.machines import GIB, FakeBed, Trouble, sample
+from tests.fakes.processes import refusal
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 GATES = {"draws": 99, "sequential": True}
@@ -256,8 +257,13 @@ def test_a_torn_last_line_of_the_journal_is_ignored(tmp_path: Path) -> None:
     assert read_looks(tmp_path / "none") == []
 
 
-def compile_of(end_ns: int, seconds: float = 0.1, *, kind: str = "recompile", arm: str = "new") -> ServedCompile:
-    return ServedCompile(arm=arm, kind=kind, seconds=seconds, end_ns=end_ns, shape="prefill 1×81")
+def compile_of(
+    end_ns: int, seconds: float = 0.1, *, kind: str = "recompile", arm: str = "new", replica: int = 0, over: bool = True
+) -> ServedCompile:
+    where = f"{arm}-{replica}"
+    return ServedCompile(
+        arm=arm, replica=where, kind=kind, seconds=seconds, end_ns=end_ns, shape="prefill 1×81", over=over
+    )
 
 
 def alarm_times(*events: ServedCompile, most: int = 1) -> list[int]:
@@ -271,8 +277,21 @@ def alarm_times(*events: ServedCompile, most: int = 1) -> list[int]:
         ([compile_of(1)], 1, []),
         ([compile_of(1), compile_of(2), compile_of(3)], 1, [2, 3]),
         ([compile_of(1, 9.0, arm="old"), compile_of(2, 9.0, kind="graph_capture")], 0, []),
+        ([compile_of(1, over=False)], 0, []),
+        ([compile_of(3_000_000_000, 3.0, over=False)], 0, [1_000_000_000]),
+        ([compile_of(5_000, 4.0, over=False), compile_of(7_000, 6.0)], 9, [7_000]),
+        ([compile_of(5_000, 1.0, over=False), compile_of(7_000, 6.0, replica=1)], 9, [5_000, 7_000]),
     ],
-    ids=["stall limit", "allowed", "too many recompiles", "other arms and kinds"],
+    ids=[
+        "stall limit",
+        "allowed",
+        "too many recompiles",
+        "other arms and kinds",
+        "under way",
+        "under way for too long",
+        "over since it was under way",
+        "under way at another replica",
+    ],
 )
 def test_long_compiles_and_recompiles_beyond_the_limit_are_alarms(
     events: list[ServedCompile], most: int, times: list[int]
@@ -345,9 +364,8 @@ def test_an_open_step_rolls_back_if_asked() -> None:
     ],
 )
 def test_impossible_limits_are_refused(table: dict[str, object], words: tuple[str, ...]) -> None:
-    with pytest.raises(RecordError) as caught:
-        RampLimits.from_table(table)
-    assert [word for word in words if word not in str(caught.value)] == []
+    message = refusal(RecordError, RampLimits.from_table, table)
+    assert [word for word in words if word not in message] == []
 
 
 HALF = FakeRun(design="split", duration_s=600, rate=4, gates=GATES)

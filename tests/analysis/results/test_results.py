@@ -21,19 +21,13 @@ from analysis.results.file import read_result
 from analysis.results.run_directory import write_run
 from analysis.run.run import Run
 from tests.fakes import results
+from tests.fakes.processes import refusal
 from tests.fakes.results import EPOCH_S, Sent, in_turn, traffic, write
 
 ONE = Sent(due_s=2.0, late_s=0.5, first_s=0.25, gaps_s=(0.125, 0.25), prompt_tokens=7)
 FAILED = Sent(due_s=3.0, error="Bad Gateway")
 TIMES = [250_000_000, 375_000_000, 625_000_000]
 REQUESTS = traffic(5)
-
-
-def refusal(call: Callable[..., object], *arguments: object) -> str:
-    with pytest.raises(RecordError) as caught:
-        call(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def of_aiperf_with(table: str, **changes: object) -> dict[str, Any]:
@@ -212,7 +206,7 @@ def of_several_phases() -> object:
     ],
 )
 def test_a_value_that_cannot_be_read_is_named(read: Callable[[], Any], words: str) -> None:
-    assert words in refusal(read)
+    assert words in refusal(RecordError, read)
 
 
 def of_guidellm_0_3() -> dict[str, Any]:
@@ -246,9 +240,9 @@ def test_one_of_several_results_is_chosen_by_its_number(tmp_path: Path) -> None:
     lines = write(tmp_path / "a.jsonl", [results.sglang([ONE]), results.sglang(REQUESTS)])
     for path in (report, lines):
         assert [read_result(Path(f"{path}#{part}")).requests.num_rows for part in (1, 2)] == [1, len(REQUESTS)]
-        assert "holds 2 results" in refusal(read_result, Path(f"{path}#3"))
+        assert "holds 2 results" in refusal(RecordError, read_result, Path(f"{path}#3"))
     alone = write(tmp_path / "profile_export.jsonl", results.aiperf(REQUESTS))
-    assert "holds no result #1" in refusal(read_result, Path(f"{alone}#1"))
+    assert "holds no result #1" in refusal(RecordError, read_result, Path(f"{alone}#1"))
 
 
 def test_requests_without_start_times_are_spread_over_the_run_in_their_order() -> None:
@@ -295,12 +289,12 @@ EMPTY = {key: [] if isinstance(value, list) else value for key, value in WHOLE.i
 )
 def test_a_file_that_is_no_detailed_result_is_refused(name: str, content: Any, words: str, tmp_path: Path) -> None:
     path = write(tmp_path / name, content)
-    message = refusal(read_result, path)
+    message = refusal(RecordError, read_result, path)
     assert str(path) in message
     assert words in message
-    assert "cannot be read" in refusal(read_result, tmp_path / "none.json")
+    assert "cannot be read" in refusal(RecordError, read_result, tmp_path / "none.json")
     path.write_bytes(b"\xff\xfe{")
-    assert "no text" in refusal(read_result, path)
+    assert "no text" in refusal(RecordError, read_result, path)
 
 
 TEXTS = [json.dumps(item) for item in (WHOLE, results.guidellm([ONE]), results.inference_perf([ONE]))]
@@ -361,6 +355,8 @@ def test_another_load_another_tool_or_the_same_run_twice_is_refused(
         ("g.json", results.guidellm(traffic(30)), "time requests in other ways"),
         ("copy.json", results.vllm(traffic(30, seed=1)), "the same run"),
     ):
-        assert words in refusal(write_run, tmp_path / "run", [files[0], ("other", write(tmp_path / name, content))])
-    assert "none.json" in refusal(write_run, tmp_path / "run", [files[0], ("other", tmp_path / "none.json")])
+        second = ("other", write(tmp_path / name, content))
+        assert words in refusal(RecordError, write_run, tmp_path / "run", [files[0], second])
+    missing = ("other", tmp_path / "none.json")
+    assert "none.json" in refusal(RecordError, write_run, tmp_path / "run", [files[0], missing])
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]

@@ -13,13 +13,7 @@ from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import CompileBudget, GateLimits
 from analysis.settings.rollout import Rollout
 from analysis.settings.slo_targets import merged, parse_cold, parse_slo, parse_target
-
-
-def refused(call: Callable[..., object], *arguments: Any, **options: Any) -> str:
-    with pytest.raises(RecordError) as caught:
-        call(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+from tests.fakes.processes import refusal
 
 
 @pytest.mark.parametrize(
@@ -45,16 +39,16 @@ def refused(call: Callable[..., object], *arguments: Any, **options: Any) -> str
     ],
 )
 def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(key: str, value: Any, words: str) -> None:
-    assert words in refused(GateLimits.from_table, {key: value})
+    assert words in refusal(RecordError, GateLimits.from_table, {key: value})
 
 
 def test_every_number_has_a_range() -> None:
     for item in fields(GateLimits):
         if item.name not in ("metrics", "quantiles", "margins", "cold", "method", "sequential"):
-            assert refused(GateLimits, **{item.name: -1}).startswith(f"gates.{item.name} is -1")
+            assert refusal(RecordError, GateLimits, **{item.name: -1}).startswith(f"gates.{item.name} is -1")
     for item in fields(CompileBudget):
-        assert refused(CompileBudget, **{item.name: -1}).startswith(f"gates.cold.{item.name} is -1")
-    assert "keep quantiles" in refused(GateLimits.from_table, {"quantile": 0.9, "quantiles": [0.9]})
+        assert refusal(RecordError, CompileBudget, **{item.name: -1}).startswith(f"gates.cold.{item.name} is -1")
+    assert "keep quantiles" in refusal(RecordError, GateLimits.from_table, {"quantile": 0.9, "quantiles": [0.9]})
 
 
 def test_limits_have_defaults_and_exceptions_by_metric_and_phase() -> None:
@@ -86,7 +80,7 @@ def test_a_rollout_has_load_gpus_and_a_price_per_hour_of_one_gpu() -> None:
     ],
 )
 def test_a_value_of_the_rollout_that_cannot_be_used_is_refused(key: str, value: Any) -> None:
-    assert refused(Rollout.from_table, {key: value}).startswith(f"rollout.{key} is {value!r}: give ")
+    assert refusal(RecordError, Rollout.from_table, {key: value}).startswith(f"rollout.{key} is {value!r}: give ")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +125,7 @@ def test_a_target_is_read_as_it_is_written(text: str, key: str, limit: float, st
     ],
 )
 def test_a_target_that_cannot_be_used_is_refused_with_the_remedy(text: str, remedy: str) -> None:
-    message = refused(parse_target, text, "slo.targets")
+    message = refusal(RecordError, parse_target, text, "slo.targets")
     assert message.startswith(f'slo.targets holds "{text}": ')
     assert remedy in message
 
@@ -151,7 +145,7 @@ def test_a_target_that_cannot_be_used_is_refused_with_the_remedy(text: str, reme
 def test_a_table_of_targets_that_cannot_be_used_is_refused(
     parse: Callable[..., object], table: dict[str, Any], words: str
 ) -> None:
-    assert words in refused(parse, table)
+    assert words in refusal(RecordError, parse, table)
 
 
 def test_keys_and_texts_add_up_and_the_cold_start_has_its_own_targets() -> None:
@@ -167,4 +161,4 @@ def test_a_target_of_the_command_line_replaces_the_one_of_the_same_key() -> None
     texts = [target.text for target in parse_slo(changed)]
     assert texts == ["p99_e2e_ms <= 6000", "p99_ttft_ms <= 300", "error_rate <= 1%"]
     assert parse_cold(changed) == parse_cold(table)
-    assert refused(merged, {}, ["p99_ttft_ms"]).startswith('--slo holds "p99_ttft_ms"')
+    assert refusal(RecordError, merged, {}, ["p99_ttft_ms"]).startswith('--slo holds "p99_ttft_ms"')

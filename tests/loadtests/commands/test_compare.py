@@ -24,7 +24,7 @@ from tests.fakes.machines import GIB, referenced, sample
 from tests.fakes.results import Sent, in_turn, traffic, write
 from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.summary_schema import hold
-from tests.loadtests.commands.test_main import refusal
+from tests.loadtests.commands.test_main import refused
 
 MEMORY = {"process_peak": 600_000_000, "device_peak": 1 << 30}
 COMPILED = FakeArm(name="compiled", ratio=0.8, memory_bytes=MEMORY)
@@ -110,16 +110,16 @@ def test_a_new_recompile_fails(baseline: Path, capsys) -> None:
 
 def test_other_traffic_or_objectives_are_refused_with_a_list(tmp_path: Path, baseline: Path, capsys) -> None:
     other = made("other", replace(LATER, slo={"p99_e2e_ms": 4000}, ignore_eos=True))
-    message = refusal(capsys, "compare", baseline, other)
+    message = refused(capsys, "compare", baseline, other)
     assert "traffic.ignore_eos False → True" in message
     assert "p99_e2e_ms <= 5000 → p99_e2e_ms <= 4000" in message
     assert "run both with one experiment" in message
 
 
 def test_a_run_is_not_compared_with_itself_nor_with_a_copy(tmp_path: Path, baseline: Path, capsys) -> None:
-    assert "last-week is the baseline and the candidate" in refusal(capsys, "compare", baseline, baseline)
+    assert "last-week is the baseline and the candidate" in refused(capsys, "compare", baseline, baseline)
     copied = Path(shutil.copytree(baseline, tmp_path / "copy"))
-    assert "last-week and copy hold the same trial" in refusal(capsys, "compare", baseline, copied)
+    assert "last-week and copy hold the same trial" in refused(capsys, "compare", baseline, copied)
 
 
 def test_a_damaged_record_is_named_and_left_out(tmp_path: Path, baseline: Path, capsys) -> None:
@@ -131,16 +131,16 @@ def test_a_damaged_record_is_named_and_left_out(tmp_path: Path, baseline: Path, 
     _, _, out = compare(capsys, folder, later, "--json")
     (note,) = [note for note in json.loads(out)["notes"] if "zzz.json" in note]
     assert "not as it was written" in note
-    assert "not as it was written" in refusal(capsys, "compare", broken, later)
+    assert "not as it was written" in refused(capsys, "compare", broken, later)
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path, baseline: Path, capsys) -> None:
     later = made("this-week", LATER)
-    said = refusal(capsys, "compare", baseline, later, "--out", "/proc/reports")
+    said = refused(capsys, "compare", baseline, later, "--out", "/proc/reports")
     assert "/proc/reports" in said
     assert "--out" in said
     (tmp_path / "baselines" / "this-week.json").mkdir(parents=True)
-    assert "write" in refusal(capsys, "compare", tmp_path / "baselines", later, "--accept")
+    assert "write" in refused(capsys, "compare", tmp_path / "baselines", later, "--accept")
 
 
 def test_accepted_runs_are_kept_small_and_the_newest_is_compared(tmp_path: Path, capsys) -> None:
@@ -206,7 +206,7 @@ def test_limits_come_from_the_folder_or_the_file(tmp_path: Path, baseline: Path,
 def test_limits_that_cannot_be_used_are_refused(text, expected, tmp_path: Path, baseline: Path, capsys) -> None:
     limits = tmp_path / "limits.toml"
     limits.write_text(text)
-    assert expected in refusal(capsys, "compare", baseline, baseline, "--limits", limits)
+    assert expected in refused(capsys, "compare", baseline, baseline, "--limits", limits)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_limits_that_cannot_be_used_are_refused(text, expected, tmp_path: Path, 
 def test_what_cannot_be_compared_is_refused(arguments, expected, tmp_path: Path, baseline: Path, capsys) -> None:
     (tmp_path / "empty").mkdir()
     given = [word.format(run=baseline, empty=tmp_path / "empty") for word in arguments]
-    assert expected in refusal(capsys, "compare", *given)
+    assert expected in refused(capsys, "compare", *given)
 
 
 JOINED_RUN = FakeRun(name="canary", duration_s=60, rate=2, trials=2, environment={"machine": "aaaaaaaaaaaa"})
@@ -277,13 +277,13 @@ def test_runs_are_judged_as_one_in_a_folder_beside_the_first(runs, tmp_path, cap
 def test_a_run_that_cannot_be_written_is_refused_before_it_is_judged(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
     monkeypatch.setattr("loadtests.commands.analyze.judge_run", lambda *_, **__: pytest.fail("it was judged"))
-    assert f'--out "{runs[0]}" is not writable: give a folder that is' in refusal(capsys, "analyze", runs[0])
+    assert f'--out "{runs[0]}" is not writable: give a folder that is' in refused(capsys, "analyze", runs[0])
 
 
 def test_what_differs_is_refused_and_can_be_accepted_by_its_key(runs, tmp_path, capsys):
     other = write_run(tmp_path / "other", replace(JOINED_RUN, seed=9, gates={"margin": 0.2}, day=9 * DAYS_APART))
     folder = tmp_path / "case"
-    said = refusal(capsys, "analyze", *runs, other, "--out", folder)
+    said = refused(capsys, "analyze", *runs, other, "--out", folder)
     assert "other differs from run-0 in gates.margin 0.2 (there not given)" in said
     assert not folder.exists(), "nothing is written"
     assert outcome(capsys, *runs, other, "--out", folder, "--allow-different", "gates.margin")["runs"] == 4
@@ -303,26 +303,26 @@ def test_key_that_no_run_has_is_refused_and_the_joined_folder_stays(keys, expect
     folder = tmp_path / "case"
     outcome(capsys, *runs[:2], "--out", folder)
     listed = (folder / "runs.json").read_text()
-    assert expected in refusal(capsys, "analyze", folder, runs[2], "--out", folder, "--allow-different", keys)
+    assert expected in refused(capsys, "analyze", folder, runs[2], "--out", folder, "--allow-different", keys)
     assert (folder / "runs.json").read_text() == listed
-    assert "--out is empty" in refusal(capsys, "analyze", *runs, "--out", "")
+    assert "--out is empty" in refused(capsys, "analyze", *runs, "--out", "")
 
 
 def test_the_outcome_never_goes_into_a_run_nor_over_other_files(runs, tmp_path, capsys):
-    assert "lies in the run run-1" in refusal(capsys, "analyze", *runs, "--out", runs[1] / "joined")
-    assert "lies in the run run-1" in refusal(capsys, "analyze", *runs[:2], "--out", runs[1])
-    assert "holds other files" in refusal(capsys, "analyze", *runs[:2], "--out", runs[2])
+    assert "lies in the run run-1" in refused(capsys, "analyze", *runs, "--out", runs[1] / "joined")
+    assert "lies in the run run-1" in refused(capsys, "analyze", *runs[:2], "--out", runs[1])
+    assert "holds other files" in refused(capsys, "analyze", *runs[:2], "--out", runs[2])
     (tmp_path / "file").write_text("")
-    assert "is a file" in refusal(capsys, "analyze", *runs, "--out", tmp_path / "file")
+    assert "is a file" in refused(capsys, "analyze", *runs, "--out", tmp_path / "file")
 
 
 def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
-    assert 'run directory "nowhere" does not exist' in refusal(capsys, "analyze", runs[0], "nowhere")
-    assert "the run run-0 is given twice (twice as" in refusal(capsys, "analyze", runs[0], runs[0])
-    assert "--allow-different is for several runs" in refusal(capsys, "analyze", runs[0], "--allow-different", "gates")
+    assert 'run directory "nowhere" does not exist' in refused(capsys, "analyze", runs[0], "nowhere")
+    assert "the run run-0 is given twice (twice as" in refused(capsys, "analyze", runs[0], runs[0])
+    assert "--allow-different is for several runs" in refused(capsys, "analyze", runs[0], "--allow-different", "gates")
     (tmp_path / "empty").mkdir()
-    assert "empty holds no requests*.arrow" in refusal(capsys, "analyze", runs[0], tmp_path / "empty")
-    alone = refusal(capsys, "analyze", tmp_path / "empty", "--out", tmp_path / "x")
+    assert "empty holds no requests*.arrow" in refused(capsys, "analyze", runs[0], tmp_path / "empty")
+    alone = refused(capsys, "analyze", tmp_path / "empty", "--out", tmp_path / "x")
     assert "empty holds no requests*.arrow, .parquet or .jsonl: give another run" in alone
     assert not (tmp_path / "x").exists()
 
@@ -512,7 +512,7 @@ def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys) -> None:
         ([f"a={one}", f"b={alone}", "--out", str(tmp_path)], "holds other files: give a new folder"),
         ([f"a={one}", f"b={alone}", "--allow-different", "x"], "--allow-different is for run directories"),
     ):
-        assert said in refusal(capsys, "analyze", *words)
+        assert said in refused(capsys, "analyze", *words)
 
 
 def compared(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict]:
@@ -541,7 +541,7 @@ def test_closed_loops_are_inconclusive_and_another_load_is_not_compared(tmp_path
     assert (code, document["overall"]) == (3, "INCONCLUSIVE")
     assert all("open loop" in row["doubt"] for row in document["figures"] if row["verdict"] is not None)
     opened = write(tmp_path / "open.json", results.vllm(traffic(seed=3)))
-    assert "traffic.request_rate inf → 4" in refusal(capsys, "compare", one, opened)
+    assert "traffic.request_rate inf → 4" in refused(capsys, "compare", one, opened)
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
@@ -585,4 +585,4 @@ def test_a_doubted_run_exits_as_a_failed_one(tmp_path: Path, capsys: pytest.Capt
 def test_an_arm_without_a_name_is_refused_before_runs_are_read(baseline: Path, capsys, monkeypatch) -> None:
     later = made("this-week", LATER)
     monkeypatch.setattr("loadtests.commands.compare.read_release", lambda path: pytest.fail(f"{path} was read"))
-    assert '--arm "x="' in refusal(capsys, "compare", baseline, later, "--arm", "x=")
+    assert '--arm "x="' in refused(capsys, "compare", baseline, later, "--arm", "x=")

@@ -202,13 +202,6 @@ def toml(tmp_path: Path) -> Path:
     return path
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    assert main(["frontier", *map(str, words)]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    return err
-
-
 ALONE = """
 name = "alone"
 [model]

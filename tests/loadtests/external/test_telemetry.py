@@ -9,22 +9,20 @@ from typing import Any
 import pytest
 
 from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import from_table
 from loadtests.external.compile_lines import CompileLog, LoggedCompile
 from loadtests.external.line_clock import LineClock
 from loadtests.external.server_metrics import ServerLoad, load_of_page
 from loadtests.external.telemetry import LogFormat
 from servers.fields import ConfigError
+from tests.fakes.whole_run import experiment
 
 PAGE = "http://10.0.0.7:8000/metrics"
 VLLM = {"name": "vllm", "kind": "openai", "model_name": "llama", "address": ["http://a:1/v1", "http://b:1/v1"]}
 
 
-def experiment(telemetry: Any) -> Experiment:
-    own = {"name": "eager", "preset": "eager", "control": True}
-    arms = [own, {**VLLM, "telemetry": telemetry}]
-    traffic = {"duration_s": 3, "rate": 6, "length_scale": 0.05, "block_s": 1}
-    return from_table({"name": "external", "compare_models": True, "arms": arms, "traffic": traffic})
+def watched(telemetry: Any) -> Experiment:
+    arms = [{"name": "eager", "preset": "eager", "control": True}, {**VLLM, "telemetry": telemetry}]
+    return experiment(compare_models=True, arms=arms)
 
 
 @pytest.mark.parametrize(
@@ -48,18 +46,18 @@ def experiment(telemetry: Any) -> Experiment:
 )
 def test_unusable_telemetry_says_what_to_write(telemetry: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        experiment(telemetry)
+        watched(telemetry)
     assert "s3cret" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_log_that_is_not_there_ends_the_run_before_it_begins(tmp_path: Path) -> None:
-    external = experiment({"log": str(tmp_path / "vllm.log")}).external_arms[0].external
+    external = watched({"log": str(tmp_path / "vllm.log")}).external_arms[0].external
     with pytest.raises(ConfigError, match=r'arm "vllm": telemetry.log ".*vllm.log" is no file: give the one'):
         external.check("vllm")
     (tmp_path / "vllm.log").touch()
     external.check("vllm")
-    missing = experiment({"log_command": ["no-such-program"]}).external_arms[0].external
+    missing = watched({"log_command": ["no-such-program"]}).external_arms[0].external
     with pytest.raises(ConfigError, match=r'telemetry.log_command "no-such-program" is no program here'):
         missing.check("vllm")
 

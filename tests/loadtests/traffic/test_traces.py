@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from loadtests.traffic.conversations import Exchange, read_conversations
 from loadtests.traffic.traces import Trace, read_trace
 from servers.fields import ConfigError
+from tests.fakes.processes import refusal
 
 PUBLISHED = Path(__file__).parents[3] / ".." / "shared" / "traces"
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -31,11 +32,8 @@ def written(folder: Path, text: str, name: str = "trace") -> Path:
     return path
 
 
-def refusal(path: Path, **known: Any) -> str:
-    with pytest.raises(ConfigError) as refused:
-        read_trace(path, **known)
-    message = str(refused.value)
-    assert "\n" not in message
+def unread(path: Path, **known: Any) -> str:
+    message = refusal(ConfigError, read_trace, path, **known)
     assert str(path) in message
     return message
 
@@ -97,7 +95,7 @@ def test_every_mooncake_row_comes_back(
     ],
 )
 def test_bad_azure_line_is_named_with_its_value_and_remedy(tmp_path: Path, row: str, parts: list[str]) -> None:
-    message = refusal(written(tmp_path, "\r\n".join([HEADER, *AZURE_2023, row])))
+    message = unread(written(tmp_path, "\r\n".join([HEADER, *AZURE_2023, row])))
     for part in parts:
         assert part in message
 
@@ -121,7 +119,7 @@ def test_bad_azure_line_is_named_with_its_value_and_remedy(tmp_path: Path, row: 
     ],
 )
 def test_bad_mooncake_line_is_named_with_its_value_and_remedy(tmp_path: Path, row: str, parts: list[str]) -> None:
-    message = refusal(written(tmp_path, mooncake_line(3000) + "\n" + row + "\n"), **MOONCAKE)
+    message = unread(written(tmp_path, mooncake_line(3000) + "\n" + row + "\n"), **MOONCAKE)
     for part in parts:
         assert part in message
 
@@ -137,19 +135,19 @@ def test_bad_mooncake_line_is_named_with_its_value_and_remedy(tmp_path: Path, ro
     ],
 )
 def test_empty_and_unknown_files_are_refused(tmp_path: Path, text: str, part: str) -> None:
-    message = refusal(written(tmp_path, text))
+    message = unread(written(tmp_path, text))
     assert part in message
     assert len(message) < 600
 
 
 def test_missing_file_directory_and_binary_are_refused(tmp_path: Path) -> None:
-    assert "does not exist" in refusal(tmp_path / "absent.csv")
-    assert "cannot be read" in refusal(tmp_path)
+    assert "does not exist" in unread(tmp_path / "absent.csv")
+    assert "cannot be read" in unread(tmp_path)
     binary = tmp_path / "trace.csv.gz"
     binary.write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
-    assert "damaged gzip data" in refusal(binary)
+    assert "damaged gzip data" in unread(binary)
     binary.write_bytes(b"\xff\xfe")
-    assert "not UTF-8" in refusal(binary)
+    assert "not UTF-8" in unread(binary)
 
 
 def published(name: str) -> Trace:
@@ -266,16 +264,16 @@ def test_a_unit_or_a_block_size_that_is_not_certain_is_asked_for(
 ) -> None:
     rows = [blocks(at, length, size, **more) for at, length in zip(times, tokens, strict=True)]
     path = written(tmp_path, json_lines(*rows))
-    assert words in refusal(path)
+    assert words in unread(path)
     assert read_trace(path, time_unit="s", block_tokens=size).offset_ns[-1] == times[1] * 1e9
 
 
 def test_settings_of_json_lines_are_refused_for_a_csv_and_a_later_row_with_other_blocks_too(tmp_path: Path) -> None:
     path = written(tmp_path, HEADER + "\n" + "\n".join(AZURE_2023))
-    assert "traffic.trace_time_unit is for JSON Lines" in refusal(path, time_unit="s")
-    assert "traffic.trace_block_tokens is for JSON Lines" in refusal(path, block_tokens=16)
+    assert "traffic.trace_time_unit is for JSON Lines" in unread(path, time_unit="s")
+    assert "traffic.trace_block_tokens is for JSON Lines" in unread(path, block_tokens=16)
     rows = [blocks(1000 * at, 1024 + at % 2, 512) for at in range(1000)]
-    assert "line 1001: 1 hash_ids" in refusal(written(tmp_path, json_lines(*rows, blocks(10**6, 513, 1024))))
+    assert "line 1001: 1 hash_ids" in unread(written(tmp_path, json_lines(*rows, blocks(10**6, 513, 1024))))
 
 
 def test_turns_of_a_session_follow_by_their_delay_and_carry_its_context(tmp_path: Path) -> None:
@@ -300,7 +298,7 @@ def test_turns_of_a_session_follow_by_their_delay_and_carry_its_context(tmp_path
     assert first == second == third[:2]
     assert len(third) == 3
     lost = {"session_id": "c", "delay": 5, "input_length": 6, "output_length": 7}
-    assert "line 1 has no timestamp, and its session no turn before it" in refusal(written(tmp_path, json_lines(lost)))
+    assert "line 1 has no timestamp, and its session no turn before it" in unread(written(tmp_path, json_lines(lost)))
 
 
 PLAIN = "time_s,input_tokens,output_tokens"
@@ -321,7 +319,7 @@ PLAIN = "time_s,input_tokens,output_tokens"
     ],
 )
 def test_bad_plain_line_is_named_with_its_value_and_remedy(tmp_path: Path, row: str, parts: list[str]) -> None:
-    message = refusal(written(tmp_path, f"{PLAIN}\n0.5,10,3\n{row}\n"))
+    message = unread(written(tmp_path, f"{PLAIN}\n0.5,10,3\n{row}\n"))
     for part in parts:
         assert part in message
 
@@ -337,15 +335,15 @@ def test_a_window_past_the_end_still_tells_how_long_the_trace_is(tmp_path: Path)
 
 
 def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
-    assert "break it into lines" in refusal(written(tmp_path, HEADER + "\n" + "1" * (1 << 24)))
+    assert "break it into lines" in unread(written(tmp_path, HEADER + "\n" + "1" * (1 << 24)))
 
 
 def test_a_plain_csv_without_answers_is_refused_where_they_are_needed(tmp_path: Path) -> None:
-    assert 'add the column output_tokens, or set model.task = "embed"' in refusal(
+    assert 'add the column output_tokens, or set model.task = "embed"' in unread(
         written(tmp_path, "time_s,input_tokens\n0,7")
     )
     path = written(tmp_path, "time_s,input_tokens,output_tokens\n0,7,0")
-    assert "no request with an answer, and 1 without" in refusal(path)
+    assert "no request with an answer, and 1 without" in unread(path)
     assert read_trace(path, answers=False).output_tokens.tolist() == [0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -16,7 +17,7 @@ import pytest
 
 from analysis.records.asked_answers import answers_in
 from analysis.records.schemas import COMPILE_EVENTS, SERVER_LOAD
-from analysis.records.tables import read_table
+from analysis.records.tables import RecordWriter, read_table
 from benchmarks.simulation.greedy import Server
 from loadtests.experiments.reading import from_table
 from loadtests.external.compile_lines import CompileLog
@@ -209,6 +210,21 @@ def test_a_late_page_is_counted_for_each_missed_second(tmp_path: Path) -> None:
     first, second = trial.facts.arms[1]["told"]["metrics"]
     assert first["late"] >= 5 * first["answered"] > 0
     assert second["answered"] > 2 * first["answered"]
+
+
+def test_a_full_disk_has_one_note_however_long_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushes: list[None] = []
+
+    def flush(writer: RecordWriter) -> None:
+        flushes.append(None)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RecordWriter, "flush", flush)
+    trial = external_trial(tmp_path / "trial-01", {"metrics": ["http://127.0.0.1:9/metrics"]})
+    loads = ServerLoads(trial)
+    wait_for(lambda: len(flushes) >= 3)
+    loads.stop()
+    assert [note.endswith("No space left on device: free the disk") for note in trial.status.notes] == [True, False]
 
 
 STATS = "(APIServer pid=1) INFO 11-25 22:58:30 [loggers.py:273] Engine 000: Running: 3 reqs, Waiting: 0 reqs"

@@ -37,6 +37,7 @@ from loadtests.trials.run import Orchestrator, RunOutcome
 from loadtests.trials.served_parity import ExpectedAnswers
 from servers.clock import now_ns
 from servers.fields import ConfigError
+from tests.fakes.processes import refusal
 from tests.fakes.whole_run import experiment as small
 
 SECOND = 1_000_000_000
@@ -336,9 +337,8 @@ def test_a_search_of_another_experiment_is_not_continued(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("minutes", "goes_on", "words"), [(2.0, False, ("3 arms", "3 steps")), (0.4, True, ("0.5",))])
 def test_a_budget_that_is_too_short_is_refused(minutes: float, goes_on: bool, words: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError) as refused:
-        check_budget(experiment(), minutes, goes_on=goes_on)
-    assert all(word in str(refused.value) for word in ("--budget", f"{minutes:g} minutes", *words))
+    message = refusal(ConfigError, check_budget, experiment(), minutes, goes_on=goes_on)
+    assert all(word in message for word in ("--budget", f"{minutes:g} minutes", *words))
     check_budget(experiment(), 0.6 if goes_on else 4.0, goes_on=goes_on)
 
 
@@ -390,3 +390,15 @@ def test_arms_with_devices_of_their_own_run_at_once() -> None:
     devices = {"a": "cuda:0", "b": "cuda:0", "c": "cuda:1"}
     assert [item.arm for item in together([turn("a"), turn("b"), turn("c")], devices)] == ["a", "c"]
     assert (lanes_of(cards()), lanes_of(experiment())) == (2, 1)
+
+
+@pytest.mark.parametrize("budget_s", [400.0, 500.0])
+def test_arms_that_run_at_once_keep_to_the_budget(
+    budget_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start of one and the steps of the other may be the longer ones."""
+    monkeypatch.setattr("loadtests.trials.run.check_experiment", lambda _: None)  # no GPU is there
+    search, outcome = made_up(tmp_path, what=cards(), budget_s=budget_s)
+    assert outcome.complete, outcome.error
+    assert any(len(turn["arms"]) == 2 for turn in document(outcome)["turns"])
+    assert search.spent_s <= budget_s

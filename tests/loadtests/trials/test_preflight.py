@@ -20,6 +20,7 @@ from loadtests.trials.preflight import check_arm
 from servers import artifact
 from servers.config import ArmConfig, CompileConfig, ModelConfig
 from servers.fields import ConfigError
+from tests.fakes.processes import refusal
 
 
 def arm(model_id: str = "random:tiny", device: str = "cpu", **policy: object) -> ArmConfig:
@@ -33,17 +34,10 @@ def quantised(kind: str, **model: str) -> ArmConfig:
     return ArmConfig(name="fewer", model=ModelConfig(quantisation=kind, **model))  # type: ignore[arg-type]
 
 
-def refusal(config: ArmConfig) -> str:
-    with pytest.raises(ConfigError) as caught:
-        check_arm(config)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("model", ["./no-such-model", "models/llama/8b", "meta llama", "{folder}", "{folder}/file"])
 def test_a_model_that_is_not_there_is_refused(model: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("{}")
-    said = refusal(arm(model.format(folder=tmp_path)))
+    said = refusal(ConfigError, check_arm, arm(model.format(folder=tmp_path)))
     assert str(model.format(folder=tmp_path)) in said
     assert "random:NAME" in said
 
@@ -72,7 +66,7 @@ def test_a_hub_that_cannot_be_reached_is_reported_at_once(
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub_at(server))
         if not silent:
             server.close()
-        said = refusal(arm("some/unknown-id"))
+        said = refusal(ConfigError, check_arm, arm("some/unknown-id"))
         with pytest.raises(ConfigError, match=reason):
             prompts.load_prompt_text("some/unknown-id")
     words = ('model.id "some/unknown-id"', reason, "local folder", "HF_HUB_OFFLINE=1", "HF_ENDPOINT", "try again")
@@ -97,7 +91,7 @@ def test_quantised_weights_need_torchao(monkeypatch: pytest.MonkeyPatch) -> None
     check_arm(quantised("int8-weight-only", device="cpu"))
     monkeypatch.setitem(sys.modules, "torchao", None)
     check_arm(quantised("none", device="cpu"))
-    said = refusal(quantised("int8-weight-only", device="cpu"))
+    said = refusal(ConfigError, check_arm, quantised("int8-weight-only", device="cpu"))
     for word in ('arm "fewer"', "model.quantisation", "int8-weight-only", "pip install 'tailgate[quantisation]'"):
         assert word in said
 
@@ -107,7 +101,7 @@ def test_weights_that_only_a_gpu_multiplies_are_refused_where_the_device_is_a_cp
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "sees_gpu", lambda: False)
-    message = refusal(quantised(kind))
+    message = refusal(ConfigError, check_arm, quantised(kind))
     assert all(word in message for word in ('arm "fewer"', "model.quantisation", kind, "CPU"))
 
 
@@ -120,7 +114,7 @@ def test_a_gpu_too_old_for_float8_is_refused(capabilities: str, fits: bool, monk
     if fits:
         check_arm(quantised("float8-per-row"))
     else:
-        said = refusal(quantised("float8-per-row"))
+        said = refusal(ConfigError, check_arm, quantised("float8-per-row"))
         assert all(word in said for word in ("8.0", "8.9"))
 
 
@@ -145,7 +139,7 @@ def test_a_backend_of_a_module_of_its_own_must_register_and_load(
     if words is None:
         check_arm(config)
     else:
-        message = refusal(config)
+        message = refusal(ConfigError, check_arm, config)
         assert all(word in message for word in ("compile.backend", "tardy", *words))
 
 
@@ -162,7 +156,7 @@ def test_a_backend_of_a_module_of_its_own_must_register_and_load(
     ],
 )
 def test_a_policy_that_torch_does_not_know_is_refused(policy: dict[str, Any], words: tuple[str, ...]) -> None:
-    message = refusal(arm(**policy))
+    message = refusal(ConfigError, check_arm, arm(**policy))
     assert all(word in message for word in words)
 
 
@@ -190,11 +184,13 @@ def test_an_artifact_of_another_gpu_or_policy_is_refused_without_torch(
     monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
     monkeypatch.setattr(preflight, "gpu_names", lambda: shown)
     if not fits:
-        message = refusal(shipped)
+        message = refusal(ConfigError, check_arm, shipped)
         assert all(word in message for word in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"))
         return
     check_arm(shipped)
-    assert "compile.dynamic" in refusal(replace(shipped, compile=replace(shipped.compile, dynamic=True)))
+    assert "compile.dynamic" in refusal(
+        ConfigError, check_arm, replace(shipped, compile=replace(shipped.compile, dynamic=True))
+    )
 
 
 def test_an_artifact_of_this_processor_passes_and_a_damaged_one_does_not(tmp_path: Path) -> None:
@@ -202,4 +198,4 @@ def test_an_artifact_of_this_processor_passes_and_a_damaged_one_does_not(tmp_pat
     check_arm(shipped)
     path = Path(shipped.compile.artifact)
     path.write_bytes(path.read_bytes()[:-1])
-    assert "damaged" in refusal(shipped)
+    assert "damaged" in refusal(ConfigError, check_arm, shipped)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from analysis.judging.alarms import ServedCompile
+from analysis.judging.alarms import ServedCompile, compile_alarms
 from analysis.looks.journal import JOURNAL
 from analysis.looks.journal import append as append_look
 from analysis.records.weight_journal import BY_HAND, WeightChange, append, read_weights
@@ -25,7 +25,7 @@ from loadtests.trials.judge import Judge
 from loadtests.trials.pulse import Pulse
 from loadtests.trials.ramp_control import RampControl
 from loadtests.trials.steering import Steered
-from loadtests.trials.under_way import UnderWay, stalls
+from loadtests.trials.under_way import UnderWay
 from servers.splitter.admin import SplitterError
 from tests.fakes.processes import wait_for
 
@@ -302,7 +302,7 @@ def test_a_run_ends_when_each_arm_is_decided_or_without_hope(
         assert early_end(look(**arms), ended=list(arms)).arms == {}
 
 
-COMPILE = ServedCompile(arm="new", kind="recompile", seconds=0.1, end_ns=5, shape="2x64")
+COMPILE = ServedCompile(arm="new", replica="new-0", kind="recompile", seconds=0.1, end_ns=5, shape="2x64")
 DEATH = {"arm": "new", "replica": "new-0", "at_ns": 5}
 
 
@@ -343,9 +343,10 @@ def under_way(*, arm: str = "naive", kind: str = "compile") -> UnderWay:
 @pytest.mark.parametrize(("at_s", "is_stall"), [(10.5, False), (11.0, True), (32.0, True)])
 def test_a_compile_of_the_arm_is_a_stall_once_it_reaches_the_limit(at_s: float, is_stall: bool) -> None:
     running = [under_way(), under_way(arm="eager"), under_way(kind="graph_capture")]
-    found = stalls(running, arm="naive", limit_s=1.0, at_ns=int(at_s * S))
-    assert [at_ns for at_ns, _ in found] == [11 * S] * is_stall
-    assert all("2x64" in why for _, why in found)
+    so_far = [compile.so_far(int(at_s * S)) for compile in running]
+    found = compile_alarms("naive", so_far, stall_limit_s=1.0, max_recompiles=0)
+    assert [alarm.at_ns for alarm in found] == [11 * S] * is_stall
+    assert all("2x64" in alarm.why for alarm in found)
 
 
 def test_the_last_whole_interim_analysis_counts_and_is_parsed_once(

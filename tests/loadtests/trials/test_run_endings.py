@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Any
 import pytest
 
 from analysis.summary.summary import analyze
+from loadtests.commands.main import main
+from loadtests.experiments.writing import to_toml
 from loadtests.trials.run import Orchestrator
 from servers.fields import ConfigError
 from tests.fakes.credentials import TLS, Watched, give, search, start
 from tests.fakes.processes import PATIENCE_S, command_of, family, wait_for
 from tests.fakes.whole_run import (
+    FAKE_ARM,
     children_of_this_process,
     ended,
     experiment,
@@ -75,14 +79,21 @@ def test_an_arm_that_dies_in_a_compile_is_recorded_and_the_run_goes_on(tmp_path:
 
 
 @pytest.mark.process
-def test_an_arm_that_cannot_start_ends_the_run_with_its_own_words(tmp_path: Path) -> None:
+def test_an_arm_that_cannot_start_ends_the_run_with_its_own_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = children_of_this_process()
-    outcome, _ = run(experiment(), tmp_path, "--fail-start", "naive-0")
-    assert not outcome.complete
-    assert outcome.error is not None
+    (tmp_path / "small.toml").write_text(to_toml(experiment()))
+    command = [sys.executable, str(FAKE_ARM), "--fail-start", "naive-0"]
+    assert main(["run", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out")], arm_command=command) == 1
+    out, err = capsys.readouterr()
+    line = json.loads(out.splitlines()[-1])
+    assert (line["exit_code"], line["complete"]) == (1, False)
     for words in ('arm "naive": naive-0 ended with exit code 3', "the weights are missing", "naive-0.log"):
-        assert words in outcome.error
-    assert "\n" not in outcome.error
+        assert words in line["error"]
+    assert "\n" not in line["error"]
+    assert err.splitlines()[-1] == f"tailgate: {line['error']}"
+    assert "Traceback" not in err
     assert children_of_this_process() <= before
 
 
