@@ -22,7 +22,7 @@ from analysis.run.gaps import gaps_of
 from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.quantiles import quantile
-from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, design_effects, is_far
+from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, is_far, last_design_effect
 
 _FEWEST_FOR_FAIL = 3  # one or two bad requests may be bad luck
 
@@ -161,7 +161,7 @@ def judge_share(
     blocks = int((total > 0).sum())
     slow = None if ms is None or limit_ms is None else ms
     far = slow is None or is_far(float(slow[~missed].max(initial=0.0)), limit_ms, blocks=blocks)
-    own = float(design_effects(np.bincount(block[missed], minlength=len(total)), total)[-1])
+    own = last_design_effect(np.bincount(block[missed], minlength=len(total)), total)
     effect = own if slow is None or far else max(own, bunching(slow, block, allowed=allowed))
     low = float(stats.beta.ppf(alpha / tests, count / own, (size - count) / own + 1.0)) if count > 0 else 0.0
     high = 1.0 if count == size else float(stats.beta.ppf(1.0 - alpha, count / effect + 1.0, (size - count) / effect))

@@ -14,7 +14,13 @@ from analysis.arrays import Ints
 from analysis.statistics import sequential
 from analysis.statistics.compare import Sample
 from analysis.statistics.sequential import FEWEST_GROUPS, Evidence, Groups, groups_for
-from analysis.statistics.share_evidence import ShareEvidence, share_evidence, tail_effects
+from analysis.statistics.share_evidence import (
+    ShareEvidence,
+    design_effects,
+    last_design_effect,
+    share_evidence,
+    tail_effects,
+)
 
 MARGIN = 0.1
 PER_BLOCK = 120
@@ -250,6 +256,16 @@ def test_the_slowest_requests_in_one_jam_are_paid_for_before_any_missed() -> Non
     with_tail = share_evidence(np.zeros(20, dtype=np.int64), np.full(20, PER_BLOCK), allowed=ALLOWED, tail=jam)
     without = share_evidence(np.zeros(20, dtype=np.int64), np.full(20, PER_BLOCK), allowed=ALLOWED)
     assert with_tail.safety[-1] < without.safety[-1]
+
+
+def test_the_last_design_effect_is_that_of_all_blocks() -> None:
+    rng = np.random.default_rng(0)
+    for blocks in (0, 1, 2, 3, 17, 40):
+        requests = rng.poisson(30, blocks) * (rng.uniform(size=blocks) < 0.8)
+        missed = rng.binomial(requests, rng.choice([0.0, 0.3, 1.0], blocks))
+        running = design_effects(missed, requests)
+        assert last_design_effect(missed, requests) == pytest.approx(max([1.0, *running[-1:]]))
+    assert last_design_effect(requests, requests) == 1.0
 
 
 def test_failed_requests_are_slower_than_any_that_ended() -> None:
