@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints
+from analysis.arrays import Floats, Ints
 from analysis.run.luck import start_spread
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison, Sample, limits_text
 from analysis.statistics.sequential import Exchange, Outcome, groups_for
-from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, share_evidence, share_limits, tail_effects
+from analysis.statistics.share_evidence import share_evidence, share_limits, tail_effects
 
 GROUP_BLOCKS = 2
 METHOD = "betting on groups of blocks"
@@ -42,6 +42,7 @@ class Path:
     needed_safety: float
     outcome: Outcome | None
     decided_s: float | None
+    wait_s: float = 0.0  # of the blocks that a PASS lacks
 
     @property
     def outlook_s(self) -> float | None:
@@ -49,10 +50,14 @@ class Path:
         if self.outcome is not None:
             return 0.0
         left = [
-            _left_s(self.at_s, evidence, needed)
-            for evidence, needed in ((self.harm, self.needed), (self.safety, self.needed_safety))
+            max(seconds, wait_s)
+            for evidence, needed, wait_s in (
+                (self.harm, self.needed, 0.0),
+                (self.safety, self.needed_safety, self.wait_s),
+            )
+            if (seconds := _left_s(self.at_s, evidence, needed)) is not None
         ]
-        return min((seconds for seconds in left if seconds is not None), default=None)
+        return min(left, default=None)
 
     def hopeless(self, left_s: float) -> bool:
         """Whether `left_s` seconds more will hardly decide it, as even the pace that luck may have hidden would not."""
@@ -172,7 +177,10 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
     evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far)
     tests = share_tests(run)
     decision = evidence.decision(alpha=run.limits.alpha, gates=tests, least_blocks=run.limits.min_blocks)
-    low, high = share_limits(bad, requests, alpha=run.limits.alpha, tests=tests, tail=tail)
+    low, high = share_limits(bad, requests, allowed=allowed, alpha=run.limits.alpha, tests=tests, tail=tail)
+    blocks = int(evidence.blocks[-1]) if run.blocks else 0
+    needed = int(evidence.needed_blocks(run.limits.min_blocks)[-1]) if run.blocks else 0
+    lacks = decision is None and blocks < needed
     at_s = judged_s(run, np.arange(run.blocks))
     path = Path(
         at_s=at_s,
@@ -186,6 +194,7 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
         needed_safety=-math.log10(run.limits.alpha),
         outcome=None if decision is None else decision[0],
         decided_s=None if decision is None else float(at_s[decision[1]]),
+        wait_s=(needed - blocks) * run.block_s if lacks else 0.0,
     )
     result = ShareResult(
         missed=int(bad.sum()),
@@ -195,18 +204,10 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
         high=float(high[-1]) if len(high) else 1.0,
         design_effect=float(evidence.design_effect[-1]) if len(evidence.design_effect) else 1.0,
         verdict=path.outcome or "INCONCLUSIVE",
-        blocks=run.blocks,
-        needed_blocks=_needed_blocks(run, path, far),
+        blocks=blocks,
+        needed_blocks=needed if lacks and evidence.within(alpha=run.limits.alpha)[-1] else None,
     )
     return result, path
-
-
-def _needed_blocks(run: Run, path: Path, far: Bools) -> int | None:
-    """Return the blocks that a PASS needs, where the limits allow one already and only blocks are missing."""
-    if path.outcome is not None or not len(far) or path.high[-1] > path.limit:
-        return None
-    needed = run.limits.min_blocks if far[-1] else max(run.limits.min_blocks, BLOCKS_FOR_PASS)
-    return needed if run.blocks < needed else None
 
 
 def judged_s(run: Run, block: Ints) -> Floats:

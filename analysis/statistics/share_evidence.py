@@ -48,12 +48,13 @@ _SLOWEST, _LEVELS = 0.2, 5  # the largest share of slow requests whose bunching 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareEvidence:
     """What is known after each block, of shape (blocks,): logarithms of e-values against a share of at most what is
-    allowed (`harm`) and of at least that (`safety`); blocks with misses, share and design effect until then; and
-    whether the slowest request is far below the limit."""
+    allowed (`harm`) and of at least that (`safety`); blocks with requests and with misses, share and design effect
+    until then; and whether the slowest request is far below the limit."""
 
     allowed: float
     harm: Floats
     safety: Floats
+    blocks: Ints
     blocks_with_misses: Ints
     share: Floats
     design_effect: Floats
@@ -65,10 +66,8 @@ class ShareEvidence:
         FAIL needs the evidence of one of `gates` gates and misses in three blocks. PASS needs `least_blocks` blocks,
         `BLOCKS_FOR_PASS` unless the slowest request is far below the limit, and a share so far within what is allowed.
         """
-        count = np.arange(1, len(self.harm) + 1)
-        needed = np.where(self.far, least_blocks, max(least_blocks, BLOCKS_FOR_PASS))
         fails = (self.harm >= math.log(gates / alpha)) & (self.blocks_with_misses >= FEWEST_FOR_FAIL)
-        passes = (self.safety >= -math.log(alpha)) & (self.share <= self.allowed) & (count >= needed)
+        passes = self.within(alpha=alpha) & (self.blocks >= self.needed_blocks(least_blocks))
         met: list[tuple[int, Outcome]] = []
         if fails.any():
             met.append((int(np.argmax(fails)), "FAIL"))
@@ -78,6 +77,14 @@ class ShareEvidence:
             return None
         block, outcome = min(met)
         return outcome, block
+
+    def within(self, *, alpha: float) -> Bools:
+        """Return after which blocks the evidence allows a PASS, whatever the number of blocks."""
+        return np.asarray((self.safety >= -math.log(alpha)) & (self.share <= self.allowed))
+
+    def needed_blocks(self, least_blocks: int) -> Ints:
+        """Return the blocks with requests that a PASS needs, as known after each block."""
+        return np.where(self.far, least_blocks, max(least_blocks, BLOCKS_FOR_PASS))
 
 
 def share_evidence(
@@ -105,6 +112,7 @@ def share_evidence(
         allowed=allowed,
         harm=harm,
         safety=safety,
+        blocks=np.cumsum(requests > 0),
         blocks_with_misses=np.cumsum(missed > 0),
         share=np.asarray(share),
         design_effect=effect,
@@ -121,17 +129,18 @@ def _mixed(bad: Ints, good: Ints, shares: Floats, allowed: float, effect: Floats
 
 
 def share_limits(
-    missed: Ints, requests: Ints, *, alpha: float, tests: int = 1, tail: Floats | float = 1.0
+    missed: Ints, requests: Ints, *, allowed: float, alpha: float, tests: int = 1, tail: Floats | float = 1.0
 ) -> tuple[Floats, Floats]:
     """Return the limits of the share after each block, (blocks,) each: one-sided, at level alpha over all analyses.
 
-    The lower one is at alpha / tests, as a FAIL of one of so many shares is.
+    The lower one is at alpha / tests, as a FAIL of one of so many shares is. They are looked for at a grid of shares,
+    and at what is allowed, so that they agree with the evidence on it.
 
     Limits are those of the evidence at that block. Earlier limits are not carried on: their design effect was that of
     fewer blocks, so that the first blocks could exclude the share of the whole run.
     """
     low, high = np.zeros(len(missed)), np.ones(len(missed))
-    for share in _TRIED:
+    for share in np.append(_TRIED, np.clip(allowed, _TRIED[0], _TRIED[-1])):
         evidence = share_evidence(missed, requests, allowed=float(share), tail=tail)
         low = np.where(evidence.harm >= math.log(tests / alpha), np.maximum(low, share), low)
         high = np.where(evidence.safety >= -math.log(alpha), np.minimum(high, share), high)

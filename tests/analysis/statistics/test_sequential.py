@@ -19,6 +19,7 @@ from analysis.statistics.share_evidence import (
     design_effects,
     last_design_effect,
     share_evidence,
+    share_limits,
     tail_effects,
 )
 
@@ -285,5 +286,16 @@ def test_limits_that_allow_nothing_or_all(allowed: float, missed: list[int], out
 def test_blocks_without_requests_and_no_block_at_all_decide_nothing() -> None:
     none = np.zeros(0, dtype=np.int64)
     assert share_evidence(none, none, allowed=ALLOWED).decision(alpha=0.05) is None
-    zeros = np.zeros(3, dtype=np.int64)
+    zeros = np.zeros(30, dtype=np.int64)
     assert share_evidence(zeros, zeros, allowed=ALLOWED).decision(alpha=0.05) is None
+    sparse = np.where(np.arange(30) % 2, 2 * PER_BLOCK, 0)  # an arm of little weight
+    assert share_evidence(zeros, sparse, allowed=ALLOWED).decision(alpha=0.05) is None
+
+
+def test_the_limits_of_a_share_agree_with_its_decision() -> None:
+    for missed, outcome in ((0, "PASS"), (3, "FAIL")):
+        counts, requests = np.full(BLOCKS, missed), np.full(BLOCKS, PER_BLOCK)
+        decision = share_evidence(counts, requests, allowed=0.0123).decision(alpha=0.05)
+        assert decision is not None
+        low, high = share_limits(counts[: decision[1] + 1], requests[: decision[1] + 1], allowed=0.0123, alpha=0.05)
+        assert (outcome, True) == (decision[0], low[-1] >= 0.0123 or high[-1] <= 0.0123)
