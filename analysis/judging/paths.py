@@ -19,7 +19,7 @@ from analysis.run.slo import ShareResult, Units
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison, Sample, limits_text
 from analysis.statistics.sequential import FEWEST_GROUPS, Exchange, Outcome, groups_for
-from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, share_evidence, share_limits, tail_effects
+from analysis.statistics.share_evidence import share_evidence, share_limits, tail_effects
 
 GROUP_BLOCKS = 2
 METHOD = "betting on groups of blocks"
@@ -41,22 +41,24 @@ class Path:
     limit: float  # of the value
     needed: float  # of evidence of harm, as a decimal logarithm
     needed_safety: float
-    least_s: float  # the shortest run that can decide it
     outcome: Outcome | None
     decided_s: float | None
+    wait_s: float = 0.0  # until a PASS has the blocks that it needs
 
     @property
     def outlook_s(self) -> float | None:
         """Return how many seconds more would decide it at its recent pace: 0 if it is decided, None if none would."""
         if self.outcome is not None:
             return 0.0
-        missing_s = max(0.0, self.least_s - float(self.at_s[-1] if len(self.at_s) else 0.0))
         left = [
-            _left_s(self.at_s, evidence, needed)
-            for evidence, needed in ((self.harm, self.needed), (self.safety, self.needed_safety))
+            max(seconds, wait_s)
+            for evidence, needed, wait_s in (
+                (self.harm, self.needed, 0.0),
+                (self.safety, self.needed_safety, self.wait_s),
+            )
+            if (seconds := _left_s(self.at_s, evidence, needed)) is not None
         ]
-        paced = min((seconds for seconds in left if seconds is not None), default=None)
-        return max(missing_s, paced) if paced is not None else missing_s or None
+        return min(left, default=self.wait_s or None)
 
     def hopeless(self, left_s: float) -> bool:
         """Whether `left_s` seconds more will hardly decide it, as even the pace that luck may have hidden would not."""
@@ -116,9 +118,9 @@ def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gat
         limit=1.0 + item.margin,
         needed=math.log10(gates / item.alpha),
         needed_safety=-math.log10(item.alpha),
-        least_s=run.limits.cold_s + FEWEST_GROUPS * GROUP_BLOCKS * run.block_s,
         outcome=None if decision is None else decision[0],
         decided_s=None if decision is None else float(at_s[decision[1]]),
+        wait_s=max(0.0, run.limits.cold_s + FEWEST_GROUPS * GROUP_BLOCKS * run.block_s - run.seconds),
     )
     known = len(groups) > 0
     seen = replace(
@@ -194,9 +196,11 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
     evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far)
     tests = share_tests(run)
     decision = evidence.decision(alpha=run.limits.alpha, gates=tests, least_blocks=run.limits.min_blocks)
-    low, high = share_limits(bad, requests, alpha=run.limits.alpha, tests=tests, tail=tail)
+    low, high = share_limits(bad, requests, allowed=allowed, alpha=run.limits.alpha, tests=tests, tail=tail)
     low, high = _as_decided(low, high, decision, limit=allowed)
-    needed_blocks = run.limits.min_blocks if far[-1:].all() else max(run.limits.min_blocks, BLOCKS_FOR_PASS)
+    blocks = int(evidence.blocks[-1]) if run.blocks else 0
+    needed = int(evidence.needed_blocks(run.limits.min_blocks)[-1]) if run.blocks else 0
+    lacks = decision is None and blocks < needed
     at_s = judged_s(run, np.arange(run.blocks))
     path = Path(
         at_s=at_s,
@@ -208,9 +212,9 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
         limit=100.0 * allowed,
         needed=math.log10(tests / run.limits.alpha),
         needed_safety=-math.log10(run.limits.alpha),
-        least_s=needed_blocks * run.block_s,
         outcome=None if decision is None else decision[0],
         decided_s=None if decision is None else float(at_s[decision[1]]),
+        wait_s=(needed - blocks) * run.block_s if lacks else 0.0,
     )
     result = ShareResult(
         missed=int(bad.sum()),
@@ -220,8 +224,8 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
         high=float(high[-1]) if len(high) else 1.0,
         design_effect=float(evidence.design_effect[-1]) if len(evidence.design_effect) else 1.0,
         verdict=path.outcome or "INCONCLUSIVE",
-        blocks=run.blocks,
-        needed_blocks=needed_blocks if run.blocks < needed_blocks and len(high) and high[-1] <= allowed else None,
+        blocks=blocks,
+        needed_blocks=needed if lacks and evidence.within(alpha=run.limits.alpha)[-1] else None,
         slowest_ms=float(counted.ms.max()) if len(counted.ms) and not bad.any() else None,
     )
     return result, path

@@ -104,7 +104,10 @@ class RunMemory:
 
 
 def memory_of(run: Run) -> RunMemory:
-    """The memory of every arm that tailgate started, during the traffic of its trials."""
+    """The memory of every arm that tailgate started, during the traffic of its trials.
+
+    The process that listens for an external arm may be a proxy, and the memory of its cards is not sampled.
+    """
     bed = Samples(run.records.bed)
     samples = {
         kind: [rows for trial in run.trials for rows in bed.of(kind, trial)]
@@ -112,7 +115,8 @@ def memory_of(run: Run) -> RunMemory:
     }
     arms = {}
     for arm in run.arms:
-        held = {name: _held(run, arm, name, samples[figure.kind]) for name, figure in FIGURES.items()}
+        figures = {} if run.account(arm).external else FIGURES
+        held = {name: _held(run, arm, name, samples[figure.kind]) for name, figure in figures.items()}
         arms[arm] = {name: item for name, item in held.items() if item is not None}
     on_card = {arm for trial in run.trials for arm, name in devices_of(trial).items() if name.startswith("cuda")}
     on_card |= {arm for arm, figures in arms.items() if any(name in figures for name in DEVICE_FIGURES)}

@@ -22,7 +22,7 @@ from analysis.run.gaps import gaps_of
 from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.quantiles import quantile
-from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, design_effects, is_far
+from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, is_far, last_design_effect
 
 _FEWEST_FOR_FAIL = 3  # one or two bad requests may be bad luck
 
@@ -117,8 +117,8 @@ class ShareResult:
     """Whether a share of requests keeps below what is allowed. Limits are one-sided: the upper one at level alpha, the
     lower one at alpha over the number of shares that may FAIL.
 
-    `design_effect` is that of the upper limit. `needed_blocks` is set where the limits would allow a PASS and only
-    blocks are missing.
+    `design_effect` is that of the limit on the side of what is allowed. `needed_blocks` is set where the limits would
+    allow a PASS and only blocks are missing.
     """
 
     missed: int
@@ -149,9 +149,9 @@ def judge_share(
     Limits are Clopper and Pearson's on a sample shrunk by the design effect of the misses, and for the upper limit also
     of the slow requests, by their latencies `ms` (infinite for failures), where it is known at what latency they miss:
     see `analysis.statistics.share_evidence`. A PASS needs `least_blocks` blocks, and `BLOCKS_FOR_PASS` unless the
-    slowest request that met `limit_ms` is far below it; None: no number of blocks. Fewer than three misses never FAIL;
-    no request decides nothing. `tests` is the number of shares that may FAIL: each lower limit is at alpha / tests
-    (Bonferroni). `block` numbers the time block of each request.
+    slowest request that met `limit_ms` is far below it, or all may miss; None: no number of blocks. Fewer than three
+    misses never FAIL; no request decides nothing. `tests` is the number of shares that may FAIL: each lower limit is at
+    alpha / tests (Bonferroni). `block` numbers the time block of each request.
     """
     size, count = len(missed), int(missed.sum())
     if size == 0:
@@ -161,8 +161,8 @@ def judge_share(
     total = np.bincount(block)
     blocks = int((total > 0).sum())
     slow = None if ms is None or limit_ms is None else ms
-    far = slow is None or is_far(float(slow[~missed].max(initial=0.0)), limit_ms, blocks=blocks)
-    own = float(design_effects(np.bincount(block[missed], minlength=len(total)), total)[-1])
+    far = slow is None or allowed >= 1.0 or is_far(float(slow[~missed].max(initial=0.0)), limit_ms, blocks=blocks)
+    own = last_design_effect(np.bincount(block[missed], minlength=len(total)), total)
     effect = own if slow is None or far else max(own, bunching(slow, block, allowed=allowed))
     low = float(stats.beta.ppf(alpha / tests, count / own, (size - count) / own + 1.0)) if count > 0 else 0.0
     high = 1.0 if count == size else float(stats.beta.ppf(1.0 - alpha, count / effect + 1.0, (size - count) / effect))
@@ -180,7 +180,7 @@ def judge_share(
         allowed=allowed,
         low=low,
         high=high,
-        design_effect=effect,
+        design_effect=own if count > allowed * size else effect,
         verdict=verdict,
         blocks=blocks,
         needed_blocks=needed_blocks,

@@ -48,12 +48,13 @@ _SLOWEST, _LEVELS = 0.2, 5  # the largest share of slow requests whose bunching 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareEvidence:
     """What is known after each block, of shape (blocks,): logarithms of e-values against a share of at most what is
-    allowed (`harm`) and of at least that (`safety`); blocks with misses, share and design effect until then; and
-    whether the slowest request is far below the limit."""
+    allowed (`harm`) and of at least that (`safety`); blocks with requests and with misses, share and design effect
+    until then; and whether the slowest request is far below the limit."""
 
     allowed: float
     harm: Floats
     safety: Floats
+    blocks: Ints
     blocks_with_misses: Ints
     share: Floats
     design_effect: Floats
@@ -65,10 +66,8 @@ class ShareEvidence:
         FAIL needs the evidence of one of `gates` gates and misses in three blocks. PASS needs `least_blocks` blocks,
         `BLOCKS_FOR_PASS` unless the slowest request is far below the limit, and a share so far within what is allowed.
         """
-        count = np.arange(1, len(self.harm) + 1)
-        needed = np.where(self.far, least_blocks, max(least_blocks, BLOCKS_FOR_PASS))
         fails = (self.harm >= math.log(gates / alpha)) & (self.blocks_with_misses >= FEWEST_FOR_FAIL)
-        passes = (self.safety >= -math.log(alpha)) & (self.share <= self.allowed) & (count >= needed)
+        passes = self.within(alpha=alpha) & (self.blocks >= self.needed_blocks(least_blocks))
         met: list[tuple[int, Outcome]] = []
         if fails.any():
             met.append((int(np.argmax(fails)), "FAIL"))
@@ -78,6 +77,14 @@ class ShareEvidence:
             return None
         block, outcome = min(met)
         return outcome, block
+
+    def within(self, *, alpha: float) -> Bools:
+        """Return after which blocks the evidence allows a PASS, whatever the number of blocks."""
+        return np.asarray((self.safety >= -math.log(alpha)) & (self.share <= self.allowed))
+
+    def needed_blocks(self, least_blocks: int) -> Ints:
+        """Return the blocks with requests that a PASS needs, as known after each block."""
+        return np.where(self.far, least_blocks, max(least_blocks, BLOCKS_FOR_PASS))
 
 
 def share_evidence(
@@ -105,6 +112,7 @@ def share_evidence(
         allowed=allowed,
         harm=harm,
         safety=safety,
+        blocks=np.cumsum(requests > 0),
         blocks_with_misses=np.cumsum(missed > 0),
         share=np.asarray(share),
         design_effect=effect,
@@ -121,17 +129,18 @@ def _mixed(bad: Ints, good: Ints, shares: Floats, allowed: float, effect: Floats
 
 
 def share_limits(
-    missed: Ints, requests: Ints, *, alpha: float, tests: int = 1, tail: Floats | float = 1.0
+    missed: Ints, requests: Ints, *, allowed: float, alpha: float, tests: int = 1, tail: Floats | float = 1.0
 ) -> tuple[Floats, Floats]:
     """Return the limits of the share after each block, (blocks,) each: one-sided, at level alpha over all analyses.
 
-    The lower one is at alpha / tests, as a FAIL of one of so many shares is.
+    The lower one is at alpha / tests, as a FAIL of one of so many shares is. They are looked for at a grid of shares,
+    and at what is allowed, so that they agree with the evidence on it.
 
     Limits are those of the evidence at that block. Earlier limits are not carried on: their design effect was that of
     fewer blocks, so that the first blocks could exclude the share of the whole run.
     """
     low, high = np.zeros(len(missed)), np.ones(len(missed))
-    for share in _TRIED:
+    for share in np.append(_TRIED, np.clip(allowed, _TRIED[0], _TRIED[-1])):
         evidence = share_evidence(missed, requests, allowed=float(share), tail=tail)
         low = np.where(evidence.harm >= math.log(tests / alpha), np.maximum(low, share), low)
         high = np.where(evidence.safety >= -math.log(alpha), np.minimum(high, share), high)
@@ -158,7 +167,7 @@ def bunching(values: Floats, block: Ints, *, allowed: float) -> float:
         threshold = np.partition(values, place)[place]
         # Of a value that many requests share (failures), all are among the slow.
         slow = values > threshold if threshold < values.max() else values >= threshold
-        most = max(most, float(design_effects(np.bincount(block[slow], minlength=len(total)), total)[-1]))
+        most = max(most, last_design_effect(np.bincount(block[slow], minlength=len(total)), total))
     return most
 
 
@@ -177,7 +186,8 @@ def tail_effects(
     binned = np.where(np.isfinite(logs), (np.where(np.isfinite(logs), logs, lowest) - lowest) / _BIN, last)
     cell = block * (last + 1) + binned.astype(np.int64)
     counts = np.bincount(cell, minlength=blocks * (last + 1)).reshape(blocks, last + 1)
-    total = counts.sum(axis=1)
+    above = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]  # requests from each bin on
+    total = above[:, 0]
     upto = np.zeros(last + 1, dtype=np.int64)
     effects, slowest = np.ones(blocks), np.zeros(blocks)
     if limit_ms is not None:
@@ -188,14 +198,30 @@ def tail_effects(
         below = np.cumsum(upto)
         for share in _levels(allowed):
             first = int(np.searchsorted(below, (1.0 - share) * int(below[-1]), side="left")) + 1
-            slow = counts[:seen, min(first, last) :].sum(axis=1)
-            effects[seen - 1] = max(effects[seen - 1], design_effects(slow, total[:seen])[-1])
+            slow = above[:seen, min(first, last)]
+            effects[seen - 1] = max(effects[seen - 1], last_design_effect(slow, total[:seen]))
     far = [is_far(value, limit_ms, blocks=seen) for seen, value in enumerate(np.maximum.accumulate(slowest), 1)]
     return np.where(far, 1.0, effects), np.array(far, dtype=np.bool_)
 
 
 def _levels(allowed: float) -> Floats:
     return np.geomspace(allowed, max(allowed, _SLOWEST), _LEVELS if allowed < _SLOWEST else 1)
+
+
+def last_design_effect(missed: Ints, requests: Ints) -> float:
+    """Return the last of `design_effects`, in a fraction of the time."""
+    most = 1.0
+    for width in _STRETCHES:
+        whole = len(missed) // width
+        if whole < _FEWEST_STRETCHES:
+            break
+        bad, total = (column[: whole * width].reshape(whole, width).sum(axis=1) for column in (missed, requests))
+        stretches, size = np.count_nonzero(total), int(total.sum())
+        share = bad.sum() / max(size, 1)
+        if stretches > 1 and 0.0 < share < 1.0:
+            residual = bad - share * total
+            most = max(most, float(residual @ residual) * stretches / (stretches - 1) / (size * share * (1.0 - share)))
+    return most
 
 
 def design_effects(missed: Ints, requests: Ints) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict
+from ipaddress import ip_address
 
 import psutil
 
@@ -16,6 +17,9 @@ from loadtests.traffic.lengths import IntArray
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
 from servers.clock import now_ns
+
+_ANY = {"0.0.0.0", "::"}  # a server on all of the host's addresses
+_FORWARDERS = ("docker-proxy", "rootlessport")  # they listen for a server in a container, which does the work
 
 
 def find_external_arms(trial: TrialContext, tokens: IntArray) -> None:
@@ -43,40 +47,38 @@ def local_servers(trial: TrialContext) -> Iterator[tuple[str, str, int | None]]:
     for arm in trial.experiment.external_arms:
         for name, text in zip(arm.replica_names, arm.external.addresses, strict=True):
             address = parse_address(text, arm.external.kind)
-            if _is_local(address):
-                yield name, arm.name, _listener(address)
+            ips = _own_ips(address)
+            if address.socket or ips:
+                yield name, arm.name, _listener(address, ips)
 
 
-def _is_local(address: Address) -> bool:
-    if address.socket:
-        return True
-    own = {str(entry.address).partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries}
+def _own_ips(address: Address) -> set[str]:
+    """Return those of its IP addresses that are this host's."""
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        rows = [] if address.socket else socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        own = {str(entry.address).partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries}
     except OSError:
-        return False
-    return any(str(row[4][0]).partition("%")[0] in own for row in found)
+        return set()
+    found = {ip_address(str(row[4][0]).partition("%")[0]) for row in rows}
+    return {str(ip) for ip in found if ip.is_loopback or ip.is_unspecified or str(ip) in own}
 
 
-def _listener(address: Address) -> int | None:
+def _listener(address: Address, ips: set[str]) -> int | None:
+    """Return the only process that listens there, without workers that share its socket; None where it is not known."""
     try:
         rows = psutil.net_connections("unix" if address.socket else "tcp")
-    except psutil.AccessDenied:
+        if address.socket:
+            pids = {row.pid for row in rows if row.laddr == address.socket}
+        else:
+            listening = [row for row in rows if row.status == psutil.CONN_LISTEN and row.laddr.port == address.port]
+            pids = {row.pid for row in listening if row.laddr.ip.removeprefix("::ffff:") in ips | _ANY}
+        if None in pids:
+            return None
+        servers = [process for process in map(psutil.Process, pids) if process.ppid() not in pids]
+        known = len(servers) == 1 and servers[0].name() not in _FORWARDERS
+    except (psutil.Error, OSError, RuntimeError):  # RuntimeError: psutil cannot parse what this kernel lists
         return None
-    if address.socket:
-        pids = {row.pid for row in rows if row.laddr == address.socket}
-    else:
-        pids = {row.pid for row in rows if row.status == psutil.CONN_LISTEN and row.laddr.port == address.port}
-    # Workers share the socket of the process that opened it.
-    own = [int(pid) for pid in pids if pid is not None and _parent(pid) not in pids]
-    return min(own, default=None)
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        return int(psutil.Process(pid).ppid())
-    except psutil.Error:
-        return None
+    return servers[0].pid if known else None
 
 
 def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str, tokens: IntArray) -> Probe:

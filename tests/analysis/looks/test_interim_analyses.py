@@ -90,6 +90,14 @@ def test_an_interim_decision_is_that_of_the_whole_run_at_the_same_instant(long_r
             assert seen == (at_s if at_s is not None and at_s <= seconds else None), (gate.gate, seconds)
 
 
+def test_an_objective_that_lacks_blocks_alone_names_them_and_the_time_that_they_take(tmp_path: Path) -> None:
+    near = replace(LONG, duration_s=600, slo={"p99_e2e_ms": 4500})
+    look = look_at(run_until(write_run(tmp_path / "run", near), 600), left_s=0)
+    (found,) = (gate for gate in look.gates if gate.kind == "slo")
+    assert found.reason.endswith("; a PASS needs 24 blocks, and this run has 20.")
+    assert (found.verdict, found.needed_s) == (INCONCLUSIVE, 720.0)
+
+
 def test_a_slow_arm_fails_soon(tmp_path: Path) -> None:
     slow = replace(LONG, arms=(EAGER, FakeArm(name="compiled", ratio=2.0)))
     look = look_at(run_until(write_run(tmp_path / "run", slow), 600), left_s=1200)
@@ -172,7 +180,6 @@ def path_of(*, harm: float, safety: float) -> EvidencePath:
         limit=1.1,
         needed=1.3,
         needed_safety=1.3,
-        least_s=0.0,
         outcome=None,
         decided_s=None,
     )

@@ -66,6 +66,14 @@ def test_arms_on_cards_are_compared_by_memory_of_the_cards(tmp_path):
     assert seen(run).shared_figure("compiled", "eager") == "card"
 
 
+def test_the_process_that_listens_for_an_external_arm_shows_no_memory_of_its_server(tmp_path):
+    run = run_in(tmp_path, arms=[{"name": "eager"}, {"name": "compiled", "kind": "openai"}])
+    for arm in CARDS:
+        sample(run, "process", f"{arm}-0", {"memory_bytes": GIB}, arm=arm)
+    assert list(seen(run).arms["eager"]) == ["process"]
+    assert (seen(run).arms["compiled"], seen(run).shared_figure("compiled", "eager")) == ({}, None)
+
+
 @pytest.mark.parametrize(
     ("facts", "foreign"),
     [

@@ -142,6 +142,18 @@ def test_slow_requests_show_how_misses_would_bunch(ms, limit_ms, missed, blocks,
     assert (found.missed, found.verdict, found.needed_blocks) == (missed, verdict, needed)
 
 
+def test_a_limit_that_allows_every_miss_needs_no_blocks():
+    limits = {"allowed": 1.0, "alpha": 0.05, "ms": CALM[:200], "limit_ms": 400.0, "least_blocks": 1}
+    assert judge_share(np.zeros(200, dtype=bool), BLOCK[:200], **limits).verdict == "PASS"
+
+
+def test_the_length_that_would_fail_rests_on_how_misses_bunch_and_not_on_slow_requests():
+    missed = np.arange(4000) % 80 == 0
+    found = judge_share(missed, BLOCK, allowed=0.01, alpha=0.05, ms=np.where(missed, np.inf, JAM), limit_ms=1200.0)
+    alone = judge_share(missed, BLOCK, allowed=0.01, alpha=0.05)
+    assert (found.verdict, found.low, found.design_effect) == ("INCONCLUSIVE", alone.low, alone.design_effect)
+
+
 def test_misses_in_one_bunch_decide_less_than_misses_spread_out():
     bunch, block = np.arange(4000) < 60, shares(60, 4000)[1]
     assert judge_share(bunch, block, allowed=0.01, alpha=0.05).verdict == "INCONCLUSIVE"

@@ -14,7 +14,14 @@ from analysis.arrays import Ints
 from analysis.statistics import sequential
 from analysis.statistics.compare import Sample
 from analysis.statistics.sequential import FEWEST_GROUPS, Evidence, Groups, groups_for
-from analysis.statistics.share_evidence import ShareEvidence, share_evidence, tail_effects
+from analysis.statistics.share_evidence import (
+    ShareEvidence,
+    design_effects,
+    last_design_effect,
+    share_evidence,
+    share_limits,
+    tail_effects,
+)
 
 MARGIN = 0.1
 PER_BLOCK = 120
@@ -251,6 +258,16 @@ def test_the_slowest_requests_in_one_jam_are_paid_for_before_any_missed() -> Non
     assert with_tail.safety[-1] < without.safety[-1]
 
 
+def test_the_last_design_effect_is_that_of_all_blocks() -> None:
+    rng = np.random.default_rng(0)
+    for blocks in (0, 1, 2, 3, 17, 40):
+        requests = rng.poisson(30, blocks) * (rng.uniform(size=blocks) < 0.8)
+        missed = rng.binomial(requests, rng.choice([0.0, 0.3, 1.0], blocks))
+        running = design_effects(missed, requests)
+        assert last_design_effect(missed, requests) == pytest.approx(max([1.0, *running[-1:]]))
+    assert last_design_effect(requests, requests) == 1.0
+
+
 def test_failed_requests_are_slower_than_any_that_ended() -> None:
     values = np.array([1.0, 2.0, math.inf, 3.0])
     assert tail_effects(values, np.array([0, 0, 1, 1]), blocks=2, allowed=0.3)[0].shape == (2,)
@@ -268,5 +285,16 @@ def test_limits_that_allow_nothing_or_all(allowed: float, missed: list[int], out
 def test_blocks_without_requests_and_no_block_at_all_decide_nothing() -> None:
     none = np.zeros(0, dtype=np.int64)
     assert share_evidence(none, none, allowed=ALLOWED).decision(alpha=0.05) is None
-    zeros = np.zeros(3, dtype=np.int64)
+    zeros = np.zeros(30, dtype=np.int64)
     assert share_evidence(zeros, zeros, allowed=ALLOWED).decision(alpha=0.05) is None
+    sparse = np.where(np.arange(30) % 2, 2 * PER_BLOCK, 0)  # an arm of little weight
+    assert share_evidence(zeros, sparse, allowed=ALLOWED).decision(alpha=0.05) is None
+
+
+def test_the_limits_of_a_share_agree_with_its_decision() -> None:
+    for missed, outcome in ((0, "PASS"), (3, "FAIL")):
+        counts, requests = np.full(BLOCKS, missed), np.full(BLOCKS, PER_BLOCK)
+        decision = share_evidence(counts, requests, allowed=0.0123).decision(alpha=0.05)
+        assert decision is not None
+        low, high = share_limits(counts[: decision[1] + 1], requests[: decision[1] + 1], allowed=0.0123, alpha=0.05)
+        assert (outcome, True) == (decision[0], low[-1] >= 0.0123 or high[-1] <= 0.0123)

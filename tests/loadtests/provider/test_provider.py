@@ -347,17 +347,12 @@ def test_an_alarm_is_a_failure_without_a_look(tmp_path: Path) -> None:
     assert judge(observed.evidence(STEP), STEP).verdict == "INCONCLUSIVE"
     run.at_s += 1
     run.compiled(1.5)
-<<<<<<< HEAD
     assert str(judge(observed.evidence(STEP), STEP)) == "FAIL: new compiled for 1.5 s while serving for prefill 1×81"
-=======
-    assert judge(observed.evidence(STEP), STEP) == Judgement(
-        verdict="FAIL", reasons=("new compiled for 1.5 s while serving for prefill 1×81",)
-    )
 
 
 def test_a_compile_under_way_is_a_failure_once_it_reaches_the_limit_and_counts_once(run: Rollout) -> None:
     observed = Observed(run.folder, clock=run.now_ns)
-    going_run(run, decision="PASS")
+    going(run, decision="PASS")
     run.compiling(0.9)
     assert judge(observed.evidence(STEP), STEP).verdict == "PASS"
     for seconds in (1.5, 0.0):  # what was under way for too long stays an alarm until its event is written
@@ -370,13 +365,6 @@ def test_a_compile_under_way_is_a_failure_once_it_reaches_the_limit_and_counts_o
     assert [alarm.why for alarm in observed.evidence(STEP).alarms] == [
         "new compiled for 2.5 s while serving for prefill 1×81"
     ]
-
-
-def test_a_death_is_a_failure_at_once(run: Rollout) -> None:
-    going_run(run, decision="PASS")
-    run.died()
-    assert judged(run) == Judgement(verdict="FAIL", reasons=("new-0 died",))
->>>>>>> refs/heads/words
 
 
 def test_a_burst_of_errors_is_a_failure_as_long_as_it_is_in_the_window(run: Rollout) -> None:

@@ -11,8 +11,10 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from analysis.records.asked_answers import answers_in
@@ -70,6 +72,59 @@ def test_the_process_of_a_server_on_this_host_is_found(tmp_path: Path, unix: boo
         nobody = f"http://localhost:{bound.getsockname()[1]}/v1"
         context = trial_context(tmp_path / "trial", table(own, nobody, "http://192.0.2.1:8000/v1"))
         assert list(local_servers(context)) == [("arm0-0", "arm0", os.getpid()), ("arm1-0", "arm1", None)]
+
+
+def listening(*rows: tuple[str, int | None]) -> Any:
+    found = [
+        SimpleNamespace(status=psutil.CONN_LISTEN, laddr=SimpleNamespace(ip=ip, port=8000), pid=pid) for ip, pid in rows
+    ]
+    return lambda kind: found
+
+
+def refusing(error: Exception) -> Any:
+    def refuse(kind: str) -> None:
+        raise error
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    ("connections", "found"),
+    [
+        (listening(("127.0.0.1", 70)), 70),
+        (listening(("0.0.0.0", 70)), 70),
+        (listening(("::ffff:127.0.0.1", 70)), 70),
+        (listening(("127.0.0.1", 70), ("192.0.2.7", 80)), 70),  # another server on another address
+        (listening(("127.0.0.1", 71), ("127.0.0.1", 70)), 70),  # its worker
+        (listening(("127.0.0.1", 70), ("127.0.0.1", 80)), None),  # workers of a parent that does not listen
+        (listening(("127.0.0.1", 70), ("::", None)), None),  # another user's
+        (listening(("127.0.0.1", 90)), None),  # listens for a container
+        (listening(("127.0.0.1", 99)), None),  # ended meanwhile
+        (listening(), None),
+        (refusing(psutil.AccessDenied()), None),
+        (refusing(PermissionError()), None),
+        (refusing(RuntimeError("error while parsing /proc/net/tcp")), None),
+    ],
+)
+def test_a_server_that_is_not_surely_found_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connections: Any, found: int | None
+) -> None:
+    def process(pid: int) -> Any:
+        if pid == 99:
+            raise psutil.NoSuchProcess(pid)
+        name = "docker-proxy" if pid == 90 else "python"
+        return SimpleNamespace(pid=pid, ppid=lambda: {71: 70}.get(pid, 1), name=lambda: name)
+
+    monkeypatch.setattr(psutil, "net_connections", connections)
+    monkeypatch.setattr(psutil, "Process", process)
+    here = "http://127.0.0.1:8000/v1"
+    assert [pid for *_, pid in local_servers(trial_context(tmp_path / "trial", table(here, here)))] == [found, found]
+
+
+def test_every_address_of_the_loopback_device_is_this_host(tmp_path: Path) -> None:
+    # Debian's /etc/hosts has 127.0.1.1 for the host's name.
+    context = trial_context(tmp_path / "trial", table("http://127.0.1.1:1/v1", "http://192.0.2.1:1/v1"))
+    assert [arm for _, arm, _ in local_servers(context)] == ["arm0"]
 
 
 def document(folder: Path, arm: str) -> dict[str, Any]:
