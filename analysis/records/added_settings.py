@@ -45,7 +45,7 @@ ADDED: Final[Mapping[str, Any]] = {
     "gates.max_eager_steps_pct": 1.0,
     "gates.max_refused_pct": 0.0,
     "gates.max_bed_drift": 0.05,
-    "gates.max_steal_pct": 3.0,
+    "gates.max_steal_pct": 1.0,
     "gates.max_other_cpu_pct": 10.0,
     "gates.quantiles": [0.99],
     "gates.method": "label swap",

@@ -97,7 +97,7 @@ def capped(*cards, **more):
         ),
         ([Trouble(what="slow", size=0.85)], "bed apart", "compiled", ("cuda:1", " 15")),
         ([Trouble(what="busy", place="host", size=0.4)], "busy host", None, ("40",)),
-        ([Trouble(what="steal", place="host", size=0.04)], "steal", None, ("4 %", "hypervisor")),
+        ([Trouble(what="steal", place="host", size=0.02)], "steal", None, ("2 %", "hypervisor")),
         ([Trouble(what="memory_pressure", place="host", size=0.2)], "busy host", None, ("memory 20 %",)),
         ([Trouble(what="slow", place="host", size=0.9, trials=(2,))], "bed drift", None, ("the host",)),
     ],
