@@ -108,7 +108,7 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
     ]
     limit = "    max_cut: Annotated[int, Range(0, 1000)] = 0\n    max_error_pct: "
     deaths = "    return [*gates, *death_gates(run, arm)] if run.records.trials else gates\n"
-    cut = "    gates.append(cut_gate(arm, int(requests.cut[run.of_arm(arm)].sum()), run.limits.max_cut))\n"
+    cut = "    gates.append(cut_gate(arm, int(run.requests.cut[run.of_arm(arm)].sum()), run.limits.max_cut))\n"
     gate = [
         ("analysis/settings/gate_limits.py", "    max_error_pct: ", limit),
         ("analysis/judging/gates.py", "def death_gate(", GATE),

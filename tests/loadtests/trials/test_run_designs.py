@@ -102,7 +102,7 @@ def test_split_traffic_goes_by_weight_to_all_replicas_of_an_arm(tmp_path: Path) 
 @pytest.mark.process
 def test_encoders_are_sent_texts_and_judged_by_their_vectors(tmp_path: Path) -> None:
     encoders = experiment(
-        model={"id": "example/encoder", "task": "embed"},
+        model={"id": "random:bert-tiny", "task": "embed"},
         engine={"max_prompt_tokens": 128, "max_new_tokens": 128},
         traffic={"design": "switchback"},
     )
