@@ -127,6 +127,7 @@ def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gat
         item,
         low=float(low[-1]) if known and low[-1] > 0 else None,
         high=float(high[-1]) if known and math.isfinite(high[-1]) else None,
+        ratio=float(evidence.whole[-1]) if known else item.ratio,
         whole=float(evidence.whole[-1]) if known else item.whole,
         p_worse=None,
         p_noninferior=None,
