@@ -1,7 +1,7 @@
 """How the evidence on each gate grew, and when it decided: of runs that are looked at while they go on.
 
-What follows from a path is for good: it depends on nothing that came after, and errs with a chance of alpha at most
-over all looks together (`analysis.statistics.sequential`, `analysis.statistics.share_evidence`).
+A path errs with a chance of alpha at most over all looks together (`analysis.statistics.sequential`,
+`analysis.statistics.share_evidence`). A FAIL is for good; a PASS stands unless what came after contradicts it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Path:
             )
             if (seconds := _left_s(self.at_s, evidence, needed)) is not None
         ]
-        return min(left, default=self.wait_s or None)
+        # Evidence that is there already lacks something else.
+        return min((seconds for seconds in left if seconds > 0), default=self.wait_s or None)
 
     def hopeless(self, left_s: float) -> bool:
         """Whether `left_s` seconds more will hardly decide it, as even the pace that luck may have hidden would not."""
@@ -105,7 +106,7 @@ def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gat
     )
     evidence = groups.evidence(item.margin)
     low, high = groups.limits(alpha=item.alpha)
-    decision = evidence.decision(alpha=item.alpha, gates=gates)
+    decision = evidence.decision(alpha=item.alpha, gates=gates, to_the_end=True)
     at_s = judged_s(run, evidence.last_block)
     low, high = _as_decided(low, high, decision, limit=1.0 + item.margin)
     path = Path(
@@ -196,7 +197,8 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
         tail, far = tail_effects(counted.ms, block, blocks=run.blocks, allowed=allowed, limit_ms=counted.limit_ms)
     evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far)
     tests = share_tests(run)
-    decision = evidence.decision(alpha=run.limits.alpha, gates=tests, least_blocks=run.limits.min_blocks)
+    alpha, least = run.limits.alpha, run.limits.min_blocks
+    decision = evidence.decision(alpha=alpha, gates=tests, least_blocks=least, to_the_end=True)
     low, high = share_limits(bad, requests, allowed=allowed, alpha=run.limits.alpha, tests=tests, tail=tail)
     low, high = _as_decided(low, high, decision, limit=allowed)
     blocks = int(evidence.blocks[-1]) if run.blocks else 0

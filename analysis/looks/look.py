@@ -37,8 +37,9 @@ _ONE_LOOK = ("cold", "goodput", "memory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmOutlook:
-    """Where an arm stands. `decision` is for good; `outlook_s` are the seconds that will likely decide it, None where
-    nobody knows; `hopeless`: what is left of the run will hardly decide it."""
+    """Where an arm stands. A FAIL is for good, a PASS unless what comes after contradicts it. `outlook_s` are the
+    seconds that will likely decide it, None where that is unknown; `hopeless`: what is left of the run will hardly
+    decide it."""
 
     arm: str
     decision: str | None

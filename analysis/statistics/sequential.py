@@ -75,25 +75,29 @@ class Evidence:
     payment: Floats
     whole: Floats
 
-    def decision(self, *, alpha: float, gates: int = 1) -> tuple[Outcome, int] | None:
-        """The first outcome that stands for good, and the group after which it does; None while there is none.
+    def decision(self, *, alpha: float, gates: int = 1, to_the_end: bool = False) -> tuple[Outcome, int] | None:
+        """Return the first outcome, and the group after which it was reached; None while there is none.
 
         FAIL needs the evidence of one of `gates` gates; PASS needs none of that, since all gates must pass, but the
         ratio over the whole so far must lie within the margin too: an arm may be well in most groups and far worse in
-        its worst.
+        its worst. `to_the_end`: groups after a PASS may contradict it.
         """
-        met = []
-        outcomes: tuple[tuple[Outcome, Bools], ...] = (
-            ("FAIL", self.harm >= math.log(gates / alpha)),
-            ("PASS", (self.safety >= -math.log(alpha)) & (self.whole <= 1.0 + self.margin)),
-        )
-        for outcome, is_reached in outcomes:
-            if is_reached.any():
-                met.append((int(np.argmax(is_reached)), outcome))
-        if not met:
-            return None
-        group, outcome = min(met)
-        return outcome, group
+        fails = self.harm >= math.log(gates / alpha)
+        within = self.whole <= 1.0 + self.margin
+        passes = (self.safety >= -math.log(alpha)) & within
+        return first_outcome(fails, uncontradicted(passes, fails, within) if to_the_end else passes)
+
+
+def first_outcome(fails: Bools, passes: Bools) -> tuple[Outcome, int] | None:
+    """Return the outcome that is reached first, and where."""
+    both: tuple[tuple[Outcome, Bools], ...] = (("FAIL", fails), ("PASS", passes))
+    met = [(int(np.argmax(reached)), outcome) for outcome, reached in both if reached.any()]
+    return (min(met)[1], min(met)[0]) if met else None
+
+
+def uncontradicted(passes: Bools, fails: Bools, within: Bools) -> Bools:
+    """Return `passes`, or none where a FAIL is reached at any time or the last value is beyond its limit."""
+    return passes & (not fails.any() and bool(within[-1:].all()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
-from analysis.statistics.sequential import Outcome, mixed
+from analysis.statistics.sequential import Outcome, first_outcome, mixed, uncontradicted
 
 FEWEST_FOR_FAIL = 3  # blocks with a miss: the misses of one or two blocks may have one cause
 BLOCKS_FOR_PASS = 24  # a jam that comes every eighth block, or more often, is in 95 % of such runs (exp(-3))
@@ -60,23 +60,18 @@ class ShareEvidence:
     design_effect: Floats
     far: Bools
 
-    def decision(self, *, alpha: float, gates: int = 1, least_blocks: int = 1) -> tuple[Outcome, int] | None:
-        """Return the first outcome and the block after which it stands for good; None while there is none.
+    def decision(
+        self, *, alpha: float, gates: int = 1, least_blocks: int = 1, to_the_end: bool = False
+    ) -> tuple[Outcome, int] | None:
+        """Return the first outcome, and the block after which it was reached; None while there is none.
 
         FAIL needs the evidence of one of `gates` gates and misses in three blocks. PASS needs `least_blocks` blocks,
         `BLOCKS_FOR_PASS` unless the slowest request is far below the limit, and a share so far within what is allowed.
+        `to_the_end`: blocks after a PASS may contradict it.
         """
         fails = (self.harm >= math.log(gates / alpha)) & (self.blocks_with_misses >= FEWEST_FOR_FAIL)
         passes = self.within(alpha=alpha) & (self.blocks >= self.needed_blocks(least_blocks))
-        met: list[tuple[int, Outcome]] = []
-        if fails.any():
-            met.append((int(np.argmax(fails)), "FAIL"))
-        if passes.any():
-            met.append((int(np.argmax(passes)), "PASS"))
-        if not met:
-            return None
-        block, outcome = min(met)
-        return outcome, block
+        return first_outcome(fails, uncontradicted(passes, fails, self.share <= self.allowed) if to_the_end else passes)
 
     def within(self, *, alpha: float) -> Bools:
         """Return after which blocks the evidence allows a PASS, whatever the number of blocks."""

@@ -158,14 +158,19 @@ def test_arms_that_share_no_time_are_not_compared() -> None:
 
 
 def test_a_failure_of_one_gate_among_many_needs_more_evidence_and_a_pass_does_not() -> None:
-    def decision(gates: int, **logarithms: list[float]) -> object:
+    def decision(gates: int, *, to_the_end: bool = False, **logarithms: list[float]) -> object:
         known = {name: np.array(logarithms.get(name, [0.0, 0.0])) for name in ("harm", "safety", "payment", "whole")}
         evidence = Evidence(margin=MARGIN, last_block=np.array([1, 3]), **known)
-        return evidence.decision(alpha=0.05, gates=gates)
+        return evidence.decision(alpha=0.05, gates=gates, to_the_end=to_the_end)
 
     assert decision(1, harm=[0.0, math.log(25)]) == ("FAIL", 1)
     assert decision(2, harm=[0.0, math.log(25)]) is None
-    assert decision(9, safety=[math.log(25), 0.0]) == ("PASS", 0), "what was decided stands"
+    for to_the_end in (False, True):
+        assert decision(9, safety=[math.log(25), 0.0], to_the_end=to_the_end) == ("PASS", 0), "nothing contradicts it"
+    broken = {"safety": [math.log(25), 0.0], "whole": [1.0, 1.2]}
+    assert decision(9, **broken) == ("PASS", 0)
+    assert decision(9, **broken, to_the_end=True) is None
+    assert decision(1, **broken, harm=[0.0, math.log(25)], to_the_end=True) == ("FAIL", 1)
 
 
 def test_the_limits_hold_the_true_ratio_at_every_look_and_close_in_on_it() -> None:
@@ -230,6 +235,15 @@ def test_a_pass_waits_for_the_least_number_of_blocks_and_a_fail_does_not() -> No
     assert failed is not None
     assert failed[0] == "FAIL"
     assert failed[1] < 3
+
+
+@pytest.mark.parametrize(("late", "stands"), [(0, "PASS"), (3, None), (30, "FAIL")])
+def test_later_misses_contradict_a_pass_at_the_end(late: int, stands: str | None) -> None:
+    missed = np.where(np.arange(BLOCKS) < 30, 0, late)
+    evidence = share_evidence(missed, np.full(BLOCKS, PER_BLOCK), allowed=ALLOWED)
+    assert evidence.decision(alpha=0.05) == ("PASS", 23)
+    found = evidence.decision(alpha=0.05, to_the_end=True)
+    assert (found and found[0]) == stands
 
 
 def test_misses_of_two_blocks_never_fail() -> None:
