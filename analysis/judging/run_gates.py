@@ -89,7 +89,13 @@ def objective_gate(run: Run, arm: str, target: SloTarget) -> Gate:
     counted = units(run.requests, held_to(run, arm, target), target)
     block = blocks_at(run, run.requests.trial[counted.row], counted.at_ns)
     result, path = share_path(run, counted, block, allowed=target.allowed_share)
-    return replace(slo_gate(arm, target, result, seen, _whole_s(run, path)), path=path)
+    return _with_path(slo_gate(arm, target, result, seen, _whole_s(run, path)), path)
+
+
+def _with_path(gate: Gate, path: Path) -> Gate:
+    """Return the gate with how its evidence grew, and when it decided: limits may have widened since."""
+    after = "" if path.decided_s is None else f": decided after {path.decided_s / 60.0:.1f} minutes"
+    return replace(gate, path=path, reason=f"{gate.reason.removesuffix('.')}{after}.")
 
 
 def judge_target(run: Run, arm: str, target: SloTarget, *, power: float = POWER) -> tuple[ShareResult, float | None]:
@@ -177,7 +183,7 @@ def error_gates(run: Run, arm: str) -> list[Gate]:
     allowed, block = run.limits.max_error_pct / 100.0, run.block[counted.row]
     if run.limits.sequential:
         result, path = share_path(run, counted, block, allowed=allowed)
-        gates = [replace(error_gate(arm, result, run.limits.max_error_pct, _whole_s(run, path)), path=path)]
+        gates = [_with_path(error_gate(arm, result, run.limits.max_error_pct, _whole_s(run, path)), path)]
     else:
         result, needed = _share(run, arm, counted, block, allowed)
         gates = [error_gate(arm, result, run.limits.max_error_pct, needed)]

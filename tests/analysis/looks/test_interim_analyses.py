@@ -85,6 +85,7 @@ def test_an_interim_decision_is_that_of_the_whole_run_at_the_same_instant(long_r
         for gate in look.gates:
             if gate.path is None:
                 continue
+            assert (": decided after" in gate.reason) is (gate.path.decided_s is not None)
             at_s = decided[gate.gate]
             seen = gate.path.decided_s
             assert seen == (at_s if at_s is not None and at_s <= seconds else None), (gate.gate, seconds)
