@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.arrays import Bools, Codes, Ints
-from analysis.judging.paths import Path, looked_at
+from analysis.judging.paths import Path, exchange_of, looked_at
 from analysis.judging.separate import compare_separate
 from analysis.records.columns import taken
 from analysis.records.scratch import kept, parts
@@ -21,12 +21,13 @@ from analysis.run.machines import Machines
 from analysis.run.run import Run
 from analysis.run.trials import block_numbers
 from analysis.settings.metrics import JUDGED_METRICS, quantile_label
-from analysis.statistics.compare import Comparison, Sample, compare_quantiles, compare_typical, decide
+from analysis.statistics.compare import Comparison, Sample, as_many, compare_quantiles, compare_typical, decide
 
 PHASES = ("steady", "cold", "all")
 STEP_QUANTILES = (0.5, 0.9)  # that a step of a ramp is left by: few requests say little of a tail
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 _SMALLEST_MS = 1e-3
+_UNEVEN = 1.25  # times as many requests as the other arm
 MOST_GAPS = 1_000_000  # of an arm; p99.9 of as many is known far better than blocks agree on it
 
 
@@ -190,7 +191,6 @@ def _compared(
         method=run.limits.method,
         restart_spread=start_spread(run, arm),
         machines=run.machines.of_trial,
-        shares_changed=bool(run.records.weights),
     )
     if phase == "steady" and not all(map(len, samples)):
         why = f"none past the cold start of {run.limits.cold_s:g} s that no compile held up"
@@ -208,6 +208,7 @@ class _Rows:
     treatment: Ints
     control: Ints
     paired: bool
+    uneven: bool  # one arm has clearly more requests in the same blocks
 
 
 def _rows(run: Run, arm: str, phase: str) -> _Rows:
@@ -222,7 +223,12 @@ def _rows(run: Run, arm: str, phase: str) -> _Rows:
             selected.append(kept(np.flatnonzero(mask & run.cold if phase == "cold" else mask)))
     paired = run.copied and all(len(rows) > 0 and _all_paired(run.requests.pair, rows) for rows in selected)
     treatment, control = _in_pairs(run, selected) if paired else selected
-    return _Rows(treatment=treatment, control=control, paired=paired)
+    # Sequential evidence exchanges requests where shares are uneven; other comparisons draw as many of each arm.
+    uneven = not (paired or run.limits.sequential or run.separate or run.in_turn) and (
+        exchange_of(run, arm, run.control) == "requests"
+        or max(map(len, (treatment, control))) > _UNEVEN * min(map(len, (treatment, control)))
+    )
+    return _Rows(treatment=treatment, control=control, paired=paired, uneven=uneven)
 
 
 def _all_paired(pair: Codes, rows: Ints) -> bool:
@@ -254,8 +260,10 @@ def _samples(run: Run, metric: str, rows: _Rows) -> tuple[Sample, Sample]:
     known = [_known(run, metric, own) for own in (rows.treatment, rows.control)]
     if rows.paired and all(len(own) for own in known):
         known = _in_pairs(run, known)
-    treatment, control = (_sample(run, metric, own) for own in known)
-    return leveled(run.machines, treatment, control)
+    treatment, control = leveled(run.machines, *(_sample(run, metric, own) for own in known))
+    if rows.uneven:
+        return as_many(treatment, control, rng=run.rng(5, JUDGED_METRICS.index(metric)))
+    return treatment, control
 
 
 def leveled(machines: Machines, treatment: Sample, control: Sample) -> tuple[Sample, Sample]:

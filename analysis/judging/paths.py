@@ -102,7 +102,7 @@ def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gat
         q=item.quantile,
         blocks=GROUP_BLOCKS,
         restart_spread=start_spread(run, item.arm),
-        exchange=_exchange(run, item.arm, item.control),
+        exchange=exchange_of(run, item.arm, item.control),
     )
     evidence = groups.evidence(item.margin)
     low, high = groups.limits(alpha=item.alpha)
@@ -157,8 +157,8 @@ def _as_decided(
     return np.where(after, np.maximum(low, limit), low), high
 
 
-def _exchange(run: Run, arm: str, control: str) -> Exchange:
-    """What the test exchanges: whole arms where both had equal shares of the traffic throughout, else requests."""
+def exchange_of(run: Run, arm: str, control: str) -> Exchange:
+    """Return what a test may exchange: whole arms if both had equal shares of the traffic throughout, else requests."""
     weights = run.weights
     equal = run.design != "split" or weights.get(arm) == weights.get(control)
     return "arms" if equal and not run.records.weights else "requests"

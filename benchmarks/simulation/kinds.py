@@ -28,7 +28,7 @@ class Kind(Weather):
     `batching`: "slots" are freed one by one, "static" ones when the whole batch is done. `replicas` share the arm's
     slots. `wander`: standard deviation of the log speed of each arm by itself, which lasts for `wander_s`. `luck`:
     that of each start of an arm. `bursts_s`: mean time between bursts, which bring `burst` times the rate for
-    `burst_s`. `trials` of `duration_s` each.
+    `burst_s`. `trials` of `duration_s` each. `kept`: the share of the treatment's requests that it gets.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Kind(Weather):
     bursts_s: float = 0.0
     burst_s: float = 30.0
     burst: float = 4.0
+    kept: float = 1.0
 
 
 KINDS: Mapping[str, Kind] = {

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.statistics.compare import Comparison, compare_quantiles, compare_typical, decide
+from analysis.statistics.compare import Comparison, as_many, compare_quantiles, compare_typical, decide
 from benchmarks.simulation.calibration import believed, covers, means
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
 from benchmarks.simulation.table import Table
@@ -42,6 +42,9 @@ def gated(
     items = []
     for metric in METRICS:
         both = samples(trials, f"{metric}_ms", ratio=ratio)
+        if kind.kept < 1.0:
+            few = both[0].only(np.random.default_rng([seed, 7]).uniform(size=len(both[0])) < kind.kept)
+            both = as_many(few, both[1], rng=rng)
         whole = compare_quantiles(
             *both, qs=(0.99,), margin=MARGIN, alpha=alpha, draws=DRAWS, rng=rng, paired=kind.design != "split"
         )
@@ -94,6 +97,15 @@ def promises_table(table: Table) -> None:
             most = 0.08 if ratio <= 1.0 else None
             table.add(f"{name}: PASS of both gates at a ratio of {ratio:g}", shares[4], least=least)
             table.add(f"{name}: FAIL of any gate at a ratio of {ratio:g}", shares[5], most=most)
+
+    for rate in (8.0, 16.0):
+        uneven = replace(KINDS["split"], rate=rate, slots=int(4 * rate), kept=1.0 / 9.0)
+        for ratio, most in ((1.0 + MARGIN, 0.08), (0.8, None), (1.0, None)):
+            shares = mean(partial(outcome, uneven, ratio=ratio))
+            for metric, passed in zip(METRICS, shares[:2], strict=True):
+                table.add(
+                    f"shares of 1 to 9, {rate:g}/s: PASS of p99 {metric} at a ratio of {ratio:g}", passed, most=most
+                )
 
 
 def slowdown(kind: Kind, metric: str, *, seeds: int) -> float:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from analysis.arrays import Floats
-from analysis.statistics.compare import Comparison, Sample, compare_quantiles, compare_typical, decide, holm
+from analysis.statistics.compare import Comparison, Sample, as_many, compare_quantiles, compare_typical, decide, holm
 from analysis.statistics.decoding import DecodeSteps, decode_steps
 from analysis.statistics.exposure import ExposureError
 from analysis.statistics.slow_counts import SlowCounts, SortedGroups, slow_counts
@@ -144,21 +144,15 @@ def test_an_interval_holds_the_ratio_that_was_seen(seed):
     assert item.verdict != "PASS"
 
 
-def test_shares_that_changed_while_all_slowed_down_are_no_slower_arm():
-    # Equal arms; in the second half everything takes twice as long, and one arm has nine tenths of it.
-    rng = np.random.default_rng(3)
-    sizes = [np.where(np.arange(40) < 20, few, 120 - few) for few in (12, 108)]
-    samples = []
-    for size in sizes:
-        block = np.repeat(np.arange(40), size)
-        values = rng.lognormal(3.0, 0.6, len(block)) * np.where(block < 20, 1.0, 2.0)
-        samples.append(Sample(values=values, block=block, trial=np.ones_like(block)))
-    asked = {"qs": (0.9,), "margin": 0.1, "alpha": 0.05, "draws": 199, "paired": False}
-    (plain,) = compare_quantiles(*samples, rng=np.random.default_rng(1), **asked)
-    (leveled,) = compare_quantiles(*samples, rng=np.random.default_rng(1), shares_changed=True, **asked)
-    assert plain.ratio > 1.3
-    assert leveled.ratio == pytest.approx(1.0, abs=0.1)
-    assert leveled.low < leveled.ratio < leveled.high
+def test_as_many_values_of_each_sample_are_drawn_in_each_block():
+    few, many = np.repeat([0, 1, 3], [2, 5, 1]), np.repeat([0, 1, 2], [9, 4, 7])
+    drawn = as_many(
+        *(sample(np.arange(float(len(block))), block) for block in (few, many)), rng=np.random.default_rng(0)
+    )
+    assert [np.bincount(item.block, minlength=4).tolist() for item in drawn] == [[2, 4, 0, 0]] * 2
+    assert set(drawn[1].values[:2].tolist()) <= set(range(9))
+    none = drawn[0].only(np.zeros(6, dtype=bool))
+    assert [len(item) for item in as_many(none, drawn[1], rng=np.random.default_rng(0))] == [0, 0]
 
 
 def test_six_trials_are_judged_by_their_own_ratios():
