@@ -123,7 +123,7 @@ def as_many(treatment: Sample, control: Sample, *, rng: np.random.Generator) -> 
     """Return as many values of each sample in each block, drawn at random from the one that has more.
 
     A sample of 30 values has no 1 % of them: beside one of 300 its slowest value takes the whole tail of both or none
-    of it, which makes the smaller sample look quicker. At shares of 1 to 9, up to half of the arms at the margin passed.
+    of it, which makes the smaller sample look quicker: at shares of 1 to 9, half of the arms at the margin passed.
     """
     blocks = 1 + max(int(sample.block.max(initial=-1)) for sample in (treatment, control))
     counts = [np.bincount(sample.block, minlength=blocks) for sample in (treatment, control)]
