@@ -11,6 +11,7 @@ from analysis.nouns import counted
 from analysis.records.plain_values import text_of
 from analysis.run.spikes import RECOMPILE_KINDS
 
+_SAME_START_S = 0.1  # by which the starts of one compile may differ, under way and in its event
 _BURST_REQUESTS, _BURST_SHARE = 5, 0.2  # of failed requests, and of those that ended meanwhile
 
 
@@ -26,6 +27,10 @@ class ServedCompile:
     shape: str
     over: bool = True
 
+    @property
+    def start_ns(self) -> int:
+        return self.end_ns - round(self.seconds * 1e9)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Alarm:
@@ -38,20 +43,28 @@ class Alarm:
 def compile_alarms(
     arm: str, events: Iterable[ServedCompile], *, stall_limit_s: float, max_recompiles: int
 ) -> list[Alarm]:
-    """Compiles of `arm` in one trial that were too long, or too many. `events` are in the order of time.
+    """Return the compiles of `arm` in one trial that were too long, or too many. `events` are in the order of time.
 
     A compile under way is an alarm from the instant when it reaches `stall_limit_s`, and counts as a recompile at its
-    end. It is left out once its replica has an event that ended later: its own.
+    end. It is left out once its replica has its event: one that started with it, or that ended later.
     """
     ours = [event for event in events if event.arm == arm and event.kind in RECOMPILE_KINDS]
-    last_end_ns = {event.replica: event.end_ns for event in ours if event.over}
+    ended = [event for event in ours if event.over]
+
+    def has_event(under_way: ServedCompile) -> bool:
+        return any(
+            event.replica == under_way.replica
+            and (event.end_ns >= under_way.end_ns or abs(event.start_ns - under_way.start_ns) <= _SAME_START_S * 1e9)
+            for event in ended
+        )
+
     found = []
     recompiles = 0
     for event in ours:
         recompiles += event.over
         shape = f" for {event.shape}" if event.shape else ""
         if not event.over:
-            if event.seconds >= stall_limit_s and last_end_ns.get(event.replica, 0) < event.end_ns:
+            if event.seconds >= stall_limit_s and not has_event(event):
                 reached_ns = event.end_ns - round((event.seconds - stall_limit_s) * 1e9)
                 why = f"{arm} has been compiling for {event.seconds:.1f} s while serving{shape}"
                 found.append(Alarm(at_ns=reached_ns, why=why))

@@ -289,6 +289,8 @@ def alarm_times(*events: ServedCompile, most: int = 1) -> list[int]:
         ([compile_of(3_000_000_000, 3.0, over=False)], 0, [1_000_000_000]),
         ([compile_of(5_000, 4.0, over=False), compile_of(7_000, 6.0)], 9, [7_000]),
         ([compile_of(5_000, 1.0, over=False), compile_of(7_000, 6.0, replica=1)], 9, [5_000, 7_000]),
+        ([compile_of(12_003_000_000, 4.003, over=False), compile_of(12_000_000_000, 4.0)], 9, [12_000_000_000]),
+        ([compile_of(12_003_000_000, 4.0, over=False), compile_of(12_000_000_000, 0.5)], 9, [9_003_000_000]),
     ],
     ids=[
         "stall limit",
@@ -299,6 +301,8 @@ def alarm_times(*events: ServedCompile, most: int = 1) -> list[int]:
         "under way for too long",
         "over since it was under way",
         "under way at another replica",
+        "its event came just after its status",
+        "a short one ended within it",
     ],
 )
 def test_long_compiles_and_recompiles_beyond_the_limit_are_alarms(
