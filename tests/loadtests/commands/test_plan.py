@@ -23,7 +23,9 @@ from servers.config import ArmConfig
 from servers.fields import ConfigError
 from tests.analysis.foresight.test_plan import RATES, started
 from tests.analysis.judging.test_load_steps import write_search
+from tests.fakes.processes import refusal
 from tests.fakes.runs import EAGER, GATES, FakeArm, FakeRun, pilot, row, write_run
+from tests.loadtests.commands.test_main import refused
 from tests.loadtests.trials.test_frontier import experiment
 from tests.servers.compiler.test_recorder import reset_compiler
 
@@ -69,35 +71,7 @@ def test_the_command_plans_from_a_pilot(pilot: Path, capsys: pytest.CaptureFixtu
     assert (code, plan["source"]["from"], plan["wanted"]["ratio"]) == (0, "pilot", 0.9)
     assert "if as seen" in words
     assert "no gate: compiled" in words
-    main(["plan", str(pilot), "--margin", "0.05", "--ratio", "0.9", "--json"])
-    assert json.loads(capsys.readouterr().out) == plan
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "give RUN_DIR, or --rate R"),
-        (["none"], 'run directory "none" does not exist'),
-        (["--rate", "0"], "--rate is 0: give requests/s"),
-        (["--rate", "4", "--power", "1"], "--power is 1: give a share from 0.5 to 0.999"),
-        (["--rate", "4", "--margin", "0"], "--margin is 0: give a share above 0"),
-        (["--rate", "4", "--ratio", "0"], "--ratio is 0"),
-        (["--rate", "4", "--alpha", "0.9"], "--alpha is 0.9"),
-        (["--rate", "4", "--duration", "-1"], "--duration is -1: give seconds above 0"),
-        (["--rate", "4", "--trials", "0"], "--trials is 0: give 1 to 1000"),
-        (["--rate", "4", "--slo", "fast"], "--slo"),
-        ([".", "--rate", "4"], "--rate is for a plan without a pilot"),
-        ([".", "--searching"], "--searching is for a plan without a pilot"),
-    ],
-)
-def test_what_cannot_be_planned_is_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert said in err
-    assert err.count("\n") == 1
+    assert told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9", "--json")[1:] == ("", plan)
 
 
 LENGTHS = [5, 9, 5, 300, 9, 40, 41, 5, 300, 12]
@@ -143,8 +117,7 @@ def test_the_forecast_begins_with_what_was_read(tmp_path: Path, capsys: pytest.C
     path = tmp_path / "own.jsonl"
     row = '{{"timestamp": {}.0, "input_length": 9, "output_length": 5, "hash_ids": [0]}}\n'
     path.write_text(row.format(0) + row.format(60))
-    assert main(["forecast", str(path)]) == 2
-    assert "--time-unit" in capsys.readouterr().err
+    assert "--time-unit" in refused(capsys, "forecast", path)
     assert main(["forecast", str(path), "--time-unit", "s"]) == 0
     assert capsys.readouterr().out.startswith(f"{path}: 2 requests in 60 s, read as mooncake (times in s)\n")
 
@@ -163,10 +136,7 @@ def test_the_forecast_begins_with_what_was_read(tmp_path: Path, capsys: pytest.C
 def test_bad_questions_are_one_line(
     flags: list[str], message: str, trace: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["forecast", trace.name, *flags]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in refused(capsys, "forecast", trace.name, *flags)
 
 
 WARM = (1, 6)  # what a minimal warm-up decodes: one row after a prompt of five tokens
@@ -304,9 +274,7 @@ def test_what_a_run_refuses_is_refused_by_its_own_name(
 ) -> None:
     path = tmp_path / "some.toml"
     path.write_text(ALONE if arms == "one" else TWO)
-    with pytest.raises(ConfigError) as refused:
-        frontier_plan(path, settings=[setting, *rates])
-    assert str(refused.value).startswith(said)
+    assert refusal(ConfigError, frontier_plan, path, settings=[setting, *rates]).startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -342,9 +310,7 @@ def test_policies_that_do_not_fit_are_left_out_with_their_reason(
 
     monkeypatch.setattr(planning, "check_arm", check)
     if said:
-        with pytest.raises(ConfigError) as refused:
-            frontier_plan(alone)
-        assert str(refused.value) == said
+        assert refusal(ConfigError, frontier_plan, alone) == said
         return
     plan = frontier_plan(alone)
     assert [arm.name for arm in plan.experiment.arms] == kept
@@ -379,14 +345,12 @@ def search(tmp_path: Path) -> Path:
 
 
 def test_the_command_says_gpus_and_when_it_pays(search: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["breakeven", str(search), "--load", "200", "--gpus-per-replica", "2"]) == 0
-    *words, last = capsys.readouterr().out.splitlines()
-    found = json.loads(last)
+    code, text, found = told(capsys, "breakeven", str(search), "--load", "200", "--gpus-per-replica", "2")
+    assert code == 0
     assert (found["load_rps"], found["gpus_per_replica"]) == (200, 2)
     assert found["arms"][1]["gpus"]["seen"] == 26
-    text = "\n".join(words)
     assert "200 requests/s, 2 GPUs a replica" in text
     assert "5 min 29 s (" in text
     assert "latest never" in text
-    assert main(["breakeven", str(search), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["load_rps"] is None
+    code, _, found = told(capsys, "breakeven", str(search), "--json")
+    assert (code, found["load_rps"]) == (0, None)

@@ -104,7 +104,7 @@ BAD_MOONCAKE: list[tuple[str, list[str]]] = [
     (mooncake_line(3000, True, 4), ["line 2", "input_length"]),
     (mooncake_line(3000, 0, 4), ["line 2", "input length is 0", "remove the line"]),
     (mooncake_line(3000, 513, 4, [0, 1, 2]), ["line 2", "3 hash_ids", "2 blocks of 512", "block_tokens"]),
-    *((mooncake_line(3000, 600, 5, ids), ["line 2", "hash_ids"]) for ids in ([1, 2, 3], ["a"], [-1], 7, [True])),
+    *((mooncake_line(3000, 600, 5, ids), ["line 2", "expected hash_ids"]) for ids in (["a"], [-1], 7, [True])),
     (mooncake_line(2999, 4, 4), ["line 2", "from 3000 ms to 2999 ms", "sort the trace"]),
 ]
 BAD_PLAIN: list[tuple[str, list[str]]] = [
