@@ -29,7 +29,6 @@ from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.processes import command_of, family, refusal
 
 ROOT = Path(__file__).resolve().parents[3]
-FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

@@ -22,6 +22,7 @@ from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import read_source
 from servers.fields import ConfigError
 from servers.front.tokenizer import ModelTokenizer
+from tests.fakes.processes import refusal
 
 WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -134,17 +135,13 @@ def test_given_ids_are_sent_as_they_are(folder: Path) -> None:
 )
 def test_a_template_that_cannot_be_exact_is_refused_in_one_line(tmp_path: Path, template: str, message: str) -> None:
     text = load_prompt_text(str(model_folder(tmp_path / "m", template=template)))
-    with pytest.raises(ConfigError, match=message) as refused:
-        text.overhead(1)
-    assert "\n" not in str(refused.value)
+    assert message in refusal(ConfigError, text.overhead, 1)
 
 
 def test_folders_without_a_usable_tokenizer_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no tokenizer\.json"):
-        load_prompt_text(str(tmp_path))
+    assert "holds no tokenizer.json" in refusal(ConfigError, load_prompt_text, str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_prompt_text(str(tmp_path))
+    assert "cannot be read" in refusal(ConfigError, load_prompt_text, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -156,10 +153,10 @@ def test_an_external_tokenizer_that_cannot_count_is_refused_with_settings_of_the
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     options = OpenAiOptions(endpoint=endpoint, tokenizer=str(tmp_path))
     config = ExternalConfig(kind="openai", addresses=("http://a",), model_name="m", openai=options)
-    with pytest.raises(ConfigError, match="fewer than 8 words") as refused:
-        prompt_source(config, PromptSource())
-    assert f": remove openai.tokenize{remedy}" in str(refused.value)
-    assert "traffic.prompts" not in str(refused.value)
+    said = refusal(ConfigError, prompt_source, config, PromptSource())
+    assert "fewer than 8 words" in said
+    assert f": remove openai.tokenize{remedy}" in said
+    assert "traffic.prompts" not in said
 
 
 def test_a_tokenizer_beyond_the_served_vocabulary_is_refused(folder: Path) -> None:
@@ -171,8 +168,7 @@ def test_a_model_without_a_template_has_no_chat(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m")
     (folder / "tokenizer_config.json").write_text("{}")
     text = load_prompt_text(str(folder))
-    with pytest.raises(ConfigError, match="has no chat template"):
-        text.chat_of([Message("user", "hello")])
+    assert "has no chat template" in refusal(ConfigError, text.chat_of, [Message("user", "hello")])
 
 
 def test_a_template_file_counts_before_the_one_in_the_settings(tmp_path: Path) -> None:
@@ -217,8 +213,7 @@ def test_requests_that_share_hash_ids_share_the_tokens_of_their_blocks(tmp_path:
 
 def test_turns_of_a_chat_are_exact_and_grow(folder: Path) -> None:
     config = TrafficConfig(
-        **{"rate": 20, "duration_s": 30, "length_scale": 0.02, "turns_mean": 3, "think_time_s": 1},
-        **{"prompts": "chat", "tokenizer": str(folder)},
+        rate=20, duration_s=30, length_scale=0.02, turns_mean=3, think_time_s=1, prompts="chat", tokenizer=str(folder)
     )
     schedule = built(config)
     prompts = source(folder, "chat")
@@ -246,8 +241,7 @@ def test_a_template_that_moves_prompts_over_an_edge_is_counted(folder: Path, tmp
         + "9,1,1\n"
     )
     config = TrafficConfig(
-        **{"arrivals": "trace", "workload": "trace", "trace": str(path), "duration_s": 6},
-        **{"prompts": "chat", "tokenizer": str(folder)},
+        arrivals="trace", workload="trace", trace=str(path), duration_s=6, prompts="chat", tokenizer=str(folder)
     )
     schedule = built(config, edges={"buckets": (32, 64, 128, 4096), "exact": ()})
     facts = schedule.prompts["template"]
@@ -311,10 +305,8 @@ def test_num_prompts_cuts_the_schedule_after_so_many() -> None:
 
 
 def test_a_chat_needs_a_template_and_text_a_tokenizer() -> None:
-    with pytest.raises(ConfigError, match="has no chat template"):
-        built(TrafficConfig(rate=1, prompts="chat"))
-    with pytest.raises(ConfigError, match="no model is named"):
-        built(TrafficConfig(rate=1, prompts="text"), model="")
+    assert "has no chat template" in refusal(ConfigError, built, TrafficConfig(rate=1, prompts="chat"))
+    assert "no model is named" in refusal(ConfigError, built, TrafficConfig(rate=1, prompts="text"), model="")
 
 
 def test_all_columns_of_prompts_are_those_that_a_plan_takes() -> None:

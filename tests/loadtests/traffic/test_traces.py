@@ -177,6 +177,7 @@ def test_published_azure_conversation_loads_as_it_is() -> None:
         [1020, 2734, 4142], abs=1
     )
     assert np.rint(np.quantile(trace.output_tokens, [0.5, 0.9, 0.99])).tolist() == [129, 424, 601]
+    assert (trace.input_tokens[0], trace.output_tokens[0]) == (374, 44)
     logs = np.log(trace.input_tokens)
     assert (logs.mean(), logs.std()) == pytest.approx((6.633, 0.985), abs=0.001)
 

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -229,40 +230,34 @@ def wait_for_rows(path: Path, count: int) -> None:
     wait_for(lambda: path.exists() and read_table(path, SERVER_LOAD)[0].num_rows >= count)
 
 
+def sampled(folder: Path, answer: Callable[[int], str | int], other: str, *, rows: int) -> tuple[list[Any], list[str]]:
+    """What trial.json says of two pages of which so many samples were taken, and the notes of the run."""
+    with metrics_page(answer) as page, metrics_page(lambda n: other) as second:
+        trial = external_trial(folder / "trial-01", {"metrics": [page, second]}, replicas=2)
+        loads = ServerLoads(trial)
+        wait_for_rows(trial.folder / "server_load.arrow", rows)
+        loads.stop()
+    notes = [note.replace(page, "PAGE") for note in trial.status.notes]
+    return trial.facts.arms[1]["told"]["metrics"], notes
+
+
 def test_failed_answers_of_a_page_cost_those_samples_alone_and_are_counted(tmp_path: Path) -> None:
     def answer(number: int) -> str | int:
         if number == 3:
             return "<html>"
         return 503 if number < 3 else vllm_page(running=1, waiting=0, cache=0.0, preemptions=0)
 
-    with metrics_page(answer) as page, metrics_page(lambda n: "up 1\n") as other:
-        trial = external_trial(tmp_path / "trial-01", {"metrics": [page, other]}, replicas=2)
-        loads = ServerLoads(trial)
-        wait_for_rows(trial.folder / "server_load.arrow", 2)
-        loads.stop()
-    first, second = trial.facts.arms[1]["told"]["metrics"]
+    (first, second), notes = sampled(tmp_path, answer, "up 1\n", rows=2)
     assert (first["replica"], first["failed"]) == ("vllm-0", 4)
     assert "503" in first["why"]
     assert second["answered"] == 0
     assert "ValueError" in second["why"]
-    assert any(page in note and "4" in note for note in trial.status.notes)
+    assert any("PAGE" in note and "4" in note for note in notes)
 
 
 def test_a_late_page_is_counted_for_each_missed_second(tmp_path: Path) -> None:
-    answered = threading.Event()
-
-    def answer(number: int) -> str:
-        answered.wait(0.2)
-        return vllm_page(running=0, waiting=0, cache=0.0, preemptions=0)
-
     quick = vllm_page(running=9, waiting=0, cache=0.0, preemptions=0)
-    with metrics_page(answer) as page, metrics_page(lambda n: quick) as other:
-        trial = external_trial(tmp_path / "trial-01", {"metrics": [page, other]}, replicas=2)
-        loads = ServerLoads(trial)
-        wait_for_rows(trial.folder / "server_load.arrow", 20)
-        loads.stop()
-        answered.set()
-    first, second = trial.facts.arms[1]["told"]["metrics"]
+    (first, second), _ = sampled(tmp_path, lambda n: (time.sleep(0.2), quick)[1], quick, rows=20)
     assert first["late"] >= 5 * first["answered"] > 0
     assert second["answered"] > 2 * first["answered"]
 

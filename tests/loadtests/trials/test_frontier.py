@@ -47,12 +47,13 @@ AROUND_S = 8.0
 TWO_ARMS = [{"name": "eager", "preset": "eager", "control": True}, {"name": "padded", "preset": "compiled-padded"}]
 
 
-def configure(trial: Path, config: Callable[[str], dict[str, Any]]) -> None:
-    """The trial's records say that each arm, by its name, was configured so."""
-    info = json.loads((trial / "trial.json").read_text())
-    for row in info["arms"]:
-        row["config"] = config(row["name"])
-    write_document(trial / "trial.json", info)
+def configure(run_dir: Path, config: Callable[[str], dict[str, Any]]) -> None:
+    """The run's records say that each arm, by its name, was configured so."""
+    for path in run_dir.glob("trial-*/trial.json"):
+        info = json.loads(path.read_text())
+        for row in info["arms"]:
+            row["config"] = config(row["name"])
+        write_document(path, info)
 
 
 def experiment(**tables: Any) -> Experiment:
@@ -71,15 +72,16 @@ def experiment(**tables: Any) -> Experiment:
 class MadeUpTrials(FrontierSearch):
     """A search whose trials take no time: arms answer in 100 ms up to their knee and in 2 s above it.
 
-    `time_s` is its own clock. `broken` is how trials fail, by their number.
+    `time_s` is its own clock. `broken` is how trials fail, by their number; `interrupted_in` is the number of one.
     """
 
-    def __init__(self, what: Experiment, *, slow_start: float = 1.0, **options: Any) -> None:
+    slow_start = 1.0
+    interrupted_in = 0
+
+    def __init__(self, what: Experiment, **options: Any) -> None:
         super().__init__(what, clock=lambda: self.time_s, **options)
         self.time_s = 1000.0
-        self.slow_start = slow_start
         self.broken: dict[int, Exception] = {}
-        self.interrupted_in = 0
 
     def _run_trial(self, context: TrialContext, schedule: Schedule, expected: ExpectedAnswers | None = None) -> None:
         context.folder.mkdir()
@@ -126,11 +128,11 @@ class MadeUpTrials(FrontierSearch):
             raise StopRequestedError
 
 
-def made_up(out: Path, *, budget_s: float = 500.0, **more: Any) -> tuple[MadeUpTrials, RunOutcome]:
-    broken, cut = more.pop("broken", {}), more.pop("interrupted_in", 0)
-    what = more.pop("what", None) or experiment()
-    search = MadeUpTrials(what, out=out, budget_s=budget_s, **more)
-    search.broken, search.interrupted_in = broken, cut
+def made_up(
+    out: Path, what: Experiment | None = None, *, budget_s: float = 500.0, after: Any = (), **trials: Any
+) -> tuple[MadeUpTrials, RunOutcome]:
+    search = MadeUpTrials(what or experiment(), out=out, budget_s=budget_s, after=after)
+    vars(search).update(trials)
     return search, search.run()
 
 
@@ -261,8 +263,7 @@ def test_steps_of_a_trial_whose_load_fell_behind_are_undecided(copied: Path) -> 
 def test_an_arm_that_was_never_started_does_not_block_the_others(tmp_path: Path) -> None:
     _, outcome = made_up(tmp_path, budget_s=130.0)
     assert [turn["arms"] for turn in document(outcome)["turns"]] == [["eager"], ["padded"]]
-    for folder in outcome.run_dir.glob("trial-*"):
-        configure(folder, lambda _: {"model": {"dtype": "float32"}, "engine": {"slots": 8}})
+    configure(outcome.run_dir, lambda _: {"model": {"dtype": "float32"}, "engine": {"slots": 8}})
     summary = analyze(outcome.run_dir)
     frontier = summary["frontier"]
     assert (frontier["blocked_by"], frontier["blocked"]) == ([], {})
@@ -276,8 +277,7 @@ def test_an_arm_that_was_never_started_does_not_block_the_others(tmp_path: Path)
 
 
 def test_an_arm_that_differs_in_more_than_its_policy_blocks_itself_alone(judged: dict[str, Any], copied: Path) -> None:
-    for folder in copied.glob("trial-*"):
-        configure(folder, lambda arm: {"model": {"dtype": "float16" if arm == "padded" else "float32"}})
+    configure(copied, lambda arm: {"model": {"dtype": "float16" if arm == "padded" else "float32"}})
     frontier = analyze(copied)["frontier"]
     assert (frontier["blocked_by"], frontier["blocked"]) == ([], {"padded": ["comparable"]})
     before = {row["arm"]: row["steps"] for row in judged["frontier"]["arms"]}
@@ -286,8 +286,7 @@ def test_an_arm_that_differs_in_more_than_its_policy_blocks_itself_alone(judged:
 
 def test_the_answer_about_an_arm_of_other_weights_says_that_its_quality_is_open(copied: Path) -> None:
     weights = {"dynamic": "int8-weight-only"}
-    for folder in copied.glob("trial-*"):
-        configure(folder, lambda arm: {"model": {"dtype": "float32", "quantisation": weights.get(arm, "none")}})
+    configure(copied, lambda arm: {"model": {"dtype": "float32", "quantisation": weights.get(arm, "none")}})
     answer = " ".join(analyze(copied)["frontier"]["answer"])
     assert all(words in answer for words in ("dynamic is not shown to answer as well", "int8-weight-only"))
     assert "padded is not shown" not in answer
@@ -316,9 +315,8 @@ def test_a_search_of_another_experiment_is_not_continued(tmp_path: Path) -> None
     _, ended = made_up(tmp_path, budget_s=130.0)
 
     def assert_refused(what: Experiment, *words: str) -> None:
-        with pytest.raises(RecordError) as refused:
-            check_continued(what, [ended.run_dir])
-        assert all(word in str(refused.value) for word in words)
+        said = refusal(RecordError, check_continued, what, [ended.run_dir])
+        assert all(word in said for word in words)
 
     assert check_continued(experiment(seed=4), [ended.run_dir]).directories == (ended.run_dir,)
     slower = experiment(seed=4, traffic={"timeout_s": 5})
@@ -368,13 +366,12 @@ def test_parity_takes_its_time_from_the_budget(
     assert any("5 of them for parity" in line for line in search_notes(analyze(outcome.run_dir)))
 
 
-def turn(arm: str, steps: int = 3) -> Turn:
-    return Turn(arm=arm, steps=steps, seconds=10.0)
+def turns_of(arms: str) -> list[Turn]:
+    return [Turn(arm=arm, steps=3, seconds=10.0) for arm in arms]
 
 
 def test_the_starts_of_an_arm_are_spread_out() -> None:
-    turns = [turn("a"), turn("a"), turn("b"), turn("b"), turn("c")]
-    assert [item.arm for item in in_laps(turns)] == ["a", "b", "c", "a", "b"]
+    assert [item.arm for item in in_laps(turns_of("aabbc"))] == ["a", "b", "c", "a", "b"]
 
 
 def cards() -> Experiment:
@@ -388,7 +385,7 @@ def cards() -> Experiment:
 
 def test_arms_with_devices_of_their_own_run_at_once() -> None:
     devices = {"a": "cuda:0", "b": "cuda:0", "c": "cuda:1"}
-    assert [item.arm for item in together([turn("a"), turn("b"), turn("c")], devices)] == ["a", "c"]
+    assert [item.arm for item in together(turns_of("abc"), devices)] == ["a", "c"]
     assert (lanes_of(cards()), lanes_of(experiment())) == (2, 1)
 
 
