@@ -24,7 +24,7 @@ from tests.fakes.machines import GIB, referenced, sample
 from tests.fakes.results import Sent, in_turn, traffic, write
 from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.summary_schema import hold
-from tests.loadtests.commands.test_main import refused
+from tests.loadtests.commands.test_main import refused, told
 
 MEMORY = {"process_peak": 600_000_000, "device_peak": 1 << 30}
 COMPILED = FakeArm(name="compiled", ratio=0.8, memory_bytes=MEMORY)
@@ -69,14 +69,6 @@ def with_arm(run: FakeRun, **changes: object) -> FakeRun:
 @pytest.fixture
 def baseline() -> Path:
     return made("last-week", RUN)
-
-
-def told(capsys: pytest.CaptureFixture[str], command: str, *arguments: object) -> tuple[int, dict, str]:
-    """The exit code, the JSON of the last line, and all that was printed; nothing is on stderr."""
-    code = main([command, *map(str, arguments)])
-    out, err = capsys.readouterr()
-    assert err == ""
-    return code, json.loads(out.splitlines()[-1]), out
 
 
 @pytest.fixture

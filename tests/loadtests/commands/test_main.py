@@ -41,6 +41,14 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return err
 
 
+def told(capsys: pytest.CaptureFixture[str], command: str, *arguments: object) -> tuple[int, dict, str]:
+    """The exit code, the JSON of the last line, and all that was printed; nothing is on stderr."""
+    code = main([command, *map(str, arguments)])
+    out, err = capsys.readouterr()
+    assert err == ""
+    return code, json.loads(out.splitlines()[-1]), out
+
+
 @pytest.mark.process
 def test_only_the_command_in_hand_is_imported() -> None:
     code = (

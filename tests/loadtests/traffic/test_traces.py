@@ -153,13 +153,11 @@ def test_empty_and_unknown_files_are_refused(tmp_path: Path, text: str, part: st
 
 
 def test_missing_file_directory_and_binary_are_refused(tmp_path: Path) -> None:
-    assert "does not exist" in unread(tmp_path / "absent.csv")
-    assert "cannot be read" in unread(tmp_path)
-    binary = tmp_path / "trace.csv.gz"
-    binary.write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
-    assert "damaged gzip data" in unread(binary)
-    binary.write_bytes(b"\xff\xfe")
-    assert "not UTF-8" in unread(binary)
+    (tmp_path / "damaged.gz").write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    found = [unread(tmp_path / name) for name in ("absent.csv", "", "damaged.gz", "binary")]
+    for words, message in zip(("not exist", "cannot be read", "damaged gzip data", "not UTF-8"), found, strict=True):
+        assert words in message
 
 
 def published(name: str) -> Trace:
@@ -197,19 +195,13 @@ def json_lines(*rows: dict[str, Any]) -> str:
     return "\n".join(map(json.dumps, rows))
 
 
-def bailian(at: float, tokens: int) -> dict[str, Any]:
-    own = {"chat_id": 1, "parent_chat_id": -1, "type": "text", "turn": 1, "hash_ids": [*range(-(-tokens // 16))]}
-    return {"timestamp": at, "input_length": tokens, "output_length": 4, **own}
-
-
 def blocks(at: float, tokens: int, size: int, **more: Any) -> dict[str, Any]:
-    return {
-        "timestamp": at,
-        "input_length": tokens,
-        "output_length": 4,
-        "hash_ids": [*range(-(-tokens // size))],
-        **more,
-    }
+    ids = [*range(-(-tokens // size))]
+    return {"timestamp": at, "input_length": tokens, "output_length": 4, "hash_ids": ids, **more}
+
+
+def bailian(at: float, tokens: int) -> dict[str, Any]:
+    return blocks(at, tokens, 16, chat_id=1, parent_chat_id=-1, type="text", turn=1)
 
 
 @pytest.mark.parametrize(

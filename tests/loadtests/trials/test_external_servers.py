@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -82,13 +83,6 @@ def listening(*rows: tuple[str, int | None]) -> Any:
     return lambda kind: found
 
 
-def refusing(error: Exception) -> Any:
-    def refuse(kind: str) -> None:
-        raise error
-
-    return refuse
-
-
 @pytest.mark.parametrize(
     ("connections", "found"),
     [
@@ -102,9 +96,9 @@ def refusing(error: Exception) -> Any:
         (listening(("127.0.0.1", 90)), None),  # listens for a container
         (listening(("127.0.0.1", 99)), None),  # ended meanwhile
         (listening(), None),
-        (refusing(psutil.AccessDenied()), None),
-        (refusing(PermissionError()), None),
-        (refusing(RuntimeError("error while parsing /proc/net/tcp")), None),
+        (Mock(side_effect=psutil.AccessDenied()), None),
+        (Mock(side_effect=PermissionError()), None),
+        (Mock(side_effect=RuntimeError("error while parsing /proc/net/tcp")), None),
     ],
 )
 def test_a_server_that_is_not_surely_found_is_unknown(

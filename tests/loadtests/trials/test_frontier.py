@@ -132,7 +132,8 @@ def made_up(
     out: Path, what: Experiment | None = None, *, budget_s: float = 500.0, after: Any = (), **trials: Any
 ) -> tuple[MadeUpTrials, RunOutcome]:
     search = MadeUpTrials(what or experiment(), out=out, budget_s=budget_s, after=after)
-    vars(search).update(trials)
+    for name, value in trials.items():
+        setattr(search, name, value)
     return search, search.run()
 
 

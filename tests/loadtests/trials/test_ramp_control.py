@@ -194,31 +194,27 @@ def test_nothing_is_decided_while_the_weights_are_unknown(ramp: Ramp) -> None:
 
 
 @pytest.mark.parametrize(("on_inconclusive", "share"), [("hold", 100), ("rollback", 0)])
-def test_a_step_without_an_interim_analysis_ends_by_its_longest_time(
-    ramp: Ramp, on_inconclusive: str, share: int
+@pytest.mark.parametrize(
+    ("duration_s", "waits_s", "why"),
+    [
+        (1e9, (100, 30), ("60 s", "130 s")),  # an interim analysis may be late
+        (300.0, (297, 2), ()),
+    ],
+    ids=["by its longest time", "at the end of the time"],
+)
+def test_an_open_step_is_held_or_rolled_back(
+    ramp: Ramp, on_inconclusive: str, share: int, duration_s: float, waits_s: tuple[int, int], why: tuple[str, ...]
 ) -> None:
-    ramp.control = ramp.controller((), most_step_s=60.0, on_inconclusive=on_inconclusive)
+    limits = {"most_step_s": 60.0} if why else {}
+    ramp.control = ramp.controller((), on_inconclusive=on_inconclusive, **limits)
+    ramp.facts.duration_s = duration_s
     ramp.poll(2)
-    ramp.poll(2, after_s=100)
-    assert ramp.actions == ["start"], "an interim analysis may be late"
-    ramp.poll(3, after_s=30)
-    assert (ramp.actions, ramp.splitter.kept["new"]) == (["start", on_inconclusive], share)
-    why = read_weights(ramp.folder)[-1].why
-    assert all(words in why for words in ("60 s", "130 s"))
-
-
-@pytest.mark.parametrize(("on_inconclusive", "share"), [("hold", 100), ("rollback", 0)])
-def test_an_open_step_at_the_end_of_the_time_is_held_or_rolled_back(
-    ramp: Ramp, on_inconclusive: str, share: int
-) -> None:
-    ramp.control = ramp.controller((), on_inconclusive=on_inconclusive)
-    ramp.facts.duration_s = 300.0
-    ramp.poll(2)
-    ramp.poll(2, after_s=297)
-    assert ramp.splitter.kept["new"] == 100
-    ramp.poll(3, after_s=2)
-    assert ramp.splitter.kept["new"] == share
-    assert ramp.actions == (["start"] if share else ["start", "rollback"])
+    ramp.poll(2, after_s=waits_s[0])
+    assert (ramp.actions, ramp.splitter.kept["new"]) == (["start"], 100)
+    ramp.poll(3, after_s=waits_s[1])
+    ended = [] if share and not why else [on_inconclusive]
+    assert (ramp.actions, ramp.splitter.kept["new"]) == (["start", *ended], share)
+    assert all(words in read_weights(ramp.folder)[-1].why for words in why)
 
 
 def test_the_last_step_is_not_promoted_without_an_interim_analysis(ramp: Ramp) -> None:
