@@ -22,7 +22,6 @@ from loadtests.commands.inspect import inspected_arm
 from loadtests.commands.main import COMMANDS, build_parser, main
 from loadtests.commands.split import check_name
 from loadtests.commands.terminal_table import aligned
-from servers.config import ArmConfig
 from servers.fields import ConfigError
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
@@ -279,10 +278,6 @@ def test_beyond_this_machine_it_takes_a_token(tmp_path: Path, capsys: pytest.Cap
         assert f"--listen {address} cannot be used" in refused(capsys, "provider", run, "--listen", address)
 
 
-def arm_of(*arguments: str) -> ArmConfig:
-    return inspected_arm(build_parser().parse_args(["inspect", *arguments]))
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -304,7 +299,7 @@ def test_what_cannot_be_inspected_is_one_line(
 @pytest.mark.process
 def test_a_shape_that_cannot_be_is_named_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError):
-        arm_of("--arm", "eager", "--slots", "0")
+        inspected_arm(build_parser().parse_args(["inspect", "--arm", "eager", "--slots", "0"]))
     command = [sys.executable, "-m", "loadtests.commands.main", "inspect", "--arm", "eager", "--shapes", "prefill 9"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")

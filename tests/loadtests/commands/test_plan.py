@@ -311,13 +311,9 @@ def test_a_limit_of_a_gate_asks_for_verdicts(alone: Path) -> None:
     assert not asks_for_verdicts(frontier_plan("frontier-demo").experiment)
 
 
-@pytest.fixture
-def search(tmp_path: Path) -> Path:
+def test_the_command_says_gpus_and_when_it_pays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     startup = {"eager": started(1), "new": started(300)}
-    return write_search(tmp_path / "run", {"eager": 9, "new": 17}, RATES, startup=startup)
-
-
-def test_the_command_says_gpus_and_when_it_pays(search: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search = write_search(tmp_path / "run", {"eager": 9, "new": 17}, RATES, startup=startup)
     code, found, text = told(capsys, "breakeven", str(search), "--load", "200", "--gpus-per-replica", "2")
     assert code == 0
     assert (found["load_rps"], found["gpus_per_replica"]) == (200, 2)

@@ -368,21 +368,21 @@ def turns_of(session: list[int], turn: list[int]) -> Turns:
     return Turns(session=np.array(session), turn=np.array(turn), offset_ns=np.arange(len(turn)))
 
 
-rows = st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), min_size=1, max_size=60)
-limits = st.integers(1, 1000)
-
-
-def single_turns(count: int) -> Turns:
-    return turns_of([*range(count)], [0] * count)
-
-
-@given(rows=rows, max_prompt=limits, max_new=limits)
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), min_size=1, max_size=60),
+    max_prompt=st.integers(1, 1000),
+    max_new=st.integers(1, 1000),
+)
 def test_clip_never_exceeds_a_limit_and_counts_each_side(
     rows: list[tuple[int, int]], max_prompt: int, max_new: int
 ) -> None:
     lengths = lengths_of(*rows)
     clipped, kept, counts = within_limits(
-        lengths, single_turns(len(rows)), policy="clip", max_prompt_tokens=max_prompt, max_new_tokens=max_new
+        lengths,
+        turns_of([0] * len(rows), [0] * len(rows)),
+        policy="clip",
+        max_prompt_tokens=max_prompt,
+        max_new_tokens=max_new,
     )
     assert kept.all()
     assert clipped.input_tokens.tolist() == [min(given, max_prompt) for given, _ in rows]
@@ -399,7 +399,7 @@ def test_fail_names_the_value_the_limit_and_the_remedy() -> None:
         (1000, "answer of 99 tokens and max_new_tokens is 64"),
     ):
         limits: Any = {"policy": "fail", "max_prompt_tokens": most, "max_new_tokens": 64}
-        message = refusal(ConfigError, within_limits, lengths, single_turns(3), **limits)
+        message = refusal(ConfigError, within_limits, lengths, turns_of([0] * 3, [0] * 3), **limits)
         assert message.startswith("2 of 3 requests are over" if most == 512 else "1 of 3 requests")
         assert words in message
         assert "over_limit" in message

@@ -220,16 +220,13 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_load, "EVERY_S", 0.02)
 
 
-def wait_for_rows(path: Path, count: int) -> None:
-    wait_for(lambda: path.exists() and read_table(path, SERVER_LOAD)[0].num_rows >= count)
-
-
 def sampled(folder: Path, answer: Callable[[int], str | int], other: str, *, rows: int) -> tuple[list[Any], list[str]]:
     """What trial.json says of two pages of which so many samples were taken, and the notes of the run."""
     with metrics_page(answer) as page, metrics_page(lambda n: other) as second:
         trial = external_trial(folder / "trial-01", {"metrics": [page, second]}, replicas=2)
         loads = ServerLoads(trial)
-        wait_for_rows(trial.folder / "server_load.arrow", rows)
+        path = trial.folder / "server_load.arrow"
+        wait_for(lambda: path.exists() and read_table(path, SERVER_LOAD)[0].num_rows >= rows)
         loads.stop()
     notes = [note.replace(page, "PAGE") for note in trial.status.notes]
     return trial.facts.arms[1]["told"]["metrics"], notes

@@ -22,17 +22,9 @@ from analysis.summary.summary import analyze
 from loadtests.commands.joined_folder import check_continued, join_runs
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import Schedule, planned_requests
+from loadtests.trials import frontier as searching
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError, StartError, StopRequestedError
-from loadtests.trials.frontier import (
-    FrontierSearch,
-    check_budget,
-    earlier_steps,
-    in_laps,
-    lanes_of,
-    recorded_steps,
-    together,
-)
 from loadtests.trials.run import Orchestrator, RunOutcome
 from loadtests.trials.served_parity import ExpectedAnswers
 from servers.clock import now_ns
@@ -69,7 +61,7 @@ def experiment(**tables: Any) -> Experiment:
     return small(**{**common, "traffic": traffic, **tables})
 
 
-class MadeUpTrials(FrontierSearch):
+class MadeUpTrials(searching.FrontierSearch):
     """A search whose trials take no time: arms answer in 100 ms up to their knee and in 2 s above it.
 
     `time_s` is its own clock. `broken` is how trials fail, by their number; `interrupted_in` is the number of one.
@@ -301,9 +293,9 @@ def test_a_search_goes_on_where_an_earlier_one_ended(tmp_path: Path) -> None:
     assert later.spent_s <= 900.0
     assert document(outcome)["after"] == [ended.run_dir.name]
     # The second start of the control is around the knee that its first one showed.
-    rates = [step.rate for step in recorded_steps(outcome.run_dir) if step.trial == 1]
+    rates = [step.rate for step in searching.recorded_steps(outcome.run_dir) if step.trial == 1]
     assert min(rates) < KNEES["eager"] < max(rates) < 64.0
-    earlier = {step.trial for step in earlier_steps([ended.run_dir, outcome.run_dir])}
+    earlier = {step.trial for step in searching.earlier_steps([ended.run_dir, outcome.run_dir])}
     assert (len(earlier), max(earlier)) == (2 + len(turns), 0)
     frontier = analyze(join_runs([ended.run_dir, outcome.run_dir]))["frontier"]
     arms = {row["arm"]: row for row in frontier["arms"]}
@@ -336,9 +328,9 @@ def test_a_search_of_another_experiment_is_not_continued(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("minutes", "goes_on", "words"), [(2.0, False, ("3 arms", "3 steps")), (0.4, True, ("0.5",))])
 def test_a_budget_that_is_too_short_is_refused(minutes: float, goes_on: bool, words: tuple[str, ...]) -> None:
-    message = refusal(ConfigError, check_budget, experiment(), minutes, goes_on=goes_on)
+    message = refusal(ConfigError, searching.check_budget, experiment(), minutes, goes_on=goes_on)
     assert all(word in message for word in ("--budget", f"{minutes:g} minutes", *words))
-    check_budget(experiment(), 0.6 if goes_on else 4.0, goes_on=goes_on)
+    searching.check_budget(experiment(), 0.6 if goes_on else 4.0, goes_on=goes_on)
 
 
 @pytest.mark.parametrize("budget_s", [600.0, 240.0])
@@ -372,7 +364,7 @@ def turns_of(arms: str) -> list[Turn]:
 
 
 def test_the_starts_of_an_arm_are_spread_out() -> None:
-    assert [item.arm for item in in_laps(turns_of("aabbc"))] == ["a", "b", "c", "a", "b"]
+    assert [item.arm for item in searching.in_laps(turns_of("aabbc"))] == ["a", "b", "c", "a", "b"]
 
 
 def cards() -> Experiment:
@@ -386,8 +378,8 @@ def cards() -> Experiment:
 
 def test_arms_with_devices_of_their_own_run_at_once() -> None:
     devices = {"a": "cuda:0", "b": "cuda:0", "c": "cuda:1"}
-    assert [item.arm for item in together(turns_of("abc"), devices)] == ["a", "c"]
-    assert (lanes_of(cards()), lanes_of(experiment())) == (2, 1)
+    assert [item.arm for item in searching.together(turns_of("abc"), devices)] == ["a", "c"]
+    assert (searching.lanes_of(cards()), searching.lanes_of(experiment())) == (2, 1)
 
 
 @pytest.mark.parametrize("budget_s", [400.0, 500.0])

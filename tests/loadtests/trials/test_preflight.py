@@ -116,11 +116,6 @@ def test_a_gpu_too_old_for_float8_is_refused(capabilities: str, fits: bool, monk
         assert all(word in said for word in ("8.0", "8.9"))
 
 
-def torch_says(monkeypatch: pytest.MonkeyPatch, **said: Any) -> None:
-    text = json.dumps({"backends": ["inductor"], "unknown": [], "unlike": {}, **said})
-    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, text))
-
-
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -132,7 +127,8 @@ def torch_says(monkeypatch: pytest.MonkeyPatch, **said: Any) -> None:
 def test_a_backend_of_a_module_of_its_own_must_register_and_load(
     said: dict[str, Any], words: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch_says(monkeypatch, **said)
+    text = json.dumps({"backends": ["inductor"], "unknown": [], "unlike": {}, **said})
+    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, text))
     config = arm(backend="tardy", backend_module="its.module")
     if words is None:
         check_arm(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -326,19 +327,13 @@ def test_an_arm_that_surely_fails_is_ended_once_before_any_interim_analysis(
     assert all(words in ended["new"]["why"] for words in why)
 
 
-S = 1_000_000_000
-
-
-def under_way(*, arm: str = "naive", kind: str = "compile") -> UnderWay:
-    return UnderWay(arm=arm, replica=f"{arm}-0", kind=kind, start_ns=10 * S, shape="prefill 2x64")
-
-
 @pytest.mark.parametrize(("at_s", "is_stall"), [(10.5, False), (11.0, True), (32.0, True)])
 def test_a_compile_of_the_arm_is_a_stall_once_it_reaches_the_limit(at_s: float, is_stall: bool) -> None:
-    running = [under_way(), under_way(arm="eager"), under_way(kind="graph_capture")]
-    so_far = [compile.so_far(int(at_s * S)) for compile in running]
+    own = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=10**10, shape="prefill 2x64")
+    running = [own, replace(own, arm="eager"), replace(own, kind="graph_capture")]
+    so_far = [compile.so_far(int(at_s * 1e9)) for compile in running]
     found = compile_alarms("naive", so_far, stall_limit_s=1.0, max_recompiles=0)
-    assert [alarm.at_ns for alarm in found] == [11 * S] * is_stall
+    assert [alarm.at_ns for alarm in found] == [11 * 10**9] * is_stall
     assert all("2x64" in alarm.why for alarm in found)
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pyarrow as pa
 import pytest
+from google.protobuf.message import Message
 
 from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
 from analysis.records.tables import read_table
@@ -138,6 +140,14 @@ def test_telemetry_that_comes_faster_than_the_disk_takes_it_ends_the_run(tmp_pat
     assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows < 100
 
 
+@pytest.mark.parametrize(
+    ("schema", "message"), [(COMPILE_EVENTS, telemetry_pb2.CompileEvent), (STEPS, telemetry_pb2.StepRecord)]
+)
+def test_every_column_of_telemetry_is_a_field_of_its_message(schema: pa.Schema, message: type[Message]) -> None:
+    """So that a new column is a line in the schema and one in the message."""
+    assert set(schema.names) - {"trial", "arm", "replica"} <= set(message.DESCRIPTOR.fields_by_name)
+
+
 class LiveTelemetry(telemetry_pb2_grpc.TelemetryServicer):
     """Tells what is put, on one stream after the other; None ends a stream."""
 
@@ -159,25 +169,18 @@ class LiveTelemetry(telemetry_pb2_grpc.TelemetryServicer):
         yield from iter(self.events.get, None)
 
 
-@pytest.fixture
-def live(collector: Collector) -> Iterator[LiveTelemetry]:
-    telemetry = LiveTelemetry()
-    with followed(collector, telemetry):
-        yield telemetry
-        telemetry.events.put(None)
-
-
 NOW = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=5, shape="2x64", batch_id=7)
 
 
 @pytest.mark.parametrize("over", [{"end_ns": 9}, {"phase": "warmup"}], ids=["its end", "one of the warm-up"])
-def test_a_compile_is_under_way_until_something_else_is_reported(
-    over: dict[str, Any], collector: Collector, live: LiveTelemetry
-) -> None:
-    live.tell()
-    wait_for(lambda: collector.compiling == [NOW])
-    live.tell(**over)
-    wait_for(lambda: collector.compiling == [])
+def test_a_compile_is_under_way_until_something_else_is_reported(over: dict[str, Any], collector: Collector) -> None:
+    live = LiveTelemetry()
+    with followed(collector, live):
+        live.tell()
+        wait_for(lambda: collector.compiling == [NOW])
+        live.tell(**over)
+        wait_for(lambda: collector.compiling == [])
+        live.events.put(None)
     if "end_ns" in over:
         assert collector.last_compiling("naive-0") is None
 
