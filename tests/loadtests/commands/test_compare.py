@@ -24,7 +24,7 @@ from tests.fakes.machines import GIB, referenced, sample
 from tests.fakes.results import Sent, in_turn, traffic, write
 from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.summary_schema import hold
-from tests.loadtests.commands.test_main import refused
+from tests.loadtests.commands.test_main import refused, told
 
 MEMORY = {"process_peak": 600_000_000, "device_peak": 1 << 30}
 COMPILED = FakeArm(name="compiled", ratio=0.8, memory_bytes=MEMORY)
@@ -71,16 +71,21 @@ def baseline() -> Path:
     return made("last-week", RUN)
 
 
-def compare(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict, str]:
-    code = main(["compare", *map(str, arguments)])
-    out, err = capsys.readouterr()
-    assert err == ""
-    return code, json.loads(out.splitlines()[-1]), out
+@pytest.fixture
+def folder(tmp_path: Path, baseline: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A folder of baselines with one accepted run."""
+    told(capsys, "compare", tmp_path / "baselines", baseline, "--accept")
+    return tmp_path / "baselines"
+
+
+@pytest.fixture
+def slower() -> Path:
+    return made("this-week", with_arm(LATER, decode=1.15))
 
 
 def test_equal_run_of_another_day_does_not_fail(tmp_path: Path, baseline: Path, capsys) -> None:
     later = made("this-week", LATER)
-    code, line, out = compare(capsys, baseline, later)
+    code, line, out = told(capsys, "compare", baseline, later)
     assert (code, line["verdict"]) == (3, "INCONCLUSIVE"), "four trials do not bound every figure"
     assert "versions.torch 2.11 → 2.12" in out
     figures = json.loads((later / "compare.json").read_text())["figures"]
@@ -89,22 +94,20 @@ def test_equal_run_of_another_day_does_not_fail(tmp_path: Path, baseline: Path, 
     assert "FAIL" not in verdicts
 
 
-def test_slower_decode_fails_with_reports_beside_the_candidate(tmp_path: Path, baseline: Path, capsys) -> None:
-    later = made("this-week", with_arm(LATER, decode=1.15))
-    code, line, out = compare(capsys, baseline, later, "--arm", "compiled")
+def test_slower_decode_fails_with_reports_beside_the_candidate(slower: Path, baseline: Path, capsys) -> None:
+    code, line, out = told(capsys, "compare", baseline, slower, "--arm", "compiled")
     assert (code, line["verdict"], line["arms"]) == (99, "FAIL", {"compiled": "FAIL"})
     assert "decode time (p50 TPOT)" in out
-    document = json.loads((later / "compare.json").read_text())
+    document = json.loads((slower / "compare.json").read_text())
     assert document["overall"] == "FAIL"
-    suites = ET.parse(later / "compare.xml").getroot()
-    (suite,) = suites
+    (suite,) = ET.parse(slower / "compare.xml").getroot()
     assert int(suite.get("failures", "0")) >= 1
     assert "decode time (p50 TPOT)" in [case.get("name") for case in suite if case.find("failure") is not None]
 
 
 def test_a_new_recompile_fails(baseline: Path, capsys) -> None:
     later = made("naive", with_arm(LATER, compiles=(Compile(at_s=100.0, seconds=2.0),)))
-    code, line, _ = compare(capsys, baseline, later)
+    code, line, _ = told(capsys, "compare", baseline, later)
     assert (code, line["arms"]["compiled"]) == (99, "FAIL")
 
 
@@ -122,14 +125,12 @@ def test_a_run_is_not_compared_with_itself_nor_with_a_copy(tmp_path: Path, basel
     assert "last-week and copy hold the same trial" in refused(capsys, "compare", baseline, copied)
 
 
-def test_a_damaged_record_is_named_and_left_out(tmp_path: Path, baseline: Path, capsys) -> None:
-    folder = tmp_path / "baselines"
-    compare(capsys, folder, baseline, "--accept")
+def test_a_damaged_record_is_named_and_left_out(folder: Path, capsys) -> None:
     broken = folder / "zzz.json"
     broken.write_text((folder / "last-week.json").read_text().replace("600000000", "500000000"))
     later = made("this-week", LATER)
-    _, _, out = compare(capsys, folder, later, "--json")
-    (note,) = [note for note in json.loads(out)["notes"] if "zzz.json" in note]
+    _, document, _ = told(capsys, "compare", folder, later, "--json")
+    (note,) = [note for note in document["notes"] if "zzz.json" in note]
     assert "not as it was written" in note
     assert "not as it was written" in refused(capsys, "compare", broken, later)
 
@@ -145,47 +146,40 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, baseline: Path, capsy
 
 def test_accepted_runs_are_kept_small_and_the_newest_is_compared(tmp_path: Path, capsys) -> None:
     folder = tmp_path / "baselines" / "main"
-    code, line, _ = compare(capsys, folder, made("one", SHORT), "--accept")
+    code, line, _ = told(capsys, "compare", folder, made("one", SHORT), "--accept")
     assert (code, line["verdict"]) == (3, "INCONCLUSIVE")
     kept = Path(line["kept"])
     assert kept.parent == folder
     assert kept.stat().st_size < 64_000
-    code, line, _ = compare(capsys, folder, made("two", replace(SHORT, seed=2, day=7)), "--accept")
+    code, line, _ = told(capsys, "compare", folder, made("two", replace(SHORT, seed=2, day=7)), "--accept")
     assert code in (0, 3)
     assert [path.stem for path in sorted(folder.iterdir())] == ["one", "two"]
     third = made("three", replace(SHORT, seed=3, day=14))
-    _, _, out = compare(capsys, folder, third, "--json")
-    document = json.loads(out)
+    _, document, _ = told(capsys, "compare", folder, third, "--json")
     assert document["baseline"]["run_id"] == "two"
     assert [run["run_id"] for run in document["history"]] == ["one", "two"]
     points = next(item for item in document["trends"] if item["figure"] == "p50_tpot_ms")["points"]
     assert [point["run_id"] for point in points] == ["one", "two", "three"]
 
 
-def test_failed_run_is_kept_by_force_alone(tmp_path: Path, baseline: Path, capsys) -> None:
-    folder = tmp_path / "baselines"
-    compare(capsys, folder, baseline, "--accept")
-    later = made("this-week", with_arm(LATER, decode=1.15))
-    code, line, out = compare(capsys, folder, later, "--accept")
+def test_failed_run_is_kept_by_force_alone(folder: Path, slower: Path, capsys) -> None:
+    code, line, out = told(capsys, "compare", folder, slower, "--accept")
     assert (code, line["kept"]) == (99, None)
     assert "--force" in out
-    code, line, _ = compare(capsys, folder, later, "--accept", "--force")
+    code, line, _ = told(capsys, "compare", folder, slower, "--accept", "--force")
     assert code == 99
     assert Path(line["kept"]).exists()
 
 
-def test_limits_come_from_the_folder_or_the_file(tmp_path: Path, baseline: Path, capsys) -> None:
-    folder = tmp_path / "baselines"
-    compare(capsys, folder, baseline, "--accept")
-    later = made("this-week", with_arm(LATER, decode=1.15))
+def test_limits_come_from_the_folder_or_the_file(tmp_path: Path, folder: Path, slower: Path, capsys) -> None:
     (folder / "compare.toml").write_text("[compare.limits]\np50_tpot_ms = 0.5\np99_e2e_ms = false\n")
-    code, _, out = compare(capsys, folder, later, "--json")
-    judged = {row["figure"]: row for row in json.loads(out)["figures"] if row["arm"] == "compiled"}
+    _, document, _ = told(capsys, "compare", folder, slower, "--json")
+    judged = {row["figure"]: row for row in document["figures"] if row["arm"] == "compiled"}
     assert judged["p50_tpot_ms"]["verdict"] == "PASS"
     assert judged["p99_e2e_ms"]["verdict"] is None
     strict = tmp_path / "strict.toml"
     strict.write_text("[compare.limits]\np50_tpot_ms = 0.03\n")
-    code, _, _ = compare(capsys, folder, later, "--limits", strict)
+    code, _, _ = told(capsys, "compare", folder, slower, "--limits", strict)
     assert code == 99
 
 
@@ -229,7 +223,11 @@ def test_limits_that_cannot_be_used_are_refused(text, expected, tmp_path: Path, 
         (["{run}", "/dev/null"], "/dev/null is no run directory and no record"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(arguments, expected, tmp_path: Path, baseline: Path, capsys) -> None:
+def test_what_cannot_be_compared_is_refused(
+    arguments, expected, tmp_path: Path, baseline: Path, capsys, monkeypatch
+) -> None:
+    if "--arm" in arguments:
+        monkeypatch.setattr("loadtests.commands.compare.read_release", lambda path: pytest.fail(f"{path} was read"))
     (tmp_path / "empty").mkdir()
     given = [word.format(run=baseline, empty=tmp_path / "empty") for word in arguments]
     assert expected in refused(capsys, "compare", *given)
@@ -251,17 +249,9 @@ def runs(tmp_path: Path) -> list[Path]:
     ]
 
 
-def outcome(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
-    main(["analyze", *map(str, arguments)])
-    out, err = capsys.readouterr()
-    assert err == ""
-    line: dict[str, object] = json.loads(out.splitlines()[-1])
-    return line
-
-
 def test_runs_are_judged_as_one_in_a_folder_beside_the_first(runs, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for run in runs for path in run.rglob("*")}
-    line = outcome(capsys, *runs)
+    _, line, _ = told(capsys, "analyze", *runs)
     folder = Path(str(line["run_dir"]))
     assert folder.parent == tmp_path
     assert folder.name.startswith("joined-")
@@ -270,7 +260,7 @@ def test_runs_are_judged_as_one_in_a_folder_beside_the_first(runs, tmp_path, cap
     }
     assert line["runs"] == 3
     assert {path: path.stat().st_mtime_ns for run in runs for path in run.rglob("*")} == before, "no run is touched"
-    again = outcome(capsys, *reversed(runs))
+    _, again, _ = told(capsys, "analyze", *reversed(runs))
     assert again["run_dir"] == line["run_dir"], "the same runs have the same folder"
 
 
@@ -286,8 +276,8 @@ def test_what_differs_is_refused_and_can_be_accepted_by_its_key(runs, tmp_path, 
     said = refused(capsys, "analyze", *runs, other, "--out", folder)
     assert "other differs from run-0 in gates.margin 0.2 (there not given)" in said
     assert not folder.exists(), "nothing is written"
-    assert outcome(capsys, *runs, other, "--out", folder, "--allow-different", "gates.margin")["runs"] == 4
-    assert outcome(capsys, folder)["runs"] == 4, "what was accepted is kept with the runs"
+    assert told(capsys, "analyze", *runs, other, "--out", folder, "--allow-different", "gates.margin")[1]["runs"] == 4
+    assert told(capsys, "analyze", folder)[1]["runs"] == 4, "what was accepted is kept with the runs"
 
 
 @pytest.mark.parametrize(
@@ -301,7 +291,7 @@ def test_what_differs_is_refused_and_can_be_accepted_by_its_key(runs, tmp_path, 
 )
 def test_key_that_no_run_has_is_refused_and_the_joined_folder_stays(keys, expected, runs, tmp_path, capsys):
     folder = tmp_path / "case"
-    outcome(capsys, *runs[:2], "--out", folder)
+    told(capsys, "analyze", *runs[:2], "--out", folder)
     listed = (folder / "runs.json").read_text()
     assert expected in refused(capsys, "analyze", folder, runs[2], "--out", folder, "--allow-different", keys)
     assert (folder / "runs.json").read_text() == listed
@@ -328,7 +318,6 @@ def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
 
 
 GATES = "\n[gates]\nquantiles = [0.9]\nmin_blocks = 18\n"
-LIMITS = "[compare]\nneed_references = false\n[compare.limits]\np99_ttft_ms = 0.5\np99_e2e_ms = 0.5\n"
 
 
 def aiperf(path: Path, requests: list[Sent], **phase: Any) -> Path:
@@ -351,12 +340,22 @@ CLOSED: dict[str, Callable[[Path, list[Sent]], Path]] = {
 
 
 def judged(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict]:
-    code = main(["analyze", *map(str, arguments), "--json"])
-    out, err = capsys.readouterr()
-    assert err == ""
-    summary = json.loads(out)
+    code, summary, _ = told(capsys, "analyze", *arguments, "--json")
     hold(summary, "the summary")
     return code, summary
+
+
+def results_of(tool: str, folder: Path, *, slower: float = 1.0) -> list[str]:
+    """The arguments for the results of two servers, of which the second is slower."""
+    return [
+        f"{arm}={WRITERS[tool](folder / f'{seed}.json', traffic(seed=seed, slower=factor))}"
+        for arm, seed, factor in (("eager", 1, 1.0), ("compiled", 2, slower))
+    ]
+
+
+def vllm_results(folder: Path, one: list[Sent], other: list[Sent]) -> list[str]:
+    files = [write(folder / f"{name}.json", results.vllm(own)) for name, own in (("a", one), ("b", other))]
+    return [f"eager={files[0]}", f"compiled={files[1]}"]
 
 
 def judged_with_gates(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> tuple[int, dict]:
@@ -376,32 +375,28 @@ def gates(summary: dict) -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("tool", ["vllm", "aiperf", "guidellm"])
-def test_equal_servers_under_a_schedule_pass(tool: str, tmp_path: Path, capsys) -> None:
-    files = [WRITERS[tool](tmp_path / f"{seed}.json", traffic(seed=seed)) for seed in (1, 2)]
-    given = [f"{arm}={path}" for arm, path in zip(("eager", "compiled"), files, strict=True)]
-    code, summary = judged_with_gates(capsys, tmp_path / "run", *given)
+def test_equal_servers_under_a_schedule_pass_and_a_much_slower_one_fails(tool: str, tmp_path: Path, capsys) -> None:
+    code, summary = judged_with_gates(capsys, tmp_path / "run", *results_of(tool, tmp_path))
     assert (code, summary["overall"], summary["control"]) == (0, "PASS", "eager")
     assert summary["design"]["design"] == "separate"
     assert checks(summary)["open loop"]["ok"]
     assert "latency counts from" in checks(summary)["open loop"]["reason"]
     assert {row["method"] for row in summary["comparisons"]} == {"unpaired t over trials"}
     assert gates(summary)["recompiles"]["reason"].startswith("Seen from outside")
-
-
-@pytest.mark.parametrize("tool", ["vllm", "aiperf", "guidellm"])
-def test_much_slower_server_fails(tool: str, tmp_path: Path, capsys) -> None:
-    files = [
-        WRITERS[tool](tmp_path / f"{seed}.json", traffic(seed=seed, slower=slow)) for seed, slow in ((1, 1), (2, 2))
-    ]
-    given = [f"{arm}={path}" for arm, path in zip(("eager", "compiled"), files, strict=True)]
-    code, summary = judged_with_gates(capsys, tmp_path / "run", *given)
+    much_slower = results_of(tool, tmp_path, slower=2.0)
+    code, summary = judged_with_gates(capsys, tmp_path / "slower", *much_slower)
     assert (code, summary["overall"]) == (99, "FAIL")
     assert gates(summary)["noninferiority p90_ttft"]["verdict"] == "FAIL"
+    limits = tmp_path / "limits.toml"
+    limits.write_text("[compare]\nneed_references = false\n[compare.limits]\np99_ttft_ms = 0.5\np99_e2e_ms = 0.5\n")
+    files = [given.partition("=")[2] for given in much_slower]
+    code, document, _ = told(capsys, "compare", *files, "--limits", limits, "--json")
+    assert (code, document["overall"], [arm["name"] for arm in document["arms"]]) == (99, "FAIL", ["server"])
+    assert (document["baseline"]["run_id"], document["candidate"]["run_id"]) == ("1", "2")
 
 
 def test_inference_perf_keeps_no_schedule_so_that_latency_stays_open(tmp_path: Path, capsys) -> None:
-    files = [WRITERS["inference-perf"](tmp_path / f"{seed}.json", traffic(seed=seed)) for seed in (1, 2)]
-    code, summary = judged_with_gates(capsys, tmp_path / "run", f"eager={files[0]}", f"compiled={files[1]}")
+    code, summary = judged_with_gates(capsys, tmp_path / "run", *results_of("inference-perf", tmp_path))
     assert (code, summary["overall"]) == (3, "INCONCLUSIVE")
     assert "keeps no schedule" in checks(summary)["open loop"]["reason"]
     assert gates(summary)["noninferiority p90_ttft"]["blocked_by"] == ["open loop"]
@@ -432,8 +427,7 @@ def test_stalls_are_seen_from_outside_and_left_open_without_a_witness(tmp_path: 
         for rank, other in enumerate(held, start=1):
             due_s = stalled[other].due_s
             stalled[other] = Sent(due_s=due_s, first_s=until_s - due_s + 0.1 * rank, prompt_tokens=24)
-    files = [write(tmp_path / f"{name}.json", results.vllm(own)) for name, own in (("a", calm), ("b", stalled))]
-    code, summary = judged(capsys, f"eager={files[0]}", f"compiled={files[1]}", "--out", tmp_path / "run")
+    code, summary = judged(capsys, *vllm_results(tmp_path, calm, stalled), "--out", tmp_path / "run")
     # Its p95 is surely worse. How far p99 may reach, which lies in twelve pieces of luck, one run does not say.
     (p95,) = [
         row for row in summary["comparisons"] if (row["metric"], row["quantile"], row["phase"]) == ("ttft", 0.95, "all")
@@ -447,8 +441,8 @@ def test_stalls_are_seen_from_outside_and_left_open_without_a_witness(tmp_path: 
 
 
 def test_other_lengths_are_other_work(tmp_path: Path, capsys) -> None:
-    files = [write(tmp_path / f"{tokens}.json", results.vllm(traffic(seed=tokens, tokens=tokens))) for tokens in (4, 6)]
-    _, summary = judged(capsys, f"eager={files[0]}", f"compiled={files[1]}", "--out", tmp_path / "run")
+    given = vllm_results(tmp_path, *(traffic(seed=tokens, tokens=tokens) for tokens in (4, 6)))
+    _, summary = judged(capsys, *given, "--out", tmp_path / "run")
     assert not checks(summary)["equal work"]["ok"]
     reason = checks(summary)["equal work"]["reason"]
     assert "6 to 4 answer tokens" in reason
@@ -470,29 +464,31 @@ def test_results_without_start_times_are_compared_over_time_alone(
         for name, seed, slower in (("a", 1, 1.0), ("b", 2, 0.8), ("c", 3, 1.5))
     ]
     (tmp_path / "limits.toml").write_text("[compare]\nneed_references = false\n")
-    flags = ["--limits", str(tmp_path / "limits.toml"), "--out", str(tmp_path / "out"), "--json"]
-    for candidate, code in zip(files[1:], codes, strict=True):
-        assert main(["compare", f"{files[0]}#1", str(candidate), *flags]) == code
-        document = json.loads(capsys.readouterr().out)
+    flags = ["--limits", tmp_path / "limits.toml", "--out", tmp_path / "out"]
+    for candidate, expected in zip(files[1:], codes, strict=True):
+        code, document, _ = told(capsys, "compare", f"{files[0]}#1", candidate, *flags, "--json")
+        assert code == expected
         judged = [row for row in document["figures"] if row["limit"] is not None]
         assert {row["figure"] for row in judged} == gates
         assert all("(open loop)" in row["reason"] for row in judged if code == 3), "SGLang keeps no schedule"
-    assert main(["analyze", f"a={files[0]}", f"b={files[1]}"]) == 2
-    assert "compare two such files with tailgate compare" in capsys.readouterr().err
+    said = refused(capsys, "analyze", f"a={files[0]}", f"b={files[1]}")
+    assert "compare two such files with tailgate compare" in said
 
 
 def test_answers_that_break_off_are_no_pass(tmp_path: Path, capsys) -> None:
     whole, cut = traffic(seed=1, tokens=8), traffic(seed=2, tokens=8)
     cut = [replace(sent, gaps_s=sent.gaps_s[:1]) if place % 25 == 0 else sent for place, sent in enumerate(cut)]
-    files = [write(tmp_path / f"{name}.json", results.vllm(own)) for name, own in (("a", whole), ("b", cut))]
-    code, summary = judged(capsys, f"eager={files[0]}", f"compiled={files[1]}", "--out", tmp_path / "run")
+    code, summary = judged(capsys, *vllm_results(tmp_path, whole, cut), "--out", tmp_path / "run")
     assert (code, summary["overall"]) == (3, "INCONCLUSIVE")
     short = "4 % of the answers of {} have at most 2 tokens, 0 % of those of {}"
     assert short.format("compiled", "eager") in checks(summary)["equal work"]["reason"]
     (tmp_path / "limits.toml").write_text("[compare]\nneed_references = false\n")
-    flags = ["--limits", str(tmp_path / "limits.toml"), "--out", str(tmp_path / "out"), "--json"]
-    assert main(["compare", *map(str, files), *flags]) == 3
-    reasons = [row["reason"] for row in json.loads(capsys.readouterr().out)["figures"] if row["limit"] is not None]
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    code, document, _ = told(
+        capsys, "compare", *files, "--limits", tmp_path / "limits.toml", "--out", tmp_path / "out", "--json"
+    )
+    assert code == 3
+    reasons = [row["reason"] for row in document["figures"] if row["limit"] is not None]
     assert all(short.format("the candidate", "the baseline") in reason for reason in reasons)
 
 
@@ -515,29 +511,9 @@ def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys) -> None:
         assert said in refused(capsys, "analyze", *words)
 
 
-def compared(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict]:
-    code = main(["compare", *map(str, arguments), "--json"])
-    out, err = capsys.readouterr()
-    assert err == ""
-    return code, json.loads(out)
-
-
-@pytest.mark.parametrize("tool", ["vllm", "aiperf", "guidellm"])
-def test_two_results_are_compared_as_releases_are(tool: str, tmp_path: Path, capsys) -> None:
-    limits = tmp_path / "limits.toml"
-    limits.write_text(LIMITS)
-    last_week, slow = (
-        WRITERS[tool](tmp_path / f"{name}.json", traffic(seed=seed, slower=slower))
-        for name, seed, slower in (("last-week", 1, 1.0), ("slow", 3, 2.0))
-    )
-    code, document = compared(capsys, last_week, slow, "--limits", limits)
-    assert (code, document["overall"], [arm["name"] for arm in document["arms"]]) == (99, "FAIL", ["server"])
-    assert (document["baseline"]["run_id"], document["candidate"]["run_id"]) == ("last-week", "slow")
-
-
 def test_closed_loops_are_inconclusive_and_another_load_is_not_compared(tmp_path: Path, capsys) -> None:
     one, other = (CLOSED["vllm"](tmp_path / f"{seed}.json", in_turn(traffic(seed=seed))) for seed in (1, 2))
-    code, document = compared(capsys, one, other)
+    code, document, _ = told(capsys, "compare", one, other, "--json")
     assert (code, document["overall"]) == (3, "INCONCLUSIVE")
     assert all("open loop" in row["doubt"] for row in document["figures"] if row["verdict"] is not None)
     opened = write(tmp_path / "open.json", results.vllm(traffic(seed=3)))
@@ -563,26 +539,20 @@ CALIBRATION_GATES = {"draws": 99, "metrics": ["e2e"]}
 
 def test_a_short_run_exits_as_an_undecided_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "run", FakeRun(duration_s=90, trials=2, gates=CALIBRATION_GATES))
-    assert main(["calibrate", str(folder), "--splits", "20"]) == 3
-    *words, last = capsys.readouterr().out.splitlines()
-    found: dict[str, Any] = json.loads(last)
-    assert (found["verdict"], found["exit_code"], found["splits"]) == ("too few data to say", 3, 20)
+    code, found, out = told(capsys, "calibrate", folder, "--splits", 20)
+    *words, last = out.splitlines()
+    assert (code, found["verdict"], found["exit_code"], found["splits"]) == (3, "too few data to say", 3, 20)
     text = "\n".join(words)
     for said in ("called slower", "× 1.1", "in turn", "between trials", "this tests the statistics, not restarts"):
         assert said in text
     assert words[-1].startswith("This run's verdicts: too few data to say: Halves share ")
     assert text == calibration_text(found)
-    assert main(["calibrate", str(folder), "--splits", "20", "--json"]) == 3
-    assert capsys.readouterr().out == last + "\n", "the same run and seed calibrate alike"
+    assert told(capsys, "calibrate", folder, "--splits", 20, "--json")[2] == last + "\n", (
+        "the same run and seed calibrate alike"
+    )
 
 
 def test_a_doubted_run_exits_as_a_failed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "run", FakeRun(duration_s=60, lag_ms=400.0, gates=CALIBRATION_GATES))
-    assert main(["calibrate", str(folder), "--splits", "20", "--json"]) == 99
-    assert json.loads(capsys.readouterr().out)["verdict"] == "do not trust"
-
-
-def test_an_arm_without_a_name_is_refused_before_runs_are_read(baseline: Path, capsys, monkeypatch) -> None:
-    later = made("this-week", LATER)
-    monkeypatch.setattr("loadtests.commands.compare.read_release", lambda path: pytest.fail(f"{path} was read"))
-    assert '--arm "x="' in refused(capsys, "compare", baseline, later, "--arm", "x=")
+    code, found, _ = told(capsys, "calibrate", folder, "--splits", 20, "--json")
+    assert (code, found["verdict"]) == (99, "do not trust")

@@ -67,27 +67,24 @@ HOSTILE = {
 RELEASE = functools.cache(read_release)  # the same two runs for every value of a flag
 
 # What a command needs besides the flag that is tried. Names in capitals stand for what the fixture makes.
-BASE: dict[str, tuple[tuple[str, ...], ...]] = {
-    "run": (("demo", "--out", "OUT"),),
-    "ramp": (("demo", "--set", "ramp.candidate=compiled-padded", "--out", "OUT"),),
-    "provider": (("RUN", "--listen", "127.0.0.1:1"),),
-    "frontier": (("demo", "--out", "OUT"),),
-    "parity": (("demo", "--out", "OUT"),),
-    "inspect": (("--arm", "eager"), ("demo", "--arm", "eager")),
-    "serve": (("--preset", "eager", "--port", "0"),),
-    "precompile": (("--arm", "compiled-padded", "--out", "OUT"), ("demo", "--arm", "compiled-padded", "--out", "OUT")),
-    "split": (
-        ("--arm", "eager=127.0.0.1:50051", "--arm", "dark=127.0.0.1:50052", "--shadow", "dark=5%"),
-        ("--admin", "127.0.0.1:1", "--set-weights", "eager=1", "--set-shadow", "dark=5%"),
-    ),
-    "worker": (("--master", "127.0.0.1:5557", "--keep", "OUT"),),
-    "analyze": (("RUN",),),
-    "compare": (("EARLIER", "RUN"),),
-    "export": (("RUN", "--format", "csv"),),
-    "forecast": (("TRACE",), ("TRACE", "--batch", "4", "--window-ms", "50")),
-    "plan": (("--rate", "4"), ("RUN",)),
-    "calibrate": (("RUN",),),
-    "breakeven": (("RUN",),),
+BASE: dict[str, tuple[str, ...]] = {
+    "run": ("demo", "--out", "OUT"),
+    "ramp": ("demo", "--set", "ramp.candidate=compiled-padded", "--out", "OUT"),
+    "provider": ("RUN", "--listen", "127.0.0.1:1"),
+    "frontier": ("demo", "--out", "OUT"),
+    "parity": ("demo", "--out", "OUT"),
+    "inspect": ("--arm", "eager"),
+    "serve": ("--preset", "eager", "--port", "0"),
+    "precompile": ("--arm", "compiled-padded", "--out", "OUT"),
+    "split": ("--arm", "eager=127.0.0.1:50051", "--arm", "dark=127.0.0.1:50052", "--shadow", "dark=5%"),
+    "worker": ("--master", "127.0.0.1:5557", "--keep", "OUT"),
+    "analyze": ("RUN",),
+    "compare": ("EARLIER", "RUN"),
+    "export": ("RUN", "--format", "csv"),
+    "forecast": ("TRACE",),
+    "plan": ("--rate", "4"),
+    "calibrate": ("RUN",),
+    "breakeven": ("RUN",),
 }
 
 
@@ -106,7 +103,7 @@ def cases() -> Iterator[Any]:
             if action.nargs == 0 or (flag and kind in seen):
                 continue
             seen.add(kind)
-            yield pytest.param(name, BASE[name][0], flag, id=f"{name} {flag or action.dest}")
+            yield pytest.param(name, BASE[name], flag, id=f"{name} {flag or action.dest}")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,12 @@ from loadtests.commands.inspect import inspected_arm
 from loadtests.commands.main import COMMANDS, build_parser, main
 from loadtests.commands.split import check_name
 from loadtests.commands.terminal_table import aligned
-from servers.config import ArmConfig
 from servers.fields import ConfigError
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.processes import command_of, family, refusal
 
 ROOT = Path(__file__).resolve().parents[3]
-FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -38,6 +38,14 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert err.startswith("tailgate: ")
     assert err.count("\n") == 1
     return err
+
+
+def told(capsys: pytest.CaptureFixture[str], command: str, *arguments: object) -> tuple[int, dict, str]:
+    """The exit code, the JSON of the last line, and all that was printed; nothing is on stderr."""
+    code = main([command, *map(str, arguments)])
+    out, err = capsys.readouterr()
+    assert err == ""
+    return code, json.loads(out.splitlines()[-1]), out
 
 
 @pytest.mark.process
@@ -111,6 +119,18 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         ),
         (["split", "--admin", "localhost", "--set-weights", "a=1"], '--admin "localhost" is not HOST:PORT'),
         (["split", "--admin", "h:1", "--set-weights", "a=1", "--arm", "a=h:1"], "leave out --arm"),
+        (["plan"], "give RUN_DIR, or --rate R"),
+        (["plan", "none"], 'run directory "none" does not exist'),
+        (["plan", "--rate", "0"], "--rate is 0: give requests/s"),
+        (["plan", "--rate", "4", "--power", "1"], "--power is 1: give a share from 0.5 to 0.999"),
+        (["plan", "--rate", "4", "--margin", "0"], "--margin is 0: give a share above 0"),
+        (["plan", "--rate", "4", "--ratio", "0"], "--ratio is 0"),
+        (["plan", "--rate", "4", "--alpha", "0.9"], "--alpha is 0.9"),
+        (["plan", "--rate", "4", "--duration", "-1"], "--duration is -1: give seconds above 0"),
+        (["plan", "--rate", "4", "--trials", "0"], "--trials is 0: give 1 to 1000"),
+        (["plan", "--rate", "4", "--slo", "fast"], "--slo"),
+        (["plan", ".", "--rate", "4"], "--rate is for a plan without a pilot"),
+        (["plan", ".", "--searching"], "--searching is for a plan without a pilot"),
     ],
 )
 def test_bad_usage_is_one_line_with_exit_code_2(
@@ -244,29 +264,18 @@ def test_after_kill_9_neither_envoy_nor_a_temporary_file_is_left(tmp_path: Path)
         time.sleep(0.05)
 
 
-def provider_refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    code = main(["provider", *arguments])
-    out, err = capsys.readouterr()
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    return err
-
-
 def test_beyond_this_machine_it_takes_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, file = str(tmp_path), tmp_path / "token"
-    assert "add --token-file" in provider_refusal(capsys, run, "--listen", "0.0.0.0:9466")
-    assert "is empty" in provider_refusal(capsys, run, "--token-file", "")
+    run, file = tmp_path, tmp_path / "token"
+    assert "add --token-file" in refused(capsys, "provider", run, "--listen", "0.0.0.0:9466")
+    assert "is empty" in refused(capsys, "provider", run, "--token-file", "")
     file.write_text("short\n")
-    found = provider_refusal(capsys, run, "--token-file", str(file))
+    found = refused(capsys, "provider", run, "--token-file", file)
     assert ("holds 5 characters; the least is 16" in found, "short" in found) == (True, False)
-    assert "does not exist: give a directory" in provider_refusal(capsys, str(tmp_path / "none"))
-    assert "is not HOST:PORT: give 127.0.0.1:9466" in provider_refusal(capsys, run, "--listen", "9466")
+    assert "does not exist: give a directory" in refused(capsys, "provider", tmp_path / "none")
+    assert "is not HOST:PORT: give 127.0.0.1:9466" in refused(capsys, "provider", run, "--listen", "9466")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert f"--listen {address} cannot be used" in provider_refusal(capsys, run, "--listen", address)
-
-
-def arm_of(*arguments: str) -> ArmConfig:
-    return inspected_arm(build_parser().parse_args(["inspect", *arguments]))
+        assert f"--listen {address} cannot be used" in refused(capsys, "provider", run, "--listen", address)
 
 
 @pytest.mark.parametrize(
@@ -282,8 +291,7 @@ def arm_of(*arguments: str) -> ArmConfig:
 def test_what_cannot_be_inspected_is_one_line(
     arguments: list[str], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["inspect", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused(capsys, "inspect", *arguments)
     for word in words:
         assert word in line
 
@@ -291,7 +299,7 @@ def test_what_cannot_be_inspected_is_one_line(
 @pytest.mark.process
 def test_a_shape_that_cannot_be_is_named_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError):
-        arm_of("--arm", "eager", "--slots", "0")
+        inspected_arm(build_parser().parse_args(["inspect", "--arm", "eager", "--slots", "0"]))
     command = [sys.executable, "-m", "loadtests.commands.main", "inspect", "--arm", "eager", "--shapes", "prefill 9"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -320,27 +328,31 @@ class NamedTelemetry(telemetry_pb2_grpc.TelemetryServicer):  # type: ignore[misc
         return telemetry_pb2.SnapshotResponse(arm="compiled-padded", replica="compiled-padded-0")
 
 
-def config_of(address: str, arm: str) -> SplitterConfig:
-    return SplitterConfig(arms=(ArmTarget(name=arm, backends=(address,)),))
+@contextmanager
+def telemetry_server(*services: NamedTelemetry) -> Iterator[str]:
+    """The address of a server with these services."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    for service in services:
+        telemetry_pb2_grpc.add_TelemetryServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield address
+    server.stop(0)
+
+
+def is_named(arm: str, address: str) -> bool:
+    return check_name(SplitterConfig(arms=(ArmTarget(name=arm, backends=(address,)),)), arm, address)
 
 
 def test_an_arm_that_answers_by_another_name_is_refused_with_both() -> None:
-    server = grpc.server(ThreadPoolExecutor(2))
-    telemetry_pb2_grpc.add_TelemetryServicer_to_server(NamedTelemetry(), server)  # type: ignore[no-untyped-call]
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    assert check_name(config_of(address, "compiled-padded"), "compiled-padded", address)
-    with pytest.raises(ConfigError) as refused:
-        check_name(config_of(address, "compiled"), "compiled", address)
+    with telemetry_server(NamedTelemetry()) as address:
+        assert is_named("compiled-padded", address)
+        said = refusal(ConfigError, is_named, "compiled", address)
     for words in (f"compiled={address}", f"--arm compiled-padded={address}", "--name compiled"):
-        assert words in str(refused.value)
-    server.stop(0)
+        assert words in said
 
 
 def test_a_server_without_telemetry_does_not_say_and_one_that_is_not_there_is_asked_again() -> None:
-    server = grpc.server(ThreadPoolExecutor(2))
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    assert check_name(config_of(address, "vllm"), "vllm", address)
-    server.stop(0)
-    assert not check_name(config_of(address, "vllm"), "vllm", address)
+    with telemetry_server() as address:
+        assert is_named("vllm", address)
+    assert not is_named("vllm", address)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,24 +16,17 @@ from loadtests.commands.frontier_plan import STANDARD, asks_for_verdicts, fronti
 from loadtests.commands.main import main
 from loadtests.commands.plan import plan_text
 from loadtests.commands.trace_forecast import Forecast, automatic_compiles, forecast
-from loadtests.experiments.writing import to_toml
 from loadtests.traffic.traces import Trace, read_trace
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 from tests.analysis.foresight.test_plan import RATES, started
 from tests.analysis.judging.test_load_steps import write_search
+from tests.fakes.processes import refusal
 from tests.fakes.runs import EAGER, GATES, FakeArm, FakeRun, pilot, row, write_run
-from tests.loadtests.trials.test_frontier import experiment
+from tests.loadtests.commands.test_main import refused, told
 from tests.servers.compiler.test_recorder import reset_compiler
 
 __all__ = ["pilot"]
-
-
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, dict[str, Any]]:
-    """The exit code, the words and the JSON of the last line."""
-    code = main(arguments)
-    *words, last = capsys.readouterr().out.splitlines()
-    return code, "\n".join(words), json.loads(last)
 
 
 @pytest.mark.parametrize(
@@ -56,48 +48,20 @@ def test_a_pilot_that_shows_nothing_is_told_in_words(tmp_path: Path, run: FakeRu
 
 
 def test_what_is_assumed_without_a_pilot_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    code, words, plan = told(capsys, "plan", "--rate", "4", "--duration", "1200")
+    code, plan, words = told(capsys, "plan", "--rate", "4", "--duration", "1200")
     assert code == 0
     assert "No pilot: spreads are those of made-up servers" in words
     assert "margin in 20 minutes" in words
-    assert words.splitlines()[-1].startswith("Run for 26 minutes")
+    assert words.splitlines()[-2].startswith("Run for 26 minutes")
     assert row(plan, "p99")["margin"] == pytest.approx(0.11, abs=0.02)
 
 
 def test_the_command_plans_from_a_pilot(pilot: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, words, plan = told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9")
+    code, plan, words = told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9")
     assert (code, plan["source"]["from"], plan["wanted"]["ratio"]) == (0, "pilot", 0.9)
     assert "if as seen" in words
     assert "no gate: compiled" in words
-    main(["plan", str(pilot), "--margin", "0.05", "--ratio", "0.9", "--json"])
-    assert json.loads(capsys.readouterr().out) == plan
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "give RUN_DIR, or --rate R"),
-        (["none"], 'run directory "none" does not exist'),
-        (["--rate", "0"], "--rate is 0: give requests/s"),
-        (["--rate", "4", "--power", "1"], "--power is 1: give a share from 0.5 to 0.999"),
-        (["--rate", "4", "--margin", "0"], "--margin is 0: give a share above 0"),
-        (["--rate", "4", "--ratio", "0"], "--ratio is 0"),
-        (["--rate", "4", "--alpha", "0.9"], "--alpha is 0.9"),
-        (["--rate", "4", "--duration", "-1"], "--duration is -1: give seconds above 0"),
-        (["--rate", "4", "--trials", "0"], "--trials is 0: give 1 to 1000"),
-        (["--rate", "4", "--slo", "fast"], "--slo"),
-        ([".", "--rate", "4"], "--rate is for a plan without a pilot"),
-        ([".", "--searching"], "--searching is for a plan without a pilot"),
-    ],
-)
-def test_what_cannot_be_planned_is_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert said in err
-    assert err.count("\n") == 1
+    assert told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9", "--json")[1] == plan
 
 
 LENGTHS = [5, 9, 5, 300, 9, 40, 41, 5, 300, 12]
@@ -125,10 +89,8 @@ def test_a_policy_without_padding_compiles_and_one_with_padding_does_not(trace: 
     assert (padded["compiles_while_serving"], padded["graphs_before_serving"]) == (0, 1)
     assert padded["padded_over_true"] == pytest.approx(10 * 300 / sum(LENGTHS))
     assert policy_row(found, "buckets, best 2")["ladder"] == [41, 300]
-
-
-def test_the_default_compiles_once_for_a_shape_and_once_for_the_dimension_that_changes(trace: Trace) -> None:
-    assert policy_row(forecast(trace, Forecast()), "automatic")["compiles_while_serving"] == 2
+    automatic = policy_row(forecast(trace, Forecast()), "automatic")
+    assert automatic["compiles_while_serving"] == 2, "one for a shape, one for the dimension that changes"
 
 
 def test_what_is_over_the_limit_is_left_out_and_counted(trace: Trace) -> None:
@@ -143,8 +105,7 @@ def test_the_forecast_begins_with_what_was_read(tmp_path: Path, capsys: pytest.C
     path = tmp_path / "own.jsonl"
     row = '{{"timestamp": {}.0, "input_length": 9, "output_length": 5, "hash_ids": [0]}}\n'
     path.write_text(row.format(0) + row.format(60))
-    assert main(["forecast", str(path)]) == 2
-    assert "--time-unit" in capsys.readouterr().err
+    assert "--time-unit" in refused(capsys, "forecast", path)
     assert main(["forecast", str(path), "--time-unit", "s"]) == 0
     assert capsys.readouterr().out.startswith(f"{path}: 2 requests in 60 s, read as mooncake (times in s)\n")
 
@@ -163,10 +124,7 @@ def test_the_forecast_begins_with_what_was_read(tmp_path: Path, capsys: pytest.C
 def test_bad_questions_are_one_line(
     flags: list[str], message: str, trace: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["forecast", trace.name, *flags]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in refused(capsys, "forecast", trace.name, *flags)
 
 
 WARM = (1, 6)  # what a minimal warm-up decodes: one row after a prompt of five tokens
@@ -176,10 +134,6 @@ WARM = (1, 6)  # what a minimal warm-up decodes: one row after a prompt of five 
 def compiler() -> Iterator[None]:
     yield
     reset_compiler()
-
-
-def compiled_after_warmup(shapes: list[tuple[int, int]]) -> list[int]:
-    return [at - 1 for at in automatic_compiles(*zip(WARM, *shapes, strict=True)) if at > 0]
 
 
 @pytest.mark.parametrize(
@@ -192,14 +146,7 @@ def compiled_after_warmup(shapes: list[tuple[int, int]]) -> list[int]:
     ],
 )
 def test_a_dimension_becomes_dynamic_when_it_first_differs(shapes: list[tuple[int, int]], compiled: list[int]) -> None:
-    assert compiled_after_warmup(shapes) == compiled
-
-
-@pytest.fixture
-def toml(tmp_path: Path) -> Path:
-    path = tmp_path / "small.toml"
-    path.write_text(to_toml(experiment(seed=4)))
-    return path
+    assert [at - 1 for at in automatic_compiles(*zip(WARM, *shapes, strict=True)) if at > 0] == compiled
 
 
 ALONE = """
@@ -304,9 +251,7 @@ def test_what_a_run_refuses_is_refused_by_its_own_name(
 ) -> None:
     path = tmp_path / "some.toml"
     path.write_text(ALONE if arms == "one" else TWO)
-    with pytest.raises(ConfigError) as refused:
-        frontier_plan(path, settings=[setting, *rates])
-    assert str(refused.value).startswith(said)
+    assert refusal(ConfigError, frontier_plan, path, settings=[setting, *rates]).startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -342,9 +287,7 @@ def test_policies_that_do_not_fit_are_left_out_with_their_reason(
 
     monkeypatch.setattr(planning, "check_arm", check)
     if said:
-        with pytest.raises(ConfigError) as refused:
-            frontier_plan(alone)
-        assert str(refused.value) == said
+        assert refusal(ConfigError, frontier_plan, alone) == said
         return
     plan = frontier_plan(alone)
     assert [arm.name for arm in plan.experiment.arms] == kept
@@ -356,14 +299,10 @@ def test_traffic_without_a_rate_needs_a_range(tmp_path: Path, removed: str) -> N
     line, *settings = removed.split("|")
     path = tmp_path / "still.toml"
     path.write_text(ALONE.replace(line, ""))
-    with pytest.raises(ConfigError, match=r"traffic.rates=\[LOWEST,HIGHEST\]"):
-        frontier_plan(path, settings=settings)
-    assert frontier_plan(path, settings=["traffic.rates=[1,8]"]).experiment.traffic.step_rates == (1.0, 8.0)
-
-
-def test_external_arms_are_refused() -> None:
-    with pytest.raises(ConfigError, match="is external"):
-        frontier_plan("external", settings=["traffic.rates=[1,8]"])
+    assert "traffic.rates=[LOWEST,HIGHEST]" in refusal(ConfigError, frontier_plan, path, settings=settings)
+    searched = ["traffic.rates=[1,8]"]
+    assert frontier_plan(path, settings=searched).experiment.traffic.step_rates == (1.0, 8.0)
+    assert "is external" in refusal(ConfigError, frontier_plan, "external", settings=searched)
 
 
 def test_a_limit_of_a_gate_asks_for_verdicts(alone: Path) -> None:
@@ -372,21 +311,15 @@ def test_a_limit_of_a_gate_asks_for_verdicts(alone: Path) -> None:
     assert not asks_for_verdicts(frontier_plan("frontier-demo").experiment)
 
 
-@pytest.fixture
-def search(tmp_path: Path) -> Path:
+def test_the_command_says_gpus_and_when_it_pays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     startup = {"eager": started(1), "new": started(300)}
-    return write_search(tmp_path / "run", {"eager": 9, "new": 17}, RATES, startup=startup)
-
-
-def test_the_command_says_gpus_and_when_it_pays(search: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["breakeven", str(search), "--load", "200", "--gpus-per-replica", "2"]) == 0
-    *words, last = capsys.readouterr().out.splitlines()
-    found = json.loads(last)
+    search = write_search(tmp_path / "run", {"eager": 9, "new": 17}, RATES, startup=startup)
+    code, found, text = told(capsys, "breakeven", str(search), "--load", "200", "--gpus-per-replica", "2")
+    assert code == 0
     assert (found["load_rps"], found["gpus_per_replica"]) == (200, 2)
     assert found["arms"][1]["gpus"]["seen"] == 26
-    text = "\n".join(words)
     assert "200 requests/s, 2 GPUs a replica" in text
     assert "5 min 29 s (" in text
     assert "latest never" in text
-    assert main(["breakeven", str(search), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["load_rps"] is None
+    code, found, _ = told(capsys, "breakeven", str(search), "--json")
+    assert (code, found["load_rps"]) == (0, None)

@@ -19,9 +19,10 @@ from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.prompts import Message, PromptKind, PromptSource, load_prompt_text
 from loadtests.traffic.schedule import PROMPTS, SCHEDULE, PlannedRequest, Schedule, planned_requests
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.source import Source, read_source
+from loadtests.traffic.source import read_source
 from servers.fields import ConfigError
 from servers.front.tokenizer import ModelTokenizer
+from tests.fakes.processes import refusal
 
 WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -33,21 +34,17 @@ TEMPLATE = (
 )
 
 
-def model_folder(folder: Path, *, template: str = TEMPLATE, metaspace: bool = False) -> Path:
-    """A folder with a small tokenizer as models bring it: byte-level BPE, or BPE over words with a leading mark."""
+def model_folder(folder: Path, *, template: str = TEMPLATE) -> Path:
+    """A folder with a small tokenizer as models bring it: byte-level BPE."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = Tokenizer(models.BPE(byte_fallback=metaspace, unk_token="<unk>" if metaspace else None))
-    special = ["<unk>", "<s>", "<|start|>", "<|end|>"]
-    if metaspace:
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        tokenizer.decoder = decoders.Metaspace()
-        alphabet: list[str] = []
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=600,
+        special_tokens=["<unk>", "<s>", "<|start|>", "<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator([WORDS, WORDS.title(), "user assistant system\n\n" * 3, f" {WORDS}"] * 20, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -70,47 +67,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(tokens: int, *, seed: int = 7, **changes: object) -> PlannedRequest:
-    given: dict[str, object] = {
-        "index": 0,
-        "offset_ns": 0,
-        "session_id": "s",
-        "turn": 0,
-        "prompt_tokens": tokens,
-        "max_tokens": 1,
-        "prompt_seed": 1,
-        "arm": None,
-        "phase": "measure",
-        "prefix_seed": seed,
-    }
-    return PlannedRequest(**{**given, **changes})  # type: ignore[arg-type]
+    given: dict[str, Any] = {"index": 0, "offset_ns": 0, "session_id": "s", "turn": 0, "max_tokens": 1}
+    given |= {"prompt_seed": 1, "arm": None, "phase": "measure", "prefix_seed": seed, **changes}
+    return PlannedRequest(prompt_tokens=tokens, **given)
 
 
 def source(folder: Path, kind: PromptKind) -> PromptSource:
     return PromptSource.of(kind, model=str(folder), vocab_size=600)
 
 
+@pytest.fixture(scope="module")
+def served(folder: Path) -> ModelTokenizer:
+    """What the front loads the tokenizer with."""
+    return ModelTokenizer(str(folder))
+
+
 @settings(max_examples=40)
-@given(tokens=st.integers(2, 700), seed=st.integers(0, 2**62))
+@given(tokens=st.integers(2, 700) | st.just(4096), seed=st.integers(0, 2**62))
 def test_text_has_exactly_the_planned_tokens_for_the_servers_own_tokenizer(
-    folder: Path, tokens: int, seed: int
+    folder: Path, served: ModelTokenizer, tokens: int, seed: int
 ) -> None:
     prompts = source(folder, "text")
     text = prompts.plain(plan(tokens, seed=seed))
     assert text is not None
-    # Both what loads the tokenizer here and what the front loads it with.
     assert prompts.text is not None
-    assert prompts.text.encode(text) == prompts.ids(plan(tokens, seed=seed))
-    assert len(prompts.text.encode(text)) == tokens
-
-
-def test_the_server_counts_text_as_planned(folder: Path) -> None:
-    served = ModelTokenizer(str(folder))
-    prompts = source(folder, "text")
-    for tokens in (2, 3, 64, 511, 512, 4096):
-        text = prompts.plain(plan(tokens))
-        assert text is not None
-        assert served.encode(text) == prompts.ids(plan(tokens))
-        assert len(served.encode(text)) == tokens
+    assert prompts.text.encode(text) == served.encode(text) == prompts.ids(plan(tokens, seed=seed))
+    assert len(served.encode(text)) == tokens
 
 
 def test_chat_prompts_are_what_transformers_renders(folder: Path) -> None:
@@ -153,17 +135,13 @@ def test_given_ids_are_sent_as_they_are(folder: Path) -> None:
 )
 def test_a_template_that_cannot_be_exact_is_refused_in_one_line(tmp_path: Path, template: str, message: str) -> None:
     text = load_prompt_text(str(model_folder(tmp_path / "m", template=template)))
-    with pytest.raises(ConfigError, match=message) as refused:
-        text.overhead(1)
-    assert "\n" not in str(refused.value)
+    assert message in refusal(ConfigError, text.overhead, 1)
 
 
 def test_folders_without_a_usable_tokenizer_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no tokenizer\.json"):
-        load_prompt_text(str(tmp_path))
+    assert "holds no tokenizer.json" in refusal(ConfigError, load_prompt_text, str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_prompt_text(str(tmp_path))
+    assert "cannot be read" in refusal(ConfigError, load_prompt_text, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -175,10 +153,10 @@ def test_an_external_tokenizer_that_cannot_count_is_refused_with_settings_of_the
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     options = OpenAiOptions(endpoint=endpoint, tokenizer=str(tmp_path))
     config = ExternalConfig(kind="openai", addresses=("http://a",), model_name="m", openai=options)
-    with pytest.raises(ConfigError, match="fewer than 8 words") as refused:
-        prompt_source(config, PromptSource())
-    assert f": remove openai.tokenize{remedy}" in str(refused.value)
-    assert "traffic.prompts" not in str(refused.value)
+    said = refusal(ConfigError, prompt_source, config, PromptSource())
+    assert "fewer than 8 words" in said
+    assert f": remove openai.tokenize{remedy}" in said
+    assert "traffic.prompts" not in said
 
 
 def test_a_tokenizer_beyond_the_served_vocabulary_is_refused(folder: Path) -> None:
@@ -190,8 +168,7 @@ def test_a_model_without_a_template_has_no_chat(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m")
     (folder / "tokenizer_config.json").write_text("{}")
     text = load_prompt_text(str(folder))
-    with pytest.raises(ConfigError, match="has no chat template"):
-        text.chat_of([Message("user", "hello")])
+    assert "has no chat template" in refusal(ConfigError, text.chat_of, [Message("user", "hello")])
 
 
 def test_a_template_file_counts_before_the_one_in_the_settings(tmp_path: Path) -> None:
@@ -200,47 +177,24 @@ def test_a_template_file_counts_before_the_one_in_the_settings(tmp_path: Path) -
     assert load_prompt_text(str(folder)).overhead(1) == 1
 
 
-ARMS = ("eager", "compiled")
-MODEL = "random:tiny"
-
-
-def built(config: TrafficConfig, *, model: str = MODEL, source: Source | None = None, **changes: Any) -> Schedule:
-    arguments: dict[str, Any] = {
-        "arms": ARMS,
-        "seed": 5,
-        "trial": 1,
-        "max_prompt_tokens": 4096,
-        "max_new_tokens": 256,
-    }
-    source = source or read_source(config, seed=5, model=model)
-    return build_schedule(config, source, **{**arguments, **changes})
+def built(config: TrafficConfig, *, model: str = "random:tiny", **changes: Any) -> Schedule:
+    arguments: dict[str, Any] = {"arms": ("eager", "compiled"), "seed": 5, "trial": 1, "max_new_tokens": 256}
+    source = read_source(config, seed=5, model=model)
+    return build_schedule(config, source, **{**arguments, "max_prompt_tokens": 4096, **changes})
 
 
 def rows(schedule: Schedule) -> list[PlannedRequest]:
     return list(planned_requests(schedule.table))
 
 
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(model_folder(tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture
-def mooncake(tmp_path: Path) -> str:
-    path = tmp_path / "trace.jsonl"
-    lines = []
-    for number in range(300):
-        group = number % 3
-        ids = [group, 10 + group, 100 + number]
-        lines.append({"timestamp": 100 * number, "input_length": 1400, "output_length": 9, "hash_ids": ids})
-    path.write_text("\n".join(map(json.dumps, lines)))
-    return str(path)
-
-
 @pytest.mark.parametrize("scale", [1.0, 0.1])
-def test_requests_that_share_hash_ids_share_the_tokens_of_their_blocks(mooncake: str, scale: float) -> None:
+def test_requests_that_share_hash_ids_share_the_tokens_of_their_blocks(tmp_path: Path, scale: float) -> None:
+    path = tmp_path / "trace.jsonl"
+    own = {"input_length": 1400, "output_length": 9}
+    ids = [[number % 3, 10 + number % 3, 100 + number] for number in range(300)]
+    path.write_text("\n".join(json.dumps({"timestamp": 100 * n, "hash_ids": row, **own}) for n, row in enumerate(ids)))
     config = TrafficConfig(
-        **{"arrivals": "trace", "workload": "trace", "trace": mooncake, "duration_s": 20, "timeout_s": 5},
+        **{"arrivals": "trace", "workload": "trace", "trace": str(path), "duration_s": 20, "timeout_s": 5},
         **{"trace_time_unit": "ms", "trace_block_tokens": 512, "length_scale": scale},
     )
     schedule = built(config)
@@ -257,24 +211,18 @@ def test_requests_that_share_hash_ids_share_the_tokens_of_their_blocks(mooncake:
     assert facts["shared_pct"] == pytest.approx(100 * 1024 / 1400, rel=0.05)
 
 
-def test_turns_of_a_chat_are_exact_and_grow(tokenizer_folder: str) -> None:
+def test_turns_of_a_chat_are_exact_and_grow(folder: Path) -> None:
     config = TrafficConfig(
-        rate=20,
-        duration_s=30,
-        length_scale=0.02,
-        turns_mean=3,
-        think_time_s=1,
-        prompts="chat",
-        tokenizer=tokenizer_folder,
+        rate=20, duration_s=30, length_scale=0.02, turns_mean=3, think_time_s=1, prompts="chat", tokenizer=str(folder)
     )
     schedule = built(config)
-    source = PromptSource.of("chat", model=tokenizer_folder, vocab_size=600)
+    prompts = source(folder, "chat")
     plans = rows(schedule)
     assert max(plan.turn for plan in plans) >= 2
     for plan in plans[:80]:
         assert plan.parts is not None
         assert len(plan.parts) == 2 * plan.turn + 1
-        assert len(source.ids(plan)) == plan.prompt_tokens
+        assert len(prompts.ids(plan)) == plan.prompt_tokens
     sessions: dict[str, list[PlannedRequest]] = {}
     for plan in plans:
         sessions.setdefault(plan.session_id, []).append(plan)
@@ -284,7 +232,7 @@ def test_turns_of_a_chat_are_exact_and_grow(tokenizer_folder: str) -> None:
     assert list(long[2].parts)[:3] == list(long[1].parts)
 
 
-def test_a_template_that_moves_prompts_over_an_edge_is_counted(tokenizer_folder: str, tmp_path: Path) -> None:
+def test_a_template_that_moves_prompts_over_an_edge_is_counted(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     lengths = [60, 64, 65, 40, 4096 - 3, 4090]
     path.write_text(
@@ -293,12 +241,7 @@ def test_a_template_that_moves_prompts_over_an_edge_is_counted(tokenizer_folder:
         + "9,1,1\n"
     )
     config = TrafficConfig(
-        arrivals="trace",
-        workload="trace",
-        trace=str(path),
-        duration_s=6,
-        prompts="chat",
-        tokenizer=tokenizer_folder,
+        arrivals="trace", workload="trace", trace=str(path), duration_s=6, prompts="chat", tokenizer=str(folder)
     )
     schedule = built(config, edges={"buckets": (32, 64, 128, 4096), "exact": ()})
     facts = schedule.prompts["template"]
@@ -308,46 +251,37 @@ def test_a_template_that_moves_prompts_over_an_edge_is_counted(tokenizer_folder:
     assert facts["over_limit"] == 2
     assert schedule.dropped["input_over"] == 2
     # What clipping leaves is a whole chat of the limit's length.
-    source = PromptSource.of("chat", model=tokenizer_folder, vocab_size=600)
-    assert [len(source.ids(plan)) for plan in rows(schedule)] == [n + overhead for n in lengths[:4]] + [4096, 4096]
+    prompts = source(folder, "chat")
+    assert [len(prompts.ids(plan)) for plan in rows(schedule)] == [n + overhead for n in lengths[:4]] + [4096, 4096]
 
 
-def test_text_prompts_are_never_shorter_than_what_the_tokenizer_adds(tokenizer_folder: str) -> None:
-    schedule = built(
-        TrafficConfig(rate=20, duration_s=5, length_scale=1e-6, prompts="text", tokenizer=tokenizer_folder)
-    )
+def test_text_prompts_are_never_shorter_than_what_the_tokenizer_adds(folder: Path) -> None:
+    schedule = built(TrafficConfig(rate=20, duration_s=5, length_scale=1e-6, prompts="text", tokenizer=str(folder)))
     assert set(schedule.ints("prompt_tokens").tolist()) == {2}
 
 
-@pytest.fixture
-def talks(tmp_path: Path) -> str:
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_conversations_are_sent_as_they_are_written(tmp_path: Path, folder: Path, kind: Any) -> None:
     path = tmp_path / "talks.json"
-    content = [
-        {
-            "conversations": [
-                {"from": "human" if turn % 2 == 0 else "gpt", "value": f"{'ab cd ' * (number + turn + 1)}"}
-                for turn in range(2 + 2 * (number % 3))
-            ]
-        }
+    roles = ["human", "gpt"] * 3
+    talks = [
+        [
+            {"from": role, "value": "ab cd " * (number + turn + 1)}
+            for turn, role in enumerate(roles[: 2 + 2 * (number % 3)])
+        ]
         for number in range(12)
     ]
-    path.write_text(json.dumps(content))
-    return str(path)
-
-
-@pytest.mark.parametrize("kind", ["text", "chat"])
-def test_conversations_are_sent_as_they_are_written(talks: str, tokenizer_folder: str, kind: Any) -> None:
+    path.write_text(json.dumps([{"conversations": talk} for talk in talks]))
     config = TrafficConfig(
-        rate=20, duration_s=5, workload="conversations", conversations=talks, prompts=kind, tokenizer=tokenizer_folder,
+        rate=20, duration_s=5, workload="conversations", conversations=str(path), prompts=kind, tokenizer=str(folder),
         think_time_s=0.5,
     )  # fmt: skip
     schedule = built(config)
     assert schedule.table.schema.names == [*SCHEDULE.names, "token_ids"]
-    source = PromptSource.of(kind, model=tokenizer_folder, vocab_size=600)
-    assert source.text is not None
+    prompts = source(folder, kind)
     for plan in rows(schedule):
         assert plan.token_ids is not None
-        assert len(plan.token_ids) == plan.prompt_tokens == len(source.ids(plan))
+        assert len(plan.token_ids) == plan.prompt_tokens == len(prompts.ids(plan))
     later = next(plan for plan in rows(schedule) if plan.turn == 1)
     earlier = next(plan for plan in rows(schedule) if plan.session_id == later.session_id and plan.turn == 0)
     assert earlier.token_ids is not None
@@ -364,47 +298,9 @@ def test_num_prompts_cuts_the_schedule_after_so_many() -> None:
         built(TrafficConfig(rate=20, duration_s=10, num_prompts=3000))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"rate": 1, "workload": "conversations"}, "conversations is empty"),
-        ({"rate": 1, "conversations": "a.json"}, "does not use it"),
-        ({"rate": 1, "workload": "conversations", "conversations": "a", "turns_mean": 2}, "brings its own turns"),
-        ({"rate": 1, "tokenizer": "a"}, 'prompts = "ids" needs none'),
-        ({"rate": 1, "prompts": "poem"}, "use one of ids, text, chat"),
-        (
-            {"rate": 1, "workload": "conversations", "conversations": "a", "prompts": "chat", "length_scale": 0.1},
-            "sent as they are written",
-        ),
-        ({"rate": 1, "step_s": 3}, "has no such steps"),
-        ({"arrivals": "saturation", "rates": (1.0,)}, "lowest rate, highest rate"),
-        ({"arrivals": "saturation", "rates": (4.0, 2.0), "duration_s": 90}, "0 < lowest < highest"),
-        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 100}, "give 90"),
-        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 60}, "give 90"),
-        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 90, "settle_s": 30}, "lower settle_s"),
-        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 90, "design": "split"}, "mirrored"),
-        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 90, "max_concurrency": 3}, "every step in full"),
-        ({"arrivals": "closed"}, "concurrency is 0"),
-        ({"arrivals": "closed", "concurrency": 2, "rate": 3}, "each answer brings the next"),
-        ({"arrivals": "closed", "concurrency": 2, "burstiness": 3}, "does not use it"),
-        ({"arrivals": "closed", "concurrency": 2, "turns_mean": 3}, "single requests"),
-        ({"arrivals": "closed", "concurrency": 2, "workers": 3}, "a request at least"),
-        ({"arrivals": "closed", "concurrency": 2, "design": "switchback"}, "no times to pin"),
-        ({"rate": 1, "concurrency": 2}, "is no closed loop"),
-    ],
-)
-def test_impossible_traffic_is_refused_in_one_line(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as refused:
-        TrafficConfig(**wrong)
-    assert "\n" not in str(refused.value)
-    assert str(refused.value).startswith("traffic.")
-
-
 def test_a_chat_needs_a_template_and_text_a_tokenizer() -> None:
-    with pytest.raises(ConfigError, match="has no chat template"):
-        built(TrafficConfig(rate=1, prompts="chat"))
-    with pytest.raises(ConfigError, match="no model is named"):
-        built(TrafficConfig(rate=1, prompts="text"), model="")
+    assert "has no chat template" in refusal(ConfigError, built, TrafficConfig(rate=1, prompts="chat"))
+    assert "no model is named" in refusal(ConfigError, built, TrafficConfig(rate=1, prompts="text"), model="")
 
 
 def test_all_columns_of_prompts_are_those_that_a_plan_takes() -> None:

@@ -50,8 +50,8 @@ def test_azure_rows_are_read_to_the_tenth_of_a_microsecond(tmp_path: Path, newli
     assert trace.duration_s == pytest.approx(0.3194101)
 
 
-def mooncake_line(at: float, given_tokens: object = 10, asked_tokens: object = 5) -> str:
-    return json.dumps({"timestamp": at, "input_length": given_tokens, "output_length": asked_tokens, "hash_ids": [0]})
+def mooncake_line(at: float, given_tokens: object = 10, asked_tokens: object = 5, ids: object = (0,)) -> str:
+    return json.dumps({"timestamp": at, "input_length": given_tokens, "output_length": asked_tokens, "hash_ids": ids})
 
 
 MOONCAKE: dict[str, Any] = {"time_unit": "ms", "block_tokens": 512}
@@ -75,51 +75,63 @@ def test_every_mooncake_row_comes_back(
     assert trace.output_tokens.tolist() == [row[2] for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("row", "parts"),
-    [
-        ("2023-11-17 00:00:01.0000000,12", ["line 5", "12", "correct or remove"]),
-        ("2023-11-17 00:00:01.0000000,12,x", ["line 5", "12,x", "correct or remove"]),
-        ("2023-11-17 00:00:01.0000000,12,1.5", ["line 5", "12,1.5", "correct or remove"]),
-        ("yesterday,12,5", ["line 5", "yesterday", "correct or remove"]),
-        ("2023-13-17 00:00:01.0000000,12,5", ["line 5", "2023-13-17", "correct or remove"]),
-        ("2023-11-17 00:00:01.0000000,0,5", ["line 5", "input length is 0", "remove the line"]),
-        ("2023-11-17 00:00:01.0000000,12,-5", ["line 5", "output length is -5", "remove the line"]),
-        ("2023-11-17 00:00:01.0000000,99999999999,5", ["line 5", "99999999999", "remove the line"]),
-        ("2023-11-17 00:00:01.0000000," + "9" * 5000 + ",5", ["line 5", "...", "remove the line"]),
-        ("9999-11-17 00:00:01.0000000,12,5", ["line 5", "9999-11-17", "10 years", "remove the line"]),
-        (
-            "2023-11-17 00:00:00.0000000,12,5",
-            ["line 5", "from 2023-11-17 00:00:00.0000001 to 2023-11-17 00:00:00.0000000", "sort the trace"],
-        ),
-    ],
-)
-def test_bad_azure_line_is_named_with_its_value_and_remedy(tmp_path: Path, row: str, parts: list[str]) -> None:
-    message = unread(written(tmp_path, "\r\n".join([HEADER, *AZURE_2023, row])))
-    for part in parts:
-        assert part in message
+BAD_AZURE: list[tuple[str, list[str]]] = [
+    ("2023-11-17 00:00:01.0000000,12", ["line 5", "12", "correct or remove"]),
+    ("2023-11-17 00:00:01.0000000,12,x", ["line 5", "12,x", "correct or remove"]),
+    ("2023-11-17 00:00:01.0000000,12,1.5", ["line 5", "12,1.5", "correct or remove"]),
+    ("yesterday,12,5", ["line 5", "yesterday", "correct or remove"]),
+    ("2023-13-17 00:00:01.0000000,12,5", ["line 5", "2023-13-17", "correct or remove"]),
+    ("2023-11-17 00:00:01.0000000,0,5", ["line 5", "input length is 0", "remove the line"]),
+    ("2023-11-17 00:00:01.0000000,12,-5", ["line 5", "output length is -5", "remove the line"]),
+    ("2023-11-17 00:00:01.0000000,99999999999,5", ["line 5", "99999999999", "remove the line"]),
+    ("2023-11-17 00:00:01.0000000," + "9" * 5000 + ",5", ["line 5", "...", "remove the line"]),
+    ("9999-11-17 00:00:01.0000000,12,5", ["line 5", "9999-11-17", "10 years", "remove the line"]),
+    (
+        "2023-11-17 00:00:00.0000000,12,5",
+        ["line 5", "from 2023-11-17 00:00:00.0000001 to 2023-11-17 00:00:00.0000000", "sort the trace"],
+    ),
+]
+BAD_MOONCAKE: list[tuple[str, list[str]]] = [
+    ('{"timestamp": 3', ["line 2", "one JSON object"]),
+    ("[1, 2]", ["line 2", "one JSON object"]),
+    ('{"timestamp": 3, "input_length": 4}', ["line 2", '"output_length"']),
+    ('{"timestamp": "3", "input_length": 4, "output_length": 4}', ["line 2", "milliseconds"]),
+    ('{"timestamp": NaN, "input_length": 4, "output_length": 4}', ["line 2", "milliseconds"]),
+    (mooncake_line(10**400), ["line 2", "milliseconds"]),
+    (mooncake_line(10**14), ["line 2", "10 years"]),
+    ("[" * 50_000, ["line 2", "one JSON object"]),
+    (mooncake_line(3000, 4.5, 4), ["line 2", "input_length"]),
+    (mooncake_line(3000, True, 4), ["line 2", "input_length"]),
+    (mooncake_line(3000, 0, 4), ["line 2", "input length is 0", "remove the line"]),
+    (mooncake_line(3000, 513, 4, [0, 1, 2]), ["line 2", "3 hash_ids", "2 blocks of 512", "block_tokens"]),
+    *((mooncake_line(3000, 600, 5, ids), ["line 2", "expected hash_ids"]) for ids in (["a"], [-1], 7, [True])),
+    (mooncake_line(2999, 4, 4), ["line 2", "from 3000 ms to 2999 ms", "sort the trace"]),
+]
+BAD_PLAIN: list[tuple[str, list[str]]] = [
+    ("1,2", ["line 3", "3 values"]),
+    ("1,2,3,4", ["line 3", "3 values"]),
+    ("x,2,3", ["line 3", "a time in seconds"]),
+    ("1e3,2,3", ["line 3", "a time in seconds"]),
+    ("1,2.5,3", ["line 3", "input_tokens"]),
+    ("1,2,x", ["line 3", "output_tokens"]),
+    ("1,0,3", ["line 3", "input length is 0", "remove the line"]),
+    ("1,2,-3", ["line 3", "output length is -3"]),
+    ("0.4,2,3", ["line 3", "from 0.5 s to 0.4 s", "sort the trace"]),
+]
 
 
 @pytest.mark.parametrize(
-    ("row", "parts"),
+    ("before", "row", "parts", "known"),
     [
-        ('{"timestamp": 3', ["line 2", "one JSON object"]),
-        ("[1, 2]", ["line 2", "one JSON object"]),
-        ('{"timestamp": 3, "input_length": 4}', ["line 2", '"output_length"']),
-        ('{"timestamp": "3", "input_length": 4, "output_length": 4}', ["line 2", "milliseconds"]),
-        ('{"timestamp": NaN, "input_length": 4, "output_length": 4}', ["line 2", "milliseconds"]),
-        (mooncake_line(10**400), ["line 2", "milliseconds"]),
-        (mooncake_line(10**14), ["line 2", "10 years"]),
-        ("[" * 50_000, ["line 2", "one JSON object"]),
-        (mooncake_line(3000, 4.5, 4), ["line 2", "input_length"]),
-        (mooncake_line(3000, True, 4), ["line 2", "input_length"]),
-        (mooncake_line(3000, 0, 4), ["line 2", "input length is 0", "remove the line"]),
-        (mooncake_line(3000, 513, 4)[:-2] + ", 1, 2]}", ["line 2", "3 hash_ids", "2 blocks of 512", "block_tokens"]),
-        (mooncake_line(2999, 4, 4), ["line 2", "from 3000 ms to 2999 ms", "sort the trace"]),
+        *(("\r\n".join([HEADER, *AZURE_2023, ""]), *case, {}) for case in BAD_AZURE),
+        *((mooncake_line(3000) + "\n", *case, MOONCAKE) for case in BAD_MOONCAKE),
+        *(("time_s,input_tokens,output_tokens\n0.5,10,3\n", *case, {}) for case in BAD_PLAIN),
     ],
 )
-def test_bad_mooncake_line_is_named_with_its_value_and_remedy(tmp_path: Path, row: str, parts: list[str]) -> None:
-    message = unread(written(tmp_path, mooncake_line(3000) + "\n" + row + "\n"), **MOONCAKE)
+def test_a_bad_line_is_named_with_its_value_and_remedy(
+    tmp_path: Path, before: str, row: str, parts: list[str], known: dict[str, Any]
+) -> None:
+    message = unread(written(tmp_path, before + row), **known)
     for part in parts:
         assert part in message
 
@@ -141,13 +153,11 @@ def test_empty_and_unknown_files_are_refused(tmp_path: Path, text: str, part: st
 
 
 def test_missing_file_directory_and_binary_are_refused(tmp_path: Path) -> None:
-    assert "does not exist" in unread(tmp_path / "absent.csv")
-    assert "cannot be read" in unread(tmp_path)
-    binary = tmp_path / "trace.csv.gz"
-    binary.write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
-    assert "damaged gzip data" in unread(binary)
-    binary.write_bytes(b"\xff\xfe")
-    assert "not UTF-8" in unread(binary)
+    (tmp_path / "damaged.gz").write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    found = [unread(tmp_path / name) for name in ("absent.csv", "", "damaged.gz", "binary")]
+    for words, message in zip(("not exist", "cannot be read", "damaged gzip data", "not UTF-8"), found, strict=True):
+        assert words in message
 
 
 def published(name: str) -> Trace:
@@ -165,6 +175,7 @@ def test_published_azure_conversation_loads_as_it_is() -> None:
         [1020, 2734, 4142], abs=1
     )
     assert np.rint(np.quantile(trace.output_tokens, [0.5, 0.9, 0.99])).tolist() == [129, 424, 601]
+    assert (trace.input_tokens[0], trace.output_tokens[0]) == (374, 44)
     logs = np.log(trace.input_tokens)
     assert (logs.mean(), logs.std()) == pytest.approx((6.633, 0.985), abs=0.001)
 
@@ -184,19 +195,13 @@ def json_lines(*rows: dict[str, Any]) -> str:
     return "\n".join(map(json.dumps, rows))
 
 
-def bailian(at: float, tokens: int) -> dict[str, Any]:
-    own = {"chat_id": 1, "parent_chat_id": -1, "type": "text", "turn": 1, "hash_ids": [*range(-(-tokens // 16))]}
-    return {"timestamp": at, "input_length": tokens, "output_length": 4, **own}
-
-
 def blocks(at: float, tokens: int, size: int, **more: Any) -> dict[str, Any]:
-    return {
-        "timestamp": at,
-        "input_length": tokens,
-        "output_length": 4,
-        "hash_ids": [*range(-(-tokens // size))],
-        **more,
-    }
+    ids = [*range(-(-tokens // size))]
+    return {"timestamp": at, "input_length": tokens, "output_length": 4, "hash_ids": ids, **more}
+
+
+def bailian(at: float, tokens: int) -> dict[str, Any]:
+    return blocks(at, tokens, 16, chat_id=1, parent_chat_id=-1, type="text", turn=1)
 
 
 @pytest.mark.parametrize(
@@ -301,32 +306,19 @@ def test_turns_of_a_session_follow_by_their_delay_and_carry_its_context(tmp_path
     assert "line 1 has no timestamp, and its session no turn before it" in unread(written(tmp_path, json_lines(lost)))
 
 
-PLAIN = "time_s,input_tokens,output_tokens"
-
-
-@pytest.mark.parametrize(
-    ("row", "parts"),
-    [
-        ("1,2", ["line 3", "3 values"]),
-        ("1,2,3,4", ["line 3", "3 values"]),
-        ("x,2,3", ["line 3", "a time in seconds"]),
-        ("1e3,2,3", ["line 3", "a time in seconds"]),
-        ("1,2.5,3", ["line 3", "input_tokens"]),
-        ("1,2,x", ["line 3", "output_tokens"]),
-        ("1,0,3", ["line 3", "input length is 0", "remove the line"]),
-        ("1,2,-3", ["line 3", "output length is -3"]),
-        ("0.4,2,3", ["line 3", "from 0.5 s to 0.4 s", "sort the trace"]),
-    ],
-)
-def test_bad_plain_line_is_named_with_its_value_and_remedy(tmp_path: Path, row: str, parts: list[str]) -> None:
-    message = unread(written(tmp_path, f"{PLAIN}\n0.5,10,3\n{row}\n"))
-    for part in parts:
-        assert part in message
-
-
 def azure(count: int) -> str:
     """One request a second, its input length its number from 1."""
     return "\n".join([HEADER, *(f"2023-11-17 00:{n // 60:02}:{n % 60:02}.0,{n + 1},5" for n in range(count))])
+
+
+def test_a_sample_of_a_trace_is_even_sorted_and_the_same_for_equal_seeds(tmp_path: Path) -> None:
+    path = written(tmp_path, azure(3000))
+    drawn = [read_trace(path, sample=300, seed=seed).input_tokens.tolist() for seed in (1, 1, *range(2, 12))]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0] == sorted(set(drawn[0]))
+    assert len(drawn[0]) == 300
+    assert abs(np.mean(drawn) - 1500) < 60
+    assert read_trace(path, sample=5000).input_tokens.tolist() == list(range(1, 3001))
 
 
 def test_a_window_past_the_end_still_tells_how_long_the_trace_is(tmp_path: Path) -> None:
@@ -352,12 +344,6 @@ def talk(*texts: str, first: str = "human") -> dict[str, Any]:
     return {"id": "x", "conversations": [{"from": roles[i % 2], "value": text} for i, text in enumerate(texts)]}
 
 
-def written_file(folder: Path, content: object) -> Path:
-    path = folder / "talks.json"
-    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
-    return path
-
-
 def test_what_published_files_hold_besides_is_left_out_and_counted(tmp_path: Path) -> None:
     content = [
         talk(),
@@ -374,7 +360,7 @@ def test_what_published_files_hold_besides_is_left_out_and_counted(tmp_path: Pat
             {"role": "user", "content": [{"text": "see"}, {"image_url": {}}, {"text": "this"}]},
             {"role": "assistant", "content": "ok"}]},
     ]  # fmt: skip
-    found = read_conversations(written_file(tmp_path, content))
+    found = read_conversations(written(tmp_path, json.dumps(content)))
     assert (found.read, found.unusable) == (8, 4)
     assert [talk.exchanges for talk in found.kept[2:]] == [(Exchange("call", "done"),), (Exchange("see\nthis", "ok"),)]
     assert found.kept[0].exchanges == (Exchange("then a question", "and its answer"),)
@@ -395,28 +381,30 @@ def test_what_published_files_hold_besides_is_left_out_and_counted(tmp_path: Pat
         ('[{"conversations": [["a"]]}]', ["conversation 1", '"from" and "value"']),
         ("plain text", ["conversation 1", "one JSON object"]),
         ("[" * 100_000, ["conversation 1"]),
+        (
+            '[{"conversations": [], "id": ' + "1" * 5000 + "}]",
+            ["conversation 1: expected whole numbers of 4,300 digits at most"],
+        ),
     ],
 )
 def test_bad_files_are_refused_in_one_line(tmp_path: Path, content: str, parts: list[str]) -> None:
-    path = written_file(tmp_path, content)
-    with pytest.raises(ConfigError) as refused:
-        read_conversations(path)
-    message = str(refused.value)
-    assert "\n" not in message
+    path = written(tmp_path, content)
+    message = refusal(ConfigError, read_conversations, path)
     for part in [str(path), *parts]:
         assert part in message
 
 
-def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="do not exist"):
-        read_conversations(tmp_path / "absent")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_conversations(tmp_path)
+def test_missing_and_binary_conversations_are_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"[\xff\xfe")
-    with pytest.raises(ConfigError, match="0xff"):
-        read_conversations(tmp_path / "binary")
+    for name, words in (("absent", "do not exist"), ("", "cannot be read"), ("binary", "0xff")):
+        assert words in refusal(ConfigError, read_conversations, tmp_path / name)
 
 
-def test_a_number_that_python_does_not_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="conversation 1: expected whole numbers of 4,300 digits at most"):
-        read_conversations(written_file(tmp_path, '[{"conversations": [], "id": ' + "1" * 5000 + "}]"))
+def test_a_sample_of_conversations_is_even_and_the_same_for_equal_seeds(tmp_path: Path) -> None:
+    path = written(tmp_path, json.dumps([talk(str(number), "a") for number in range(400)]))
+    samples = [read_conversations(path, keep=40, seed=seed) for seed in (1, 1, *range(2, 22))]
+    drawn = [[int(talk.exchanges[0].question) for talk in sample.kept] for sample in samples]
+    assert samples[0].read == 400
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(set(drawn[0])) == 40
+    assert abs(np.mean(drawn[1:]) - 199.5) < 20

@@ -8,11 +8,13 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -81,13 +83,6 @@ def listening(*rows: tuple[str, int | None]) -> Any:
     return lambda kind: found
 
 
-def refusing(error: Exception) -> Any:
-    def refuse(kind: str) -> None:
-        raise error
-
-    return refuse
-
-
 @pytest.mark.parametrize(
     ("connections", "found"),
     [
@@ -101,9 +96,9 @@ def refusing(error: Exception) -> Any:
         (listening(("127.0.0.1", 90)), None),  # listens for a container
         (listening(("127.0.0.1", 99)), None),  # ended meanwhile
         (listening(), None),
-        (refusing(psutil.AccessDenied()), None),
-        (refusing(PermissionError()), None),
-        (refusing(RuntimeError("error while parsing /proc/net/tcp")), None),
+        (Mock(side_effect=psutil.AccessDenied()), None),
+        (Mock(side_effect=PermissionError()), None),
+        (Mock(side_effect=RuntimeError("error while parsing /proc/net/tcp")), None),
     ],
 )
 def test_a_server_that_is_not_surely_found_is_unknown(
@@ -225,8 +220,16 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_load, "EVERY_S", 0.02)
 
 
-def wait_for_rows(path: Path, count: int) -> None:
-    wait_for(lambda: path.exists() and read_table(path, SERVER_LOAD)[0].num_rows >= count)
+def sampled(folder: Path, answer: Callable[[int], str | int], other: str, *, rows: int) -> tuple[list[Any], list[str]]:
+    """What trial.json says of two pages of which so many samples were taken, and the notes of the run."""
+    with metrics_page(answer) as page, metrics_page(lambda n: other) as second:
+        trial = external_trial(folder / "trial-01", {"metrics": [page, second]}, replicas=2)
+        loads = ServerLoads(trial)
+        path = trial.folder / "server_load.arrow"
+        wait_for(lambda: path.exists() and read_table(path, SERVER_LOAD)[0].num_rows >= rows)
+        loads.stop()
+    notes = [note.replace(page, "PAGE") for note in trial.status.notes]
+    return trial.facts.arms[1]["told"]["metrics"], notes
 
 
 def test_failed_answers_of_a_page_cost_those_samples_alone_and_are_counted(tmp_path: Path) -> None:
@@ -235,34 +238,17 @@ def test_failed_answers_of_a_page_cost_those_samples_alone_and_are_counted(tmp_p
             return "<html>"
         return 503 if number < 3 else vllm_page(running=1, waiting=0, cache=0.0, preemptions=0)
 
-    with metrics_page(answer) as page, metrics_page(lambda n: "up 1\n") as other:
-        trial = external_trial(tmp_path / "trial-01", {"metrics": [page, other]}, replicas=2)
-        loads = ServerLoads(trial)
-        wait_for_rows(trial.folder / "server_load.arrow", 2)
-        loads.stop()
-    first, second = trial.facts.arms[1]["told"]["metrics"]
+    (first, second), notes = sampled(tmp_path, answer, "up 1\n", rows=2)
     assert (first["replica"], first["failed"]) == ("vllm-0", 4)
     assert "503" in first["why"]
     assert second["answered"] == 0
     assert "ValueError" in second["why"]
-    assert any(page in note and "4" in note for note in trial.status.notes)
+    assert any("PAGE" in note and "4" in note for note in notes)
 
 
 def test_a_late_page_is_counted_for_each_missed_second(tmp_path: Path) -> None:
-    answered = threading.Event()
-
-    def answer(number: int) -> str:
-        answered.wait(0.2)
-        return vllm_page(running=0, waiting=0, cache=0.0, preemptions=0)
-
     quick = vllm_page(running=9, waiting=0, cache=0.0, preemptions=0)
-    with metrics_page(answer) as page, metrics_page(lambda n: quick) as other:
-        trial = external_trial(tmp_path / "trial-01", {"metrics": [page, other]}, replicas=2)
-        loads = ServerLoads(trial)
-        wait_for_rows(trial.folder / "server_load.arrow", 20)
-        loads.stop()
-        answered.set()
-    first, second = trial.facts.arms[1]["told"]["metrics"]
+    (first, second), _ = sampled(tmp_path, lambda n: (time.sleep(0.2), quick)[1], quick, rows=20)
     assert first["late"] >= 5 * first["answered"] > 0
     assert second["answered"] > 2 * first["answered"]
 

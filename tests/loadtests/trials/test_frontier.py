@@ -22,17 +22,9 @@ from analysis.summary.summary import analyze
 from loadtests.commands.joined_folder import check_continued, join_runs
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import Schedule, planned_requests
+from loadtests.trials import frontier as searching
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError, StartError, StopRequestedError
-from loadtests.trials.frontier import (
-    FrontierSearch,
-    check_budget,
-    earlier_steps,
-    in_laps,
-    lanes_of,
-    recorded_steps,
-    together,
-)
 from loadtests.trials.run import Orchestrator, RunOutcome
 from loadtests.trials.served_parity import ExpectedAnswers
 from servers.clock import now_ns
@@ -47,12 +39,13 @@ AROUND_S = 8.0
 TWO_ARMS = [{"name": "eager", "preset": "eager", "control": True}, {"name": "padded", "preset": "compiled-padded"}]
 
 
-def configure(trial: Path, config: Callable[[str], dict[str, Any]]) -> None:
-    """The trial's records say that each arm, by its name, was configured so."""
-    info = json.loads((trial / "trial.json").read_text())
-    for row in info["arms"]:
-        row["config"] = config(row["name"])
-    write_document(trial / "trial.json", info)
+def configure(run_dir: Path, config: Callable[[str], dict[str, Any]]) -> None:
+    """The run's records say that each arm, by its name, was configured so."""
+    for path in run_dir.glob("trial-*/trial.json"):
+        info = json.loads(path.read_text())
+        for row in info["arms"]:
+            row["config"] = config(row["name"])
+        write_document(path, info)
 
 
 def experiment(**tables: Any) -> Experiment:
@@ -68,18 +61,19 @@ def experiment(**tables: Any) -> Experiment:
     return small(**{**common, "traffic": traffic, **tables})
 
 
-class MadeUpTrials(FrontierSearch):
+class MadeUpTrials(searching.FrontierSearch):
     """A search whose trials take no time: arms answer in 100 ms up to their knee and in 2 s above it.
 
-    `time_s` is its own clock. `broken` is how trials fail, by their number.
+    `time_s` is its own clock. `broken` is how trials fail, by their number; `interrupted_in` is the number of one.
     """
 
-    def __init__(self, what: Experiment, *, slow_start: float = 1.0, **options: Any) -> None:
+    slow_start = 1.0
+    interrupted_in = 0
+
+    def __init__(self, what: Experiment, **options: Any) -> None:
         super().__init__(what, clock=lambda: self.time_s, **options)
         self.time_s = 1000.0
-        self.slow_start = slow_start
         self.broken: dict[int, Exception] = {}
-        self.interrupted_in = 0
 
     def _run_trial(self, context: TrialContext, schedule: Schedule, expected: ExpectedAnswers | None = None) -> None:
         context.folder.mkdir()
@@ -126,11 +120,12 @@ class MadeUpTrials(FrontierSearch):
             raise StopRequestedError
 
 
-def made_up(out: Path, *, budget_s: float = 500.0, **more: Any) -> tuple[MadeUpTrials, RunOutcome]:
-    broken, cut = more.pop("broken", {}), more.pop("interrupted_in", 0)
-    what = more.pop("what", None) or experiment()
-    search = MadeUpTrials(what, out=out, budget_s=budget_s, **more)
-    search.broken, search.interrupted_in = broken, cut
+def made_up(
+    out: Path, what: Experiment | None = None, *, budget_s: float = 500.0, after: Any = (), **trials: Any
+) -> tuple[MadeUpTrials, RunOutcome]:
+    search = MadeUpTrials(what or experiment(), out=out, budget_s=budget_s, after=after)
+    for name, value in trials.items():
+        setattr(search, name, value)
     return search, search.run()
 
 
@@ -261,8 +256,7 @@ def test_steps_of_a_trial_whose_load_fell_behind_are_undecided(copied: Path) -> 
 def test_an_arm_that_was_never_started_does_not_block_the_others(tmp_path: Path) -> None:
     _, outcome = made_up(tmp_path, budget_s=130.0)
     assert [turn["arms"] for turn in document(outcome)["turns"]] == [["eager"], ["padded"]]
-    for folder in outcome.run_dir.glob("trial-*"):
-        configure(folder, lambda _: {"model": {"dtype": "float32"}, "engine": {"slots": 8}})
+    configure(outcome.run_dir, lambda _: {"model": {"dtype": "float32"}, "engine": {"slots": 8}})
     summary = analyze(outcome.run_dir)
     frontier = summary["frontier"]
     assert (frontier["blocked_by"], frontier["blocked"]) == ([], {})
@@ -276,8 +270,7 @@ def test_an_arm_that_was_never_started_does_not_block_the_others(tmp_path: Path)
 
 
 def test_an_arm_that_differs_in_more_than_its_policy_blocks_itself_alone(judged: dict[str, Any], copied: Path) -> None:
-    for folder in copied.glob("trial-*"):
-        configure(folder, lambda arm: {"model": {"dtype": "float16" if arm == "padded" else "float32"}})
+    configure(copied, lambda arm: {"model": {"dtype": "float16" if arm == "padded" else "float32"}})
     frontier = analyze(copied)["frontier"]
     assert (frontier["blocked_by"], frontier["blocked"]) == ([], {"padded": ["comparable"]})
     before = {row["arm"]: row["steps"] for row in judged["frontier"]["arms"]}
@@ -286,8 +279,7 @@ def test_an_arm_that_differs_in_more_than_its_policy_blocks_itself_alone(judged:
 
 def test_the_answer_about_an_arm_of_other_weights_says_that_its_quality_is_open(copied: Path) -> None:
     weights = {"dynamic": "int8-weight-only"}
-    for folder in copied.glob("trial-*"):
-        configure(folder, lambda arm: {"model": {"dtype": "float32", "quantisation": weights.get(arm, "none")}})
+    configure(copied, lambda arm: {"model": {"dtype": "float32", "quantisation": weights.get(arm, "none")}})
     answer = " ".join(analyze(copied)["frontier"]["answer"])
     assert all(words in answer for words in ("dynamic is not shown to answer as well", "int8-weight-only"))
     assert "padded is not shown" not in answer
@@ -301,9 +293,9 @@ def test_a_search_goes_on_where_an_earlier_one_ended(tmp_path: Path) -> None:
     assert later.spent_s <= 900.0
     assert document(outcome)["after"] == [ended.run_dir.name]
     # The second start of the control is around the knee that its first one showed.
-    rates = [step.rate for step in recorded_steps(outcome.run_dir) if step.trial == 1]
+    rates = [step.rate for step in searching.recorded_steps(outcome.run_dir) if step.trial == 1]
     assert min(rates) < KNEES["eager"] < max(rates) < 64.0
-    earlier = {step.trial for step in earlier_steps([ended.run_dir, outcome.run_dir])}
+    earlier = {step.trial for step in searching.earlier_steps([ended.run_dir, outcome.run_dir])}
     assert (len(earlier), max(earlier)) == (2 + len(turns), 0)
     frontier = analyze(join_runs([ended.run_dir, outcome.run_dir]))["frontier"]
     arms = {row["arm"]: row for row in frontier["arms"]}
@@ -316,9 +308,8 @@ def test_a_search_of_another_experiment_is_not_continued(tmp_path: Path) -> None
     _, ended = made_up(tmp_path, budget_s=130.0)
 
     def assert_refused(what: Experiment, *words: str) -> None:
-        with pytest.raises(RecordError) as refused:
-            check_continued(what, [ended.run_dir])
-        assert all(word in str(refused.value) for word in words)
+        said = refusal(RecordError, check_continued, what, [ended.run_dir])
+        assert all(word in said for word in words)
 
     assert check_continued(experiment(seed=4), [ended.run_dir]).directories == (ended.run_dir,)
     slower = experiment(seed=4, traffic={"timeout_s": 5})
@@ -337,9 +328,9 @@ def test_a_search_of_another_experiment_is_not_continued(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("minutes", "goes_on", "words"), [(2.0, False, ("3 arms", "3 steps")), (0.4, True, ("0.5",))])
 def test_a_budget_that_is_too_short_is_refused(minutes: float, goes_on: bool, words: tuple[str, ...]) -> None:
-    message = refusal(ConfigError, check_budget, experiment(), minutes, goes_on=goes_on)
+    message = refusal(ConfigError, searching.check_budget, experiment(), minutes, goes_on=goes_on)
     assert all(word in message for word in ("--budget", f"{minutes:g} minutes", *words))
-    check_budget(experiment(), 0.6 if goes_on else 4.0, goes_on=goes_on)
+    searching.check_budget(experiment(), 0.6 if goes_on else 4.0, goes_on=goes_on)
 
 
 @pytest.mark.parametrize("budget_s", [600.0, 240.0])
@@ -368,13 +359,12 @@ def test_parity_takes_its_time_from_the_budget(
     assert any("5 of them for parity" in line for line in search_notes(analyze(outcome.run_dir)))
 
 
-def turn(arm: str, steps: int = 3) -> Turn:
-    return Turn(arm=arm, steps=steps, seconds=10.0)
+def turns_of(arms: str) -> list[Turn]:
+    return [Turn(arm=arm, steps=3, seconds=10.0) for arm in arms]
 
 
 def test_the_starts_of_an_arm_are_spread_out() -> None:
-    turns = [turn("a"), turn("a"), turn("b"), turn("b"), turn("c")]
-    assert [item.arm for item in in_laps(turns)] == ["a", "b", "c", "a", "b"]
+    assert [item.arm for item in searching.in_laps(turns_of("aabbc"))] == ["a", "b", "c", "a", "b"]
 
 
 def cards() -> Experiment:
@@ -388,8 +378,8 @@ def cards() -> Experiment:
 
 def test_arms_with_devices_of_their_own_run_at_once() -> None:
     devices = {"a": "cuda:0", "b": "cuda:0", "c": "cuda:1"}
-    assert [item.arm for item in together([turn("a"), turn("b"), turn("c")], devices)] == ["a", "c"]
-    assert (lanes_of(cards()), lanes_of(experiment())) == (2, 1)
+    assert [item.arm for item in searching.together(turns_of("abc"), devices)] == ["a", "c"]
+    assert (searching.lanes_of(cards()), searching.lanes_of(experiment())) == (2, 1)
 
 
 @pytest.mark.parametrize("budget_s", [400.0, 500.0])

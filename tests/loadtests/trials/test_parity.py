@@ -20,7 +20,6 @@ from analysis.summary.summary import EXIT_CODES
 from loadtests.commands.main import main
 from loadtests.commands.parity import parity_table, vector_table
 from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import from_table
 from loadtests.trials import parity_processes, served_parity
 from loadtests.trials.errors import RunError
 from loadtests.trials.parity_processes import ParityRun
@@ -28,17 +27,6 @@ from loadtests.trials.parity_texts import Text, read_texts
 from loadtests.trials.processes import Child
 from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator
-from loadtests.trials.served_parity import (
-    PROMPTS,
-    TOKENS,
-    Question,
-    ask,
-    compared,
-    compared_vectors,
-    cosine,
-    departure,
-    questions,
-)
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 from servers.rpc import inference_pb2_grpc
@@ -248,27 +236,9 @@ def test_a_measurement_that_cannot_work_is_refused_and_leaves_no_folder(
     assert not (tmp_path / "out").exists()
 
 
-def texts(path: Path, *, tokens: int = 24, **engine: Any) -> list[Text]:
-    table = {
-        "name": "small",
-        "model": {"device": "cpu"},
-        "engine": {"max_prompt_tokens": 8, "max_new_tokens": 6, **engine},
-        "arms": [
-            {"preset": "eager", "control": True},
-            {"name": "int8", "preset": "eager", "model": {"quantisation": "int8-weight-only"}},
-        ],
-        "traffic": {"rate": 1, "duration_s": 10},
-        "parity": {"texts": str(path), "tokens": tokens},
-    }
-    return read_texts(from_table(table))
-
-
-@pytest.mark.parametrize("line", ["[7]", "[1, -2]", "[1, 2.0]", "[1, true]", "hello", '{"ids": [1, 2]}', "[" * 100_000])
-def test_a_line_that_is_no_text_is_named(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "texts.jsonl"
-    path.write_text(f"[1, 2, 3]\n{line}\n")
-    with pytest.raises(ConfigError, match=r"texts.jsonl\", line 2"):
-        texts(path)
+def texts(path: Path) -> list[Text]:
+    engine = {"max_prompt_tokens": 8, "max_new_tokens": 6}
+    return read_texts(experiment(arms=QUANTISED, engine=engine, parity={"texts": str(path), "tokens": 24}))
 
 
 @pytest.mark.parametrize(
@@ -278,9 +248,15 @@ def test_a_line_that_is_no_text_is_named(line: str, tmp_path: Path) -> None:
         (b"\xff\xfe", "no UTF-8"),
         (b"\n\n", "0 texts"),
         (b"".join(b"[1, %d]\n" % number for number in range(4097)), "4097 texts"),
+        *(
+            (f"[1, 2, 3]\n{line}\n".encode(), 'texts.jsonl", line 2')
+            for line in ("[7]", "[1, -2]", "[1, 2.0]", "[1, true]", "hello", '{"ids": [1, 2]}', "[" * 100_000)
+        ),
     ],
 )
-def test_a_file_without_texts_or_with_too_many_is_refused(content: bytes | None, words: str, tmp_path: Path) -> None:
+def test_a_file_without_texts_with_too_many_or_with_a_bad_line_is_refused(
+    content: bytes | None, words: str, tmp_path: Path
+) -> None:
     path = tmp_path / "texts.jsonl"
     if content is not None:
         path.write_bytes(content)
@@ -289,7 +265,7 @@ def test_a_file_without_texts_or_with_too_many_is_refused(content: bytes | None,
 
 @contextmanager
 def served(arm: inference_pb2_grpc.InferenceServicer) -> Iterator[grpc.Channel]:
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=PROMPTS))
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=served_parity.PROMPTS))
     inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -298,36 +274,31 @@ def served(arm: inference_pb2_grpc.InferenceServicer) -> Iterator[grpc.Channel]:
     server.stop(0.0).wait()
 
 
-@pytest.fixture
-def channel() -> Iterator[grpc.Channel]:
-    with served(Arm(ArmConfig(), "eager-0", stall_s=0.0)) as opened:
-        yield opened
-
-
 def nothing() -> None:
     """The check of a wait that is not interrupted."""
 
 
 def test_questions_fit_every_arm_and_differ_by_trial() -> None:
     short = experiment(engine={"max_prompt_tokens": 40, "max_new_tokens": 9})
-    asked = questions(short, trial=1, vocab_size=50)
-    assert len(asked) == PROMPTS
+    asked = served_parity.questions(short, trial=1, vocab_size=50)
+    assert len(asked) == served_parity.PROMPTS
     assert all(1 <= len(question.prompt) <= 40 for question in asked)
     assert {question.max_tokens for question in asked} == {9}
     assert {token for question in asked for token in question.prompt} <= set(range(50))
-    assert questions(short, trial=1, vocab_size=50) == asked
-    assert questions(short, trial=2, vocab_size=50) != asked
-    assert questions(experiment(), trial=1, vocab_size=50)[0].max_tokens == TOKENS
+    assert served_parity.questions(short, trial=1, vocab_size=50) == asked
+    assert served_parity.questions(short, trial=2, vocab_size=50) != asked
+    assert served_parity.questions(experiment(), trial=1, vocab_size=50)[0].max_tokens == served_parity.TOKENS
 
 
-def test_every_question_is_answered_in_full(channel: grpc.Channel) -> None:
-    asked = [Question(prompt=(1, 2, 3), max_tokens=4), Question(prompt=(1,), max_tokens=7)]
-    assert ask(channel, asked, check=nothing) == [[5] * 4, [5] * 7]
+def test_every_question_is_answered_in_full() -> None:
+    asked = [served_parity.Question(prompt=(1, 2, 3), max_tokens=4), served_parity.Question(prompt=(1,), max_tokens=7)]
+    with served(Arm(ArmConfig(), "eager-0", stall_s=0.0)) as channel:
+        assert served_parity.ask(channel, asked, check=nothing) == [[5] * 4, [5] * 7]
 
 
 def test_a_server_that_is_gone_is_reported_with_its_status() -> None:
     with grpc.insecure_channel("127.0.0.1:1") as nowhere:
-        answer = ask(nowhere, [Question(prompt=(1,), max_tokens=1)], check=nothing)
+        answer = served_parity.ask(nowhere, [served_parity.Question(prompt=(1,), max_tokens=1)], check=nothing)
     assert isinstance(answer, str)
     assert answer.startswith("UNAVAILABLE")
 
@@ -335,13 +306,13 @@ def test_a_server_that_is_gone_is_reported_with_its_status() -> None:
 def test_each_replica_is_compared_with_the_first_of_the_control() -> None:
     answers: dict[str, Any] = {"eager-0": [[1, 2], [3, 4]], "padded-0": [[1, 2], [3, 9]], "padded-1": "gone"}
     arms = {"eager-0": "eager", "padded-0": "padded", "padded-1": "padded"}
-    rows = [tuple(row.values()) for row in compared(answers, arms, first="eager-0")]
+    rows = [tuple(row.values()) for row in served_parity.compared(answers, arms, first="eager-0")]
     assert rows == [
         ("eager", "eager-0", None, None, 2, 2),
         ("padded", "padded-0", None, [1, 1], 1, 2),
         ("padded", "padded-1", "gone", None, 0, 2),
     ]
-    without = compared({**answers, "eager-0": "gone"}, arms, first="eager-0")
+    without = served_parity.compared({**answers, "eager-0": "gone"}, arms, first="eager-0")
     assert all("gone" in row["error"] for row in without)
 
 
@@ -352,30 +323,28 @@ def test_each_replica_is_compared_with_the_first_of_the_control() -> None:
 def test_an_answer_departs_at_its_first_other_token_or_at_its_end(
     mine: list[int], theirs: list[int], expected: int | None
 ) -> None:
-    assert departure(mine, theirs) == expected
+    assert served_parity.departure(mine, theirs) == expected
 
 
 def test_an_arm_that_works_is_waited_for_and_an_idle_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_parity, "_WORK_EVERY_S", 0.05)
     slow = Arm(ArmConfig(name="naive", preset="compiled-naive"), "naive-0", stall_s=0.5)  # as one that compiles
-    short, longer = ([Question(prompt=(1,) * length, max_tokens=2)] for length in (1, 40))
+    short, longer = ([served_parity.Question(prompt=(1,) * length, max_tokens=2)] for length in (1, 40))
     with served(slow) as channel:
-        answer = ask(channel, short, check=nothing, still_s=0.2, worked_s=lambda: 7.0)
+        answer = served_parity.ask(channel, short, check=nothing, still_s=0.2, worked_s=lambda: 7.0)
         assert isinstance(answer, str)
         assert "0.2 s" in answer
         busy = itertools.count()
-        assert ask(channel, longer, check=nothing, still_s=0.2, worked_s=lambda: float(next(busy))) == [[5, 5]]
+        assert served_parity.ask(channel, longer, check=nothing, still_s=0.2, worked_s=lambda: float(next(busy))) == [
+            [5, 5]
+        ]
 
 
 def test_vectors_are_held_to_the_cosine_with_the_control() -> None:
     near, far = [[1.0, 0.0], [0.6, 0.8]], [[1.0, 0.0], [0.8, 0.6]]
-    arms = {"eager-0": "eager", "near-0": "near", "far-0": "far", "gone-0": "gone"}
-    rows = compared_vectors(
-        {"eager-0": near, "near-0": near, "far-0": far, "gone-0": "UNAVAILABLE: gone"},
-        arms,
-        first="eager-0",
-        least=0.99,
-    )
+    answers: dict[str, Any] = {"eager-0": near, "near-0": near, "far-0": far, "gone-0": "UNAVAILABLE: gone"}
+    arms = {replica: replica[:-2] for replica in answers}
+    rows = served_parity.compared_vectors(answers, arms, first="eager-0", least=0.99)
     assert [(row["same"], row["of"], row["departs"], row["error"]) for row in rows] == [
         (2, 2, None, None),
         (2, 2, None, None),
@@ -386,5 +355,5 @@ def test_vectors_are_held_to_the_cosine_with_the_control() -> None:
 
 
 def test_vectors_of_other_sizes_or_without_direction_are_opposite() -> None:
-    assert cosine([1.0, 0.0], [1.0, 0.0, 0.0]) == cosine([0.0, 0.0], [1.0, 0.0]) == -1.0
-    assert cosine([0.0, 2.0], [0.0, 3.0]) == 1.0
+    assert served_parity.cosine([1.0, 0.0], [1.0, 0.0, 0.0]) == served_parity.cosine([0.0, 0.0], [1.0, 0.0]) == -1.0
+    assert served_parity.cosine([0.0, 2.0], [0.0, 3.0]) == 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -194,31 +195,27 @@ def test_nothing_is_decided_while_the_weights_are_unknown(ramp: Ramp) -> None:
 
 
 @pytest.mark.parametrize(("on_inconclusive", "share"), [("hold", 100), ("rollback", 0)])
-def test_a_step_without_an_interim_analysis_ends_by_its_longest_time(
-    ramp: Ramp, on_inconclusive: str, share: int
+@pytest.mark.parametrize(
+    ("duration_s", "waits_s", "why"),
+    [
+        (1e9, (100, 30), ("60 s", "130 s")),  # an interim analysis may be late
+        (300.0, (297, 2), ()),
+    ],
+    ids=["by its longest time", "at the end of the time"],
+)
+def test_an_open_step_is_held_or_rolled_back(
+    ramp: Ramp, on_inconclusive: str, share: int, duration_s: float, waits_s: tuple[int, int], why: tuple[str, ...]
 ) -> None:
-    ramp.control = ramp.controller((), most_step_s=60.0, on_inconclusive=on_inconclusive)
+    limits = {"most_step_s": 60.0} if why else {}
+    ramp.control = ramp.controller((), on_inconclusive=on_inconclusive, **limits)
+    ramp.facts.duration_s = duration_s
     ramp.poll(2)
-    ramp.poll(2, after_s=100)
-    assert ramp.actions == ["start"], "an interim analysis may be late"
-    ramp.poll(3, after_s=30)
-    assert (ramp.actions, ramp.splitter.kept["new"]) == (["start", on_inconclusive], share)
-    why = read_weights(ramp.folder)[-1].why
-    assert all(words in why for words in ("60 s", "130 s"))
-
-
-@pytest.mark.parametrize(("on_inconclusive", "share"), [("hold", 100), ("rollback", 0)])
-def test_an_open_step_at_the_end_of_the_time_is_held_or_rolled_back(
-    ramp: Ramp, on_inconclusive: str, share: int
-) -> None:
-    ramp.control = ramp.controller((), on_inconclusive=on_inconclusive)
-    ramp.facts.duration_s = 300.0
-    ramp.poll(2)
-    ramp.poll(2, after_s=297)
-    assert ramp.splitter.kept["new"] == 100
-    ramp.poll(3, after_s=2)
-    assert ramp.splitter.kept["new"] == share
-    assert ramp.actions == (["start"] if share else ["start", "rollback"])
+    ramp.poll(2, after_s=waits_s[0])
+    assert (ramp.actions, ramp.splitter.kept["new"]) == (["start"], 100)
+    ramp.poll(3, after_s=waits_s[1])
+    ended = [] if share and not why else [on_inconclusive]
+    assert (ramp.actions, ramp.splitter.kept["new"]) == (["start", *ended], share)
+    assert all(words in read_weights(ramp.folder)[-1].why for words in why)
 
 
 def test_the_last_step_is_not_promoted_without_an_interim_analysis(ramp: Ramp) -> None:
@@ -254,22 +251,19 @@ def advance(*, done: bool) -> WeightChange:
             FIRST,
             id="killed twice before the splitter took a step",
         ),
+        pytest.param(
+            [START, of("rollback", BACK, 0, done=False, at_ns=10**18 + 10**9)], FIRST, id="killed in a rollback"
+        ),
     ],
 )
-def test_a_step_begins_again_after_its_controller_was_killed(
+def test_what_was_decided_is_done_by_the_next_controller(
     ramp: Ramp, changes: Sequence[WeightChange], kept: Mapping[str, int]
 ) -> None:
     ramp.resume(*changes, kept=kept)
-    ramp.poll()
-    assert ramp.actions[-1] == "resume"
+    decided = changes[-1].action
+    ramp.poll(3 if decided == "rollback" else 1)
+    assert ramp.actions[-1] == ("rollback" if decided == "rollback" else "resume")
     assert ramp.splitter.kept == changes[-1].weights
-
-
-def test_a_rollback_that_was_decided_is_done_by_the_next_controller(ramp: Ramp) -> None:
-    ramp.resume(START, of("rollback", BACK, 0, done=False, at_ns=10**18 + 10**9), kept=FIRST)
-    ramp.poll(3)
-    assert ramp.splitter.kept == BACK
-    assert ramp.actions == ["start", "rollback"]
 
 
 def look(**arms: tuple[str | None, bool]) -> dict[str, Any]:
@@ -333,19 +327,13 @@ def test_an_arm_that_surely_fails_is_ended_once_before_any_interim_analysis(
     assert all(words in ended["new"]["why"] for words in why)
 
 
-S = 1_000_000_000
-
-
-def under_way(*, arm: str = "naive", kind: str = "compile") -> UnderWay:
-    return UnderWay(arm=arm, replica=f"{arm}-0", kind=kind, start_ns=10 * S, shape="prefill 2x64")
-
-
 @pytest.mark.parametrize(("at_s", "is_stall"), [(10.5, False), (11.0, True), (32.0, True)])
 def test_a_compile_of_the_arm_is_a_stall_once_it_reaches_the_limit(at_s: float, is_stall: bool) -> None:
-    running = [under_way(), under_way(arm="eager"), under_way(kind="graph_capture")]
-    so_far = [compile.so_far(int(at_s * S)) for compile in running]
+    own = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=10**10, shape="prefill 2x64")
+    running = [own, replace(own, arm="eager"), replace(own, kind="graph_capture")]
+    so_far = [compile.so_far(int(at_s * 1e9)) for compile in running]
     found = compile_alarms("naive", so_far, stall_limit_s=1.0, max_recompiles=0)
-    assert [alarm.at_ns for alarm in found] == [11 * S] * is_stall
+    assert [alarm.at_ns for alarm in found] == [11 * 10**9] * is_stall
     assert all("2x64" in alarm.why for alarm in found)
 
 

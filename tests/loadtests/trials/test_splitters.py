@@ -108,6 +108,12 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WeightWatch:
     return WeightWatch(tmp_path, trial=2, configured=CONFIGURED)
 
 
+def changed(watch: WeightWatch, admin: str) -> WeightChange:
+    change = watch.poll(admin)
+    assert change is not None
+    return change
+
+
 def test_a_change_by_hand_is_recorded_once_with_the_weights_before(
     house: House, watch: WeightWatch, tmp_path: Path
 ) -> None:
@@ -115,8 +121,7 @@ def test_a_change_by_hand_is_recorded_once_with_the_weights_before(
     assert watch.poll(admin) is None
     assert read_weights(tmp_path) == ()
     reshare(admin, weights={"compiled": 9})
-    change = watch.poll(admin)
-    assert change is not None
+    change = changed(watch, admin)
     assert watch.poll(admin) is None
     start, written = read_weights(tmp_path)
     assert written == change
@@ -127,9 +132,7 @@ def test_a_change_by_hand_is_recorded_once_with_the_weights_before(
     assert change.done_ns is not None
     assert start.at_ns < change.at_ns < change.done_ns
     reshare(admin, shadows={"dark": 0})
-    change = watch.poll(admin)
-    assert change is not None
-    assert in_words(change) == "eager=9, compiled=9, dark=0"
+    assert in_words(changed(watch, admin)) == "eager=9, compiled=9, dark=0"
     house.envoy.stop(grace_s=0)
     assert watch.poll(admin) is None
 
@@ -148,9 +151,7 @@ def test_a_change_that_the_run_recorded_or_announced_is_not_one_by_hand(
     assert watch.poll(admin) is None
     assert len(read_weights(tmp_path)) == 1
     reshare(admin, weights={"compiled": 0})
-    change = watch.poll(admin)
-    assert change is not None
-    assert change.at_ns > read_weights(tmp_path)[0].at_ns
+    assert changed(watch, admin).at_ns > read_weights(tmp_path)[0].at_ns
 
 
 HOUR_S, SECOND, NOW_NS = 3600.0, 1_000_000_000, 1_800_000_000 * 10**9
@@ -206,13 +207,12 @@ def test_a_resumed_ramp_has_the_time_that_was_left_at_the_kill(killed_ramp: Path
 
 
 def test_a_new_process_whose_predecessor_was_not_reported_dead_is_a_death() -> None:
-    second = 1_000_000_000
-    restart = Restart(replica="eager-0", before_ns=10 * second, serving_ns=100 * second)
-    death = {"arm": "eager", "replica": "eager-0", "at_ns": 99 * second}
+    restart = Restart(replica="eager-0", before_ns=10 * SECOND, serving_ns=100 * SECOND)
+    death = {"arm": "eager", "replica": "eager-0", "at_ns": 99 * SECOND}
     assert not is_known(restart, [])
     assert is_known(restart, [death])
-    assert is_known(restart, [death | {"at_ns": 101 * second}])
-    assert not is_known(restart, [death | {"at_ns": 9 * second}])  # the death before
+    assert is_known(restart, [death | {"at_ns": 101 * SECOND}])
+    assert not is_known(restart, [death | {"at_ns": 9 * SECOND}])  # the death before
     assert not is_known(restart, [death | {"replica": "eager-1"}])
 
 
