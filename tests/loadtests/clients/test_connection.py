@@ -42,10 +42,8 @@ from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import PATIENCE_S
 
 
-def request(tokens: int = 3, prompt: int = 4) -> GenerateRequest:
-    message = GenerateRequest(request_id="r", max_tokens=tokens)
-    message.token_ids.ids.extend(range(3, 3 + prompt))
-    return message
+def request() -> GenerateRequest:
+    return GenerateRequest(request_id="r", text="hello", max_tokens=3)
 
 
 def finished(call: Call) -> Call:
@@ -53,7 +51,7 @@ def finished(call: Call) -> Call:
     return call
 
 
-def ask(peer: Peer | RawPeer, timeout_s: float | None = None, **settings: int) -> Call:
+def ask(peer: Peer | RawPeer, timeout_s: float | None = None, **settings: Any) -> Call:
     """One call of a client of its own."""
     with contextlib.closing(InferenceClient(peer.target, **settings)) as client:
         return finished(generate(client, request(), timeout_s=timeout_s))
@@ -377,35 +375,25 @@ FIRST_NS = 1_700_000_000_000_000_000
 BODY = GenerateRequest(request_id="r", text="hello", max_tokens=9).SerializeToString()
 
 
-class DeafSocket:
+class DeafSocket(socket.socket):
     """Takes whatever is sent and has nothing to read."""
 
     def __init__(self) -> None:
-        self._pair = socket.socketpair()
+        super().__init__(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.sent = b""
 
-    def fileno(self) -> int:
-        return self._pair[0].fileno()
-
-    def send(self, data: bytes) -> int:
+    def send(self, data: Any, flags: int = 0) -> int:
         self.sent += data
         return len(data)
-
-    def shutdown(self, how: int) -> None:
-        del how
-
-    def close(self) -> None:
-        for end in self._pair:
-            end.close()
 
 
 class Fed:
     """A connection with some started calls, fed by hand."""
 
-    def __init__(self, calls: int, **settings: Any) -> None:
-        self.sock = DeafSocket()
+    def __init__(self, calls: int, sock: Any = None, **settings: Any) -> None:
+        self.sock = sock or DeafSocket()
         self.client = InferenceClient("127.0.0.1:1", **settings)
-        self.connection = Connection(self.client, self.sock)  # type: ignore[arg-type]
+        self.connection = Connection(self.client, self.sock)
         self.connection.feed(frame(wire.SETTINGS, 0, 0), FIRST_NS)
         self.client.connections.append(self.connection)
         self.ended: list[GrpcCall] = []
@@ -514,6 +502,10 @@ def test_cuts_and_mixing_change_nothing(answers: list[dict[str, Any]], seed: int
         assert [(call.status, call.output_tokens) for call in whole.calls] == [expected(item) for item in answers]
         whole.connection.flush()
         cut.connection.flush()
+        pings = [
+            sent.count(frame(wire.PING, flags, 0, b"whenever")) for sent, flags in ((data, 0), (whole.sock.sent, 1))
+        ]
+        assert pings[0] == pings[1]
         assert cut.sock.sent == whole.sock.sent
         assert len(cut.ended) == len(answers)
         for call in cut.calls:
@@ -595,18 +587,12 @@ def test_a_request_never_overruns_a_window_and_goes_out_whole(
 def test_what_the_kernel_does_not_take_at_once_follows_in_order() -> None:
     near, far = gevent.socket.socketpair()
     near.setblocking(False)
-    client = InferenceClient("127.0.0.1:1")
-    connection = Connection(client, near)
-    client.connections.append(connection)
-    connection.feed(frame(wire.SETTINGS, 0, 0), FIRST_NS)
     pieces = [frame(0xFE, 0, 0, bytes((number % 256,)) * 10_000) for number in range(300)]  # more than a socket holds
-    for number, piece in enumerate(pieces):
-        connection.write(piece)
-        if number % 50 == 0:
-            gevent.sleep(0)
     expected, got = b"".join(pieces), b""
-    with gevent.Timeout(10.0):
+    with Fed(0, near) as fed, far, gevent.Timeout(10.0):
+        for number, piece in enumerate(pieces):
+            fed.connection.write(piece)
+            if number % 50 == 0:
+                gevent.sleep(0)
         while not got.endswith(expected):
             got += far.recv(100_000)
-    client.close()
-    far.close()

@@ -21,11 +21,10 @@ from loadtests.clients.inference import InferenceClient
 from loadtests.clients.tls import TlsError, TlsStream, secure
 from loadtests.external.client_security import OPEN, SecurityConfig, client_context
 from servers.fields import ConfigError
-from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk, generate
 from tests.fakes.processes import PATIENCE_S, wait_for
-from tests.loadtests.clients.test_connection import finished
+from tests.loadtests.clients.test_connection import finished, request
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +128,6 @@ def test_a_server_that_is_refused_is_told_why(pem: Certificates) -> None:
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "s3cret-T0ken"
-
-
-def request() -> GenerateRequest:
-    return GenerateRequest(request_id="r", text="hello", max_tokens=3)
 
 
 def answer(exchange: Exchange) -> None:
