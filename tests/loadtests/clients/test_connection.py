@@ -554,14 +554,17 @@ def test_a_request_never_overruns_a_window_and_goes_out_whole(
         fed.client.start(body[:size])
         stream_credit, connection_credit, initial = first, 65_535, first
 
-        def sent() -> bytes:
+        def sent() -> tuple[bytes, bool]:
+            """The body so far, and whether a frame of it ended the stream."""
             fed.connection.flush()
-            data, out = fed.sock.sent, b""
+            data, out, ended = fed.sock.sent, b"", False
             while data:
                 length = int.from_bytes(data[:3], "big")
-                out += data[9 : 9 + length] if data[3] == wire.DATA else b""
+                if data[3] == wire.DATA:
+                    out += data[9 : 9 + length]
+                    ended = ended or bool(data[4] & wire.END_STREAM)
                 data = data[9 + length :]
-            return out
+            return out, ended
 
         whole = b"\0" + struct.pack(">I", size) + body[:size]
         allowed = 0
@@ -577,11 +580,11 @@ def test_a_request_never_overruns_a_window_and_goes_out_whole(
                 fed.connection.feed(frame(wire.WINDOW_UPDATE, 0, stream_id, struct.pack(">I", amount)), FIRST_NS)
             # What was allowed once has gone out and cannot be taken back; not a byte more has.
             allowed = max(allowed, min(len(whole), stream_credit, connection_credit))
-            assert sent() == whole[:allowed]
+            assert sent() == (whole[:allowed], allowed == len(whole))
         credit = struct.pack(">I", 1 << 20)  # more than all debts together
         fed.connection.feed(frame(wire.WINDOW_UPDATE, 0, 0, credit), FIRST_NS)
         fed.connection.feed(frame(wire.WINDOW_UPDATE, 0, 1, credit), FIRST_NS)
-        assert sent() == whole
+        assert sent() == (whole, True)
 
 
 def test_what_the_kernel_does_not_take_at_once_follows_in_order() -> None:
