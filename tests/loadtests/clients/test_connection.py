@@ -5,7 +5,6 @@ gevent runs here without patching anything: the client uses gevent's sockets dir
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
 import socket
@@ -13,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any, Self
 
 import gevent
@@ -53,7 +53,7 @@ def finished(call: Call) -> Call:
 
 def ask(peer: Peer | RawPeer, timeout_s: float | None = None, **settings: Any) -> Call:
     """One call of a client of its own."""
-    with contextlib.closing(InferenceClient(peer.target, **settings)) as client:
+    with closing(InferenceClient(peer.target, **settings)) as client:
         return finished(generate(client, request(), timeout_s=timeout_s))
 
 
@@ -69,11 +69,9 @@ def test_tokens_and_metadata_of_a_good_answer_arrive() -> None:
             exchange.data(chunk([number]))
         exchange.trailers((("grpc-status", "0"), ("tailgate-replica", "eager-0")))
 
-    with Peer(answer) as peer:
-        client = keeping_client(peer.target)
+    with Peer(answer) as peer, closing(keeping_client(peer.target)) as client:
         call = generate(client, request(), metadata=[("x-tailgate-arm", "eager")])
         received = [list(item.token_ids) for item in call]
-        client.close()
     assert (received, call.status, call.error) == ([[0], [1], [2]], "OK", "")
     assert call.initial_metadata["x-tailgate-arm"] == "eager"
     assert call.trailing_metadata["tailgate-replica"] == "eager-0"
@@ -135,14 +133,12 @@ def test_stream_cut_inside_a_message_is_not_ok() -> None:
 
 
 def test_cancel_resets_stream() -> None:
-    with Peer(lambda exchange: exchange.start()) as peer:
-        client = InferenceClient(peer.target)
+    with Peer(lambda exchange: exchange.start()) as peer, closing(InferenceClient(peer.target)) as client:
         call = generate(client, request())
         until(lambda: peer.requests)
         call.cancel()
         assert (call.status, call.error) == ("CANCELLED", "cancelled by the client")
         until(peer.reset_seen.is_set)
-        client.close()
     assert peer.links[0].resets == [(1, 8)]
 
 
@@ -180,11 +176,9 @@ def test_lost_connection_ends_calls_and_the_next_call_reconnects() -> None:
         else:
             exchange.answer(chunk([1]))
 
-    with Peer(answer) as peer:
-        client = InferenceClient(peer.target)
+    with Peer(answer) as peer, closing(InferenceClient(peer.target)) as client:
         lost = finished(generate(client, request()))
         again = finished(generate(client, request()))
-        client.close()
     assert lost.status == "UNAVAILABLE"
     assert "closed the connection" in lost.error
     assert again.status == "OK"

@@ -225,16 +225,11 @@ def body(
 
 
 def test_copies_for_own_arms_share_their_prompt_and_differ_in_id_and_arm() -> None:
-    asked: list[int] = []
-
-    def ids(plan: PlannedRequest) -> list[int]:
-        asked.append(plan.index)
-        return [5, 6, 7]
-
+    ids = Mock(return_value=[5, 6, 7])
     encode, one = OwnEncoder(ids, ignore_eos=True), plan()
     copies = [encode(one, f"1-7-{arm}", arm) for arm in ("eager", "compiled")]
     encode(plan(index=8), "1-8", None)
-    assert asked == [7, 8]
+    assert [asked.args[0].index for asked in ids.call_args_list] == [7, 8]
     first, second = (GenerateRequest.FromString(content) for content, _ in copies)
     assert (first.request_id, second.request_id) == ("1-7-eager", "1-7-compiled")
     assert list(first.token_ids.ids) == [5, 6, 7]

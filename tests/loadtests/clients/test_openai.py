@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,7 +36,8 @@ from tests.fakes.http_servers import (
     scripted,
     usage,
 )
-from tests.fakes.processes import PATIENCE_S
+from tests.fakes.processes import PATIENCE_S, free_port
+from tests.loadtests.clients.test_tls import context
 
 MS = 1_000_000
 GOOD = answer(said("a"), said(" b"), said("", finish="length"), usage(2), DONE)
@@ -245,9 +244,7 @@ def test_close_ends_every_call_once() -> None:
 
 
 def test_refused_connect_fails_at_once_for_a_while() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    with client_of(address) as client:
+    with client_of(f"http://127.0.0.1:{free_port()}/v1") as client:
         calls = [client.start(b"{}", timeout_s=5) for _ in range(50)]
         assert all(call.wait(PATIENCE_S) for call in calls)
     assert {call.status for call in calls} == {"UNAVAILABLE"}
@@ -269,9 +266,7 @@ def test_token_is_sent_and_never_repeated(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_tls_is_checked_and_connections_are_kept(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(files.certificate, files.key)
-    with HttpPeer(scripted([GOOD]), tls=context) as peer:
+    with HttpPeer(scripted([GOOD]), tls=context(files, protocols=())) as peer:
         with client_of(peer.address, security=SecurityConfig(tls_ca=files.ca)) as trusting:
             assert trusting.connect(5) == ""
             assert [ask(trusting).status for _ in range(3)] == ["OK"] * 3

@@ -26,19 +26,15 @@ from loadtests.external.telemetry import TelemetryConfig
 from servers.fields import ConfigError
 from tests.fakes.credentials import make_certificates
 
-
-def table(*arms: dict[str, Any], **more: Any) -> dict[str, Any]:
-    traffic = {"duration_s": 3, "rate": 6, "length_scale": 0.05, "block_s": 1}
-    return {"name": "external", "compare_models": True, "arms": list(arms), "traffic": traffic, **more}
-
-
+TRAFFIC = {"duration_s": 3, "rate": 6, "length_scale": 0.05, "block_s": 1}
 EAGER = {"name": "eager", "preset": "eager", "control": True}
 VLLM = {"name": "vllm", "kind": "openai", "address": "http://10.0.0.7:8000/v1", "model_name": "llama"}
 TRITON = {"name": "triton", "kind": "oip", "address": "grpc://10.0.0.8:8001", "model_name": "llama"}
 
 
 def experiment(*arms: dict[str, Any], **more: Any) -> Experiment:
-    return from_table(table(*arms, **more))
+    table = {"name": "external", "compare_models": True, "arms": list(arms), "traffic": TRAFFIC}
+    return from_table({**table, **more})
 
 
 @pytest.mark.parametrize(
@@ -151,9 +147,6 @@ def test_setting_that_makes_no_sense_is_refused(change: dict[str, Any], says: st
 def test_external_keys_on_an_own_arm_ask_for_the_kind() -> None:
     with pytest.raises(ConfigError, match=r"arms\[0\].address is for a server that is there already: add kind"):
         experiment({**EAGER, "address": "http://a/v1"}, VLLM)
-
-
-TRAFFIC = table()["traffic"]
 
 
 @pytest.mark.parametrize(

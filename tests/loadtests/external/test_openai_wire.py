@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import socketserver
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +37,7 @@ from tests.fakes import triton
 from tests.fakes.credentials import make_certificates
 from tests.fakes.http_servers import DONE, HttpPeer, Request, answer, event, plain, said, usage
 from tests.loadtests.clients.test_openai import leaving
+from tests.loadtests.clients.test_tls import context
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -408,9 +408,7 @@ def test_user_can_end_the_wait_for_a_server_that_is_silent() -> None:
 
 def test_certificate_is_checked(tmp_path: Path) -> None:
     files = make_certificates(tmp_path, "model.example")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(files.certificate, files.key)
-    with HttpPeer(server(GOOD), tls=context) as peer:
+    with HttpPeer(server(GOOD), tls=context(files, protocols=())) as peer:
         named = SecurityConfig(tls_ca=files.ca, tls_server_name="model.example")
         assert probe(openai(peer.address, security=named)).tokens == 8
         for security, says in (
