@@ -17,7 +17,6 @@ import gevent.socket
 import pytest
 
 from loadtests.clients.call import Call
-from loadtests.clients.connection import Connection
 from loadtests.clients.inference import InferenceClient
 from loadtests.external.client_security import SecurityConfig
 from servers.clock import now_ns
@@ -42,28 +41,27 @@ from tests.fakes.http2 import (
     until,
 )
 from tests.fakes.processes import PATIENCE_S
+from tests.loadtests.clients.test_connection import Fed, ask, finished, request
 
 WHOLE = wire.END_HEADERS
 LAST = wire.END_HEADERS | wire.END_STREAM
 FLOW_CONTROL_ERROR, PROTOCOL_ERROR, FRAME_SIZE_ERROR = 3, 1, 6
 
 
-def request(prompt: int = 4) -> GenerateRequest:
-    message = GenerateRequest(request_id="r", max_tokens=3)
-    message.token_ids.ids.extend([70_000] * prompt)  # three bytes each
-    return message
+def replies(*frames: bytes) -> Callable[[Wire], None]:
+    """A script that sends these frames after the first request of the connection, which is stream 1."""
+
+    def script(link: Wire) -> None:
+        link.greet()
+        link.request()
+        link.send(*frames)
+
+    return script
 
 
-def finished(call: Call) -> Call:
-    assert call.wait(PATIENCE_S), "the call did not end"
-    return call
-
-
-def ask(peer: RawPeer, **settings: float) -> Call:
-    client = InferenceClient(peer.target, **settings)  # type: ignore[arg-type]
-    call = finished(generate(client, request()))
-    client.close()
-    return call
+def answer(*frames: bytes) -> Call:
+    with RawPeer(replies(*frames)) as peer:
+        return ask(peer)
 
 
 def good(stream_id: int, *ids: int) -> bytes:
@@ -81,62 +79,8 @@ def setting(key: int, value: int) -> bytes:
     return struct.pack(">HI", key, value)
 
 
-INITIAL_WINDOW, LARGEST_FRAME = 4, 5
-
-
 def window(stream_id: int, increment: int) -> bytes:
     return frame(wire.WINDOW_UPDATE, 0, stream_id, increment.to_bytes(4, "big"))
-
-
-def test_a_request_larger_than_the_window_goes_out_in_pieces_as_credit_comes() -> None:
-    sizes: list[int] = []
-
-    def script(link: Wire) -> None:
-        link.greet(setting(INITIAL_WINDOW, 10))
-        stream_id = link.until(wire.HEADERS)[2]
-        ended = False
-        while not ended:
-            _, flags, _, payload = link.until(wire.DATA)
-            sizes.append(len(payload))
-            ended = bool(flags & wire.END_STREAM)
-            link.send(window(stream_id, 7))
-        link.send(good(stream_id, 1))
-
-    with RawPeer(script) as peer:
-        assert ask(peer).status == "OK"
-    size = len(request().SerializeToString()) + 5
-    assert sum(sizes) == size
-    assert sizes[:2] == [10, 7]
-    assert set(sizes[1:-1]) == {7}
-
-
-def test_a_window_that_settings_shrink_below_zero_holds_the_request_until_it_is_positive_again() -> None:
-    held = threading.Event()
-
-    def script(link: Wire) -> None:
-        link.greet(setting(INITIAL_WINDOW, 1_000))
-        stream_id = link.until(wire.HEADERS)[2]
-        while sum(len(item[3]) for item in link.seen if item[0] == wire.DATA) < 1_000:
-            link.until(wire.DATA)
-        # 1,000 bytes are on their way, so the stream's window is 100 - 1,000 from here on.
-        link.send(frame(wire.SETTINGS, 0, 0, setting(INITIAL_WINDOW, 100)), frame(wire.PING, 0, 0, b"12345678"))
-        while link.read()[:2] != (wire.PING, wire.ACK):
-            pass
-        link.send(window(stream_id, 900), frame(wire.PING, 0, 0, b"12345678"))  # exactly 0: still nothing
-        while link.read()[:2] != (wire.PING, wire.ACK):
-            pass
-        assert sum(len(item[3]) for item in link.seen if item[0] == wire.DATA) == 1_000
-        held.set()
-        link.send(frame(wire.SETTINGS, 0, 0, setting(INITIAL_WINDOW, 65_535)))
-        link.request()
-        link.send(good(stream_id, 1))
-
-    with RawPeer(script) as peer:
-        client = InferenceClient(peer.target)
-        call = finished(generate(client, request(prompt=1_000)))
-        client.close()
-        assert held.is_set()
-    assert call.status == "OK"
 
 
 @pytest.mark.parametrize(("increment", "code"), [(2**31 - 1, FLOW_CONTROL_ERROR), (0, PROTOCOL_ERROR)])
@@ -154,24 +98,6 @@ def test_a_stream_whose_window_overflows_is_reset_and_the_others_live(increment:
         client.close()
         assert peer.frames(wire.RST_STREAM) == [(wire.RST_STREAM, 0, 1, code.to_bytes(4, "big"))]
     assert "window" in first.error
-
-
-def breaks(code: int, *bad: bytes) -> str:
-    """What the client says of a connection that such bytes broke, and that it told the server `code`."""
-
-    def script(link: Wire) -> None:
-        link.greet()
-        link.request()
-        link.send(*bad)
-        with contextlib.suppress(ConnectionError):
-            link.until(wire.GOAWAY)
-
-    with RawPeer(script) as peer:
-        call = ask(peer)
-        until(lambda: bool(peer.frames(wire.GOAWAY)))
-        assert struct.unpack(">II", peer.frames(wire.GOAWAY)[0][3]) == (0, code)
-    assert call.status == "UNAVAILABLE"
-    return call.error
 
 
 @pytest.mark.parametrize(
@@ -206,107 +132,79 @@ def breaks(code: int, *bad: bytes) -> str:
     ],
 )
 def test_what_breaks_the_connection_is_told_to_both_sides(code: int, text: str, bad: list[bytes]) -> None:
-    assert text in breaks(code, *bad)
+    with RawPeer(replies(*bad)) as peer:
+        call = ask(peer)
+        until(lambda: bool(peer.frames(wire.GOAWAY)))
+        assert struct.unpack(">II", peer.frames(wire.GOAWAY)[0][3]) == (0, code)
+    assert call.status == "UNAVAILABLE"
+    assert text in call.error
 
 
 def test_a_server_that_overruns_a_streams_window_is_stopped() -> None:
-    def script(link: Wire) -> None:
-        link.greet()
-        first = link.request()
-        link.send(frame(wire.HEADERS, WHOLE, first, OK_HEADERS), frame(wire.DATA, 0, first, bytes(6_000)))
-        assert link.until(wire.RST_STREAM)[3] == FLOW_CONTROL_ERROR.to_bytes(4, "big")
-
-    with RawPeer(script) as peer:
+    with RawPeer(replies(frame(wire.HEADERS, WHOLE, 1, OK_HEADERS), frame(wire.DATA, 0, 1, bytes(6_000)))) as peer:
         call = ask(peer, stream_window=5_000)
+        until(lambda: bool(peer.frames(wire.RST_STREAM)))
+        assert peer.frames(wire.RST_STREAM)[0][3] == FLOW_CONTROL_ERROR.to_bytes(4, "big")
     assert (call.status, call.error) == ("INTERNAL", "the server sent more than the stream's window")
 
 
 def test_padding_counts_towards_the_window_and_is_thrown_away() -> None:
-    def script(link: Wire) -> None:
-        link.greet()
-        stream_id = link.request()
-        link.send(
-            frame(wire.HEADERS, wire.PADDED | WHOLE | 0x20, stream_id, b"\x04" + bytes(5) + OK_HEADERS + bytes(4)),
-            *[frame(wire.DATA, wire.PADDED, stream_id, b"\xff" + chunk([1]) + bytes(255))] * 10,
-            frame(wire.HEADERS, wire.PADDED | LAST, stream_id, b"\x00" + OK_END),
-        )
-
-    with RawPeer(script) as peer:
+    padded = [
+        frame(wire.HEADERS, wire.PADDED | WHOLE | 0x20, 1, b"\x04" + bytes(5) + OK_HEADERS + bytes(4)),
+        *[frame(wire.DATA, wire.PADDED, 1, b"\xff" + chunk([1]) + bytes(255))] * 10,
+        frame(wire.HEADERS, wire.PADDED | LAST, 1, b"\x00" + OK_END),
+    ]
+    with RawPeer(replies(*padded)) as peer:
         call = ask(peer, stream_window=2_000)
         until(lambda: sum(int.from_bytes(item[3], "big") for item in peer.frames(wire.WINDOW_UPDATE)[1:]) > 2_000)
     assert (call.status, call.output_tokens) == ("OK", 10)
 
 
-def answer(*frames: Callable[[int], bytes], **settings: float) -> Call:
-    def script(link: Wire) -> None:
-        link.greet()
-        stream_id = link.request()
-        link.send(*(make(stream_id) for make in frames))
-
-    with RawPeer(script) as peer:
-        return ask(peer, **settings)
-
-
-def test_a_header_block_may_come_in_pieces_with_frames_of_other_streams_before_and_after() -> None:
-    call = answer(
-        lambda s: frame(wire.HEADERS, 0, s, OK_HEADERS[:3]),
-        lambda s: frame(wire.CONTINUATION, 0, s, b""),
-        lambda s: frame(wire.CONTINUATION, WHOLE, s, OK_HEADERS[3:]),
-        lambda s: frame(wire.DATA, 0, s, chunk([1])),
-        # END_STREAM is said by HEADERS, not by the last CONTINUATION
-        lambda s: frame(wire.HEADERS, wire.END_STREAM, s, OK_END[:2]),
-        lambda s: frame(wire.CONTINUATION, WHOLE, s, OK_END[2:]),
-    )
-    assert (call.status, call.output_tokens) == ("OK", 1)
+HEAD = frame(wire.HEADERS, WHOLE, 1, OK_HEADERS)
+END = frame(wire.HEADERS, LAST, 1, OK_END)
+IN_PIECES = [
+    frame(wire.HEADERS, 0, 1, OK_HEADERS[:3]),
+    frame(wire.CONTINUATION, 0, 1),
+    frame(wire.CONTINUATION, WHOLE, 1, OK_HEADERS[3:]),
+    frame(wire.DATA, 0, 1, chunk([1])),
+    frame(wire.HEADERS, wire.END_STREAM, 1, OK_END[:2]),  # says END_STREAM, not the last CONTINUATION
+    frame(wire.CONTINUATION, WHOLE, 1, OK_END[2:]),
+]
+UNKNOWN = [frame(0xFE, 0xFF, 1, b"what"), frame(2, 0, 1, bytes(5)), good(1, 1)]
+LATE = [frame(wire.DATA, 0, 1, b"late"), window(1, 5), frame(wire.RST_STREAM, 0, 1, bytes(4))]
 
 
-def test_a_second_header_block_that_does_not_end_the_stream_fails_the_call() -> None:
-    call = answer(
-        lambda s: frame(wire.HEADERS, WHOLE, s, OK_HEADERS), lambda s: frame(wire.HEADERS, WHOLE, s, OK_HEADERS)
-    )
-    assert call.status == "INTERNAL"
-    assert "second header block" in call.error
+@pytest.mark.parametrize(
+    ("frames", "tokens"),
+    [
+        (IN_PIECES, 1),
+        ([HEAD, frame(wire.DATA, 0, 1), frame(wire.DATA, 0, 1, grpc_message(b"")), END], 0),
+        ([*UNKNOWN, *LATE], 1),
+    ],
+    ids=["header blocks in pieces", "empty message and frame", "unknown kinds and a stream that ended"],
+)
+def test_an_unusual_answer_is_good(frames: list[bytes], tokens: int) -> None:
+    call = answer(*frames)
+    assert (call.status, call.output_tokens, call.first_token_ns is None) == ("OK", tokens, tokens == 0)
 
 
-def test_a_proxys_error_page_is_not_read_as_messages() -> None:
-    head = literals((":status", "503"), ("content-type", "text/html"))
-    call = answer(
-        lambda s: frame(wire.HEADERS, WHOLE, s, head),
-        lambda s: frame(wire.DATA, 0, s, b"<html>upstream connect error"),
-        lambda s: frame(wire.DATA, wire.END_STREAM, s, b"</html>"),
-    )
-    assert (call.status, call.error) == ("UNAVAILABLE", "HTTP status 503")
+PROXY = literals((":status", "503"), ("content-type", "text/html"))
+PAGE = [frame(wire.HEADERS, WHOLE, 1, PROXY), frame(wire.DATA, 0, 1, b"<html>upstream connect error")]
 
 
-def test_a_compressed_message_and_one_beyond_the_limit_are_refused() -> None:
-    compressed = answer(
-        lambda s: frame(wire.HEADERS, WHOLE, s, OK_HEADERS), lambda s: frame(wire.DATA, 0, s, b"\x01\0\0\0\x01x")
-    )
-    huge = answer(
-        lambda s: frame(wire.HEADERS, WHOLE, s, OK_HEADERS), lambda s: frame(wire.DATA, 0, s, b"\0\x00\x50\0\0x")
-    )
-    assert "compressed although no compression was offered" in compressed.error
-    assert huge.error == "a message has 5242880 bytes; the limit is 4194304"
-
-
-def test_an_empty_message_and_an_empty_frame_are_no_tokens() -> None:
-    call = answer(
-        lambda s: frame(wire.HEADERS, WHOLE, s, OK_HEADERS),
-        lambda s: frame(wire.DATA, 0, s, b""),
-        lambda s: frame(wire.DATA, 0, s, grpc_message(b"")),
-        lambda s: frame(wire.HEADERS, LAST, s, OK_END),
-    )
-    assert (call.status, call.output_tokens, call.first_token_ns) == ("OK", 0, None)
-
-
-def test_frames_of_unknown_kinds_and_for_streams_that_ended_are_passed_over() -> None:
-    call = answer(
-        lambda s: frame(0xFE, 0xFF, s, b"what"),
-        lambda s: frame(2, 0, s, bytes(5)),
-        lambda s: good(s, 1),
-        lambda s: frame(wire.DATA, 0, s, b"late") + window(s, 5) + frame(wire.RST_STREAM, 0, s, bytes(4)),
-    )
-    assert call.status == "OK"
+@pytest.mark.parametrize(
+    ("frames", "status", "error"),
+    [
+        ([HEAD, HEAD], "INTERNAL", "second header block"),
+        ([*PAGE, frame(wire.DATA, wire.END_STREAM, 1, b"</html>")], "UNAVAILABLE", "HTTP status 503"),
+        ([HEAD, frame(wire.DATA, 0, 1, b"\x01\0\0\0\x01x")], "INTERNAL", "compressed although no compression was"),
+        ([HEAD, frame(wire.DATA, 0, 1, b"\0\x00\x50\0\0x")], "INTERNAL", "has 5242880 bytes; the limit is 4194304"),
+    ],
+)
+def test_an_answer_that_grpc_forbids_fails_the_call(frames: list[bytes], status: str, error: str) -> None:
+    call = answer(*frames)
+    assert call.status == status
+    assert error in call.error
 
 
 def goaway(last_id: int, code: int = 0, debug: bytes = b"") -> bytes:
@@ -315,7 +213,6 @@ def goaway(last_id: int, code: int = 0, debug: bytes = b"") -> bytes:
 
 def test_a_graceful_goaway_lets_running_streams_end_and_retries_what_was_not_seen() -> None:
     """First with the highest id, as a warning; then with the last stream that will be served (RFC 9113, 6.8)."""
-    warned = threading.Event()
 
     def script(link: Wire) -> None:
         link.greet()
@@ -325,7 +222,6 @@ def test_a_graceful_goaway_lets_running_streams_end_and_retries_what_was_not_see
         first = link.request()
         link.request()
         link.send(frame(wire.HEADERS, WHOLE, first, OK_HEADERS), goaway(2**31 - 1))
-        warned.set()
         assert until_third.wait(PATIENCE_S)
         link.send(goaway(first), frame(wire.DATA, 0, first, chunk([10])), frame(wire.HEADERS, LAST, first, OK_END))
 
@@ -333,7 +229,7 @@ def test_a_graceful_goaway_lets_running_streams_end_and_retries_what_was_not_see
     with RawPeer(script) as peer:
         client = keeping_client(peer.target)
         first, second = generate(client, request()), generate(client, request())
-        until(lambda: warned.is_set() and client.connections[0].draining)
+        until(lambda: client.connections and client.connections[0].draining)
         third = generate(client, request())
         until(lambda: len(peer.wires) == 2)
         assert second.status == ""  # the warning alone restarts nothing
@@ -347,9 +243,11 @@ def test_a_graceful_goaway_lets_running_streams_end_and_retries_what_was_not_see
     assert second.sent_ns < third.sent_ns  # the retry does not hide when it was first sent
 
 
-def test_a_refused_stream_is_started_again_once() -> None:
-    refusals = 1
-
+@pytest.mark.parametrize(
+    ("refusals", "ending"),
+    [(1, ("OK", "")), (2, ("UNAVAILABLE", "the server reset the stream (HTTP/2 error 7)"))],
+)
+def test_a_refused_stream_is_started_again_once(refusals: int, ending: tuple[str, str]) -> None:
     def script(link: Wire) -> None:
         link.greet()
         for _ in range(refusals):
@@ -359,24 +257,13 @@ def test_a_refused_stream_is_started_again_once() -> None:
     with RawPeer(script) as peer:
         call = ask(peer)
         assert len(peer.wires) == 1
-    assert call.status == "OK"
-    refusals = 2
-    with RawPeer(script) as peer:
-        call = ask(peer)
-    assert (call.status, call.error) == ("UNAVAILABLE", "the server reset the stream (HTTP/2 error 7)")
+    assert (call.status, call.error) == ending
 
 
 def test_a_silent_server_is_pinged_and_then_given_up() -> None:
-    def script(link: Wire) -> None:
-        link.greet()
-        link.request()
-        link.until(wire.PING)
-
-    with RawPeer(script) as peer:
-        client = InferenceClient(peer.target, keepalive_s=0.1, keepalive_timeout_s=0.2)
-        call = finished(generate(client, request()))
+    with RawPeer(replies()) as peer:
+        call = ask(peer, keepalive_s=0.1, keepalive_timeout_s=0.2)
         assert len(peer.frames(wire.PING)) == 1
-        client.close()
     assert call.status == "UNAVAILABLE"
     assert "answered no ping" in call.error
     assert 0.29 <= (call.end_ns - call.start_ns) / 1e9 < 3
@@ -391,9 +278,7 @@ def test_a_server_that_answers_pings_may_be_silent_for_long() -> None:
         link.send(good(stream_id, 1))
 
     with RawPeer(script) as peer:
-        client = InferenceClient(peer.target, keepalive_s=0.05, keepalive_timeout_s=1.0)
-        call = finished(generate(client, request()))
-        client.close()
+        call = ask(peer, keepalive_s=0.05, keepalive_timeout_s=1.0)
     assert call.status == "OK"
     assert (call.end_ns - call.start_ns) / 1e9 > 0.19
 
@@ -402,10 +287,7 @@ def test_pings_come_half_as_often_once_a_server_calls_them_too_many() -> None:
     def script(link: Wire) -> None:
         link.greet()
         stream_id = link.request()
-        if link.number == 1:
-            link.send(goaway(0, 11, b"too_many_pings"))
-        else:
-            link.send(good(stream_id, 1))
+        link.send(goaway(0, 11, b"too_many_pings") if link.number == 1 else good(stream_id, 1))
 
     with RawPeer(script) as peer:
         client = InferenceClient(peer.target, keepalive_s=30.0)
@@ -419,21 +301,16 @@ def test_a_client_that_stood_still_itself_does_not_blame_the_server(answered: bo
     """The answer may lie in the socket while the time runs out: a stall of this process is no silence of the server."""
     near, far = gevent.socket.socketpair()
     near.setblocking(False)
-    client = InferenceClient("127.0.0.1:1", keepalive_s=0.1, keepalive_timeout_s=0.2)
-    connection = Connection(client, near)
-    connection.feed(frame(wire.SETTINGS, 0, 0), now_ns())
-    client.connections.append(connection)
-    call = client.start(b"")
-    assert connection.keepalive is not None
-    connection.keepalive.pinged_ns = now_ns() - 300_000_000
-    connection.last_read_ns = connection.keepalive.pinged_ns - 100_000_000
-    if answered:
-        far.sendall(frame(wire.PING, wire.ACK, 0, b"tailgate"))
-    connection.keepalive.check()  # as if the timer came before the reader, in the first turn after the stall
-    assert connection.closed is not answered
-    assert call.status == ("" if answered else "UNAVAILABLE")
-    client.close()
-    far.close()
+    with Fed(1, near, keepalive_s=0.1, keepalive_timeout_s=0.2) as fed, far:
+        keepalive = fed.connection.keepalive
+        assert keepalive is not None
+        keepalive.pinged_ns = now_ns() - 300_000_000
+        fed.connection.last_read_ns = keepalive.pinged_ns - 100_000_000
+        if answered:
+            far.sendall(frame(wire.PING, wire.ACK, 0, b"tailgate"))
+        keepalive.check()  # as if the timer came before the reader, in the first turn after the stall
+        assert fed.connection.closed is not answered
+        assert fed.calls[0].status == ("" if answered else "UNAVAILABLE")
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import gc
 import json
-import struct
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
+from unittest.mock import Mock
 
 import gevent
 import pytest
-from gevent import sleep
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,8 +36,10 @@ from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import EmbedResponse, GenerateRequest
 from servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton
+from tests.fakes.http2 import grpc_message
 from tests.fakes.http_servers import DONE, HttpPeer, Request, answer, said, scripted, usage
-from tests.fakes.inference import Behaviour, ServedFake, serve
+from tests.fakes.inference import Behaviour, serve
+from tests.fakes.processes import PATIENCE_S
 from tests.loadtests.generator.test_generator import schedule
 
 MS = 1_000_000
@@ -62,23 +63,19 @@ def address() -> Iterator[str]:
         yield address
 
 
-def config_of(address: str, model: str, options: OipOptions) -> ExternalConfig:
-    return ExternalConfig(kind="oip", addresses=(address,), model_name=model, vocab_size=100, oip=options)
+def config(kind: Any, *addresses: str, **settings: Any) -> ExternalConfig:
+    return ExternalConfig(kind=kind, addresses=addresses, **{"model_name": "llama", "vocab_size": 100, **settings})
 
 
 def ask(address: str, model: str, options: OipOptions, tokens: int = 5) -> Call:
-    config = config_of(address, model, options)
-    client = oip_client(config, address)
+    client = oip_client(config("oip", address, oip=options), address)
     prompt: Any = [5, 6, 7] if options.prompt == "token_ids" else "tell me"
     done: list[Call] = []
     body = infer_request(
         options, model=model, prompt=prompt, max_tokens=tokens, whole_length=True, seed=1, request_id="1-1"
     )
     call = client.start(body, timeout_s=10, on_done=done.append)
-    for _ in range(1000):
-        if call.done:
-            break
-        sleep(0.01)
+    assert call.wait(PATIENCE_S)
     client.close()
     assert done == [call]
     return call
@@ -109,23 +106,20 @@ def test_error_inside_the_stream_ends_the_call(address: str) -> None:
     assert (call.status, call.error, call.output_tokens) == ("INTERNAL", "CUDA error: out of memory", 1)
 
 
-def test_other_tensor_than_named_is_said(address: str) -> None:
-    text = ModelInferResponse(model_name="m")
-    text.outputs.add(name="answer", datatype="BYTES", shape=[1])
-    streamed = ModelStreamInferResponse(infer_response=text).SerializeToString()
-    assert 'no tensor "text_output" but answer' in read_response(OipOptions(), streamed).error
-
-
 def test_request_without_a_streaming_server_is_unimplemented(address: str) -> None:
     # ModelStreamInfer of the stubs is there; a service that is not answers UNIMPLEMENTED through the trailers.
-    config = config_of(address, "text", OipOptions())
-    client = oip_client(config, address)
+    client = oip_client(config("oip", address), address)
     client.header_prefix = client.header_prefix.replace(b"ModelStreamInfer", b"ModelStreamOther")
     call = client.start(b"", timeout_s=10)
-    while not call.done:
-        sleep(0.01)
+    assert call.wait(PATIENCE_S)
     client.close()
     assert call.status == "UNIMPLEMENTED"
+
+
+def response(name: str, datatype: str, shape: int = 1) -> ModelInferResponse:
+    found = ModelInferResponse(model_name="m")
+    found.outputs.add(name=name, datatype=datatype, shape=[shape])
+    return found
 
 
 @pytest.mark.parametrize(
@@ -140,20 +134,22 @@ def test_request_without_a_streaming_server_is_unimplemented(address: str) -> No
 )
 def test_tensors_are_read_raw_and_as_contents(datatype: str, values: str, raw: bytes, tokens: int) -> None:
     options = OipOptions(stream="plain", output_tensor="out")
-    in_raw = ModelInferResponse(raw_output_contents=[raw] if raw else [])
-    in_raw.outputs.add(name="out", datatype=datatype, shape=[tokens])
+    in_raw, as_contents = (response("out", datatype, tokens) for _ in "ab")
+    in_raw.raw_output_contents.extend([raw] if raw else [])
     assert read_response(options, in_raw.SerializeToString()).tokens == tokens
-    as_contents = ModelInferResponse()
-    output = as_contents.outputs.add(name="out", datatype=datatype, shape=[tokens])
-    getattr(output.contents, values).extend([b"x" if datatype == "BYTES" else 3] * tokens)
+    getattr(as_contents.outputs[0].contents, values).extend([b"x" if datatype == "BYTES" else 3] * tokens)
     assert read_response(options, as_contents.SerializeToString()).tokens == tokens
 
 
-def test_floats_are_no_answer() -> None:
-    response = ModelInferResponse()
-    response.outputs.add(name="out", datatype="FP32", shape=[1])
-    piece = read_response(OipOptions(stream="plain", output_tensor="out"), response.SerializeToString())
-    assert "neither text nor token ids" in piece.error
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (ModelStreamInferResponse(infer_response=response("answer", "BYTES")), 'no tensor "text_output" but answer'),
+        (ModelStreamInferResponse(infer_response=response("text_output", "FP32")), "neither text nor token ids"),
+    ],
+)
+def test_a_tensor_that_is_no_answer_is_an_error(message: ModelStreamInferResponse, error: str) -> None:
+    assert error in read_response(OipOptions(), message.SerializeToString()).error
 
 
 def test_bytes_that_are_no_message_are_an_error_and_empty_ones_say_nothing() -> None:
@@ -176,42 +172,36 @@ def test_an_error_of_many_lines_is_one_of_a_few() -> None:
     assert len(call.error) < 1100
 
 
-def call() -> EmbedCall:
-    return EmbedCall(headers=b"", body=b"", timeout_s=None, on_done=None, tag=None)
-
-
-def framed(message: bytes) -> bytes:
-    return b"\0" + struct.pack(">I", len(message)) + message
+def embedded(payload: bytes) -> EmbedCall:
+    """A call whose server sent this, and that it went well."""
+    call = EmbedCall(headers=b"", body=b"", timeout_s=None, on_done=None, tag=None)
+    call.on_headers({":status": "200"}, False, 10)
+    call.on_data(payload, 10)
+    call.on_headers({"grpc-status": "0"}, True, 20)
+    return call
 
 
 def vector(*values: float) -> bytes:
-    return framed(EmbedResponse(values=values, tokens=5).SerializeToString())
+    return grpc_message(EmbedResponse(values=values, tokens=5).SerializeToString())
 
 
 def test_an_answer_has_an_end_and_no_tokens() -> None:
-    one = call()
-    one.on_data(vector(0.6, 0.8), 10)
-    one.on_headers({":status": "200"}, False, 10)
-    one.on_headers({"grpc-status": "0"}, True, 20)
+    one = embedded(vector(0.6, 0.8))
     assert (one.status, one.end_ns, one.size, one.input_tokens) == ("OK", 20, 2, 5)
-    assert one.first_token_ns is None
-    assert one.output_tokens == 0
+    assert (one.first_token_ns, one.output_tokens) == (None, 0)
 
 
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
         (b"", "the answer ended with OK and holds no vector"),
-        (framed(b""), "the answer ended with OK and holds no vector"),
+        (grpc_message(b""), "the answer ended with OK and holds no vector"),
         (vector(1.0) + vector(1.0), "a second vector came, and one text has one"),
-        (framed(b"\xff\xff"), "a message is not an EmbedResponse"),
+        (grpc_message(b"\xff\xff"), "a message is not an EmbedResponse"),
     ],
 )
 def test_an_answer_that_is_no_vector_has_failed(payload: bytes, message: str) -> None:
-    one = call()
-    one.on_headers({":status": "200"}, False, 10)
-    one.on_data(payload, 10)
-    one.on_headers({"grpc-status": "0"}, True, 20)
+    one = embedded(payload)
     assert one.status == "INTERNAL"
     assert one.error.startswith(message)
 
@@ -227,10 +217,6 @@ def plan(**change: Any) -> PlannedRequest:
     return PlannedRequest(**{**row, **change})
 
 
-def config(kind: Any, *addresses: str, **settings: Any) -> ExternalConfig:
-    return ExternalConfig(kind=kind, addresses=addresses, model_name="llama", vocab_size=100, **settings)
-
-
 def body(
     external: ExternalConfig, plan: PlannedRequest, *, whole: bool = True, traffic: Any = None
 ) -> tuple[Any, bytes]:
@@ -239,16 +225,11 @@ def body(
 
 
 def test_copies_for_own_arms_share_their_prompt_and_differ_in_id_and_arm() -> None:
-    asked: list[int] = []
-
-    def ids(plan: PlannedRequest) -> list[int]:
-        asked.append(plan.index)
-        return [5, 6, 7]
-
+    ids = Mock(return_value=[5, 6, 7])
     encode, one = OwnEncoder(ids, ignore_eos=True), plan()
     copies = [encode(one, f"1-7-{arm}", arm) for arm in ("eager", "compiled")]
     encode(plan(index=8), "1-8", None)
-    assert asked == [7, 8]
+    assert [asked.args[0].index for asked in ids.call_args_list] == [7, 8]
     first, second = (GenerateRequest.FromString(content) for content, _ in copies)
     assert (first.request_id, second.request_id) == ("1-7-eager", "1-7-compiled")
     assert list(first.token_ids.ids) == [5, 6, 7]
@@ -280,41 +261,40 @@ def test_prompts_that_only_ids_can_carry_are_refused_as_text() -> None:
         body(config("oip", "a:1"), plan(), traffic=PromptSource(kind="chat"))
 
 
-class _Nobody:
-    def connect(self, timeout_s: float | None = None) -> str:
-        return ""
-
-
 def test_replica_with_the_fewest_requests_is_next_and_equals_take_turns() -> None:
-    lanes = [Lane(_Nobody(), str(number)) for number in range(3)]  # type: ignore[arg-type]
+    lanes = [Lane(Mock(), str(number)) for number in range(3)]
     route = Route(lambda *_: (b"", b""), lanes)
     assert Counter(route.lane().replica for _ in range(30)) == {"0": 10, "1": 10, "2": 10}
     lanes[0].running, lanes[2].running = 2, 1
     assert {route.lane().replica for _ in range(5)} == {"1"}
 
 
-def run(settings: dict[str, Any], offsets_ms: list[int], *, arm: str = "*") -> tuple[list[RequestRecord], bool]:
+def run(settings: dict[str, Any], offsets_ms: list[int], stop_s: float = 60.0) -> tuple[list[RequestRecord], bool]:
     trial = TrialConfig(**{"arms": ("eager", "vllm"), "drain_s": 10.0, "timeout_s": 5.0, **settings})
     log = LoadLog(None, worker=0, planned=len(offsets_ms), arms=trial.arms)
     records: list[RequestRecord] = []
     generator = Generator(trial, log=log, on_record=records.append)
-    generator.load(schedule(offsets_ms, arm=arm, tokens=3))
+    generator.load(schedule(offsets_ms, arm="*", tokens=3))
     generator.connect()
     gc.freeze()  # the generator collects garbage before it starts, which takes long in a process full of imports
+    stop = gevent.spawn_later(stop_s, generator.stop)
     ended = generator.run(now_ns() + 50_000_000)
+    stop.kill()
     generator.stop()
     assert generator.failure is None
     return records, ended
 
 
-@pytest.fixture(scope="module")
-def eager() -> Iterator[ServedFake]:
-    with serve(Behaviour(arm="eager")) as served:
-        yield served
+def run_external(
+    script: Callable[[Request], object], offsets_ms: list[int], stop_s: float = 60.0, **settings: Any
+) -> list[RequestRecord]:
+    with HttpPeer(script) as peer:
+        external = {"vllm": config("openai", peer.address)}
+        return run({"arms": ("vllm",), "external": external, **settings}, offsets_ms, stop_s)[0]
 
 
-def test_own_and_external_arms_are_recorded_alike(eager: ServedFake) -> None:
-    with HttpPeer(scripted([GOOD])) as peer:
+def test_own_and_external_arms_are_recorded_alike() -> None:
+    with serve(Behaviour(arm="eager")) as eager, HttpPeer(scripted([GOOD])) as peer:
         external = {"vllm": config("openai", peer.address)}
         records, ended = run({"targets": {"eager": eager.target}, "external": external}, list(range(0, 200, 10)))
     assert ended
@@ -338,8 +318,7 @@ def test_slow_external_arm_is_no_reason_to_wait() -> None:
         time.sleep(0.4)
         request.send(GOOD)
 
-    with HttpPeer(script) as peer:
-        records, _ = run({"arms": ("vllm",), "external": {"vllm": config("openai", peer.address)}}, [0, 20, 40, 60])
+    records = run_external(script, [0, 20, 40, 60])
     assert all(record.ok and record.ttft_ms is not None and record.ttft_ms >= 390 for record in records)
     assert max(record.sent_ns - record.scheduled_ns for record in records) < 350_000_000
 
@@ -354,22 +333,13 @@ def test_cap_holds_for_external_arms() -> None:
         most[0] -= 1
         request.send(GOOD)
 
-    with HttpPeer(script) as peer:
-        settings = {"arms": ("vllm",), "external": {"vllm": config("openai", peer.address)}, "max_concurrency": 2}
-        records, _ = run(settings, [0] * 8)
+    records = run_external(script, [0] * 8, max_concurrency=2)
     assert most[1] <= 2
     assert len(records) == 8
 
 
 def test_stop_records_external_requests_in_flight_as_cancelled() -> None:
-    with HttpPeer(lambda request: time.sleep(3)) as peer:
-        trial = TrialConfig(arms=("vllm",), external={"vllm": config("openai", peer.address)})
-        records: list[RequestRecord] = []
-        generator = Generator(trial, log=LoadLog(None, worker=0, planned=2, arms=("vllm",)), on_record=records.append)
-        generator.load(schedule([0, 10], arm="vllm"))
-        gevent.spawn_later(0.3, generator.stop)
-        generator.run(now_ns() + 10_000_000)
-        generator.stop()
+    records = run_external(lambda request: time.sleep(3), [0, 10], stop_s=0.3)
     assert [record.status for record in records] == ["CANCELLED"] * 2
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from loadtests.clients.openai import OpenAiClient
 from loadtests.clients.openai_call import Answer, OpenAiCall
-from loadtests.external.addresses import ExternalConfig, OpenAiOptions
+from loadtests.external.addresses import ExternalConfig
 from loadtests.external.client_security import SecurityConfig
 from servers.clock import now_ns
 from servers.fields import ConfigError
@@ -37,15 +36,18 @@ from tests.fakes.http_servers import (
     scripted,
     usage,
 )
-from tests.fakes.processes import PATIENCE_S
+from tests.fakes.processes import PATIENCE_S, free_port
+from tests.loadtests.clients.test_tls import context
 
 MS = 1_000_000
 GOOD = answer(said("a"), said(" b"), said("", finish="length"), usage(2), DONE)
 
 
-def client_of(address: str, **settings: Any) -> OpenAiClient:
-    config = ExternalConfig(kind="openai", addresses=(address,), model_name="m", openai=OpenAiOptions(), **settings)
-    return OpenAiClient(config, address)
+@contextlib.contextmanager
+def client_of(address: str, **settings: Any) -> Iterator[OpenAiClient]:
+    config = ExternalConfig(kind="openai", addresses=(address,), model_name="m", **settings)
+    with contextlib.closing(OpenAiClient(config, address)) as client:
+        yield client
 
 
 def ask(client: OpenAiClient, timeout_s: float | None = 10.0) -> OpenAiCall:
@@ -55,20 +57,38 @@ def ask(client: OpenAiClient, timeout_s: float | None = 10.0) -> OpenAiCall:
 
 
 def outcome(peer_script: Callable[[Request], object], timeout_s: float = 10.0) -> OpenAiCall:
-    with HttpPeer(peer_script) as peer:
-        client = client_of(peer.address)
-        call = ask(client, timeout_s)
-        client.close()
-        return call
+    with HttpPeer(peer_script) as peer, client_of(peer.address) as client:
+        return ask(client, timeout_s)
+
+
+def leaving(reply: bytes) -> Callable[[Request], bool]:
+    """A script that closes the connection after its answer."""
+
+    def script(request: Request) -> bool:
+        request.send(reply)
+        return False
+
+    return script
+
+
+def hanging(gone: threading.Event, reply: bytes = b"") -> Callable[[Request], bool]:
+    """A script that answers so much and then waits until the client hangs up."""
+
+    def script(request: Request) -> bool:
+        request.send(reply)
+        request.link.recv(1)
+        gone.set()
+        return False
+
+    return script
 
 
 def test_answer_has_a_time_for_each_chunk_and_the_servers_token_count() -> None:
-    with HttpPeer(scripted([answer(said("a"), said("b c d"), said("", finish="length"), usage(4, 21), DONE)])) as peer:
-        client = client_of(peer.address)
+    script = scripted([answer(said("a"), said("b c d"), said("", finish="length"), usage(4, 21), DONE)])
+    with HttpPeer(script) as peer, client_of(peer.address) as client:
         before = now_ns()
         call = client.start(b'{"x": 1}', headers=b"X-Request-Id: 1-7\r\n", timeout_s=10, tag="mine")
         assert call.wait(PATIENCE_S)
-        client.close()
     assert (call.status, call.error, call.tag) == ("OK", "", "mine")
     assert (call.chunks, len(call.token_ns), call.output_tokens) == (2, 2, 4)
     assert call.trailing_metadata == {"tailgate-prompt-tokens": "21"}
@@ -110,13 +130,6 @@ def test_counts_in_every_event_give_each_token_its_chunks_time() -> None:
     assert call.token_ns[1] == call.token_ns[2]
 
 
-def test_stream_without_done_is_whole_when_it_gave_a_finish_reason() -> None:
-    assert outcome(scripted([answer(said("a"), said("", finish="length"))])).status == "OK"
-    call = outcome(scripted([answer(said("a"), said("b"))]))
-    assert call.status == "UNAVAILABLE"
-    assert "without a finish_reason and without [DONE]" in call.error
-
-
 @pytest.mark.parametrize(
     ("reply", "status", "text"),
     [
@@ -133,27 +146,26 @@ def test_stream_without_done_is_whole_when_it_gave_a_finish_reason() -> None:
         (answer(event("[1]")), "INTERNAL", "unknown form"),
         (answer(event({"choices": ["x"]})), "INTERNAL", "unknown form"),
         (b"\x00\x00\x18\x04\x00\x00\x00\x00\x00", "UNAVAILABLE", "does not speak HTTP/1.1"),
+        (b"", "UNAVAILABLE", "without an answer"),
+        (answer(said("a"), said("b")), "UNAVAILABLE", "without a finish_reason and without [DONE]"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: zzz\r\n\r\n", "UNAVAILABLE", "does not speak HTTP/1.1"),
     ],
 )
 def test_every_failure_has_a_status_name_and_a_reason(reply: bytes, status: str, text: str) -> None:
-    call = outcome(scripted([reply]))
+    call = outcome(leaving(reply))
     assert call.status == status
     assert text in call.error
 
 
-def test_server_that_says_nothing_and_leaves_is_unavailable() -> None:
-    call = outcome(lambda request: False)
-    assert call.status == "UNAVAILABLE"
-    assert "without an answer" in call.error
-
-
-def test_body_that_ends_with_the_connection_is_read_to_its_end() -> None:
-    def script(request: Request) -> bool:
-        request.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + said("a") + DONE)
-        return False
-
-    assert outcome(script).status == "OK"
+@pytest.mark.parametrize(
+    "reply",
+    [
+        answer(said("a"), said("", finish="length")),  # without [DONE]
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + said("a") + DONE,  # as long as it lasts
+    ],
+)
+def test_every_end_of_a_whole_answer_is_taken_for_one(reply: bytes) -> None:
+    assert outcome(leaving(reply)).status == "OK"
 
 
 @given(
@@ -183,41 +195,27 @@ def test_connections_are_kept_and_used_again() -> None:
             time.sleep(0.2)
         request.send(GOOD)
 
-    with HttpPeer(script) as peer:
-        client = client_of(peer.address)
+    with HttpPeer(script) as peer, client_of(peer.address) as client:
         assert client.connect(5) == ""
         assert [ask(client).status for _ in range(5)] == ["OK"] * 5
         assert (peer.connections, client.opened) == (1, 1)
         together = [client.start(b"slow", timeout_s=10) for _ in range(3)]
         assert all(call.wait(PATIENCE_S) and call.status == "OK" for call in together)
         assert peer.connections == 3
-        client.close()
 
 
 def test_connection_that_the_server_closed_while_idle_costs_no_request() -> None:
-    def script(request: Request) -> bool:
-        request.send(GOOD)  # without Connection: close, as a server whose keep-alive time is over
-        return False
-
-    with HttpPeer(script) as peer:
-        client = client_of(peer.address)
+    # Without Connection: close, as a server whose keep-alive time is over.
+    with HttpPeer(leaving(GOOD)) as peer, client_of(peer.address) as client:
         for _ in range(4):
             assert ask(client).status == "OK"
         assert len(peer.requests) == 4
-        client.close()
 
 
 def test_deadline_ends_the_call_on_time_and_hangs_up() -> None:
     gone = threading.Event()
-
-    def script(request: Request) -> bool:
-        request.send(STREAM_HEAD + chunked(said("a")))
-        request.link.recv(1)  # until the client hangs up
-        gone.set()
-        return False
-
     began = now_ns()
-    call = outcome(script, timeout_s=0.3)
+    call = outcome(hanging(gone, STREAM_HEAD + chunked(said("a"))), timeout_s=0.3)
     assert (call.status, call.output_tokens) == ("DEADLINE_EXCEEDED", 1)
     assert 250 * MS < call.end_ns - began < 1500 * MS
     assert gone.wait(PATIENCE_S)
@@ -225,26 +223,17 @@ def test_deadline_ends_the_call_on_time_and_hangs_up() -> None:
 
 def test_cancelled_call_ends_at_once_and_hangs_up() -> None:
     gone = threading.Event()
-
-    def script(request: Request) -> bool:
-        request.link.recv(1)
-        gone.set()
-        return False
-
-    with HttpPeer(script) as peer:
-        client = client_of(peer.address)
+    with HttpPeer(hanging(gone)) as peer, client_of(peer.address) as client:
         done: list[OpenAiCall] = []
         call = client.start(b"{}", on_done=done.append)
         until(lambda: peer.requests)
         call.cancel(error="enough")
         assert (call.status, call.error, done) == ("CANCELLED", "enough", [call])
         until(gone.is_set)
-        client.close()
 
 
 def test_close_ends_every_call_once() -> None:
-    with HttpPeer(lambda request: request.link.recv(1)) as peer:
-        client = client_of(peer.address)
+    with HttpPeer(lambda request: request.link.recv(1)) as peer, client_of(peer.address) as client:
         done: list[OpenAiCall] = []
         calls = [client.start(b"{}", on_done=done.append) for _ in range(3)]
         until(lambda: len(peer.requests) == 3)
@@ -255,47 +244,38 @@ def test_close_ends_every_call_once() -> None:
 
 
 def test_refused_connect_fails_at_once_for_a_while() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    client = client_of(address)
-    calls = [client.start(b"{}", timeout_s=5) for _ in range(50)]
-    assert all(call.wait(PATIENCE_S) for call in calls)
+    with client_of(f"http://127.0.0.1:{free_port()}/v1") as client:
+        calls = [client.start(b"{}", timeout_s=5) for _ in range(50)]
+        assert all(call.wait(PATIENCE_S) for call in calls)
     assert {call.status for call in calls} == {"UNAVAILABLE"}
     assert all("cannot connect to 127.0.0.1" in call.error and "refused" in call.error for call in calls)
-    client.close()
 
 
 def test_token_is_sent_and_never_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "s3cret-token")
     refusal = plain("401 No", b'{"error": {"message": "Incorrect API key provided: s3cret-token."}}')
     security = SecurityConfig(token_env="MY_TOKEN")
-    with HttpPeer(scripted([refusal])) as peer:
-        client = client_of(peer.address, security=security)
+    with HttpPeer(scripted([refusal])) as peer, client_of(peer.address, security=security) as client:
         call = ask(client)
-        client.close()
     assert peer.requests[0].headers["authorization"] == "Bearer s3cret-token"
     assert call.error == "HTTP 401: Incorrect API key provided: ***."
     monkeypatch.delenv("MY_TOKEN")
-    with pytest.raises(ConfigError, match="MY_TOKEN"):
-        client_of("http://127.0.0.1:1/v1", security=security)
+    with pytest.raises(ConfigError, match="MY_TOKEN"), client_of("http://127.0.0.1:1/v1", security=security):
+        pass
 
 
 def test_tls_is_checked_and_connections_are_kept(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(files.certificate, files.key)
-    with HttpPeer(scripted([GOOD]), tls=context) as peer:
-        trusting = client_of(peer.address, security=SecurityConfig(tls_ca=files.ca))
-        assert trusting.connect(5) == ""
-        assert [ask(trusting).status for _ in range(3)] == ["OK"] * 3
-        assert peer.connections == 1
-        trusting.close()
+    with HttpPeer(scripted([GOOD]), tls=context(files, protocols=())) as peer:
+        with client_of(peer.address, security=SecurityConfig(tls_ca=files.ca)) as trusting:
+            assert trusting.connect(5) == ""
+            assert [ask(trusting).status for _ in range(3)] == ["OK"] * 3
+            assert peer.connections == 1
         for security, says in (
             (SecurityConfig(), "certificate is not trusted"),
             (SecurityConfig(tls_ca=files.ca, tls_server_name="elsewhere"), "is for another name"),
         ):
-            doubting = client_of(peer.address, security=security)
-            call = ask(doubting)
+            with client_of(peer.address, security=security) as doubting:
+                call = ask(doubting)
             assert call.status == "UNAVAILABLE"
             assert says in call.error
-            doubting.close()

@@ -11,22 +11,20 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
 from loadtests.clients.tls import TlsError, TlsStream, secure
-from loadtests.external.client_security import SecurityConfig, client_context
+from loadtests.external.client_security import OPEN, SecurityConfig, client_context
 from servers.fields import ConfigError
-from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk, generate
 from tests.fakes.processes import PATIENCE_S, wait_for
+from tests.loadtests.clients.test_connection import finished, request
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +32,27 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("pem"))
 
 
+def context(
+    pem: Certificates, *, protocols: tuple[str, ...] = ("h2",), asks: bool = False, newest: bool = True
+) -> ssl.SSLContext:
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.load_cert_chain(pem.certificate, pem.key)
+    if not newest:
+        made.maximum_version = ssl.TLSVersion.TLSv1_2
+    if protocols:
+        made.set_alpn_protocols(list(protocols))
+    if asks:
+        made.verify_mode = ssl.CERT_REQUIRED
+        made.load_verify_locations(pem.ca)
+    return made
+
+
 class Server:
     """The other end, also without a socket."""
 
-    def __init__(self, pem: Certificates, protocols: list[str]) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(pem.certificate, pem.key)
-        if protocols:
-            context.set_alpn_protocols(protocols)
+    def __init__(self, pem: Certificates) -> None:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_side=True)
+        self.tls = context(pem).wrap_bio(self.incoming, self.outgoing, server_side=True)
 
     def shake(self, received: bytes) -> bytes:
         self.incoming.write(received)
@@ -57,11 +66,9 @@ class Server:
         return self.outgoing.read()
 
 
-def shaken(
-    pem: Certificates, protocols: list[str], name: str = "localhost", **security: str
-) -> tuple[TlsStream, Server]:
-    stream = TlsStream(client_context(SecurityConfig(**{"tls_ca": pem.ca, **security})), name, http2=True)
-    server = Server(pem, protocols)
+def shaken(pem: Certificates) -> tuple[TlsStream, Server]:
+    stream = TlsStream(client_context(SecurityConfig(tls_ca=pem.ca)), "localhost", http2=True)
+    server = Server(pem)
     out = stream.handshake(b"")
     for _ in range(5):
         out = server.shake(out)
@@ -80,7 +87,7 @@ def shaken(
 def test_plain_bytes_come_out_whole_however_the_records_are_cut(
     pem: Certificates, pieces: list[bytes], cuts: list[float]
 ) -> None:
-    stream, server = shaken(pem, ["h2"])
+    stream, server = shaken(pem)
     data = b"".join(server.say(piece) for piece in pieces)
     edges = [0, *sorted(int(cut * len(data)) for cut in cuts), len(data)]
     got = b"".join(stream.decrypted(data[start:end]) for start, end in itertools.pairwise(edges))
@@ -91,7 +98,7 @@ def test_plain_bytes_come_out_whole_however_the_records_are_cut(
 
 
 def test_the_servers_goodbye_is_an_end(pem: Certificates) -> None:
-    stream, server = shaken(pem, ["h2"])
+    stream, server = shaken(pem)
     data = server.say(b"last words")
     with pytest.raises(ssl.SSLWantReadError):
         server.tls.unwrap()
@@ -105,10 +112,8 @@ def test_a_server_that_is_refused_is_told_why(pem: Certificates) -> None:
     told: list[ssl.SSLError] = []
 
     def serve() -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(pem.certificate, pem.key)
         try:
-            with context.wrap_socket(far, server_side=True) as peer:
+            with context(pem).wrap_socket(far, server_side=True) as peer:
                 peer.recv(1)
         except ssl.SSLError as problem:
             told.append(problem)
@@ -125,87 +130,60 @@ ROOT = Path(__file__).resolve().parents[3]
 SECRET = "s3cret-T0ken"
 
 
-def context(
-    pem: Certificates, *, protocols: tuple[str, ...] = ("h2",), asks: bool = False, newest: bool = True
-) -> ssl.SSLContext:
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.load_cert_chain(pem.certificate, pem.key)
-    if not newest:
-        made.maximum_version = ssl.TLSVersion.TLSv1_2
-    if protocols:
-        made.set_alpn_protocols(list(protocols))
-    if asks:
-        made.verify_mode = ssl.CERT_REQUIRED
-        made.load_verify_locations(pem.ca)
-    return made
-
-
-def request() -> GenerateRequest:
-    return GenerateRequest(request_id="r", text="hello", max_tokens=3)
-
-
-def finished(call: Call) -> Call:
-    assert call.wait(PATIENCE_S), "the call did not end"
-    return call
-
-
 def answer(exchange: Exchange) -> None:
     exchange.answer(*(chunk([number]) for number in range(3)))
 
 
-def refused(peer: Peer, security: SecurityConfig) -> str:
-    client = InferenceClient(peer.target, security=security, connect_timeout_s=PATIENCE_S)
+def asked(target: str, security: SecurityConfig = OPEN, connect_timeout_s: float = PATIENCE_S) -> tuple[str, str]:
+    """Status and error of one call of a client of its own."""
+    client = InferenceClient(target, security=security, connect_timeout_s=connect_timeout_s)
     call = finished(generate(client, request()))
     client.close()
-    assert call.status == "UNAVAILABLE"
     assert "\n" not in call.error
-    return call.error.removeprefix(f"cannot connect to {client.target}: ")
+    return call.status, call.error.removeprefix(f"cannot connect to {client.target}: ")
+
+
+def refused(target: str, security: SecurityConfig = OPEN, connect_timeout_s: float = PATIENCE_S) -> str:
+    status, error = asked(target, security, connect_timeout_s)
+    assert status == "UNAVAILABLE"
+    return error
 
 
 def test_a_server_without_http2_is_refused_with_the_remedy(pem: Certificates) -> None:
     security = SecurityConfig(tls_ca=pem.ca)
     with Peer(answer, tls=context(pem, protocols=())) as peer:
-        assert refused(peer, security).startswith("it agreed on nothing by ALPN and not on HTTP/2: make the server")
+        assert refused(peer.target, security).startswith(
+            "it agreed on nothing by ALPN and not on HTTP/2: make the server"
+        )
     with Peer(answer, tls=context(pem, protocols=("http/1.1",))) as peer:
-        assert "ALPN" in refused(peer, security)
+        assert "ALPN" in refused(peer.target, security)
 
 
 @pytest.mark.parametrize("newest", [True, False], ids=["TLS 1.3", "TLS 1.2"])
 def test_a_server_that_asks_for_a_client_certificate_gets_it(pem: Certificates, newest: bool) -> None:
     with Peer(answer, tls=context(pem, asks=True, newest=newest)) as peer:
-        assert refused(peer, SecurityConfig(tls_ca=pem.ca)).startswith("it refused this client")
+        assert refused(peer.target, SecurityConfig(tls_ca=pem.ca)).startswith("it refused this client")
         security = SecurityConfig(tls_ca=pem.ca, tls_certificate=pem.client_certificate, tls_key=pem.client_key)
-        client = InferenceClient(peer.target, security=security)
-        assert finished(generate(client, request())).status == "OK"
-        client.close()
+        assert asked(peer.target, security) == ("OK", "")
 
 
 def test_plain_and_secure_are_told_apart_from_both_sides(pem: Certificates) -> None:
     with Peer(answer, tls=context(pem)) as peer:
-        client = InferenceClient(peer.target.removeprefix("https://"))
-        assert "TLS: use https://" in finished(generate(client, request())).error
-        client.close()
-
+        assert "TLS: use https://" in refused(peer.target.removeprefix("https://"))
     with RawPeer(lambda link: link.send(b"\x15\x03\x01\x00\x02\x02\x46" + bytes(9))) as raw:
-        client = InferenceClient(raw.target)
-        assert "the server speaks TLS: use https://" in finished(generate(client, request())).error
-        client.close()
+        assert "the server speaks TLS: use https://" in refused(raw.target)
 
     def plain(link: Wire) -> None:
         link.sock.recv(1_000)
         link.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
     with RawPeer(plain) as raw:
-        client = InferenceClient(f"https://{raw.target}", security=SecurityConfig(tls_ca=pem.ca))
-        assert "it does not speak TLS: use http://" in finished(generate(client, request())).error
-        client.close()
+        assert "it does not speak TLS: use http://" in refused(f"https://{raw.target}", SecurityConfig(tls_ca=pem.ca))
 
 
 def test_a_handshake_that_never_comes_is_given_up(pem: Certificates) -> None:
     with RawPeer(lambda link: None) as raw:
-        client = InferenceClient(f"https://{raw.target}", security=SecurityConfig(tls_ca=pem.ca), connect_timeout_s=0.2)
-        assert "no TLS handshake in 0.2 s" in finished(generate(client, request())).error
-        client.close()
+        assert "no TLS handshake in 0.2 s" in refused(f"https://{raw.target}", SecurityConfig(tls_ca=pem.ca), 0.2)
 
 
 def test_a_token_that_a_server_repeats_is_in_no_error(pem: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,10 +193,8 @@ def test_a_token_that_a_server_repeats_is_in_no_error(pem: Certificates, monkeyp
 
     monkeypatch.setenv("TAILGATE_TEST_TOKEN", SECRET)
     with Peer(repeat, tls=context(pem)) as peer:
-        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca, token_env="TAILGATE_TEST_TOKEN"))
-        call = finished(generate(client, request()))
-        client.close()
-    assert (call.status, call.error) == ("UNAUTHENTICATED", "Bearer *** is unknown")
+        security = SecurityConfig(tls_ca=pem.ca, token_env="TAILGATE_TEST_TOKEN")
+        assert asked(peer.target, security) == ("UNAUTHENTICATED", "Bearer *** is unknown")
 
 
 def test_a_missing_token_is_known_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,31 +203,31 @@ def test_a_missing_token_is_known_before_the_first_call(monkeypatch: pytest.Monk
         InferenceClient("https://localhost:1", security=SecurityConfig(token_env="TAILGATE_TEST_TOKEN"))
 
 
-@pytest.fixture
-def tls_peer(pem: Certificates) -> Iterator[Peer]:
-    def checked(exchange: Exchange) -> None:
-        if exchange.headers.get("authorization") == f"Bearer {SECRET}":
-            answer(exchange)
-        else:
-            exchange.start(extra=[("grpc-status", "16"), ("grpc-message", "a bearer token is missing")], end=True)
+def locust_command(host: str, *arguments: str) -> list[str]:
+    command = [sys.executable, "-P", "-m", "locust", "-f", "loadtests/chat.py", "--headless", "--host", host]
+    return [*command, "-u", "1", "-r", "1", "-t", "30s", *arguments]
 
-    with Peer(checked, tls=context(pem)) as peer:
-        yield peer
+
+def locust(host: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = locust_command(host, *arguments)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.process
-def test_a_running_load_shows_no_token_in_the_process_list(tls_peer: Peer, pem: Certificates) -> None:
+def test_a_running_load_shows_no_token_in_the_process_list(pem: Certificates) -> None:
     environment = {**os.environ, "TAILGATE_TEST_TOKEN": SECRET}
-    command = [sys.executable, "-P", "-m", "locust", "-f", "loadtests/chat.py", "--headless", "--host", tls_peer.target]
-    command += ["-u", "1", "-r", "1", "-t", "30s", "--tls-ca", pem.ca, "--token-env", "TAILGATE_TEST_TOKEN"]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        sent = wait_for(lambda: tls_peer.requests)
-        assert sent[0].headers["authorization"] == f"Bearer {SECRET}"
-        line = Path(f"/proc/{process.pid}/cmdline")
-        if line.exists():
-            assert SECRET.encode() not in line.read_bytes()
-            assert b"TAILGATE_TEST_TOKEN" in line.read_bytes()
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
+    with Peer(answer, tls=context(pem)) as peer:
+        command = locust_command(peer.target, "--tls-ca", pem.ca, "--token-env", "TAILGATE_TEST_TOKEN")
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            sent = wait_for(lambda: peer.requests)
+            assert sent[0].headers["authorization"] == f"Bearer {SECRET}"
+            line = Path(f"/proc/{process.pid}/cmdline")
+            if line.exists():
+                assert SECRET.encode() not in line.read_bytes()
+                assert b"TAILGATE_TEST_TOKEN" in line.read_bytes()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)

@@ -24,21 +24,17 @@ from loadtests.external.addresses import (
 from loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, server_name
 from loadtests.external.telemetry import TelemetryConfig
 from servers.fields import ConfigError
-from tests.fakes.credentials import Certificates, make_certificates
+from tests.fakes.credentials import make_certificates
 
-
-def table(*arms: dict[str, Any], **more: Any) -> dict[str, Any]:
-    traffic = {"duration_s": 3, "rate": 6, "length_scale": 0.05, "block_s": 1}
-    return {"name": "external", "compare_models": True, "arms": list(arms), "traffic": traffic, **more}
-
-
+TRAFFIC = {"duration_s": 3, "rate": 6, "length_scale": 0.05, "block_s": 1}
 EAGER = {"name": "eager", "preset": "eager", "control": True}
 VLLM = {"name": "vllm", "kind": "openai", "address": "http://10.0.0.7:8000/v1", "model_name": "llama"}
 TRITON = {"name": "triton", "kind": "oip", "address": "grpc://10.0.0.8:8001", "model_name": "llama"}
 
 
 def experiment(*arms: dict[str, Any], **more: Any) -> Experiment:
-    return from_table(table(*arms, **more))
+    table = {"name": "external", "compare_models": True, "arms": list(arms), "traffic": TRAFFIC}
+    return from_table({**table, **more})
 
 
 @pytest.mark.parametrize(
@@ -67,6 +63,9 @@ def test_address_has_the_parts_that_its_protocol_needs(text: str, kind: Any, add
         ("http://host:0/v1", "openai", "port 0"),
         ("http://me:s3cret@host/v1", "openai", "token_env"),
         ("http://host/v1?key=1", "openai", "query"),
+        ("http://host/v1?api-key=s3cret", "openai", "headers"),
+        ("http://host/v1#top", "openai", "fragment"),
+        ("unix://run/x.sock", "openai", "unix:///"),
         ("http://ho st/v1", "openai", "a space"),
         ("grpc://host", "oip", "names no port"),
         ("grpc://host:1/path", "oip", "gRPC has none"),
@@ -88,9 +87,8 @@ def test_own_and_external_arms_may_be_mixed_and_written_back() -> None:
     assert from_table(to_table(found)) == found
 
 
-def test_external_arm_needs_the_experiment_to_say_that_it_compares_models() -> None:
-    with pytest.raises(ConfigError, match=r'arms\[1\] "vllm" is external .* write compare_models = true at the top'):
-        experiment(EAGER, VLLM, compare_models=False)
+def oip(**options: Any) -> dict[str, Any]:
+    return {**TRITON, "oip": options}
 
 
 @pytest.mark.parametrize(
@@ -110,9 +108,11 @@ def test_external_arm_needs_the_experiment_to_say_that_it_compares_models() -> N
         ({"address": ["http://a/v1", "http://a/v1"]}, "there twice"),
         ({"address": "host"}, r"arms\[1\].address \"host\" has no scheme"),
         ({"model_name": ""}, r"arms\[1\].model_name is missing"),
-        ({"token_env": "sk-1234-secret"}, "token_env"),
-        ({"token_env": "A", "token_file": "b"}, "both set"),
+        ({"token_env": "sk-1234-secret"}, "token_env is not the name of an environment variable"),
+        ({"token_env": "A", "token_file": "b"}, "are both set: keep one"),
         ({"tls_ca": "ca.pem"}, "no address uses TLS"),
+        ({"tls_key": "k.pem"}, "tls_key is set alone"),
+        ({"tls_certificate": "c.pem"}, "tls_certificate is set alone"),
         ({"vocab_size": 2}, "vocab_size is 2"),
         ({"openai": {"endpont": "chat"}}, r"arms\[1\].openai.endpont is unknown: .* takes endpoint, prompt"),
         ({"openai": {"endpoint": "embeddings"}}, "use one of completions, chat"),
@@ -121,7 +121,19 @@ def test_external_arm_needs_the_experiment_to_say_that_it_compares_models() -> N
         ({"openai": {"prompt": "token_ids", "tokenizer": "x"}}, "needs none"),
         ({"openai": {"length_fields": ["max"]}}, "use one of ignore_eos, min_tokens"),
         ({"openai": {"extra": {"stream": False}}}, "tailgate itself must set"),
+        ({"openai": {"extra": {"stop": {1, 2}}}}, r"openai\.extra"),
+        ({"openai": {"headers": {"Authorization": "Bearer x"}}}, "token_env"),
+        ({"openai": {"headers": {"host": "h"}}}, "remove it"),
+        ({"openai": {"headers": {"a b": "c"}}}, "no header"),
+        ({"openai": {"headers": {"a": "b\r\nc: d"}}}, "no header"),
+        ({"openai": {"headers": {"a": "$no name"}}}, "environment variable"),
         ({"openai": 3}, "give a table"),
+        (oip(prompt_tensor=""), "oip.prompt_tensor is empty"),
+        (oip(output_tensor=""), "oip.output_tensor is empty"),
+        (oip(parameters_tensor=""), "length of an answer cannot be asked for"),
+        (oip(parameters_tensor="", max_tokens_tensor="n", length_fields=["min_tokens"]), "travel in"),
+        (oip(stream="yes"), "use one of triton, plain, off"),
+        (oip(prompt="token_ids"), "vocab_size is missing"),
         ({"name": "a b"}, r'arms\[1\].name "a b"'),
         ({"name": "eager"}, "the name of arms"),
     ],
@@ -137,32 +149,22 @@ def test_external_keys_on_an_own_arm_ask_for_the_kind() -> None:
         experiment({**EAGER, "address": "http://a/v1"}, VLLM)
 
 
-def test_designs_that_need_the_splitter_are_refused_with_the_remedy() -> None:
-    traffic = table()["traffic"]
-    with pytest.raises(ConfigError, match='use design = "mirrored" or "switchback"'):
-        experiment(EAGER, VLLM, traffic={**traffic, "design": "split"})
-    with pytest.raises(ConfigError, match=r"\[splitter\] is set .* remove the table"):
-        experiment(EAGER, VLLM, splitter={"workers": 3})
-    with pytest.raises(ConfigError, match="parity looks into the arms that it starts"):
-        experiment(EAGER, VLLM, parity={"full": True})
-    taking_turns = experiment(EAGER, VLLM, traffic={**traffic, "design": "switchback"})
-    assert taking_turns.traffic.design == "switchback"
-
-
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("settings", "says"),
     [
-        ({"prompt_tensor": ""}, "oip.prompt_tensor is empty"),
-        ({"output_tensor": ""}, "oip.output_tensor is empty"),
-        ({"parameters_tensor": ""}, "length of an answer cannot be asked for"),
-        ({"parameters_tensor": "", "max_tokens_tensor": "n", "length_fields": ["min_tokens"]}, "travel in"),
-        ({"stream": "yes"}, "use one of triton, plain, off"),
-        ({"prompt": "token_ids"}, "vocab_size is missing"),
+        ({"compare_models": False}, r'arms\[1\] "vllm" is external .* write compare_models = true at the top'),
+        ({"traffic": {**TRAFFIC, "design": "split"}}, 'use design = "mirrored" or "switchback"'),
+        ({"splitter": {"workers": 3}}, r"\[splitter\] is set .* remove the table"),
+        ({"parity": {"full": True}}, "parity looks into the arms that it starts"),
     ],
 )
-def test_tensors_that_cannot_carry_a_request_are_refused(change: dict[str, Any], says: str) -> None:
+def test_experiments_that_an_external_arm_cannot_join_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        experiment(EAGER, {**TRITON, "oip": change})
+        experiment(EAGER, VLLM, **settings)
+
+
+def test_an_external_arm_takes_turns() -> None:
+    assert experiment(EAGER, VLLM, traffic={**TRAFFIC, "design": "switchback"}).traffic.design == "switchback"
 
 
 def test_what_an_arm_names_is_looked_for_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,26 +192,22 @@ def test_lengths_that_a_server_pads_to_rise() -> None:
             external_from_table({**table, "length_ladder": ladder}, where="arms[1]")
 
 
-def test_command_line_describes_an_arm() -> None:
-    def flags(*settings: str, model_name: str = "m", host: str = "http://a:1/v1") -> ExternalConfig:
-        return external_from_flags(
-            "openai", host, model_name=model_name, settings=settings, security=OPEN, vocab_size=99
-        )
+def flags(*settings: str, kind: Any = "openai", host: str = "http://a:1/v1", model_name: str = "m") -> ExternalConfig:
+    return external_from_flags(kind, host, model_name=model_name, settings=settings, security=OPEN, vocab_size=99)
 
-    assert flags("endpoint=chat", "usage=off", "length_fields=['min_tokens']").options == OpenAiOptions(
-        endpoint="chat", usage="off", length_fields=("min_tokens",)
-    )
-    for settings, says in (
-        (("endpont=chat",), "--option.endpont is unknown"),
-        (("chat",), "not KEY=VALUE"),
-        (("usage=perhaps",), "--option.usage is 'perhaps': use one of end, each, off"),
+
+def test_command_line_describes_an_arm() -> None:
+    chat = OpenAiOptions(endpoint="chat", usage="off", length_fields=("min_tokens",))
+    assert flags("endpoint=chat", "usage=off", "length_fields=['min_tokens']").options == chat
+    assert flags("stream=off", kind="oip", host="a:1").options == OipOptions(stream="off")
+    for setting, model_name, says in (
+        ("endpont=chat", "m", "--option.endpont is unknown"),
+        ("chat", "m", "not KEY=VALUE"),
+        ("usage=perhaps", "m", "--option.usage is 'perhaps': use one of end, each, off"),
+        ("usage=off", "", "needs --model-name"),
     ):
         with pytest.raises(ConfigError, match=says):
-            flags(*settings)
-    with pytest.raises(ConfigError, match="needs --model-name"):
-        flags(model_name="")
-    triton = external_from_flags("oip", "a:1", model_name="m", settings=["stream=off"], security=OPEN, vocab_size=99)
-    assert triton.options == OipOptions(stream="off")
+            flags(setting, model_name=model_name)
 
 
 @pytest.mark.parametrize("kind", [ExternalConfig, OpenAiOptions, OipOptions, SecurityConfig, TelemetryConfig])
@@ -220,36 +218,14 @@ def test_every_setting_of_an_external_arm_is_documented(kind: type) -> None:
     assert [item.name for item in fields(kind) if f"`{inside.get(item.name, item.name)}`" not in text] == []
 
 
-SECRET = "s3cret-T0ken"
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("pem"))
-
-
 def test_the_name_to_check_is_the_configured_one_or_the_host() -> None:
     assert server_name(SecurityConfig(), "arm.example") == "arm.example"
     assert server_name(SecurityConfig(tls_server_name="other.example"), "10.0.0.1") == "other.example"
     assert server_name(SecurityConfig(), "fe80::1%eth0") == "fe80::1"
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"tls_key": "k.pem"}, "security.tls_key is set alone"),
-        ({"tls_certificate": "c.pem"}, "security.tls_certificate is set alone"),
-        ({"token_env": "A", "token_file": "b"}, "are both set: keep one"),
-        ({"token_env": SECRET}, "security.token_env is not the name of an environment variable"),
-    ],
-)
-def test_settings_that_contradict_are_refused(settings: dict[str, str], text: str) -> None:
-    with pytest.raises(ConfigError, match=text) as caught:
-        SecurityConfig(**settings)
-    assert SECRET not in str(caught.value)
-
-
-def test_files_that_are_missing_or_hold_something_else_are_named(pem: Certificates, tmp_path: Path) -> None:
+def test_files_that_are_missing_or_hold_something_else_are_named(tmp_path: Path) -> None:
+    pem = make_certificates(tmp_path)
     junk = tmp_path / "junk.pem"
     junk.write_text("no certificate")
     for security, text in (
@@ -264,7 +240,7 @@ def test_files_that_are_missing_or_hold_something_else_are_named(pem: Certificat
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["", "two words", f"{SECRET}\nX-Injected: 1", "pass\u00e9"])
+@pytest.mark.parametrize("value", ["", "two words", "s3cret\nX-Injected: 1", "pass\u00e9"])
 def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 import socketserver
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,8 +35,9 @@ from loadtests.traffic.prompts import Message
 from servers.fields import ConfigError
 from tests.fakes import triton
 from tests.fakes.credentials import make_certificates
-from tests.fakes.http_servers import DONE as DONE_EVENT
-from tests.fakes.http_servers import HttpPeer, Request, answer, event, plain, said, usage
+from tests.fakes.http_servers import DONE, HttpPeer, Request, answer, event, plain, said, usage
+from tests.loadtests.clients.test_openai import leaving
+from tests.loadtests.clients.test_tls import context
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -116,6 +115,10 @@ def test_chunk_counts_when_it_carries_some_of_the_answer(content: object, text: 
         ({"error": "CUDA out of memory"}, "INTERNAL", "CUDA out of memory"),
         ({"object": "error", "message": "too long", "code": "400"}, "INVALID_ARGUMENT", "too long"),
         ({"detail": [{"loc": ["body"]}]}, "INTERNAL", '[{"loc": ["body"]}]'),
+        (  # before it takes memory
+            {"choices": [{"text": "a"}], "usage": {"completion_tokens": 10**10}},
+            *("INTERNAL", "the server counts 2147483647 tokens or more in its answer; the limit is 1048576"),
+        ),
     ],
 )
 def test_error_inside_a_stream_has_a_status_and_a_message(content: object, status: str, message: str) -> None:
@@ -123,20 +126,12 @@ def test_error_inside_a_stream_has_a_status_and_a_message(content: object, statu
 
 
 def test_body_of_an_error_is_told_whatever_it_is() -> None:
-    assert error_of_body(503, b"<html>\n<b>busy</b>\x00</html>") == (
-        "UNAVAILABLE",
-        "HTTP 503: <html> <b>busy</b> </html>",
-    )
-    assert error_of_body(400, b'{"error": {"message": "prompt must be a string."}}') == (
-        "INVALID_ARGUMENT",
-        "HTTP 400: prompt must be a string.",
-    )
+    assert error_of_body(503, b"<b>\nbusy</b>\x00</html>") == ("UNAVAILABLE", "HTTP 503: <b> busy</b> </html>")
+    assert error_of_body(400, b'{"error": {"message": "no string"}}') == ("INVALID_ARGUMENT", "HTTP 400: no string")
     assert error_of_body(404, b"") == ("NOT_FOUND", "HTTP 404")
     assert error_of_body(500, b"\xff" * 9000)[1].endswith("…")
-    assert error_of_body(307, b"", "https://elsewhere/v1") == (
-        "FAILED_PRECONDITION",
-        "HTTP 307: the server redirects to https://elsewhere/v1: give that address",
-    )
+    redirect = "HTTP 307: the server redirects to https://elsewhere/v1: give that address"
+    assert error_of_body(307, b"", "https://elsewhere/v1") == ("FAILED_PRECONDITION", redirect)
     assert error_of_body(200, b'{"choices": []}')[0] == "INTERNAL"
     assert error_of_body(200, b'{"error": {"message": "no", "code": 429}}') == ("RESOURCE_EXHAUSTED", "no")
 
@@ -196,36 +191,58 @@ def test_the_list_of_models_tells_the_context_or_nothing(body: bytes, limit: int
     assert context_of(body, "llama") == limit
 
 
-def test_a_count_that_no_answer_has_ends_the_call_before_it_takes_memory() -> None:
-    event = {"choices": [{"text": "a"}], "usage": {"completion_tokens": 10**10}}
-    chunk = read_event(json.dumps(event).encode())
-    assert chunk.failed == (
-        "INTERNAL",
-        "the server counts 2147483647 tokens or more in its answer; the limit is 1048576",
-    )
+def test_a_count_of_the_prompt_is_bounded() -> None:
     usage = {"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens": 10**40}}
     assert read_event(json.dumps(usage).encode()).prompt_tokens == 2**31 - 1
 
 
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nconnection: close\r\n\r\n"
 ASKING = Asking(prompt="Say it.", max_tokens=4, whole_length=True, seed=7)
 COMPLETION = {"tokens": [" a", " b"], "token_logprobs": [-0.1, -0.2], "top_logprobs": [{" a": -0.1, " c": -3}, None]}
 CHAT = {"content": [{"token": " a", "logprob": -0.1, "top_logprobs": [{"token": " c", "logprob": float("-inf")}]}]}
 
 
-def asked(address: str, *, timeout_s: float = 5.0, asking: Asking = ASKING, **settings: Any) -> Answer:
-    config = ExternalConfig(kind="openai", addresses=(address,), model_name="llama", **settings)
-    return ask(config, address, asking, timeout_s=timeout_s, alternatives=ALTERNATIVES)
+IDS: dict[str, Any] = {
+    **{"prompt": "token_ids", "prompt_tensor": "input_ids", "prompt_length_tensor": "input_lengths", "batched": True},
+    **{"max_tokens_tensor": "request_output_len", "stream_tensor": "", "parameters_tensor": ""},
+    "output_tensor": "output_ids",
+}
+
+
+def openai(address: str, **settings: Any) -> ExternalConfig:
+    return ExternalConfig(kind="openai", addresses=(address,), model_name="llama", **settings)
+
+
+def oip(address: str, model: str, **options: Any) -> ExternalConfig:
+    return ExternalConfig(kind="oip", addresses=(address,), model_name=model, vocab_size=100, oip=OipOptions(**options))
+
+
+def asked(config: ExternalConfig, asking: Asking = ASKING, timeout_s: float = 5.0) -> Answer:
+    return ask(config, config.addresses[0], asking, timeout_s=timeout_s, alternatives=ALTERNATIVES)
+
+
+def asked_for(script: Callable[[Request], object], timeout_s: float = 5.0) -> Answer:
+    with HttpPeer(script) as peer:
+        return asked(openai(peer.address), timeout_s=timeout_s)
+
+
+def called(config: ExternalConfig) -> OpenAiCall:
+    client = OpenAiClient(config, config.addresses[0])
+    call = client.start(b"{}", timeout_s=5.0)
+    assert call.wait(30.0)
+    client.close()
+    return call
 
 
 def told(logprobs: object, *, chat: bool = False) -> bytes:
     choice = {"delta": {"content": " a b"}} if chat else {"text": " a b"}
-    return answer(event({"choices": [{**choice, "logprobs": logprobs, "finish_reason": "length"}]}), DONE_EVENT)
+    return answer(event({"choices": [{**choice, "logprobs": logprobs, "finish_reason": "length"}]}), DONE)
 
 
 def test_completions_are_asked_greedily_for_log_probabilities() -> None:
     with HttpPeer(lambda request: request.send(told(COMPLETION))) as peer:
         options = OpenAiOptions(length_fields=("ignore_eos",), extra={"temperature": 0.8, "seed": 1, "top_k": 4})
-        found = asked(peer.address, openai=options)
+        found = asked(openai(peer.address, openai=options))
     assert (found.text, found.pieces, found.error, found.refused) == (" a b", 1, "", "")
     assert [tuple(token) for token in found.tokens] == [(" a", -0.1, {" a": -0.1, " c": -3.0}), (" b", -0.2, {})]
     body = peer.requests[-1].json
@@ -235,7 +252,7 @@ def test_completions_are_asked_greedily_for_log_probabilities() -> None:
 
 def test_chats_are_asked_by_the_fields_of_chats() -> None:
     with HttpPeer(lambda request: request.send(told(CHAT, chat=True))) as peer:
-        found = asked(peer.address, openai=OpenAiOptions(endpoint="chat"))
+        found = asked(openai(peer.address, openai=OpenAiOptions(endpoint="chat")))
     # A token without a chance has no log-probability that could be compared.
     assert [tuple(token) for token in found.tokens] == [(" a", -0.1, {})]
     assert (peer.requests[-1].json["logprobs"], peer.requests[-1].json["top_logprobs"]) == (True, 5)
@@ -245,10 +262,10 @@ def test_chats_are_asked_by_the_fields_of_chats() -> None:
 def test_server_that_refuses_log_probabilities_is_asked_again_without(status: str) -> None:
     def script(request: Any) -> None:
         refused = plain(status, b'{"error": {"message": "logprobs is not supported"}}')
-        request.send(refused if "logprobs" in request.json else answer(said(" a"), said("", finish="stop"), DONE_EVENT))
+        request.send(refused if "logprobs" in request.json else answer(said(" a"), said("", finish="stop"), DONE))
 
     with HttpPeer(script) as peer:
-        found = asked(peer.address)
+        found = asked(openai(peer.address))
     assert (found.text, found.tokens, found.error) == (" a", [], "")
     assert found.refused.endswith("logprobs is not supported")
     assert len(peer.requests) == 2
@@ -267,54 +284,42 @@ def test_server_that_refuses_log_probabilities_is_asked_again_without(status: st
     ],
 )
 def test_what_goes_wrong_is_a_line_of_the_answer(reply: bytes, says: str) -> None:
-    def script(request: Any) -> bool:
-        request.send(reply)
-        return False
-
-    with HttpPeer(script) as peer:
-        assert says in asked(peer.address).error
+    assert says in asked_for(leaving(reply)).error
 
 
 @pytest.mark.parametrize("logprobs", [3, {"tokens": [" a"]}, {"content": [{"token": " a"}]}, {"content": 5}])
 def test_log_probabilities_of_an_unknown_form_are_none(logprobs: object) -> None:
-    with HttpPeer(lambda request: request.send(told(logprobs))) as peer:
-        found = asked(peer.address)
+    found = asked_for(lambda request: request.send(told(logprobs)))
     assert (found.text, found.tokens, found.error) == (" a b", [], "")
 
 
 def test_time_is_over_even_while_a_server_sends_now_and_then() -> None:
-    def script(request: Any) -> None:
-        request.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+    def script(request: Request) -> None:
+        request.send(HEAD)
         for _ in range(100):
             request.send(said(" a"))
             time.sleep(0.05)
 
-    with HttpPeer(script) as peer:
-        assert asked(peer.address, timeout_s=0.4).error == "no answer within 0.4 s"
+    assert asked_for(script, timeout_s=0.4).error == "no answer within 0.4 s"
 
 
 def test_token_is_shown_to_the_server_and_in_no_line(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret")
     security = SecurityConfig(token_file=str(tmp_path / "token"))
     with HttpPeer(lambda request: request.send(plain("403 No", b"s3cret may not"))) as peer:
-        found = asked(peer.address, security=security)
+        found = asked(openai(peer.address, security=security))
     assert peer.requests[-1].headers["authorization"] == "Bearer s3cret"
     assert found.error == "HTTP 403: *** may not"
 
 
-def test_token_that_is_not_there_is_a_line_too(tmp_path: Path) -> None:
-    found = asked("http://127.0.0.1:9/v1", security=SecurityConfig(token_env="NOBODY_SET_THIS"))
-    assert "NOBODY_SET_THIS" in found.error
+def test_token_that_is_not_there_is_a_line_too() -> None:
+    config = openai("http://127.0.0.1:9/v1", security=SecurityConfig(token_env="NOBODY_SET_THIS"))
+    assert "NOBODY_SET_THIS" in asked(config).error
 
 
 def test_answer_without_end_is_cut_off() -> None:
-    def script(request: Any) -> None:
-        request.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
-        for _ in range(40):
-            request.send(said("x" * 50_000))
-
-    with HttpPeer(script) as peer:
-        assert "more than 1000000 characters" in asked(peer.address).error
+    found = asked_for(lambda request: request.send(HEAD + said("x" * 50_000) * 40))
+    assert "more than 1000000 characters" in found.error
 
 
 @pytest.fixture(scope="module")
@@ -325,34 +330,21 @@ def address() -> Iterator[str]:
         yield address
 
 
-def over_oip(address: str, model: str, asking: Asking = ASKING, **options: Any) -> Answer:
-    config = ExternalConfig(
-        kind="oip", addresses=(address,), model_name=model, vocab_size=100, oip=OipOptions(**options)
-    )
-    return ask(config, address, asking, timeout_s=20, alternatives=ALTERNATIVES)
-
-
 def test_inference_servers_give_text_or_token_ids_and_no_log_probabilities(address: str) -> None:
-    text = over_oip(address, "text")
+    text = asked(oip(address, "text"))
     assert (text.text, text.pieces, text.tokens, text.error) == (" word0 word1 word2 word3", 4, [], "")
     asking = Asking(prompt=[1, 2, 3], max_tokens=3, whole_length=False, seed=1)
-    names = {"prompt": "token_ids", "prompt_tensor": "input_ids", "prompt_length_tensor": "input_lengths"}
-    names |= {"max_tokens_tensor": "request_output_len", "stream_tensor": "", "parameters_tensor": ""}
-    ids = over_oip(address, "ids", asking, **names, output_tensor="output_ids", batched=True)
+    ids = asked(oip(address, "ids", **IDS), asking)
     assert (ids.text, ids.pieces, ids.error) == (" 7 8 9", 3, "")
 
 
 def test_failure_inside_a_stream_and_a_model_that_is_not_there_are_lines(address: str) -> None:
-    assert over_oip(address, "broken").error == "CUDA error: out of memory"
-    assert over_oip("grpc://127.0.0.1:9", "text").error.startswith("UNAVAILABLE: ")
+    assert asked(oip(address, "broken")).error == "CUDA error: out of memory"
+    assert asked(oip("grpc://127.0.0.1:9", "text")).error.startswith("UNAVAILABLE: ")
 
 
-GOOD = answer(said("a"), said(" b"), said("", finish="length"), usage(8, 9), DONE_EVENT)
+GOOD = answer(said("a"), said(" b"), said("", finish="length"), usage(8, 9), DONE)
 HEALTHY = plain("200 OK")
-
-
-def openai(address: str, **settings: Any) -> ExternalConfig:
-    return ExternalConfig(kind="openai", addresses=(address,), model_name="llama", **settings)
 
 
 def server(post: bytes, get: bytes = HEALTHY) -> Callable[[Request], None]:
@@ -393,44 +385,30 @@ def test_server_that_loads_its_model_is_waited_for() -> None:
     began = time.monotonic()
 
     def script(request: Request) -> None:
-        ready = time.monotonic() - began > 0.3
-        request.send(GOOD if ready and request.line.startswith("POST") else plain("503 Busy", b"loading"))
-        if ready and not request.line.startswith("POST"):
-            return
+        reply = GOOD if request.line.startswith("POST") else HEALTHY
+        request.send(reply if time.monotonic() - began > 0.3 else plain("503 Busy", b"loading"))
 
-    def get_ready(request: Request) -> None:
-        if time.monotonic() - began > 0.3:
-            request.send(GOOD if request.line.startswith("POST") else HEALTHY)
-        else:
-            script(request)
-
-    with HttpPeer(get_ready) as peer:
+    with HttpPeer(script) as peer:
         config = openai(peer.address)
         found = wait_ready(config, peer.address, timeout_s=10, check=lambda: None, not_yet=reasons.append)
     assert found.tokens == 8
-    assert reasons
     assert "loading" in reasons[0]
 
 
 def test_user_can_end_the_wait_for_a_server_that_is_silent() -> None:
-    class EnoughError(Exception):
-        pass
-
     began = time.monotonic()
 
     def check() -> None:
         if time.monotonic() - began > 0.2:
-            raise EnoughError
+            raise LookupError("enough")
 
-    with HttpPeer(lambda request: time.sleep(20)) as peer, pytest.raises(EnoughError):
+    with HttpPeer(lambda request: time.sleep(20)) as peer, pytest.raises(LookupError, match="enough"):
         probe(openai(peer.address), check=check)
 
 
 def test_certificate_is_checked(tmp_path: Path) -> None:
     files = make_certificates(tmp_path, "model.example")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(files.certificate, files.key)
-    with HttpPeer(server(GOOD), tls=context) as peer:
+    with HttpPeer(server(GOOD), tls=context(files, protocols=())) as peer:
         named = SecurityConfig(tls_ca=files.ca, tls_server_name="model.example")
         assert probe(openai(peer.address, security=named)).tokens == 8
         for security, says in (
@@ -441,20 +419,10 @@ def test_certificate_is_checked(tmp_path: Path) -> None:
                 probe(openai(peer.address, security=security))
 
 
-def oip(address: str, model: str, **options: Any) -> ExternalConfig:
-    return ExternalConfig(kind="oip", addresses=(address,), model_name=model, vocab_size=100, oip=OipOptions(**options))
-
-
-IDS: dict[str, Any] = {
-    **{"prompt": "token_ids", "prompt_tensor": "input_ids", "prompt_length_tensor": "input_lengths", "batched": True},
-    **{"max_tokens_tensor": "request_output_len", "stream_tensor": "", "parameters_tensor": ""},
-}
-
-
 def test_inference_server_answers_as_the_load_will_ask(address: str) -> None:
     text = probe(oip(address, "text"))
     assert (text.chunks, text.tokens, text.streams) == (8, None, True)
-    ids = probe(oip(address, "ids", output_tensor="output_ids", **IDS))
+    ids = probe(oip(address, "ids", **IDS))
     assert (ids.chunks, ids.tokens) == (8, 8)
     assert not probe(oip(address, "text", stream="off")).streams
 
@@ -484,24 +452,17 @@ def test_model_that_loads_is_waited_for(address: str) -> None:
         probe(oip("grpc://127.0.0.1:1", "text"), timeout_s=0.2)
 
 
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nconnection: close\r\n\r\n"
-DONE = b"data: [DONE]\n\n"
-SHORT_ASKING = Asking(prompt="x", max_tokens=2, whole_length=False, seed=1)
 ERROR = {"code": "InternalError", "message": "the worker went away"}
-
-
-def data(content: Any) -> bytes:
-    return b"data: " + json.dumps(content).encode() + b"\n\n"
 
 
 def part(text: str = "", finish: str | None = None, tokens: int | None = None, **delta: Any) -> bytes:
     """A chunk of a chat; `tokens` is the count of its usage."""
     choice = {"index": 0, "delta": ({"content": text} if text else {}) | delta, "finish_reason": finish}
     usage = {} if tokens is None else {"usage": {"prompt_tokens": 5, "completion_tokens": tokens}}
-    return data({"choices": [choice], **usage})
+    return event({"choices": [choice], **usage})
 
 
-def replay(*pieces: bytes | None, head: bytes = HEAD, timeout_s: float = 5.0) -> OpenAiCall:
+def replay(*pieces: bytes | None, head: bytes = HEAD) -> OpenAiCall:
     """The call that gets these bytes, a moment apart; None leaves the connection open."""
 
     def script(request: Request) -> bool:
@@ -514,12 +475,7 @@ def replay(*pieces: bytes | None, head: bytes = HEAD, timeout_s: float = 5.0) ->
 
     with HttpPeer(script) as peer:
         options = OpenAiOptions(endpoint="chat", usage="each")
-        config = ExternalConfig(kind="openai", addresses=(peer.address,), model_name="m", openai=options)
-        client = OpenAiClient(config, peer.address)
-        call = client.start(b"{}", timeout_s=timeout_s)
-        assert call.wait(30.0)
-        client.close()
-    return call
+        return called(openai(peer.address, openai=options))
 
 
 @pytest.mark.parametrize(
@@ -527,11 +483,11 @@ def replay(*pieces: bytes | None, head: bytes = HEAD, timeout_s: float = 5.0) ->
     [
         ([part("one"), part(" two", "abort"), DONE], "ABORTED", "abort"),
         ([part("one"), part(" two", "content_filter"), DONE], "ABORTED", "content_filter"),
-        ([part("one"), b"event: error\n" + data(ERROR), DONE], "INTERNAL", "the worker went away"),
+        ([part("one"), b"event: error\n" + event(ERROR), DONE], "INTERNAL", "the worker went away"),
         ([part("one"), b"event: error\ndata: gone away\n\n", DONE], "INTERNAL", "gone away"),
-        ([part("one"), data(ERROR), DONE], "INTERNAL", "the worker went away"),
-        ([part("one"), data({"error": {"message": "engine", "code": 500}}), DONE], "INTERNAL", "engine"),
-        ([part("one"), data({"choices": [], "usage": {"completion_tokens": 859}})], "UNAVAILABLE", "finish_reason"),
+        ([part("one"), event(ERROR), DONE], "INTERNAL", "the worker went away"),
+        ([part("one"), event({"error": {"message": "engine", "code": 500}}), DONE], "INTERNAL", "engine"),
+        ([part("one"), event({"choices": [], "usage": {"completion_tokens": 859}})], "UNAVAILABLE", "finish_reason"),
         ([part("one", ""), part(" two", "")], "UNAVAILABLE", "finish_reason"),
         ([DONE], "INTERNAL", "neither text"),
     ],
@@ -542,13 +498,10 @@ def test_an_answer_that_breaks_off_has_failed(pieces: list[bytes], status: str, 
     assert said in call.error
 
 
-@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "function_call", "eos", "eos_token"])
+@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "function_call", "eos", "eos_token", ""])
 def test_an_answer_that_the_server_calls_whole_is_whole(reason: str) -> None:
-    assert replay(part("one"), part(" two", reason), DONE).status == "OK"
-
-
-def test_an_empty_finish_reason_is_none() -> None:
-    assert replay(part("one", ""), part(" two", ""), DONE).status == "OK"
+    """An empty finish reason is none: it neither ends the answer nor fails it."""
+    assert replay(part("one", ""), part(" two", reason), DONE).status == "OK"
 
 
 def test_an_answer_ends_with_its_finish_reason_where_nothing_follows() -> None:
@@ -575,33 +528,21 @@ def test_events_without_data_are_skipped(between: bytes) -> None:
     assert (call.status, call.chunks) == ("OK", 2)
 
 
-def test_a_compressed_stream_is_refused_by_the_name_of_its_encoding() -> None:
-    body = gzip.compress(part("one", "stop") + DONE)
-    call = replay(body, head=HEAD.replace(b"connection", b"content-encoding: gzip\r\nconnection"))
-    assert call.status == "INTERNAL"
-    assert "content-encoding gzip" in call.error
-
-
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
         (b"content-type: Text/Event-Stream", ""),
-        (
-            b"content-type: application/x-ndjson",
-            "the Content-Type application/x-ndjson and not text/event-stream: data",
-        ),
+        (b"content-type: text/event-stream\r\ncontent-encoding: gzip", "content-encoding gzip"),
+        (b"content-type: application/x-ndjson", "Content-Type application/x-ndjson and not text/event-stream: data"),
         (b"content-type: text/plain; charset=utf-8", "the Content-Type text/plain; charset=utf-8 and not"),
         (b"x: y", "the answer has no Content-Type and not text/event-stream: data"),
     ],
 )
-def test_a_stream_of_another_media_type_is_refused_by_its_name(kind: bytes, error: str) -> None:
+def test_a_stream_of_another_media_type_or_encoding_is_refused_by_its_name(kind: bytes, error: str) -> None:
     head = HEAD.replace(b"content-type: text/event-stream; charset=utf-8", kind)
     call = replay(part("one", "stop"), DONE, head=head)
     assert call.status == ("INTERNAL" if error else "OK")
     assert error in call.error
-
-
-# --- Requests ---------------------------------------------------------------------------------------------------------
 
 
 def test_extra_tables_and_lists_are_sent_as_they_are() -> None:
@@ -611,19 +552,12 @@ def test_extra_tables_and_lists_are_sent_as_they_are() -> None:
     assert isinstance(config.options, OpenAiOptions)
     body = request_body(config.options, model="m", prompt="x", max_tokens=8, whole_length=False, seed=1)
     assert extra.items() <= json.loads(body).items()
-    with pytest.raises(ConfigError, match=r"openai\.extra"):
-        OpenAiOptions(extra={"stop": {1, 2}})
 
 
 @pytest.mark.parametrize(
     ("text", "target", "host_header", "path"),
     [
-        (
-            "https://r.azure.com/openai/deployments/m/?api-version=2024-10-21",
-            "r.azure.com:443",
-            "r.azure.com",
-            "/openai/deployments/m/completions?api-version=2024-10-21",
-        ),
+        ("https://r.com/openai/m/?api-version=2", "r.com:443", "r.com", "/openai/m/completions?api-version=2"),
         ("http://[fe80::1%25eth0]:8000/v1", "[fe80::1%eth0]:8000", "[fe80::1]:8000", "/v1/completions"),
         ("unix:///run/vllm.sock", "/run/vllm.sock", "localhost", "/v1/completions"),
         ("unix:///run/vllm.sock:/api/v2?x=1", "/run/vllm.sock", "localhost", "/api/v2/completions?x=1"),
@@ -635,47 +569,18 @@ def test_addresses_have_queries_zones_and_sockets(text: str, target: str, host_h
     assert request_path(OpenAiOptions(), address) == path
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("http://h/v1?api-key=hunter2", "headers"), ("unix://run/x.sock", "unix:///"), ("http://h/v1#top", "fragment")],
-)
-def test_an_address_that_cannot_be_used_is_refused(text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as refused:
-        parse_address(text, "openai")
-    assert "hunter2" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("headers", "words"),
-    [
-        ({"Authorization": "Bearer x"}, "token_env"),
-        ({"host": "h"}, "remove it"),
-        ({"a b": "c"}, "no header"),
-        ({"a": "b\r\nc: d"}, "no header"),
-        ({"a": "$no name"}, "environment variable"),
-    ],
-)
-def test_a_header_that_cannot_be_sent_is_refused(headers: dict[str, str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        OpenAiOptions(headers=headers)
-
-
 def test_headers_and_a_query_reach_the_server_and_no_error_holds_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(request: Request) -> None:
         request.send(plain("401 Unauthorized", b'{"error": {"message": "key hunter2 is wrong"}}'))
 
     options = OpenAiOptions(headers={"x-api-key": "$MY_KEY", "x-team": "serving"})
     with HttpPeer(refuse) as peer:
-        config = ExternalConfig(kind="openai", addresses=(f"{peer.address}?a=1",), model_name="m", openai=options)
+        config = openai(f"{peer.address}?a=1", openai=options)
         with pytest.raises(ConfigError, match="MY_KEY"):
             config.check("a")
         monkeypatch.setenv("MY_KEY", "hunter2")
         config.check("a")
-        client = OpenAiClient(config, config.addresses[0])
-        call = client.start(b"{}", timeout_s=5.0)
-        assert call.wait(30.0)
-        client.close()
-        answer = ask(config, config.addresses[0], SHORT_ASKING, timeout_s=5.0, alternatives=0)
+        call, answer = called(config), asked(config)
     assert call.status == "UNAUTHENTICATED"
     assert "hunter2" not in call.error + answer.error
     for request in peer.requests:
@@ -696,12 +601,7 @@ def test_a_server_on_a_unix_socket_is_asked(tmp_path: Path) -> None:
 
     with socketserver.ThreadingUnixStreamServer(str(file), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        options = OpenAiOptions(endpoint="chat")
-        config = ExternalConfig(kind="openai", addresses=(f"unix://{file}",), model_name="m", openai=options)
-        client = OpenAiClient(config, config.addresses[0])
-        call = client.start(b"{}", timeout_s=5.0)
-        assert call.wait(30.0)
-        client.close()
-        answer = ask(config, config.addresses[0], SHORT_ASKING, timeout_s=5.0, alternatives=0)
+        config = openai(f"unix://{file}", openai=OpenAiOptions(endpoint="chat"))
+        call, answer = called(config), asked(config)
         server.shutdown()
     assert (call.status, answer.text, answer.error) == ("OK", "one", "")
