@@ -128,7 +128,6 @@ def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gat
         item,
         low=float(low[-1]) if known and low[-1] > 0 else None,
         high=float(high[-1]) if known and math.isfinite(high[-1]) else None,
-        ratio=float(evidence.whole[-1]) if known else item.ratio,
         whole=float(evidence.whole[-1]) if known else item.whole,
         p_worse=None,
         p_noninferior=None,
@@ -169,7 +168,7 @@ def _reason(item: Comparison, path: Path) -> str:
     if item.ratio is None or not len(path.at_s):
         return f"{label} cannot be compared: {item.obstacle or 'no group of blocks is whole'}."
     bound = 1.0 + item.margin
-    seen = f"{label} is {path.value[-1]:.2f} times that of {item.control}"
+    seen = f"{label} of a typical block is {item.ratio:.2f} times that of {item.control}"
     if len(path.at_s) < FEWEST_GROUPS:
         return f"{seen} in {counted(len(path.at_s), 'group')} of blocks; a verdict needs {FEWEST_GROUPS} or more."
     limits = limits_text(item.low, item.high, "no limits yet")

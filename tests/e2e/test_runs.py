@@ -51,6 +51,7 @@ def test_a_run_until_decided_ends_when_it_is_decided(tmp_path: Path) -> None:
     settings += ["--set", "trials.starting_at_once=3", "--set", "trials.count=2"]
     # A busy machine sends late.
     settings += ["--set", "gates.max_generator_lag_ms=2000", "--set", "gates.margin=1.0"]
+    settings += ["--set", "gates.max_other_cpu_pct=100", "--set", "gates.max_steal_pct=100"]
     settings += ["--set", "slo={p50_ttft_ms=2000,p50_e2e_ms=6000}"]
     done = with_fake_arms(["run", "demo", *settings], tmp_path, "--stall-s", "0.01")
     line = last_line(done)

@@ -208,11 +208,6 @@ def locust_command(host: str, *arguments: str) -> list[str]:
     return [*command, "-u", "1", "-r", "1", "-t", "30s", *arguments]
 
 
-def locust(host: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = locust_command(host, *arguments)
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-
-
 @pytest.mark.process
 def test_a_running_load_shows_no_token_in_the_process_list(pem: Certificates) -> None:
     environment = {**os.environ, "TAILGATE_TEST_TOKEN": SECRET}
