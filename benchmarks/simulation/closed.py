@@ -35,7 +35,7 @@ name = "compiled"
 [traffic]
 design = "split"
 [slo]
-p99_e2e_ms = 20000
+p99_e2e_ms = 60000
 """
 
 
