@@ -170,7 +170,11 @@ def goodput_ratio_gate(rate: RateComparison, least: float, needed_s: float | Non
             reason = f"{seen}; {shares}; there are no limits: {rate.obstacle or 'so few blocks set none'}."
         else:
             verdict = PASS if rate.low >= least else FAIL if rate.high < least else INCONCLUSIVE
-            reason = f"{seen} (between {rate.low:.3f} and {rate.high:.3f}), at least {least:g} is asked for; {shares}."
+            missing = ""
+            if verdict == PASS and rate.needed_blocks is not None:
+                verdict = INCONCLUSIVE
+                missing = f"; a PASS needs {counted(rate.needed_blocks, 'block')}, and this run has {rate.blocks}"
+            reason = f"{seen} (between {rate.low:.3f} and {rate.high:.3f}), limit {least:g}; {shares}{missing}."
     return Gate(
         arm=rate.arm,
         gate="goodput ratio",

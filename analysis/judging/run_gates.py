@@ -69,8 +69,8 @@ def _within_reach(starts: int | None) -> int | None:
     return None if starts is None or starts > MOST_STARTS else starts
 
 
-def _needed_s(run: Run, item: Comparison, *, power: float = POWER) -> float | None:
-    blocks, overhead_s = run.limits.min_blocks, run.limits.cold_s * len(run.trials)
+def _needed_s(run: Run, item: Comparison, *, power: float = POWER, blocks: int = 0) -> float | None:
+    blocks, overhead_s = max(blocks, run.limits.min_blocks), run.limits.cold_s * len(run.trials)
     return comparison_needed_s(item, block_s=run.block_s, min_blocks=blocks, overhead_s=overhead_s, power=power)
 
 
@@ -123,10 +123,14 @@ def goodput_gates(run: Run, rates: Sequence[RateComparison]) -> list[Gate]:
     if least is None:
         return []
     return [
-        goodput_ratio_gate(rate, least, _needed_s(run, _turned(rate, least)) if least > 0 else None)
+        goodput_ratio_gate(rate, least, _goodput_needed_s(run, rate, least) if least > 0 else None)
         for rate in rates
         if rate.rate == "goodput"
     ]
+
+
+def _goodput_needed_s(run: Run, rate: RateComparison, least: float) -> float | None:
+    return _needed_s(run, _turned(rate, least), blocks=rate.needed_blocks or 0)
 
 
 _OF_RATES = ("alpha", "spread", "method", "blocks", "groups", "trials", "requests", "obstacle")

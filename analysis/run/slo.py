@@ -99,17 +99,23 @@ def _beyond(values: npt.NDArray[Any], target: SloTarget) -> Bools:
         return np.asarray(values >= target.limit if target.strict else values > target.limit)
 
 
-def meets_all(requests: Requests, targets: Sequence[SloTarget]) -> Bools:
-    """Which requests completed within every per-request limit: the numerator of goodput.
+def limit_used(requests: Requests, targets: Sequence[SloTarget]) -> Floats:
+    """How much of its nearest per-request limit each request used, as a share; infinite where it is not good.
 
-    ITL pools the gaps of all requests, so a target on it limits no single one.
+    At most 1 where `meets_all` holds. ITL pools the gaps of all requests, so a target on it limits no single one.
     """
-    good = requests.ok.copy()
+    used = np.zeros(len(requests))
     for target in targets:
         if target.quantile is not None and target.metric != "itl":
-            missed, _ = misses(requests, target)
-            good &= ~missed
-    return good
+            missed, known = misses(requests, target)
+            values = np.where(known, requests.metric_ms(target.metric) / target.limit, 0.0)
+            used = np.maximum(used, np.where(missed & (values <= 1.0), np.inf, values))
+    return np.where(requests.ok, used, np.inf)
+
+
+def meets_all(requests: Requests, targets: Sequence[SloTarget]) -> Bools:
+    """Which requests completed within every per-request limit: the numerator of goodput."""
+    return limit_used(requests, targets) <= 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from analysis.judging.comparisons import PHASES, QUANTILES, blocks_at, compared, comparisons, judge_quantiles
-from analysis.judging.rates import compare_rates, log_ratio
+from analysis.judging.rates import bunched_error, compare_rates, log_ratio
 from analysis.judging.separate import compare_separate
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
@@ -288,6 +288,26 @@ def test_one_block_and_an_arm_without_requests_have_no_limits(tmp_path, edit):
         assert (item.ratio is None) is (edit is not None)
         assert (item.low, item.high) == (None, None)
         assert item.obstacle
+
+
+class TestBunchedError:
+    BLOCK = np.repeat(np.arange(40), 50)
+
+    def error(self, used, least=0.95, blocks=18):
+        return bunched_error((used, self.BLOCK), (used, self.BLOCK), least=least, least_blocks=blocks)
+
+    def test_misses_are_taken_to_come_as_the_slow_requests_do(self):
+        """Requests of one block in ten are slow, and none missed: 5 % may, with a design effect of up to 50."""
+        spread_out = np.resize(np.linspace(0.4, 0.99, 50), 2000)
+        bunched = np.where(self.BLOCK % 10 == 9, 0.9, 0.4)
+        independent = math.sqrt(0.05 / 0.95 / 2000)
+        assert self.error(spread_out) == (pytest.approx(independent, rel=0.02), 24)
+        assert self.error(bunched)[0] > 5 * independent
+
+    def test_far_below_the_limits_only_other_causes_miss(self):
+        used = np.where(np.arange(2000) % 100 == 0, np.inf, 0.3)
+        assert self.error(used) == (0.0, 18)
+        assert self.error(np.where(used < 1.0, 0.6, used))[1] == 24
 
 
 class TestLogRatio:

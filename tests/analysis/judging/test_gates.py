@@ -140,6 +140,14 @@ def test_the_whole_interval_of_goodput_decides(low, high, verdict):
     assert gate.needed_s == (600.0 if verdict == "INCONCLUSIVE" else None)
 
 
+def test_a_pass_of_goodput_waits_for_the_blocks_that_it_needs():
+    rate = replace(GOODPUT, low=0.96, high=1.04, needed_blocks=30)
+    gate = goodput_ratio_gate(rate, 0.95, 900.0)
+    assert (gate.verdict, gate.needed_s) == ("INCONCLUSIVE", 900.0)
+    assert "a PASS needs 30 blocks, and this run has 26" in gate.reason
+    assert goodput_ratio_gate(replace(rate, high=0.949, low=0.9), 0.95, None).verdict == "FAIL"
+
+
 def test_unknown_goodput_is_no_pass():
     unknown = replace(GOODPUT, ratio=None, low=None, high=None, obstacle="one of the arms was sent nothing")
     gate = goodput_ratio_gate(unknown, 0.95, None)

@@ -175,8 +175,8 @@ def test_machines_that_differ_widen_the_limits_of_goodput(tmp_path):
 
     slo = {"p90_e2e_ms": 450}
     ratios = zip("abc", (0.9, 1.0, 1.3), strict=True)
-    assert low(joined(tmp_path / "apart", *(on(name, ratio=ratio, slo=slo) for name, ratio in ratios))) < 0.97
-    assert low(joined(tmp_path / "alike", *(on(name, slo=slo) for name in "abc"))) > 0.98
+    assert low(joined(tmp_path / "apart", *(on(name, ratio=ratio, slo=slo) for name, ratio in ratios))) < 0.95
+    assert low(joined(tmp_path / "alike", *(on(name, slo=slo) for name in "abc"))) > 0.97
 
 
 def test_the_advice_counts_trials(tmp_path):

@@ -23,6 +23,7 @@ from tests.fakes.processes import refusal
         ("margin", -0.1, "gates.margin is -0.1: give a value from 0 to 10"),
         ("max_recompiles", math.inf, "gates.max_recompiles"),
         ("max_error_pct", 101.0, "gates.max_error_pct is 101"),
+        ("max_error_pct", 0.0, "gates.max_error_pct is 0: give a value from 0.001"),
         ("alpha", 0.0, "gates.alpha"),
         *(("metrics", value, "gates.metrics") for value in ("ttft", [], ["e2e", "e2e"])),
         ("metrics", ["speed"], "gates.metrics holds 'speed': use ttft"),
