@@ -18,6 +18,7 @@ from analysis.records.requests import Requests
 from analysis.records.scratch import kept
 from analysis.run.gaps import gaps_of
 from analysis.run.spikes import Windows
+from analysis.statistics.quantiles import quantile
 
 _TOGETHER_NS = 500_000_000  # two requests or more that stalled at once, at least as long
 _ALONE_NS = 1_000_000_000  # a single one, which a lost packet can delay too
@@ -25,6 +26,7 @@ _SAME_NS = 100_000_000  # gaps whose begins and ends differ by less are one
 _EDGE_NS = 50_000_000  # clocks, networks and a step under way
 _OVERTAKING = 2  # requests that came later and were answered earlier
 _WAITING = 3  # that waited together for their first token; one or two may have waited for reasons of their own
+_NEAREST, _ROOM = 30, 1.5  # a wait that is half as long again as nearly all of the prompts about as long
 _MOST = 200  # candidates: the longest
 
 
@@ -41,8 +43,8 @@ def partial_stalls(requests: Requests, rows: Ints, sent_ns: Ints, silences: Wind
     """The gaps of requests `rows` of one server while it answered others, in order of time; those that overlap are one.
 
     `sent_ns`: when each of `rows` was sent, rising; `silences`: when the whole server was silent. Between tokens, those
-    of others left no hole of half the gap. Before the first token, three requests or more waited together, and others
-    that were sent later got theirs earlier.
+    of others left no hole of half the gap. Before the first token, three requests or more waited together, each half as
+    long again as nearly all prompts of its length, and others that were sent later got theirs earlier.
     """
     joined: list[Gap] = []
     gaps = [*_between_tokens(requests, rows), *_before_the_first(requests, rows, sent_ns, silences)]
@@ -93,10 +95,17 @@ def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: W
     waited = first - sent - silences.overlap_ns(sent, first)
     long = np.flatnonzero(waited >= _TOGETHER_NS)
     long = np.sort(long[np.argsort(-waited[long], kind="stable")][:_MOST])
+    if not long.size:
+        return []
+    lengths = taken(requests.prompt_tokens, rows)
+    by_length = np.argsort(lengths, kind="stable")
     overtaken = []
     for index in long.tolist():
         later = slice(*np.searchsorted(sent, [sent[index] + _EDGE_NS, first[index]]))
-        if np.count_nonzero(first[later] < first[index] - _TOGETHER_NS) >= _OVERTAKING:
+        place = int(np.searchsorted(lengths, lengths[index], sorter=by_length)) - _NEAREST // 2
+        alike = by_length[max(0, min(place, len(rows) - _NEAREST)) :][:_NEAREST]
+        usual = _ROOM * quantile(waited[alike], 0.9)
+        if np.count_nonzero(first[later] < first[index] - _TOGETHER_NS) >= _OVERTAKING and waited[index] > usual:
             overtaken.append(index)
     starts, ends = sent[overtaken], first[overtaken]
     overlaps = np.minimum(ends[:, None], ends) - np.maximum(starts[:, None], starts)
