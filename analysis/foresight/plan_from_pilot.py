@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis.blackbox.untold import with_lengths
 from analysis.foresight.plan import Goal, Need, joined_plan, least_length, limits_for
 from analysis.judging.gates import FAIL
 from analysis.judging.judgement import judge
@@ -17,6 +16,7 @@ from analysis.judging.validity import faults_to_mend
 from analysis.nouns import counted
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
+from analysis.run.logged_compiles import with_lengths
 from analysis.run.run import Run
 from analysis.settings.metrics import quantile_label
 from analysis.settings.slo_targets import SloTarget

@@ -52,7 +52,7 @@ class Gate:
     low: float | None = None  # limits of a ratio, which a machine may have moved
     high: float | None = None  # of an objective that no request missed, the slowest
     lasting: tuple[float, float] | None = None  # both, where trials are what it counts and one state may outlast some
-    unseen: bool = False  # open because the arm is only seen from outside
+    unseen: bool = False  # open because only clients saw the arm
     path: Path | None = None  # how its evidence grew, where it may be looked at while it forms
 
     @property

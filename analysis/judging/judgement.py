@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from analysis.blackbox.view import Outside
 from analysis.judging.bed import BedJudgement
 from analysis.judging.comparisons import Comparisons, comparisons
 from analysis.judging.gates import (
@@ -31,7 +30,6 @@ from analysis.judging.run_gates import (
     latency_gate,
     objective_gate,
     parity_gates,
-    seen_outside,
     with_needed,
 )
 from analysis.judging.unforeseen import unforeseen_gates
@@ -39,6 +37,7 @@ from analysis.judging.validity import Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
 from analysis.judging.wording import duration_text
 from analysis.nouns import counted
+from analysis.run.client_stalls import ArmStalls, client_stalls
 from analysis.run.memory import RunMemory, memory_of
 from analysis.run.run import Run
 from analysis.statistics.compare import Comparison
@@ -53,7 +52,7 @@ class Judgement:
     apart: tuple[Comparison, ...]  # those that gate, of each machine by itself where there are several
     rates: tuple[RateComparison, ...]
     facts: Mapping[str, Mapping[str, CompileFacts]]  # of all that an arm served (""), its cold starts, and "steady"
-    outside: Mapping[str, Outside]  # what shows of an arm without its telemetry
+    stalls: Mapping[str, ArmStalls]  # of every arm, as clients see them
     memory: RunMemory
     slo: Mapping[str, tuple[Gate, ...]]  # of every arm, the control included, before the checks; cold targets last
     gates: tuple[Gate, ...]  # of the treatments, after the checks
@@ -71,8 +70,8 @@ def judge(run: Run) -> Judgement:
     search = is_search(run)
     compared = Comparisons() if search else comparisons(run)
     rates = () if search else compare_rates(run)
-    outside = seen_outside(run)
-    bed, checks = checks_of_run(run, compared, outside)
+    stalls = client_stalls(run.requests, run.arms)
+    bed, checks = checks_of_run(run, compared, stalls)
     facts = {arm: {part: compile_facts(run, arm, part) for part in ("", "cold", "steady")} for arm in run.arms}
     memory = memory_of(run)
     targets = (*run.targets, *run.cold_targets)
@@ -91,7 +90,7 @@ def judge(run: Run) -> Judgement:
             ]
             raw += slo[arm]
             raw += goodput_gates(run, [item for item in rates if item.arm == arm])
-        raw += compile_gates(run, arm, facts[arm], outside[arm])
+        raw += compile_gates(run, arm, facts[arm], stalls[arm])
         raw += unforeseen_gates(run, arm)
         raw += death_gates(run, arm) if search else error_gates(run, arm)
         raw += parity_gates(run, arm)
@@ -106,7 +105,7 @@ def judge(run: Run) -> Judgement:
         apart=compared.apart,
         rates=rates,
         facts=facts,
-        outside=outside,
+        stalls=stalls,
         memory=memory,
         slo=slo,
         gates=tuple(gates),

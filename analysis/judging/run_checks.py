@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.blackbox.view import Outside
 from analysis.judging.bed import BedJudgement, judge_bed
 from analysis.judging.checks.arms import check_answers, check_comparable, check_equal_work, check_token_stream
 from analysis.judging.checks.compiled import check_compiled
@@ -51,6 +50,7 @@ from analysis.judging.run_gates import held_to
 from analysis.judging.validity import Check
 from analysis.records.plain_values import mapping
 from analysis.run import pressure
+from analysis.run.client_stalls import ArmStalls
 from analysis.run.pairs import copies_of, lag_apart, matters_ms
 from analysis.run.run import Run
 from analysis.run.slo import failures, judge_share, units
@@ -62,14 +62,14 @@ from analysis.run.work import gates_on_gaps, token_times, work_of
 from analysis.statistics.compare import Comparison
 
 
-def checks_of_run(run: Run, compared: Comparisons, outside: Mapping[str, Outside]) -> tuple[BedJudgement, list[Check]]:
+def checks_of_run(run: Run, compared: Comparisons, stalls: Mapping[str, ArmStalls]) -> tuple[BedJudgement, list[Check]]:
     """Return every check of the run, the same for an interim analysis and for the final one, and the machines' part."""
     shared = run.design != "switchback" and not run.in_turn
     bed, bed_checks = judge_bed(TestBed.of(run), run.arms, run.limits, shared=shared)
     checks = [
         *checks_of_all(run),
         *(check for arm in run.treatments for check in checks_of_arm(run, arm, compared.gated)),
-        *check_telemetry(run, outside),
+        *check_telemetry(run, stalls),
         *check_compiled(run),
         *bed_checks,
         *checks_of_machines(run, compared),

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.arrays import Bools, Ints
-from analysis.blackbox.view import Outside, outside_of, shapes_seen
-from analysis.judging.blackbox_gates import outside_gates
+from analysis.judging.client_gates import client_gates
 from analysis.judging.comparisons import blocks_at
 from analysis.judging.gates import (
     INCONCLUSIVE,
@@ -24,7 +23,6 @@ from analysis.judging.gates import (
     slo_gate,
 )
 from analysis.judging.greedy_parity import NEAR_TIE, GreedyParity, greedy_gate, judge_asked
-from analysis.judging.logged_gates import logged_gates
 from analysis.judging.paths import Path, share_path, share_tests
 from analysis.judging.planner import (
     LONGEST_S,
@@ -39,6 +37,7 @@ from analysis.judging.planner import (
 from analysis.judging.rates import RateComparison
 from analysis.judging.validity import LENGTH_CHECKS
 from analysis.records.plain_values import mapping, number
+from analysis.run.client_stalls import ArmStalls
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units, failures, judge_share, observed, units
 from analysis.run.spikes import JIT, RECOMPILE_KINDS, CompileEvent, held_s
@@ -143,39 +142,36 @@ def _turned(rate: RateComparison, least: float) -> Comparison:
     return Comparison(quantile=0.5, margin=1.0 / least - 1.0, ratio=ratio, **shared)
 
 
-def seen_outside(run: Run) -> dict[str, Outside]:
-    """What shows of each arm without its telemetry."""
-    return outside_of(run.requests, shapes_seen(run), control=run.control, rng=run.rng(2))
-
-
-def compile_gates(run: Run, arm: str, facts: Mapping[str, CompileFacts], outside: Outside) -> list[Gate]:
+def compile_gates(run: Run, arm: str, facts: Mapping[str, CompileFacts], stalls: ArmStalls) -> list[Gate]:
     """The gates on compiles: of all that the arm served, or of its cold starts apart where these have a budget."""
     whole: dict[str, CompileBudget] = {"": run.limits}
     budgets = whole if run.limits.cold is None else {"steady": run.limits, "cold": run.limits.cold}
+    account = run.account(arm)
     gates: list[Gate] = []
     for part, budget in budgets.items():
-        if run.account(arm).external:
-            minutes = _part_s(run, arm, part) / 60.0 * run.replicas(arm)
-            requests = facts[part].requests
-            account = run.account(arm)
-            told = account.tells_compiles and not account.log_spots
-            seen = outside_gates(
-                outside, budget, requests=requests, minutes=minutes, part=part, cold_ns=cold_ends(run), told=told
-            )
-            if account.tells_compiles:
-                by_log = recompile_gates(arm, facts[part], budget, part=part)
-                seen = logged_gates(by_log, seen, tells=account.log_tells, spots=account.log_spots)
-            gates += seen
-        else:
-            gates += recompile_gates(arm, facts[part], budget, part=part)
+        reported = recompile_gates(arm, facts[part], budget, part=part)
+        if not account.external:
+            gates += reported
+            continue
+        gates += client_gates(
+            stalls,
+            budget,
+            requests=facts[part].requests,
+            minutes=part_minutes(run, arm, part),
+            part=part,
+            cold_ns=cold_ends(run),
+            reported=reported if account.tells_compiles else None,
+            log=account.log_tells,
+            blind_spots=account.log_spots,
+        )
     return gates
 
 
-def _part_s(run: Run, arm: str, part: str) -> float:
-    """Seconds of the arm's trials that are its cold starts, past them ("steady"), or all ("")."""
+def part_minutes(run: Run, arm: str, part: str) -> float:
+    """Minutes of all replicas of the arm together, in its cold starts, past them ("steady"), or in all ("")."""
     seconds = sum(trial.seconds for trial in run.trials_of(arm))
     cold_s = sum(min(run.limits.cold_s, trial.seconds) for trial in run.trials_of(arm))
-    return {"": seconds, "cold": cold_s, "steady": seconds - cold_s}[part]
+    return {"": seconds, "cold": cold_s, "steady": seconds - cold_s}[part] / 60.0 * run.replicas(arm)
 
 
 def cold_ends(run: Run) -> dict[int, int]:
@@ -283,7 +279,7 @@ def compile_facts(run: Run, arm: str, part: str) -> CompileFacts:
     if part:
         own &= run.cold if part == "cold" else ~run.cold
     stalls = run.attribution.stall_ms[own]
-    minutes = _part_s(run, arm, part) / 60.0 * run.replicas(arm)
+    minutes = part_minutes(run, arm, part)
     # An arm that compiles has events of its warm-up at least; none means that its telemetry was lost.
     silent = run.account(arm).compiles and not any(event.arm == arm for event in run.events)
     return CompileFacts(

@@ -27,7 +27,7 @@ OVERLOAD = "overload"
 # Checks that a longer run of the same kind would pass.
 LENGTH_CHECKS = frozenset({"blocks", "run length", "tail", "cut requests"})
 
-# An arm stood still for longer than a compile may hold up a request, and nobody says why.
+# An arm stalled for longer than compiles may, and no event explains it.
 UNKNOWN_STALLS = "stalls of unknown cause"
 
 # Checks that no longer run passes: what they saw stays in the records.

@@ -198,9 +198,7 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
     if any(gate.kind == "recompile" and not gate.unseen for gate in stuck):
         sentences.append("Record the compile events of every arm.")
     if unseen := sorted({gate.arm for gate in stuck if gate.unseen and gate.kind == "recompile"}):
-        sentences.append(
-            f"From outside it stays open whether {', '.join(unseen)} compiles while serving: its own logs know."
-        )
+        sentences.append(f"Clients cannot see whether {', '.join(unseen)} compiles while serving: its own logs know.")
     if cold := sorted({_name(gate) for gate in stuck if gate.kind == "cold"}):
         sentences.append(f"More trials would decide {', '.join(cold)}: each starts cold once.")
     if memory := sorted({_name(gate) for gate in stuck if gate.kind == "memory"}):

@@ -1,7 +1,8 @@
 """One look at a run that goes on: each gate as its evidence decides it until now, and whether an arm is decided.
 
 An arm has failed once a gate fails, and passed once every gate that may be looked at passes. What is asked after the
-traffic, or from outside, is not waited for. A gate that has one look alone keeps an arm from passing before the end.
+traffic, or what clients cannot see, is not waited for. A gate that has one look alone keeps an arm from passing before
+the end.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from analysis.judging.run_gates import (
     latency_gate,
     objective_gate,
     parity_gates,
-    seen_outside,
 )
 from analysis.judging.unforeseen import unforeseen_gates
 from analysis.judging.validity import LASTING_CHECKS, Check, apply_checks
 from analysis.judging.verdict import KIND_ORDER
+from analysis.run.client_stalls import client_stalls
 from analysis.run.memory import memory_of
 from analysis.run.run import Run
 
@@ -80,8 +81,8 @@ class Look:
 def look_at(run: Run, *, left_s: float) -> Look:
     """The look at what the run holds, of which `left_s` seconds are still to come."""
     compared = gated_comparisons(run)
-    outside = seen_outside(run)
-    _, checks = checks_of_run(run, compared, outside)
+    stalls = client_stalls(run.requests, run.arms)
+    _, checks = checks_of_run(run, compared, stalls)
     checks = [check for check in checks if check.check not in _OF_THE_END]
     raw: list[Gate] = []
     for arm in run.treatments:
@@ -89,7 +90,7 @@ def look_at(run: Run, *, left_s: float) -> Look:
         raw += [latency_gate(run, item, path) for item, path in pairs if item.arm == arm]
         raw += [objective_gate(run, arm, target) for target in run.targets]
         facts = {part: compile_facts(run, arm, part) for part in ("", "cold", "steady")}
-        raw += compile_gates(run, arm, facts, outside[arm])
+        raw += compile_gates(run, arm, facts, stalls[arm])
         raw += unforeseen_gates(run, arm)
         raw += error_gates(run, arm)
         raw += parity_gates(run, arm)

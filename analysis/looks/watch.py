@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis.blackbox.untold import with_lengths
 from analysis.looks.journal import JOURNAL, PREVIEW, append, read_looks, row_of
 from analysis.looks.look import look_at
 from analysis.records.documents import read_document
@@ -14,6 +13,7 @@ from analysis.records.plain_values import number, table
 from analysis.records.run_records import read_run, trial_folders
 from analysis.records.tables import RecordError
 from analysis.run.horizon import settled, settled_s
+from analysis.run.logged_compiles import with_lengths
 from analysis.run.run import Run
 
 

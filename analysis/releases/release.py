@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from analysis.blackbox.untold import with_lengths
 from analysis.judging.judgement import judge
 from analysis.judging.validity import LENGTH_CHECKS, UNKNOWN_STALLS, Check
 from analysis.records.documents import read_document, write_document
@@ -27,6 +26,7 @@ from analysis.releases.machine import typical
 from analysis.releases.run_figures import ArmFigures, arm_figures, tells_compiles
 from analysis.results.file import name_of, part_of
 from analysis.results.run_directory import write_run
+from analysis.run.logged_compiles import with_lengths
 from analysis.run.luck import searches_kernels
 from analysis.run.placement import devices_of
 from analysis.run.references import references_of
@@ -45,7 +45,7 @@ _LAST_NS = 9.2e18  # beyond any clock
 _MOST_ANSWERS = 1e9
 
 # Checks that leave the figures of one arm true: they compare arms of one run, or say that load was too much or that the
-# arm really stood still.
+# arm really stalled.
 _BETWEEN_ARMS = frozenset(
     {
         *("interference", "pairs", "lag apart", "equal work", "comparable", "sample ratio", "arms", "control errors"),

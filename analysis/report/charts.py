@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.records.event_kinds import EVENT_KINDS
-from analysis.report import comparing, outside, reading
+from analysis.report import comparing, reading
+from analysis.report.stalls import unexplained_stalls
 from analysis.report.values import Row, at, clean, is_number, metric_label, phase_label, rows, text
 from analysis.settings.metrics import METRIC_NAMES
 
@@ -34,7 +35,7 @@ def chart_data(summary: Row) -> dict[str, Any]:
         "stalls": [
             {"arm": index.get(str(name)), "trial": stall.get("trial")}
             | {"at_s": stall.get("offset_s"), "seconds": stall.get("seconds")}
-            for name, stall in outside.own_stalls(summary)
+            for name, stall in unexplained_stalls(summary)
         ],
         **({"bed": bed} if (bed := _bed(summary, index)) else {}),
         **({"server_load": load} if (load := _server_load(summary, index)) else {}),

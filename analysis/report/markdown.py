@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from analysis.nouns import counted
-from analysis.report import bed, breakeven, comparing, frontier, joined, load, looks, outside, reading, time_parts
+from analysis.report import bed, breakeven, comparing, frontier, joined, load, looks, reading, stalls, time_parts
 from analysis.report.resources import memory_events
 from analysis.report.server_load import server_load
 from analysis.report.tables import Figure, Table
@@ -155,18 +155,18 @@ def _startup(summary: Row) -> list[str]:
     return parts
 
 
-def _outside(summary: Row) -> list[str]:
-    """Causes of long requests, and what shows without telemetry: folded, since the gates say what follows."""
+def _stalls(summary: Row) -> list[str]:
+    """Causes of long requests, and the stalls that clients saw: folded, since the gates say what follows."""
     names = [arm.get("name") for arm in reading.arms_of(summary)]
     parts = [
         _folded(title, _figures(names, figures))
         for title, figures in (
-            ("What compiles did to requests", outside.causes(summary)),
-            ("Stalls seen from outside", outside.outside(summary)),
+            ("What compiles did to requests", stalls.causes(summary)),
+            ("Stalls that clients saw", stalls.counts(summary)),
         )
         if figures
     ]
-    return parts + _section("Stalls that no compile event explains", outside.stalls(summary))
+    return parts + _section("Stalls that no compile event explains", stalls.longest_stalls(summary))
 
 
 def _joined(summary: Row) -> list[str]:
@@ -405,7 +405,7 @@ def markdown_report(summary: Row) -> str:
         *_parity(summary),
         f"### Worst {WORST_EVENTS} compiles while serving" if rows(summary, "events") else "### Compiles while serving",
         _events(summary),
-        *_outside(summary),
+        *_stalls(summary),
         *_section("Load of external arms, by their own account", server_load(summary)),
         *_section("What the compiler could not do", reading.shortfalls(summary)),
         *_startup(summary),

@@ -249,7 +249,7 @@ def failed_checks(summary: Row) -> list[Row]:
 
 
 def unknown_stalls(summary: Row) -> dict[str, object]:
-    """Of each arm that stood still for too long, and no compile event tells why, for how long; in seconds."""
+    """The longest stall of each arm that stalled for too long without a compile event, in seconds."""
     return {
         str(check.get("arm")): check.get("value")
         for check in failed_checks(summary)

@@ -78,15 +78,6 @@ class ArmAccount:
         return [page for row in self.rows for page in rows_of(mapping(row.get("told")).get("metrics"))]
 
     @property
-    def length_ladder(self) -> tuple[int, ...]:
-        """The prompt lengths at which the arm's shapes change, as its trials say; empty where each length is its own,
-        or nothing is said."""
-        ladder = next((row["length_ladder"] for row in self.rows if row.get("length_ladder")), None)
-        ladder = ladder or self.external.get("length_ladder")
-        steps = [number(step) for step in ladder] if isinstance(ladder, (list, tuple)) else []
-        return tuple(sorted({int(step) for step in steps if step is not None and step >= 1}))
-
-    @property
     def counts_tokens(self) -> bool:
         """Whether the arm's server reports how many tokens it answered; else `output_tokens` counts pieces."""
         return all(probe.get("tokens") is not None for probe in self.probes)

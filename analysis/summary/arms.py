@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools
-from analysis.blackbox.row import outside_row
 from analysis.judging.gates import CompileFacts
 from analysis.judging.judgement import Judgement
 from analysis.records.plain_values import number
 from analysis.records.requests import METRICS
 from analysis.run.arm_account import ArmAccount
 from analysis.run.background import plateau
+from analysis.run.client_stalls import HOST, PART, UNKNOWN, WORK, ArmStalls, Stall, is_explained
 from analysis.run.compiled import compiled_steps, most_eager
 from analysis.run.counterfactual import counterfactual
 from analysis.run.run import Run
@@ -77,7 +77,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement, parts: Sequence[TimeParts]
         ],
         "external": _external_row(run, arm),
         "compile": _compile_row(run, arm, judgement.facts[arm]),
-        "blackbox": outside_row(run, judgement.outside[arm]),
+        "client_stalls": _stalls_row(run, judgement.stalls[arm]),
         "padding": _padding(run, arm),
         "startup": startup_row(run, arm),
         "memory": memory_row(judgement.memory, arm),
@@ -270,6 +270,35 @@ def _background(run: Run, arm: str) -> dict[str, Any]:
             f"p99_{metric}_tail_pct": item.tail_pct if known else None,
         }
     return row
+
+
+_MOST_STALLS = 100
+
+
+def _stalls_row(run: Run, seen: ArmStalls) -> dict[str, Any]:
+    """How many stalls of the arm clients saw, by cause, and the longest of them."""
+    longest = sorted(seen.stalls, key=lambda stall: (-stall.seconds, stall.trial, stall.start_ns))[:_MOST_STALLS]
+    return {
+        **{cause: len(seen.of_cause(cause)) for cause in (UNKNOWN, HOST, WORK, PART)},
+        "detectable_s": seen.detectable_s,
+        "witnesses": seen.witnesses,
+        "stalls": [_stall_row(run, stall) for stall in longest],
+    }
+
+
+def _stall_row(run: Run, stall: Stall) -> dict[str, Any]:
+    reports = not run.account(stall.arm).external or run.account(stall.arm).tells_compiles
+    return {
+        "trial": stall.trial,
+        "replica": stall.replica,
+        "start_ns": stall.start_ns,
+        "end_ns": stall.end_ns,
+        "offset_s": run.offset_s(stall.trial, stall.start_ns),
+        "seconds": stall.seconds,
+        "cause": stall.cause,
+        "requests": int(stall.requests.size),
+        "explained": is_explained(stall, run.events) if reports else None,
+    }
 
 
 def _padding(run: Run, arm: str) -> dict[str, Any]:

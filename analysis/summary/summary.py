@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from analysis.blackbox.untold import LENGTH_FROM, with_lengths
 from analysis.foresight.costs import summary_rows as break_even
 from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
@@ -33,6 +32,7 @@ from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping
 from analysis.records.run_records import RunRecords, read_run
 from analysis.records.scratch import kept
+from analysis.run.logged_compiles import LENGTH_FROM, with_lengths
 from analysis.run.pressure import in_words, phases_of
 from analysis.run.run import Run
 from analysis.run.server_load import LoadSamples, load_samples, meanwhile

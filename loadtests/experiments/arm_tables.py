@@ -19,7 +19,7 @@ _ARM_KEYS = (
     *("device", "shapes", "compile", "model", "engine"),
 )
 _COMMON_KEYS = ("name", "kind", "control")
-_EXTERNAL_KEYS = ("address", "model_name", "vocab_size", "length_ladder", "telemetry", *SECURITY_KEYS)
+_EXTERNAL_KEYS = ("address", "model_name", "vocab_size", "telemetry", *SECURITY_KEYS)
 
 
 def read_arm(table: Mapping[str, Any], index: int, model: ModelConfig, engine: EngineConfig) -> ExperimentArm:

@@ -19,7 +19,6 @@ from loadtests.external.client_security import OPEN, SecurityConfig, bearer_toke
 from loadtests.external.telemetry import SILENT, TelemetryConfig, telemetry_from_table, telemetry_table
 from servers.address import host_port, joined
 from servers.fields import ConfigError, build
-from servers.ladders import check_rising
 from servers.security import check_variable
 
 Kind = Literal["openai", "oip"]
@@ -212,17 +211,12 @@ class OipOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalConfig:
-    """One external arm. Each of `addresses` is a replica. `vocab_size` bounds the token ids of prompts.
-
-    `length_ladder` are the lengths to which the server pads prompts, where that is known: what looks for compiles from
-    outside then knows which shapes are the same.
-    """
+    """One external arm. Each of `addresses` is a replica. `vocab_size` bounds the token ids of prompts."""
 
     kind: Kind
     addresses: tuple[str, ...]
     model_name: str
     vocab_size: int = 0
-    length_ladder: tuple[int, ...] = ()
     security: SecurityConfig = OPEN
     telemetry: TelemetryConfig = SILENT
     openai: OpenAiOptions | None = None
@@ -241,7 +235,6 @@ class ExternalConfig:
             raise ConfigError("tls_ and certificates are given but no address uses TLS: write https://, or remove them")
         if self.vocab_size and self.vocab_size < 4:
             raise ConfigError(f"vocab_size is {self.vocab_size}: give the model's own, 4 or more")
-        check_rising("length_ladder", self.length_ladder)
         self.telemetry.check_replicas(len(self.addresses))
         other = "oip" if self.kind == "openai" else "openai"
         if getattr(self, other) is not None:

@@ -107,4 +107,4 @@ def _arm(arm: ExperimentArm) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": arm.name, "kind": arm.kind, "replicas": list(arm.replica_names)}
     if isinstance(arm, ExternalArm):
         return {**facts, "external": external_table(arm.external)}
-    return {**facts, "config": arm.config.to_dict(), "length_ladder": list(arm.config.length_ladder)}
+    return {**facts, "config": arm.config.to_dict()}

@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ from loadtests.trials.telemetry import Collector, Restart
 from loadtests.trials.trial import take_all
 from loadtests.users.observed import OBSERVED, Observed
 from servers.clock import now_ns
-from servers.config import ArmConfig
-from servers.fields import ConfigError
 from servers.rpc.telemetry_pb2 import SnapshotResponse
 
 _COMMAND = (sys.executable, "-P", "-m", "loadtests.users")
@@ -146,8 +143,6 @@ class UsersTrial:
         for row in self.context.facts.arms:
             if (replica := first.get(row["name"])) is not None:
                 row["config"] = configuration(replica, snapshots[replica])
-                with suppress(ConfigError):  # a server of another version may have settings that are not known here
-                    row["length_ladder"] = list(ArmConfig.from_dict(row["config"]).length_ladder)
         control = first.get(self.context.experiment.control.name)
         if control is not None and not self.context.experiment.compare_models:
             check_alike(snapshots, snapshots[control])

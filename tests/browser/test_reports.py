@@ -119,7 +119,7 @@ def test_load_memory_and_stalls_are_drawn_over_the_latency(demo: Summary, open_r
     stall = {"trial": 1, "offset_s": 20.0, "seconds": 2.04, "cause": "unknown", "explained": False}
     for arm in demo["arms"]:
         if arm["name"] == "compiled-naive":
-            arm["blackbox"]["stalls"] = [stall, stall | {"explained": True}, stall | {"cause": "host"}]
+            arm["client_stalls"]["stalls"] = [stall, stall | {"explained": True}, stall | {"cause": "host"}]
     tab = open_report(demo)
     assert any("p99 E2E by 1 s, Running, Waiting, Preemptions." in label for label in tab.labels("svg.plot"))
     assert (tab.count("path.need-mark"), tab.count("rect.stall-mark")) == (2, 1)

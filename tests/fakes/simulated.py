@@ -75,7 +75,7 @@ def _error(status: str, message: str) -> bytes:
 def write_external(folder: Path, made: Run, rng: np.random.Generator, *, gates: Mapping[str, float]) -> Path:
     """Write the run with the treatment as an external arm, without telemetry."""
     pieces = [f'[[arms]]\nname = "{CONTROL}"\ncontrol = true\n']
-    pieces.append(f'[[arms]]\nname = "{TREATMENT}"\nkind = "openai"\nlength_ladder = {list(range(64, 20_000, 64))}\n')
+    pieces.append(f'[[arms]]\nname = "{TREATMENT}"\nkind = "openai"\n')
     pieces.append("[gates]\n" + "".join(f"{key} = {value}\n" for key, value in gates.items()))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "experiment.toml").write_text("compare_models = true\n" + "\n".join(pieces))
@@ -92,7 +92,7 @@ def write_logged(folder: Path, events: Sequence[Mapping[str, Any]], *, blind_spo
     (folder / "experiment.toml").write_text(experiment.replace(arm, f'{arm}telemetry = {{ log = ["vllm.log"] }}\n'))
     log = {"replica": None, "lines": 99, "events": len(events), "tells": "kernels", "blind_spots": list(blind_spots)}
     arms = [{"name": CONTROL}, {"name": TREATMENT, "kind": "openai", "told": {"logs": [log]}}]
-    arms[1]["external"] = {"telemetry": {"log": ["vllm.log"]}, "length_ladder": list(range(64, 20_000, 64))}
+    arms[1]["external"] = {"telemetry": {"log": ["vllm.log"]}}
     (folder / "trial.json").write_text(json.dumps({"trial": 1, "complete": True, "arms": arms}))
     with RecordWriter(folder / "compile_events.arrow", COMPILE_EVENTS) as writer:
         for number, event in enumerate(events):

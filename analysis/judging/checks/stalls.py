@@ -1,7 +1,8 @@
-"""Whether compile events explain the stalls of an arm: those that look like compiles, and those of unknown cause.
+"""Whether compile events explain the stalls of an arm: those that its server reports, and those that clients see.
 
-Telemetry counts what compilers do. A pause of the allocator, a first load of a kernel or a compiler that nobody watches
-hold up users as long, and one in half an hour moves no p99. So such a stall leaves the gate on the longest one open.
+Telemetry counts what compilers do. A pause of the allocator, a first load of a kernel or a compiler that is not watched
+delay users as long, and one in half an hour moves no p99. So such stalls leave the gates open that they would fail if
+they were compiles.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.arrays import Ints
-from analysis.blackbox.agreement import compile_windows, is_explained
-from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
-from analysis.blackbox.view import Outside
-from analysis.judging.run_gates import cold_ends
+from analysis.judging.client_gates import may_compile, stall_values
+from analysis.judging.gates import COMPILE_GATES
+from analysis.judging.run_gates import cold_ends, part_minutes
 from analysis.judging.validity import UNKNOWN_STALLS, Check
 from analysis.judging.wording import digits, sentence
 from analysis.nouns import counted
+from analysis.run.client_stalls import UNKNOWN, ArmStalls, Stall, compile_windows, is_explained
 from analysis.run.run import Run
 
 _SLACK_NS = 50_000_000  # by which clocks may differ, and what a request's own account may exceed the events'
 _SLACK_SHARE = 0.1
-_SHORTEST_COMPILE_S = 0.5  # pauses of garbage collection are shorter; tracing one shape takes 0.7 s or more
-_LONGEST = "longest stall"  # the gate that a stall of unknown cause opens
+_LONGEST = "longest stall"
+_SEVERAL = 2  # one short stall may be an accident: it opens no gate by the requests that it met
 _MOST_PLACES = 4
 _REMEDY = "Run again; see the logs of the arm and of the disk."
 _UNKNOWN_REMEDY = (
@@ -32,27 +33,27 @@ _UNKNOWN_REMEDY = (
 )
 
 
-def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> Check:
-    """An event explains every compile that held requests up, by the server's account or as seen from outside.
+def check_explained(run: Run, arm: str, seen: ArmStalls, *, vouched: bool) -> Check:
+    """An event explains every compile that delayed requests by the server's account.
 
-    Where the number of events is not vouched for, a stall of unknown cause may be a compile that no event reports. It
-    counts if it began with a first-seen shape and is as long as a compile, although long prompts may take as long.
+    Where the number of events is not vouched for, a stall of unknown cause may be a compile that no event reports, even
+    if its prompts may have taken as long.
     """
     requests = _unexplained_requests(run, arm)
-    suspected = outside.of_cause(COMPILE) if vouched else outside.of_cause(COMPILE, UNKNOWN)
-    stalls = [stall for stall in suspected if may_compile(stall) and not is_explained(stall, run.events)]
+    suspected = [] if vouched else [stall for stall in seen.of_cause(UNKNOWN) if may_compile(stall)]
+    stalls = [stall for stall in suspected if not is_explained(stall, run.events)]
     faults = []
     if requests.size:
         longest = float(run.requests.stall_ns[requests].max()) / 1e9
         faults.append(
-            f"{counted(requests.size, 'request')} {'was' if requests.size == 1 else 'were'} held up by a compile by "
-            f"its server's account (for {digits(longest)} s at most) while no compile event tells of one"
+            f"{counted(requests.size, 'request')} {'was' if requests.size == 1 else 'were'} delayed by a compile by "
+            f"its server's account (for {digits(longest)} s at most) while no compile event reports one"
         )
     if stalls:
         longest = max(stall.seconds for stall in stalls)
         faults.append(
-            f"{counted(len(stalls), 'stall')} that began with a first-seen shape "
-            f"({digits(longest)} s at most) show{'' if len(stalls) > 1 else 's'} from outside and in no compile event"
+            f"clients saw {counted(len(stalls), 'stall')} ({digits(longest)} s at most) and "
+            f"{'it is' if len(stalls) == 1 else 'they are'} in no compile event, although events may be missing"
         )
     return Check(
         check="stalls explained",
@@ -62,50 +63,59 @@ def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> C
         arm=arm,
         reason=f"{sentence(faults)}."
         if faults
-        else f"The compile events of {arm} explain every stall that looks like one.",
+        else f"The compile events of {arm} explain every stall that its server reports.",
         affects=("recompile",),
         remedy=_REMEDY,
     )
 
 
-def may_compile(stall: Stall) -> bool:
-    """Return whether the stall looks like a compile, or is as long as one and began with a first-seen shape."""
-    return stall.cause == COMPILE or (stall.trigger >= 0 and stall.seconds > _SHORTEST_COMPILE_S)
-
-
-def check_unknown(run: Run, outside: Outside) -> Check:
-    """No stall of the arm alone, as seen from outside, outlasted what a compile may hold up without being in an event.
+def check_unknown(run: Run, seen: ArmStalls) -> Check:
+    """The stalls of the arm alone that no event explains stay within what compiles may cost users.
 
     What every server with work in flight bore is the host's, and what its prompts may have taken is work: neither is of
     unknown cause.
     """
-    limits, cold, ends = run.limits, run.limits.cold, cold_ends(run)
+    limits, ends = run.limits, cold_ends(run)
+    unexplained = [
+        stall for stall in seen.of_cause(UNKNOWN) if not stall.may_be_work and not is_explained(stall, run.events)
+    ]
+    served = run.of_arm(seen.arm) & ~run.requests.broken
+    parts = [("", limits)] if limits.cold is None else [("steady", limits), ("cold", limits.cold)]
     stalls: list[Stall] = []
-    gates: dict[str, None] = {}
-    for stall in outside.of_cause(UNKNOWN):
-        of_cold = cold is not None and stall.start_ns < ends.get(stall.trial, 0)
-        budget = cold if cold is not None and of_cold else limits
-        prompts = stall.begun and not stall.beyond_work  # that came about then may have taken as long
-        if stall.seconds > budget.max_stall_s and not prompts and not is_explained(stall, run.events):
-            stalls.append(stall)
-            gates[f"cold {_LONGEST}" if of_cold else _LONGEST] = None
+    gates: list[str] = []
+    for part, budget in parts:
+        own = [
+            stall
+            for stall in unexplained
+            if not part or (stall.start_ns < ends.get(stall.trial, 0)) is (part == "cold")
+        ]
+        requests = served if not part else served & (run.cold if part == "cold" else ~run.cold)
+        values = stall_values(own, requests=int(requests.sum()), minutes=part_minutes(run, seen.arm, part))
+        # Their number is known: the server counts its compiles.
+        opened = [
+            f"cold {name}" if part == "cold" else name
+            for (name, _, key), value in zip(COMPILE_GATES[1:], values[1:], strict=True)
+            if value > getattr(budget, key) and (name == _LONGEST or len(own) >= _SEVERAL)
+        ]
+        gates += opened
+        stalls += own if opened else []
     return Check(
         check=UNKNOWN_STALLS,
         ok=not stalls,
         value=max((stall.seconds for stall in stalls), default=0.0),
         limit=limits.max_stall_s,
-        arm=outside.arm,
-        reason=_stood_still(run, outside.arm, stalls)
+        arm=seen.arm,
+        reason=_stalled(run, seen.arm, stalls)
         if stalls
-        else f"But for compiles, {outside.arm} did not stand still by itself for more than {limits.max_stall_s:g} s.",
+        else f"But for compiles, {seen.arm} did not stall by itself for longer than compiles may.",
         affects=("recompile",),
         gates=tuple(gates),
         remedy=_UNKNOWN_REMEDY if stalls else "",
     )
 
 
-def _stood_still(run: Run, arm: str, stalls: Sequence[Stall]) -> str:
-    """When and for how long the arm stood still, and how many waited."""
+def _stalled(run: Run, arm: str, stalls: Sequence[Stall]) -> str:
+    """When and for how long the arm stalled, and how many requests waited."""
     began_ns = {trial.number: trial.first_ns for trial in run.trials}
     places = [f"{(stall.start_ns - began_ns[stall.trial]) / 1e9:.0f} s into trial {stall.trial}" for stall in stalls]
     if len(places) > _MOST_PLACES:
@@ -113,8 +123,8 @@ def _stood_still(run: Run, arm: str, stalls: Sequence[Stall]) -> str:
     longest = max(stall.seconds for stall in stalls)
     waited = np.unique(np.concatenate([stall.requests for stall in stalls])).size
     return (
-        f"{arm} stood still {counted(len(stalls), 'time')} ({', '.join(places)}), up to {digits(longest)} s, while "
-        f"{counted(waited, 'request')} waited, and no compile event tells why."
+        f"{arm} stalled {counted(len(stalls), 'time')} ({', '.join(places)}), up to {digits(longest)} s, while "
+        f"{counted(waited, 'request')} waited, and no compile event explains it."
     )
 
 

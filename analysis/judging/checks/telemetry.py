@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from analysis.blackbox.view import Outside
 from analysis.judging.checks.stalls import check_explained, check_unknown
 from analysis.judging.load_steps import is_search
 from analysis.judging.validity import ESTIMATES, Check
 from analysis.judging.wording import into_compile
 from analysis.records.placing import Unplaced, words_of
 from analysis.records.plain_values import mapping, number
+from analysis.run.client_stalls import ArmStalls
 from analysis.run.run import Run
 from analysis.run.startup import blind_spots
 from analysis.run.trials import Trial
@@ -26,7 +26,7 @@ from analysis.run.trials import Trial
 _REMEDY = "Run again; see the logs of the arm and of the disk."
 
 
-def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]:
+def check_telemetry(run: Run, stalls: Mapping[str, ArmStalls]) -> Iterable[Check]:
     """The checks on the compile events of each arm that tailgate started, and of those of others' logs that are placed;
     none where there is no such table."""
     yield check_placed(run.unplaced_requests, "request", arm=None, affects=(*ESTIMATES, "recompile", "error"))
@@ -57,10 +57,10 @@ def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]
             remedy=_REMEDY,
         )
         if not control:
-            yield check_explained(run, arm, outside[arm], vouched=vouched and not lost)
+            yield check_explained(run, arm, stalls[arm], vouched=vouched and not lost)
             # A search drives arms past what they hold, and such a server is silent for longer than users would see.
             if not is_search(run):
-                yield check_unknown(run, outside[arm])
+                yield check_unknown(run, stalls[arm])
             yield check_sight(arm, blind_spots(run, arm))
     if run.records.steps is not None:
         yield from (check_steps(run, run.records.steps, arm) for arm in run.arms)

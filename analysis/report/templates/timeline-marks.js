@@ -88,7 +88,7 @@ function timelineLines(data, state, view) {
 }
 
 const stallName = (data, stall) =>
-  `${data.arms[stall.arm].name} stood still at ${sec(stall.at_s)} for ${sec(stall.seconds)}, no compile event`;
+  `${data.arms[stall.arm].name} stalled at ${sec(stall.at_s)} for ${sec(stall.seconds)}, no compile event`;
 
 // Where bins are closer than 2 px: for every 4 px the median bin, with the lowest and the highest beside it.
 function thinned(points, view) {

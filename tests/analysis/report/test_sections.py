@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from analysis.foresight.costs import Capacity, Span, Start, break_even_rows, weigh
-from analysis.report import html_report, markdown_report, outside, reading, verdict_table
+from analysis.report import html_report, markdown_report, reading, stalls, verdict_table
 from analysis.report.breakeven import payoffs
 from analysis.report.frontier import answer, costs, holdings, pairs, picture
 from analysis.report.markdown import prose
@@ -186,7 +186,7 @@ def test_the_loss_of_quantised_weights_stands_with_its_interval_beside_the_other
 
 def test_a_stall_that_no_compile_event_explains_is_listed(tmp_path: Path) -> None:
     summary = stopped(tmp_path / "run", 100)
-    (line,) = outside.stalls(summary).rows
+    (line,) = stalls.longest_stalls(summary).rows
     assert (line["Arm"], line["At"], line["Cause"]) == ("compiled", "100 s", "unexplained")
     for report in (html_report, markdown_report):
         assert "unexplained" in report(summary)

@@ -49,13 +49,11 @@ def test_a_run_that_does_not_name_its_control_is_refused(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_the_account_of_an_arm_has_its_ladder_and_the_replicas_without_final_counters(tmp_path):
+def test_the_account_of_an_arm_has_the_replicas_without_final_counters(tmp_path):
     def change(info):
         info["final"] = {"eager-0": {"counters": {}}}
-        info["arms"][1]["length_ladder"] = [128, 512]
 
     run = load(tmp_path, change=change)
-    assert run.account("compiled").length_ladder == (128, 512)
     assert (run.account("eager").silent, run.account("compiled").silent) == ([], ["compiled-0"])
     assert load(tmp_path).account("compiled").silent == []
 

@@ -182,14 +182,10 @@ def test_what_an_arm_names_is_looked_for_before_the_run(tmp_path: Path, monkeypa
     check(token_env="VLLM_TOKEN", openai={"tokenizer": str(tmp_path)})
 
 
-def test_lengths_that_a_server_pads_to_rise() -> None:
-    table = {"kind": "openai", "address": "http://a:1/v1", "model_name": "m"}
-    padded = external_from_table({**table, "length_ladder": [64, 128]}, where="arms[1]")
-    assert padded.length_ladder == (64, 128)
-    assert external_from_table(external_table(padded), where="arms[1]") == padded
-    for ladder in ([128, 64], [0, 64], [64, 64]):
-        with pytest.raises(ConfigError, match=r"length_ladder is .* give rising positive integers"):
-            external_from_table({**table, "length_ladder": ladder}, where="arms[1]")
+def test_an_external_arm_is_read_from_its_own_table() -> None:
+    table = {"kind": "openai", "address": ["http://a:1/v1", "http://b:1/v1"], "model_name": "m", "vocab_size": 99}
+    config = external_from_table(table, where="arms[1]")
+    assert external_from_table(external_table(config), where="arms[1]") == config
 
 
 def flags(*settings: str, kind: Any = "openai", host: str = "http://a:1/v1", model_name: str = "m") -> ExternalConfig:

@@ -1,13 +1,12 @@
-"""Compiles of which a log tells that they were and not how long they took: as long as the server stood still there."""
+"""Compiles of which a log reports no length: they last as long as the stall in which their line lies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analysis.blackbox.stalls import HOST, Stall, look
-from analysis.blackbox.view import shapes_seen
 from analysis.run.backlog import with_backlog
+from analysis.run.client_stalls import HOST, Stall, client_stalls
 from analysis.run.run import Run
 from analysis.run.spikes import CompileEvent, attribute
 
@@ -20,25 +19,25 @@ _NO_COMPILE = frozenset({"limit_hit", "eager_fallback"})
 
 
 def with_lengths(run: Run) -> Run:
-    """The run in which every such compile has the length of the stall, seen from outside, that it lies in.
+    """The run in which every such compile has the length of the stall that it lies in.
 
-    One that lies in no stall held up nobody for long enough to show, and stays a moment.
+    One that lies in no stall delayed no request for long enough to show, and keeps no length.
     """
-    others = {arm for arm in run.arms if run.account(arm).external}
-    untold = [event.arm in others and _is_untold(event) for event in run.events]
-    if not any(untold):
+    external = {arm for arm in run.arms if run.account(arm).external}
+    unreported = [event.arm in external and _has_no_length(event) for event in run.events]
+    if not any(unreported):
         return run
-    stalls, _ = look(run.requests, shapes_seen(run))
+    seen = client_stalls(run.requests, external)
     events = tuple(
-        _timed(event, stalls[event.arm]) if is_untold else event
-        for event, is_untold in zip(run.events, untold, strict=True)
+        _timed(event, seen[event.arm].stalls) if without else event
+        for event, without in zip(run.events, unreported, strict=True)
     )
     events = tuple(sorted(events, key=lambda event: (event.trial, event.start_ns, event.arm, event.event_id)))
     attribution = with_backlog(run.requests, events, attribute(run.requests, events))
     return replace(run, events=events, attribution=attribution)
 
 
-def _is_untold(event: CompileEvent) -> bool:
+def _has_no_length(event: CompileEvent) -> bool:
     return event.serving and event.start_ns == event.end_ns and event.kind not in _NO_COMPILE
 
 

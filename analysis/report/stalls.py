@@ -1,4 +1,4 @@
-"""What the reports say of compiles beyond their events: causes of long requests, and stalls seen from outside."""
+"""What the reports say of compiles beyond their events: causes of long requests, and stalls that clients saw."""
 
 from __future__ import annotations
 
@@ -12,27 +12,19 @@ from analysis.report.values import (
     Row,
     at,
     count,
-    figure,
     interval,
     is_number,
     milliseconds,
     percent,
-    probability,
     rows,
     seconds,
     text,
 )
 from analysis.run.spikes import CAUSES
 
-MOST_STALLS = 20
-_OWN = ("compile", "part", "unknown")
-NAMES = {
-    "compile": "compile",
-    "host": "the host: every server stood still",
-    "work": "the prompt: it takes as long elsewhere",
-    "part": "of some requests, while others were answered",
-    "unknown": "unexplained",
-}
+_MOST_STALLS = 20
+_OWN = ("part", "unknown")
+_NAMES = {"part": "of some requests, while others were answered", "unknown": "unexplained"}
 
 
 def causes(summary: Row) -> list[Figure]:
@@ -85,46 +77,37 @@ def _limits(compiles: object, *, keys: Sequence[str], show: Callable[[object], s
     return show(value) if limits == DASH else f"{show(value)} {limits}"
 
 
-def outside(summary: Row) -> list[Figure]:
-    """What shows of every arm without its telemetry, and how far the two agree."""
-    arms = [at(arm, "blackbox") for arm in arms_of(summary)]
+def counts(summary: Row) -> list[Figure]:
+    """The stalls of every arm by cause, a value for every arm."""
+    arms = [at(arm, "client_stalls") for arm in arms_of(summary)]
     if not any(isinstance(arm, Mapping) for arm in arms):
         return []
     shown: tuple[Shown, ...] = (
-        ("Stalls", "called compiles", count, ("compiles",)),
-        ("Stalls", "unexplained", count, ("unexplained",)),
+        ("Stalls", "unexplained", count, ("unknown",)),
         ("Stalls", "of the whole host", count, ("host",)),
         ("Stalls", "long prompts, as long elsewhere", count, ("work",)),
         ("Stalls", "of some requests, while others were answered", count, ("part",)),
-        ("Stalls", "p that first-seen shapes began them by chance", probability, ("p_value",)),
         ("Stalls", "would show from", seconds, ("detectable_s",)),
-        ("First-seen shapes, no stall", "wait longer by", milliseconds, ("first_seen", "excess_ms")),
-        ("First-seen shapes, no stall", "p", probability, ("first_seen", "p_value")),
-        ("Beside telemetry", "compiles by telemetry", count, ("agreement", "telemetry")),
-        ("Beside telemetry", "seen as a stall", count, ("agreement", "seen")),
-        ("Beside telemetry", "called a compile", count, ("agreement", "called")),
-        ("Beside telemetry", "missed", count, ("agreement", "missed")),
-        ("Beside telemetry", "called without one", count, ("agreement", "extra")),
-        ("Beside telemetry", "onset off by, median", milliseconds, ("agreement", "onset_error_ms")),
     )
     return [row for row in figures_of(arms, shown) if row.known]
 
 
-def own_stalls(summary: Row) -> list[tuple[object, Row]]:
-    """The arm's own stalls, each with the arm's name; of an arm with telemetry, whose compiles are listed anyway, those
-    that no compile event explains."""
+def unexplained_stalls(summary: Row) -> list[tuple[object, Row]]:
+    """The stalls that are not the host's nor their prompts', and that no compile event explains, each with the name of
+    its arm."""
     return [
         (arm.get("name"), stall)
         for arm in arms_of(summary)
-        for stall in rows(arm, "blackbox", "stalls")
-        if stall.get("cause") in _OWN and (isinstance(at(arm, "external"), Mapping) or stall.get("explained") is False)
+        for stall in rows(arm, "client_stalls", "stalls")
+        if stall.get("cause") in _OWN and not stall.get("explained")
     ]
 
 
-def stalls(summary: Row) -> Table:
-    """The longest of them."""
+def longest_stalls(summary: Row) -> Table:
+    """The longest unexplained stalls."""
     own = sorted(
-        own_stalls(summary), key=lambda item: -(item[1]["seconds"] if is_number(item[1].get("seconds")) else 0.0)
+        unexplained_stalls(summary),
+        key=lambda item: -(item[1]["seconds"] if is_number(item[1].get("seconds")) else 0.0),
     )
     return Table(
         kinds={"Arm": "arm", "Cause": "words"},
@@ -134,10 +117,9 @@ def stalls(summary: Row) -> Table:
                 "Trial": text(stall.get("trial")),
                 "At": seconds(stall.get("offset_s")),
                 "Took": seconds(stall.get("seconds")),
-                "Cause": NAMES.get(str(stall.get("cause")), DASH),
-                "First-seen length": figure(stall.get("shape")),
+                "Cause": _NAMES.get(str(stall.get("cause")), DASH),
                 "Requests in flight": count(stall.get("requests")),
             }
-            for name, stall in own[:MOST_STALLS]
+            for name, stall in own[:_MOST_STALLS]
         ],
     )

@@ -1,1 +1,0 @@
-"""What compiles look like from outside: from the records of requests alone, without telemetry."""

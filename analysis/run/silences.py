@@ -1,0 +1,246 @@
+"""When a server had work in flight and showed no sign of life, and which of these silences are stalls.
+
+Signs of life are first tokens, further tokens where their times are recorded, and the ends of answers. A silence is the
+time between two of them while a request is in flight. It is a stall when many more signs were due in it than the
+server's other silences make likely.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.arrays import Bools, Floats, Ints
+from analysis.records import scratch
+from analysis.records.columns import in_order, taken
+from analysis.records.requests import Requests
+from analysis.records.scratch import kept
+from analysis.run.gaps import gaps_in_parts
+from analysis.run.spikes import Windows, windows_of
+from analysis.statistics.quantiles import quantile
+
+FLOOR_NS = 250_000_000  # a shorter silence may be a garbage collection or a delay of the network
+TOGETHER_NS = 5_000_000  # signs this close together came out of one step
+_FEWEST = 50  # silences that show what is usual
+_FEWEST_OF_A_LEVEL = 30  # the same for one number of requests in flight
+_CHANCE = 0.01  # that a server which never stalls shows one silence that counts as a stall
+_LEAST_SLOPE = 0.5  # of the tail: an exponential one has 1, that of steps of one length hardly any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Server:
+    """One replica of an arm in one trial."""
+
+    arm: int
+    trial: int
+    replica: int
+    rows: Ints  # its requests, by the time at which they were sent; the next three are theirs
+    sent_ns: Ints
+    done_ns: Ints  # when its prompt was done, by its first token, or by its end where it has none; 0 where never
+    end_ns: Ints
+    begun: Ints  # when answers began or their requests ended without one, sorted
+    ended: Ints  # when requests ended, sorted
+    signs: Ints  # sorted; tokens after the first only within `fine`
+    fine: Windows  # the longer stretches between first tokens and ends
+    waiting_rate: float  # signs due in a second of each request that waits for its first token, and of each that is
+    answering_rate: float  # being answered; quartiles, which hardly depend on stalls
+
+    def in_flight(self, at_ns: Ints) -> Ints:
+        """Requests sent and not ended, at each time."""
+        sent = np.searchsorted(self.sent_ns, at_ns, side="right")
+        return np.asarray(sent - np.searchsorted(self.ended, at_ns, side="right"))
+
+    def due_rate(self, at_ns: Ints) -> Floats:
+        """Signs due in a second, at each time."""
+        return self._due([np.searchsorted(times, at_ns, side="right") for times in self._moments])
+
+    def due_within(self, start_ns: Ints, end_ns: Ints) -> Floats:
+        """Signs due in each stretch."""
+        return self._due([_integral(times, end_ns) - _integral(times, start_ns) for times in self._moments])
+
+    @property
+    def _moments(self) -> tuple[Ints, Ints, Ints]:
+        return self.sent_ns, self.begun, self.ended
+
+    def _due(self, passed: Sequence[Ints | Floats]) -> Floats:
+        sent, begun, ended = passed
+        return np.asarray(self.waiting_rate * (sent - begun) + self.answering_rate * (begun - ended))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Silences:
+    """The silences of a server, (n,) each."""
+
+    start_ns: Ints
+    end_ns: Ints
+    stall: Bools  # whether it is one
+    detectable_s: float  # the shortest stall that shows at nine tenths of the moments at which requests came, or NaN
+
+
+def servers_of(requests: Requests) -> list[Server]:
+    """Every replica of every arm in every trial."""
+    usable = ~requests.broken
+    servers = []
+    for trial in np.unique(requests.trial[usable]).tolist():
+        for arm in range(len(requests.arms)):
+            of_arm = kept(np.flatnonzero(usable & (requests.trial == trial) & (requests.arm == arm)))
+            replicas = requests.replica[of_arm]
+            present = np.unique(replicas)
+            known = present[present >= 0]
+            if known.size == 1:
+                # A request that was never answered names no replica, and here there was only one.
+                replicas = np.full_like(replicas, known[0])
+            # Where there were several, their unanswered requests belong to none.
+            for replica in (known if known.size else present).tolist():
+                servers.append(_server(requests, arm, trial, replica, of_arm[replicas == replica]))
+    return servers
+
+
+def silences_of(server: Server) -> Silences:
+    """The server's silences. Of fewer than fifty none is a stall: they do not show what is usual."""
+    starts, ends = _silences(server)
+    lengths = ends - starts
+    if lengths.size < _FEWEST:
+        return Silences(start_ns=starts, end_ns=ends, stall=np.zeros(lengths.size, np.bool_), detectable_s=math.nan)
+    due = server.due_within(starts, ends)
+    level = _level(server.in_flight(starts))
+    # Where tokens were not looked at, a silence seems longer than it was: it does not count for what is usual.
+    telling = server.fine.touch(starts, ends)
+    telling = telling if telling.sum() >= _FEWEST else np.ones_like(telling)
+    usual = _usual(level, due, telling)
+    score = due / usual[level]
+    high, slope = _tail(score[telling])
+    limit = high + slope * math.log(0.05 * score.size / _CHANCE)
+    return Silences(
+        start_ns=starts,
+        end_ns=ends,
+        stall=(lengths >= FLOOR_NS) & (score > limit),
+        detectable_s=_detectable_s(server, usual * limit),
+    )
+
+
+def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) -> Server:
+    late_ms = np.nan_to_num(requests.lag_ms(rows), nan=0.0, posinf=0.0, neginf=0.0)
+    sent = requests.start_ns[rows] + (np.clip(late_ms, 0.0, None) * 1e6).astype(np.int64)
+    rows, sent = kept(in_order(rows, sent)), kept(in_order(sent, sent))
+    first = taken(requests.first_ns, rows)
+    end = np.maximum(taken(requests.end_ns, rows), sent)
+    answered = requests.ok[rows] & (first > 0)
+    wait_s = _quartile_s((first - sent)[answered])
+    gap_s = _quartile_s((end - first)[answered & (end > first)])
+    # What a client gave up on is no sign of its server.
+    signs = _signs(first[first > 0], end[requests.ok[rows]])
+    fine = windows_of(())
+    tokens = requests.gap_offsets[rows + 1] - requests.gap_offsets[rows] if len(requests.gaps_ms) else rows[:0]
+    if tokens.any():
+        silent = np.flatnonzero(np.diff(signs) >= FLOOR_NS // 2)
+        fine = Windows(start_ns=signs[silent], end_ns=signs[silent + 1])
+        signs = _signs(signs, _tokens_within(requests, rows[tokens > 0], fine))
+        several = answered & (tokens > 0) & (end > first)
+        gap_s = _quartile_s((end - first)[several] / tokens[several])
+    return Server(
+        arm=arm,
+        trial=trial,
+        replica=replica,
+        rows=rows,
+        sent_ns=sent,
+        done_ns=np.where(first > 0, first, np.where(requests.ok[rows], end, 0)),
+        end_ns=end,
+        begun=scratch.ordered(np.where(first > 0, first, end)),
+        ended=scratch.ordered(end),
+        signs=signs,
+        fine=fine,
+        waiting_rate=1.0 / wait_s,
+        answering_rate=1.0 / gap_s,
+    )
+
+
+def _quartile_s(times_ns: npt.NDArray[np.int64 | np.float64]) -> float:
+    """The lower quartile in seconds, at least 1 ms; 1 s of nothing."""
+    return max(1e-3, quantile(times_ns, 0.25) / 1e9) if times_ns.size else 1.0
+
+
+def _signs(*times: Ints) -> Ints:
+    """All of the times in order, in each 5 ms the last: the tokens of one step are one sign."""
+    merged = np.concatenate([_apart(scratch.ordered(part)) for part in times])
+    merged.sort()
+    return _apart(merged)
+
+
+def _apart(times: Ints) -> Ints:
+    return np.asarray(times[np.diff(times // TOGETHER_NS, append=-1) != 0])
+
+
+def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
+    """When the tokens of `rows` after the first came, as far as they lie in the windows."""
+    rows = rows[requests.first_ns[rows] > 0]  # else only the gaps are known, and not where they lie
+    rows = rows[windows.touch(requests.first_ns[rows], requests.end_ns[rows])] if windows.start_ns.size else rows[:0]
+    parts = (part.of(~part.failed).end_ns for part in gaps_in_parts(requests, rows))
+    return np.concatenate([came[windows.touch(came, came + 1)] for came in parts])
+
+
+def _integral(times_ns: Ints, upto_ns: Ints) -> Floats:
+    """The number of times that have passed, integrated over time up to each `upto_ns`, in s."""
+    seconds = (times_ns - times_ns[0]) / 1e9
+    passed = np.searchsorted(times_ns, upto_ns, side="right")
+    return np.asarray(passed * ((upto_ns - times_ns[0]) / 1e9) - np.append(0.0, np.cumsum(seconds))[passed])
+
+
+def _silences(server: Server) -> tuple[Ints, Ints]:
+    """When each stretch without a sign while something was in flight began and ended."""
+    signs = server.signs
+    if not signs.size:
+        return signs, signs
+    # The first silence begins with the first request, and answers that never came end one too.
+    signs = np.concatenate((server.sent_ns[:1], signs[signs > server.sent_ns[0]]))
+    signs = np.append(signs, server.ended[-1]) if server.ended[-1] > signs[-1] else signs
+    starts, ends = signs[:-1].copy(), signs[1:]
+    # With nothing in flight, silence begins with the next request.
+    idle = np.flatnonzero(server.in_flight(starts) <= 0)
+    next_sent = np.searchsorted(server.sent_ns, starts[idle], side="right")
+    starts[idle] = np.minimum(np.append(server.sent_ns, np.iinfo(np.int64).max)[next_sent], ends[idle])
+    return starts[ends > starts], ends[ends > starts]
+
+
+def _level(in_flight: Ints) -> Ints:
+    """Requests in flight by octave: 0 for one, 1 for two or three, 2 for four to seven."""
+    return np.asarray(np.log2(np.maximum(in_flight, 1)), dtype=np.int64)
+
+
+def _usual(level: Ints, due: Floats, telling: Bools) -> Floats:
+    """The mean of each level's `telling` values that their median implies, were they exponential.
+
+    A level with few values takes over from the next emptier one, else from the next fuller.
+    """
+    levels = range(int(level.max()) + 1)
+    of_level = [due[telling & (level == number)] for number in levels]
+    known = [number for number in levels if of_level[number].size >= _FEWEST_OF_A_LEVEL]
+    medians = [float(np.median(of_level[number])) for number in known] or [float(np.median(due[telling]))]
+    source = np.maximum(np.searchsorted(known, levels, side="right") - 1, 0)
+    return np.maximum(np.array(medians)[source] / math.log(2.0), 1e-9)
+
+
+def _tail(score: Floats) -> tuple[float, float]:
+    """The 95th percentile of the scores, and the `slope` by each of which chance falls by e beyond it: that of an
+    exponential tail or a heavier one, as seen between the median and the 99th percentile, where even a server that
+    stalls now and then shows its usual silences."""
+    middle, high, top = np.quantile(score, [0.5, 0.95, 0.99], method="linear")
+    body = float(high - middle) / math.log(10.0)
+    tail = float(top - high) / math.log(5.0)
+    return float(high), max(_LEAST_SLOPE, body, min(tail, 2.0 * body))
+
+
+def _detectable_s(server: Server, limits: Floats) -> float:
+    some = server.sent_ns[:: max(1, len(server.sent_ns) // 1000)]
+    limit = limits[np.minimum(_level(server.in_flight(some)), len(limits) - 1)]
+    rate, sent = server.due_rate(some), np.searchsorted(server.sent_ns, some, side="right")
+    for seconds in np.geomspace(FLOOR_NS / 1e9, 600.0, 80).tolist():
+        more = np.searchsorted(server.sent_ns, some + int(seconds * 1e9), side="right") - sent
+        due = seconds * (rate + 0.5 * server.waiting_rate * more)
+        if float((due > limit).mean()) >= 0.9:
+            return float(seconds)
+    return math.inf
