@@ -16,7 +16,7 @@ from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
 from analysis.judging.run_gates import cold_ends
 from analysis.judging.validity import UNKNOWN_STALLS, Check
-from analysis.judging.wording import digits, sentence
+from analysis.judging.wording import digits
 from analysis.nouns import counted
 from analysis.run.run import Run
 
@@ -25,15 +25,14 @@ _SLACK_SHARE = 0.1
 _SHORTEST_COMPILE_S = 0.5  # pauses of garbage collection are shorter; tracing one shape takes 0.7 s or more
 _LONGEST = "longest stall"  # the gate that a stall of unknown cause opens
 _MOST_PLACES = 4
-_REMEDY = "Run again; see the logs of the arm and of the disk."
 _UNKNOWN_REMEDY = (
     "See what the arm and its host did then: logs, the allocator, first loads of kernels. If users may wait that long, "
     "raise gates.max_stall_s."
 )
 
 
-def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> Check:
-    """An event explains every compile that held requests up, by the server's account or as seen from outside.
+def unexplained_stalls(run: Run, arm: str, outside: Outside, *, vouched: bool) -> list[str]:
+    """The compiles that held requests up, by the server's account or as seen by clients, without an event, in words.
 
     Where the number of events is not vouched for, a stall of unknown cause may be a compile that no event reports. It
     counts if it began with a first-seen shape and is as long as a compile, although long prompts may take as long.
@@ -54,18 +53,7 @@ def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> C
             f"{counted(len(stalls), 'stall')} that began with a first-seen shape "
             f"({digits(longest)} s at most) show{'' if len(stalls) > 1 else 's'} from outside and in no compile event"
         )
-    return Check(
-        check="stalls explained",
-        ok=not faults,
-        value=float(requests.size + len(stalls)),
-        limit=0.0,
-        arm=arm,
-        reason=f"{sentence(faults)}."
-        if faults
-        else f"The compile events of {arm} explain every stall that looks like one.",
-        affects=("recompile",),
-        remedy=_REMEDY,
-    )
+    return faults
 
 
 def may_compile(stall: Stall) -> bool:

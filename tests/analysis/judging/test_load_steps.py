@@ -142,7 +142,7 @@ def test_a_late_generator_leaves_the_load_open(tmp_path: Path) -> None:
         (folder / f"trial-{number:02}" / "generator-0.json").write_text(json.dumps(account))
     (gate,) = [row for row in analyze(folder)["gates"] if row["gate"] == "goodput"]
     assert gate["verdict"] == INCONCLUSIVE
-    assert "generator lag" in gate["blocked_by"]
+    assert "load generator" in gate["blocked_by"]
 
 
 def step(rate: float, held: Held, trial: int = 1) -> Step:
