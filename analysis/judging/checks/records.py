@@ -11,7 +11,7 @@ from analysis.nouns import counted
 
 _MISSING_SLACK = 2  # requests that may be under way when recorders stop
 _MISSING_SHARE = 0.001
-_RUN_AGAIN = "Run again, and let the run end by itself."
+_RUN_AGAIN = "Run again, and let the run end by itself; logs/locust.log says why a load process ended."
 
 
 def check_records(problems: Sequence[str], broken: int, repeated: int, *, stated: bool = True) -> Check:
@@ -70,9 +70,7 @@ def check_complete(
         limit=0.0,
         reason=f"{sentence(faults)}." if faults else "Every trial and every load process ran to its end.",
         affects=ALL_KINDS,
-        remedy="Run again, and let the run end by itself; logs/locust.log says why a load process ended."
-        if processes
-        else _RUN_AGAIN,
+        remedy=_RUN_AGAIN,
     )
 
 
