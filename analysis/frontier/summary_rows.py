@@ -25,8 +25,8 @@ from analysis.settings.rollout import Rollout
 # Where arms take turns, what these look for leaves out the steps of single trials (`load_steps`), and no arm waits for
 # the requests of another. A step leaves out nothing for a compile, so that it needs no telemetry.
 _OF_STEPS = {
-    *("complete", "arms", "load processes", "generator lag", "token times", "lag apart"),
-    *("event counts", "step counts", "stalls explained", "placed compile events"),
+    *("complete", "arms", "load generator", "lag apart"),
+    *("compile events", "step counts"),
 }
 
 

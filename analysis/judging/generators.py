@@ -1,17 +1,17 @@
-"""Whether the load generator did what its records say: every process to its end, nothing dropped, in time, one clock.
+"""Whether the load generator measured the servers and not itself: on schedule, with time to spare, nothing dropped.
 
-A generator that is late, overloaded or partly gone does not fail an arm: it measured itself, and the run says nothing.
-Each check reads the accounts that the load processes kept (generator-N.json); one that they do not cover is not made.
+A generator that is late or overloaded does not fail an arm: it measured itself, and the run says nothing. The evidence
+is the account that each load process keeps (generator-N.json); what it does not cover is not judged.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
-from analysis.judging.wording import sentence
 from analysis.nouns import counted
 from analysis.records.plain_values import mapping, number
 
@@ -19,105 +19,119 @@ BUSY_SHARE = 0.05  # of the time that a core may be used up: hiccups of a second
 BUSY_SECONDS = 2.0
 UNSEEN_SHARE = 0.001  # of users' requests that may be missing: those of the instant in which a splitter died
 
+_CORES = "Give the load generator its own cores or more workers (traffic.workers), or lower the rate."
+
 Account = Mapping[str, Any]
 
 
-def check_generators(
-    accounts: Sequence[Account], trials: Sequence[Mapping[str, Any]], *, limit_ms: float
-) -> Iterable[Check]:
-    """The checks that `accounts` and `trials` (their trial.json) allow, worst first in each reason."""
-    known = [account for account in accounts if "records" in account or "lost" in account]
-    expected = {
-        int(info["trial"]): int(info["load_processes"]) for info in trials if number(info.get("load_processes"))
-    }
-    if known or any(expected.values()):
-        yield check_processes(known, expected)
-    if any("records" in account for account in known):
-        yield check_dropped(known)
-    for account in known:
-        if "unplaced" in account:
-            yield check_users(account)
-    if any(number(mapping(account.get("loop_lag_ms")).get("p99")) is not None for account in known):
-        yield check_loop_lag(known, limit_ms)
-    if any(number(mapping(account.get("cpu")).get("of_s")) for account in known):
-        yield check_cpu(known)
-    clocks = [account for account in known if isinstance(account.get("clock"), Mapping)]
-    if clocks:
-        yield check_clocks(clocks, limit_ms)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One figure of the load generator against its limit, as a sentence without its full stop. `value` None: unknown,
+    and a fault."""
+
+    text: str
+    value: float | None
+    limit: float
+    remedy: str = _CORES
+    affects: tuple[str, ...] = ESTIMATES
+
+    @property
+    def ok(self) -> bool:
+        return self.value is not None and self.value <= self.limit
+
+    @property
+    def excess(self) -> float:
+        """How many times its limit the figure is; infinite where the limit is zero or the figure unknown."""
+        if self.value == 0:
+            return 0.0
+        return float("inf") if self.value is None or not self.limit else self.value / self.limit
 
 
-def check_processes(accounts: Sequence[Account], expected: Mapping[int, int]) -> Check:
-    """Every load process ran to its end, and what it counted is in the records."""
-    faults: list[str] = []
-    missing = 0
-    for trial, count in sorted(expected.items()):
-        here = sum(account.get("trial", 1) == trial for account in accounts)
-        if here < count:
-            faults.append(f"trial {trial} has accounts of {here} of {count} load processes")
-            missing += count - here
-    for account in accounts:
-        rows, planned, ended = (number(account.get(key)) for key in ("rows", "planned", "finished"))
-        lost, error, complete = account.get("lost"), account.get("error"), account.get("complete")
-        of = f" of {planned:.0f} planned" if planned is not None else ""
-        recorded = f"{rows or 0:.0f}{of} requests are recorded"
-        if lost:
-            faults.append(f"{_name(account)} is lost ({lost}): {recorded}")
-        elif not complete:
-            faults.append(f"{_name(account)} was cut off{f' ({error})' if error else ''}: {recorded}")
-        elif rows is not None and ended is not None and rows < ended:
-            faults.append(f"{_name(account)} ended {counted(int(ended), 'request')} and {rows:.0f} are recorded")
-        else:
-            continue
-        missing += 1
+def check_generator(measured: Sequence[Measured]) -> Check:
+    """The load generator kept to its schedule. The reason is the worst of what was measured, faults first."""
+    faults = [item for item in measured if not item.ok]
+    worst = max(faults or measured, key=lambda item: item.excess)
+    more = f"; and {counted(len(faults) - 1, 'more fault')}" if len(faults) > 1 else ""
     return Check(
-        check="load processes",
+        check="load generator",
         ok=not faults,
-        value=float(missing),
-        limit=0.0,
-        reason=f"{sentence(faults)}."
-        if faults
-        else "Every load process ran to its end and all it counted is recorded.",
-        affects=ALL_KINDS,
-        remedy="See logs/locust.log; a worker on another host also keeps its records itself.",
+        value=worst.value,
+        limit=worst.limit,
+        reason=f"{worst.text}{more}.",
+        affects=tuple(dict.fromkeys(kind for item in faults or measured for kind in item.affects)),
+        remedy=worst.remedy,
     )
 
 
-def check_dropped(accounts: Sequence[Account]) -> Check:
-    """No record was given up because the disk or the load process could not keep up."""
-    dropped = {_name(account): int(number(mapping(account.get("records")).get("dropped")) or 0) for account in accounts}
-    total = sum(dropped.values())
-    worst = max(dropped, key=lambda name: dropped[name], default="")
-    return Check(
-        check="dropped records",
-        ok=not total,
-        value=float(total),
-        limit=0.0,
-        reason=f"{counted(total, 'record')} {'was' if total == 1 else 'were'} dropped, {dropped[worst]} of them by "
-        f"{worst}, because the disk or the process could not keep up."
-        if total
-        else "No record was dropped.",
-        affects=ALL_KINDS,
-        remedy="Record on a faster disk, use more load workers, or lower the rate.",
-    )
+def lag_of(lag_ms: float | None, limit_ms: float) -> Measured:
+    """How late requests were sent."""
+    text = "How late requests were sent is not recorded"
+    if lag_ms is not None:
+        text = f"1 % of the requests were sent {lag_ms:.1f} ms late or more, limit {limit_ms:g} ms"
+    return Measured(text=text, value=lag_ms, limit=limit_ms)
 
 
-def check_users(account: Account) -> Check:
-    """The splitter's log held what the splitter itself counted, and every request that was under way has ended."""
+def measured_of(accounts: Sequence[Account], limit_ms: float) -> Iterator[Measured]:
+    """All that the accounts of load processes tell: records dropped, users' requests missed, reads that came late,
+    cores used up, clocks that are not known."""
+    for account in accounts:
+        name = _name(account)
+        if "records" in account:
+            dropped = number(mapping(account["records"]).get("dropped")) or 0.0
+            verb = "was" if dropped == 1 else "were"
+            yield Measured(
+                text=f"{counted(int(dropped), 'record')} of {name} {verb} dropped, limit 0",
+                value=dropped,
+                limit=0.0,
+                affects=ALL_KINDS,
+                remedy="Record on a faster disk, use more load workers (traffic.workers), or lower the rate.",
+            )
+        if "unplaced" in account:
+            yield _users(account)
+        late_ms = number(mapping(account.get("loop_lag_ms")).get("p99"))
+        if late_ms is not None:
+            text = f"In 1 % of the time {name} read what had come {late_ms:.1f} ms late or more, limit {limit_ms:g} ms"
+            yield Measured(text=text, value=late_ms, limit=limit_ms)
+        cpu = mapping(account.get("cpu"))
+        busy_s, of_s = number(cpu.get("busy_s")) or 0.0, number(cpu.get("of_s"))
+        if of_s:
+            limit = max(BUSY_SECONDS, BUSY_SHARE * of_s)
+            text = f"{name} used up its core in {busy_s:.0f} of {of_s:.0f} s, limit {limit:.0f} s"
+            yield Measured(text=text[0].upper() + text[1:], value=busy_s, limit=limit)
+        clock = account.get("clock")
+        if isinstance(clock, Mapping) and not clock.get("same"):
+            yield _clock(clock, name, limit_ms)
+
+
+def _users(account: Account) -> Measured:
+    """Whether the splitter's log holds what the splitter counted, and every request that was under way has ended."""
     known = number(mapping(account.get("splitter")).get("count")) or 0.0
     passed, cut = (number(account.get(key)) or 0.0 for key in ("passed", "unplaced"))
     missing = max(0.0, known - passed)
     unfinished = float(sum(unfinished_requests([account]).values()))
     limit = UNSEEN_SHARE * max(known, passed)
-    return Check(
-        check="users' requests",
-        ok=missing + cut + unfinished <= limit,
+    return Measured(
+        text=f"Of {max(known, passed):.0f} requests of users {missing:.0f} are not in the splitter's log, {cut:.0f} "
+        f"were under way when it ended, and {unfinished:.0f} had no end within traffic.timeout_s, limit {limit:.0f}",
         value=missing + cut + unfinished,
         limit=limit,
-        reason=f"Of {max(known, passed):.0f} requests of users {missing:.0f} are not in the splitter's log, "
-        f"{cut:.0f} were under way when it ended, and {unfinished:.0f} had no end within traffic.timeout_s, "
-        f"limit {limit:.0f}.",
         affects=(*ESTIMATES, "error"),
         remedy="See whether the disk of the log was full, and why the splitter ended.",
+    )
+
+
+def _clock(clock: Mapping[str, Any], name: str, limit_ms: float) -> Measured:
+    """How exactly the process's clock is known on the run's: which compile met which of its requests rests on it."""
+    known = bool(number(clock.get("exchanges")))
+    uncertainty_ms = (number(clock.get("worst_uncertainty_ns")) or 0.0) / 1e6
+    text = f"The clock of {name} was not compared with the master's"
+    if known:
+        text = f"The clock of {name} is known to ± {uncertainty_ms:.2g} ms, limit {limit_ms:g} ms"
+    return Measured(
+        text=text,
+        value=uncertainty_ms if known else None,
+        limit=limit_ms,
+        remedy="Use workers with a shorter way to the master, or raise gates.max_generator_lag_ms.",
     )
 
 
@@ -130,68 +144,31 @@ def unfinished_requests(accounts: Iterable[Account]) -> Counter[str]:
     return counts
 
 
-def check_loop_lag(accounts: Sequence[Account], limit_ms: float) -> Check:
-    """The load processes read what came when it came."""
-    lags = [(number(mapping(account.get("loop_lag_ms")).get("p99")) or 0.0, _name(account)) for account in accounts]
-    worst, name = max(lags)
-    return Check(
-        check="token times",
-        ok=worst <= limit_ms,
-        value=worst,
-        limit=limit_ms,
-        reason=f"In 1 % of the time {name} looked {worst:.1f} ms late or more at what had come, limit {limit_ms:g} ms.",
-        affects=ESTIMATES,
-        remedy="Give the load generator its own cores or more workers, or lower the rate.",
-    )
-
-
-def check_cpu(accounts: Sequence[Account]) -> Check:
-    """No load process had its core used up for more than a moment."""
-    worst, of, name = 0.0, 0.0, ""
+def lost_processes(accounts: Sequence[Account], trials: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The load processes that did not run to their end, or of whose requests some are not recorded, in words."""
+    faults = []
+    for info in trials:
+        expected = number(info.get("load_processes")) or 0.0
+        here = sum(account.get("trial", 1) == int(info["trial"]) for account in accounts)
+        if here < expected:
+            faults.append(f"trial {info['trial']} has accounts of {here} of {expected:.0f} load processes")
     for account in accounts:
-        cpu = mapping(account.get("cpu"))
-        busy, measured = number(cpu.get("busy_s")) or 0.0, number(cpu.get("of_s")) or 0.0
-        if not name or busy - BUSY_SHARE * measured > worst - BUSY_SHARE * of:
-            worst, of, name = busy, measured, _name(account)
-    limit = max(BUSY_SECONDS, BUSY_SHARE * of)
-    return Check(
-        check="generator CPU",
-        ok=worst <= limit,
-        value=worst,
-        limit=limit,
-        reason=f"{name} used up its core in {worst:.0f} of {of:.0f} s, limit {limit:.0f} s.",
-        affects=ESTIMATES,
-        remedy="Use more load workers, on cores of their own, or lower the rate.",
-    )
+        rows, planned, ended = (number(account.get(key)) for key in ("rows", "planned", "finished"))
+        lost, error = account.get("lost"), account.get("error")
+        of = f" of {planned:.0f} planned" if planned is not None else ""
+        recorded = f"{rows or 0:.0f}{of} requests are recorded"
+        if lost:
+            faults.append(f"{_name(account)} is lost ({lost}): {recorded}")
+        elif not account.get("complete"):
+            faults.append(f"{_name(account)} was cut off{f' ({error})' if error else ''}: {recorded}")
+        elif rows is not None and ended is not None and rows < ended:
+            faults.append(f"{_name(account)} ended {counted(int(ended), 'request')} and {rows:.0f} are recorded")
+    return faults
 
 
-def check_clocks(accounts: Sequence[Account], limit_ms: float) -> Check:
-    """When each request went out is known on the run's clock as well as it must be kept to the schedule."""
-    faults: list[str] = []
-    worst = 0.0
-    for account in accounts:
-        clock = mapping(account.get("clock"))
-        if clock.get("same"):
-            continue
-        if not number(clock.get("exchanges")):
-            faults.append(f"the clock of {_name(account)} was not compared with the master's")
-            continue
-        uncertainty_ms = (number(clock.get("worst_uncertainty_ns")) or 0.0) / 1e6
-        worst = max(worst, uncertainty_ms)
-        if uncertainty_ms > limit_ms:
-            faults.append(
-                f"the clock of {_name(account)} is known to ± {uncertainty_ms:.1f} ms, limit {limit_ms:g} ms: which "
-                "compile met which of its requests is uncertain"
-            )
-    return Check(
-        check="clocks",
-        ok=not faults,
-        value=worst,
-        limit=limit_ms,
-        reason=f"{sentence(faults)}." if faults else f"Workers' clocks are known to ± {worst:.2g} ms.",
-        affects=ESTIMATES,
-        remedy="Use workers with a shorter way to the master, or raise gates.max_generator_lag_ms.",
-    )
+def known_accounts(accounts: Sequence[Account]) -> list[Account]:
+    """The accounts that say what became of a load process; those of earlier versions may not."""
+    return [account for account in accounts if "records" in account or "lost" in account]
 
 
 def _name(account: Account) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 from analysis.arrays import Floats
 from analysis.judging.checks.records import allowed_missing
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.generators import known_accounts, measured_of
 from analysis.judging.wording import digits
 from analysis.nouns import counted
 from analysis.records.plain_values import mapping, number, rows_of
@@ -155,10 +156,7 @@ def _doubt(run: Run, arm: str, trial: Trial) -> str:
     sent = quantile(requests.lag_ms(own & ~requests.broken), 0.99)
     if sent > limit_ms:
         return f"1 % of its trial's requests were sent {digits(sent)} ms late or more, limit {limit_ms:g} ms"
-    looked = max((number(mapping(account.get("loop_lag_ms")).get("p99")) or 0.0 for account in accounts), default=0.0)
-    if looked > limit_ms:
-        return f"in 1 % of the time the load looked {digits(looked)} ms late or more, limit {limit_ms:g} ms"
-    return ""
+    return next((item.text for item in measured_of(known_accounts(accounts), limit_ms) if not item.ok), "")
 
 
 def _step(run: Run, arm: str, window: StepWindow) -> Step:

@@ -29,7 +29,6 @@ from analysis.judging.checks.statistics import (
 from analysis.judging.checks.telemetry import check_telemetry
 from analysis.judging.checks.traffic import (
     check_control_errors,
-    check_generator_lag,
     check_interference,
     check_open_loop,
     check_sample_ratio,
@@ -42,7 +41,7 @@ from analysis.judging.comparisons import Comparisons, blocks_at
 from analysis.judging.gates import (
     FAIL,
 )
-from analysis.judging.generators import check_generators
+from analysis.judging.generators import check_generator, known_accounts, lag_of, lost_processes, measured_of
 from analysis.judging.load_steps import is_search
 from analysis.judging.overload import MOST_COUNTED, Load, load_of
 from analysis.judging.ramp_account import ramp_of, share_of_candidate
@@ -99,7 +98,9 @@ def checks_of_all(run: Run) -> Iterable[Check]:
         yield from check_overload({arm: _loads(run, arm) for arm in run.arms}, run.control)
     problems = [*run.records.problems, *_unrecorded(run)]
     yield check_records(problems, int(requests.broken.sum()), requests.repeated, stated=run.records.stated)
-    yield check_complete(infos, planned=run.planned_trials, own_names=run.own_names)
+    accounts = known_accounts(run.records.generators)
+    lost = lost_processes(accounts, infos)
+    yield check_complete(infos, planned=run.planned_trials, own_names=run.own_names, processes=lost)
     if run.records.joined:
         yield check_schedules(run.repeated_schedules, mirrored=run.copied)
     closed = run.reported_open_loop is False and not run.planned
@@ -132,10 +133,12 @@ def checks_of_all(run: Run) -> Iterable[Check]:
         yield check_control_errors(run.control, failed, int(answered.sum()), limits.max_error_pct)
     if phases := pressure.phases_of(run.records.experiment):
         yield check_pressure(pressure.faults(phases, infos))
+    measured = list(measured_of(accounts, limits.max_generator_lag_ms))
     # What another tool does not keep, the check on its loop says; users are never late.
     if run.generator_lag_ms is not None or not (run.pace or run.of_users):
-        yield check_generator_lag(run.generator_lag_ms, limits.max_generator_lag_ms)
-    yield from check_generators(run.records.generators, infos, limit_ms=limits.max_generator_lag_ms)
+        measured.append(lag_of(run.generator_lag_ms, limits.max_generator_lag_ms))
+    if measured:
+        yield check_generator(measured)
     scheduled = bool(requests.scheduled.all()) if len(requests) else False
     own = run.of_arm(run.control) & ~requests.broken
     follows = starts_after_ends(requests.start_ns[own], requests.end_ns[own])

@@ -100,7 +100,7 @@ def _clause(reason: str) -> str:
 # minute on quiet machines decides nothing either.
 _RANKS = {
     **dict.fromkeys(("blocks", "run length", "cold starts"), 1),
-    **dict.fromkeys(("foreign work", "throttling", "device settings", "steal", "busy host"), 2),
+    **dict.fromkeys(("foreign work", "throttling", "device settings", "host"), 2),
     **dict.fromkeys(("bed drift", "bed apart", "slow bed"), 2),
     **dict.fromkeys(("tail", "cut requests"), 3),
 }

@@ -31,7 +31,7 @@ from analysis.run.memory import memory_of
 from analysis.run.run import Run
 
 # What only the end of a run can tell.
-_OF_THE_END = frozenset({"complete", "arms", "load processes", "records", "cut requests", "schedules", "answers"})
+_OF_THE_END = frozenset({"complete", "arms", "records", "cut requests", "schedules", "answers"})
 _ASKED_LATER = ("parity",)
 _ONE_LOOK = ("cold", "goodput", "memory")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from analysis.judging.checks.bed_traffic import BUSY, STEAL, THROTTLING
+from analysis.judging.checks.bed_traffic import HOST, THROTTLING
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.nouns import counted
 from analysis.releases.history import days
@@ -27,7 +27,7 @@ from analysis.statistics.unpaired import Difference, Level, day_part, difference
 from analysis.statistics.variances import Part
 
 # What takes time from a run lets its queues grow, and with them what it holds in memory.
-_SLOWING = frozenset({STEAL.check, THROTTLING.check, BUSY.check})
+_SLOWING = frozenset({HOST.check, THROTTLING.check})
 _COMPILE_FIGURES = frozenset({"warmup_compiles", "compile_s", "recompiles", "serving_compile_s"})
 _CACHE_SHARE = 0.1  # by how much the share of compiles that the cache had may differ
 

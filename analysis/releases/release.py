@@ -55,8 +55,8 @@ _BETWEEN_ARMS = frozenset(
 )
 # Checks on the machine's speed. What changes from trial to trial is in their scatter; what lasts, in the references.
 _OF_SPEED = frozenset({"bed drift", "slow bed"})
-# Checks on what was told of compiles. Latencies are what clients saw, whatever was told.
-_OF_COMPILES = frozenset({"event counts", "placed compile events", "stalls explained"})
+# The check on what was reported of compiles. Latencies are what clients saw, whatever was reported.
+_OF_COMPILES = frozenset({"compile events"})
 # Settings of the traffic that say how it is sent, and not what.
 _OF_SENDING = frozenset({"workers", "remote_workers", "master_bind", "block_s"})
 _FILES = frozenset({"trace", "conversations", "tokenizer"})

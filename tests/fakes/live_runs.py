@@ -173,7 +173,7 @@ class WatchedRun:
         }
         reasons = (
             ("blocks", number * 2, 18, f"{number * 2} blocks of 30 s, where 18 carry a verdict."),
-            ("generator lag", 41.0, 50.0, "The load was 41 ms late at p99."),
+            ("load generator", 41.0, 50.0, "The load was 41 ms late at p99."),
             ("error rate", 0.1, 0.5, self.text or "0.1 % of requests failed."),
             ("sample ratio", 0.61, 0.001, "Arms got equal shares."),
         )

@@ -382,7 +382,7 @@ def gate(kind: str = "noninferiority", verdict: str = "PASS", arm: str = "compil
     return Gate(arm=arm, kind=kind, verdict=verdict, **known | more)  # type: ignore[arg-type]
 
 
-def check(ok: bool = False, affects: tuple[str, ...] = ESTIMATES, name: str = "generator lag", **more: Any) -> Check:
+def check(ok: bool = False, affects: tuple[str, ...] = ESTIMATES, name: str = "load generator", **more: Any) -> Check:
     return Check(check=name, ok=ok, reason="The generator was late.", affects=affects, **more)
 
 

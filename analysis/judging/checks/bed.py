@@ -11,15 +11,13 @@ from collections.abc import Sequence
 
 from analysis.judging.checks.bed_speed import APART, DRIFT, SLOW, apart, drift, slow
 from analysis.judging.checks.bed_traffic import (
-    BUSY,
     FOREIGN,
+    HOST,
     SETTINGS,
-    STEAL,
     THROTTLING,
-    busy_host,
     foreign_work,
+    host_work,
     settings,
-    steal,
     throttling,
 )
 from analysis.judging.checks.disturbances import Disturbance, checks_of, gathered
@@ -42,8 +40,7 @@ def check_bed(
         (FOREIGN, foreign_work(bed)),
         (THROTTLING, throttling(bed, arms, limit)),
         (SETTINGS, settings(bed, arms, limit)),
-        (STEAL, steal(bed, limits.max_steal_pct / 100.0, shared=shared)),
-        (BUSY, busy_host(bed, limits.max_other_cpu_pct / 100.0, shared=shared)),
+        (HOST, host_work(bed, limits, shared=shared)),
         (DRIFT, drift(bed, limit, shared=shared)),
         (APART, apart(bed, arms, limit)),
         (SLOW, slow(bed)),

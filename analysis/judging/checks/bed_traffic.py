@@ -12,6 +12,7 @@ from analysis.judging.wording import digits, percent
 from analysis.nouns import counted
 from analysis.records.schemas import RUN_HOST
 from analysis.run.test_bed import POWER_CAP, THROTTLES, DeviceTraffic, HostTraffic, TestBed
+from analysis.settings.gate_limits import GateLimits
 
 MOST_SHARE = 0.01  # of a trial's traffic, in which a card may be held back or somebody else's
 MOST_MEMORY_PRESSURE = 0.01
@@ -36,16 +37,11 @@ SETTINGS = Aspect(
     remedy="Give all cards one power limit and one clock (`nvidia-smi -pl`, `-lgc`), or swap them over an even "
     "number of trials.",
 )
-STEAL = Aspect(
-    check="steal",
-    sound="The hosts had their processors to themselves.",
-    remedy="Use a host whose processors are not shared with other virtual machines, or raise gates.max_steal_pct.",
-    slows=True,
-)
-BUSY = Aspect(
-    check="busy host",
-    sound="The hosts did nothing else that counts.",
-    remedy="Stop other work on the host, give the run its own processors and memory, or raise gates.max_other_cpu_pct.",
+HOST = Aspect(
+    check="host",
+    sound="The hosts had their processors to themselves and did nothing else that counts.",
+    remedy="Stop other work on the host and give the run its own processors and memory, use one that shares no "
+    "processor with other virtual machines, or raise gates.max_steal_pct or gates.max_other_cpu_pct.",
     slows=True,
 )
 
@@ -160,36 +156,28 @@ def settings(bed: TestBed, arms: Sequence[str], limit: float) -> list[Disturbanc
     return found
 
 
-def steal(bed: TestBed, most: float, *, shared: bool) -> list[Disturbance] | None:
-    """Return hosts on which the hypervisor took more than `most` of the processors' time; None where no host says.
+def host_work(bed: TestBed, limits: GateLimits, *, shared: bool) -> list[Disturbance] | None:
+    """Hosts on which the hypervisor or work that is not of the run took too much of the processors' time, or tasks
+    waited for memory. None where no host says.
 
-    `shared`: all arms ran at the same time, so this share of the processors' time can have slowed an arm by that share
-    at most. Where arms took turns, all of it may have fallen on one of them.
+    `shared`: all arms ran at the same time, so such a share of the processors' time can have slowed an arm by that
+    share at most. Where arms took turns, all of it may have fallen on one of them. The load that an experiment puts on
+    its machines itself ([pressure]) is no disturbance.
     """
-    if all(host.steal is None for host in bed.hosts):
+    if all((host.steal, host.foreign, host.pressure_memory) == (None, None, None) for host in bed.hosts):
         return None
-    what = "the hypervisor took {share} of the processors' time from {host}"
-    return [item for host in bed.hosts for item in _of_host(STEAL, host, host.steal, most, what, shared=shared)]
-
-
-def busy_host(bed: TestBed, most: float, *, shared: bool) -> list[Disturbance] | None:
-    """Return hosts on which other work took more than `most` of the processors, or tasks waited for memory.
-
-    None where no host says. The load that an experiment puts on its machines itself ([pressure]) is no disturbance.
-    `shared` as in `steal`.
-    """
-    if all(host.foreign is None and host.pressure_memory is None for host in bed.hosts):
-        return None
-    return [
-        item
-        for host in bed.hosts
-        if host.trial not in bed.pressed
-        for share, limit, what in (
-            (host.foreign, most, "work that is not of the run took {share} of the processors of {host}"),
-            (host.pressure_memory, MOST_MEMORY_PRESSURE, "tasks waited for memory {share} of the time on {host}"),
-        )
-        for item in _of_host(BUSY, host, share, limit, what, shared=shared)
-    ]
+    most_stolen, most_other = limits.max_steal_pct / 100.0, limits.max_other_cpu_pct / 100.0
+    found: list[Disturbance] = []
+    for host in bed.hosts:
+        taken = [(host.steal, most_stolen, "the hypervisor took {share} of the processors' time from {host}")]
+        if host.trial not in bed.pressed:
+            taken += [
+                (host.foreign, most_other, "work that is not of the run took {share} of the processors of {host}"),
+                (host.pressure_memory, MOST_MEMORY_PRESSURE, "tasks waited for memory {share} of the time on {host}"),
+            ]
+        for share, limit, what in taken:
+            found += _of_host(HOST, host, share, limit, what, shared=shared)
+    return found
 
 
 # --- Devices and hosts ------------------------------------------------------------------------------------------------

@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
-from analysis.judging.wording import into_compile
+from analysis.judging.wording import into_compile, sentence
 from analysis.nouns import counted
 
 _MISSING_SLACK = 2  # requests that may be under way when recorders stop
 _MISSING_SHARE = 0.001
-_RUN_AGAIN = "Run again, and let the run end by itself."
+_RUN_AGAIN = "Run again, and let the run end by itself; logs/locust.log says why a load process ended."
 
 
 def check_records(problems: Sequence[str], broken: int, repeated: int, *, stated: bool = True) -> Check:
@@ -39,10 +39,15 @@ def check_records(problems: Sequence[str], broken: int, repeated: int, *, stated
 
 
 def check_complete(
-    trials: Sequence[Mapping[str, Any]], *, planned: int = 0, own_names: Mapping[int, str] | None = None
+    trials: Sequence[Mapping[str, Any]],
+    *,
+    planned: int = 0,
+    own_names: Mapping[int, str] | None = None,
+    processes: Sequence[str] = (),
 ) -> Check:
-    """Every trial that was planned is there and ended by itself. `planned` is 0 where the number is not recorded;
-    `own_names` are what trials are called in the runs that were joined."""
+    """Every trial that was planned is there and ended by itself, as did every load process: `processes` says which did
+    not. `planned` is 0 where the number is not recorded; `own_names` are what trials are called in the runs that were
+    joined."""
 
     def named(number: int) -> str:
         own = (own_names or {}).get(number)
@@ -55,15 +60,15 @@ def check_complete(
     # Nor is a trial missing that was left out because the run was decided.
     most = max(there, default=0) if last.get("ended") else max([planned, *there])
     missing = [named(number) for number in range(1, most + 1) if number not in there]
-    words = [f"Trial {', '.join(stopped)} was stopped before its end."] if stopped else []
-    if missing:
-        words.append(f"Trial {', '.join(missing)} is missing.")
+    faults = [f"trial {', '.join(stopped)} was stopped before its end"] if stopped else []
+    faults += [f"trial {', '.join(missing)} is missing"] if missing else []
+    faults += processes
     return Check(
         check="complete",
-        ok=not words,
-        value=float(len(stopped) + len(missing)),
+        ok=not faults,
+        value=float(len(stopped) + len(missing) + len(processes)),
         limit=0.0,
-        reason=" ".join(words) or "Every trial ran to its end.",
+        reason=f"{sentence(faults)}." if faults else "Every trial and every load process ran to its end.",
         affects=ALL_KINDS,
         remedy=_RUN_AGAIN,
     )

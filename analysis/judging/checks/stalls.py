@@ -16,7 +16,7 @@ from analysis.judging.client_gates import may_compile, stall_values
 from analysis.judging.gates import COMPILE_GATES
 from analysis.judging.run_gates import cold_ends, part_minutes
 from analysis.judging.validity import UNKNOWN_STALLS, Check
-from analysis.judging.wording import digits, sentence
+from analysis.judging.wording import digits
 from analysis.nouns import counted
 from analysis.run.client_stalls import UNKNOWN, ArmStalls, Stall, compile_windows, is_explained
 from analysis.run.run import Run
@@ -26,15 +26,14 @@ _SLACK_SHARE = 0.1
 _LONGEST = "longest stall"
 _SEVERAL = 2  # one short stall may be an accident: it opens no gate by the requests that it met
 _MOST_PLACES = 4
-_REMEDY = "Run again; see the logs of the arm and of the disk."
 _UNKNOWN_REMEDY = (
     "See what the arm and its host did then: logs, the allocator, first loads of kernels. If users may wait that long, "
     "raise gates.max_stall_s."
 )
 
 
-def check_explained(run: Run, arm: str, seen: ArmStalls, *, vouched: bool) -> Check:
-    """An event explains every compile that delayed requests by the server's account.
+def unexplained_stalls(run: Run, arm: str, seen: ArmStalls, *, vouched: bool) -> list[str]:
+    """Return what no compile event explains of the compiles that delayed requests by the server's account, in words.
 
     Where the number of events is not vouched for, a stall of unknown cause may be a compile that no event reports, even
     if its prompts may have taken as long.
@@ -55,18 +54,7 @@ def check_explained(run: Run, arm: str, seen: ArmStalls, *, vouched: bool) -> Ch
             f"clients saw {counted(len(stalls), 'stall')} ({digits(longest)} s at most) and "
             f"{'it is' if len(stalls) == 1 else 'they are'} in no compile event, although events may be missing"
         )
-    return Check(
-        check="stalls explained",
-        ok=not faults,
-        value=float(requests.size + len(stalls)),
-        limit=0.0,
-        arm=arm,
-        reason=f"{sentence(faults)}."
-        if faults
-        else f"The compile events of {arm} explain every stall that its server reports.",
-        affects=("recompile",),
-        remedy=_REMEDY,
-    )
+    return faults
 
 
 def check_unknown(run: Run, seen: ArmStalls) -> Check:

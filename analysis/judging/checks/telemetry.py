@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from analysis.judging.checks.stalls import check_explained, check_unknown
+from analysis.judging.checks.stalls import check_unknown, unexplained_stalls
 from analysis.judging.load_steps import is_search
-from analysis.judging.validity import ESTIMATES, Check
-from analysis.judging.wording import into_compile
+from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
+from analysis.judging.wording import into_compile, sentence
 from analysis.records.placing import Unplaced, words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.client_stalls import ArmStalls
@@ -29,35 +29,14 @@ _REMEDY = "Run again; see the logs of the arm and of the disk."
 def check_telemetry(run: Run, stalls: Mapping[str, ArmStalls]) -> Iterable[Check]:
     """The checks on the compile events of each arm that tailgate started, and of those of others' logs that are placed;
     none where there is no such table."""
-    yield check_placed(run.unplaced_requests, "request", arm=None, affects=(*ESTIMATES, "recompile", "error"))
+    yield check_placed(run.unplaced_requests)
     if run.records.events is None:
         return
-    unattributed = [item for item in run.unplaced_events if item.arm is None or item.arm == run.control]
-    yield check_placed(unattributed, "compile event", arm=None, affects=("recompile", *ESTIMATES))
-    for arm in run.treatments:
-        if run.account(arm).external and not run.account(arm).tells_compiles:
-            continue
-        own = [item for item in run.unplaced_events if item.arm == arm]
-        yield check_placed(own, "compile event", arm=arm, affects=("recompile", *ESTIMATES))
-    for arm in (name for name in run.arms if not run.account(name).external):
-        lost, vouched = lost_events(run, arm)
-        control = arm == run.control
-        yield Check(
-            check="event counts",
-            ok=not lost,
-            value=float(len(lost)),
-            limit=0.0,
-            arm=None if control else arm,
-            reason=f"Compile events of {arm} are missing: {'; '.join(lost)}."
-            if lost
-            else f"{arm} counted as many compile events as are recorded."
-            if vouched
-            else f"{arm} did not tell how many compile events it counted.",
-            affects=ESTIMATES if control else ("recompile", *ESTIMATES),
-            remedy=_REMEDY,
-        )
-        if not control:
-            yield check_explained(run, arm, stalls[arm], vouched=vouched and not lost)
+    for arm in run.arms:
+        account = run.account(arm)
+        if arm == run.control or not account.external or account.tells_compiles:
+            yield check_events(run, arm, stalls.get(arm))
+        if arm != run.control and not account.external:
             # A search drives arms past what they hold, and such a server is silent for longer than users would see.
             if not is_search(run):
                 yield check_unknown(run, stalls[arm])
@@ -66,17 +45,47 @@ def check_telemetry(run: Run, stalls: Mapping[str, ArmStalls]) -> Iterable[Check
         yield from (check_steps(run, run.records.steps, arm) for arm in run.arms)
 
 
-def check_placed(unplaced: Sequence[Unplaced], what: str, *, arm: str | None, affects: tuple[str, ...]) -> Check:
-    """Every row names its arm, its time and its kind."""
-    faults = words_of(unplaced, what)
+def check_placed(unplaced: Sequence[Unplaced]) -> Check:
+    """Every request names its arm, its time and its kind."""
+    faults = words_of(unplaced, "request")
     return Check(
-        check=f"placed {what}s",
+        check="placed requests",
         ok=not faults,
         value=float(sum(item.rows for item in unplaced)),
         limit=0.0,
-        arm=arm,
-        reason=f"{'; '.join(faults)} cannot be placed." if faults else f"Every {what} has its place in the run.",
-        affects=affects,
+        reason=f"{'; '.join(faults)} cannot be placed." if faults else "Every request has its place in the run.",
+        affects=ALL_KINDS,
+        remedy=_REMEDY,
+    )
+
+
+def check_events(run: Run, arm: str, stalls: ArmStalls | None) -> Check:
+    """The compile events of the arm are whole: each has its place, none is missing by the replicas' own counts, and
+    they explain every compile that delayed requests.
+
+    Of an external arm nothing but the place is known. Events of no known arm may be anybody's: they are the control's.
+    """
+    control, external = arm == run.control, run.account(arm).external
+    owners = (arm, None) if control else (arm,)
+    unplaced = words_of([item for item in run.unplaced_events if item.arm in owners], "compile event")
+    lost, vouched = ([], False) if external else lost_events(run, arm)
+    faults = [f"{item} cannot be placed" for item in unplaced]
+    faults += [f"compile events of {arm} are missing: {item}" for item in lost]
+    opens: tuple[str, ...] = ("recompile", *ESTIMATES) if unplaced or not control else ESTIMATES
+    if stalls is not None and not control and not external:
+        unexplained = unexplained_stalls(run, arm, stalls, vouched=vouched and not lost)
+        opens = opens if faults else ("recompile",)
+        faults += unexplained
+    return Check(
+        check="compile events",
+        ok=not faults,
+        value=float(len(faults)),
+        limit=0.0,
+        arm=None if control else arm,
+        reason=f"{sentence(faults)}."
+        if faults
+        else f"The compile events of {arm} are whole{'' if vouched else ', as far as it counted them'}.",
+        affects=opens,
         remedy=_REMEDY,
     )
 

@@ -104,22 +104,6 @@ def check_schedules(repeated: Sequence[Sequence[int]], *, mirrored: bool) -> Che
     )
 
 
-def check_generator_lag(lag_ms: float | None, limit_ms: float) -> Check:
-    """The load generator sent its requests on schedule."""
-    ok = lag_ms is not None and lag_ms <= limit_ms
-    return Check(
-        check="generator lag",
-        ok=ok,
-        value=lag_ms,
-        limit=limit_ms,
-        reason="How late requests were sent is not recorded."
-        if lag_ms is None
-        else f"1 % of the requests were sent {lag_ms:.1f} ms late or more, limit {limit_ms:g} ms.",
-        affects=ESTIMATES,
-        remedy="Give the load generator its own cores or more workers, or lower the rate.",
-    )
-
-
 def check_open_loop(
     open_loop: bool | None,
     scheduled: bool,

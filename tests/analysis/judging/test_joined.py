@@ -69,7 +69,7 @@ def test_a_fault_of_one_run_concerns_all_and_names_its_trial(tmp_path):
     _, judgement = judged(folder)
     assert "Trial 3 (trial 2 of run-1)" in check(judgement, "complete").reason
     assert any(item.gate == "deaths" and item.verdict == "FAIL" for item in judgement.gates)
-    lost = [item.reason for item in judgement.checks if item.check == "event counts" and not item.ok]
+    lost = [item.reason for item in judgement.checks if item.check == "compile events" and not item.ok]
     assert any("compiled-0 counted 9 in trial 3" in reason for reason in lost)
 
 
@@ -107,7 +107,7 @@ def test_missing_events_are_counted_under_the_new_number_of_their_trial(tmp_path
         start = start_of(1, day=DAYS_APART) - SECOND
         writer.append({**row, "event_id": "1-compiled-0-7", "start_ns": start, "end_ns": start + 1})
     _, judgement = judged(folder)
-    reasons = [item.reason for item in judgement.checks if item.check == "event counts" and not item.ok]
+    reasons = [item.reason for item in judgement.checks if item.check == "compile events" and not item.ok]
     assert len(reasons) == 1
     assert "compiled-0 counted 8 in trial 2 and 3 are recorded" in reasons[0]
 

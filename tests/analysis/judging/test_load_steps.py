@@ -142,7 +142,28 @@ def test_a_late_generator_leaves_the_load_open(tmp_path: Path) -> None:
         (folder / f"trial-{number:02}" / "generator-0.json").write_text(json.dumps(account))
     (gate,) = [row for row in analyze(folder)["gates"] if row["gate"] == "goodput"]
     assert gate["verdict"] == INCONCLUSIVE
-    assert "generator lag" in gate["blocked_by"]
+    assert "load generator" in gate["blocked_by"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"loop_lag_ms": {"p99": 60.0}},
+        {"cpu": {"busy_s": 60.0, "of_s": 120.0}},
+        {"records": {"dropped": 1}},
+        {"clock": {"exchanges": 0}},
+    ],
+    ids=str,
+)
+def test_where_arms_take_turns_a_fault_of_the_generator_leaves_the_steps_of_its_trial_alone_undecided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(Run, "in_turn", True)
+    folder = write_search(tmp_path / "run", {"eager": 17, "new": 9}, [[4, 8], [4, 8]])
+    account = {"worker": 0, "trial": 1, "complete": True, "records": {"dropped": 0}, **fault}
+    (folder / "trial-01" / "generator-0.json").write_text(json.dumps(account))
+    held = {(step.trial, step.held) for step in steps_of(Run.of(read_run(folder)))}
+    assert held == {(1, "undecided"), (2, "held")}
 
 
 def step(rate: float, held: Held, trial: int = 1) -> Step:

@@ -59,12 +59,12 @@ class TestChecksOnGates:
 
     def test_a_gate_names_each_check_once(self):
         (result,) = apply_checks([gate()], [check(), check(name="blocks"), check(name="blocks", arm="compiled")])
-        assert result.blocked_by == ("generator lag", "blocks")
+        assert result.blocked_by == ("load generator", "blocks")
         assert "was late" not in result.reason
 
     def test_a_known_shift_clears_nothing_when_another_check_fails(self):
         (result,) = apply_checks([gate(low=0.1, high=0.2)], [check(name="bed drift", shift=0.1), check()])
-        assert (result.verdict, result.blocked_by) == ("INCONCLUSIVE", ("generator lag",))
+        assert (result.verdict, result.blocked_by) == ("INCONCLUSIVE", ("load generator",))
 
     @pytest.mark.parametrize(
         ("kind", "verdict", "stands"),
@@ -102,7 +102,7 @@ class TestChecksOnGates:
         ("verdict", "slows", "stands"), [("PASS", True, True), ("PASS", False, False), ("FAIL", True, False)]
     )
     def test_an_objective_stands_that_passed_although_its_machine_was_slowed(self, verdict, slows, stands):
-        (result,) = apply_checks([gate(kind="slo", verdict=verdict)], [replace(check(name="steal"), slows=slows)])
+        (result,) = apply_checks([gate(kind="slo", verdict=verdict)], [replace(check(name="host"), slows=slows)])
         assert (result.verdict == verdict) is stands
 
     @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ SPOILED = {
     "correlated blocks": case(
         "block autocorrelation", {"noninferiority"}, own_drift=0.4, own_rho=0.98, gates=QUICK | {"quantile": 0.5}
     ),
-    "generator lag": case("generator lag", TAILS, lag_ms=500.0),
+    "a late generator": case("load generator", TAILS, lag_ms=500.0),
     "a closed loop": case("open loop", TAILS, open_loop=False),
     "no schedule": case("open loop", TAILS, rows(lambda found: [row | {"scheduled_ns": None} for row in found])),
     "interference": case("interference", TAILS, arms=(EAGER, CAPTURES), gates=LENIENT, interference=1.6),
@@ -405,7 +405,7 @@ def test_a_replica_that_is_gone_after_the_traffic_does_not_pass(tmp_path):
     directory = write_run(tmp_path / "run", HONEST)
     tell(directory, final={"eager-0": {}})
     judgement = judge(Run.of(read_run(directory)))
-    assert (judgement.overall, failed_checks(judgement)) == ("INCONCLUSIVE", {"alive", "event counts"})
+    assert (judgement.overall, failed_checks(judgement)) == ("INCONCLUSIVE", {"alive", "compile events"})
     assert any("compiled-0" in check.reason for check in judgement.checks if check.check == "alive")
 
 

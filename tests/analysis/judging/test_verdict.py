@@ -61,7 +61,7 @@ class TestWords:
 
     @pytest.mark.parametrize(
         ("name", "leads"),
-        [("generator lag", "The generator was late."), ("steal", "Too short."), ("tail", "Too short.")],
+        [("load generator", "The generator was late."), ("host", "Too short."), ("tail", "Too short.")],
     )
     def test_headline_leads_with_a_fault_of_the_run_then_with_too_little_data(self, name, leads):
         gates = [gate(verdict="INCONCLUSIVE", blocked_by=("blocks", name))]
@@ -120,7 +120,12 @@ class TestWords:
         ("gates", "checks", "needed_s", "words"),
         [
             ([replace(OPEN, needed_s=600.0), gate("slo", "INCONCLUSIVE", needed_s=1260.0)], [], 1260.0, "21"),
-            ([gate(verdict="INCONCLUSIVE", blocked_by=("generator lag",))], [check(remedy="Fix it.")], None, "Fix it."),
+            (
+                [gate(verdict="INCONCLUSIVE", blocked_by=("load generator",))],
+                [check(remedy="Fix it.")],
+                None,
+                "Fix it.",
+            ),
             ([gate("recompile", "FAIL"), OPEN], [], None, "will not clear compiled"),
             ([gate("recompile", "FAIL"), OPEN, replace(OPEN, arm="padded", needed_s=630.0)], [], 630.0, ""),
             ([gate("cold", "INCONCLUSIVE")], [], None, "More trials"),

@@ -48,7 +48,7 @@ def doubted(*checks, **more):
 
 
 NONE, SOME = counting(recompiles=[0, 0]), counting(recompiles=[2, 2])
-LATE = changed(doubted("generator lag"), p50_tpot_ms=2.0)
+LATE = changed(doubted("load generator"), p50_tpot_ms=2.0)
 FAT = changed(doubted("complete"), process_peak_bytes=1.3)
 TWELVE, FOURTEEN = counting(warmup_compiles=[12]), counting(warmup_compiles=[14])
 NO_ERROR, ONE_ERROR = counting(error_pct=[0, 0]), counting(error_pct=[0, 1])
@@ -74,7 +74,7 @@ CASES = {
     "load not as claimed": (BUILD, LATE, {}, "p50_tpot_ms", "INCONCLUSIVE"),
     "memory of a cut run": (BUILD, FAT, {}, "process_peak_bytes", "FAIL"),
     "less memory of a cut run": (BUILD, doubted("complete"), {}, "process_peak_bytes", "INCONCLUSIVE"),
-    "a doubtful baseline": (replace(NONE, compile_doubts=("steal",)), SOME, {}, "recompiles", "INCONCLUSIVE"),
+    "a doubtful baseline": (replace(NONE, compile_doubts=("host",)), SOME, {}, "recompiles", "INCONCLUSIVE"),
     "lost events open a pass": (NONE, replace(NONE, compile_doubts=("records",)), {}, "recompiles", "INCONCLUSIVE"),
     "lost events excuse no fail": (NONE, replace(SOME, compile_doubts=("records",)), {}, "recompiles", "FAIL"),
     "no error": (NO_ERROR, NO_ERROR, ERRORS, "error_pct", "PASS"),
@@ -156,7 +156,7 @@ def test_a_small_difference_of_the_machine_decides_nothing(truth: float, slower:
         assert row(document, "p50_tpot_ms")["verdict"] != wrong
 
 
-@pytest.mark.parametrize("check", ["steal", "throttling", "busy host"])
+@pytest.mark.parametrize("check", ["throttling", "host"])
 def test_a_slower_machine_holds_no_less_memory(check: str) -> None:
     """So a slowed baseline leaves a FAIL of memory as it is, and a slowed candidate a PASS."""
     slowed = doubted(check)

@@ -144,7 +144,7 @@ def history(*releases: Release) -> History:
 
 
 def test_record_holds_all_that_a_comparison_reads(tmp_path: Path) -> None:
-    build = Build(luck=None, cache={"hit": 2.0, "miss": 1.0}, doubts=("generator lag",), counts={"recompiles": [1, 0]})
+    build = Build(luck=None, cache={"hit": 2.0, "miss": 1.0}, doubts=("load generator",), counts={"recompiles": [1, 0]})
     kept = release(build, day=3, seed=1)
     assert read_release(accept(kept, tmp_path / "new")) == kept
 
@@ -259,7 +259,7 @@ def test_runs_at_one_time_on_one_machine_had_one_day() -> None:
         {"environment": {**COMMITTED.environment, "git_commit": "ffffffff"}},
         {"environment": {**COMMITTED.environment, "versions": {"torch": "2.12"}}},
         {"config": {**COMMITTED.config, "engine": {"slots": 16}}},
-        {"doubts": ("generator lag",)},
+        {"doubts": ("load generator",)},
     ],
 )
 def test_another_build_or_a_doubtful_run_is_no_repeat(changes) -> None:

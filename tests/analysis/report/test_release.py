@@ -78,8 +78,8 @@ def test_no_line_of_the_table_is_wider_than_the_terminal(width: int) -> None:
 
 def test_doubt_that_opens_several_gates_is_said_once_and_a_machine_that_differs_is_on_the_page() -> None:
     assert "card and host were slower" in release_html(compared(BUILD, slower=1.3))
-    document = compared(replace(BUILD, doubts=("generator lag",)))
-    (line,) = (line for line in open_lines(document) if "generator lag" in line)
+    document = compared(replace(BUILD, doubts=("load generator",)))
+    (line,) = (line for line in open_lines(document) if "load generator" in line)
     assert "p99 TTFT" in line
     assert "p99 E2E" in line
 

@@ -157,7 +157,7 @@ def test_a_killed_run_leaves_readable_records_and_no_process_or_secret(tmp_path:
     assert max(row["sent_ns"] for row in rows) < killed_ns
     summary = analyze(trial.parent)
     assert summary["overall"] == "INCONCLUSIVE"
-    assert {"complete", "load processes"} <= set(checks(summary))
+    assert "complete" in checks(summary)
     for worker in (0, 1):
         account = json.loads((trial / f"generator-{worker}.json").read_text())
         mine = [row for row in rows if int(row["request_id"].split("-")[1]) % 2 == worker]
