@@ -147,7 +147,8 @@ def description(item: Comparison) -> str:
     if item.low is None and item.high is None:
         return f"{seen}; so little of the tail sets no limits."
     low, high = ("any" if value is None else f"{value:.2f}" for value in (item.low, item.high))
-    return f"{seen} (between {low} and {high})."
+    whole = "" if item.whole is None else f", and {item.whole:.2f} times over all of it"
+    return f"{seen} in a typical block (between {low} and {high}){whole}."
 
 
 def _compared(

@@ -51,6 +51,7 @@ class Gate:
     allowance: str = ""  # the part of its reason that says what it allows for of what failed checks saw
     low: float | None = None  # limits of a ratio, which a machine may have moved
     high: float | None = None  # of an objective that no request missed, the slowest
+    lasting: tuple[float, float] | None = None  # both, where trials are what it counts and one state may outlast some
     unseen: bool = False  # open because the arm is only seen from outside
     path: Path | None = None  # how its evidence grew, where it may be looked at while it forms
 
@@ -102,6 +103,7 @@ def noninferiority_gate(
         low=comparison.low,
         # The ratio over the run must be within the margin too.
         high=None if comparison.high is None else max(comparison.high, comparison.whole or 0.0),
+        lasting=comparison.lasting,
         needed_s=needed_s if comparison.verdict == INCONCLUSIVE else None,
         needed_starts=needed_starts if comparison.verdict == INCONCLUSIVE else None,
         path=path,

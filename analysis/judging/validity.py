@@ -89,11 +89,28 @@ def _withstands(gate: Gate, shift: float) -> bool:
     return apart >= shift if gate.verdict == PASS else -apart > shift
 
 
+def _by_trials(gate: Gate, failed: Sequence[Check]) -> tuple[Gate, list[Check]]:
+    """The gate and the checks that are left to it where its evidence is what trials differ by, which has in it what
+    falls on some of them. What it decides must be so too where a state of the machines lasts for several trials."""
+    among = [check for check in failed if check.among_trials]
+    if not among or gate.lasting is None or gate.limit is None:
+        return gate, list(failed)
+    low, high = gate.lasting
+    if not {PASS: high <= gate.limit, FAIL: low > gate.limit}.get(gate.verdict, True):
+        return gate, list(failed)
+    if gate.verdict != INCONCLUSIVE:
+        names = ", ".join(dict.fromkeys(check.check for check in among))
+        sure = f"between {low:.2f} and {high:.2f} where it outlasts a trial"
+        gate = _allowing(gate, f"Its trials differ by what {names} saw, too: {sure}.")
+    return gate, [check for check in failed if not check.among_trials]
+
+
 def _allowing(gate: Gate, allowance: str) -> Gate:
     return replace(gate, allowance=f"{gate.allowance} {allowance}".lstrip(), reason=f"{gate.reason} {allowance}")
 
 
 def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
+    gate, failed = _by_trials(gate, failed)
     if gate.verdict == PASS and gate.kind in ("slo", "cold"):
         failed = [check for check in failed if not check.slows]  # on quiet machines requests would be faster
     shift = sum(check.shift or 0.0 for check in failed)

@@ -78,7 +78,7 @@ def _bound(gate: Gate) -> float | None:
     """What the ratio of a latency surely does not exceed; None where there is no such limit."""
     if gate.kind != "noninferiority" or gate.high is None:
         return None
-    return gate.high
+    return max(gate.high, gate.lasting[1] if gate.lasting else gate.high)
 
 
 def _is_overload(check: Check, arms: Sequence[str]) -> bool:

@@ -27,7 +27,7 @@ from analysis.settings.gate_limits import RESTART_SPREAD
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.dependence import Dependence, block_differences, dependence_of
 from analysis.statistics.groups import FEWEST_GROUPS, groups_of
-from analysis.statistics.machines import mean_over_trials
+from analysis.statistics.machines import lasting_reach, mean_over_trials
 from analysis.statistics.quantiles import BlockHistogram, block_histogram, quantiles, shared_blocks
 from analysis.statistics.windows import Windows, typical_ratio, window_limits
 
@@ -80,6 +80,7 @@ class Comparison:
     tests: int = 1  # over which that is adjusted
     autocorrelation: float | None = None  # between neighbouring groups, as predicted from blocks
     spread: float | None = None  # standard error of the log ratio, without the variance of starts
+    lasting: tuple[float, float] | None = None  # limits that also hold where a state outlasts a trial; None below six
     restart_spread: float = 0.0  # standard deviation of the log ratio of one start
     machine_spread: float = 0.0  # standard error of the log ratio that the machines of the trials add
     whole: float | None = None
@@ -307,6 +308,7 @@ def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
     if reaches[1] > reaches[0]:
         (degrees, spread), added = known.reach, math.sqrt(known.between)
     reach, anchor = max(reaches), math.log1p(item.margin)
+    lasting = max(reach, lasting_reach(ratios, item.alpha))
 
     def above(bound: float) -> float:
         return float(stats.t.sf((mean - bound) / spread, degrees))
@@ -317,6 +319,7 @@ def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
         ratio=math.exp(mean),
         low=math.exp(mean - reach),
         high=math.exp(mean + reach),
+        lasting=(math.exp(mean - lasting), math.exp(mean + lasting)),
         p_worse=above(0.0),
         p_noninferior=float(stats.t.cdf((mean - anchor) / spread, degrees)),
         p_inferior=above(anchor),

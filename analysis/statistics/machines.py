@@ -24,6 +24,8 @@ from scipy import stats
 from analysis.arrays import Floats, Ints
 from analysis.statistics.variances import Part, summed
 
+_LASTING_GROUPS = 3  # fewer say too little of how they scatter, and more are too short for what lasts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanOverTrials:
@@ -63,6 +65,16 @@ def mean_over_trials(ratios: Floats, machine: Ints) -> MeanOverTrials:
         within=within,
         between=between_machines(means, counts / trials, within=within or 0.0, degrees=trials - machines),
     )
+
+
+def lasting_reach(ratios: Floats, alpha: float) -> float:
+    """How far Student's t reaches from the mean over three groups of neighbouring trials, one-sided at `alpha`.
+
+    Trials that shared a state of their machine for a while (a busy neighbour, a clock) count as one.
+    """
+    means = np.array([part.mean() for part in np.array_split(ratios, _LASTING_GROUPS)])
+    error = float(means.std(ddof=1)) / math.sqrt(_LASTING_GROUPS)
+    return float(stats.t.ppf(1.0 - alpha, _LASTING_GROUPS - 1)) * error
 
 
 def between_machines(means: Floats, weight: Floats, *, within: float, degrees: float) -> float:

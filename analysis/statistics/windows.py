@@ -169,10 +169,15 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
         )
         return None if step is None else (centre + direction * step) * width
 
-    at_bound = distance(round(bound / width))
+    at_bound, low, high = distance(round(bound / width)), limit(-1), limit(1)
+    # Shifts are whole bins: where a limit lies within one of the bound, the p-value says on which side.
+    if high is not None:
+        high = min(high, bound) if at_bound <= -reach else max(high, bound) if high > bound - width else high
+    if low is not None:
+        low = max(low, bound) if at_bound >= reach else min(low, bound) if low < bound + width else low
     return Limits(
-        low=limit(-1),
-        high=limit(1),
+        low=low,
+        high=high,
         p_worse=float(stats.t.sf(distance(0), groups - 1)),
         p_noninferior=float(stats.t.cdf(at_bound, groups - 1)),
         p_inferior=float(stats.t.sf(at_bound, groups - 1)),

@@ -193,7 +193,7 @@ def _rate_row(item: RateComparison, least: float | None) -> dict[str, Any]:
 
 def _gate_row(gate: Gate) -> dict[str, Any]:
     row = asdict(replace(gate, path=None))
-    for name in ("unseen", "low", "high", "path", "allowance"):
+    for name in ("unseen", "low", "high", "lasting", "path", "allowance"):
         del row[name]
     if not gate.caveat:
         del row["caveat"]

@@ -320,7 +320,7 @@ def test_a_moment_of_full_load_and_a_shared_clock_are_no_fault() -> None:
 
 
 def whole_run(directory: Path) -> tuple[Path, dict[str, Any]]:
-    write_run(directory, FakeRun(rate=8.0, gates={"draws": 499}))
+    write_run(directory, FakeRun(rate=8.0))
     folder = directory / "trial-01"
     rows = read_run(directory).requests.num_rows
     tell(directory, load_processes=1)
