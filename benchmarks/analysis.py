@@ -71,7 +71,7 @@ def write_run(
     folder.mkdir(parents=True)
     (directory / "experiment.toml").write_text(
         f'name = "benchmark"\nseed = {seed}\n[[arms]]\nname = "eager"\ncontrol = true\n[[arms]]\nname = "compiled"\n'
-        f'[traffic]\ndesign = "mirrored"\ntimeout_s = 120\n[gates]\ndraws = {DRAWS}\nmetrics = ["{METRIC}"]\n'
+        f'[traffic]\ndesign = "mirrored"\ntimeout_s = 120\n[gates]\nmetrics = ["{METRIC}"]\n'
     )
     pairs = requests // 2
     trial = {

@@ -68,7 +68,6 @@ starting_at_once = 2
 [slo]
 p99_e2e_ms = 6000
 [gates]
-draws = 99
 cold_s = 0
 min_blocks = 2
 max_generator_lag_ms = {lag_ms}

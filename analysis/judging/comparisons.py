@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.arrays import Bools, Codes, Ints
-from analysis.judging.paths import Path, exchange_of, looked_at
+from analysis.judging.paths import SEGMENTS, Path, exchange_of, looked_at
 from analysis.judging.separate import compare_separate
 from analysis.records.columns import taken
 from analysis.records.scratch import kept, parts
@@ -21,7 +21,7 @@ from analysis.run.machines import Machines
 from analysis.run.run import Run
 from analysis.run.trials import block_numbers
 from analysis.settings.metrics import JUDGED_METRICS, quantile_label
-from analysis.statistics.compare import Comparison, Sample, as_many, compare_quantiles, compare_typical, decide
+from analysis.statistics.compare import Comparison, Sample, as_many, compare, decide
 
 PHASES = ("steady", "cold", "all")
 STEP_QUANTILES = (0.5, 0.9)  # that a step of a ramp is left by: few requests say little of a tail
@@ -55,14 +55,15 @@ def comparisons(run: Run) -> Comparisons:
                 gates = run.limits.quantiles if phase == "steady" and metric in run.limits.metrics else ()
                 qs = sorted({*QUANTILES, *run.limits.quantiles})
                 samples = _samples(run, metric, rows)
-                items = _compared(run, arm, metric, phase, rows.paired, samples, qs)
+                items = _compared(run, arm, metric, phase, samples, qs)
                 gating = [item for item in items if item.quantile in gates]
                 beside += [item for item in items if item.quantile not in gates]
-                decided, grown = _looked_at(run, samples, _as_asked(run, arm, samples, gating))
+                segments = _segments(run, metric, rows) if gating else None
+                decided, grown = _looked_at(run, samples, gating, segments)
                 gated += decided
                 paths += grown
                 if gating and len(run.machines) > 1:
-                    apart += _apart(run, arm, metric, rows.paired, samples, gates)
+                    apart += _apart(run, arm, metric, samples, gates)
     return Comparisons(
         gated=tuple(gated if run.limits.sequential else decide(gated)),
         paths=tuple(paths),
@@ -79,8 +80,8 @@ def gated_comparisons(run: Run) -> Comparisons:
         rows = _rows(run, arm, "steady")
         for metric in run.limits.metrics:
             samples = _samples(run, metric, rows)
-            items = _compared(run, arm, metric, "steady", rows.paired, samples, run.limits.quantiles)
-            decided, grown = _looked_at(run, samples, _as_asked(run, arm, samples, items))
+            items = _compared(run, arm, metric, "steady", samples, run.limits.quantiles)
+            decided, grown = _looked_at(run, samples, items, _segments(run, metric, rows))
             gated += decided
             paths += grown
     return Comparisons(gated=tuple(gated), paths=tuple(paths))
@@ -92,7 +93,7 @@ def step_comparisons(run: Run, arm: str, margin: float) -> list[tuple[Comparison
     found: list[tuple[Comparison, Path]] = []
     for metric in run.limits.metrics:
         samples = _samples(run, metric, rows)
-        items = _compared(run, arm, metric, "steady", rows.paired, samples, STEP_QUANTILES)
+        items = _compared(run, arm, metric, "steady", samples, STEP_QUANTILES)
         held = [replace(item, margin=margin) for item in items]
         decided, paths = _looked_at(run, samples, held)
         found += zip(decided, paths, strict=True)
@@ -100,43 +101,34 @@ def step_comparisons(run: Run, arm: str, margin: float) -> list[tuple[Comparison
 
 
 def _looked_at(
-    run: Run, samples: tuple[Sample, Sample], items: Sequence[Comparison]
+    run: Run,
+    samples: tuple[Sample, Sample],
+    items: Sequence[Comparison],
+    segments: tuple[Sample, Sample] | None = None,
 ) -> tuple[Sequence[Comparison], list[Path]]:
     """The comparisons as their evidence decides them, with its paths; as they are where there is one look alone."""
     if not run.limits.sequential:
         return items, []
     quantiles = {*run.limits.quantiles, *(STEP_QUANTILES if run.records.weights else ())}
     gates = len(run.treatments) * len(run.limits.metrics) * len(quantiles)
-    looked = [looked_at(run, item, samples, gates=gates) for item in items]
+    looked = [looked_at(run, item, samples, segments, gates=gates) for item in items]
     return [item for item, _ in looked], [path for _, path in looked]
 
 
-def _as_asked(run: Run, arm: str, samples: tuple[Sample, Sample], whole: Sequence[Comparison]) -> Sequence[Comparison]:
-    """The comparisons over the whole run, or those of a typical block where the gates ask for it."""
-    if run.limits.question == "run" or run.separate:
-        return whole
-    machines = run.machines.of_trial
-    return compare_typical(*samples, whole=whole, restart_spread=start_spread(run, arm), machines=machines)
-
-
-def _apart(
-    run: Run, arm: str, metric: str, paired: bool, samples: tuple[Sample, Sample], qs: Sequence[float]
-) -> list[Comparison]:
+def _apart(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs: Sequence[float]) -> list[Comparison]:
     """What gates, of the trials of each machine by themselves."""
     items: list[Comparison] = []
     for place, machine in enumerate(run.machines.names):
         treatment, control = (sample.only(run.machines.codes(sample.trial) == place) for sample in samples)
-        whole = _compared(run, arm, metric, "steady", paired, (treatment, control), qs, place=place)
-        items += [replace(item, machine=machine) for item in _as_asked(run, arm, (treatment, control), whole)]
+        compared = _compared(run, arm, metric, "steady", (treatment, control), qs)
+        items += [replace(item, machine=machine) for item in compared]
     return items
 
 
 def judge_quantiles(run: Run, arm: str, metric: str, phase: str, *, qs: Sequence[float]) -> list[Comparison]:
     """The undecided comparisons of `arm` with the control at the quantiles `qs` of one metric."""
     rows = _rows(run, arm, phase)
-    samples, paired = _samples(run, metric, rows), rows.paired
-    del rows
-    return _compared(run, arm, metric, phase, paired, samples, qs)
+    return _compared(run, arm, metric, phase, _samples(run, metric, rows), qs)
 
 
 def compared(run: Run, arm: str, metric: str, phase: str) -> tuple[Sample, Sample]:
@@ -155,7 +147,8 @@ def description(item: Comparison) -> str:
     if item.low is None and item.high is None:
         return f"{seen}; so little of the tail sets no limits."
     low, high = ("any" if value is None else f"{value:.2f}" for value in (item.low, item.high))
-    return f"{seen} (between {low} and {high})."
+    whole = "" if item.whole is None else f", and {item.whole:.2f} times over all of it"
+    return f"{seen} in a typical block (between {low} and {high}){whole}."
 
 
 def _compared(
@@ -163,13 +156,9 @@ def _compared(
     arm: str,
     metric: str,
     phase: str,
-    paired: bool,
     samples: tuple[Sample, Sample],
     qs: Sequence[float],
-    *,
-    place: int | None = None,
 ) -> list[Comparison]:
-    """`place` is that of the only machine of the samples; None: they are of all."""
     if run.separate:
         items = compare_separate(
             *samples,
@@ -179,16 +168,11 @@ def _compared(
             restart_spread=start_spread(run, arm),
         )
         return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in items]
-    stream = (run.arms.index(arm), JUDGED_METRICS.index(metric), PHASES.index(phase))
-    items = compare_quantiles(
+    items = compare(
         *samples,
         qs=qs,
         margin=run.limits.margin_of(metric),
         alpha=run.limits.alpha,
-        draws=run.limits.draws,
-        rng=run.rng(0, *stream) if place is None else run.rng(4, *stream, place),
-        paired=paired,
-        method=run.limits.method,
         restart_spread=start_spread(run, arm),
         machines=run.machines.of_trial,
     )
@@ -255,14 +239,22 @@ def _chosen(rows: Ints, choose: Callable[[Ints], Bools]) -> Ints:
     return rows if chosen.all() else kept(rows[chosen])
 
 
-def _samples(run: Run, metric: str, rows: _Rows) -> tuple[Sample, Sample]:
-    """The values of the metric where it is defined, of a request and its copy alike."""
+def _samples(run: Run, metric: str, rows: _Rows, *, segments: int = 1) -> tuple[Sample, Sample]:
+    """The values of the metric where it is defined, of a request and its copy alike, by so many segments of a block."""
     known = [_known(run, metric, own) for own in (rows.treatment, rows.control)]
     if rows.paired and all(len(own) for own in known):
         known = _in_pairs(run, known)
-    treatment, control = leveled(run.machines, *(_sample(run, metric, own) for own in known))
+    treatment, control = leveled(run.machines, *(_sample(run, metric, own, segments) for own in known))
     if rows.uneven:
         return as_many(treatment, control, rng=run.rng(5, JUDGED_METRICS.index(metric)))
+    return treatment, control
+
+
+def _segments(run: Run, metric: str, rows: _Rows) -> tuple[Sample, Sample] | None:
+    """The samples by segments of a block; None where arms take turns within a block, or one analysis decides."""
+    if not run.limits.sequential or run.in_turn:
+        return None
+    treatment, control = _samples(run, metric, rows, segments=SEGMENTS)
     return treatment, control
 
 
@@ -294,17 +286,20 @@ def _known(run: Run, metric: str, rows: Ints) -> Ints:
     return _chosen(rows, lambda some: ~np.isnan(values[some]))
 
 
-def _sample(run: Run, metric: str, rows: Ints) -> Sample:
+def _sample(run: Run, metric: str, rows: Ints, segments: int) -> Sample:
     """The values of the rows. Of ITL all gaps, each in the block in which it ended, whenever its request was due."""
     requests = run.requests
     if metric != "itl":
-        values, block, trial = (taken(own, rows) for own in (requests.metric_ms(metric), run.block, requests.trial))
-        return Sample(values=values, block=block, trial=trial)
+        values, trial = taken(requests.metric_ms(metric), rows), taken(requests.trial, rows)
+        if segments == 1:
+            return Sample(values=values, block=taken(run.block, rows), trial=trial)
+        return Sample(values=values, block=blocks_at(run, trial, requests.start_ns[rows], segments), trial=trial)
     gaps = gaps_of(requests, rows, most=MOST_GAPS)
     trial = requests.trial[gaps.row]
-    return Sample(values=gaps.ms.astype(np.float64), block=blocks_at(run, trial, gaps.end_ns), trial=trial)
+    return Sample(values=gaps.ms.astype(np.float64), block=blocks_at(run, trial, gaps.end_ns, segments), trial=trial)
 
 
-def blocks_at(run: Run, trial: Ints, at_ns: Ints) -> Ints:
-    """The block of each moment; what lies past the end of its trial is in the trial's last block."""
-    return block_numbers(run.trials, run.block_s, trial, at_ns)
+def blocks_at(run: Run, trial: Ints, at_ns: Ints, segments: int = 1) -> Ints:
+    """The block of each moment, or its segment of so many to a block; what lies past the end of its trial is in the
+    trial's last block."""
+    return block_numbers(run.trials, run.block_s, trial, at_ns, segments)

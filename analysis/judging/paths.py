@@ -18,10 +18,11 @@ from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison, Sample, limits_text
-from analysis.statistics.sequential import FEWEST_GROUPS, Exchange, Outcome, groups_for
-from analysis.statistics.share_evidence import share_evidence, share_limits, tail_effects
+from analysis.statistics.sequential import APART, FEWEST_GROUPS, Exchange, Groups, Outcome, groups_for
+from analysis.statistics.share_evidence import FEWEST_BLOCKS, share_evidence, share_limits, tail_effects
 
 GROUP_BLOCKS = 2
+SEGMENTS = 3  # to a block: what a large effect is seen in
 METHOD = "betting on groups of blocks"
 _RECENT = 0.5  # of the path: what tells how fast evidence grows
 _FEWEST_FOR_HOPELESS, _FAR = 10, 2.0
@@ -95,20 +96,35 @@ def _left_s(at_s: Floats, evidence: Floats, needed: float) -> float | None:
     return max(0.0, (needed - float(values[-1])) / pace) if pace > 0 else None
 
 
-def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gates: int) -> tuple[Comparison, Path]:
-    """The comparison as the evidence decides it, one of `gates` gates of which any may fail by chance."""
+def looked_at(
+    run: Run,
+    item: Comparison,
+    samples: tuple[Sample, Sample],
+    segments: tuple[Sample, Sample] | None = None,
+    *,
+    gates: int,
+) -> tuple[Comparison, Path]:
+    """Return the comparison as the evidence decides it, one of `gates` gates of which any may fail by chance.
+
+    `segments` are the samples by `SEGMENTS` to a block, where a large effect may decide sooner.
+    """
+    exchange = exchange_of(run, item.arm, item.control)
     groups = groups_for(
         *samples,
         q=item.quantile,
         blocks=GROUP_BLOCKS,
         restart_spread=start_spread(run, item.arm),
-        exchange=exchange_of(run, item.arm, item.control),
+        exchange=exchange,
     )
     evidence = groups.evidence(item.margin)
     low, high = groups.limits(alpha=item.alpha)
     decision = evidence.decision(alpha=item.alpha, gates=gates, to_the_end=True)
     at_s = judged_s(run, evidence.last_block)
-    low, high = _as_decided(low, high, decision, limit=1.0 + item.margin)
+    decided = None if decision is None else Decided(decision[0], float(at_s[decision[1]]))
+    if segments is not None:
+        sooner = groups_for(*segments, q=item.quantile, blocks=1, exchange=exchange, apart=APART)
+        decided = first_decided(decided, _decided_sooner(run, item, sooner, gates=gates))
+    low, high = _as_decided(low, high, decided, at_s, limit=1.0 + item.margin)
     path = Path(
         at_s=at_s,
         value=evidence.whole,
@@ -119,8 +135,8 @@ def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gat
         limit=1.0 + item.margin,
         needed=math.log10(gates / item.alpha),
         needed_safety=-math.log10(item.alpha),
-        outcome=None if decision is None else decision[0],
-        decided_s=None if decision is None else float(at_s[decision[1]]),
+        outcome=None if decided is None else decided.outcome,
+        decided_s=None if decided is None else decided.at_s,
         wait_s=max(0.0, run.limits.cold_s + FEWEST_GROUPS * GROUP_BLOCKS * run.block_s - run.seconds),
     )
     known = len(groups) > 0
@@ -132,9 +148,6 @@ def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gat
         p_worse=None,
         p_noninferior=None,
         p_inferior=None,
-        p_inferior_whole=None,
-        cross_p_noninferior=None,
-        cross_p_inferior=None,
         autocorrelation=None,
         method=METHOD,
         groups=len(groups),
@@ -143,15 +156,38 @@ def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gat
     return replace(seen, reason=_reason(seen, path)), path
 
 
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What was decided, after how many seconds of judged traffic."""
+
+    outcome: Outcome
+    at_s: float
+
+
+def _decided_sooner(run: Run, item: Comparison, groups: Groups, *, gates: int) -> Decided | None:
+    evidence = groups.evidence(item.margin)
+    decision = evidence.decision(alpha=item.alpha, gates=gates, to_the_end=True)
+    if decision is None:
+        return None
+    at_s = judged_s(run, evidence.last_block // SEGMENTS)
+    return Decided(decision[0], float(at_s[decision[1]]))
+
+
+def first_decided(one: Decided | None, other: Decided | None) -> Decided | None:
+    """Return what was decided first; a PASS does not stand beside a FAIL."""
+    known = [item for item in (one, other) if item is not None]
+    failed = [item for item in known if item.outcome == "FAIL"]
+    return min(failed or known, key=lambda item: item.at_s, default=None)
+
+
 def _as_decided(
-    low: Floats, high: Floats, decision: tuple[Outcome, int] | None, *, limit: float
+    low: Floats, high: Floats, decided: Decided | None, at_s: Floats, *, limit: float
 ) -> tuple[Floats, Floats]:
     """Return the limits with the side that is decided, which holds from then on."""
-    if decision is None:
+    if decided is None:
         return low, high
-    outcome, at = decision
-    after = np.arange(len(low)) >= at
-    if outcome == "PASS":
+    after = at_s >= decided.at_s
+    if decided.outcome == "PASS":
         return low, np.where(after, np.minimum(high, limit), high)
     return np.where(after, np.maximum(low, limit), low), high
 
@@ -169,7 +205,7 @@ def _reason(item: Comparison, path: Path) -> str:
         return f"{label} cannot be compared: {item.obstacle or 'no group of blocks is whole'}."
     bound = 1.0 + item.margin
     seen = f"{label} of a typical block is {item.ratio:.2f} times that of {item.control}"
-    if len(path.at_s) < FEWEST_GROUPS:
+    if path.outcome is None and len(path.at_s) < FEWEST_GROUPS:
         return f"{seen} in {counted(len(path.at_s), 'group')} of blocks; a verdict needs {FEWEST_GROUPS} or more."
     limits = limits_text(item.low, item.high, "no limits yet")
     seen = f"{seen} ({limits}, whenever the run is analysed)"
@@ -196,14 +232,15 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
         tail, far = tail_effects(counted.ms, block, blocks=run.blocks, allowed=allowed, limit_ms=counted.limit_ms)
     evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far)
     tests = share_tests(run)
-    alpha, least = run.limits.alpha, run.limits.min_blocks
+    alpha, least = run.limits.alpha, min(run.limits.min_blocks, FEWEST_BLOCKS)
     decision = evidence.decision(alpha=alpha, gates=tests, least_blocks=least, to_the_end=True)
     low, high = share_limits(bad, requests, allowed=allowed, alpha=run.limits.alpha, tests=tests, tail=tail)
-    low, high = _as_decided(low, high, decision, limit=allowed)
-    blocks = int(evidence.blocks[-1]) if run.blocks else 0
-    needed = int(evidence.needed_blocks(run.limits.min_blocks)[-1]) if run.blocks else 0
-    lacks = decision is None and blocks < needed
     at_s = judged_s(run, np.arange(run.blocks))
+    decided = None if decision is None else Decided(decision[0], float(at_s[decision[1]]))
+    low, high = _as_decided(low, high, decided, at_s, limit=allowed)
+    blocks = int(evidence.blocks[-1]) if run.blocks else 0
+    needed = int(evidence.needed_blocks(least)[-1]) if run.blocks else 0
+    lacks = decision is None and blocks < needed
     path = Path(
         at_s=at_s,
         value=100.0 * evidence.share,
@@ -214,8 +251,8 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
         limit=100.0 * allowed,
         needed=math.log10(tests / run.limits.alpha),
         needed_safety=-math.log10(run.limits.alpha),
-        outcome=None if decision is None else decision[0],
-        decided_s=None if decision is None else float(at_s[decision[1]]),
+        outcome=None if decided is None else decided.outcome,
+        decided_s=None if decided is None else decided.at_s,
         wait_s=(needed - blocks) * run.block_s if lacks else 0.0,
     )
     result = ShareResult(

@@ -20,7 +20,7 @@ from analysis.judging.checks.statistics import TAIL_REQUESTS
 from analysis.run.slo import ShareResult
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
-from analysis.statistics.resampling import group_count
+from analysis.statistics.groups import group_count
 
 POWER = 0.80
 LONGEST_S = 7 * 24 * 3600.0  # longer than anybody waits for one verdict

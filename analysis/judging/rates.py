@@ -21,8 +21,9 @@ from analysis.judging.comparisons import blocks_at
 from analysis.run.run import Run
 from analysis.run.slo import limit_used
 from analysis.statistics.compare import TRIALS_FOR_T_TEST
-from analysis.statistics.resampling import FARTHEST, groups_of
+from analysis.statistics.groups import groups_of
 from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, is_far
+from analysis.statistics.windows import FARTHEST
 
 RATES = ("goodput", "requests", "output tokens")
 

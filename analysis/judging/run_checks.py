@@ -22,7 +22,6 @@ from analysis.judging.checks.statistics import (
     check_autocorrelation,
     check_blocks,
     check_cold_starts,
-    check_cross,
     check_length,
     check_tail,
 )
@@ -189,7 +188,6 @@ def checks_of_arm(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[
         yield check_tail(arm, min((item.requests for item in own), default=0), limits.quantile)
         lengths_change = bool(mapping(run.records.experiment.get("traffic")).get("length_scales"))
         yield check_autocorrelation(arm, own, lengths_change=lengths_change)
-        yield check_cross(arm, own)
     intended = run.records.experiment.get("compare_models") is True
     outside = {name: str(external["kind"]) for name in (arm, run.control) if (external := run.account(name).external)}
     yield check_comparable(

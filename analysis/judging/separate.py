@@ -40,7 +40,6 @@ def compare_separate(
         quantile=0.5,
         margin=margin,
         alpha=alpha,
-        question="run",
         method="unpaired t over trials",
         blocks=min(len(np.unique(sample.block)) for sample in samples),
         trials=min(len(np.unique(sample.trial)) for sample in samples),

@@ -14,8 +14,8 @@ from scipy import stats
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.plain_values import mapping
 from analysis.run.run import Run
+from analysis.statistics.dependence import cosine_variance
 from analysis.statistics.quantiles import ordered_interval
-from analysis.statistics.resampling import cosine_variance
 from analysis.statistics.unpaired import Luck
 
 _FEWEST_BLOCKS = 2  # one block cannot show how much blocks differ

@@ -167,7 +167,8 @@ def judge_share(
     total = np.bincount(block)
     blocks = int((total > 0).sum())
     slow = None if ms is None or limit_ms is None else ms
-    far = slow is None or allowed >= 1.0 or is_far(float(slow[~missed].max(initial=0.0)), limit_ms, blocks=blocks)
+    seen = blocks if least_blocks is not None else BLOCKS_FOR_PASS  # a cold start is no stretch of time
+    far = slow is None or allowed >= 1.0 or is_far(float(slow[~missed].max(initial=0.0)), limit_ms, blocks=seen)
     own = last_design_effect(np.bincount(block[missed], minlength=len(total)), total)
     effect = own if slow is None or far else max(own, bunching(slow, block, allowed=allowed))
     low = float(stats.beta.ppf(alpha / tests, count / own, (size - count) / own + 1.0)) if count > 0 else 0.0

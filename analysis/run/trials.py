@@ -105,13 +105,16 @@ def _range(values: Ints, own: Bools) -> tuple[int, int]:
     return int(values.min(where=own, initial=_LAST_NS)), int(values.max(where=own, initial=-_LAST_NS))
 
 
-def block_numbers(trials: Sequence[Trial], block_s: float, trial: Codes, at_ns: Ints) -> Codes:
-    """The block of each moment of a trial; what lies past the trial's end is in its last block. Unknown trials: 0."""
+def block_numbers(trials: Sequence[Trial], block_s: float, trial: Codes, at_ns: Ints, segments: int = 1) -> Codes:
+    """Return the block of each moment of a trial, or its segment of `segments` to a block.
+
+    What lies past the trial's end is in its last block. Unknown trials: 0.
+    """
     block = scratch.full(len(at_ns), 0, np.int32)
     for part in parts(len(at_ns)):
         for item in trials:
             own = trial[part] == item.number
             since = at_ns[part][own] - item.start_ns
-            since //= int(block_s * SECOND)
-            block[part][own] = item.first_block + np.clip(since, 0, item.blocks - 1)
+            since //= int(block_s * SECOND / segments)
+            block[part][own] = item.first_block * segments + np.clip(since, 0, item.blocks * segments - 1)
     return block

@@ -8,17 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from analysis.records.tables import RecordError
 from analysis.settings.fields import Range, check_fields, finite, numbers_of
 from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS
-
-# How the limits of a comparison are found below six trials (see analysis.statistics.compare).
-Method = Literal["label swap", "block bootstrap"]
-
-# Whose tail a gate compares: that of a typical block, or that of the whole run, which its worst stretches make.
-Question = Literal["block", "run"]
 
 # The standard deviation of an arm's log latency over fresh starts, where the run's own starts do not show it better.
 RESTART_SPREAD = 0.01
@@ -76,9 +70,6 @@ class GateLimits(CompileBudget):
     # Pauses of the whole host for 2 % of the time set the p99 TTFT of both arms, which hides what they differ by.
     max_steal_pct: Annotated[float, Range(0.0, 100.0)] = 1.0
     max_other_cpu_pct: Annotated[float, Range(0.0, 100.0)] = 10.0
-    draws: Annotated[int, Range(99, 1_000_000)] = 9999
-    method: Method = "label swap"
-    question: Question = "block"
     # Gates are decided by evidence that may be looked at while it forms, and the run ends when all are.
     sequential: bool = False
     # Of log latency over starts of one arm; counts as four starts.
@@ -100,11 +91,6 @@ class GateLimits(CompileBudget):
             raise RecordError(f"gates.quantiles is {list(self.quantiles)}: name one or more, each once, such as 0.99")
         for quantile in self.quantiles:
             _QUANTILE.check("gates.quantiles", quantile)
-        if self.sequential and (self.question, self.method) != ("block", "label swap"):
-            raise RecordError(
-                f'gates.sequential asks for question = "block" and method = "label swap", not "{self.question}" and '
-                f'"{self.method}": leave them out'
-            )
         for metric, margin in self.margins.items():
             if metric not in self.metrics:
                 raise RecordError(f"gates.margins.{metric} is for a metric that is not in gates.metrics: add it there")
@@ -128,7 +114,7 @@ class GateLimits(CompileBudget):
         """
         full = filled(table, task)
         known = numbers_of(cls, full, "gates")
-        known |= {key: full[key] for key in ("method", "question", "cold") if key in full}
+        known |= {key: full[key] for key in ("cold",) if key in full}
         if "sequential" in full:
             if not isinstance(full["sequential"], bool):
                 raise RecordError(f"gates.sequential is {full['sequential']!r}: give true or false")

@@ -2,7 +2,12 @@
 
 Few requests lie beyond p99, about one a block, so the tail itself is nearly blind to both. Every request shows
 them: what is estimated here comes from means of log latencies by block, arm less control, and is carried over to the
-quantile that is judged. `[n]` are the references of `analysis.statistics.compare`.
+quantile that is judged.
+
+References
+----------
+[1] Lazarus, E., Lewis, D. J., Stock, J. H. and Watson, M. W. (2018). HAR inference: recommendations for practice.
+[2] Satterthwaite, F. E. (1946). An approximate distribution of estimates of variance components.
 """
 
 from __future__ import annotations
@@ -16,7 +21,6 @@ from scipy import stats
 from analysis.arrays import Floats, Ints
 from analysis.records.scratch import parts
 from analysis.statistics.machines import between_machines
-from analysis.statistics.resampling import cosine_variance, group_correlation
 
 DRIFT_COSINES = 4  # slower than groups: what one of them lasts for is seen by at most eight or ten
 _PRIOR_DEGREES = 4.0  # how many starts the allowance for restarts counts as
@@ -50,7 +54,7 @@ class Dependence:
     def widening(self, spread: float, *, groups: int, alpha: float) -> float:
         """By how much limits reach farther than those of `groups` independent groups with the standard error `spread`.
 
-        The variances add up; Student's t takes the degrees of freedom of their sum (Satterthwaite 1946).
+        The variances add up; Student's t takes the degrees of freedom of their sum [2].
         """
         own = max(spread, _FINEST) ** 2
         total = own + self.drift + self.restart_variance + self.machine
@@ -112,7 +116,7 @@ def block_differences(
 
 
 def _drift(inner: Floats, group: Ints) -> float:
-    """The variance of the mean by its slowest cosines [3], less what groups show of it; not below 0."""
+    """The variance of the mean by its slowest cosines [1], less what groups show of it; not below 0."""
     blocks, groups = len(inner), int(group[-1]) + 1
     sums = np.bincount(group, weights=inner, minlength=groups)
     seen = float(sums @ sums) / blocks**2 * groups / (groups - 1)
@@ -145,3 +149,41 @@ def _machine_variance(means: Floats, machine: Ints, within: float) -> float:
         within=within / trials,
         degrees=_PRIOR_DEGREES + trials - len(counts),
     )
+
+
+def cosine_variance(series: Floats, cosines: int) -> float:
+    """The long-run variance of a series by its `cosines` slowest cosines, which weigh the same [1]."""
+    size = len(series)
+    steps = (np.arange(size) + 0.5) / size
+    basis = math.sqrt(2.0 / size) * np.cos(math.pi * np.outer(np.arange(1, cosines + 1), steps))
+    return float(np.mean((basis @ series) ** 2))
+
+
+def first_autocorrelation(series: Floats) -> float | None:
+    """The correlation of neighbouring blocks; None below 8 blocks or when nothing varies."""
+    if len(series) < 8:
+        return None
+    centred = series - series.mean()
+    total = float(centred @ centred)
+    return float(centred[1:] @ centred[:-1]) / total if total > 0 else None
+
+
+def group_correlation(series: Floats, group: Ints) -> float | None:
+    """How much neighbouring groups of blocks correlate, from how blocks do; None below 8 blocks or without variance.
+
+    The blocks are taken for an autoregression of order one. The correlation seen in n blocks is too low by about
+    (1 + 4φ) / n, which is put back, since a series too short to show its drift is the dangerous one.
+    """
+    first = first_autocorrelation(series)
+    if first is None:
+        return None
+    size = len(series)
+    phi = min(max((first * size + 1.0) / (size - 4.0), 0.0), 0.999)
+    length = size / (int(group[-1]) + 1)
+    if phi == 0.0 or length < 1.0:
+        return 0.0
+    faded = phi**length
+    # Sums over two neighbouring runs of `length`: their covariance over the variance of one.
+    covariance = phi * (1.0 - faded) ** 2
+    variance = length * (1.0 - phi * phi) - 2.0 * phi * (1.0 - faded)
+    return min(1.0, covariance / variance) if variance > 0 else 1.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,6 @@ _COARSEST_WIDTH = 0.004
 _MOST_CELLS = 4_000_000
 _MANY = 1 << 20  # values, whose sort takes longer than to look through them for each quantile
 _SAMPLED = 1 << 16  # of them
-_SLACK = 0.01  # counts of weighted requests are sums of floats
 
 
 def quantile(values: npt.ArrayLike, q: float) -> float:
@@ -272,94 +270,13 @@ def shared_blocks(treatment: Ints, control: Ints) -> tuple[Callable[[Ints], Ints
     return lambda block: number[block - lowest], int(present.sum())
 
 
-def swapped_log_ratios(histogram: BlockHistogram, q: float, swaps: Singles, *, shift: int = 0) -> Floats:
-    """log(treatment quantile / control quantile) for each row of `swaps` (draws, blocks; 1 swaps a block's labels).
-
-    The treatment's latencies are first divided by exp(`shift` × width). Quantiles are those of definition 7 up to
-    the width of a bin.
-    """
-    draws = len(swaps)
-    position = (histogram.size - 1.0) * q
-    rank = math.floor(position + 1e-9)
-    fraction = min(max(position - rank, 0.0), 1.0)
-    # The control's group holds in each block what the treatment's group does not.
-    at, above = _order_bins(histogram, np.concatenate((swaps, 1.0 - swaps)), shift, (rank + 0.5, rank + 1.5))
-    # The largest of fewer than two requests has nothing above it.
-    last = max(len(histogram.control), len(histogram.treatment) - shift) - 1
-    bins = at + fraction * (np.minimum(above, last) - at)
-    return np.asarray((bins[:draws] - bins[draws:]) * histogram.width)
-
-
-def _order_bins(
-    histogram: BlockHistogram, from_control: Singles, shift: int, thresholds: tuple[float, float]
-) -> tuple[Floats, Floats]:
-    """The first bins at which a group holds two rising numbers of requests, for each row of `from_control`.
-
-    from_control: (rows, blocks); 1 takes the control's requests of a block into the group, 0 the treatment's, which lie
-    `shift` bins lower.
-    """
-    treatment, control = histogram.treatment, histogram.control
-    top = len(control) - 1
-    places = range(min(0, -shift), max(top, top - shift) + 1)
-
-    def held(place: int, luck: Callable[[Singles, Singles], Singles]) -> float:
-        """What the luckiest or the unluckiest group holds up to a bin: every other lies between."""
-        of_treatment = treatment[min(place + shift, top)] if place + shift >= 0 else np.zeros_like(treatment[0])
-        of_control = control[min(place, top)] if place >= 0 else np.zeros_like(control[0])
-        return float(luck(of_treatment, of_control).sum(dtype=np.float64))
-
-    first = bisect_left(places, thresholds[0] - _SLACK, key=lambda place: held(place, np.maximum))
-    last = bisect_left(places, thresholds[1] + _SLACK, key=lambda place: held(place, np.minimum))
-    near = np.arange(places[0] + first, min(places[0] + last, places[-1]) + 1)
-    of_treatment, of_control = rows_upto(treatment, near + shift), rows_upto(control, near)
-    # Most bins of a thin tail hold nothing: a group's count changes only where one of the samples' does.
-    changes = np.ones(len(near), dtype=np.bool_)
-    changes[1:] = ((of_treatment[1:] != of_treatment[:-1]) | (of_control[1:] != of_control[:-1])).any(axis=1)
-    of_treatment, of_control = of_treatment[changes], of_control[changes]
-    bins = np.append(near[changes], near[-1] + 1 if len(near) else places[0] + first).astype(np.float64)
-    excess, base = of_control - of_treatment, of_treatment.sum(axis=1, dtype=np.float64)
-    reached = np.empty((2, len(from_control)))
-    rows = max(1, _MOST_CELLS // len(bins))
-    for start in range(0, len(from_control), rows):
-        chunk = slice(start, start + rows)
-        counts = base[:, None] + excess @ from_control[chunk].T
-        for place, threshold in enumerate(thresholds):
-            reached[place, chunk] = bins[(counts < threshold).sum(axis=0)]
-    return reached[0], reached[1]
-
-
-def rows_upto(cumulated: npt.NDArray[np.floating[Any]], places: Ints) -> npt.NDArray[np.floating[Any]]:
-    """Rows of a table of cumulated counts: zero before its first row, its last row from there on."""
-    rows = cumulated[np.clip(places, 0, len(cumulated) - 1)]
-    rows[places < 0] = 0.0
-    return rows
-
-
-def weighted_log_ratios(histogram: BlockHistogram, q: float, weights: Singles) -> Floats:
-    """log(treatment quantile / control quantile) with each block counted as often as `weights` (draws, blocks) says.
-
-    Quantiles are those of definition 7 up to the width of a bin. Every row holds some weight.
-    """
-    sizes = (weights @ histogram.treatment[-1]).astype(np.float64)
-    position = (sizes - 1.0) * q
-    rank = np.floor(position + 1e-6)
-    fraction = np.clip(position - rank, 0.0, 1.0)
-    bins = []
-    for cumulated in (histogram.treatment, histogram.control):
-        at = _weighted_bin(cumulated, weights, rank + 0.5)
-        above = np.minimum(_weighted_bin(cumulated, weights, rank + 1.5), len(cumulated) - 1)
-        bins.append(at + fraction * (above - at))
-    return np.asarray((bins[0] - bins[1]) * histogram.width)
-
-
-def _weighted_bin(cumulated: Singles, weights: Singles, threshold: Floats) -> Floats:
-    """The first bin at which the weighted count reaches the draw's threshold, by bisection of all draws at once."""
-    low = np.full(len(weights), -1, dtype=np.int64)
-    high = np.full(len(weights), len(cumulated), dtype=np.int64)
-    while (high - low > 1).any():
-        middle = np.clip((low + high) // 2, 0, len(cumulated) - 1)
-        reached = np.einsum("db,db->d", weights, cumulated[middle]) >= threshold
-        open_draws = high - low > 1
-        high = np.where(open_draws & reached, middle, high)
-        low = np.where(open_draws & ~reached, middle, low)
-    return high.astype(np.float64)
+def grouped(histogram: BlockHistogram, group: Ints) -> BlockHistogram:
+    """The histogram with the blocks of one group added up; `group` rises from 0 without a gap."""
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
+    return BlockHistogram(
+        width=histogram.width,
+        lowest=histogram.lowest,
+        treatment=np.add.reduceat(histogram.treatment, starts, axis=1),
+        control=np.add.reduceat(histogram.control, starts, axis=1),
+        size=histogram.size,
+    )

@@ -13,6 +13,10 @@ much the variance of the sum exceeds that of independent groups. What lasts long
 latency of all requests; the slope of the scores carries it over to the quantile. That is an estimate and no theorem:
 `python benchmarks/judging.py sequential` says how often it errs.
 
+A large effect needs no long run. The same test over shorter groups, against a null that lies a factor of `APART` beyond
+the margin, on the side of the other verdict, leaves that factor to whatever lasts longer than a group: drift and
+starts, which seldom move a ratio by a tenth of it. Nothing is paid for them.
+
 Where one arm has far fewer requests, swapping the arms changes more than a sign. There the requests are exchanged
 instead: of those of a group that exceed the quantile, the treatment's share is hypergeometric at the margin, and
 w^k / E[w^k] of its count k is an e-value for every odds ratio w. That counts each request by itself, so requests that
@@ -39,7 +43,8 @@ from analysis.statistics.compare import Sample
 from analysis.statistics.slow_counts import SortedGroups, slow_counts
 
 FEWEST_GROUPS = 5  # before, nothing is known of how groups resemble each other
-_ENOUGH = 2.0  # requests of both arms beyond a group's quantile, for it to be closed
+APART = 1.2
+_ENOUGH, _ENOUGH_APART = 2.0, 1.0  # requests of both arms beyond a group's quantile, for it to be closed
 _STAKES = np.exp(np.linspace(math.log(0.1), math.log(2.5), 8))  # λ, for scores whose variance is about 1
 _LONGEST = 3  # times as many blocks as were asked for, in a jam
 _JAM, _FAR = 0.1, 3.0  # in mean log latency, and in median absolute deviations
@@ -115,6 +120,7 @@ class Groups:
     whole: Floats
     q: float
     exchange: Exchange = "arms"
+    apart: float = 1.0  # how many times farther than the margin the nulls lie
 
     def __len__(self) -> int:
         return len(self.last_block)
@@ -124,7 +130,10 @@ class Groups:
         if not len(self):
             harm = safety = payment = np.zeros(0)
         else:
-            harm, safety, payment = self._bets(math.log1p(margin))
+            bound, apart = math.log1p(margin), math.log(self.apart)
+            harm, safety, payment = self._bets(bound + apart)
+            if apart:
+                _, safety, payment = self._bets(bound - apart)
         return Evidence(
             margin=margin, last_block=self.last_block, harm=harm, safety=safety, payment=payment, whole=self.whole
         )
@@ -173,6 +182,7 @@ def groups_for(
     blocks: int,
     restart_spread: float = RESTART_SPREAD,
     exchange: Exchange = "arms",
+    apart: float = 1.0,
 ) -> Groups:
     """The groups of `blocks` blocks or more; none where the samples share no block.
 
@@ -180,9 +190,10 @@ def groups_for(
     lasts; it never reaches over two trials. Which blocks make a group depends on both arms alike, not on which was
     slow, and nothing depends on what comes later. `exchange` says what is swapped: arms of about equal share, or
     requests of arms of any share. `restart_spread` is the standard deviation of one arm's log latency over starts that
-    is taken for granted.
+    is taken for granted. With `apart` above 1 the evidence is against a ratio that many times beyond the margin, and
+    what lasts longer than a group is not paid for.
     """
-    numbered = _grouped(treatment, control, q=q, least=blocks)
+    numbered = _grouped(treatment, control, q=q, least=blocks, enough=_ENOUGH if apart == 1.0 else _ENOUGH_APART)
     if numbered is None:
         none = SortedGroups(np.zeros(0), np.zeros(1, dtype=np.int64))
         empty = np.zeros(0)
@@ -194,6 +205,7 @@ def groups_for(
             whole=empty,
             q=q,
             exchange=exchange,
+            apart=apart,
         )
     groups, last_block, trial = numbered
     one, other = (
@@ -201,14 +213,17 @@ def groups_for(
         for sample, group in zip((treatment, control), groups, strict=True)
     )
     doubt = _DOUBT if exchange == "requests" else 0.0
+    differences = one.means() - other.means()
+    lasting = _lasting(differences, trial, restart_spread, doubt=doubt) if apart == 1.0 else np.zeros(len(trial))
     return Groups(
         treatment=one,
         control=other,
         last_block=last_block,
-        lasting=_lasting(one.means() - other.means(), trial, restart_spread, doubt=doubt),
+        lasting=lasting,
         whole=np.exp(_wholes(one, q) - _wholes(other, q)),
         q=q,
         exchange=exchange,
+        apart=apart,
     )
 
 
@@ -225,7 +240,7 @@ def _crossing(ratios: Floats, evidence: Floats, needed: float) -> float | None:
 
 
 def _grouped(
-    treatment: Sample, control: Sample, *, q: float, least: int
+    treatment: Sample, control: Sample, *, q: float, least: int, enough: float
 ) -> tuple[tuple[Ints, Ints], Ints, Ints] | None:
     """The group of each request of both samples (-1: of none), the last block of each group, and its trial."""
     blocks = np.intersect1d(treatment.block, control.block)
@@ -253,7 +268,7 @@ def _grouped(
             begun, held = place, 0.0  # what a trial left over is no group
         held += float(counts[place]) * (1.0 - q)
         length = place - begun + 1
-        if length < least or held < _ENOUGH - 1e-9:
+        if length < least or held < enough - 1e-9:
             continue
         if length >= _LONGEST * least or not _is_jammed(pooled[: place + 1]):
             group[begun : place + 1] = closed

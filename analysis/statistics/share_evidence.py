@@ -32,9 +32,10 @@ import numpy as np
 from analysis.arrays import Bools, Floats, Ints
 from analysis.statistics.sequential import Outcome, first_outcome, mixed, uncontradicted
 
+FEWEST_BLOCKS = 4  # of a PASS at any look, where the slowest request is far below the limit
 FEWEST_FOR_FAIL = 3  # blocks with a miss: the misses of one or two blocks may have one cause
 BLOCKS_FOR_PASS = 24  # a jam that comes every eighth block, or more often, is in 95 % of such runs (exp(-3))
-_FAR, _FAR_IN_FEW_BLOCKS = 3.0, 4.0  # how many times the slowest request must fit into the limit
+_FAR, _FAR_BLOCKS = 3.0, 72.0  # how many times the slowest request must fit into the limit, and that times blocks
 _TIMES = np.array([1.25, 1.6, 2.5, 5.0, 10.0, 30.0])  # how much another share is above or below the allowed one
 _MOST_SHARE = 0.999
 _TRIED = np.concatenate(
@@ -143,8 +144,12 @@ def share_limits(
 
 
 def is_far(slowest_ms: float, limit_ms: float | None, *, blocks: int) -> bool:
-    """Return whether the slowest request of so many blocks is so far below the limit that no jam comes near it."""
-    far = _FAR if blocks >= BLOCKS_FOR_PASS else _FAR_IN_FEW_BLOCKS
+    """Return whether the slowest request of so many blocks is so far below the limit that no jam comes near it.
+
+    The fewer blocks there are, the more jams they may have missed, and the farther it must be: 18 times in 4 blocks, 4
+    times in 18, and 3 times from 24 blocks on.
+    """
+    far = max(_FAR, _FAR_BLOCKS / max(1, blocks))
     return limit_ms is not None and slowest_ms * far <= limit_ms
 
 

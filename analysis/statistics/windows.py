@@ -5,14 +5,21 @@ of the two hangs on one or two jams. Here each window has a threshold of its own
 arms in it, and every window weighs the same. With the treatment's latencies divided by a ratio, the exceedances of the
 two arms balance when that is the ratio of their tails in a typical window.
 
-The standard error is that of groups of windows [2, 4], each by how much it moved the ratio that was fitted to it
-(MacKinnon and White 1985, HC3). `[n]` are the references of `analysis.statistics.compare`.
+The standard error is that of groups of windows [1], each by how much it moved the ratio that was fitted to it (HC3
+[2]).
+
+References
+----------
+[1] Ibragimov, R. and Müller, U. K. (2010). t-statistic based correlation and heterogeneity robust inference.
+[2] MacKinnon, J. G. and White, H. (1985). Some heteroskedasticity-consistent covariance matrix estimators with improved
+    finite sample properties.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,14 +29,30 @@ from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.statistics.dependence import Dependence
-from analysis.statistics.quantiles import BlockHistogram
-from analysis.statistics.resampling import FARTHEST, Limits, first_rejected, grouped
+from analysis.statistics.groups import FEWEST_GROUPS
+from analysis.statistics.quantiles import BlockHistogram, grouped
 
-FEWEST_GROUPS = 8
+FARTHEST = math.log(1000.0)  # a limit beyond this ratio is no limit
 ENOUGH = 2.0  # requests of both arms beyond a window's quantile, where its group has as many
 _FEWEST = 1.0  # fewer in a whole group, and it is the quantile of another tail
 _SPAN = math.log(1.1)  # over which the slope of the exceedances is taken: counts are too coarse for less
 _MOST_LEVERAGE = 0.75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The result of a test on the log ratio.
+
+    `low` and `high` are one-sided limits, None where the data set none. The p-values are of H0: log ratio <= 0, and of
+    H0: log ratio >= bound and <= bound. `spread` is the standard error.
+    """
+
+    low: float | None
+    high: float | None
+    p_worse: float
+    p_noninferior: float
+    p_inferior: float
+    spread: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +169,15 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
         )
         return None if step is None else (centre + direction * step) * width
 
-    at_bound = distance(round(bound / width))
+    at_bound, low, high = distance(round(bound / width)), limit(-1), limit(1)
+    # Shifts are whole bins: where a limit lies within one of the bound, the p-value says on which side.
+    if high is not None:
+        high = min(high, bound) if at_bound <= -reach else max(high, bound) if high > bound - width else high
+    if low is not None:
+        low = max(low, bound) if at_bound >= reach else min(low, bound) if low < bound + width else low
     return Limits(
-        low=limit(-1),
-        high=limit(1),
+        low=low,
+        high=high,
         p_worse=float(stats.t.sf(distance(0), groups - 1)),
         p_noninferior=float(stats.t.cdf(at_bound, groups - 1)),
         p_inferior=float(stats.t.sf(at_bound, groups - 1)),
@@ -174,3 +202,17 @@ def _upto(cumulated: npt.NDArray[np.floating[Any]], places: Ints) -> Floats:
     held = cumulated[np.clip(places, 0, len(cumulated) - 1), np.arange(cumulated.shape[1])].astype(np.float64)
     held[places < 0] = 0.0
     return held
+
+
+def first_rejected(kept: Callable[[int], bool], *, guess: int, farthest: int) -> int | None:
+    """The fewest steps outwards that a test does not keep, by doubling from `guess` and halving; None up to `farthest`
+    without one."""
+    inner, step = 0, max(1, guess)
+    while kept(step):
+        if step >= farthest:
+            return None
+        inner, step = step, min(2 * step, farthest)
+    while step - inner > 1:
+        middle = (inner + step) // 2
+        inner, step = (middle, step) if kept(middle) else (inner, middle)
+    return step

@@ -20,7 +20,6 @@ from analysis.run.arm_account import ArmAccount
 from analysis.run.background import plateau
 from analysis.run.client_stalls import HOST, PART, UNKNOWN, WORK, ArmStalls, Stall, is_explained
 from analysis.run.compiled import compiled_steps, most_eager
-from analysis.run.counterfactual import counterfactual
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
 from analysis.run.spikes import BACKLOG, CAUSES, JIT, excursions, held_s
@@ -167,22 +166,11 @@ def _told(account: ArmAccount) -> list[str]:
 
 
 _SERVING_COLUMNS = ("recompiles", "longest_event_s", "longest_stall_s", "stall_s_per_min", "requests_hit")
-_REPLAYS = {
-    f"p99_{metric}_{name}": (metric, field)
-    for metric in ("ttft", "e2e")
-    for name, field in (
-        ("ms_without", "without_ms"),
-        *((f"ms_without_{end}", f"{end}_ms") for end in ("least", "most", "low", "high")),
-        ("explained_pct", "explained_pct"),
-        *((f"explained_{end}_pct", f"explained_{end}_pct") for end in ("low", "high")),
-    )
-}
 _COMPILE_COLUMNS = (
     *("warmup_events", "warmup_s", "serving_events", "recompiles", "graph_captures", "limit_hits", "jit_compiles"),
     *("eager_fallback_pct", "longest_event_s", "longest_stall_s", "stall_s", "stall_s_per_min"),
     *("requests_hit", "requests_hit_pct", "causes", "backlog", "background", "graph_breaks", "cudagraph_skips"),
-    "blind_spots",
-    *("cold", "steady", "without_withdrawn", *_REPLAYS),
+    *("blind_spots", "cold", "steady"),
 )
 
 
@@ -218,9 +206,7 @@ def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[
     row["eager_fallback_pct"] = None if most is None else most.pct
     row |= compiler_facts(run.records.directories, arm)
     row["blind_spots"] = account.log_spots if account.external else blind_spots(run, arm)
-    replays = {metric: counterfactual(run, arm, metric) for metric in ("ttft", "e2e")}
-    row["without_withdrawn"] = replays["e2e"].withdrawn
-    return row | {name: getattr(replays[metric], field) for name, (metric, field) in _REPLAYS.items()}
+    return row
 
 
 def _causes(run: Run, arm: str) -> dict[str, dict[str, Any]]:

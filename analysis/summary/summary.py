@@ -165,8 +165,8 @@ def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:
 
 _COMPARED = ("arm", "control", "metric", "phase", "quantile")
 _COMPARISON_COLUMNS = (
-    *("ratio", "low", "high", "p_worse", "p_noninferior", "p_inferior", "p_inferior_holm", "cross_p_noninferior"),
-    *("cross_p_inferior", "autocorrelation", "question", "whole", "restart_spread", "margin", "method", "blocks"),
+    *("ratio", "low", "high", "p_worse", "p_noninferior", "p_inferior", "p_inferior_holm", "autocorrelation"),
+    *("whole", "restart_spread", "margin", "method", "blocks"),
     *("groups", "trials", "requests"),  # gaps for ITL
 )
 

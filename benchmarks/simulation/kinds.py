@@ -16,7 +16,7 @@ from analysis.arrays import Floats
 from analysis.statistics.compare import Sample
 from benchmarks.simulation.scenario import joined, sample
 from benchmarks.simulation.server import Served, serve
-from benchmarks.simulation.weather import Weather, answers, arrivals, lasting_noise
+from benchmarks.simulation.weather import BLOCK_S, Weather, answers, arrivals, lasting_noise
 
 PREFILL_SHARE = 0.1
 
@@ -68,12 +68,17 @@ def pair(kind: Kind, rng: np.random.Generator, *, slower: float = 1.0) -> list[t
     return [_trial(kind, rng, slower) for _ in range(kind.trials)]
 
 
-def samples(trials: list[tuple[Served, Served]], metric: str, *, ratio: float = 1.0) -> tuple[Sample, Sample]:
+def samples(
+    trials: list[tuple[Served, Served]], metric: str, *, ratio: float = 1.0, block_s: float = BLOCK_S
+) -> tuple[Sample, Sample]:
     """The treatment's latencies times `ratio` and the control's, over all trials."""
     treatment, control = zip(*trials, strict=True)
     return (
-        joined(sample(arm, metric=metric, ratio=ratio, trial=trial) for trial, arm in enumerate(treatment, 1)),
-        joined(sample(arm, metric=metric, trial=trial) for trial, arm in enumerate(control, 1)),
+        joined(
+            sample(arm, metric=metric, ratio=ratio, trial=trial, block_s=block_s)
+            for trial, arm in enumerate(treatment, 1)
+        ),
+        joined(sample(arm, metric=metric, trial=trial, block_s=block_s) for trial, arm in enumerate(control, 1)),
     )
 
 

@@ -21,7 +21,7 @@ from analysis.judging.checks.machines import check_machines
 from analysis.judging.comparisons import leveled
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.run.machines import Machines
-from analysis.statistics.compare import Comparison, Sample, compare_quantiles, compare_typical, decide
+from analysis.statistics.compare import Comparison, Sample, compare, decide
 
 REQUESTS, BLOCKS, BLOCK_S = 960, 8, 30.0
 SPEEDS = (1.0, 2.0, 1.4)
@@ -55,18 +55,9 @@ def samples(machines: int, trials: int, *, between: float, ratio: float, seed: i
     return tuple(Sample(values=values, block=joined, trial=trial) for values in (arm, control))  # type: ignore[return-value]
 
 
-def _compared(pair: tuple[Sample, Sample], machines: Machines, seed: int) -> list[Comparison]:
-    whole = compare_quantiles(
-        *pair,
-        qs=[0.99],
-        margin=0.1,
-        alpha=0.05,
-        draws=999,
-        rng=np.random.default_rng(seed),
-        machines=machines.of_trial,
-    )
-    typical = compare_typical(*pair, whole=whole, machines=machines.of_trial)
-    return [replace(item, arm="arm", control="control", metric="e2e") for item in typical]
+def _compared(pair: tuple[Sample, Sample], machines: Machines) -> list[Comparison]:
+    items = compare(*pair, qs=[0.99], margin=0.1, alpha=0.05, machines=machines.of_trial)
+    return [replace(item, arm="arm", control="control", metric="e2e") for item in items]
 
 
 def verdicts(machines: int, trials: int, *, between: float, ratio: float, seed: int) -> tuple[str, str]:
@@ -74,12 +65,12 @@ def verdicts(machines: int, trials: int, *, between: float, ratio: float, seed: 
     of_trial = {number + 1: number // trials for number in range(machines * trials)}
     known = Machines(names=tuple(f"machine {place}" for place in range(machines)), of_trial=of_trial)
     pair = leveled(known, *samples(machines, trials, between=between, ratio=ratio, seed=seed))
-    (item,) = decide(_compared(pair, known, seed))
-    (blind,) = decide(_compared(pair, Machines(), seed))
+    (item,) = decide(_compared(pair, known))
+    (blind,) = decide(_compared(pair, Machines()))
     apart = [
         replace(own, machine=name)
         for place, name in enumerate(known.names)
-        for own in _compared(_of_machine(pair, known, place), known, seed)
+        for own in _compared(_of_machine(pair, known, place), known)
     ]
     ok = check_machines("arm", [item], apart, []).ok
     return item.verdict if ok else INCONCLUSIVE, blind.verdict

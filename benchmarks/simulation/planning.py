@@ -18,7 +18,7 @@ import numpy as np
 
 from analysis.judging.planner import comparison_needed_s, power_of_each, starts_needed
 from analysis.settings.gate_limits import GateLimits
-from analysis.statistics.compare import Comparison, compare_quantiles
+from analysis.statistics.compare import Comparison, compare
 from benchmarks.simulation.kinds import KINDS, Kind
 from benchmarks.simulation.promises import gated
 from benchmarks.simulation.scenario import Scenario, run, sample
@@ -56,18 +56,17 @@ def planned_power(
     power: float,
     seeds: int,
     seed: int = 11,
-    draws: int = 999,
 ) -> Outcome:
     """Pilots of `PILOT_S`, a plan from each for the true ratio, and a fresh run of the planned length."""
     decided, lengths = 0, []
     for number in range(seeds):
         rng = np.random.default_rng([seed, number])
-        seen = _compared(replace(scenario, duration_s=PILOT_S), q, ratio, margin, draws, rng)
+        seen = _compared(replace(scenario, duration_s=PILOT_S), q, ratio, margin, rng)
         needed = comparison_needed_s(seen, block_s=BLOCK_S, min_blocks=MIN_BLOCKS, power=power, ratio=ratio)
         if needed is None:
             continue
         lengths.append(needed)
-        longer = _compared(replace(scenario, duration_s=needed), q, ratio, margin, draws, rng)
+        longer = _compared(replace(scenario, duration_s=needed), q, ratio, margin, rng)
         p_value = longer.p_noninferior if ratio < 1.0 + margin else longer.p_inferior
         decided += p_value is not None and p_value <= longer.alpha
     return Outcome(
@@ -101,19 +100,14 @@ def replanned(kind: Kind, seed: int) -> tuple[bool, bool, bool, float]:
     return True, True, decided, seconds
 
 
-def _compared(
-    scenario: Scenario, q: float, ratio: float, margin: float, draws: int, rng: np.random.Generator
-) -> Comparison:
+def _compared(scenario: Scenario, q: float, ratio: float, margin: float, rng: np.random.Generator) -> Comparison:
     served = run(scenario, rng)
-    (item,) = compare_quantiles(
+    (item,) = compare(
         sample(served.treatment, ratio=ratio),
         sample(served.control),
         qs=(q,),
         margin=margin,
         alpha=0.05,
-        draws=draws,
-        rng=rng,
-        paired=scenario.design == "mirrored",
     )
     return item
 

@@ -13,12 +13,12 @@ from functools import partial
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.statistics.compare import Comparison, as_many, compare_quantiles, compare_typical, decide
+from analysis.statistics.compare import Comparison, as_many, compare, decide
 from benchmarks.simulation.calibration import believed, covers, means
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
 from benchmarks.simulation.table import Table
 
-MARGIN, ALPHA, DRAWS = 0.10, 0.05, 199
+MARGIN, ALPHA = 0.10, 0.05
 METRICS = ("ttft", "e2e")
 
 # By how much longer steps take where the tail of a typical block is at the margin, by kind and metric, as `slowdown`
@@ -33,9 +33,7 @@ AT_MARGIN = {
 }
 
 
-def gated(
-    kind: Kind, seed: int, *, slower: float = 1.0, ratio: float = 1.0, alpha: float = ALPHA, question: str = "block"
-) -> list[Comparison]:
+def gated(kind: Kind, seed: int, *, slower: float = 1.0, ratio: float = 1.0, alpha: float = ALPHA) -> list[Comparison]:
     """The two default gates on a fresh run of the kind, decided: p99 of TTFT and of E2E."""
     rng = np.random.default_rng([seed, 5])
     trials = pair(kind, rng, slower=slower)
@@ -45,17 +43,13 @@ def gated(
         if kind.kept < 1.0:
             few = both[0].only(np.random.default_rng([seed, 7]).uniform(size=len(both[0])) < kind.kept)
             both = as_many(few, both[1], rng=rng)
-        whole = compare_quantiles(
-            *both, qs=(0.99,), margin=MARGIN, alpha=alpha, draws=DRAWS, rng=rng, paired=kind.design != "split"
-        )
-        answers = compare_typical(*both, whole=whole) if question == "block" else whole
-        items += [replace(item, metric=metric) for item in answers]
+        items += [replace(item, metric=metric) for item in compare(*both, qs=(0.99,), margin=MARGIN, alpha=alpha)]
     return decide(items)
 
 
-def coverage(kind: Kind, seed: int, *, question: str = "block") -> Floats:
+def coverage(kind: Kind, seed: int) -> Floats:
     """Whether the 95 % intervals hold the true ratio, for each metric."""
-    items = gated(kind, seed, alpha=ALPHA / 2, question=question)
+    items = gated(kind, seed, alpha=ALPHA / 2)
     return np.array([covers(item, 1.0) for item in items], dtype=np.float64)
 
 
@@ -79,9 +73,8 @@ def promises_table(table: Table) -> None:
         return means(measure, table.seeds, processes=table.processes)
 
     for name, kind in KINDS.items():
-        for question, words in (("block", "of a typical block"), ("run", "of the whole run")):
-            for metric, share in zip(METRICS, mean(partial(coverage, kind, question=question)), strict=True):
-                table.add(f"{name}: 95 % interval of p99 {metric} {words} holds the truth", share, least=0.92)
+        for metric, share in zip(METRICS, mean(partial(coverage, kind)), strict=True):
+            table.add(f"{name}: 95 % interval of p99 {metric} of a typical block holds the truth", share, least=0.92)
         at_margin = mean(partial(outcome, kind, ratio=1.0 + MARGIN))
         for metric, passed, failed in zip(METRICS, at_margin[:2], at_margin[2:4], strict=True):
             table.add(f"{name}: false PASS of p99 {metric} at the margin", passed, most=0.08)
@@ -113,10 +106,7 @@ def slowdown(kind: Kind, metric: str, *, seeds: int) -> float:
 
     def typical(seed: int, slower: float) -> float:
         both = samples(pair(kind, np.random.default_rng([seed, 9]), slower=slower), f"{metric}_ms")
-        plain = Comparison(
-            quantile=0.99, margin=MARGIN, alpha=ALPHA, ratio=1.0, method="paired", blocks=2, trials=1, requests=1
-        )
-        return compare_typical(*both, whole=[plain])[0].ratio or math.nan
+        return compare(*both, qs=(0.99,), margin=MARGIN, alpha=ALPHA)[0].ratio or math.nan
 
     low, high = 1.0, 1.0 + MARGIN + 0.02
     while high - low > 0.001:

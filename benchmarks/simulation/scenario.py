@@ -96,10 +96,12 @@ def first_of_new_shapes(times: Floats, shape: Ints, count: int, rng: np.random.G
     return must
 
 
-def sample(served: Served, *, metric: str = "e2e_ms", ratio: float = 1.0, trial: int = 1) -> Sample:
-    """The latencies times `ratio`, by 30 s block of the arrival."""
+def sample(
+    served: Served, *, metric: str = "e2e_ms", ratio: float = 1.0, trial: int = 1, block_s: float = BLOCK_S
+) -> Sample:
+    """The latencies times `ratio`, by block of the arrival."""
     values = getattr(served, metric) * ratio
-    block = (served.arrival_s / BLOCK_S).astype(np.int64) + trial * 10_000
+    block = (served.arrival_s / block_s).astype(np.int64) + trial * 10_000
     return Sample(values=values, block=block, trial=np.full(len(values), trial))
 
 

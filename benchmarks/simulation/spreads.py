@@ -13,8 +13,8 @@ import numpy as np
 
 from analysis.arrays import Floats
 from analysis.judging.planner import MODEL_QUANTILES, MODEL_RATE, MODEL_S, MODEL_SPREADS, model_noise
+from analysis.statistics.groups import groups_of
 from analysis.statistics.quantiles import block_histogram
-from analysis.statistics.resampling import groups_of
 from analysis.statistics.windows import Windows, typical_ratio
 from benchmarks.simulation.scenario import Scenario, run
 from benchmarks.simulation.server import Served

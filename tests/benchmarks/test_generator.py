@@ -234,7 +234,7 @@ def test_bad_usage_is_one_line_and_the_result_another(capsys: pytest.CaptureFixt
     assert captured.err.count("\n") == 1
 
 
-GATES = {"draws": 99, "metrics": ["e2e"], "quantile": 0.9, "min_blocks": 4, "margin": 1.0, "max_error_pct": 5}
+GATES = {"metrics": ["e2e"], "quantile": 0.9, "min_blocks": 4, "margin": 1.0, "max_error_pct": 5}
 NAIVE = FakeArm(name="compiled", compiles=[Compile(at_s=40, seconds=4), Compile(at_s=90, seconds=4)])
 LENIENT = {"max_stall_s": 1000, "max_stall_s_per_min": 60, "max_requests_hit_pct": 100}
 

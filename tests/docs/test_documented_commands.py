@@ -48,7 +48,7 @@ NOT_RUN = {
     "openssl": "makes a secret",
 }
 SHELL = frozenset(("echo", "sleep", "mkdir", "chmod", "printf", "["))
-ENDS = frozenset(["analyze", "compare", "calibrate", "breakeven", "export", "forecast", "plan"])
+ENDS = frozenset(["analyze", "compare", "breakeven", "export", "forecast", "plan"])
 # Where a command has checked all that it can check without starting something.
 STARTS = (
     "run.run_and_judge",
@@ -152,7 +152,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _records(folder: Path) -> None:
     names = (FIRST, SECOND, "20260105T090000Z-case", "20260108T090000Z-case", "20260112T090000Z-case")
     for seed, name in enumerate(names, start=1):
-        gates = {"draws": 99, "metrics": ["e2e"]}
+        gates = {"metrics": ["e2e"]}
         write_run(folder / "runs" / name, FakeRun(seed=seed, trials=2, duration_s=150.0, stated=True, gates=gates))
     shutil.copytree(unpack(archive_of("naive")), folder / "build" / "kept" / "naive")
     search = unpack(archive_of("frontier")) / "20261124T035701Z"
@@ -306,8 +306,7 @@ def test_tailgate_judges_plans_and_forecasts(there: Path, capsys: pytest.Capture
                 ended.add(line)
                 for left in (*there.glob("runs/*-parquet"), *there.glob("*-csv")):  # two pages export the same run
                     shutil.rmtree(left)
-                fewer = ["--splits", "20"] if line[0] == "calibrate" else []  # a fifth of the time
-                if said := refusal([*line, *fewer], capsys):
+                if said := refusal(line, capsys):
                     wrong.append(f"{item}\n    {said}")
     assert not wrong, "\n".join(wrong)
     assert {line[0] for line in ended} == ENDS

@@ -130,7 +130,7 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
     assert {name for name, _, _ in kind} | {"servers/compiler/recorder.py"} == files_of("compile event kind")
     change(tree, [*metric, *gate, *kind])
     arms = '(EAGER, FakeArm(name="compiled", compiles=(Compile(at_s=300.0, seconds=4.0, kind="relink"),)))'
-    limits = 'gates={"metrics": ["decode"], "draws": 199, "max_cut": 3}, slo={"p99_decode_ms": 60000}'
+    limits = 'gates={"metrics": ["decode"], "max_cut": 3}, slo={"p99_decode_ms": 60000}'
     summary, report = judged(tree, f"FakeRun(arms={arms}, {limits})")
     gates = {gate["gate"]: gate for gate in summary["gates"]}
     assert gates["noninferiority p99_decode"]["value"] is not None

@@ -156,7 +156,6 @@ cold_s = 0
 max_error_pct = 5
 max_bed_drift = 0.9
 max_generator_lag_ms = 2000
-draws = 999
 [trials]
 starting_at_once = 2
 ready_timeout_s = 60

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analysis.judging.gates import FAIL, PASS
 from analysis.judging.validity import Check
 from analysis.nouns import counted
 from analysis.settings.gate_limits import GateLimits
-from analysis.settings.metrics import METRIC_NAMES
 from analysis.statistics.compare import Comparison
 
 TAIL_REQUESTS = 5
 FEWEST_STARTS = 3
-_CROSS_ALPHA = 0.25
 # Limits are widened for drift. What lasts so long that neighbours are nearly the same has shown too little of itself.
 _MOST_CORRELATION = 0.7
 
@@ -99,25 +96,4 @@ def check_autocorrelation(arm: str, comparisons: Sequence[Comparison], *, length
         f"{worst.autocorrelation:.2f}" + ("." if ok else f", limit {_MOST_CORRELATION:.2f}: {lasts}."),
         affects=("noninferiority",),
         remedy="Run longer, so that stretches get longer, or run six trials or more.",
-    )
-
-
-def check_cross(arm: str, comparisons: Sequence[Comparison]) -> Check:
-    """The exceedance-score test does not contradict what the label swap decided."""
-    doubts: list[tuple[float, str]] = []
-    for item in comparisons:
-        p_value = {PASS: item.cross_p_noninferior, FAIL: item.cross_p_inferior}.get(item.verdict)
-        if p_value is not None and p_value > _CROSS_ALPHA:
-            doubts.append((p_value, METRIC_NAMES.get(item.metric, item.metric)))
-    names = ", ".join(name for _, name in doubts)
-    return Check(
-        check="cross-check",
-        ok=not doubts,
-        value=max(doubts)[0] if doubts else None,
-        limit=_CROSS_ALPHA,
-        arm=arm,
-        reason="The second test does not contradict the first."
-        if not doubts
-        else f"A second test that allows for slow drifts does not support the result on {names}.",
-        affects=("noninferiority",),
     )

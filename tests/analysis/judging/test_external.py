@@ -35,7 +35,7 @@ THIN = Scenario(step=64, duration_s=60.0, rate=0.15)
 
 def written(folder: Path, scenario: Scenario, seed: int = 1) -> Path:
     rng = np.random.default_rng(seed)
-    return write_external(folder, run(scenario, rng), rng, gates={"draws": 99, "min_blocks": 2})
+    return write_external(folder, run(scenario, rng), rng, gates={"min_blocks": 2})
 
 
 def gates_of(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:

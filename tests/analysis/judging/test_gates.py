@@ -156,7 +156,7 @@ def test_unknown_goodput_is_no_pass():
 
 
 def judged(path: Path, *arms: FakeArm, **gates: Any) -> Judgement:
-    run = FakeRun(duration_s=120, rate=2, arms=(EAGER, *arms), gates={"draws": 99, **gates})
+    run = FakeRun(duration_s=120, rate=2, arms=(EAGER, *arms), gates={**gates})
     return judge(Run.of(read_run(write_run(path / "run", run))))
 
 
@@ -230,7 +230,7 @@ REPLICAS = ("eager-0", "compiled-0")
 
 def with_steps_lost(folder: Path, lost: Callable[[dict[str, Any]], bool], arm: FakeArm) -> Judgement:
     """Judge a run whose replicas counted 20 steps each, of which those that `lost` names are not recorded."""
-    run = FakeRun(duration_s=120, rate=2, arms=(EAGER, arm), gates={"draws": 99})
+    run = FakeRun(duration_s=120, rate=2, arms=(EAGER, arm))
     written = write_run(folder / "run", run)
     counted = {arm: {"counters": {"compile_events": int(arm == "compiled-0"), "steps": 20}} for arm in REPLICAS}
     records = read_run(tell(written, final=counted))
@@ -255,7 +255,7 @@ def test_an_arm_of_which_no_step_is_left_is_not_known_to_run_compiled_code(tmp_p
 
 
 MIB = 1 << 20
-MEMORY = {"max_memory_ratio": 1.5, "max_memory_growth_pct_per_hour": 5.0, "draws": 99, "metrics": ["e2e"]}
+MEMORY = {"max_memory_ratio": 1.5, "max_memory_growth_pct_per_hour": 5.0, "metrics": ["e2e"]}
 
 Level = Callable[[int, Any], Any]
 
@@ -289,7 +289,7 @@ def growing(size: float) -> Level:
 
 
 def test_memory_gates_nothing_unless_asked(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", FakeRun(duration_s=60, rate=1, gates={"draws": 99}))
+    directory = write_run(tmp_path / "run", FakeRun(duration_s=60, rate=1))
     assert memory_gates(directory, eager=flat(GIB), compiled=flat(9 * GIB)) == {}
 
 

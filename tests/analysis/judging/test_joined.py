@@ -18,7 +18,7 @@ from analysis.run.run import Run
 from analysis.summary.summary import analyze
 from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
-RUN = FakeRun(duration_s=300, rate=3, gates={"metrics": ["e2e"], "draws": 99, "max_error_pct": 1.0})
+RUN = FakeRun(duration_s=300, rate=3, gates={"metrics": ["e2e"], "max_error_pct": 1.0})
 TIGHT = {"p90_e2e_ms": 700}
 
 

@@ -26,7 +26,7 @@ from tests.fakes.request_rows import write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, check, gate, write_run
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 9000}
-QUICK = {"draws": 99}
+QUICK = {}
 PASSING = FakeRun(slo=SLO, gates=QUICK)
 
 
@@ -283,7 +283,7 @@ class TestSpoiledRuns:
         assert (judgement.overall, failed_checks(judgement)) == ("INCONCLUSIVE", set())
 
 
-WIDE = {"draws": 99, "margin": 0.2, "max_error_pct": 2.0}
+WIDE = {"margin": 0.2, "max_error_pct": 2.0}
 HONEST = FakeRun(slo=SLO, gates=WIDE, own_drift=0.0)
 
 

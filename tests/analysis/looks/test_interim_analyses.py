@@ -34,7 +34,7 @@ from tests.fakes.machines import GIB, FakeBed, Trouble, sample
 from tests.fakes.processes import refusal
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
-GATES = {"draws": 99, "sequential": True}
+GATES = {"sequential": True}
 SLO = {"p99_e2e_ms": 60_000}
 LONG = FakeRun(duration_s=1800, rate=4, gates=GATES, slo=SLO)
 
@@ -470,7 +470,7 @@ def test_what_is_exchanged_follows_the_shares(
 
     monkeypatch.setattr(paths, "groups_for", spied)
     arms = (replace(EAGER, weight=weights[0]), FakeArm(name="compiled", weight=weights[1]))
-    run = FakeRun(duration_s=300, rate=4, arms=arms, design=design, gates={"draws": 99, "sequential": True})
+    run = FakeRun(duration_s=300, rate=4, arms=arms, design=design, gates={"sequential": True})
     judge(Run.of(read_run(write_run(tmp_path / "run", run))))
     assert used == expected
 

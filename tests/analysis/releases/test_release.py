@@ -31,7 +31,7 @@ from tests.fakes.machines import FakeBed
 from tests.fakes.results import DAY_NS, Build, release
 from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
-RUN = FakeRun(arms=(EAGER, FakeArm(name="compiled")), trials=2, duration_s=60, rate=1, gates={"draws": 99})
+RUN = FakeRun(arms=(EAGER, FakeArm(name="compiled")), trials=2, duration_s=60, rate=1)
 SHORT = replace(RUN, trials=1)
 
 

@@ -141,7 +141,7 @@ def test_machines_stand_in_order_of_their_first_trial(ran_on, names, codes, tmp_
 
 @pytest.mark.parametrize(("eager", "compiled", "ok"), [(2, 2, True), (9, 1, False)])
 def test_each_stretch_of_requests_is_held_to_its_weights(eager, compiled, ok, tmp_path):
-    directory = write_run(tmp_path, FakeRun(design="split", duration_s=600, rate=4, gates={"draws": 99}, trials=2))
+    directory = write_run(tmp_path, FakeRun(design="split", duration_s=600, rate=4, trials=2))
     at_ns, half, later = start_of(2) + 300 * SECOND, {"eager": 1, "compiled": 1}, {"eager": eager, "compiled": compiled}
     append(directory, WeightChange(at_ns=start_of(2) - SECOND, weights=half, why="as configured", trial=2))
     change = WeightChange(at_ns=at_ns, done_ns=at_ns + SECOND, weights=later, why="other", action=BY_HAND, trial=2)

@@ -33,7 +33,6 @@ from tests.fakes.processes import refusal
         ("min_blocks", 1, "gates.min_blocks"),
         ("margins", {"ttft": -1.0}, "gates.margins.ttft is -1"),
         ("margins", {"tpot": 0.1}, "gates.margins.tpot"),
-        ("method", "guess", "gates.method is 'guess': use label swap"),
         ("cold", 3, "gates.cold is 3: give a table"),
         ("cold", {"max_errors": 3}, "gates.cold.max_errors is unknown"),
         ("cold", {"max_stall_s": "x"}, "gates.cold.max_stall_s is 'x'"),
@@ -45,7 +44,7 @@ def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(key: str, value:
 
 def test_every_number_has_a_range() -> None:
     for item in fields(GateLimits):
-        if item.name not in ("metrics", "quantiles", "margins", "cold", "method", "sequential"):
+        if item.name not in ("metrics", "quantiles", "margins", "cold", "sequential"):
             assert refusal(RecordError, GateLimits, **{item.name: -1}).startswith(f"gates.{item.name} is -1")
     for item in fields(CompileBudget):
         assert refusal(RecordError, CompileBudget, **{item.name: -1}).startswith(f"gates.cold.{item.name} is -1")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from analysis.statistics.dependence import Dependence
 from analysis.statistics.exposure import ExposureError, batches, best_ladder, first_seen, padding, unseen_probability
+from analysis.statistics.groups import groups_of
 from analysis.statistics.knees import KneeProfile, knee_grid, knee_profile, p_not_higher
 from analysis.statistics.quantiles import (
     block_histogram,
@@ -19,9 +20,7 @@ from analysis.statistics.quantiles import (
     quantile,
     quantile_interval,
     quantiles,
-    swapped_log_ratios,
 )
-from analysis.statistics.resampling import groups_of
 from analysis.statistics.windows import Windows, typical_ratio, window_limits
 
 positive = st.floats(min_value=0.01, max_value=1e6)
@@ -56,28 +55,6 @@ def test_quantile_of_nothing_is_unknown_and_of_one_is_itself():
 def histogram_of(treatment, control, blocks):
     index = np.arange(len(treatment)) % blocks
     return block_histogram(np.asarray(treatment), index, np.asarray(control), index, anchor=math.log(1.1)), index
-
-
-@given(
-    st.integers(min_value=0, max_value=2**32 - 1),
-    st.integers(min_value=1, max_value=5),
-    st.sampled_from([0.5, 0.9, 0.99]),
-    st.integers(min_value=-200, max_value=200),
-)
-def test_swapped_ratio_is_within_a_bin_of_the_exact_one(seed, blocks, q, shift):
-    rng = np.random.default_rng(seed)
-    treatment, control = rng.lognormal(5, 1, 60), rng.lognormal(5, 1, 60)
-    histogram, index = histogram_of(treatment, control, blocks)
-    swaps = rng.integers(0, 2, size=(4, blocks)).astype(np.float32)
-    found = swapped_log_ratios(histogram, q, swaps, shift=shift)
-    moved = treatment * math.exp(-shift * histogram.width)
-    for swap, ratio in zip(swaps, found, strict=True):
-        swapped = swap[index] > 0
-        first = np.log(np.where(swapped, control, moved))
-        second = np.log(np.where(swapped, moved, control))
-        # Quantiles of the logs: the histogram interpolates in log scale.
-        exact = np.quantile(first, q) - np.quantile(second, q)
-        assert ratio == pytest.approx(exact, abs=2.01 * histogram.width)
 
 
 def test_bins_are_fine_enough_for_half_a_percent():

@@ -78,7 +78,7 @@ def test_the_exit_code_is_that_of_the_verdict(run, overall, code, tmp_path):
 def test_a_run_too_large_for_memory_has_the_same_summary(tmp_path, monkeypatch):
     compiles = [Compile(at_s=20, seconds=4), Compile(at_s=50, seconds=2)]
     faulty = FakeArm(name="compiled", error_share=0.03, compiles=compiles)
-    run = FakeRun(duration_s=60, rate=2, trials=2, arms=(EAGER, faulty), slo=SLO, gates={"draws": 99})
+    run = FakeRun(duration_s=60, rate=2, trials=2, arms=(EAGER, faulty), slo=SLO)
     directory = write_run(tmp_path / "run", run)
     small = analyze(directory)
     # Columns in files, and everything in many parts.
@@ -211,14 +211,14 @@ def test_a_key_that_the_schema_does_not_describe_fails_the_test_that_makes_it(tm
     real = summaries._summary
     monkeypatch.setattr(summaries, "_summary", lambda *args: real(*args) | {"surprise": 1})
     with pytest.raises(AssertionError, match="surprise"):
-        summary_of(tmp_path, FakeRun(duration_s=60.0, rate=2.0, gates={"draws": 99}))
+        summary_of(tmp_path, FakeRun(duration_s=60.0, rate=2.0))
 
 
 def on_machines(path, *troubles, watched=True, **more):
     faster = (EAGER, FakeArm(name="compiled", ratio=0.8))
     bed = FakeBed(troubles=troubles) if watched else None
     options = {"trials": 2, "duration_s": 420.0, "rate": 2.0, "seed": 7, "slo": SLO, "arms": faster, **more}
-    return summary_of(path, FakeRun(bed=bed, gates={"draws": 99}, **options))
+    return summary_of(path, FakeRun(bed=bed, **options))
 
 
 SLOW_BALANCED = Trouble(what="slow", size=0.85)
@@ -297,7 +297,7 @@ def test_vectors_are_judged_by_their_cosine(tmp_path):
 
 
 def test_a_closed_loop_and_lengths_over_the_limits_are_reported(tmp_path):
-    run = write_run(tmp_path / "run", FakeRun(duration_s=60, trials=2, rate=2, gates={"draws": 99}))
+    run = write_run(tmp_path / "run", FakeRun(duration_s=60, trials=2, rate=2))
     dropped = {"input_over": 7, "output_over": 2, "requests_dropped": 8, "turns_after_end": 3}
     tell(run, loop="closed", concurrency=8, open_loop=False, planned={}, dropped={"policy": "drop", **dropped})
     summary = analyze(run)
@@ -314,7 +314,7 @@ def test_a_closed_loop_and_lengths_over_the_limits_are_reported(tmp_path):
 def test_an_external_count_below_the_chunks_leaves_tpot_and_itl_unmeasured(tmp_path):
     rng = np.random.default_rng(1)
     made = simulated(Scenario(step=64, duration_s=120.0), rng)
-    gates = {"draws": 99, "min_blocks": 2, "metrics": ["tpot"]}
+    gates = {"min_blocks": 2, "metrics": ["tpot"]}
     folder = write_external(tmp_path, made, rng, gates=gates)
     rows = read_table(folder / "requests.arrow", REQUESTS)[0].to_pylist()
     own = [row for row in rows if row["arm"] == TREATMENT and row["output_tokens"] > 1]
@@ -333,7 +333,7 @@ def test_an_external_count_below_the_chunks_leaves_tpot_and_itl_unmeasured(tmp_p
 def test_the_load_of_an_external_server_is_in_bins_and_in_figures(tmp_path):
     rng = np.random.default_rng(1)
     made = simulated(Scenario(step=64, duration_s=300.0, private_stalls=3), rng)
-    folder = write_external(tmp_path, made, rng, gates={"draws": 99, "min_blocks": 2})
+    folder = write_external(tmp_path, made, rng, gates={"min_blocks": 2})
     start_ns = min(read_table(folder / "requests.arrow", REQUESTS)[0]["sent_ns"].to_pylist())
     with RecordWriter(folder / "server_load.arrow", SERVER_LOAD) as writer:
         for second in range(1, 290):

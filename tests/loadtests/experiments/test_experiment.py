@@ -135,7 +135,7 @@ def test_a_built_in_experiment_is_long_enough_to_decide(
         rate=traffic.rate or 4.3 / traffic.time_scale,  # the mean pace of the trace over these minutes
         turn_s=traffic.block_s,
         trials=experiment.trials.count,
-        gates={"draws": 99, "block_s": traffic.block_s, "min_blocks": experiment.gates.min_blocks},
+        gates={"block_s": traffic.block_s, "min_blocks": experiment.gates.min_blocks},
         slo=dict(experiment.slo),
     )
     checks = analyze(write_run(tmp_path / "run", run))["validity"]

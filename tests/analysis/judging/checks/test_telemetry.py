@@ -30,7 +30,6 @@ GATES = {
     "metrics": ["e2e"],
     "quantile": 0.9,
     "min_blocks": 8,
-    "draws": 99,
 }
 QUIET = FakeRun(gates=GATES, duration_s=300, rate=2)
 NAIVE = FakeArm(name="compiled", compiles=[Compile(at_s=20 + 60 * step, seconds=3) for step in range(3)])

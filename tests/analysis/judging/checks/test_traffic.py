@@ -228,7 +228,7 @@ def test_arms_are_overloaded_together_with_the_control(loads: dict[str, Any], ar
 
 
 def judged(path: Path, **run: Any) -> Judgement:
-    return judge(Run.of(read_run(write_run(path / "run", FakeRun(gates={"draws": 99}, **run)))))
+    return judge(Run.of(read_run(write_run(path / "run", FakeRun(**run)))))
 
 
 @pytest.mark.parametrize(("limit_ms", "seconds", "verdict"), [(2000, 660, "FAIL"), (600_000, 360, "INCONCLUSIVE")])
