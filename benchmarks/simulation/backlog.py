@@ -16,11 +16,11 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-from analysis.run.counterfactual import counterfactual
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.run_records import RunRecords
 from analysis.records.schemas import COMPILE_EVENTS
+from analysis.run.counterfactual import counterfactual
 from analysis.run.run import Run
 from analysis.run.spikes import excursions, find_spikes
 from benchmarks.simulation.records import NETWORK_S, request_table, to_ns
