@@ -49,7 +49,6 @@ KEY_FIGURES = {
     "compiles while serving",
     "longest stall",
     "requests hit",
-    "p99 E2E without compiles",
     "energy a token",
     "cost of 1,000 requests",
 }
@@ -386,10 +385,6 @@ def side_by_side(summary: Row) -> list[Figure]:
         ("Compiles", "stall time per minute", seconds, ("compile", "stall_s_per_min")),
         ("Compiles", "requests hit", count, ("compile", "requests_hit")),
         ("Compiles", "share of requests hit", percent, ("compile", "requests_hit_pct")),
-        ("What compiles explain", "p99 TTFT without compiles", milliseconds, ("compile", "p99_ttft_ms_without")),
-        ("What compiles explain", "p99 TTFT due to compiles", percent, ("compile", "p99_ttft_explained_pct")),
-        ("What compiles explain", "p99 E2E without compiles", milliseconds, ("compile", "p99_e2e_ms_without")),
-        ("What compiles explain", "p99 E2E due to compiles", percent, ("compile", "p99_e2e_explained_pct")),
         (BACKGROUND, "time while serving", seconds, ("compile", "background", "s")),
         (BACKGROUND, "share of p99 TTFT", percent, ("compile", "background", "p99_ttft_share_pct")),
         (BACKGROUND, "share of p99 E2E", percent, ("compile", "background", "p99_e2e_share_pct")),

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 
-from analysis.report.reading import arms_of, metric_names
+from analysis.report.reading import arms_of
 from analysis.report.tables import Figure, Shown, Table, figures_of
 from analysis.report.values import (
     DASH,
     Row,
     at,
     count,
-    interval,
     is_number,
-    milliseconds,
-    percent,
     rows,
     seconds,
     text,
@@ -28,8 +24,7 @@ _NAMES = {"part": "of some requests, while others were answered", "unknown": "un
 
 
 def causes(summary: Row) -> list[Figure]:
-    """Requests and seconds by cause, and p99 without compiles with its interval, a value for every arm in the order of
-    `arms_of`; empty where no arm has telemetry."""
+    """Requests and seconds by cause, a value for every arm in the order of `arms_of`; empty without telemetry."""
     arms = [at(arm, "compile") for arm in arms_of(summary)]
     if not any(at(arm, "causes") for arm in arms):
         return []
@@ -48,33 +43,12 @@ def causes(summary: Row) -> list[Figure]:
     ]
     if any(at(arm, "backlog") for arm in arms):
         shown.append(("Steady traffic", "in a backlog of compiles", _behind, ("backlog",)))
-    known = metric_names(summary)
-    for metric, name in ((metric, known[metric]) for metric in ("ttft", "e2e") if metric in known):
-        without, explained = f"p99_{metric}_ms_without", f"p99_{metric}_explained"
-        for label, keys, show in (
-            (f"p99 {name}, for these requests", [without, f"{without}_least", f"{without}_most"], milliseconds),
-            (f"p99 {name}, 95 % limits", [without, f"{without}_low", f"{without}_high"], milliseconds),
-            (
-                f"share of p99 {name} explained, 95 % limits",
-                [f"{explained}_pct", f"{explained}_low_pct", f"{explained}_high_pct"],
-                percent,
-            ),
-        ):
-            shown.append(("Without compiles", label, partial(_limits, keys=keys, show=show), ()))
-    if any(at(arm, "without_withdrawn") for arm in arms):
-        shown.append(("Without compiles", "not known, since", text, ("without_withdrawn",)))
     return figures_of(arms, shown)
 
 
 def _behind(backlog: object) -> str:
     part = at(backlog, "steady_behind")
     return f"{count(part)} of {count(at(backlog, 'steady_requests'))}" if is_number(part) else DASH
-
-
-def _limits(compiles: object, *, keys: Sequence[str], show: Callable[[object], str]) -> str:
-    value, low, high = (at(compiles, key) for key in keys)
-    limits = interval(low, high, show)
-    return show(value) if limits == DASH else f"{show(value)} {limits}"
 
 
 def counts(summary: Row) -> list[Figure]:

@@ -328,23 +328,6 @@ def _own_batch(requests: Requests, event: CompileEvent, named: Ints) -> Ints:
     return np.asarray(named[(first > 0) & (first <= event.start_ns + slack)])
 
 
-def without_stalls_ms(
-    requests: Requests, attribution: Attribution, metric: str, *, delay: Delay | None = None
-) -> Floats:
-    """The ttft or e2e of each request less what compiles delayed it by, directly and in their backlog, in ms.
-
-    Failures stay as they are. `delay`: another than the likely one, such as a bound of it.
-    """
-    chosen = attribution.delay if delay is None else delay
-    values = requests.metric_ms(metric)
-    late = chosen.before_first_ms if metric == "ttft" else chosen.ms
-    if not late.any():
-        return values
-    completed = requests.ok | requests.cut
-    rest = np.maximum(values - late, 0.0)
-    return np.where(completed, rest, values)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spike:
     """A stretch in which requests took much longer than their length explains, and what share compiles explain."""

@@ -1,8 +1,7 @@
 """What compiles truly did to requests: the same traffic on the same made-up server, with its compiles and without.
 
-The difference of the two is the truth that `analysis.run.spikes` and `analysis.run.counterfactual` are held to: which
-requests a compile delayed, by how much, and what p99 would have been. `python -m benchmarks.simulation.backlog [SEEDS]`
-prints it.
+The difference of the two is the truth that `analysis.run.spikes` is held to: which requests a compile delayed, and by
+how much. `python -m benchmarks.simulation.backlog [SEEDS]` prints it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import pyarrow as pa
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.run_records import RunRecords
 from analysis.records.schemas import COMPILE_EVENTS
-from analysis.run.counterfactual import counterfactual
 from analysis.run.run import Run
 from analysis.run.spikes import excursions, find_spikes
 from benchmarks.simulation.records import NETWORK_S, request_table, to_ns
@@ -108,8 +106,6 @@ class Lived:
     """A run and what it would have been without its compiles; (n,) in the order of the requests."""
 
     run: Run
-    ttft_ms: Floats  # without compiles
-    e2e_ms: Floats
     e2e_delay_ms: Floats  # what compiles added
     direct_ms: Floats  # the part of the delay in which a compile ran
 
@@ -193,11 +189,8 @@ def live(case: Case, seed: int) -> Lived:
         bed=None,
         problems=(),
     )
-    network = there + back
     return Lived(
         run=Run.of(records),
-        ttft_ms=(without.first_token_s - times + network) * 1e3,
-        e2e_ms=(without.end_s - times + network) * 1e3,
         e2e_delay_ms=(seen.end_s - without.end_s) * 1e3,
         direct_ms=direct * 1e3,
     )
@@ -279,10 +272,6 @@ class Judged:
     direct_s: float
     delay_s: float
     judged_s: float  # the delay as it is judged
-    ratios: tuple[float, float]  # p99 without compiles over the truth, TTFT and E2E
-    held: tuple[bool | None, bool | None]  # whether the limits hold it; None where there are none
-    widths: tuple[float, float]  # upper limit over lower
-    raised: tuple[float, float]  # p99 seen over p99 in truth
 
 
 def judge(case: Case, seed: int) -> Judged:
@@ -303,15 +292,6 @@ def judge(case: Case, seed: int) -> Judged:
     delayed = lived.e2e_delay_ms > np.maximum(50.0, 0.1 * requests.e2e_ms)
     judged_ms = attribution.stall_ms + attribution.backlog_ms
     judged = judged_ms > np.maximum(50.0, 0.1 * requests.e2e_ms)
-    ratios, held, widths, raised = [], [], [], []
-    for metric, truth in (("ttft", lived.ttft_ms), ("e2e", lived.e2e_ms)):
-        true_ms = float(np.quantile(truth, 0.99))
-        seen = counterfactual(run, ARM, metric)
-        ratios.append(seen.without_ms / true_ms)
-        known = seen.withdrawn is None
-        held.append(seen.least_ms <= true_ms <= seen.most_ms if known else None)
-        widths.append(seen.most_ms / seen.least_ms)
-        raised.append(float(np.quantile(requests.metric_ms(metric), 0.99)) / true_ms)
     return Judged(
         spikes=len(spikes),
         caused=caused,
@@ -324,10 +304,6 @@ def judge(case: Case, seed: int) -> Judged:
         direct_s=float(lived.direct_ms.sum()) / 1e3,
         delay_s=float(lived.e2e_delay_ms.sum()) / 1e3,
         judged_s=float(judged_ms.sum()) / 1e3,
-        ratios=(ratios[0], ratios[1]),
-        held=(held[0], held[1]),
-        widths=(widths[0], widths[1]),
-        raised=(raised[0], raised[1]),
     )
 
 
@@ -336,17 +312,12 @@ def share(part: float, whole: float) -> float:
     return part / whole if whole else float("nan")
 
 
-HEAD = (
-    *("spikes", "caused", "recall", "precise", "requests", "precise", "direct", "judged"),
-    *(f"{metric} {name}" for metric in ("ttft", "e2e") for name in ("seen", "found", "worst", "held", "width")),
-)
+HEAD = ("spikes", "caused", "recall", "precise", "requests", "precise", "direct", "judged")
 
 
 def line(name: str, runs: Sequence[Judged]) -> str:
     """What the runs of a case show, under HEAD: spikes, those that compiles caused, recall and precision; recall and
-    precision of delayed requests; direct and judged seconds of the true delay. Then p99 seen, and as it is said to be
-    without compiles, over the truth: median, worst; how often the range holds the truth, and its upper over its lower
-    end. An en dash where nothing is said."""
+    precision of delayed requests; direct and judged seconds of the true delay."""
 
     def total(key: str) -> float:
         return float(sum(getattr(run, key) for run in runs))
@@ -361,16 +332,6 @@ def line(name: str, runs: Sequence[Judged]) -> str:
         ("judged_s", "delay_s"),
     ):
         cells.append(_percent(share(total(part), total(whole))))
-    for place in (0, 1):
-        known = [run for run in runs if run.held[place] is not None]
-        ratios = np.array([run.ratios[place] for run in known])
-        cells.append(f"{np.median([run.raised[place] for run in runs]):.2f}")
-        if not known:
-            cells += ["–"] * 4
-            continue
-        cells += [f"{np.median(ratios):.2f}", f"{ratios[np.argmax(np.abs(np.log(ratios)))]:.2f}"]
-        cells += [_percent(float(np.mean([bool(run.held[place]) for run in known])))]
-        cells += [f"{np.median([run.widths[place] for run in known]):.2f}"]
     return f"{name:<34}" + "".join(f"{cell:>11}" for cell in cells)
 
 

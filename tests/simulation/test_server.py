@@ -219,18 +219,6 @@ def test_requests_in_a_backlog_are_known_and_their_seconds_add_up(runs: list[Jud
     assert 0.85 * whole <= judged <= 1.1 * whole
 
 
-def test_the_range_of_p99_without_compiles_holds_the_truth(runs: list[Judged]) -> None:
-    for place in (0, 1):
-        held = [run.held[place] for run in runs]
-        assert None not in held
-        assert np.mean([bool(one) for one in held]) >= 0.9
-
-
-@pytest.mark.parametrize("name", ["client times alone", "shortest first"])
-def test_nothing_is_said_of_p99_without_compiles_where_the_queue_cannot_be_replayed(name: str) -> None:
-    assert judge(CASES[name], 0).held == (None, None)
-
-
 def test_the_truth_is_a_delay_that_compiles_alone_made() -> None:
     lived = live(CASES["private stalls"], 1)
     assert (lived.e2e_delay_ms > -1e-6).all(), "in a queue that keeps its order nobody gains by a stall"
