@@ -97,7 +97,7 @@ def _of_comparison(run: Run, item: Comparison, goal: Goal, *, gate: bool) -> Nee
     note = item.obstacle or ""
     if Noise.of(item) is not None and item.groups < 6:
         note = f"a guess: {counted(item.groups, 'group')} of blocks tell the spread"
-    needed_s = None if item.obstacle and item.blocks != 1 else needed(goal.ratio)
+    needed_s = None if item.obstacle and item.needed_blocks is None else needed(goal.ratio)
     starts = starts_needed(item, power=goal.power, ratio=goal.ratio)
     if needed_s is not None and starts > item.trials:
         # Time cannot average out what every request of a start shares.

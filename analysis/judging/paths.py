@@ -151,6 +151,7 @@ def looked_at(
         autocorrelation=None,
         method=METHOD,
         groups=len(groups),
+        obstacle=None if known else item.obstacle,
         verdict=path.outcome or "INCONCLUSIVE",
     )
     return replace(seen, reason=_reason(seen, path)), path

@@ -126,9 +126,9 @@ def comparison_needed_s(
     the margin at least: what it saw nearer may be chance, and a length that grows without bound tells nothing. None
     when no length helps: nothing to compare, a ratio given on the margin, or more than a week.
     """
-    if comparison.obstacle is not None and comparison.blocks != 1:
+    if comparison.obstacle is not None and comparison.needed_blocks is None:
         return None
-    floor_s = min_blocks * block_s + overhead_s
+    floor_s = max(min_blocks, comparison.needed_blocks or 0) * block_s + overhead_s
     noise = Noise.of(comparison)
     true = comparison.ratio if ratio is None else ratio
     if noise is None or true is None:

@@ -49,7 +49,7 @@ _MOST_ANSWERS = 1e9
 _BETWEEN_ARMS = frozenset(
     {
         *("interference", "pairs", "lag apart", "equal work", "comparable", "sample ratio", "arms", "control errors"),
-        *("block autocorrelation", "cross-check", "alive", "overload", "answers", "step counts", "bed apart"),
+        *("block autocorrelation", "alive", "overload", "answers", "step counts", "bed apart"),
         UNKNOWN_STALLS,
     }
 )

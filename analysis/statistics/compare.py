@@ -91,6 +91,7 @@ class Comparison:
     requests: int  # of the smaller sample
     needed_trials: int | None = None  # of each arm, that would decide a ratio as seen, where arms ran separately
     obstacle: str | None = None  # why no test was made
+    needed_blocks: int | None = None  # that a test needs, where only they are missing
     verdict: str = "INCONCLUSIVE"
     reason: str = ""
 
@@ -135,8 +136,8 @@ def compare(
     variance of starts, `restart_spread`, and for what differs between `machines`, which are numbered by trial
     (`analysis.statistics.dependence`). From six trials on they are Student's t over the log ratios of the trials, and
     over machines (`analysis.statistics.machines`). With no data, fewer than eight blocks, hardly a request beyond the
-    quantile in each group, or latencies that are all equal there is no test, and `obstacle` says so; `ratio` is then
-    that of the whole run.
+    quantile in each group, or latencies that are all equal there is no test, and `obstacle` says so. Where the tail is
+    too thin for a typical block, `ratio` is that of the whole run.
     """
     stage = _Stage.of(
         treatment, control, margin=margin, alpha=alpha, restart_spread=restart_spread, machines=machines or {}
@@ -154,15 +155,13 @@ def _compared(stage: _Stage, item: Comparison) -> Comparison:
         return item
     by_trial = item.trials >= TRIALS_FOR_T_TEST
     trial = np.searchsorted(np.unique(stage.trial_of_block), stage.trial_of_block)
-    windows = Windows.of(
-        stage.histogram,
-        trial if by_trial else stage.group,
-        item.quantile,
-        fewest=TRIALS_FOR_T_TEST if by_trial else FEWEST_GROUPS,
-    )
+    windows = Windows.of(stage.histogram, trial if by_trial else stage.group, item.quantile)
     if windows is None:
-        return replace(item, obstacle=_too_little(item, "trial" if by_trial else "group of blocks"))
+        return _thin_tail(item, "trial" if by_trial else "group of blocks")
     item = replace(item, ratio=math.exp(typical_ratio(windows)))
+    if not by_trial and windows.groups < FEWEST_GROUPS:
+        why = f"a test needs {FEWEST_GROUPS} time blocks, and there are {item.blocks}"
+        return replace(item, obstacle=why, needed_blocks=FEWEST_GROUPS)
     if by_trial:
         ratios = np.array([typical_ratio(windows.only(windows.group == number)) for number in range(windows.groups)])
         return _by_trials(item, ratios, stage.machine_of_trial) if np.ptp(ratios) > 0 else _alike(item)
@@ -180,11 +179,10 @@ def _compared(stage: _Stage, item: Comparison) -> Comparison:
     )
 
 
-def _too_little(item: Comparison, unit: str) -> str:
-    if item.blocks < FEWEST_GROUPS:
-        return f"a test needs {FEWEST_GROUPS} time blocks, and there are {item.blocks}"
-    beyond = 2.0 * item.requests * (1.0 - item.quantile) / max(1, item.groups)
-    return f"a {unit} holds {beyond:.2g} requests beyond the quantile, and a test needs one"
+def _thin_tail(item: Comparison, unit: str) -> Comparison:
+    beyond = 2.0 * item.requests * (1.0 - item.quantile) / item.groups
+    why = f"a {unit} holds {beyond:.2g} requests beyond the quantile, and a test needs one"
+    return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
 
 
 def _alike(item: Comparison) -> Comparison:
@@ -287,8 +285,6 @@ def _obstacle(treatment: Sample, control: Sample, sizes: tuple[int, int], blocks
         distinct = _distinct(sample.values)
         if distinct < _FEWEST_DISTINCT:
             return f"{name} shows only {counted(distinct, 'different latency')}"
-    if blocks == 1:
-        return "one time block cannot show how much blocks differ"
     return None
 
 

@@ -29,7 +29,6 @@ from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.statistics.dependence import Dependence
-from analysis.statistics.groups import FEWEST_GROUPS
 from analysis.statistics.quantiles import BlockHistogram, grouped
 
 FARTHEST = math.log(1000.0)  # a limit beyond this ratio is no limit
@@ -64,14 +63,11 @@ class Windows:
     group: Ints
 
     @classmethod
-    def of(cls, histogram: BlockHistogram, group: Ints, q: float, *, fewest: int = FEWEST_GROUPS) -> Windows | None:
+    def of(cls, histogram: BlockHistogram, group: Ints, q: float) -> Windows | None:
         """Blocks joined within their group until a window holds enough of the tail; None where groups hold too little.
 
-        A block that holds enough is a window of its own, and a group that does not is one window. None below `fewest`
-        groups too.
+        A block that holds enough is a window of its own, and a group that does not is one window.
         """
-        if int(group[-1]) + 1 < fewest:
-            return None
         beyond = 2.0 * histogram.size / histogram.blocks * (1.0 - q)
         sizes = np.bincount(group)
         typical = int(np.median(sizes))

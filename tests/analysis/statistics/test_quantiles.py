@@ -187,10 +187,6 @@ def test_an_arm_that_is_twenty_times_faster_passes_on_few_requests():
     assert limits(held).p_noninferior < 0.02
 
 
-def test_fewer_than_eight_groups_have_no_typical_block():
-    assert windows(*arms(8, blocks=7)) is None
-
-
 def test_dependence_widens_limits_and_keeps_the_ratio():
     held = windows(*arms(9))
     plain, wide = limits(held), limits(held, dependence=Dependence(drift=0.002, restart=0.05))

@@ -21,7 +21,6 @@ from analysis.judging.checks.statistics import (
     check_autocorrelation,
     check_blocks,
     check_cold_starts,
-    check_cross,
     check_length,
     check_tail,
 )
@@ -65,10 +64,6 @@ def correlated(*values):
     return [comparison(autocorrelation=value, blocks=48, groups=12) for value in values]
 
 
-def crossed(verdict, **p_values):
-    return [comparison(verdict=verdict, **p_values)]
-
-
 FEW = {"many": 23, "answers": 58}
 OTHER_ANSWER = row("eager-1", 5, departs=[1, 2])
 LIMITS = GateLimits()
@@ -107,10 +102,6 @@ FREE = Loop(z=0.2, kept=0.95)
         (check_tail("a", 0, 0.5), False, ""),
         (check_cold_starts(3), True, ""),
         (check_cold_starts(1), False, "1 cold start; 3"),
-        (check_cross("a", crossed("PASS", cross_p_noninferior=0.2)), True, ""),
-        (check_cross("a", crossed("PASS", cross_p_noninferior=0.3)), False, ""),
-        (check_cross("a", crossed("FAIL", cross_p_inferior=0.3)), False, ""),
-        (check_cross("a", crossed("INCONCLUSIVE", cross_p_noninferior=0.9)), True, ""),
         (check_counts({"a": 1000, "b": 998}, {}, mirrored=True), True, ""),
         (check_counts({"a": 1000, "b": 997}, {}, mirrored=True), False, "b has 997 of 1000"),
         (check_counts({"a": 1000, "b": 0}, {}, mirrored=False), False, ""),
