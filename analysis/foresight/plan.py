@@ -117,7 +117,7 @@ def joined_plan(
     if trials < TRIALS_FOR_T_TEST:
         notes.append(
             "Blocks of one start say nothing of how starts differ: from "
-            f"{TRIALS_FOR_T_TEST} trials on, trials are the unit. `tailgate calibrate` measures it."
+            f"{TRIALS_FOR_T_TEST} trials on, trials are the unit."
         )
     return {
         "schema": SCHEMA,

@@ -48,7 +48,7 @@ NOT_RUN = {
     "openssl": "makes a secret",
 }
 SHELL = frozenset(("echo", "sleep", "mkdir", "chmod", "printf", "["))
-ENDS = frozenset(["analyze", "compare", "calibrate", "breakeven", "export", "forecast", "plan"])
+ENDS = frozenset(["analyze", "compare", "breakeven", "export", "forecast", "plan"])
 # Where a command has checked all that it can check without starting something.
 STARTS = (
     "run.run_and_judge",
@@ -306,8 +306,7 @@ def test_tailgate_judges_plans_and_forecasts(there: Path, capsys: pytest.Capture
                 ended.add(line)
                 for left in (*there.glob("runs/*-parquet"), *there.glob("*-csv")):  # two pages export the same run
                     shutil.rmtree(left)
-                fewer = ["--splits", "20"] if line[0] == "calibrate" else []  # a fifth of the time
-                if said := refusal([*line, *fewer], capsys):
+                if said := refusal([*line], capsys):
                     wrong.append(f"{item}\n    {said}")
     assert not wrong, "\n".join(wrong)
     assert {line[0] for line in ended} == ENDS

@@ -189,7 +189,6 @@ ENDING: dict[str, tuple[str, ...]] = {
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),
     "plan": ("RUN", "--duration", "600"),
-    "calibrate": ("RUN", "--splits", "20"),
     "breakeven": ("RUN",),
     "export": ("RUN", "--format", "csv"),
     "forecast": ("TRACE",),

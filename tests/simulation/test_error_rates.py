@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.foresight.calibration import Calibration, Halves
 from analysis.judging.checks.traffic import check_shares_by_stretch
 from analysis.judging.planner import MODEL_QUANTILES, MODEL_RATE, MODEL_SPREADS, model_noise
 from analysis.parity.accuracy import LEAST_TEXTS, estimated
@@ -37,17 +35,12 @@ from benchmarks.simulation.machines import BLOCKS, REQUESTS, samples, verdicts
 from benchmarks.simulation.promises import outcome
 from benchmarks.simulation.sequential import met_by_all_but, objective_errors
 from benchmarks.simulation.spreads import between, spreads
-from loadtests.commands.main import main
-from tests.analysis.foresight.test_calibration import calibrated, long_run
 from tests.analysis.judging.test_external import judged_answers
 from tests.analysis.releases.test_gates import BUILD, compared
 from tests.analysis.statistics import test_quantiles, test_resampling, test_sequential
 from tests.analysis.statistics.test_compare import judged, mirrored
 from tests.fakes.machines import referenced
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
-from tests.loadtests.commands.test_compare import CALIBRATION_GATES as GATES
-
-__all__ = ["calibrated", "long_run"]
 
 
 def few_of_one_arm(seed: int) -> bool:
@@ -344,29 +337,6 @@ def test_equal_runs_on_a_slower_machine_do_not_fail_and_name_it(tmp_path: Path) 
     documents = [compared_with_history(tmp_path / "slow", history, seed=seed, slower=1.15) for seed in range(5)]
     assert [document["overall"] for document in documents].count("FAIL") == 0
     assert all("slower" in " ".join(document["notes"]) for document in documents)
-
-
-def halves_of(found: Calibration, how: str, effect: float) -> Halves:
-    (item,) = [item for item in found.halves if item.how == how and item.effect == pytest.approx(effect)]
-    return item
-
-
-def test_equal_halves_are_called_equal_and_slower_ones_are_seen(calibrated: Calibration) -> None:
-    for how in ("at random", "in turn"):
-        equal = halves_of(calibrated, how, 1.0)
-        assert equal.slower.of == equal.faster.of == 30
-        assert max(equal.slower.count, equal.faster.count) <= 6
-        assert equal.covered.count == 30 - equal.slower.count - equal.faster.count
-    seen = [halves_of(calibrated, "at random", effect).slower.count for effect in (1.0, 1.1, 1.2)]
-    assert seen[0] < seen[1] < seen[2]
-    passed = [halves_of(calibrated, "at random", effect).passed.count for effect in (1.0, 1.1, 1.2)]
-    assert passed[0] > passed[1] >= passed[2]
-
-
-def test_a_long_clean_run_is_trustworthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_run(tmp_path / "run", FakeRun(duration_s=690, rate=1.7, gates={**GATES, "quantiles": [0.95]}))
-    assert main(["calibrate", str(folder), "--splits", "60", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["reasons"] == []
 
 
 RUNS = 6

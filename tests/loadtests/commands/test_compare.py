@@ -17,7 +17,6 @@ import pytest
 from analysis.records.run_records import read_run
 from analysis.releases.release import read_release
 from analysis.summary.summary import analyze
-from loadtests.commands.calibrate import calibration_text
 from loadtests.commands.main import main
 from tests.fakes import results
 from tests.fakes.machines import GIB, referenced, sample
@@ -532,27 +531,3 @@ def test_by_default_all_that_a_run_is_judged_by_is_exported(tmp_path: Path, form
     assert bed.equals(read_run(run).bed)
     judged = [{key: analyze(place)[key] for key in ("arms", "gates")} for place in (run, tmp_path / "out")]
     assert judged[0] == judged[1]
-
-
-CALIBRATION_GATES = {"draws": 99, "metrics": ["e2e"]}
-
-
-def test_a_short_run_exits_as_an_undecided_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_run(tmp_path / "run", FakeRun(duration_s=90, trials=2, gates=CALIBRATION_GATES))
-    code, found, out = told(capsys, "calibrate", folder, "--splits", 20)
-    *words, last = out.splitlines()
-    assert (code, found["verdict"], found["exit_code"], found["splits"]) == (3, "too few data to say", 3, 20)
-    text = "\n".join(words)
-    for said in ("called slower", "× 1.1", "in turn", "between trials", "this tests the statistics, not restarts"):
-        assert said in text
-    assert words[-1].startswith("This run's verdicts: too few data to say: Halves share ")
-    assert text == calibration_text(found)
-    assert told(capsys, "calibrate", folder, "--splits", 20, "--json")[2] == last + "\n", (
-        "the same run and seed calibrate alike"
-    )
-
-
-def test_a_doubted_run_exits_as_a_failed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_run(tmp_path / "run", FakeRun(duration_s=60, lag_ms=400.0, gates=CALIBRATION_GATES))
-    code, found, _ = told(capsys, "calibrate", folder, "--splits", 20, "--json")
-    assert (code, found["verdict"]) == (99, "do not trust")
