@@ -12,13 +12,14 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.foresight.costs import Start
 from analysis.frontier.holdings import Frontier, Holding
 from analysis.frontier.latencies import StepLatency, latency_at_one_load
+from analysis.frontier.load_costs import LoadCost, Span
 from analysis.frontier.search import Left
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.load_steps import FEWEST_STARTS
 from analysis.judging.wording import bytes_text, digits
+from analysis.run.startup import Start
 
 _FEWEST_S, _FEWEST_BYTES = 0.5, 2.0**24  # less than this is no cost worth a sentence
 
@@ -85,6 +86,7 @@ def answer(
     disturbed: Sequence[str] = (),
     latencies: Sequence[StepLatency] = (),
     label: str = "",
+    at_load: Sequence[LoadCost] = (),
 ) -> list[str]:
     """The answer, a sentence each: what to ship where, what it costs, what is open.
 
@@ -93,7 +95,8 @@ def answer(
     last two, nor of an arm that was let go after one start, and the others are named without them. `unproven` are the
     arms whose weights are held otherwise than the control's and that are not shown to answer as well, each with why.
     `disturbed` are the checks by which the machines were not left alone. `latencies` are what requests waited in each
-    step, and `label` names it: where nothing is gained in load, time may be.
+    step, and `label` names it: where nothing is gained in load, time may be. `at_load` is what the arms cost at the
+    load that the rollout names.
     """
     unknown = blocked or {}
     out = {item.arm for item in left if frontier.of(item.arm).starts < FEWEST_STARTS}
@@ -103,6 +106,7 @@ def answer(
     return [
         *_loads(frontier, objective, out),
         *_at_the_limit(frontier, out, [arm for arm, verdict in others if verdict == FAIL]),
+        *_at_the_load(at_load, out),
         *_at_one_load(frontier, latencies, label, out),
         *_costs(frontier, starts, out),
         *(
@@ -177,6 +181,21 @@ def _at_the_limit(frontier: Frontier, out: Collection[str], failed: Collection[s
     if best in failed:
         return [f"{best} surely holds more than {every}{factor}, and is {FAIL} by its gates: it is not one to ship."]
     return [f"For more load than one replica holds, {best}: it surely holds more than {every}{factor}."]
+
+
+def _at_the_load(costs: Sequence[LoadCost], out: Collection[str]) -> list[str]:
+    """The GPUs of each arm for the load that the rollout names."""
+    known = [cost for cost in costs if cost.arm not in out and cost.gpus != Span()]
+    if not known:
+        return []
+    each = [f"{_gpus_text(cost.gpus)} GPUs with {cost.arm}" for cost in known]
+    return [f"{digits(known[0].load_rps)} requests/s over all replicas need {_listed(each)}."]
+
+
+def _gpus_text(gpus: Span) -> str:
+    """Such as "13 (10 to 23)"; what is not known is an en dash."""
+    low, seen, high = ("–" if value is None else digits(value) for value in (gpus.low, gpus.seen, gpus.high))
+    return seen if low == seen == high else f"{seen} ({low} to {high})"
 
 
 def _at_one_load(frontier: Frontier, latencies: Sequence[StepLatency], label: str, out: Collection[str]) -> list[str]:

@@ -15,7 +15,6 @@ from markupsafe import Markup
 from analysis.nouns import counted
 from analysis.report import (
     bed,
-    breakeven,
     charts,
     comparing,
     frontier,
@@ -159,8 +158,6 @@ def html_report(summary: Mapping[str, Any]) -> str:
                 "pairs": frontier.pairs(summary),
                 "costs": frontier.costs(summary),
             },
-            payoffs=breakeven.payoffs(summary),
-            payoff_ranges=breakeven.RANGES,
             steps=load.steps(summary),
             objectives=load.objectives(summary),
             traffic=load.traffic(summary),

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from analysis.blackbox.untold import LENGTH_FROM, with_lengths
-from analysis.foresight.costs import summary_rows as break_even
 from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiority_name
@@ -135,7 +134,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         **({"traffic": traffic} if (traffic := traffic_facts(run)) else {}),
         **({"saturation": search} if (search := summary_rows(run)) else {}),
         **({"frontier": frontier} if frontier else {}),
-        **({"break_even": weighed} if (weighed := break_even(run, judgement)) else {}),
         "advice": {
             "needed_s": judgement.advice.needed_s,
             "text": judgement.advice.text,

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.foresight.costs import NEVER, BreakEven, Capacity, Span, Start, weigh
 from analysis.foresight.plan import Goal
 from analysis.foresight.plan_from_design import DESIGNS, Traffic, plan_from_design
 from analysis.foresight.plan_from_pilot import plan_from_run
@@ -28,7 +27,6 @@ from analysis.judging.planner import (
 from analysis.judging.run_gates import latency_gate
 from analysis.run.slo import judge_share
 from analysis.settings.gate_limits import GateLimits
-from analysis.settings.rollout import Rollout
 from benchmarks.simulation.planning import planned_power
 from benchmarks.simulation.scenario import Scenario
 from tests.analysis.judging.test_load_steps import write_search
@@ -217,42 +215,6 @@ def test_without_a_pilot_mirrored_arms_need_least_and_separate_ones_most() -> No
     steady = plan_from_design(Traffic(rate=4, arrivals="steady"), Goal())["needed_s"]
     assert steady < lengths["mirrored"]
     assert plan_from_design(Traffic(rate=16), Goal())["needed_s"] < lengths["mirrored"]
-
-
-SECOND = 1_000_000_000
-START = Start(serving_s=300.0, warmup_s=290.0)
-LOAD = Rollout(load_rps=200.0)
-
-
-def held(seen: float | None, low: float | None = None, high: float | None = None, trials: int = 2) -> Capacity:
-    """What one replica holds; without limits the search was exact."""
-    exact = low is None and high is None
-    span = Span(low=seen, seen=seen, high=seen) if exact else Span(low=low, seen=seen, high=high)
-    return Capacity(source="search", rps=span, trials=trials)
-
-
-def weighed(own: Capacity, control: Capacity | None, rollout: Rollout = LOAD, **more: Any) -> BreakEven:
-    facts = {"start": START, "verdict": "PASS"} | more
-    return weigh("new", own=own, control=control, rollout=rollout, **facts)
-
-
-@pytest.mark.parametrize("rollout", [LOAD, Rollout()])
-@pytest.mark.parametrize("own", [8.0, 5.0])
-def test_an_arm_that_is_no_faster_never_pays(own: float, rollout: Rollout) -> None:
-    found = weighed(held(own), held(8.0), rollout)
-    assert found.hours == found.requests == Span(low=NEVER, seen=NEVER, high=NEVER)
-    assert "It never pays" in found.reason
-
-
-def started(seconds: float) -> dict[str, Any]:
-    items = {"process": 1.0, "import": 2.0, "load": 1.0, "prefill batch 1 × length 32, context 32": seconds}
-    return {
-        "items_ns": {name: int(value * SECOND) for name, value in items.items()},
-        "memory_bytes": {"device_peak": 2**30},
-    }
-
-
-RATES = [[4.0, 8.0, 16.0, 32.0], [7.0, 10.0, 12.0, 18.0]]
 
 
 KNEES = {"eager": 20.0, "new": 50.0}

@@ -19,8 +19,6 @@ from loadtests.commands.trace_forecast import Forecast, automatic_compiles, fore
 from loadtests.traffic.traces import Trace, read_trace
 from servers.config import ArmConfig
 from servers.fields import ConfigError
-from tests.analysis.foresight.test_plan import RATES, started
-from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.processes import refusal
 from tests.fakes.runs import EAGER, GATES, FakeArm, FakeRun, pilot, row, write_run
 from tests.loadtests.commands.test_main import refused, told
@@ -309,17 +307,3 @@ def test_a_limit_of_a_gate_asks_for_verdicts(alone: Path) -> None:
     assert not asks_for_verdicts(frontier_plan(alone).experiment)
     assert asks_for_verdicts(frontier_plan(alone, settings=["gates.margin=0.2"]).experiment)
     assert not asks_for_verdicts(frontier_plan("frontier-demo").experiment)
-
-
-def test_the_command_says_gpus_and_when_it_pays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    startup = {"eager": started(1), "new": started(300)}
-    search = write_search(tmp_path / "run", {"eager": 9, "new": 17}, RATES, startup=startup)
-    code, found, text = told(capsys, "breakeven", str(search), "--load", "200", "--gpus-per-replica", "2")
-    assert code == 0
-    assert (found["load_rps"], found["gpus_per_replica"]) == (200, 2)
-    assert found["arms"][1]["gpus"]["seen"] == 26
-    assert "200 requests/s, 2 GPUs a replica" in text
-    assert "5 min 29 s (" in text
-    assert "latest never" in text
-    code, found, _ = told(capsys, "breakeven", str(search), "--json")
-    assert (code, found["load_rps"]) == (0, None)

@@ -1,9 +1,7 @@
-"""How the energy of a token falls with the load: what each arm's own card took in every step of a search, and at the
-load that the arm holds."""
+"""How the energy of a token falls with the load: what each arm's own card took in every step of a search."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +9,7 @@ import numpy as np
 from analysis.arrays import Codes, Ints
 from analysis.judging.load_steps import step_windows
 from analysis.run.bed_samples import Samples
-from analysis.run.energy import energy_of, integrated, own_card, shared
+from analysis.run.energy import integrated, own_card, shared
 from analysis.run.run import Run
 from analysis.run.trials import SECOND
 
@@ -65,17 +63,3 @@ def _tokens_between(first: Ints, end: Ints, tokens: Codes, since: int, until: in
     lasted = end - first + 1  # an answer of one token too
     inside = np.minimum(first + lasted, until) - np.maximum(first, since)
     return float((tokens * np.clip(inside, 0, None) / lasted).sum())
-
-
-def held_token_j(run: Run, arm: str, rps: float | None, steps: Sequence[StepEnergy] | None) -> float | None:
-    """Joules of the arm's card for a token at the load that a replica holds: those of the highest of a search's `steps`
-    up to `rps` requests/s, the mean over trials; without a search (None) at the load that was offered. None where its
-    card was not watched or not its own."""
-    if steps is not None:
-        # In rising order: the last one of a trial is its highest.
-        held = {step.trial: step.token_j for step in steps if step.arm == arm and rps and step.rate <= rps * (1 + 1e-9)}
-        return sum(held.values()) / len(held) if held else None
-    energy = energy_of(run, arm)
-    taken = [] if energy is None else energy.trials
-    tokens = sum(item.tokens for item in taken)
-    return sum(item.joules for item in taken) / tokens if tokens else None
