@@ -278,15 +278,11 @@ def _of_cold(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> Iterator[st
 def _of_memory(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> Iterator[str]:
     config = evidence.run.account(arm).config
     policy = mapping(config.get("compile"))
-    names = {gate.gate for gate in gates}
-    if "memory ratio" in names:
-        graphs = policy.get("capture") is True or policy.get("mode") in ("reduce-overhead", "max-autotune")
-        less = "fewer planned shapes (shorter ladders) hold less in CUDA graphs, " if graphs else ""
-        slots = number(mapping(config.get("engine")).get("slots"))
-        here = f", here {slots:.0f}" if slots is not None else ""
-        yield f"To hold less: {less}fewer slots (engine.slots{here}) hold a smaller cache."
-    if "memory growth" in names:
-        yield "The report's memory figures name what grows; a longer run tells a leak from a long warm-up."
+    graphs = policy.get("capture") is True or policy.get("mode") in ("reduce-overhead", "max-autotune")
+    less = "fewer planned shapes (shorter ladders) hold less in CUDA graphs, " if graphs else ""
+    slots = number(mapping(config.get("engine")).get("slots"))
+    here = f", here {slots:.0f}" if slots is not None else ""
+    yield f"To hold less: {less}fewer slots (engine.slots{here}) hold a smaller cache."
 
 
 def _of_parity(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> Iterator[str]:

@@ -12,7 +12,6 @@ from analysis.report.values import (
     byte_size,
     count,
     figure,
-    interval,
     is_number,
     milliseconds,
     percent,
@@ -33,8 +32,7 @@ MEMORY = (
 def resources(arms: list[Row]) -> list[Figure]:
     """The figures that are known of any of `arms`, with a value for each in their order."""
     memory: list[Shown] = [
-        *(("Memory", f"peak, {name}", byte_size, ("memory", key, "peak_bytes")) for key, name in MEMORY),
-        *(("Memory", f"growth an hour, {name}", _growth, ("memory", key)) for key, name in MEMORY),
+        ("Memory", f"peak, {name}", byte_size, ("memory", key, "peak_bytes")) for key, name in MEMORY
     ]
     energy: list[Shown] = [
         ("Energy", name, partial(_energy, key=key), ("energy",))
@@ -60,16 +58,6 @@ def resources(arms: list[Row]) -> list[Figure]:
         ("Weights in a decode step", "reading them, of the step", percent, ("decode", "floor_pct")),
     ]
     return [row for row in figures_of(arms, (*memory, *energy, *cost, *decode)) if row.known]
-
-
-def _growth(held: object) -> str:
-    """The growth in percent of the peak, with its limits; whether it was slowing down."""
-    seen, low, high = (at(held, key) for key in ("growth_pct_per_h", "growth_low_pct", "growth_high_pct"))
-    if not is_number(seen):
-        return DASH
-    limits = interval(low, high, figure)
-    slowing = ", slowing" if at(held, "slowing") is True else ""
-    return percent(seen) + ("" if limits == DASH else f" {limits}") + slowing
 
 
 def _energy(energy: object, *, key: str) -> str:

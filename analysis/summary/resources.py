@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from analysis.judging.memory import growth_pct
 from analysis.records.plain_values import mapping
 from analysis.run.decode_floor import decode_floor
 from analysis.run.energy import TrialEnergy, energy_of
-from analysis.run.memory import HeldMemory, RunMemory
+from analysis.run.memory import RunMemory
 from analysis.run.run import Run
 from analysis.run.variation import moments_of
 from analysis.settings.rollout import Rollout
@@ -18,19 +17,11 @@ from analysis.settings.rollout import Rollout
 
 def memory_row(memory: RunMemory, arm: str) -> dict[str, Any] | None:
     """The arm's figures of memory by name, each of one replica; None where nothing was seen."""
-    figures = memory.arms[arm]
-    return {name: _held_row(held) for name, held in figures.items()} or None
-
-
-def _held_row(held: HeldMemory) -> dict[str, Any]:
-    growth: tuple[float | None, ...] = (None, None, None) if held.growth is None else growth_pct(held)
-    return {
-        "peak_bytes": held.peak,
-        "peaks": _over_trials(list(held.peaks.values())),
-        "growth_bytes_per_h": None if held.growth is None else held.growth.slope,
-        **dict(zip(("growth_pct_per_h", "growth_low_pct", "growth_high_pct"), growth, strict=True)),
-        "slowing": held.slowing,
+    rows = {
+        name: {"peak_bytes": max(peaks.values()), "peaks": _over_trials(list(peaks.values()))}
+        for name, peaks in memory.arms[arm].items()
     }
+    return rows or None
 
 
 def memory_events(run: Run, memory: RunMemory) -> dict[str, Any] | None:

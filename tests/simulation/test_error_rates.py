@@ -25,7 +25,6 @@ from analysis.statistics.compare import Sample
 from analysis.statistics.machines import lasting_reach, mean_over_trials
 from analysis.statistics.quantiles import quantile_interval
 from analysis.statistics.resampling import ewc_p_values
-from analysis.statistics.trend import trend_of
 from benchmarks.simulation import kinds
 from benchmarks.simulation.calibration import means
 from benchmarks.simulation.frontiers import BUDGET, EQUAL, FIFTHS, KINDS, inside, promise, search
@@ -116,17 +115,6 @@ def test_limits_hold_where_the_speed_of_a_host_outlasts_a_trial(trials: int, sta
         lasting += ratios.mean() + max(reach, lasting_reach(ratios, 0.05)) < 0
     assert lasting / 1000 <= 0.11
     assert lasting < plain
-
-
-def test_limits_of_a_slope_hold_it_as_often_as_they_say() -> None:
-    rng = np.random.default_rng(5)
-    times = np.arange(8.0)
-    missed = 0
-    for _ in range(400):
-        trend = trend_of([(times, 0.5 * times + rng.standard_normal(8)) for _ in range(2)], 0.025)
-        assert trend is not None
-        missed += not trend.low <= 0.5 <= trend.high
-    assert missed <= 20
 
 
 def test_an_interval_covers_the_quantile_as_often_as_it_says() -> None:

@@ -204,7 +204,6 @@ PLAIN = replace(ARM, config={"compile": {"enabled": False}})
         (failed("refused", "error"), {}, ("bounds or ladders",), None),
         (failed("eager steps", "recompile"), {}, ("run eagerly",), None),
         (failed("memory ratio", "memory"), {}, ("fewer slots",), None),
-        (failed("memory growth", "memory"), {}, ("a leak",), None),
         (failed("cold slo p99_ttft_ms", "cold"), {}, ("`tailgate precompile`",), None),
         (failed("ramp", "ramp"), {}, ("section on the ramp",), None),
     ],

@@ -204,7 +204,6 @@ def test_figures_of_resources_stand_beside_throughput(sampled: Summary) -> None:
     for name, value in (
         ("peak, kept by the allocator", "2 GiB"),
         ("peak, in tensors", "1.5 GiB"),
-        ("growth an hour, in tensors", "0 % [0, 0]"),
         ("GPUs used", "1"),
         ("cost of 1,000 requests", "0.5 EUR"),
     ):
