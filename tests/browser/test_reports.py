@@ -11,9 +11,9 @@ import pytest
 from analysis.report.html import html_report
 from analysis.report.release import write_release_reports
 from analysis.summary.summary import analyze
-from tests.analysis.foresight.test_plan import searched
+from tests.analysis.judging.test_load_steps import write_search
 from tests.analysis.report.test_release import compared
-from tests.fakes.machines import FakeBed, Trouble
+from tests.fakes.machines import FakeBed, Trouble, sample, tell
 from tests.fakes.runs import FakeRun, write_run
 from tests.fakes.screens import Browser, Tab
 
@@ -35,6 +35,13 @@ def open_report(tmp_path: Path, browser: Browser) -> Open:
         return tab
 
     return opened
+
+
+def searched(folder: Path) -> Path:
+    """A search on two cards, one of which was watched for power."""
+    directory = write_search(folder / "run", {"eager": 20.0, "new": 50.0}, [[8, 16], [16, 32]])
+    tell(directory, devices={"eager": "cuda:0", "new": "cuda:1"})
+    return sample(directory, "device", "cuda:0", {"power_w": 300.0})
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from analysis.nouns import counted
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.metrics import METRIC_NAMES
 from analysis.statistics.compare import Comparison
+from analysis.statistics.planning import TAIL_REQUESTS
 
-TAIL_REQUESTS = 5
 FEWEST_STARTS = 3
 _CROSS_ALPHA = 0.25
 # Limits are widened for drift. What lasts so long that neighbours are nearly the same has shown too little of itself.

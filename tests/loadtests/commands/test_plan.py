@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.foresight.plan import Goal
-from analysis.foresight.plan_from_pilot import plan_from_run
+from analysis.planning import Goal, plan_from_run
 from loadtests.commands import frontier_plan as planning
 from loadtests.commands.forecast import forecast_text
 from loadtests.commands.frontier_plan import STANDARD, asks_for_verdicts, frontier_plan
@@ -48,7 +47,7 @@ def test_a_pilot_that_shows_nothing_is_told_in_words(tmp_path: Path, run: FakeRu
 def test_what_is_assumed_without_a_pilot_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     code, plan, words = told(capsys, "plan", "--rate", "4", "--duration", "1200")
     assert code == 0
-    assert "No pilot: spreads are those of made-up servers" in words
+    assert "No pilot: the spread is that of simulated servers" in words
     assert "margin in 20 minutes" in words
     assert words.splitlines()[-2].startswith("Run for 26 minutes")
     assert row(plan, "p99")["margin"] == pytest.approx(0.11, abs=0.02)
@@ -58,7 +57,6 @@ def test_the_command_plans_from_a_pilot(pilot: Path, capsys: pytest.CaptureFixtu
     code, plan, words = told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9")
     assert (code, plan["source"]["from"], plan["wanted"]["ratio"]) == (0, "pilot", 0.9)
     assert "if as seen" in words
-    assert "no gate: compiled" in words
     assert told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9", "--json")[1] == plan
 
 
