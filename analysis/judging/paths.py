@@ -198,7 +198,7 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
     tests = share_tests(run)
     alpha, least = run.limits.alpha, run.limits.min_blocks
     decision = evidence.decision(alpha=alpha, gates=tests, least_blocks=least, to_the_end=True)
-    low, high = share_limits(bad, requests, allowed=allowed, alpha=run.limits.alpha, tests=tests, tail=tail)
+    low, high = share_limits(bad, requests, evidence, alpha=alpha, tests=tests)
     low, high = _as_decided(low, high, decision, limit=allowed)
     blocks = int(evidence.blocks[-1]) if run.blocks else 0
     needed = int(evidence.needed_blocks(run.limits.min_blocks)[-1]) if run.blocks else 0

@@ -12,10 +12,10 @@ from analysis.nouns import counted
 from analysis.records.columns import taken
 from analysis.records.scratch import kept
 from analysis.run.run import Run
-from analysis.run.slo import design_effect
 from analysis.run.spikes import without_stalls_ms
 from analysis.statistics.quantiles import block_histogram, quantile, quantile_interval
 from analysis.statistics.resampling import bootstrap_limits, groups_of
+from analysis.statistics.share_evidence import design_effect_of
 
 _Q = 0.99
 _CONFIDENCE = 0.95
@@ -115,7 +115,7 @@ def counterfactual(run: Run, arm: str, metric: str) -> Counterfactual:
 
 
 def _limits(values: Floats, block: Ints) -> tuple[float, float]:
-    effect = design_effect(values > quantile(values, _Q), block)
+    effect = design_effect_of(values > quantile(values, _Q), block)
     return quantile_interval(values, _Q, confidence=_CONFIDENCE, design_effect=effect)
 
 
