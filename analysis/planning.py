@@ -17,7 +17,6 @@ from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
 from analysis.judging.run_gates import judge_target
 from analysis.judging.validity import faults_to_mend
-from analysis.nouns import counted
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
@@ -40,6 +39,7 @@ from analysis.statistics.planning import (
     requests_for_share,
     starts_needed,
 )
+from analysis.wording import counted
 
 SCHEMA = 1
 DESIGNS = tuple(MODEL_SPREADS)

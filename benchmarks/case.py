@@ -26,9 +26,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from analysis.wording import counted
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.nouns import counted
 from analysis.records.added_settings import value_before
 from analysis.records.export import export
 from analysis.records.plain_values import rows_of

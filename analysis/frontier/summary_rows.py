@@ -16,11 +16,12 @@ from analysis.frontier.step_times import StepCell, step_cells, turning_points
 from analysis.judging.gates import FAIL, INCONCLUSIVE
 from analysis.judging.judgement import Judgement
 from analysis.judging.load_steps import is_search, steps_of
-from analysis.judging.wording import digits, gate_label
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
 from analysis.run.startup import Start, start_of
+from analysis.settings.metrics import gate_label
 from analysis.settings.rollout import Rollout
+from analysis.wording import digits
 
 # Where arms take turns, what these look for leaves out the steps of single trials (`load_steps`), and no arm waits for
 # the requests of another. A step leaves out nothing for a compile, so that it needs no telemetry.

@@ -11,9 +11,8 @@ import numpy as np
 from analysis.blackbox.stalls import COMPILE, HOST, PART, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
 from analysis.judging.gates import COMPILE_GATES, FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.wording import digits
-from analysis.nouns import counted
 from analysis.settings.gate_limits import CompileBudget
+from analysis.wording import counted, digits
 
 # What a gate on the number of compiles must be able to see; one from a disk cache takes as long.
 SHORTEST_COMPILE_S = 1.0

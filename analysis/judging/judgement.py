@@ -37,11 +37,10 @@ from analysis.judging.run_gates import (
 from analysis.judging.unforeseen import unforeseen_gates
 from analysis.judging.validity import Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
-from analysis.judging.wording import duration_text
-from analysis.nouns import counted
 from analysis.run.memory import RunMemory, memory_of
 from analysis.run.run import Run
 from analysis.statistics.compare import Comparison
+from analysis.wording import counted, duration_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,8 @@ import numpy as np
 from scipy import stats
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.wording import bytes_text
-from analysis.nouns import counted
 from analysis.run.memory import FIGURES, RunMemory
+from analysis.wording import bytes_text, counted
 
 # The standard deviation of the log ratio of two peaks over fresh starts. It counts as four starts beside the run's own.
 _SPREAD = 0.01

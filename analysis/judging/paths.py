@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.arrays import Floats, Ints
-from analysis.nouns import counted
 from analysis.run.luck import start_spread
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units
@@ -20,6 +19,7 @@ from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison, Sample, limits_text
 from analysis.statistics.sequential import FEWEST_GROUPS, Exchange, Outcome, groups_for
 from analysis.statistics.share_evidence import share_evidence, share_limits, tail_effects
+from analysis.wording import counted
 
 GROUP_BLOCKS = 2
 METHOD = "betting on groups of blocks"

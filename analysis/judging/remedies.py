@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.judging.checks.records import into_compile
 from analysis.judging.gates import FAIL, Gate
-from analysis.judging.wording import digits, gate_label, into_compile
-from analysis.nouns import counted
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
 from analysis.run.shape_map import ShapeMap
 from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent
 from analysis.run.time_parts import PARTS, TimeParts
+from analysis.settings.metrics import gate_label
+from analysis.wording import counted, digits
 
 _MOST_STEPS = 3  # that are named
 _LONGEST_GUARD = 90  # characters

@@ -16,7 +16,6 @@ from scipy import stats
 
 from analysis.judging.checks.bed_traffic import BUSY, STEAL, THROTTLING
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.nouns import counted
 from analysis.releases.history import days
 from analysis.releases.machine import MachineSpeeds
 from analysis.releases.release import Release, ReleaseArm
@@ -25,6 +24,7 @@ from analysis.settings.release_limits import FIGURES, Figure, ReleaseLimits, bou
 from analysis.statistics.compare import holm
 from analysis.statistics.unpaired import Difference, Level, day_part, difference, level_of, pooled, trials_needed
 from analysis.statistics.variances import Part
+from analysis.wording import counted
 
 # What takes time from a run lets its queues grow, and with them what it holds in memory.
 _SLOWING = frozenset({STEAL.check, THROTTLING.check, BUSY.check})

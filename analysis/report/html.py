@@ -12,7 +12,6 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoescape
 from markupsafe import Markup
 
-from analysis.nouns import counted
 from analysis.report import (
     bed,
     charts,
@@ -29,6 +28,7 @@ from analysis.report import (
     values,
 )
 from analysis.report.resources import memory_events
+from analysis.wording import counted
 
 SCRIPTS = (
     "plot.js",

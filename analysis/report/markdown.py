@@ -6,7 +6,6 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from analysis.nouns import counted
 from analysis.report import bed, comparing, frontier, joined, load, looks, outside, reading, time_parts
 from analysis.report.resources import memory_events
 from analysis.report.server_load import server_load
@@ -30,6 +29,7 @@ from analysis.report.values import (
     text,
     verdict,
 )
+from analysis.wording import counted
 
 MARKS = {"PASS": "✅ PASS", "FAIL": "❌ FAIL", "INCONCLUSIVE": "❔ INCONCLUSIVE"}
 WORST_EVENTS = 10

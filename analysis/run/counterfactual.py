@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
-from analysis.nouns import counted
 from analysis.records.columns import taken
 from analysis.records.scratch import kept
 from analysis.run.run import Run
@@ -16,6 +15,7 @@ from analysis.run.spikes import without_stalls_ms
 from analysis.statistics.quantiles import block_histogram, quantile, quantile_interval
 from analysis.statistics.resampling import bootstrap_limits, groups_of
 from analysis.statistics.share_evidence import design_effect_of
+from analysis.wording import counted
 
 _Q = 0.99
 _CONFIDENCE = 0.95

@@ -28,7 +28,6 @@ import numpy as np
 from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
-from analysis.nouns import counted
 from analysis.records.scratch import parts
 from analysis.settings.gate_limits import RESTART_SPREAD, Method, Question
 from analysis.settings.metrics import quantile_label
@@ -51,6 +50,7 @@ from analysis.statistics.resampling import (
     swap_limits,
 )
 from analysis.statistics.windows import FEWEST_GROUPS, Windows, typical_ratio, window_limits
+from analysis.wording import counted
 
 TRIALS_FOR_T_TEST = 6
 TRIALS_METHOD = "t-test over trials"

@@ -6,11 +6,10 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.judging.wording import duration_text
-from analysis.nouns import counted
 from analysis.planning import DESIGNS, Goal, Traffic, plan_from_design, plan_from_run
 from analysis.records.tables import RecordError
 from analysis.settings.slo_targets import parse_targets
+from analysis.wording import counted, duration_text
 from loadtests.commands.command_line import CommandParser, run_directory
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.config_errors import as_config_error

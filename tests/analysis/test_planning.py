@@ -12,12 +12,12 @@ import pytest
 
 from analysis.judging.judgement import judge
 from analysis.judging.run_gates import latency_gate
-from analysis.judging.wording import gate_label
 from analysis.planning import DESIGNS, Goal, Traffic, plan_from_design, plan_from_run
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.run.slo import judge_share
 from analysis.settings.gate_limits import GateLimits
+from analysis.settings.metrics import gate_label
 from analysis.statistics.planning import (
     Noise,
     clean_requests,

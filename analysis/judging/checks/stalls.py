@@ -16,9 +16,8 @@ from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
 from analysis.judging.run_gates import cold_ends
 from analysis.judging.validity import UNKNOWN_STALLS, Check
-from analysis.judging.wording import digits, sentence
-from analysis.nouns import counted
 from analysis.run.run import Run
+from analysis.wording import counted, digits, sentence
 
 _SLACK_NS = 50_000_000  # by which clocks may differ, and what a request's own account may exceed the events'
 _SLACK_SHARE = 0.1

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.validity import Check
-from analysis.nouns import counted
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.metrics import METRIC_NAMES
 from analysis.statistics.compare import Comparison
 from analysis.statistics.planning import TAIL_REQUESTS
+from analysis.wording import counted
 
 FEWEST_STARTS = 3
 _CROSS_ALPHA = 0.25

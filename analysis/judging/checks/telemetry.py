@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import pyarrow as pa
 
 from analysis.blackbox.view import Outside
+from analysis.judging.checks.records import into_compile
 from analysis.judging.checks.stalls import check_explained, check_unknown
 from analysis.judging.load_steps import is_search
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.judging.wording import into_compile
 from analysis.records.placing import Unplaced, words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run

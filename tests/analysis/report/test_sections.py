@@ -172,7 +172,7 @@ def test_the_loss_of_quantised_weights_stands_with_its_interval_beside_the_other
     demo["parity"] = {"control": None, "arms": [{"name": name, "measured": measured, "answers": []}]}
     demo["arms"][-1]["startup"]["memory_bytes"]["quantised_weights"] = 98_240
     found = accuracy(demo)
-    shown = ["4.55", "×1.006 [1.000, 1.011]", "0.00504 [4.7e-04, 0.0055]", "64", "253"]
+    shown = ["4.55", "×1.006 [1.000, 1.011]", "0.00504 [0.000467, 0.0055]", "64", "253"]
     assert sorted(values[-1] for values in found.values()) == sorted(shown)
     assert {values[0] for values in found.values()} == {"–"}
     for report in (html_report, markdown_report):
