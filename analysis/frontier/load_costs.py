@@ -1,4 +1,4 @@
-"""What each arm costs at a load over all replicas: GPUs, and GPU-seconds and money for a million tokens.
+"""What each arm costs at a load over all replicas: GPUs, and GPU-seconds for a million tokens.
 
 The intervals of a frontier are carried through, so that the ends of all arms' costs are true at once. Replicas are
 taken to add up: two hold twice the load of one.
@@ -41,7 +41,6 @@ class LoadCost:
     load_rps: float
     gpus: Span
     token_gpu_s: Span  # for a million answered tokens
-    token_price: Span
     surely_fewest: bool = False
 
 
@@ -73,9 +72,7 @@ def _load_cost(item: Holding, load: float, rollout: Rollout, tokens: float | Non
     """`tokens` are answered to a request on average; None where that is not known."""
     gpus = gpus_for(item, load, rollout.gpus_per_replica)
     token_gpu_s = gpus.each(lambda count: count * 1e6 / load / tokens) if tokens else Span()
-    return LoadCost(
-        arm=item.arm, load_rps=load, gpus=gpus, token_gpu_s=token_gpu_s, token_price=token_gpu_s.each(rollout.price_of)
-    )
+    return LoadCost(arm=item.arm, load_rps=load, gpus=gpus, token_gpu_s=token_gpu_s)
 
 
 def gpus_for(item: Holding, load: float, each: int) -> Span:

@@ -11,7 +11,6 @@ from analysis.frontier.holdings import Frontier, frontier_of
 from analysis.frontier.latencies import drawn_target, step_latencies
 from analysis.frontier.load_costs import LoadCost, load_costs, shown_loads
 from analysis.frontier.search import Left
-from analysis.frontier.step_energies import step_energies
 from analysis.frontier.step_times import StepCell, step_cells, turning_points
 from analysis.judging.gates import FAIL, INCONCLUSIVE
 from analysis.judging.judgement import Judgement
@@ -94,8 +93,6 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
             "limit_ms": target.limit,
             "steps": [asdict(item) for item in latencies],
         }
-    if energies := step_energies(run):
-        rows["energy"] = {"steps": [asdict(item) for item in energies]}
     if cells := step_cells(run):
         rows["step_times"] = {
             "cells": [asdict(cell) | {"ratios": _ratios(cell, run)} for cell in cells],

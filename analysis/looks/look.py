@@ -32,7 +32,6 @@ from analysis.run.run import Run
 # What only the end of a run can tell.
 _OF_THE_END = frozenset({"complete", "arms", "load processes", "records", "cut requests", "schedules", "answers"})
 _ASKED_LATER = ("parity",)
-_ONE_LOOK = ("cold", "goodput", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,6 @@ def html_report(summary: Mapping[str, Any]) -> str:
                 "answer": frontier.answer(summary),
                 "picture": frontier.picture(summary),
                 "latencies": frontier.latencies(summary),
-                "energetic": frontier.energetic(summary),
                 "costly": frontier.costly(summary),
                 "step_turns": frontier.step_turns(summary),
                 "step_times": frontier.step_times(summary),

@@ -1,4 +1,4 @@
-"""What all reports say of memory, energy, cost and the weights that a decode step reads."""
+"""What all reports say of memory, energy and the weights that a decode step reads."""
 
 from __future__ import annotations
 
@@ -44,11 +44,6 @@ def resources(arms: list[Row]) -> list[Figure]:
             ("energy a request, above idle", "above_idle_per_request_j"),
         )
     ]
-    cost: list[Shown] = [
-        ("Cost at this load", "GPUs used", count, ("cost", "gpus")),
-        ("Cost at this load", "cost of 1,000 requests", partial(_price, key="per_1000_requests"), ("cost",)),
-        ("Cost at this load", "cost of a million tokens", partial(_price, key="per_million_tokens"), ("cost",)),
-    ]
     decode: list[Shown] = [
         ("Weights in a decode step", "rows of a step, the fewest that were common", count, ("decode", "rows")),
         ("Weights in a decode step", "such a step, median", milliseconds, ("decode", "step_ms")),
@@ -57,7 +52,7 @@ def resources(arms: list[Row]) -> list[Figure]:
         ("Weights in a decode step", "weights read a token", byte_size, ("decode", "bytes_a_token")),
         ("Weights in a decode step", "reading them, of the step", percent, ("decode", "floor_pct")),
     ]
-    return [row for row in figures_of(arms, (*memory, *energy, *cost, *decode)) if row.known]
+    return [row for row in figures_of(arms, (*memory, *energy, *decode)) if row.known]
 
 
 def _energy(energy: object, *, key: str) -> str:
@@ -68,16 +63,6 @@ def _energy(energy: object, *, key: str) -> str:
         return f"{figure(mean)} {unit}" + (f" ± {percent(varies)}" if is_number(varies) else "")
     obstacles = at(energy, "obstacles")
     return text(obstacles) if isinstance(obstacles, list) and obstacles and "above" not in key else DASH
-
-
-def _price(cost: object, *, key: str) -> str:
-    value = at(cost, key)
-    return money(value, at(cost, "currency")) if is_number(value) else DASH
-
-
-def money(value: object, currency: object) -> str:
-    """ "0.412 EUR"."""
-    return f"{figure(value)} {text(currency)}" if is_number(value) else DASH
 
 
 def memory_events(summary: Row) -> Table:

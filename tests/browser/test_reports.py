@@ -13,7 +13,7 @@ from analysis.report.release import write_release_reports
 from analysis.summary.summary import analyze
 from tests.analysis.judging.test_load_steps import write_search
 from tests.analysis.report.test_release import compared
-from tests.fakes.machines import FakeBed, Trouble, sample, tell
+from tests.fakes.machines import FakeBed, Trouble
 from tests.fakes.runs import FakeRun, write_run
 from tests.fakes.screens import Browser, Tab
 
@@ -35,13 +35,6 @@ def open_report(tmp_path: Path, browser: Browser) -> Open:
         return tab
 
     return opened
-
-
-def searched(folder: Path) -> Path:
-    """A search on two cards, one of which was watched for power."""
-    directory = write_search(folder / "run", {"eager": 20.0, "new": 50.0}, [[8, 16], [16, 32]])
-    tell(directory, devices={"eager": "cuda:0", "new": "cuda:1"})
-    return sample(directory, "device", "cuda:0", {"power_w": 300.0})
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +90,10 @@ def test_charts_draw_every_compile_and_only_the_first_takes_the_tab_key(demo: Su
     assert (tab.count(f"{bars}[tabindex='0']"), tab.count(f"{bars}[tabindex='-1']")) == (1, len(demo["events"]) - 1)
 
 
-def test_a_search_draws_latency_energy_and_cost_against_load(tmp_path: Path, open_report: Open) -> None:
-    summary = analyze(searched(tmp_path))
+def test_a_search_draws_latency_and_cost_against_load(tmp_path: Path, open_report: Open) -> None:
+    directory = write_search(tmp_path / "run", {"eager": 20.0, "new": 50.0}, [[8, 16], [16, 32]])
+    summary = analyze(directory)
     tab = open_report(summary)
-    assert tab.count("g[role=img][aria-label*='J a token at']") == len(summary["frontier"]["energy"]["steps"])
     assert tab.count("g[role=img][aria-label*='requests/s, interval']") == len(summary["frontier"]["latency"]["steps"])
     assert tab.count("g[role=img][aria-label*='for a million tokens at']") > 0
 
