@@ -26,8 +26,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from analysis.wording import counted
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.records.added_settings import value_before
@@ -37,6 +35,7 @@ from analysis.records.run_list import RunList, listed_runs, read_run_list, write
 from analysis.records.run_records import check_runs
 from analysis.records.tables import RecordError
 from analysis.summary.summary import analyze
+from analysis.wording import counted
 from benchmarks.kept import pack, unpack
 from benchmarks.other_verdicts import markdown, other_verdicts
 from benchmarks.planted_arm import VARIABLE

@@ -22,12 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.wording import counted
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.report.html import html_report
 from analysis.summary.summary import analyze
+from analysis.wording import counted
 from benchmarks.case import archive_of, verdict_file
 from benchmarks.kept import unpack
 
