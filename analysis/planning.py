@@ -127,10 +127,10 @@ def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
     targets = list(run.targets)
     if all(target.quantile is not None for target in targets):
         targets.append(_error_target(limits))
+    rates = {arm: run.rate(int((run.of_arm(arm) & run.usable).sum())) for arm in run.arms}
     for arm in run.treatments:
-        rate = run.rate(int((run.of_arm(arm) & run.usable).sum()))
         rows += [_share_need(run, arm, target, goal) for target in targets]
-        rows.append(_least_need(limits, arm=arm, rate=rate, block_s=run.block_s, trials=trials))
+        rows.append(_least_need(limits, arm=arm, rate=rates[arm], block_s=run.block_s, trials=trials))
     faults = faults_to_mend(judged.checks, judged.gates, trials)
     notes = []
     if failed := [arm for arm, verdict in judged.verdicts.items() if verdict == FAIL]:
@@ -147,7 +147,7 @@ def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
             "design": run.design,
             "seconds": run.seconds,
             "trials": trials,
-            "rate": {arm: run.rate(int((run.of_arm(arm) & run.usable).sum())) for arm in run.arms},
+            "rate": rates,
         },
         trials=trials,
         trial_s=run.seconds / trials if trials >= TRIALS_FOR_T_TEST else None,
@@ -172,8 +172,6 @@ def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarge
         "No pilot: the spread is that of simulated servers at 40 % load, known to a factor of 2, so lengths to a "
         "factor of 4. Run 10 minutes as a pilot and plan again with `tailgate plan RUN_DIR`.",
     ]
-    if traffic.trials >= TRIALS_FOR_T_TEST:
-        notes.append("How much starts differ is gates.restart_spread: only a pilot of several trials shows it.")
     if not traffic.searching:
         notes.append("The arm searches for no kernels: for one that does, such as compiled-bucketed, give --searching.")
     return _joined(
@@ -208,7 +206,8 @@ def _comparison_need(run: Run, item: Comparison, goal: Goal) -> Need:
     needed_s = needed(goal.ratio)
     starts = starts_needed(item, power=power, ratio=goal.ratio)
     if needed_s is not None and starts > item.trials:
-        notes.append(_starts_note(starts))
+        # Time cannot average out what every request of a start shares.
+        notes.append(f"in {starts} fresh starts (trials.count)")
     return Need(
         arm=item.arm,
         what=quantile_label(item.metric, item.quantile),
@@ -237,13 +236,8 @@ def _model_need(traffic: Traffic, goal: Goal, limits: GateLimits, block_s: float
         what=f"p{100 * limits.quantile:.10g}",
         needed_s=noise.length_s(distance, alpha=limits.alpha, power=power, least_s=least_s),
         margin=_margin(replace(noise, starts=starts), goal, alpha=limits.alpha, power=power),
-        note=_starts_note(starts) if starts > traffic.trials else "",
+        note=f"in {starts} fresh starts (trials.count)" if starts > traffic.trials else "",
     )
-
-
-def _starts_note(starts: int) -> str:
-    # Time cannot average out what every request of a start shares.
-    return f"in {starts} fresh starts (trials.count)"
 
 
 def _margin(noise: Noise | None, goal: Goal, *, alpha: float, power: float) -> float | None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.frontier.holdings import Frontier, Holding
-from analysis.settings.rollout import Rollout
 
 _LOADS = 13  # of a default table: octaves and their halves
 _LARGEST = 64.0  # times what the best replica holds
@@ -44,13 +43,8 @@ class LoadCost:
     surely_fewest: bool = False
 
 
-def shown_loads(frontier: Frontier, rollout: Rollout) -> list[float]:
-    """The rollout's load alone where it names one; else loads from half of one replica's up to a fleet's.
-
-    Empty where no arm surely holds anything.
-    """
-    if rollout.load_rps is not None:
-        return [rollout.load_rps]
+def shown_loads(frontier: Frontier) -> list[float]:
+    """Loads from half of one replica's up to a fleet's; none where no arm surely holds anything."""
     lows = [item.low_rps for item in frontier.holdings if item.low_rps is not None]
     if not lows:
         return []
@@ -58,19 +52,19 @@ def shown_loads(frontier: Frontier, rollout: Rollout) -> list[float]:
 
 
 def load_costs(
-    frontier: Frontier, loads: Sequence[float], *, rollout: Rollout, tokens: Mapping[str, float | None]
+    frontier: Frontier, loads: Sequence[float], *, gpus_per_replica: int, tokens: Mapping[str, float | None]
 ) -> list[LoadCost]:
     """A row for each load and arm. A request costs its share of the GPUs that carry the load, busy or not."""
     rows = []
     for load in loads:
-        costs = [_load_cost(item, load, rollout, tokens.get(item.arm)) for item in frontier.holdings]
+        costs = [_load_cost(item, load, gpus_per_replica, tokens.get(item.arm)) for item in frontier.holdings]
         rows += [replace(cost, surely_fewest=_surely_fewest(cost, costs)) for cost in costs]
     return rows
 
 
-def _load_cost(item: Holding, load: float, rollout: Rollout, tokens: float | None) -> LoadCost:
+def _load_cost(item: Holding, load: float, gpus_per_replica: int, tokens: float | None) -> LoadCost:
     """`tokens` are answered to a request on average; None where that is not known."""
-    gpus = gpus_for(item, load, rollout.gpus_per_replica)
+    gpus = gpus_for(item, load, gpus_per_replica)
     token_gpu_s = gpus.each(lambda count: count * 1e6 / load / tokens) if tokens else Span()
     return LoadCost(arm=item.arm, load_rps=load, gpus=gpus, token_gpu_s=token_gpu_s)
 

@@ -57,8 +57,8 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     latencies = [] if target is None else step_latencies(run, target)
     costs = load_costs(
         frontier,
-        shown_loads(frontier, rollout),
-        rollout=rollout,
+        shown_loads(frontier) if rollout.load_rps is None else [rollout.load_rps],
+        gpus_per_replica=rollout.gpus_per_replica,
         tokens={arm: _tokens_of(run, arm) for arm in run.arms},
     )
     sentences = answer(

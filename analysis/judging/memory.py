@@ -6,6 +6,7 @@ The peak of a trial is one observation, of which fresh starts are the replicates
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from scipy import stats
@@ -26,12 +27,19 @@ def ratio_gate(memory: RunMemory, arm: str, control: str, limit: float, alpha: f
     logs = np.array(
         [math.log(own[trial] / base[trial]) for trial in sorted(set(own) & set(base)) if own[trial] > 0 < base[trial]]
     )
+    unknown = Gate(
+        arm=arm,
+        gate="memory ratio",
+        kind="memory",
+        value=None,
+        limit=limit,
+        unit="ratio",
+        verdict=INCONCLUSIVE,
+        reason=f"The memory of {arm} and {control} was not both seen in one trial: watch the machines "
+        "([bed] sample_s = 1), with arms that tailgate starts.",
+    )
     if figure is None or not logs.size:
-        reason = (
-            f"The memory of {arm} and {control} was not both seen in one trial: watch the machines "
-            "([bed] sample_s = 1), with arms that tailgate starts."
-        )
-        return _gate(arm, None, limit, INCONCLUSIVE, reason)
+        return unknown
     low, high = ratio_limits(logs, alpha)
     verdict = PASS if high <= limit else FAIL if low > limit else INCONCLUSIVE
     ratio = float(np.exp(logs.mean()))
@@ -41,7 +49,7 @@ def ratio_gate(memory: RunMemory, arm: str, control: str, limit: float, alpha: f
         f"At its peak a replica holds {ratio:.3f} times what one of {control} does (between {low:.3f} and {high:.3f}; "
         f"{starts}; {most}, {FIGURES[figure].name}), limit {limit:g}."
     )
-    return _gate(arm, ratio, limit, verdict, reason)
+    return replace(unknown, value=ratio, verdict=verdict, reason=reason)
 
 
 def ratio_limits(logs: np.ndarray[tuple[int], np.dtype[np.float64]], alpha: float) -> tuple[float, float]:
@@ -54,16 +62,3 @@ def ratio_limits(logs: np.ndarray[tuple[int], np.dtype[np.float64]], alpha: floa
     spread = math.sqrt((own + _STARTS * _SPREAD**2) / freedom)
     reach = float(stats.t.ppf(1.0 - alpha, freedom)) * spread / math.sqrt(logs.size)
     return math.exp(float(logs.mean()) - reach), math.exp(float(logs.mean()) + reach)
-
-
-def _gate(arm: str, value: float | None, limit: float, verdict: str, reason: str) -> Gate:
-    return Gate(
-        arm=arm,
-        gate="memory ratio",
-        kind="memory",
-        value=value,
-        limit=limit,
-        unit="ratio",
-        verdict=verdict,
-        reason=reason,
-    )

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import CONTROL
-from analysis.settings.metrics import METRIC_NAMES, gate_label
+from analysis.settings.metrics import METRIC_NAMES, gate_label, quantile_label
 from analysis.wording import bytes_text, digits
 
 Row = Mapping[str, Any]
@@ -162,8 +162,8 @@ def label(name: object) -> str:
 
 def metric_label(metric: object, quantile: object = None) -> str:
     """ "p99 TTFT" for ("ttft", 0.99); the metric alone without a quantile."""
-    shown = METRIC_NAMES.get(metric, text(metric)) if isinstance(metric, str) else text(metric)
-    return f"p{figure(quantile * 100)} {shown}" if is_number(quantile) else shown
+    known = text(metric)
+    return quantile_label(known, quantile) if is_number(quantile) else METRIC_NAMES.get(known, known)
 
 
 def kind_label(kind: object) -> str:

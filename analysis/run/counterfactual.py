@@ -9,10 +9,10 @@ import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.columns import taken
-from analysis.records.scratch import kept
+from analysis.records.scratch import kept, ordered
 from analysis.run.run import Run
 from analysis.run.spikes import without_stalls_ms
-from analysis.statistics.quantiles import block_histogram, quantile, quantile_interval
+from analysis.statistics.quantiles import block_histogram, ordered_interval, quantile
 from analysis.statistics.resampling import bootstrap_limits, groups_of
 from analysis.statistics.share_evidence import design_effect_of
 from analysis.wording import counted
@@ -116,7 +116,7 @@ def counterfactual(run: Run, arm: str, metric: str) -> Counterfactual:
 
 def _limits(values: Floats, block: Ints) -> tuple[float, float]:
     effect = design_effect_of(values > quantile(values, _Q), block)
-    return quantile_interval(values, _Q, confidence=_CONFIDENCE, design_effect=effect)
+    return ordered_interval(ordered(values), _Q, confidence=_CONFIDENCE, design_effect=effect)
 
 
 def _withdrawn(run: Run, arm: str) -> str | None:

@@ -13,7 +13,7 @@ from analysis.settings.fields import Range, check_fields, numbers_of
 class Rollout:
     """`load_rps` is the load over all replicas, None for any; `gpus_per_replica` what one server process takes.
 
-    A value out of range raises RecordError, one line that names rollout.KEY.
+    A value out of range or of another type raises RecordError, one line that names rollout.KEY.
     """
 
     load_rps: Annotated[float | None, Range(1e-6, 1e9)] = None
@@ -24,8 +24,5 @@ class Rollout:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Rollout:
-        """The rollout that `table` describes, defaults elsewhere; other keys are ignored.
-
-        Values of another type raise RecordError.
-        """
+        """The rollout that `table` describes, defaults elsewhere; other keys are ignored."""
         return cls(**numbers_of(cls, table, "rollout"))

@@ -15,9 +15,8 @@ from scipy import stats
 
 from analysis.arrays import Floats, Ints
 from analysis.records.scratch import parts
-from analysis.statistics.machines import between_machines
+from analysis.statistics.machines import Part, between_machines, summed
 from analysis.statistics.resampling import cosine_variance, group_correlation
-from analysis.statistics.variances import Part, summed
 
 DRIFT_COSINES = 4  # slower than groups: what one of them lasts for is seen by at most eight or ten
 _PRIOR_DEGREES = 4.0  # how many starts the allowance for restarts counts as

@@ -143,25 +143,15 @@ def grouped_quantiles(values: Floats, group: Ints, groups: int, qs: Sequence[flo
     return np.where(counts > 0, between, math.nan)
 
 
-def quantile_interval(
-    values: npt.ArrayLike, q: float, *, confidence: float, design_effect: float = 1.0
+def ordered_interval(
+    ordered: Floats, q: float, *, confidence: float, design_effect: float = 1.0
 ) -> tuple[float, float]:
     """Limits of a two-sided interval for the `q` quantile from order statistics (binomial counts, no distribution).
 
-    `design_effect` is how many times more the count of exceedances varies than it would with independent requests;
-    the sample counts as n / design_effect. A limit that the sample cannot give is NaN: p99 of 50 has no upper one.
+    `ordered` are numbers in order. `design_effect` is how many times more the count of exceedances varies than it would
+    with independent requests; the sample counts as n / design_effect. A limit that the sample cannot give is NaN: p99
+    of 50 has no upper one.
     """
-    given = np.asarray(values).ravel()
-    size = _numbers(given)
-    ranks = _interval_ranks(size, q, confidence=confidence, design_effect=design_effect)
-    asked = [rank for rank in ranks if rank is not None]
-    found = dict(zip(asked, _at_ranks(given, size, asked), strict=True))
-    low, high = (math.nan if rank is None else found[rank] for rank in ranks)
-    return low, high
-
-
-def ordered_interval(ordered: Floats, q: float, *, confidence: float, design_effect: float) -> tuple[float, float]:
-    """The limits of `quantile_interval` for values in order, which are numbers."""
     ranks = _interval_ranks(ordered.size, q, confidence=confidence, design_effect=design_effect)
     low, high = (math.nan if rank is None else float(ordered[rank]) for rank in ranks)
     return low, high

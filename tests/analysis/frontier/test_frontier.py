@@ -32,7 +32,6 @@ from analysis.records.schemas import STEPS
 from analysis.records.tables import RecordWriter
 from analysis.run.run import Run
 from analysis.run.startup import Start
-from analysis.settings.rollout import Rollout
 from tests.analysis.judging.test_load_steps import START, write_search
 
 
@@ -248,8 +247,7 @@ def test_a_search_that_shows_nothing_promises_nothing() -> None:
 
 
 def test_the_answer_says_how_many_gpus_the_load_of_the_rollout_needs() -> None:
-    rollout = Rollout(load_rps=200.0, gpus_per_replica=2)
-    costs = load_costs(CLEAR, [200.0], rollout=rollout, tokens={})
+    costs = load_costs(CLEAR, [200.0], gpus_per_replica=2, tokens={})
     text = said(CLEAR, at_load=costs, dropped=[Left(arm="dynamic", reason="no compiler")])
     assert "200 requests/s over all replicas need 46 (40 to 46) GPUs with eager and 10 GPUs with bucketed." in text
     assert [cost.arm for cost in costs if cost.surely_fewest] == ["bucketed"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from analysis.statistics.dependence import Dependence, block_differences, dependence_of
-from analysis.statistics.machines import between_machines, disagreement, lasting_reach, mean_over_trials
+from analysis.statistics.machines import Part, between_machines, disagreement, lasting_reach, mean_over_trials, summed
 from analysis.statistics.quantiles import block_histogram, swapped_log_ratios
 from analysis.statistics.resampling import (
     FEWEST_GROUPS,
@@ -28,7 +28,6 @@ from analysis.statistics.resampling import (
     swap_limits,
 )
 from analysis.statistics.unpaired import Level, Luck, day_part, difference, level_of, pooled, trials_needed
-from analysis.statistics.variances import Part, summed
 
 
 def drifting(rng, size, *, rho):
