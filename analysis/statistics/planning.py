@@ -20,8 +20,8 @@ from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
 from analysis.statistics.resampling import group_count
 
 POWER = 0.80
-LONGEST_S = 7 * 24 * 3600.0  # longer than anybody waits for one verdict
-MOST_STARTS = 1000  # more trials than anybody makes for one
+LONGEST_S = 7 * 24 * 3600.0  # no plan is longer
+MOST_STARTS = 1000  # no advice names more trials
 TAIL_REQUESTS = 5  # beyond a quantile, to speak of it
 # A few slow stretches make a tail's spread, so it is known less well than from as many normal differences. In
 # simulation (`python -m benchmarks.simulation.planning`) spreads of pilots scatter as with this share of the degrees.
@@ -141,7 +141,7 @@ def comparison_needed_s(
     time of the run that the comparison leaves out (cold start, compile windows). Where trials are the unit, more trials
     of the same length. In as many starts as `starts_needed` says. A run that left the comparison open is planned half
     as long again at least: its noise is known to have been too much. Its ratio is planned as one standard error from
-    the margin at least: what it saw nearer may be chance, and a length that grows without bound tells nothing. None
+    the margin at least: what it saw nearer may be chance, and a length that grows without bound says nothing. None
     when no length helps: nothing to compare, a ratio given on the margin, or more than a week.
     """
     if comparison.obstacle is not None and comparison.blocks != 1:
