@@ -21,7 +21,7 @@ test: $(VENV)/installed-dev
 # Everything that needs no GPU and no server of another project. Twenty minutes.
 test-all: test test-rest
 
-# Real compiles, faults, browser pages, calibrations, benchmarks and documented commands.
+# Real compiles, faults, browser pages, benchmarks and documented commands.
 REST := $(addprefix tests/,benchmarks browser deploy docs e2e faults fuzz simulation)
 test-rest: $(VENV)/installed-dev
 	$(PYTEST) $(REST) $(ARGS)

@@ -28,7 +28,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.nouns import counted
 from analysis.records.added_settings import value_before
 from analysis.records.export import export
 from analysis.records.plain_values import rows_of
@@ -36,6 +35,7 @@ from analysis.records.run_list import RunList, listed_runs, read_run_list, write
 from analysis.records.run_records import check_runs
 from analysis.records.tables import RecordError
 from analysis.summary.summary import analyze
+from analysis.wording import counted
 from benchmarks.kept import pack, unpack
 from benchmarks.other_verdicts import markdown, other_verdicts
 from benchmarks.planted_arm import VARIABLE

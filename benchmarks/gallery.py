@@ -24,9 +24,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.nouns import counted
 from analysis.report.html import html_report
 from analysis.summary.summary import analyze
+from analysis.wording import counted
 from benchmarks.case import archive_of, verdict_file
 from benchmarks.kept import unpack
 

@@ -17,11 +17,11 @@ import numpy as np
 from analysis.arrays import Ints
 from analysis.judging.gates import FAIL
 from analysis.judging.verdict import combined
-from analysis.nouns import counted
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.run.trials import SECOND, Trial
 from analysis.settings.metrics import quantile_label
+from analysis.wording import counted
 from benchmarks.other_rules import CANNOT_SAY, RULE_NAMES, RULES, TAIL, Answers, Opinion
 
 EQUAL_ARMS: Final = ("aa", "aa-bucketed", "aa-h100")  # cases whose arms are the same, with several whole trials

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from analysis.nouns import counted
+from analysis.wording import counted
 from servers.fields import ConfigError
 
 FIRST_TOKEN_ID = 3  # ids below are padding, start and end of text in the common vocabularies

@@ -12,13 +12,14 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.foresight.costs import Start
 from analysis.frontier.holdings import Frontier, Holding
 from analysis.frontier.latencies import StepLatency, latency_at_one_load
+from analysis.frontier.load_costs import LoadCost, Span
 from analysis.frontier.search import Left
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.load_steps import FEWEST_STARTS
-from analysis.judging.wording import bytes_text, digits
+from analysis.run.startup import Start
+from analysis.wording import bytes_text, digits, listed
 
 _FEWEST_S, _FEWEST_BYTES = 0.5, 2.0**24  # less than this is no cost worth a sentence
 
@@ -85,6 +86,7 @@ def answer(
     disturbed: Sequence[str] = (),
     latencies: Sequence[StepLatency] = (),
     label: str = "",
+    at_load: Sequence[LoadCost] = (),
 ) -> list[str]:
     """The answer, a sentence each: what to ship where, what it costs, what is open.
 
@@ -93,7 +95,8 @@ def answer(
     last two, nor of an arm that was let go after one start, and the others are named without them. `unproven` are the
     arms whose weights are held otherwise than the control's and that are not shown to answer as well, each with why.
     `disturbed` are the checks by which the machines were not left alone. `latencies` are what requests waited in each
-    step, and `label` names it: where nothing is gained in load, time may be.
+    step, and `label` names it: where nothing is gained in load, time may be. `at_load` is what the arms cost at the
+    load that the rollout names.
     """
     unknown = blocked or {}
     out = {item.arm for item in left if frontier.of(item.arm).starts < FEWEST_STARTS}
@@ -103,6 +106,7 @@ def answer(
     return [
         *_loads(frontier, objective, out),
         *_at_the_limit(frontier, out, [arm for arm, verdict in others if verdict == FAIL]),
+        *_at_the_load(at_load, out),
         *_at_one_load(frontier, latencies, label, out),
         *_costs(frontier, starts, out),
         *(
@@ -168,7 +172,7 @@ def _at_the_limit(frontier: Frontier, out: Collection[str], failed: Collection[s
     rest = [arm for arm in arms if arm not in beaten]
     best = next((arm for arm in arms if all(frontier.surely_more(arm, other) for other in arms if other != arm)), None)
     if best is None:
-        return [f"For more load than one replica holds it is open between {_listed(rest)}."]
+        return [f"For more load than one replica holds it is open between {listed(rest)}."]
     others = [order for order in among if order.more == best]
     least = min((order.least for order in others if order.least is not None and order.least > 1.0), default=None)
     known = least is not None and all(order.least is not None and order.least > 1.0 for order in others)
@@ -177,6 +181,21 @@ def _at_the_limit(frontier: Frontier, out: Collection[str], failed: Collection[s
     if best in failed:
         return [f"{best} surely holds more than {every}{factor}, and is {FAIL} by its gates: it is not one to ship."]
     return [f"For more load than one replica holds, {best}: it surely holds more than {every}{factor}."]
+
+
+def _at_the_load(costs: Sequence[LoadCost], out: Collection[str]) -> list[str]:
+    """The GPUs of each arm for the load that the rollout names."""
+    known = [cost for cost in costs if cost.arm not in out and cost.gpus != Span()]
+    if not known:
+        return []
+    each = [f"{_gpus_text(cost.gpus)} GPUs with {cost.arm}" for cost in known]
+    return [f"{digits(known[0].load_rps)} requests/s over all replicas need {listed(each)}."]
+
+
+def _gpus_text(gpus: Span) -> str:
+    """Such as "13 (10 to 23)"; what is not known is an en dash."""
+    low, seen, high = ("–" if value is None else digits(value) for value in (gpus.low, gpus.seen, gpus.high))
+    return seen if low == seen == high else f"{seen} ({low} to {high})"
 
 
 def _at_one_load(frontier: Frontier, latencies: Sequence[StepLatency], label: str, out: Collection[str]) -> list[str]:
@@ -190,7 +209,7 @@ def _at_one_load(frontier: Frontier, latencies: Sequence[StepLatency], label: st
         return []
     fewest, most = min(latency.starts.values()), max(latency.starts.values())
     starts = f"{fewest} to {most} starts" if fewest < most else "one start" if most == 1 else f"{most} starts"
-    each = _listed([f"{digits(ms)} ms on {arm}" for arm, ms in latency.ms.items()])
+    each = listed([f"{digits(ms)} ms on {arm}" for arm, ms in latency.ms.items()])
     return [f"As seen at {digits(latency.rate)} requests/s ({starts} each), {label} is {each}."]
 
 
@@ -224,7 +243,7 @@ def _open(frontier: Frontier, out: Collection[str]) -> list[str]:
     among = [order for order in frontier.orders if not {order.more, order.less} & set(out)]
     pairs = [f"{order.more} against {order.less}" for order in among if not order.surely]
     told = [f"{order.more} above {order.less}" for order in among if order.surely]
-    sentences = [f"Open: {'; '.join(f'{_listed(arms)} {loads}' for loads, arms in by_loads.items())}."]
+    sentences = [f"Open: {'; '.join(f'{listed(arms)} {loads}' for loads, arms in by_loads.items())}."]
     if len(pairs) > 1 and len(pairs) == len(among):
         sentences.append("No two of these arms are told apart at their limits.")
     elif len(pairs) > len(told):
@@ -246,7 +265,3 @@ def _open_loads(item: Holding) -> str:
     if high is None:
         return f"above {digits(low or 0.0)} requests/s (no step was missed: search higher)"
     return f"below {digits(high)} requests/s" if low is None else f"from {digits(low)} to {digits(high)} requests/s"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -57,7 +57,7 @@ def step_latencies(run: Run, target: SloTarget) -> list[StepLatency]:
             own = np.sort(values[due & run.of_arm(arm) & ~np.isnan(values)])
             if not own.size:
                 continue
-            low, high = ordered_interval(own, target.quantile, confidence=_CONFIDENCE, design_effect=1.0)
+            low, high = ordered_interval(own, target.quantile, confidence=_CONFIDENCE)
             events = [
                 event
                 for event in run.events

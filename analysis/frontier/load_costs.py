@@ -1,21 +1,35 @@
-"""What each arm costs at a load over all replicas: GPUs, and GPU-seconds and money for a million tokens.
+"""What each arm costs at a load over all replicas: GPUs, and GPU-seconds for a million tokens.
 
-The intervals of a frontier are carried through, so that the ends of all arms' costs are true at once.
+The intervals of a frontier are carried through, so that the ends of all arms' costs are true at once. Replicas are
+taken to add up: two hold twice the load of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.foresight.costs import Span, gpus_for
-from analysis.frontier.holdings import Frontier
-from analysis.settings.rollout import Rollout
+from analysis.frontier.holdings import Frontier, Holding
 
 _LOADS = 13  # of a default table: octaves and their halves
 _LARGEST = 64.0  # times what the best replica holds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A value as seen with the limits of its interval; None where it is not known."""
+
+    low: float | None = None
+    seen: float | None = None
+    high: float | None = None
+
+    def each(self, change: Callable[[float], float | None]) -> Span:
+        """`change` of what is known."""
+        low, seen, high = (None if value is None else change(value) for value in (self.low, self.seen, self.high))
+        return Span(low=low, seen=seen, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +40,11 @@ class LoadCost:
     load_rps: float
     gpus: Span
     token_gpu_s: Span  # for a million answered tokens
-    token_price: Span
     surely_fewest: bool = False
 
 
-def shown_loads(frontier: Frontier, rollout: Rollout) -> list[float]:
-    """The rollout's load alone where it names one; else loads from half of one replica's up to a fleet's.
-
-    Empty where no arm surely holds anything.
-    """
-    if rollout.load_rps is not None:
-        return [rollout.load_rps]
+def shown_loads(frontier: Frontier) -> list[float]:
+    """Loads from half of one replica's up to a fleet's; none where no arm surely holds anything."""
     lows = [item.low_rps for item in frontier.holdings if item.low_rps is not None]
     if not lows:
         return []
@@ -44,22 +52,28 @@ def shown_loads(frontier: Frontier, rollout: Rollout) -> list[float]:
 
 
 def load_costs(
-    frontier: Frontier, loads: Sequence[float], *, rollout: Rollout, tokens: Mapping[str, float | None]
+    frontier: Frontier, loads: Sequence[float], *, gpus_per_replica: int, tokens: Mapping[str, float | None]
 ) -> list[LoadCost]:
     """A row for each load and arm. A request costs its share of the GPUs that carry the load, busy or not."""
     rows = []
     for load in loads:
-        at_load = replace(rollout, load_rps=load)
-        costs = []
-        for item in frontier.holdings:
-            held = Span(low=item.low_rps, seen=_inside(item.low_rps, item.seen_rps, item.high_rps), high=item.high_rps)
-            gpus = gpus_for(held, at_load)
-            each = tokens.get(item.arm)
-            token_gpu_s = Span() if not each else _scaled(gpus, 1e6 / load / each)
-            price = token_gpu_s.each(rollout.price_of)
-            costs.append(LoadCost(arm=item.arm, load_rps=load, gpus=gpus, token_gpu_s=token_gpu_s, token_price=price))
+        costs = [_load_cost(item, load, gpus_per_replica, tokens.get(item.arm)) for item in frontier.holdings]
         rows += [replace(cost, surely_fewest=_surely_fewest(cost, costs)) for cost in costs]
     return rows
+
+
+def _load_cost(item: Holding, load: float, gpus_per_replica: int, tokens: float | None) -> LoadCost:
+    """`tokens` are answered to a request on average; None where that is not known."""
+    gpus = gpus_for(item, load, gpus_per_replica)
+    token_gpu_s = gpus.each(lambda count: count * 1e6 / load / tokens) if tokens else Span()
+    return LoadCost(arm=item.arm, load_rps=load, gpus=gpus, token_gpu_s=token_gpu_s)
+
+
+def gpus_for(item: Holding, load: float, each: int) -> Span:
+    """GPUs for `load`, `each` of them a replica: the fewest where a replica holds as much as it may, the most where as
+    little."""
+    held = Span(low=item.high_rps, seen=_inside(item.low_rps, item.seen_rps, item.high_rps), high=item.low_rps)
+    return held.each(lambda rps: float(max(1, math.ceil(load / rps - 1e-9)) * each) if rps else None)
 
 
 def _inside(low: float | None, seen: float | None, high: float | None) -> float | None:
@@ -68,10 +82,6 @@ def _inside(low: float | None, seen: float | None, high: float | None) -> float 
     if seen is None or (low is None and high is None):
         return None
     return min(max(seen, low or 0.0), high if high is not None else seen)
-
-
-def _scaled(span: Span, factor: float) -> Span:
-    return span.each(lambda value: value * factor)
 
 
 def _surely_fewest(cost: LoadCost, costs: Sequence[LoadCost]) -> bool:

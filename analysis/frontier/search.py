@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from analysis.frontier.holdings import Frontier, Holding
 from analysis.judging.load_steps import FEWEST_STARTS
-from analysis.judging.wording import digits, duration_text
+from analysis.wording import digits, duration_text
 
 FEWEST_STEPS = 3  # of a start: one surely held, one near the knee, one missed
 HOPELESS = 0.5  # of what the control is seen to hold

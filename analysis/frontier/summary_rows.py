@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from analysis.foresight.costs import Start, span_row, start_of, tokens_of
-from analysis.foresight.energies import step_energies
 from analysis.frontier.answer import answer, load_ranges
 from analysis.frontier.holdings import Frontier, frontier_of
 from analysis.frontier.latencies import drawn_target, step_latencies
@@ -17,10 +15,12 @@ from analysis.frontier.step_times import StepCell, step_cells, turning_points
 from analysis.judging.gates import FAIL, INCONCLUSIVE
 from analysis.judging.judgement import Judgement
 from analysis.judging.load_steps import is_search, steps_of
-from analysis.judging.wording import digits, gate_label
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
+from analysis.run.startup import Start, start_of
+from analysis.settings.metrics import gate_label
 from analysis.settings.rollout import Rollout
+from analysis.wording import digits
 
 # Where arms take turns, what these look for leaves out the steps of single trials (`load_steps`), and no arm waits for
 # the requests of another. A step leaves out nothing for a compile, so that it needs no telemetry.
@@ -55,6 +55,12 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     failed = [arm for arm, verdict in judgement.verdicts.items() if verdict == FAIL]
     target = drawn_target(run)
     latencies = [] if target is None else step_latencies(run, target)
+    costs = load_costs(
+        frontier,
+        shown_loads(frontier) if rollout.load_rps is None else [rollout.load_rps],
+        gpus_per_replica=rollout.gpus_per_replica,
+        tokens={arm: _tokens_of(run, arm) for arm in run.arms},
+    )
     sentences = answer(
         frontier,
         objective=objective_of(run),
@@ -71,15 +77,10 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
             if gate.kind == "parity" and gate.verdict == INCONCLUSIVE and run.weights_apart(gate.arm)
         },
         disturbed=sorted(disturbed),
+        at_load=[] if rollout.load_rps is None else costs,
     )
     if whole:
         sentences = [f"Nothing is known of any load, for {', '.join(sorted(whole))}: see the checks.", *sentences]
-    costs = load_costs(
-        frontier,
-        shown_loads(frontier, rollout),
-        rollout=rollout,
-        tokens={arm: tokens_of(run, arm) for arm in run.arms},
-    )
     rows = frontier_rows(frontier, sentences, starts, costs, failed=failed) | {
         "blocked_by": sorted(whole),
         "blocked": blocked,
@@ -92,14 +93,18 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
             "limit_ms": target.limit,
             "steps": [asdict(item) for item in latencies],
         }
-    if energies := step_energies(run):
-        rows["energy"] = {"steps": [asdict(item) for item in energies]}
     if cells := step_cells(run):
         rows["step_times"] = {
             "cells": [asdict(cell) | {"ratios": _ratios(cell, run)} for cell in cells],
             "turns": [line for arm in run.treatments for line in turning_points(cells, arm, run.control)],
         }
     return rows | ({"search": _search_row(search)} if search else {})
+
+
+def _tokens_of(run: Run, arm: str) -> float | None:
+    """Tokens that come out for a request, the mean; None where the arm answered nothing, or does not count them."""
+    rows = run.answered(arm)
+    return float(run.requests.output_tokens[rows].mean()) if rows.size and run.account(arm).counts_tokens else None
 
 
 def _blocked_by(run: Run, judgement: Judgement) -> dict[str, set[str]]:
@@ -180,13 +185,5 @@ def frontier_rows(
         "arms": [asdict(item) | {"start": asdict(starts[item.arm])} for item in frontier.holdings],
         "pairs": [asdict(order) for order in frontier.orders],
         "ranges": [asdict(item) for item in load_ranges(frontier, starts, failed=failed)],
-        "costs": [
-            {
-                "load_rps": cost.load_rps,
-                "arm": cost.arm,
-                "surely_fewest": cost.surely_fewest,
-                **{name: span_row(getattr(cost, name)) for name in ("gpus", "token_gpu_s", "token_price")},
-            }
-            for cost in costs
-        ],
+        "costs": [asdict(cost) for cost in costs],
     }

@@ -9,12 +9,11 @@ from analysis.judging.checks.bed import check_bed
 from analysis.judging.checks.bed_speed import drifts
 from analysis.judging.checks.disturbances import Disturbance
 from analysis.judging.validity import Check
-from analysis.judging.wording import percent
-from analysis.nouns import counted
 from analysis.records.schemas import RUN_HOST
 from analysis.run.references import FIGURES
 from analysis.run.test_bed import TestBed
 from analysis.settings.gate_limits import GateLimits
+from analysis.wording import counted, percent
 
 QUIET, DISTURBED, NOT_WATCHED, PARTLY = "quiet", "disturbed", "not watched", "partly watched"
 

@@ -13,10 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.judging.gates import COMPILE_GATES, FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.wording import digits
-from analysis.nouns import counted
 from analysis.run.client_stalls import HOST, PART, UNKNOWN, ArmStalls, Stall
 from analysis.settings.gate_limits import CompileBudget
+from analysis.wording import counted, digits
 
 SHORTEST_COMPILE_S = 0.5  # garbage collections are shorter; tracing one shape takes 0.7 s or more
 _MUST_SHOW_S = 1.0  # a stall this long must show, for a PASS on the number of compiles without a complete log

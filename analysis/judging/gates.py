@@ -13,13 +13,12 @@ from typing import Any
 
 from analysis.judging.paths import Path
 from analysis.judging.rates import RateComparison
-from analysis.judging.wording import digits, percent
-from analysis.nouns import counted
 from analysis.run.slo import ShareResult
 from analysis.settings.gate_limits import CompileBudget
 from analysis.settings.metrics import quantile_label
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.compare import Comparison
+from analysis.wording import counted, digits, percent
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
-from analysis.nouns import counted
 from analysis.records.plain_values import mapping, number
+from analysis.wording import counted
 
 BUSY_SHARE = 0.05  # of the time that a core may be used up: hiccups of a second happen
 BUSY_SECONDS = 2.0

@@ -17,10 +17,9 @@ from typing import Any, Final
 from scipy import stats
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.wording import digits, percent
-from analysis.nouns import counted
 from analysis.records.asked_answers import AFTER, BEFORE, Twice, answers_in
 from analysis.run.greedy_answers import CONFIDENCE, GreedyAnswers, greedy_answers
+from analysis.wording import counted, digits, percent
 
 MOST_APART: Final = 0.1  # of the answers, may part from the control's at no near tie
 # Two servers of one model in bfloat16 preferred their own tokens by more together in 2 of 300 answers.

@@ -17,7 +17,7 @@ from analysis.judging.gates import (
     Gate,
 )
 from analysis.judging.load_steps import brackets, goodput_gate, is_search
-from analysis.judging.memory import memory_gates
+from analysis.judging.memory import ratio_gate
 from analysis.judging.ramp_account import ramp_gate, ramp_of
 from analysis.judging.rates import RateComparison, compare_rates
 from analysis.judging.run_checks import checks_of_run
@@ -35,12 +35,11 @@ from analysis.judging.run_gates import (
 from analysis.judging.unforeseen import unforeseen_gates
 from analysis.judging.validity import Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
-from analysis.judging.wording import duration_text
-from analysis.nouns import counted
 from analysis.run.client_stalls import ArmStalls, client_stalls
 from analysis.run.memory import RunMemory, memory_of
 from analysis.run.run import Run
 from analysis.statistics.compare import Comparison
+from analysis.wording import counted, duration_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +93,8 @@ def judge(run: Run) -> Judgement:
         raw += unforeseen_gates(run, arm)
         raw += death_gates(run, arm) if search else error_gates(run, arm)
         raw += parity_gates(run, arm)
-        raw += memory_gates(memory, arm, run.control, run.limits)
+        if run.limits.max_memory_ratio is not None:
+            raw.append(ratio_gate(memory, arm, run.control, run.limits.max_memory_ratio, run.limits.alpha))
     if (ramp := ramp_of(run)) is not None:
         raw.append(ramp_gate(ramp))
     gates = [with_needed(run, before, after) for before, after in zip(raw, apply_checks(raw, checks), strict=True)]

@@ -23,14 +23,13 @@ from analysis.arrays import Floats
 from analysis.judging.checks.records import allowed_missing
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.generators import known_accounts, measured_of
-from analysis.judging.wording import digits
-from analysis.nouns import counted
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
 from analysis.run.slo import meets_all, units
 from analysis.run.trials import SECOND, Trial
 from analysis.statistics.knees import KneeProfile, knee_grid, knee_profile
 from analysis.statistics.quantiles import quantile
+from analysis.wording import counted, digits
 
 Held = Literal["held", "missed", "undecided"]
 

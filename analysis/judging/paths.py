@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.arrays import Floats, Ints
-from analysis.nouns import counted
 from analysis.run.luck import start_spread
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units
@@ -20,6 +19,7 @@ from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison, Sample, limits_text
 from analysis.statistics.sequential import APART, FEWEST_GROUPS, Exchange, Groups, Outcome, groups_for
 from analysis.statistics.share_evidence import FEWEST_BLOCKS, share_evidence, share_limits, tail_effects
+from analysis.wording import counted
 
 GROUP_BLOCKS = 2
 SEGMENTS = 3  # to a block: what a large effect is seen in
@@ -235,7 +235,7 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
     tests = share_tests(run)
     alpha, least = run.limits.alpha, min(run.limits.min_blocks, FEWEST_BLOCKS)
     decision = evidence.decision(alpha=alpha, gates=tests, least_blocks=least, to_the_end=True)
-    low, high = share_limits(bad, requests, allowed=allowed, alpha=run.limits.alpha, tests=tests, tail=tail)
+    low, high = share_limits(bad, requests, evidence, alpha=alpha, tests=tests)
     at_s = judged_s(run, np.arange(run.blocks))
     decided = None if decision is None else Decided(decision[0], float(at_s[decision[1]]))
     low, high = _as_decided(low, high, decided, at_s, limit=allowed)

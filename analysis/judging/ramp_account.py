@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.generators import unfinished_requests
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.nouns import counted
 from analysis.records.plain_values import table
 from analysis.records.weight_journal import BY_HAND, WeightChange
 from analysis.run.run import Run
 from analysis.run.weight_stretches import weight_stretches
 from analysis.settings.ramp_limits import RampLimits
+from analysis.wording import counted
 
 _FAR = 4.5  # standard deviations that an arm's share may be from its weight by chance
 OUTCOMES = {"promoted": PASS, "rollback": FAIL}

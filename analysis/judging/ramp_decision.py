@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from analysis.nouns import counted
 from analysis.settings.ramp_limits import RampLimits
+from analysis.wording import counted
 
 Action = Literal["stay", "hold", "advance", "rollback", "promoted"]
 

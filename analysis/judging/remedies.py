@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.judging.checks.records import into_compile
 from analysis.judging.gates import FAIL, Gate
-from analysis.judging.wording import digits, gate_label, into_compile
-from analysis.nouns import counted
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
 from analysis.run.shape_map import ShapeMap
 from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent
 from analysis.run.time_parts import PARTS, TimeParts
+from analysis.settings.metrics import gate_label
+from analysis.wording import counted, digits
 
 _MOST_STEPS = 3  # that are named
 _LONGEST_GUARD = 90  # characters
@@ -278,15 +279,11 @@ def _of_cold(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> Iterator[st
 def _of_memory(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> Iterator[str]:
     config = evidence.run.account(arm).config
     policy = mapping(config.get("compile"))
-    names = {gate.gate for gate in gates}
-    if "memory ratio" in names:
-        graphs = policy.get("capture") is True or policy.get("mode") in ("reduce-overhead", "max-autotune")
-        less = "fewer planned shapes (shorter ladders) hold less in CUDA graphs, " if graphs else ""
-        slots = number(mapping(config.get("engine")).get("slots"))
-        here = f", here {slots:.0f}" if slots is not None else ""
-        yield f"To hold less: {less}fewer slots (engine.slots{here}) hold a smaller cache."
-    if "memory growth" in names:
-        yield "The report's memory figures name what grows; a longer run tells a leak from a long warm-up."
+    graphs = policy.get("capture") is True or policy.get("mode") in ("reduce-overhead", "max-autotune")
+    less = "fewer planned shapes (shorter ladders) hold less in CUDA graphs, " if graphs else ""
+    slots = number(mapping(config.get("engine")).get("slots"))
+    here = f", here {slots:.0f}" if slots is not None else ""
+    yield f"To hold less: {less}fewer slots (engine.slots{here}) hold a smaller cache."
 
 
 def _of_parity(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> Iterator[str]:

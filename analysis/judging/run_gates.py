@@ -24,16 +24,6 @@ from analysis.judging.gates import (
 )
 from analysis.judging.greedy_parity import NEAR_TIE, GreedyParity, greedy_gate, judge_asked
 from analysis.judging.paths import Path, share_path, share_tests
-from analysis.judging.planner import (
-    LONGEST_S,
-    MOST_STARTS,
-    POWER,
-    comparison_needed_s,
-    least_length_s,
-    power_of_each,
-    share_needed_s,
-    starts_needed,
-)
 from analysis.judging.rates import RateComparison
 from analysis.judging.validity import LENGTH_CHECKS
 from analysis.records.plain_values import mapping, number
@@ -45,6 +35,16 @@ from analysis.run.trials import SECOND
 from analysis.settings.gate_limits import CompileBudget
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.compare import Comparison
+from analysis.statistics.planning import (
+    LONGEST_S,
+    MOST_STARTS,
+    POWER,
+    comparison_needed_s,
+    least_length_s,
+    power_of_each,
+    share_needed_s,
+    starts_needed,
+)
 
 
 def latency_gate(run: Run, item: Comparison, path: Path | None = None) -> Gate:
@@ -238,7 +238,10 @@ def _share(
     """Return the share that missed, judged over blocks, and the run length that would decide it."""
     result = _judge(run, counted, block, allowed=allowed, least_blocks=run.limits.min_blocks)
     needed = share_needed_s(
-        result,
+        result.missed,
+        result.requests,
+        allowed=result.allowed,
+        design_effect=result.design_effect,
         requests_per_s=_rate(run, arm, len(counted.row)),
         block_s=run.block_s,
         min_blocks=max(run.limits.min_blocks, result.needed_blocks or 0),

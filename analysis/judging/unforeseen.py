@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.wording import percent
 from analysis.records.plain_values import mapping
 from analysis.run.compiled import EagerSteps, compiled_steps, most_eager
 from analysis.run.run import Run
+from analysis.wording import percent
 
 
 def unforeseen_gates(run: Run, arm: str) -> list[Gate]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.validity import OVERLOAD, Check
-from analysis.judging.wording import duration_text, gate_label
-from analysis.nouns import counted
+from analysis.settings.metrics import gate_label
+from analysis.wording import counted, duration_text
 
 
 def combined(verdicts: Sequence[str]) -> str:

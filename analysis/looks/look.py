@@ -33,7 +33,6 @@ from analysis.run.run import Run
 # What only the end of a run can tell.
 _OF_THE_END = frozenset({"complete", "arms", "records", "cut requests", "schedules", "answers"})
 _ASKED_LATER = ("parity",)
-_ONE_LOOK = ("cold", "goodput", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +138,7 @@ def step_outlook(run: Run, checks: Sequence[Check]) -> StepOutlook | None:
 def has_one_look(run: Run) -> bool:
     """Whether the experiment has gates that are decided by the whole run, in one look at its end."""
     limits = run.limits
-    rates = limits.min_goodput_ratio, limits.max_memory_ratio, limits.max_memory_growth_pct_per_hour
-    return bool(run.cold_targets) or any(limit is not None for limit in rates)
+    return bool(run.cold_targets) or limits.min_goodput_ratio is not None or limits.max_memory_ratio is not None
 
 
 def outlook_of(

@@ -16,9 +16,9 @@ from scipy import special
 
 from analysis.arrays import Floats, Ints
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.nouns import counted
 from analysis.parity.finding import Finding
 from analysis.parity.measures import Matrix, Measures
+from analysis.wording import counted
 
 # Fewer set no limits: with a lognormal spread of 1 between texts, 32 leave out the truth on one side 5 times in 100.
 LEAST_TEXTS = 32

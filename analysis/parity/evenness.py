@@ -13,10 +13,10 @@ import numpy as np
 
 from analysis.arrays import Floats
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.nouns import counted
 from analysis.parity.finding import Finding
 from analysis.parity.flips import Places
 from analysis.parity.measures import EPSILON, Measures, median
+from analysis.wording import counted
 
 # An arm of int8 that is right: 1.6 and 4.7 at most over 40 prompts of 12 tokens or fewer, random weights.
 PROMPT_LIMIT = 3.0

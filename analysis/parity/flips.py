@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.arrays import Floats, Ints
-from analysis.nouns import counted
 from analysis.parity.measures import Matrix, Measures
+from analysis.wording import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ import numpy as np
 from analysis.arrays import Floats
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.verdict import combined
-from analysis.nouns import counted
 from analysis.parity.accuracy import AccuracyLimits, Texts, judge_accuracy
 from analysis.parity.borders import Borders, judge_borders
 from analysis.parity.evenness import judge_evenness
@@ -36,6 +35,7 @@ from analysis.parity.measures import (
     p99,
     ratio_interval,
 )
+from analysis.wording import counted
 
 WORST_LIMIT = 2.0 * ERROR_LIMIT  # a single position is a matter of luck as well
 KL_LIMIT = ERROR_LIMIT**2  # a divergence grows with the square of the error

@@ -15,11 +15,11 @@ import numpy as np
 from analysis.arrays import Floats
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.verdict import combined
-from analysis.nouns import counted
 from analysis.parity.borders import Borders
 from analysis.parity.finding import Finding
 from analysis.parity.judge import ArmParity, Parity, concluded
 from analysis.parity.measures import Matrix
+from analysis.wording import counted
 
 # The least cosine that is the same direction. Half of the dtype's digits may be lost on the way through the layers, and
 # a cosine falls by half of the error's square.

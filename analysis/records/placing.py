@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.nouns import counted
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.requests import Requests
+from analysis.wording import counted
 
 EVENT_PHASES = frozenset({"warmup", "serving"})
 REQUEST_PHASES = frozenset({"rampup", "measure"})

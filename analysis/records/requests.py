@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Codes, Floats, Ints
-from analysis.nouns import counted
 from analysis.records import scratch
 from analysis.records.arrow import codes, groups, integers, is_named, moments
 from analysis.records.columns import as_one, filled
@@ -24,6 +23,7 @@ from analysis.records.fingerprints import alike, fingerprints
 from analysis.records.schemas import BACKLOG_COLUMNS, PART_COLUMNS, SHAPE_COLUMNS
 from analysis.records.scratch import lean, parts, pieces
 from analysis.records.tables import RecordError
+from analysis.wording import counted
 
 # What counts as one request's latency. Each array has one entry a request.
 

@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.nouns import counted
 from analysis.records.asked_answers import PATTERN as ANSWERS
 from analysis.records.columns import Columns
 from analysis.records.joining import (
@@ -44,6 +43,7 @@ from analysis.records.schemas import (
 )
 from analysis.records.tables import RecordError, Take, read_pieces
 from analysis.records.weight_journal import JOURNAL, WeightChange, read_weights, weights_problem
+from analysis.wording import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.parquet
 
-from analysis.nouns import counted
 from analysis.records.documents import parse_json
 from analysis.records.sums import Piece, Statement, SumsWriter, append, changed, read_statement, sums_path
+from analysis.wording import counted
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _FILE_MAGIC = b"ARROW1"

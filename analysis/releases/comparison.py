@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.nouns import counted
 from analysis.records.tables import RecordError
 from analysis.releases.conditions import Departure, departures, obstacles
 from analysis.releases.gates import FigureRow, arm_rows
@@ -17,6 +16,7 @@ from analysis.releases.release import Release
 from analysis.releases.trend import trends
 from analysis.settings.release_limits import ReleaseLimits
 from analysis.summary.summary import EXIT_CODES
+from analysis.wording import counted
 
 SCHEMA = 1
 _MOST_LISTED = 12

@@ -16,15 +16,15 @@ from scipy import stats
 
 from analysis.judging.checks.bed_traffic import HOST, THROTTLING
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.nouns import counted
 from analysis.releases.history import days
 from analysis.releases.machine import MachineSpeeds
 from analysis.releases.release import Release, ReleaseArm
 from analysis.run.work import answers_apart
 from analysis.settings.release_limits import FIGURES, Figure, ReleaseLimits, bound_of, ratio_of
 from analysis.statistics.compare import holm
+from analysis.statistics.machines import Part
 from analysis.statistics.unpaired import Difference, Level, day_part, difference, level_of, pooled, trials_needed
-from analysis.statistics.variances import Part
+from analysis.wording import counted
 
 # What takes time from a run lets its queues grow, and with them what it holds in memory.
 _SLOWING = frozenset({HOST.check, THROTTLING.check})

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.judging.wording import sentence
-from analysis.nouns import counted
 from analysis.report.reading import arm_names, arms_of
 from analysis.report.tables import Figure, Table
 from analysis.report.values import (
@@ -27,6 +25,7 @@ from analysis.report.values import (
     text,
 )
 from analysis.run.test_bed import THROTTLES
+from analysis.wording import counted, sentence
 
 FLAG = "▲"  # beside what varies by more than 5 %
 

@@ -210,21 +210,12 @@ def _padding(summary: Row, index: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def _knees(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
-    """Latency, energy and cost of each arm against load; empty where no search was made."""
+    """Latency and cost of each arm against load; empty where no search was made."""
     found = at(summary, "frontier", "latency")
-    energies = rows(summary, "frontier", "energy", "steps")
     costs = [row for row in rows(summary, "frontier", "costs") if is_number(at(row, "token_gpu_s", "seen"))]
-    if not isinstance(found, Mapping) and not costs and not energies:
+    if not isinstance(found, Mapping) and not costs:
         return {}
     return {
-        "energies": [
-            {
-                "arm": index.get(str(row.get("arm"))),
-                **{key: _rounded(row.get(key)) for key in ("rate", "token_j", "watts")},
-                "trial": row.get("trial"),
-            }
-            for row in energies
-        ],
         "label": metric_label(at(found, "metric"), at(found, "quantile")),
         "limit_ms": at(found, "limit_ms"),
         "steps": [

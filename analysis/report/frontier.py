@@ -69,11 +69,6 @@ def latencies(summary: Row) -> str:
     return metric_label(at(found, "metric"), at(found, "quantile")) if rows(found, "steps") else ""
 
 
-def energetic(summary: Row) -> bool:
-    """Whether what a token took of energy is known in any step."""
-    return bool(rows(summary, "frontier", "energy", "steps"))
-
-
 def costly(summary: Row) -> bool:
     """Whether any arm's cost is known at some load."""
     return any(is_number(at(row, "token_gpu_s", "seen")) for row in rows(summary, "frontier", "costs"))

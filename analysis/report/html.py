@@ -12,10 +12,8 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoescape
 from markupsafe import Markup
 
-from analysis.nouns import counted
 from analysis.report import (
     bed,
-    breakeven,
     charts,
     comparing,
     frontier,
@@ -30,6 +28,7 @@ from analysis.report import (
     values,
 )
 from analysis.report.resources import memory_events
+from analysis.wording import counted
 
 SCRIPTS = (
     "plot.js",
@@ -149,7 +148,6 @@ def html_report(summary: Mapping[str, Any]) -> str:
                 "answer": frontier.answer(summary),
                 "picture": frontier.picture(summary),
                 "latencies": frontier.latencies(summary),
-                "energetic": frontier.energetic(summary),
                 "costly": frontier.costly(summary),
                 "step_turns": frontier.step_turns(summary),
                 "step_times": frontier.step_times(summary),
@@ -159,8 +157,6 @@ def html_report(summary: Mapping[str, Any]) -> str:
                 "pairs": frontier.pairs(summary),
                 "costs": frontier.costs(summary),
             },
-            payoffs=breakeven.payoffs(summary),
-            payoff_ranges=breakeven.RANGES,
             steps=load.steps(summary),
             objectives=load.objectives(summary),
             traffic=load.traffic(summary),

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from analysis.nouns import counted
 from analysis.report.tables import Table
 from analysis.report.values import DASH, Row, at, count, interval, is_number, metric_label, ratio, rows, text
+from analysis.wording import counted
 
 _COMMIT = 12  # characters
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from analysis.nouns import counted
 from analysis.report.comparing import load_ratios
 from analysis.report.reading import embeds
 from analysis.report.tables import Table
 from analysis.report.values import DASH, Row, at, count, figure, interval, is_number, percent, rate, rows, text
+from analysis.wording import counted
 
 HELD = {"held": "held", "missed": "missed", "undecided": "too few"}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from analysis.nouns import counted
 from analysis.report.tables import Table
 from analysis.report.values import (
     DASH,
@@ -21,6 +20,7 @@ from analysis.report.values import (
     text,
     verdict,
 )
+from analysis.wording import counted
 
 _KINDS = {"Arm": "arm", "Gate": "words", "Verdict": "words", "Did": "words", "Why": "reason"}
 _OUTCOMES = {"promoted": "promoted", "rollback": "rolled back", "hold": "held"}

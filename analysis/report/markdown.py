@@ -6,8 +6,17 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from analysis.nouns import counted
-from analysis.report import bed, breakeven, comparing, frontier, joined, load, looks, reading, stalls, time_parts
+from analysis.report import (
+    bed,
+    comparing,
+    frontier,
+    joined,
+    load,
+    looks,
+    reading,
+    stalls,
+    time_parts,
+)
 from analysis.report.resources import memory_events
 from analysis.report.server_load import server_load
 from analysis.report.tables import Figure, Table
@@ -30,6 +39,7 @@ from analysis.report.values import (
     text,
     verdict,
 )
+from analysis.wording import counted
 
 MARKS = {"PASS": "✅ PASS", "FAIL": "❌ FAIL", "INCONCLUSIVE": "❔ INCONCLUSIVE"}
 WORST_EVENTS = 10
@@ -299,18 +309,6 @@ def _search(summary: Row) -> list[str]:
     ]
 
 
-def _break_even(summary: Row) -> list[str]:
-    weighed = breakeven.payoffs(summary)
-    if not weighed.arms:
-        return []
-    return [
-        "### When it pays",
-        f"For {prose(weighed.about)}. {breakeven.RANGES}",
-        _figures(weighed.arms, weighed.figures, grouped=False),
-        "\n".join(f"- {prose(reason)}" for reason in weighed.reasons),
-    ]
-
-
 def _traffic(summary: Row) -> list[str]:
     lines = [f"- **{prose(name)}**: {prose(line)}" for name, line in load.traffic(summary)]
     return ["### Traffic", "\n".join(lines)] if lines else []
@@ -390,7 +388,6 @@ def markdown_report(summary: Row) -> str:
         parts += ["### What would decide the open gates", "\n".join(f"- {_with_code(line)}" for line in deciders)]
     parts += _frontier(summary)
     parts += _search(summary)
-    parts += _break_even(summary)
     parts += [
         "### Against the control",
         _comparisons(summary),

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from analysis.judging.validity import UNKNOWN_STALLS
-from analysis.nouns import counted
 from analysis.records.schemas import RUN_HOST
 from analysis.report.joined import accepted, head
 from analysis.report.looks import ramp_facts
@@ -31,13 +30,13 @@ from analysis.report.values import (
     rate,
     ratio,
     rows,
-    scientific,
     seconds,
     span,
     text,
     verdict,
 )
 from analysis.settings.metrics import EMBED, EMBED_METRICS, METRIC_NAMES
+from analysis.wording import counted
 
 KEY_FIGURES = {
     "requests",
@@ -419,7 +418,7 @@ def parity(summary: Row) -> list[Figure]:
         )
         shown: tuple[Shown, ...] = (
             (before, "verdict", verdict, ("verdict",)),
-            (before, "median error against float64", scientific, ("figures", "error", "median")),
+            (before, "median error against float64", figure, ("figures", "error", "median")),
             *(
                 (before, name, partial(_finding, name=finding), ("findings",))
                 for name, finding in (
@@ -428,7 +427,7 @@ def parity(summary: Row) -> list[Figure]:
                     ("largest error, to the control's", "worst error"),
                 )
             ),
-            (before, "mean KL from float64", scientific, ("figures", "divergence", "mean")),
+            (before, "mean KL from float64", figure, ("figures", "divergence", "mean")),
             (before, "mean KL, to the control's", partial(_finding, name="divergence"), ("findings",)),
             (before, "tokens that float64 would not take", count, ("figures", "flips")),
             (before, "of them beyond noise", count, ("figures", "flips_unexplained")),
@@ -518,7 +517,7 @@ def _perplexity(findings: object) -> str:
 
 
 def _divergence(findings: object) -> str:
-    return _finding(findings, name="kl", show=scientific)
+    return _finding(findings, name="kl", show=figure)
 
 
 def _finding(findings: object, *, name: str, show: Callable[[object], str] = ratio) -> str:

@@ -1,4 +1,4 @@
-"""What all reports say of memory, energy, cost and the weights that a decode step reads."""
+"""What all reports say of memory, energy and the weights that a decode step reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from analysis.report.values import (
     byte_size,
     count,
     figure,
-    interval,
     is_number,
     milliseconds,
     percent,
@@ -33,8 +32,7 @@ MEMORY = (
 def resources(arms: list[Row]) -> list[Figure]:
     """The figures that are known of any of `arms`, with a value for each in their order."""
     memory: list[Shown] = [
-        *(("Memory", f"peak, {name}", byte_size, ("memory", key, "peak_bytes")) for key, name in MEMORY),
-        *(("Memory", f"growth an hour, {name}", _growth, ("memory", key)) for key, name in MEMORY),
+        ("Memory", f"peak, {name}", byte_size, ("memory", key, "peak_bytes")) for key, name in MEMORY
     ]
     energy: list[Shown] = [
         ("Energy", name, partial(_energy, key=key), ("energy",))
@@ -46,11 +44,6 @@ def resources(arms: list[Row]) -> list[Figure]:
             ("energy a request, above idle", "above_idle_per_request_j"),
         )
     ]
-    cost: list[Shown] = [
-        ("Cost at this load", "GPUs used", count, ("cost", "gpus")),
-        ("Cost at this load", "cost of 1,000 requests", partial(_price, key="per_1000_requests"), ("cost",)),
-        ("Cost at this load", "cost of a million tokens", partial(_price, key="per_million_tokens"), ("cost",)),
-    ]
     decode: list[Shown] = [
         ("Weights in a decode step", "rows of a step, the fewest that were common", count, ("decode", "rows")),
         ("Weights in a decode step", "such a step, median", milliseconds, ("decode", "step_ms")),
@@ -59,17 +52,7 @@ def resources(arms: list[Row]) -> list[Figure]:
         ("Weights in a decode step", "weights read a token", byte_size, ("decode", "bytes_a_token")),
         ("Weights in a decode step", "reading them, of the step", percent, ("decode", "floor_pct")),
     ]
-    return [row for row in figures_of(arms, (*memory, *energy, *cost, *decode)) if row.known]
-
-
-def _growth(held: object) -> str:
-    """The growth in percent of the peak, with its limits; whether it was slowing down."""
-    seen, low, high = (at(held, key) for key in ("growth_pct_per_h", "growth_low_pct", "growth_high_pct"))
-    if not is_number(seen):
-        return DASH
-    limits = interval(low, high, figure)
-    slowing = ", slowing" if at(held, "slowing") is True else ""
-    return percent(seen) + ("" if limits == DASH else f" {limits}") + slowing
+    return [row for row in figures_of(arms, (*memory, *energy, *decode)) if row.known]
 
 
 def _energy(energy: object, *, key: str) -> str:
@@ -80,16 +63,6 @@ def _energy(energy: object, *, key: str) -> str:
         return f"{figure(mean)} {unit}" + (f" ± {percent(varies)}" if is_number(varies) else "")
     obstacles = at(energy, "obstacles")
     return text(obstacles) if isinstance(obstacles, list) and obstacles and "above" not in key else DASH
-
-
-def _price(cost: object, *, key: str) -> str:
-    value = at(cost, key)
-    return money(value, at(cost, "currency")) if is_number(value) else DASH
-
-
-def money(value: object, currency: object) -> str:
-    """ "0.412 EUR"."""
-    return f"{figure(value)} {text(currency)}" if is_number(value) else DASH
 
 
 def memory_events(summary: Row) -> Table:

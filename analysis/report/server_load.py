@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from analysis.nouns import counted
 from analysis.report.tables import Table
 from analysis.report.values import DASH, Row, at, count, is_number, percent, rows, text
+from analysis.wording import counted
 
 
 def server_load(summary: Row) -> Table:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from analysis.nouns import counted
 from analysis.report import reading
 from analysis.report.values import Row, at, count, is_number, rows, text
+from analysis.wording import counted
 
 SHADES = 7  # of a cell, from 1; one that no request began in has none
 

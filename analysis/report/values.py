@@ -9,10 +9,10 @@ from typing import Any, TypeGuard
 
 from markupsafe import Markup
 
-from analysis.judging.wording import gate_label
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import CONTROL
-from analysis.settings.metrics import METRIC_NAMES
+from analysis.settings.metrics import METRIC_NAMES, gate_label, quantile_label
+from analysis.wording import bytes_text, digits
 
 Row = Mapping[str, Any]
 
@@ -63,19 +63,8 @@ def text(value: object) -> str:
 
 
 def figure(value: object) -> str:
-    """Three significant digits, thousands apart by commas, no trailing zeros: 8412.3 is "8,412", 0.4567 is "0.457"."""
-    if not is_number(value):
-        return DASH
-    if value == 0:
-        return "0"
-    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
-    shown = f"{value:,.{min(decimals, 6)}f}"
-    return shown.rstrip("0").rstrip(".") if "." in shown else shown
-
-
-def scientific(value: object) -> str:
-    """As `figure`, but numbers below a thousandth as 1.2e-06."""
-    return f"{value:.1e}" if is_number(value) and 0 < abs(value) < 1e-3 else figure(value)
+    """Three significant digits, thousands apart by commas: 8412.3 is "8,412", 0.4567 is "0.457"."""
+    return digits(value) if is_number(value) else DASH
 
 
 def count(value: object) -> str:
@@ -136,14 +125,7 @@ def interval(low: object, high: object, show: Callable[[object], str] | None = N
 
 
 def byte_size(value: object) -> str:
-    if not is_number(value):
-        return DASH
-    size = float(value)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{figure(size)} {unit}"
-        size /= 1024
-    return f"{figure(size)} TiB"
+    return bytes_text(value) if is_number(value) else DASH
 
 
 def rate(value: object) -> str:
@@ -158,7 +140,7 @@ def probability(value: object) -> str:
 
 UNITS: dict[str, Callable[[object], str]] = {
     # One digit more than elsewhere: a value of 1.096 against a limit of 1.1 must not look like a tie.
-    "ratio": lambda value: f"×{value:.3f}" if is_number(value) and abs(value) < 10 else ratio(value),
+    "ratio": fine_ratio,
     "ms": milliseconds,
     "s": seconds,
     "pct": percent,
@@ -180,8 +162,8 @@ def label(name: object) -> str:
 
 def metric_label(metric: object, quantile: object = None) -> str:
     """ "p99 TTFT" for ("ttft", 0.99); the metric alone without a quantile."""
-    shown = METRIC_NAMES.get(metric, text(metric)) if isinstance(metric, str) else text(metric)
-    return f"p{figure(quantile * 100)} {shown}" if is_number(quantile) else shown
+    known = text(metric)
+    return quantile_label(known, quantile) if is_number(quantile) else METRIC_NAMES.get(known, known)
 
 
 def kind_label(kind: object) -> str:

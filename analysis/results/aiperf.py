@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.arrays import Floats, Ints
-from analysis.nouns import counted
 from analysis.records.plain_values import mapping, number, rows_of, text_of
 from analysis.records.tables import RecordError
 from analysis.results.result import (
@@ -25,6 +24,7 @@ from analysis.results.result import (
     requests_table,
     times_table,
 )
+from analysis.wording import counted
 
 TOOL = "AIPerf"
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.nouns import counted
 from analysis.records.plain_values import mapping, number, rows_of, text_of
 from analysis.records.tables import RecordError
 from analysis.results.result import (
@@ -25,6 +24,7 @@ from analysis.results.result import (
     ns_or_null,
     requests_table,
 )
+from analysis.wording import counted
 
 TOOL = "GuideLLM"
 REMEDY = "run it again without a sample size, so that the report keeps every request"

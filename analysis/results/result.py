@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from analysis.arrays import Bools, Floats
-from analysis.nouns import counted
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError
+from analysis.wording import counted
 
 T = TypeVar("T")
 SECOND = 1e9

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from analysis.arrays import Bools, Floats
-from analysis.nouns import counted
 from analysis.records.plain_values import mapping, number, seconds, text_of
 from analysis.records.tables import RecordError
 from analysis.results.result import (
@@ -31,6 +30,7 @@ from analysis.results.result import (
     requests_table,
     times_table,
 )
+from analysis.wording import counted
 
 TOOL, SGLANG = "vLLM bench serve", "SGLang bench_serving"
 REMEDY, SGLANG_REMEDY = "run it again with --save-result --save-detailed", "run it again with --output-details"

@@ -1,4 +1,4 @@
-"""What each arm held of memory while it served: the peak of each trial, what grew, and allocations in need.
+"""What each arm held of memory while it served: the peak of each trial, and allocations in need.
 
 Nothing is decided here. Each figure is of one replica, the one that held most: replicas of an arm are alike.
 """
@@ -6,7 +6,7 @@ Nothing is decided here. Each figure is of one replica, the one that held most: 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,64 +14,32 @@ from analysis.records.schemas import RUN_HOST
 from analysis.run.bed_samples import Rows, Samples
 from analysis.run.placement import alone_on, devices_of
 from analysis.run.run import Run
-from analysis.run.trials import SECOND, Trial
-from analysis.statistics.trend import Series, Trend, medians_of, slope_of, trend_of
+from analysis.run.trials import Trial
 
-# A steady stretch is cut into so many; growth is judged on the last two thirds of them, beside the first third.
-STRETCHES = 12
-_FIRST = STRETCHES // 3
-_FEWEST = 3  # samples in a stretch
-_ALPHA_OF_ONE = 0.001
 _UNWATCHED = 0.1  # of the traffic, at either end, that samples may miss
-_SLOWED = 0.6  # of the growth in the first third, below which a warm-up has not ended
 
 DEVICE_FIGURES = ("device", "card", "reserved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """What is measured: rows of one kind, the columns of its peak and of its growth."""
+    """What is measured: rows of one kind, and the column whose highest value counts."""
 
     kind: str
-    peak: str
-    level: str
+    column: str
     name: str
 
 
 # In the order in which they are compared: all that an arm takes of its device first, and what is on the host last.
 FIGURES = {
-    "device": Figure(
-        kind="process", peak="device_memory_bytes", level="device_memory_bytes", name="device memory of the process"
-    ),
-    "card": Figure(kind="device", peak="memory_bytes", level="memory_bytes", name="memory in use on its card"),
-    "reserved": Figure(
-        kind="allocator", peak="reserved_bytes", level="reserved_bytes", name="memory that the allocator keeps"
-    ),
-    "allocated": Figure(kind="allocator", peak="peak_bytes", level="allocated_bytes", name="memory in tensors"),
+    "device": Figure(kind="process", column="device_memory_bytes", name="device memory of the process"),
+    "card": Figure(kind="device", column="memory_bytes", name="memory in use on its card"),
+    "reserved": Figure(kind="allocator", column="reserved_bytes", name="memory that the allocator keeps"),
+    "allocated": Figure(kind="allocator", column="peak_bytes", name="memory in tensors"),
     # The engine's own first: of a process with descendants, a page that several share counts for each.
-    "engine": Figure(kind="allocator", peak="memory_bytes", level="memory_bytes", name="resident memory of the engine"),
-    "process": Figure(kind="process", peak="memory_bytes", level="memory_bytes", name="resident memory of the process"),
+    "engine": Figure(kind="allocator", column="memory_bytes", name="resident memory of the engine"),
+    "process": Figure(kind="process", column="memory_bytes", name="resident memory of the process"),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldMemory:
-    """One figure of one arm.
-
-    `growth` is in bytes an hour, past the cold start, with limits at half of alpha each, of which the lower is stricter
-    where there is one trial alone; None where the steady stretches are too short to tell. `slowing`:
-    less came in their last third than in their first, as when a warm-up has not ended.
-    """
-
-    figure: str
-    peaks: Mapping[int, float]  # by trial
-    growth: Trend | None = None
-    slowing: bool = False
-
-    @property
-    def peak(self) -> float:
-        """The highest of all trials."""
-        return max(self.peaks.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +56,10 @@ class MemoryEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMemory:
-    """What is known of the memory of all arms. Figures are by arm and name; those that are not known are left out."""
+    """What is known of the memory of all arms: peaks by arm, figure and trial. Figures that are not known are left
+    out."""
 
-    arms: Mapping[str, Mapping[str, HeldMemory]]
+    arms: Mapping[str, Mapping[str, Mapping[int, float]]]
     on_card: frozenset[str]  # arms on a GPU
     events: tuple[MemoryEvent, ...]
 
@@ -116,17 +85,15 @@ def memory_of(run: Run) -> RunMemory:
     arms = {}
     for arm in run.arms:
         figures = {} if run.account(arm).external else FIGURES
-        held = {name: _held(run, arm, name, samples[figure.kind]) for name, figure in figures.items()}
-        arms[arm] = {name: item for name, item in held.items() if item is not None}
+        peaks = {name: _peaks(run, arm, figure, samples[figure.kind]) for name, figure in figures.items()}
+        arms[arm] = {name: own for name, own in peaks.items() if own}
     on_card = {arm for trial in run.trials for arm, name in devices_of(trial).items() if name.startswith("cuda")}
     on_card |= {arm for arm, figures in arms.items() if any(name in figures for name in DEVICE_FIGURES)}
     return RunMemory(arms=arms, on_card=frozenset(on_card), events=tuple(_events(run, samples["allocator"])))
 
 
-def _held(run: Run, arm: str, name: str, samples: Sequence[Rows]) -> HeldMemory | None:
-    figure = FIGURES[name]
-    peaks: dict[int, float] = {}
-    stretches: list[Series] = []
+def _peaks(run: Run, arm: str, figure: Figure, samples: Sequence[Rows]) -> dict[int, float]:
+    peaks = {}
     for trial in run.trials:
         card = alone_on(trial, arm) if figure.kind == "device" else None
         own = [
@@ -136,24 +103,9 @@ def _held(run: Run, arm: str, name: str, samples: Sequence[Rows]) -> HeldMemory 
             and (item.arm == arm if figure.kind != "device" else item.host == RUN_HOST and item.name == card)
         ]
         known = [peak for item in own if (peak := peak_of(item, figure, trial)) is not None]
-        if not known:
-            continue
-        peaks[trial.number] = max(known)
-        begins, ends = trial.first_ns + int(run.limits.cold_s * SECOND), trial.end_ns
-        for item in own:
-            at_ns, values = item.known(figure.level, begins, ends)
-            hours = (at_ns - begins) / SECOND / 3600.0
-            steady = medians_of(hours, values, 0.0, (ends - begins) / SECOND / 3600.0, STRETCHES, fewest=_FEWEST)
-            stretches += [] if steady is None else [steady]
-    if not peaks:
-        return None
-    late = [(hours[_FIRST:], values[_FIRST:]) for hours, values in stretches]
-    growth = trend_of(late, run.limits.alpha / 2)
-    if growth is not None and len(peaks) == 1:
-        # Nothing in one trial tells a leak from a level that wanders, but for growth in every stretch.
-        surely = trend_of(late, _ALPHA_OF_ONE)
-        growth = replace(growth, low=surely.low if surely else growth.low)
-    return HeldMemory(figure=name, peaks=peaks, growth=growth, slowing=_is_slowing(stretches))
+        if known:
+            peaks[trial.number] = max(known)
+    return peaks
 
 
 def peak_of(item: Rows, figure: Figure, trial: Trial) -> float | None:
@@ -162,24 +114,13 @@ def peak_of(item: Rows, figure: Figure, trial: Trial) -> float | None:
     A card that somebody else uses too says nothing of the arm.
     """
     start, end = trial.start_ns, trial.end_ns
-    at_ns, values = item.known(figure.peak, start, end)
+    at_ns, values = item.known(figure.column, start, end)
     slack = _UNWATCHED * (end - start)
     if not values.size or at_ns[0] > start + slack or at_ns[-1] < end - slack:
         return None
     if figure.kind == "device" and item.known("foreign_processes", start, end)[1].any():
         return None
     return float(values.max())
-
-
-def _is_slowing(stretches: Sequence[Series]) -> bool:
-    """Whether the last third of the steady stretches grew less than the first, all together."""
-    if not stretches:
-        return False
-    first, last = (
-        np.mean([slope_of(hours[part], values[part]) for hours, values in stretches])
-        for part in (slice(0, _FIRST), slice(-_FIRST, None))
-    )
-    return bool(first > 0 and last < _SLOWED * first)
 
 
 _COUNTERS = {"allocator_retries": "allocator retry", "out_of_memory": "out of memory"}

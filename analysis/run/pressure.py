@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.nouns import counted
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.placement import devices_in
+from analysis.wording import counted
 
 _WEIGHTS = {"memory_share": "memory", "compute_share": "compute", "tenant_rps": "tenant", "cpus": "cpus"}
 _LEAST_HAD = 0.5  # of a share of the time that was asked for

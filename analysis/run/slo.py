@@ -17,12 +17,11 @@ from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.requests import Requests
-from analysis.records.scratch import parts
 from analysis.run.gaps import gaps_of
 from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.quantiles import quantile
-from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, is_far, last_design_effect
+from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, design_effect_of, is_far
 
 _FEWEST_FOR_FAIL = 3  # one or two bad requests may be bad luck
 
@@ -164,12 +163,11 @@ def judge_share(
         return ShareResult(
             missed=0, requests=0, allowed=allowed, low=0.0, high=1.0, design_effect=1.0, verdict="INCONCLUSIVE"
         )
-    total = np.bincount(block)
-    blocks = int((total > 0).sum())
+    blocks = int((np.bincount(block) > 0).sum())
     slow = None if ms is None or limit_ms is None else ms
     seen = blocks if least_blocks is not None else BLOCKS_FOR_PASS  # a cold start is no stretch of time
     far = slow is None or allowed >= 1.0 or is_far(float(slow[~missed].max(initial=0.0)), limit_ms, blocks=seen)
-    own = last_design_effect(np.bincount(block[missed], minlength=len(total)), total)
+    own = design_effect_of(missed, block)
     effect = own if slow is None or far else max(own, bunching(slow, block, allowed=allowed))
     low = float(stats.beta.ppf(alpha / tests, count / own, (size - count) / own + 1.0)) if count > 0 else 0.0
     high = 1.0 if count == size else float(stats.beta.ppf(1.0 - alpha, count / effect + 1.0, (size - count) / effect))
@@ -193,26 +191,6 @@ def judge_share(
         needed_blocks=needed_blocks,
         slowest_ms=None if slow is None or count else float(slow.max()),
     )
-
-
-def design_effect(missed: Bools, block: Ints) -> float:
-    """How many times more the count of misses varies over blocks than with independent requests; at least 1.
-
-    `block` numbers the blocks from 0 or a little above.
-    """
-    share = float(missed.mean()) if missed.size else 0.0
-    if not 0.0 < share < 1.0:
-        return 1.0
-    totals = np.zeros(int(block.max()) + 1, dtype=np.int64)
-    for part in parts(len(block)):
-        totals += np.bincount(block[part], minlength=len(totals))
-    present = totals > 0
-    totals = totals[present]
-    if len(totals) < 2:
-        return 1.0
-    residual = np.bincount(block[missed], minlength=len(present))[present] - share * totals
-    variance = float((residual**2).sum()) * len(totals) / (len(totals) - 1)
-    return max(1.0, variance / (missed.size * share * (1.0 - share)))
 
 
 def observed(requests: Requests, mask: Bools, target: SloTarget) -> float:

@@ -14,10 +14,10 @@ import numpy as np
 from scipy import stats
 
 from analysis.arrays import Floats, Ints
-from analysis.nouns import counted
 from analysis.records.plain_values import mapping
 from analysis.run.pairs import in_pairs
 from analysis.run.run import Run
+from analysis.wording import counted
 
 WORK_APART = 0.05  # of mean lengths; a template's few tokens stay below, another tokenizer does not
 _SURELY_APART = 0.01  # of mean lengths, where chance is excluded

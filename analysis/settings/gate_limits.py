@@ -58,8 +58,6 @@ class GateLimits(CompileBudget):
     min_goodput_ratio: Annotated[float | None, Range(0.0, 10.0)] = None
     # The highest memory of a replica to that of the control's; None: memory is reported alone.
     max_memory_ratio: Annotated[float | None, Range(0.0, 1000.0)] = None
-    # Of its peak, in percent an hour, past the cold start; None: growth is reported alone.
-    max_memory_growth_pct_per_hour: Annotated[float | None, Range(0.0, 1e6)] = None
     cold_s: Annotated[float, Range(0.0, 86_400.0)] = 30.0  # after the first request, judged apart
     cold: CompileBudget | None = None
     min_blocks: Annotated[int, Range(2, 100_000)] = 18  # twenty less the two that a cold start may take

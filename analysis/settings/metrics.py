@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ METRIC_NAMES: Final[Mapping[str, str]] = {
     "itl": "ITL",
     "max_itl": "max ITL",
 }
+
+_QUANTILE_OF = re.compile(rf"\bp(\d+)(?:_(\d+))?_({'|'.join(METRIC_NAMES)})(?:_ms)?\b")
 
 # What a request for an embedding has: nothing streams, so that it has one latency and no tokens.
 EMBED: Final = "embed"
@@ -42,3 +45,11 @@ def check_defined(metrics: Iterable[str], task: str, where: str) -> None:
 def quantile_label(metric: str, quantile: float) -> str:
     """What a reader calls the quantile: "p99 TTFT" for ("ttft", 0.99)."""
     return f"p{100.0 * quantile:.10g} {METRIC_NAMES.get(metric, metric)}"
+
+
+def gate_label(gate: str) -> str:
+    """What a reader calls the gate or the metric: "SLO p99 TTFT" for "slo p99_ttft_ms"."""
+    label = _QUANTILE_OF.sub(lambda key: f"p{key[1]}{'.' + key[2] if key[2] else ''} {METRIC_NAMES[key[3]]}", gate)
+    for raw, name in (("noninferiority", "non-inferiority"), ("error_pct", "error rate"), ("slo", "SLO")):
+        label = re.sub(rf"\b{raw}\b", name, label)
+    return label

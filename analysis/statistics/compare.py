@@ -21,7 +21,6 @@ import numpy as np
 from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
-from analysis.nouns import counted
 from analysis.records.scratch import parts
 from analysis.settings.gate_limits import RESTART_SPREAD
 from analysis.settings.metrics import quantile_label
@@ -30,6 +29,7 @@ from analysis.statistics.groups import FEWEST_GROUPS, groups_of
 from analysis.statistics.machines import lasting_reach, mean_over_trials
 from analysis.statistics.quantiles import BlockHistogram, block_histogram, quantiles, shared_blocks
 from analysis.statistics.windows import Windows, typical_ratio, window_limits
+from analysis.wording import counted
 
 TRIALS_FOR_T_TEST = 6
 TRIALS_METHOD = "t over trials"

@@ -20,7 +20,7 @@ from scipy import stats
 
 from analysis.arrays import Floats, Ints
 from analysis.records.scratch import parts
-from analysis.statistics.machines import between_machines
+from analysis.statistics.machines import Part, between_machines, summed
 
 DRIFT_COSINES = 4  # slower than groups: what one of them lasts for is seen by at most eight or ten
 _PRIOR_DEGREES = 4.0  # how many starts the allowance for restarts counts as
@@ -57,17 +57,17 @@ class Dependence:
         The variances add up; Student's t takes the degrees of freedom of their sum [2].
         """
         own = max(spread, _FINEST) ** 2
-        total = own + self.drift + self.restart_variance + self.machine
-        degrees = max(1, groups - 1)
-        parts = (
-            own**2 / degrees
-            + self.drift**2 / DRIFT_COSINES
-            + self.restart_variance**2 / (_PRIOR_DEGREES + self.trials - self.machines)
-            + self.machine**2 / max(1, self.machines - 1)
+        degrees = float(max(1, groups - 1))
+        total = summed(
+            [
+                Part(variance=own, degrees=degrees),
+                Part(variance=self.drift, degrees=DRIFT_COSINES),
+                Part(variance=self.restart_variance, degrees=_PRIOR_DEGREES + self.trials - self.machines),
+                Part(variance=self.machine, degrees=max(1, self.machines - 1)),
+            ]
         )
-        known = min(float(degrees), total**2 / parts)
-        quantiles = stats.t.ppf(1.0 - alpha, (known, degrees))
-        return math.sqrt(total / own) * float(quantiles[0] / quantiles[1])
+        quantiles = stats.t.ppf(1.0 - alpha, (min(degrees, total.degrees), degrees))
+        return math.sqrt(total.variance / own) * float(quantiles[0] / quantiles[1])
 
 
 def dependence_of(

@@ -16,15 +16,34 @@ References
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
 from analysis.arrays import Floats, Ints
-from analysis.statistics.variances import Part, summed
 
 _LASTING_GROUPS = 3  # fewer say too little of how they scatter, and more are too short for what lasts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A variance and how well it is known."""
+
+    variance: float
+    degrees: float
+
+    def times(self, factor: float) -> Part:
+        """The variance of √factor times that."""
+        return Part(variance=factor * self.variance, degrees=self.degrees)
+
+
+def summed(parts: Sequence[Part]) -> Part:
+    """The sum of independent variances, with the degrees of freedom of Satterthwaite [4]: (Σv)² / Σ(v²/ν)."""
+    total = sum(part.variance for part in parts)
+    uncertain = sum(part.variance**2 / part.degrees for part in parts)
+    return Part(variance=total, degrees=total**2 / uncertain if uncertain > 0 else math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,8 +147,9 @@ def ordered_interval(
     """Limits of a two-sided interval for the `q` quantile of values in order, from order statistics (binomial counts,
     no distribution).
 
-    `design_effect` is how many times more the count of exceedances varies than it would with independent requests;
-    the sample counts as n / design_effect. A limit that the sample cannot give is NaN: p99 of 50 has no upper one.
+    `ordered` are numbers in order. `design_effect` is how many times more the count of exceedances varies than it would
+    with independent requests; the sample counts as n / design_effect. A limit that the sample cannot give is NaN: p99
+    of 50 has no upper one.
     """
     ranks = _interval_ranks(ordered.size, q, confidence=confidence, design_effect=design_effect)
     low, high = (math.nan if rank is None else float(ordered[rank]) for rank in ranks)

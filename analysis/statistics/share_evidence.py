@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
+from analysis.records.scratch import parts
 from analysis.statistics.sequential import Outcome, first_outcome, mixed, uncontradicted
 
 FEWEST_BLOCKS = 4  # of a PASS at any look, where the slowest request is far below the limit
@@ -92,54 +93,57 @@ def share_evidence(
     the slowest request `is_far` below the limit.
     """
     bad, total = np.cumsum(missed), np.cumsum(requests)
-    effect = np.maximum(design_effects(missed, requests), tail)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = np.where(total > 0, bad / np.maximum(total, 1), 0.0)
-    if not 0.0 < allowed < 1.0:
-        nothing = np.full(len(missed), -math.inf)
-        harm = np.where(bad > 0, math.inf, nothing) if allowed <= 0.0 else nothing
-        safety = nothing if allowed <= 0.0 else np.full(len(missed), math.inf)
-    else:
-        odds = allowed / (1.0 - allowed)
-        higher = np.minimum(odds * _TIMES / (1.0 + odds * _TIMES), _MOST_SHARE)
-        lower = odds / _TIMES / (1.0 + odds / _TIMES)
-        harm, safety = (_mixed(bad, total - bad, shares, allowed, effect) for shares in (higher, lower))
+    own = [design_effect(missed[:seen], requests[:seen]) for seen in range(1, len(missed) + 1)]
+    effect = np.maximum(np.array(own), tail)
+    harm, safety = _evidence(bad, total, allowed=allowed, effect=effect)
     return ShareEvidence(
         allowed=allowed,
         harm=harm,
         safety=safety,
         blocks=np.cumsum(requests > 0),
         blocks_with_misses=np.cumsum(missed > 0),
-        share=np.asarray(share),
+        share=bad / np.maximum(total, 1),
         design_effect=effect,
         far=np.broadcast_to(far, len(missed)),
     )
+
+
+def _evidence(bad: Ints, total: Ints, *, allowed: float, effect: Floats) -> tuple[Floats, Floats]:
+    """The logarithms of the evidence of harm and of safety, from the misses and the requests until then."""
+    if not 0.0 < allowed < 1.0:
+        nothing = np.full(len(bad), -math.inf)
+        harm = np.where(bad > 0, math.inf, nothing) if allowed <= 0.0 else nothing
+        return harm, nothing if allowed <= 0.0 else np.full(len(bad), math.inf)
+    odds = allowed / (1.0 - allowed)
+    higher = np.minimum(odds * _TIMES / (1.0 + odds * _TIMES), _MOST_SHARE)
+    lower = odds / _TIMES / (1.0 + odds / _TIMES)
+    return _mixed(bad, total - bad, higher, allowed, effect), _mixed(bad, total - bad, lower, allowed, effect)
 
 
 def _mixed(bad: Ints, good: Ints, shares: Floats, allowed: float, effect: Floats) -> Floats:
     """The logarithm of the mean over `shares` of the likelihood ratio to what is allowed. Shape (blocks,)."""
     for_bad = np.log(shares / allowed)[:, None]
     for_good = (np.log1p(-shares) - math.log1p(-allowed))[:, None]
-    logarithms = (bad * for_bad + good * for_good) / effect
-    return mixed(logarithms)
+    return mixed((bad * for_bad + good * for_good) / effect)
 
 
 def share_limits(
-    missed: Ints, requests: Ints, *, allowed: float, alpha: float, tests: int = 1, tail: Floats | float = 1.0
+    missed: Ints, requests: Ints, evidence: ShareEvidence, *, alpha: float, tests: int = 1
 ) -> tuple[Floats, Floats]:
     """Return the limits of the share after each block, (blocks,) each: one-sided, at level alpha over all analyses.
 
     The lower one is at alpha / tests, as a FAIL of one of so many shares is. They are looked for at a grid of shares,
-    and at what is allowed, so that they agree with the evidence on it.
+    and at what is allowed, so that they agree with the `evidence` on it.
 
     Limits are those of the evidence at that block. Earlier limits are not carried on: their design effect was that of
     fewer blocks, so that the first blocks could exclude the share of the whole run.
     """
+    bad, total = np.cumsum(missed), np.cumsum(requests)
     low, high = np.zeros(len(missed)), np.ones(len(missed))
-    for share in np.append(_TRIED, np.clip(allowed, _TRIED[0], _TRIED[-1])):
-        evidence = share_evidence(missed, requests, allowed=float(share), tail=tail)
-        low = np.where(evidence.harm >= math.log(tests / alpha), np.maximum(low, share), low)
-        high = np.where(evidence.safety >= -math.log(alpha), np.minimum(high, share), high)
+    for share in np.append(_TRIED, np.clip(evidence.allowed, _TRIED[0], _TRIED[-1])):
+        harm, safety = _evidence(bad, total, allowed=float(share), effect=evidence.design_effect)
+        low = np.where(harm >= math.log(tests / alpha), np.maximum(low, share), low)
+        high = np.where(safety >= -math.log(alpha), np.minimum(high, share), high)
     return low, high
 
 
@@ -160,14 +164,13 @@ def bunching(values: Floats, block: Ints, *, allowed: float) -> float:
     """
     if not len(values) or not 0.0 < allowed < 1.0:
         return 1.0
-    total = np.bincount(block)
     most = 1.0
     for share in _levels(allowed):
         place = min(len(values) - 1, max(0, math.ceil((1.0 - share) * len(values)) - 1))
         threshold = np.partition(values, place)[place]
         # Of a value that many requests share (failures), all are among the slow.
         slow = values > threshold if threshold < values.max() else values >= threshold
-        most = max(most, last_design_effect(np.bincount(block[slow], minlength=len(total)), total))
+        most = max(most, design_effect_of(slow, block))
     return most
 
 
@@ -199,7 +202,7 @@ def tail_effects(
         for share in _levels(allowed):
             first = int(np.searchsorted(below, (1.0 - share) * int(below[-1]), side="left")) + 1
             slow = above[:seen, min(first, last)]
-            effects[seen - 1] = max(effects[seen - 1], last_design_effect(slow, total[:seen]))
+            effects[seen - 1] = max(effects[seen - 1], design_effect(slow, total[:seen]))
     far = [is_far(value, limit_ms, blocks=seen) for seen, value in enumerate(np.maximum.accumulate(slowest), 1)]
     return np.where(far, 1.0, effects), np.array(far, dtype=np.bool_)
 
@@ -208,8 +211,19 @@ def _levels(allowed: float) -> Floats:
     return np.geomspace(allowed, max(allowed, _SLOWEST), _LEVELS if allowed < _SLOWEST else 1)
 
 
-def last_design_effect(missed: Ints, requests: Ints) -> float:
-    """Return the last of `design_effects`, in a fraction of the time."""
+def design_effect_of(missed: Bools, block: Ints) -> float:
+    """Return the design effect of the requests that missed; `block` numbers the block of each, from 0."""
+    total = np.zeros(int(block.max(initial=-1)) + 1, dtype=np.int64)
+    for part in parts(len(block)):
+        total += np.bincount(block[part], minlength=len(total))
+    return design_effect(np.bincount(block[missed], minlength=len(total)), total)
+
+
+def design_effect(missed: Ints, requests: Ints) -> float:
+    """Return how many times more the misses of each block vary than those of independent requests would; at least 1.
+
+    It is the largest over single blocks and stretches of several: what lasts for longer than a block shows in those.
+    """
     most = 1.0
     for width in _STRETCHES:
         whole = len(missed) // width
@@ -222,37 +236,3 @@ def last_design_effect(missed: Ints, requests: Ints) -> float:
             residual = bad - share * total
             most = max(most, float(residual @ residual) * stretches / (stretches - 1) / (size * share * (1.0 - share)))
     return most
-
-
-def design_effects(missed: Ints, requests: Ints) -> Floats:
-    """Return, after each block, how many times more the misses vary than with independent requests; at least 1.
-
-    It is the largest over single blocks and stretches of several: what lasts for longer than a block shows in those.
-    """
-    effects = np.ones(len(missed))
-    for width in _STRETCHES:
-        whole = len(missed) // width
-        if whole < _FEWEST_STRETCHES:
-            break
-        bad, total = (column[: whole * width].reshape(whole, width).sum(axis=1) for column in (missed, requests))
-        ends = np.arange(1, whole + 1) * width - 1
-        known = np.searchsorted(ends, np.arange(len(missed)), side="right") - 1
-        effect = _effects_over(bad, total)
-        enough = known >= _FEWEST_STRETCHES - 1
-        effects = np.where(enough, np.maximum(effects, effect[np.maximum(known, 0)]), effects)
-    return effects
-
-
-def _effects_over(missed: Ints, requests: Ints) -> Floats:
-    """After each stretch: the variance of its count of misses over that of independent requests."""
-    total, bad = np.cumsum(requests).astype(np.float64), np.cumsum(missed).astype(np.float64)
-    stretches = np.cumsum(requests > 0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = bad / total
-        # the sum over stretches of (misses - share * requests)^2, by its terms
-        squares = np.cumsum(missed.astype(np.float64) ** 2)
-        products = np.cumsum(missed.astype(np.float64) * requests)
-        sizes = np.cumsum(requests.astype(np.float64) ** 2)
-        variance = (squares - 2.0 * share * products + share**2 * sizes) * stretches / (stretches - 1)
-        effect = variance / (total * share * (1.0 - share))
-    return np.asarray(np.where(np.isfinite(effect), effect, 1.0))

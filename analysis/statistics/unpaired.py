@@ -24,7 +24,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.arrays import Floats
-from analysis.statistics.variances import Part, summed
+from analysis.statistics.machines import Part, summed
 
 TRIALS_FOR_WELCH = 6  # from here on trials alone say how much they differ
 _FEWEST_ALONE = 3  # the fewest that say so where nothing else does

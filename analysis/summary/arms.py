@@ -27,7 +27,7 @@ from analysis.run.startup import ENCODE, blind_spots, compiler_facts, startup_ro
 from analysis.run.time_parts import TimeParts
 from analysis.run.work import token_times
 from analysis.statistics.quantiles import quantiles
-from analysis.summary.resources import cost_row, decode_row, energy_row, memory_row
+from analysis.summary.resources import decode_row, energy_row, memory_row
 
 
 def arm_row(run: Run, arm: str, judgement: Judgement, parts: Sequence[TimeParts]) -> dict[str, Any]:
@@ -81,7 +81,6 @@ def arm_row(run: Run, arm: str, judgement: Judgement, parts: Sequence[TimeParts]
         "startup": startup_row(run, arm),
         "memory": memory_row(judgement.memory, arm),
         "energy": energy_row(run, arm),
-        "cost": cost_row(run, arm),
         "decode": decode_row(run, arm),
         "deaths": len(run.account(arm).deaths),
         "verdict": judgement.verdicts.get(arm),

@@ -1,4 +1,4 @@
-"""What an arm took beside time: memory, energy and money, as rows of the summary."""
+"""What an arm took beside time: memory and energy, as rows of the summary."""
 
 from __future__ import annotations
 
@@ -6,31 +6,20 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from analysis.judging.memory import growth_pct
-from analysis.records.plain_values import mapping
 from analysis.run.decode_floor import decode_floor
 from analysis.run.energy import TrialEnergy, energy_of
-from analysis.run.memory import HeldMemory, RunMemory
+from analysis.run.memory import RunMemory
 from analysis.run.run import Run
 from analysis.run.variation import moments_of
-from analysis.settings.rollout import Rollout
 
 
 def memory_row(memory: RunMemory, arm: str) -> dict[str, Any] | None:
     """The arm's figures of memory by name, each of one replica; None where nothing was seen."""
-    figures = memory.arms[arm]
-    return {name: _held_row(held) for name, held in figures.items()} or None
-
-
-def _held_row(held: HeldMemory) -> dict[str, Any]:
-    growth: tuple[float | None, ...] = (None, None, None) if held.growth is None else growth_pct(held)
-    return {
-        "peak_bytes": held.peak,
-        "peaks": _over_trials(list(held.peaks.values())),
-        "growth_bytes_per_h": None if held.growth is None else held.growth.slope,
-        **dict(zip(("growth_pct_per_h", "growth_low_pct", "growth_high_pct"), growth, strict=True)),
-        "slowing": held.slowing,
+    rows = {
+        name: {"peak_bytes": max(peaks.values()), "peaks": _over_trials(list(peaks.values()))}
+        for name, peaks in memory.arms[arm].items()
     }
+    return rows or None
 
 
 def memory_events(run: Run, memory: RunMemory) -> dict[str, Any] | None:
@@ -94,22 +83,4 @@ def decode_row(run: Run, arm: str) -> dict[str, Any] | None:
         "bytes_a_token": floor.bytes_a_token,
         "floor_ms": floor.floor_ms,
         "floor_pct": None if floor.share is None else 100.0 * floor.share,
-    }
-
-
-def cost_row(run: Run, arm: str) -> dict[str, Any] | None:
-    """What the arm cost at the load that it was offered, all its GPUs for the whole traffic; None without a price."""
-    rollout = Rollout.from_table(mapping(run.records.experiment.get("rollout")))
-    gpus = run.replicas(arm) * rollout.gpus_per_replica
-    price = rollout.price_of(gpus * run.seconds)
-    if price is None:
-        return None
-    own = run.of_arm(arm) & ~run.requests.broken
-    requests, tokens = int(run.requests.ok[own].sum()), int(run.requests.output_tokens[own].sum())
-    return {
-        "currency": rollout.currency,
-        "gpus": gpus,
-        "gpu_s": gpus * run.seconds,
-        "per_1000_requests": 1e3 * price / requests if requests else None,
-        "per_million_tokens": 1e6 * price / tokens if tokens else None,
     }

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from analysis.foresight.costs import summary_rows as break_even
 from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiority_name
@@ -37,7 +36,6 @@ from analysis.run.pressure import in_words, phases_of
 from analysis.run.run import Run
 from analysis.run.server_load import LoadSamples, load_samples, meanwhile
 from analysis.run.shape_map import shape_map
-from analysis.run.slo import design_effect
 from analysis.run.spikes import Spike, find_spikes
 from analysis.run.time_parts import time_parts
 from analysis.run.trials import SECOND
@@ -45,6 +43,7 @@ from analysis.settings.metrics import EMBED, EMBED_METRICS
 from analysis.settings.slo_targets import merged
 from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
+from analysis.statistics.share_evidence import design_effect_of
 from analysis.summary.arms import arm_row
 from analysis.summary.bed import bed_row
 from analysis.summary.joined import joined_facts
@@ -135,7 +134,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         **({"traffic": traffic} if (traffic := traffic_facts(run)) else {}),
         **({"saturation": search} if (search := summary_rows(run)) else {}),
         **({"frontier": frontier} if frontier else {}),
-        **({"break_even": weighed} if (weighed := break_even(run, judgement)) else {}),
         "advice": {
             "needed_s": judgement.advice.needed_s,
             "text": judgement.advice.text,
@@ -293,7 +291,7 @@ def _distribution(run: Run) -> dict[str, Any]:
             ordered = scratch.ordered(took)
             curve = []
             for q, value in zip(_QUANTILES, quantiles(ordered, _QUANTILES), strict=True):
-                effect = design_effect(took > value, block)
+                effect = design_effect_of(took > value, block)
                 lower, upper = ordered_interval(ordered, q, confidence=0.95, design_effect=effect)
                 curve.append([q, value, lower, upper])
             metrics[metric][arm] = {

@@ -15,11 +15,11 @@ from functools import partial
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.foresight.costs import Start
 from analysis.frontier.answer import by_start, load_ranges
 from analysis.frontier.holdings import Frontier, frontier_of
 from analysis.frontier.search import Budget, Left, Turn, first_turns, hopeless, next_round
 from analysis.judging.load_steps import Step, bracket
+from analysis.run.startup import Start
 from benchmarks.simulation.calibration import means
 from benchmarks.simulation.table import Table
 from loadtests.traffic.rate_steps import closer, staircase

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.judging.planner import comparison_needed_s, power_of_each, starts_needed
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import Comparison, compare
+from analysis.statistics.planning import comparison_needed_s, power_of_each, starts_needed
 from benchmarks.simulation.kinds import KINDS, Kind
 from benchmarks.simulation.promises import gated
 from benchmarks.simulation.scenario import Scenario, run, sample

@@ -14,9 +14,9 @@ import numpy as np
 
 from analysis.arrays import Floats
 from analysis.judging.separate import compare_separate
-from analysis.nouns import counted
 from analysis.settings.gate_limits import RESTART_SPREAD
 from analysis.statistics.compare import Comparison, Sample, decide
+from analysis.wording import counted
 from benchmarks.simulation.calibration import covers, means
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
 from benchmarks.simulation.promises import ALPHA, MARGIN, METRICS

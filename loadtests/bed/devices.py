@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from analysis.nouns import counted
+from analysis.wording import counted
 from loadtests.bed.processes import Processes
 from loadtests.bed.readings import Probe, Readings, Seldom, probe
 

@@ -1,5 +1,5 @@
 """The console script `tailgate`: run | ramp | provider | frontier | parity | inspect | serve | precompile | split |
-worker | analyze | compare | export | forecast | plan | breakeven. Each command is a module of this package;
+worker | analyze | compare | export | forecast | plan. Each command is a module of this package;
 only that of the command in hand is imported.
 
 Exit codes of run, parity, analyze and compare: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run
@@ -40,7 +40,6 @@ COMMANDS = {
     "export": "write the records of a run as Parquet, JSON Lines or CSV",
     "forecast": "say from a trace alone what each compile policy will pay",
     "plan": "say how long a run must be",
-    "breakeven": "say when a compiled arm pays, and the GPUs for a load",
 }
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.nouns import counted
-from analysis.report.values import count, fine_ratio, ratio, scientific
+from analysis.report.values import count, figure, fine_ratio, ratio
+from analysis.wording import counted
 from loadtests.commands.command_line import CommandParser, add_experiment, add_set, seed
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.terminal_table import aligned
@@ -103,7 +103,7 @@ def parity_table(document: Mapping[str, Any]) -> str:
         f"{count(document['positions'])} positions × {count(document['vocabulary'])} logits · control {control['name']}"
     )
     if control["figures"]:
-        head += f", off float64 by {scientific(control['figures']['error']['median'])}"
+        head += f", off float64 by {figure(control['figures']['error']['median'])}"
     divergence = f"KL({'float64' if document['reference'] else 'control'}‖arm)"
     quantised = any("perplexity" in arm["figures"] for arm in document["arms"])
     perplexity = ("perplexity",) if quantised else ()
@@ -170,7 +170,7 @@ def _row(arm: Mapping[str, Any], *, quantised: bool) -> tuple[str, ...]:
         times("error"),
         times("tail error"),
         times("worst error"),
-        f"{scientific(divergence)} {times('divergence')}".removesuffix(" –"),
+        f"{figure(divergence)} {times('divergence')}".removesuffix(" –"),
         *((fine_ratio((findings.get("perplexity") or {}).get("value")),) if quantised else ()),
         other_tokens,
         f"{figures['answers_same']} of {figures['answers']}",

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from analysis.foresight.plan import Goal
-from analysis.foresight.plan_from_design import ARRIVALS, DESIGNS, Traffic, plan_from_design
-from analysis.foresight.plan_from_pilot import plan_from_run
-from analysis.judging.wording import duration_text
-from analysis.nouns import counted
+from analysis.planning import DESIGNS, Goal, Traffic, plan_from_design, plan_from_run
 from analysis.records.tables import RecordError
 from analysis.settings.slo_targets import parse_targets
+from analysis.wording import counted, duration_text
 from loadtests.commands.command_line import CommandParser, run_directory
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.config_errors import as_config_error
@@ -24,9 +20,8 @@ from servers.fields import ConfigError
 def add_arguments(parser: CommandParser) -> None:
     """`parser` reads the command line of `tailgate plan`."""
     parser.describe(
-        "For a given margin and power: from the spread that a pilot run saw, for every gate and beside them every\n"
-        "metric and quantile, or without a pilot from rate and design. With --duration it also says which margin a\n"
-        "run of that length decides. Nothing is run.",
+        "For a given margin and power: from the spread that a pilot run saw, for every gate, or without a pilot from\n"
+        "rate and design. With --duration it also says which margin a run of that length decides. Nothing is run.",
         "  tailgate plan runs/20260101T120000Z-canary --margin 0.1 --power 0.8\n"
         "  tailgate plan runs/20260101T120000Z-canary --duration 3600\n"
         "  tailgate plan --rate 4 --design mirrored --margin 0.1\n"
@@ -35,7 +30,7 @@ def add_arguments(parser: CommandParser) -> None:
     add = parser.add_argument
     add("run_dir", nargs="?", default="", metavar="RUN_DIR", help="a pilot: a directory that `tailgate run` wrote")
     add("--margin", type=float, metavar="M", help="accepted rise (default: the pilot's, or 0.1)")
-    add("--power", type=float, default=0.8, metavar="P", help="chance that a gate is decided (default %(default)s)")
+    add("--power", type=float, default=0.8, metavar="P", help="chance that the gates are decided (default %(default)s)")
     add("--ratio", type=float, default=1.0, metavar="R", help="true ratio to plan for; 1 is equal arms (default 1)")
     add("--alpha", type=float, metavar="A", help="error of each gate (default: the pilot's, or 0.05)")
     add("--duration", type=float, metavar="S", help="which margins so many seconds decide")
@@ -45,11 +40,6 @@ def add_arguments(parser: CommandParser) -> None:
         "--design",
         choices=DESIGNS,
         help="separate: two runs at different times or hosts (default mirrored)",
-    )
-    group.add_argument(
-        "--arrivals",
-        choices=ARRIVALS,
-        help="whether the rate is constant, as of traffic.arrivals = poisson, or wanders (default wandering)",
     )
     group.add_argument("--trials", type=int, metavar="N", help="trials that share the time (default 1)")
     group.add_argument(
@@ -78,7 +68,7 @@ def _plan(options: argparse.Namespace) -> dict[str, Any]:
         duration_s=options.duration,
     )
     if options.run_dir:
-        for flag in ("rate", "design", "arrivals", "trials", "searching", "slo"):
+        for flag in ("rate", "design", "trials", "searching", "slo"):
             if getattr(options, flag) is not None:
                 raise ConfigError(
                     f"--{flag} is for a plan without a pilot, but RUN_DIR is given: leave one of them out"
@@ -89,7 +79,6 @@ def _plan(options: argparse.Namespace) -> dict[str, Any]:
     traffic = Traffic(
         rate=options.rate,
         design=options.design or "mirrored",
-        arrivals=options.arrivals or "wandering",
         trials=1 if options.trials is None else options.trials,
         searching=bool(options.searching),
     )
@@ -116,7 +105,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     head = ["arm"] * pilot + ["gate", *(["seen", "spread"] if pilot else []), "run length"]
     head += ["if as seen"] * pilot + ([f"margin in {duration_text(duration)}"] if duration is not None else []) + [""]
     table = [head]
-    for row in (row for row in plan["rows"] if row["gate"]):
+    for row in plan["rows"]:
         cells = [row["arm"]] * pilot + [row["what"]]
         if pilot:
             cells += [_seen(row), "" if row["spread"] is None else f"{row['spread']:.3f}"]
@@ -126,10 +115,8 @@ def plan_text(plan: Mapping[str, Any]) -> str:
             cells.append("" if row["margin"] is None else f"{100 * row['margin']:.3g} %")
         table.append([*cells, row["note"]])
     lines += [*aligned(table, left=2 if pilot else 1), ""]
-    for arm, beside in itertools.groupby((row for row in plan["rows"] if not row["gate"]), key=lambda row: row["arm"]):
-        lines += [*aligned(_beside(arm, list(beside))), ""]
     lines += [f"Mend first: {text}" for text in plan["mend_first"]]
-    lines += list(plan["assumed"])
+    lines += list(plan["notes"])
     if plan["needed_s"] is None:
         lines.append(f"No run of up to a week decides {', '.join(plan['out_of_reach'])}.")
     else:
@@ -139,22 +126,6 @@ def plan_text(plan: Mapping[str, Any]) -> str:
             f"Longest: {plan['decided_by']}."
         )
     return "\n".join(lines)
-
-
-def _beside(arm: str, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Run lengths of what does not gate, a row a metric, a column a quantile. All else of it is in the JSON."""
-    # "p99 TTFT" with a pilot, "p99" without
-    places = [(*row["what"].split(" ", 1), "")[:2] for row in rows]
-    quantiles = sorted({quantile for quantile, _ in places}, key=lambda text: float(text[1:]))
-    lengths = dict(zip(places, (_length(row["needed_s"]) for row in rows), strict=True))
-    # What gates is in the table above.
-    return [
-        [f"no gate{f': {arm}' if arm else ''}", *quantiles, ""],
-        *(
-            [metric or "run length", *(lengths.get((quantile, metric), "gates") for quantile in quantiles), ""]
-            for metric in dict.fromkeys(metric for _, metric in places)
-        ),
-    ]
 
 
 def _seen(row: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from analysis.nouns import counted
+from analysis.wording import counted
 from loadtests.commands.command_line import CommandParser, duration, run_directory
 from loadtests.commands.exits import stopping
 from loadtests.page.access import FEWEST_CHARACTERS, is_loopback

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.nouns import counted
 from analysis.statistics.decoding import DecodeSteps, decode_steps
 from analysis.statistics.exposure import Padding, batches, best_ladder, first_seen, padding, unseen_probability
+from analysis.wording import counted
 from loadtests.traffic.traces import Trace
 from servers.fields import ConfigError
 from servers.ladders import default_batches, default_lengths

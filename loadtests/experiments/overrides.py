@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from analysis.nouns import counted
 from analysis.records.shallow_toml import DEEPEST
+from analysis.wording import counted
 from loadtests.experiments.files import FILE_KEYS
 from loadtests.experiments.toml_limits import parse_toml, table_of
 from loadtests.traffic.traces import KNOWN

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from analysis.nouns import counted
 from analysis.records.tables import RecordError
 from analysis.run.slo import parse_goodput
 from analysis.run.work import GAP_METRICS
 from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import parse_cold, parse_slo
+from analysis.wording import counted
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.task_checks import check_task
 from servers.config import check_name

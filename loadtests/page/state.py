@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.judging.wording import gate_label
-from analysis.nouns import counted
 from analysis.records.documents import content_of
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import CONTROL, mapping, number
-from analysis.settings.metrics import METRIC_NAMES
+from analysis.settings.metrics import METRIC_NAMES, gate_label
+from analysis.wording import counted
 from loadtests.page.history import History
 from loadtests.page.tails import DocumentsTail, TableTail
 

@@ -47,7 +47,7 @@ from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from analysis.nouns import counted
+from analysis.wording import counted
 from servers.fields import ConfigError
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.judging.alarms import compile_alarms, death_alarms
 from analysis.judging.gates import FAIL, INCONCLUSIVE
-from analysis.nouns import counted
+from analysis.wording import counted
 from loadtests.trials.judge import Judge
 from loadtests.trials.steering import Steered
 from servers.clock import now_ns

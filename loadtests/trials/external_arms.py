@@ -9,7 +9,7 @@ from ipaddress import ip_address
 
 import psutil
 
-from analysis.nouns import counted
+from analysis.wording import counted
 from loadtests.experiments.model import ExternalArm
 from loadtests.external.addresses import Address, parse_address
 from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.foresight.costs import start_of
 from analysis.frontier.holdings import Frontier, frontier_of
 from analysis.frontier.search import (
     FEWEST_STEPS,
@@ -34,6 +33,7 @@ from analysis.records.documents import write_document
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
+from analysis.run.startup import start_of
 from loadtests.bed.devices import device_name
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.rate_steps import closer

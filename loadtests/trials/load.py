@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from analysis.nouns import counted
 from analysis.settings.slo_targets import parse_slo
+from analysis.wording import counted
 from loadtests.experiments.model import Experiment
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompts import PromptSource

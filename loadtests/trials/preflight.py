@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.nouns import counted
+from analysis.wording import counted
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.toml_limits import expanded
 from loadtests.traffic.prompts import check_hub

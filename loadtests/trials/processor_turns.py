@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from analysis.nouns import counted
+from analysis.wording import counted
 from loadtests.bed.family import GONE, family_of, threads_of
 from loadtests.trials.context import TrialContext
 

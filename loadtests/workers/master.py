@@ -18,8 +18,8 @@ from locust.env import Environment
 from locust.exception import RPCError
 from locust.runners import STATE_MISSING, MasterRunner
 
-from analysis.nouns import counted
 from analysis.records.documents import write_document
+from analysis.wording import counted
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import Schedule
 from loadtests.workers.clock_offsets import clock_identity, host_identity

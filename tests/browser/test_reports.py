@@ -11,7 +11,7 @@ import pytest
 from analysis.report.html import html_report
 from analysis.report.release import write_release_reports
 from analysis.summary.summary import analyze
-from tests.analysis.foresight.test_plan import searched
+from tests.analysis.judging.test_load_steps import write_search
 from tests.analysis.report.test_release import compared
 from tests.fakes.machines import FakeBed, Trouble
 from tests.fakes.runs import FakeRun, write_run
@@ -90,10 +90,10 @@ def test_charts_draw_every_compile_and_only_the_first_takes_the_tab_key(demo: Su
     assert (tab.count(f"{bars}[tabindex='0']"), tab.count(f"{bars}[tabindex='-1']")) == (1, len(demo["events"]) - 1)
 
 
-def test_a_search_draws_latency_energy_and_cost_against_load(tmp_path: Path, open_report: Open) -> None:
-    summary = analyze(searched(tmp_path))
+def test_a_search_draws_latency_and_cost_against_load(tmp_path: Path, open_report: Open) -> None:
+    directory = write_search(tmp_path / "run", {"eager": 20.0, "new": 50.0}, [[8, 16], [16, 32]])
+    summary = analyze(directory)
     tab = open_report(summary)
-    assert tab.count("g[role=img][aria-label*='J a token at']") == len(summary["frontier"]["energy"]["steps"])
     assert tab.count("g[role=img][aria-label*='requests/s, interval']") == len(summary["frontier"]["latency"]["steps"])
     assert tab.count("g[role=img][aria-label*='for a million tokens at']") > 0
 

@@ -189,7 +189,6 @@ ENDING: dict[str, tuple[str, ...]] = {
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),
     "plan": ("RUN", "--duration", "600"),
-    "breakeven": ("RUN",),
     "export": ("RUN", "--format", "csv"),
     "forecast": ("TRACE",),
     "inspect": ("--arm", "eager", "--slots", "2", "--shapes", "prefill 1x12, decode 2@30"),

@@ -14,7 +14,6 @@ import pytest
 from scipy import stats
 
 from analysis.judging.checks.traffic import check_shares_by_stretch
-from analysis.judging.planner import MODEL_QUANTILES, MODEL_RATE, MODEL_SPREADS, model_noise
 from analysis.parity.accuracy import LEAST_TEXTS, estimated
 from analysis.releases.comparison import compare_releases
 from analysis.releases.history import History
@@ -23,8 +22,8 @@ from analysis.run.slo import judge_share
 from analysis.settings.release_limits import ReleaseLimits
 from analysis.statistics.compare import Sample
 from analysis.statistics.machines import lasting_reach, mean_over_trials
+from analysis.statistics.planning import MODEL_RATE, model_noise
 from analysis.statistics.quantiles import ordered_interval
-from analysis.statistics.trend import trend_of
 from benchmarks.simulation import kinds
 from benchmarks.simulation.calibration import means
 from benchmarks.simulation.frontiers import BUDGET, EQUAL, FIFTHS, KINDS, inside, promise, search
@@ -33,7 +32,7 @@ from benchmarks.simulation.greedy import judged as judged_greedily
 from benchmarks.simulation.machines import BLOCKS, REQUESTS, samples, verdicts
 from benchmarks.simulation.promises import outcome
 from benchmarks.simulation.sequential import met_by_all_but, objective_errors
-from benchmarks.simulation.spreads import between, spreads
+from benchmarks.simulation.spreads import DESIGNS, between, spreads
 from tests.analysis.judging.test_external import judged_answers
 from tests.analysis.releases.test_gates import BUILD, compared
 from tests.analysis.statistics import test_quantiles, test_sequential
@@ -115,17 +114,6 @@ def test_limits_hold_where_the_speed_of_a_host_outlasts_a_trial(trials: int, sta
         lasting += ratios.mean() + max(reach, lasting_reach(ratios, 0.05)) < 0
     assert lasting / 1000 <= 0.11
     assert lasting < plain
-
-
-def test_limits_of_a_slope_hold_it_as_often_as_they_say() -> None:
-    rng = np.random.default_rng(5)
-    times = np.arange(8.0)
-    missed = 0
-    for _ in range(400):
-        trend = trend_of([(times, 0.5 * times + rng.standard_normal(8)) for _ in range(2)], 0.025)
-        assert trend is not None
-        missed += not trend.low <= 0.5 <= trend.high
-    assert missed <= 20
 
 
 def test_an_interval_covers_the_quantile_as_often_as_it_says() -> None:
@@ -254,13 +242,11 @@ def test_same_seed_gives_the_same_outcome() -> None:
     )
 
 
-@pytest.mark.parametrize("design", MODEL_SPREADS)
-def test_the_model_of_a_run_without_a_pilot_is_near_made_up_servers(design):
+@pytest.mark.parametrize("design", DESIGNS)
+def test_the_model_of_a_run_without_a_pilot_is_near_simulated_servers(design):
     """To a factor of two; `python -m benchmarks.simulation.spreads 200` prints the same from more seeds."""
     seen = between(spreads(design, rate=MODEL_RATE, seeds=12))
-    for q, spread in zip(MODEL_QUANTILES, seen, strict=True):
-        model = model_noise(design, rate=MODEL_RATE, quantile=q, block_s=1200.0).per_unit
-        assert 0.5 < spread / model < 2.0
+    assert 0.5 < seen / model_noise(design, rate=MODEL_RATE, block_s=1200.0).per_unit < 2.0
 
 
 ARM = FakeArm(name="compiled", ratio=0.8, memory_bytes={"process_peak": 600_000_000})

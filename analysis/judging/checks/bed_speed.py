@@ -10,11 +10,11 @@ from statistics import fmean
 import numpy as np
 
 from analysis.judging.checks.disturbances import BALANCED, Aspect, Disturbance, lost
-from analysis.judging.wording import percent
 from analysis.records.schemas import RUN_HOST
 from analysis.run.references import CARD_FIGURES, FIGURES, HOST_FIGURES, speed_of
 from analysis.run.test_bed import TestBed
 from analysis.settings.known_speeds import DEVICES, HOSTS, LEAST_SHARE
+from analysis.wording import percent
 
 DRIFT = Aspect(
     check="bed drift",

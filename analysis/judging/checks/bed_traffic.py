@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from analysis.judging.checks.disturbances import BALANCED, Aspect, Disturbance, lost
 from analysis.judging.validity import ESTIMATES
-from analysis.judging.wording import digits, percent
-from analysis.nouns import counted
 from analysis.records.schemas import RUN_HOST
 from analysis.run.test_bed import POWER_CAP, THROTTLES, DeviceTraffic, HostTraffic, TestBed
 from analysis.settings.gate_limits import GateLimits
+from analysis.wording import counted, digits, percent
 
 MOST_SHARE = 0.01  # of a trial's traffic, in which a card may be held back or somebody else's
 MOST_MEMORY_PRESSURE = 0.01

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.nouns import counted
 from analysis.run.compiled import CompiledSteps, compiled_steps
 from analysis.run.run import Run
+from analysis.wording import counted
 
 
 def check_compiled(run: Run) -> Iterable[Check]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.judging.wording import sentence
-from analysis.nouns import counted
+from analysis.wording import counted, sentence
 
 # By how much more than its machine's speed an arm's latency can change, in logarithms. What waits in a queue at half
 # its load waits longer by 2 + ρ / (1 - ρ) = 3 times as much (M/M/1, Kleinrock 1975, section 3.2); what does not wait

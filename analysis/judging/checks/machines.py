@@ -9,11 +9,10 @@ import numpy as np
 
 from analysis.judging.gates import FAIL, PASS, noninferiority_name
 from analysis.judging.validity import Check
-from analysis.judging.wording import sentence
-from analysis.nouns import counted
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison
 from analysis.statistics.machines import disagreement
+from analysis.wording import counted, sentence
 
 # Few machines show little, so that differences count from here on (as is usual of Cochran's Q).
 DISAGREE_ALPHA = 0.1

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from analysis.judging.overload import Load
 from analysis.judging.validity import OVERLOAD, Check
-from analysis.nouns import counted
+from analysis.wording import counted, digits, listed
 
 _BELOW = 0.8  # of what the arms answered: a rate at which a queue stays short
 
@@ -51,12 +51,12 @@ def _overloaded(
     answered = {name: sum(load.answered_rps for load in loads) / len(loads) for name, loads in rows.items()}
     offered = sum(load.offered_rps for loads in rows.values() for load in loads) / sum(map(len, rows.values()))
     reason = (
-        f"{who} were overloaded: of {_rate(offered)} requests/s, {_listed(arms)} answered "
-        f"{_listed([_rate(answered[name]) for name in arms])}{_left(arms, rows)}"
+        f"{who} were overloaded: of {digits(offered)} requests/s, {listed(arms)} answered "
+        f"{listed([digits(answered[name]) for name in arms])}{_left(arms, rows)}"
     )
     if len(rows[arms[-1]]) < len(trials[arms[-1]]):
         reason += f"; in {len(rows[arms[-1]])} of {counted(len(trials[arms[-1]]), 'trial')}"
-    safe = _rate(_BELOW * min(answered.values()), 2)
+    safe = digits(_BELOW * min(answered.values()), 2)
     return Check(
         check=OVERLOAD,
         ok=False,
@@ -74,15 +74,7 @@ def _left(arms: Sequence[str], rows: Mapping[str, Sequence[Load]]) -> str:
     waiting, shed = ([max(getattr(load, name) for load in rows[arm]) for arm in arms] for name in ("waiting", "shed"))
     rest = ""
     if any(waiting):
-        rest += f"; {_listed([f'{count:,}' for count in waiting])} waited when the traffic ended"
+        rest += f"; {listed([f'{count:,}' for count in waiting])} waited when the traffic ended"
     if any(shed):
-        rest += f"; {_listed([f'{count:,}' for count in shed])} were turned away or timed out"
+        rest += f"; {listed([f'{count:,}' for count in shed])} were turned away or timed out"
     return rest
-
-
-def _listed(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _rate(value: float, digits: int = 3) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.{digits}g}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.nouns import counted
 from analysis.run.pairs import Copies
+from analysis.wording import counted
 
 _MISSING_SLACK = 2
 _MISSING_SHARE = 0.001

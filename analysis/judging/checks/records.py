@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
-from analysis.judging.wording import into_compile, sentence
-from analysis.nouns import counted
+from analysis.records.plain_values import mapping, number, text_of
+from analysis.wording import counted, sentence
 
 _MISSING_SLACK = 2  # requests that may be under way when recorders stop
 _MISSING_SHARE = 0.001
@@ -131,6 +131,14 @@ def check_deaths(arm: str, deaths: Sequence[Mapping[str, Any]], *, control: bool
         affects=ESTIMATES if control else ALL_KINDS,
         remedy=f"See the logs of {arm}.",
     )
+
+
+def into_compile(facts: object) -> str:
+    """What trial.json says of a compile whose end nobody saw: "12.0 s into a compile for prefill 2x64". Empty where it
+    says nothing."""
+    row = mapping(facts)
+    seconds, shape = number(row.get("seconds")), text_of(row, "shape")
+    return "" if seconds is None else f"{seconds:.1f} s into a compile" + (f" for {shape}" if shape else "")
 
 
 def _how(death: Mapping[str, Any]) -> str:

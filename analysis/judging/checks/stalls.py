@@ -16,10 +16,9 @@ from analysis.judging.client_gates import may_compile, stall_values
 from analysis.judging.gates import COMPILE_GATES
 from analysis.judging.run_gates import cold_ends, part_minutes
 from analysis.judging.validity import UNKNOWN_STALLS, Check
-from analysis.judging.wording import digits
-from analysis.nouns import counted
 from analysis.run.client_stalls import UNKNOWN, ArmStalls, Stall, compile_windows, is_explained
 from analysis.run.run import Run
+from analysis.wording import counted, digits
 
 _SLACK_NS = 50_000_000  # by which clocks may differ, and what a request's own account may exceed the events'
 _SLACK_SHARE = 0.1

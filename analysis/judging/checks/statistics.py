@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.judging.validity import Check
-from analysis.nouns import counted
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import Comparison
+from analysis.statistics.planning import TAIL_REQUESTS
+from analysis.wording import counted
 
-TAIL_REQUESTS = 5
 FEWEST_STARTS = 3
 # Limits are widened for drift. What lasts so long that neighbours are nearly the same has shown too little of itself.
 _MOST_CORRELATION = 0.7

@@ -12,16 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
+from analysis.judging.checks.records import into_compile
 from analysis.judging.checks.stalls import check_unknown, unexplained_stalls
 from analysis.judging.load_steps import is_search
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
-from analysis.judging.wording import into_compile, sentence
 from analysis.records.placing import Unplaced, words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.client_stalls import ArmStalls
 from analysis.run.run import Run
 from analysis.run.startup import blind_spots
 from analysis.run.trials import Trial
+from analysis.wording import sentence
 
 _REMEDY = "Run again; see the logs of the arm and of the disk."
 

@@ -11,8 +11,8 @@ from scipy import stats
 from analysis.arrays import Floats, Ints
 from analysis.judging.checks.loop import Loop
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.nouns import counted
 from analysis.records.scratch import ordered, parts
+from analysis.wording import counted
 
 _RATIO_ALPHA = 0.001  # a sample-ratio alarm is a bug report: rare by chance
 _SLOWDOWN_LIMIT = 1.10

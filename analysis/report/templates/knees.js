@@ -1,4 +1,4 @@
-// Charts of a search: latency and energy against load, a point for each step; and cost against load, a line for each arm.
+// Charts of a search: latency against load, a point for each step; and cost against load, a line for each arm.
 
 // A frame on two log axes; `inside` gets the root and both scales, and gives the marks that can be walked and their words.
 function onLoad(host, { xs, ys, yText, title, unit }, inside) {
@@ -55,50 +55,46 @@ function armLegend(host, data, used) {
   );
 }
 
-// Points of steps, those of one start of an arm joined by a faint line; `limits` are lines across.
-// `look` gives what a step has: its height, the ends of its interval (null where it has none), numbers and what compiled.
-function stepsByLoad(host, data, steps, { title, yText, limits, look }) {
+// Points of steps, those of one start of an arm joined by a faint line.
+function latencyByLoad(host, data) {
+  const { steps: all, label, limit_ms: limit } = data.knees,
+    steps = (all ?? []).filter((row) => isNumber(row.ms) && row.ms > 0 && isNumber(row.rate) && row.rate > 0);
+  if (!steps.length) return empty(host, "No step has a latency to show.");
   armLegend(host, data, new Set(steps.map((row) => row.arm)));
-  const looks = new Map(steps.map((row) => [row, look(row)]));
   const frame = {
     xs: steps.map((row) => row.rate),
-    ys: [...[...looks.values()].flatMap(({ at, ends }) => [at, ...(ends ?? [])]), ...limits].filter((value) => isNumber(value) && value > 0),
-    yText,
-    title: `${title} against load`,
+    ys: [...steps.flatMap((row) => [row.ms, row.low_ms, row.high_ms]), limit].filter((value) => isNumber(value) && value > 0),
+    yText: ms,
+    title: `${label} against load`,
     unit: "requests/s a replica",
   };
   onLoad(host, frame, (root, { x, y, left, right, top, width }) => {
-    for (const at of limits)
-      root.append(line(left, y(at), right, y(at), "limit"), labelWithin(width, right, y(at) - 5, `SLO ${yText(at)}`, "end", "limit-text"));
+    if (isNumber(limit))
+      root.append(line(left, y(limit), right, y(limit), "limit"), labelWithin(width, right, y(limit) - 5, `SLO ${ms(limit)}`, "end", "limit-text"));
     for (const trial of new Set(steps.map((row) => row.trial)))
       for (const arm of new Set(steps.map((row) => row.arm))) {
         const own = steps.filter((row) => row.trial === trial && row.arm === arm);
         if (own.length > 1)
-          root.append(
-            svg("g", { class: armClass(arm) }, svg("path", { class: "line faint", d: pathOf(own.map((row) => [x(row.rate), y(looks.get(row).at)])) })),
-          );
+          root.append(svg("g", { class: armClass(arm) }, svg("path", { class: "line faint", d: pathOf(own.map((row) => [x(row.rate), y(row.ms)])) })));
       }
     const stops = [],
       said = [];
     for (const row of steps) {
       const name = data.arms[row.arm]?.name ?? DASH,
-        { at, ends, numbers, compiled } = looks.get(row),
-        [across, middle] = [x(row.rate), y(at)];
+        { low_ms: low, high_ms: high } = row,
+        [across, middle] = [x(row.rate), y(row.ms)],
+        numbers = `${ms(row.ms)} at ${figure(row.rate)}\u00a0requests/s, interval ${ms(low)} to ${isNumber(high) ? ms(high) : "beyond the data"}; ${count(row.requests)} requests`,
+        compiled = row.compiles ? `${count(row.compiles)} compiled in it, ${sec(row.compile_s)}` : "";
       const stop = svg("g", {
         class: armClass(row.arm),
         role: "img",
         "aria-label": `${name}, trial ${row.trial}: ${numbers}${compiled ? `; ${compiled}` : ""}`,
       });
-      if (ends) {
-        const [low, high] = ends;
-        stop.append(
-          ...(isNumber(low) && low > 0 ? [line(across, y(low), across, middle, "whisker")] : []),
-          isNumber(high)
-            ? line(across, middle, across, y(high), "whisker")
-            : svg("path", { class: "whisker", fill: "none", d: `M${(across - 3.5).toFixed(1)} ${(middle - 7).toFixed(1)}l3.5-5 3.5 5` }),
-        );
-      }
       stop.append(
+        ...(isNumber(low) && low > 0 ? [line(across, y(low), across, middle, "whisker")] : []),
+        isNumber(high)
+          ? line(across, middle, across, y(high), "whisker")
+          : svg("path", { class: "whisker", fill: "none", d: `M${(across - 3.5).toFixed(1)} ${(middle - 7).toFixed(1)}l3.5-5 3.5 5` }),
         svg("circle", { class: "halo", cx: across.toFixed(1), cy: middle.toFixed(1), r: 9 }),
         marker(row.arm ?? 0, across, middle),
         ...(compiled ? [svg("path", { class: "need-mark", d: `M${(across - 5).toFixed(1)} ${top - 14}h10l-5 9z` })] : []),
@@ -106,46 +102,12 @@ function stepsByLoad(host, data, steps, { title, yText, limits, look }) {
       root.append(stop);
       stops.push(stop);
       said.push([
-        el("p", {}, el("b", {}, `${title} of ${name}, trial ${row.trial}`)),
+        el("p", {}, el("b", {}, `${label} of ${name}, trial ${row.trial}`)),
         el("p", {}, numbers),
         compiled ? el("p", {}, compiled) : null,
       ]);
     }
     return { stops, said };
-  });
-}
-
-function latencyByLoad(host, data) {
-  const { steps, label, limit_ms: limit } = data.knees,
-    drawn = (steps ?? []).filter((row) => isNumber(row.ms) && row.ms > 0 && isNumber(row.rate) && row.rate > 0);
-  if (!drawn.length) return empty(host, "No step has a latency to show.");
-  stepsByLoad(host, data, drawn, {
-    title: label,
-    yText: ms,
-    limits: isNumber(limit) ? [limit] : [],
-    look: (row) => ({
-      at: row.ms,
-      ends: [row.low_ms, row.high_ms],
-      numbers: `${ms(row.ms)} at ${figure(row.rate)}\u00a0requests/s, interval ${ms(row.low_ms)} to ${isNumber(row.high_ms) ? ms(row.high_ms) : "beyond the data"}; ${count(row.requests)} requests`,
-      compiled: row.compiles ? `${count(row.compiles)} compiled in it, ${sec(row.compile_s)}` : "",
-    }),
-  });
-}
-
-function energyByLoad(host, data) {
-  const drawn = (data.knees.energies ?? []).filter((row) => isNumber(row.token_j) && row.token_j > 0 && isNumber(row.rate) && row.rate > 0);
-  if (!drawn.length) return empty(host, "No step has an energy to show.");
-  const joules = (value) => `${figure(value)}\u00a0J`;
-  stepsByLoad(host, data, drawn, {
-    title: "Energy of a token",
-    yText: joules,
-    limits: [],
-    look: (row) => ({
-      at: row.token_j,
-      ends: null,
-      numbers: `${joules(row.token_j)} a token at ${figure(row.rate)}\u00a0requests/s; its card took ${figure(row.watts)}\u00a0W`,
-      compiled: "",
-    }),
   });
 }
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.foresight.costs import Start
 from analysis.frontier.answer import answer
 from analysis.frontier.holdings import Frontier, Holding, Order, frontier_of
 from analysis.frontier.latencies import drawn_target, step_latencies
+from analysis.frontier.load_costs import load_costs
 from analysis.frontier.search import (
     FEWEST_STEPS,
     Budget,
@@ -31,6 +31,7 @@ from analysis.records.run_records import read_run
 from analysis.records.schemas import STEPS
 from analysis.records.tables import RecordWriter
 from analysis.run.run import Run
+from analysis.run.startup import Start
 from tests.analysis.judging.test_load_steps import START, write_search
 
 
@@ -243,6 +244,13 @@ def test_a_search_that_shows_nothing_promises_nothing() -> None:
     assert "none does" not in text
     assert "Open: eager, bucketed and dynamic at every load" in text
     assert "No two of these arms are told apart" in text
+
+
+def test_the_answer_says_how_many_gpus_the_load_of_the_rollout_needs() -> None:
+    costs = load_costs(CLEAR, [200.0], gpus_per_replica=2, tokens={})
+    text = said(CLEAR, at_load=costs, dropped=[Left(arm="dynamic", reason="no compiler")])
+    assert "200 requests/s over all replicas need 46 (40 to 46) GPUs with eager and 10 GPUs with bucketed." in text
+    assert [cost.arm for cost in costs if cost.surely_fewest] == ["bucketed"]
 
 
 DISMISSED = [Left(arm="dynamic", reason="surely holds less than bucketed")]

@@ -13,11 +13,11 @@ from analysis.judging.gates import Gate
 from analysis.judging.remedies import Evidence, Remedy, remedies
 from analysis.judging.validity import ESTIMATES, Check
 from analysis.judging.verdict import advise, combined, headline
-from analysis.judging.wording import digits
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.run.shape_map import shape_map
 from analysis.run.time_parts import TimeParts
+from analysis.wording import digits
 from tests.fakes.machines import tell
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, Startup, check, gate, write_run
 
@@ -209,7 +209,6 @@ PLAIN = replace(ARM, config={"compile": {"enabled": False}})
         (failed("refused", "error"), {}, ("bounds or ladders",), None),
         (failed("eager steps", "recompile"), {}, ("run eagerly",), None),
         (failed("memory ratio", "memory"), {}, ("fewer slots",), None),
-        (failed("memory growth", "memory"), {}, ("a leak",), None),
         (failed("cold slo p99_ttft_ms", "cold"), {}, ("`tailgate precompile`",), None),
         (failed("ramp", "ramp"), {}, ("section on the ramp",), None),
     ],

@@ -188,8 +188,6 @@ CARDS = {"eager": "cuda:0", "compiled": "cuda:1"}
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     directory = write_run(tmp_path_factory.mktemp("run") / "run", FakeRun(duration_s=120, rate=2, trials=2))
     tell(directory, devices=CARDS)
-    with (directory / "experiment.toml").open("a") as file:
-        file.write('[rollout]\ngpu_hour_price = 3.6\ncurrency = "EUR"\n')
     for arm, card in CARDS.items():
         rate = 200.0 if arm == "eager" else 100.0
         sample(directory, "device", card, {"energy_j": lambda trial, at_s, rate=rate: 1e6 + rate * at_s})
@@ -204,9 +202,6 @@ def test_figures_of_resources_stand_beside_throughput(sampled: Summary) -> None:
     for name, value in (
         ("peak, kept by the allocator", "2 GiB"),
         ("peak, in tensors", "1.5 GiB"),
-        ("growth an hour, in tensors", "0 % [0, 0]"),
-        ("GPUs used", "1"),
-        ("cost of 1,000 requests", "0.5 EUR"),
     ):
         assert figures[name] == (value, value)
     assert [value.split(" W")[0] for value in figures["power of its card"]] == ["200", "100"]
@@ -215,9 +210,7 @@ def test_figures_of_resources_stand_beside_throughput(sampled: Summary) -> None:
     eager, compiled = (arm["energy"] for arm in sampled["arms"])
     assert eager["per_token_j"]["mean"] == pytest.approx(2 * compiled["per_token_j"]["mean"], rel=0.02)
     assert (eager["per_request_j"]["trials"], eager["above_idle_joules"]) == (2, None)
-    cost, memory = sampled["arms"][0]["cost"], sampled["arms"][0]["memory"]
-    assert cost["per_1000_requests"] == pytest.approx(1000 * 240 / 3600 * 3.6 / 480)
-    assert memory["reserved"]["peaks"]["trials"] == 2
+    assert sampled["arms"][0]["memory"]["reserved"]["peaks"]["trials"] == 2
 
 
 def test_allocations_in_need_are_listed_in_every_report(sampled: Summary) -> None:

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from analysis.nouns import counted
 from analysis.report import values, verdict_table, write_reports
 from analysis.report.junit import junit_xml
 from analysis.report.markdown import WORST_EVENTS, code, markdown_report, prose
 from analysis.report.reading import SHARED, gate_lists
+from analysis.wording import counted
 from tests.golden.recorded import GOLDEN, RUNS, encoded, golden, summary_of
 
 Summary = dict[str, Any]

@@ -43,13 +43,12 @@ def test_the_peak_is_that_of_the_traffic_and_of_the_replica_that_held_most(tmp_p
     run = run_in(tmp_path)
     for replica, size in (("eager-0", 2), ("eager-1", 3)):
         sample(run, "process", replica, {"memory_bytes": partial(around, size)}, arm="eager")
-    assert seen(run).arms["eager"]["process"].peaks == {1: 3 * GIB}
+    assert seen(run).arms["eager"]["process"] == {1: 3 * GIB}
 
 
-def test_samples_that_end_early_show_no_peak_and_a_short_trial_shows_no_growth(tmp_path):
+def test_samples_that_end_early_show_no_peak(tmp_path):
     assert held(run_in(tmp_path / "early"), GIB, last_s=200) is None
-    short = held(run_in(tmp_path, duration_s=50), GIB)
-    assert (short.peak, short.growth) == (GIB, None)
+    assert held(run_in(tmp_path, duration_s=50), GIB) == {1: GIB}
 
 
 def test_arms_on_cards_are_compared_by_memory_of_the_cards(tmp_path):
@@ -62,7 +61,7 @@ def test_arms_on_cards_are_compared_by_memory_of_the_cards(tmp_path):
     assert seen(run).shared_figure("compiled", "eager") == "reserved"
     for arm, card in CARDS.items():
         sample(run, "device", card, {"memory_bytes": 3 * GIB, "foreign_processes": 0})
-        assert seen(run).arms[arm]["card"].peak == 3 * GIB
+        assert seen(run).arms[arm]["card"] == {1: 3 * GIB}
     assert seen(run).shared_figure("compiled", "eager") == "card"
 
 
@@ -87,22 +86,6 @@ def test_a_card_that_is_shared_says_nothing_of_the_arm(facts, foreign, tmp_path)
     run = run_in(tmp_path, **facts)
     sample(run, "device", "cuda:0", {"memory_bytes": 3 * GIB, "foreign_processes": foreign})
     assert seen(run).arms["eager"] == {}
-
-
-def test_growth_is_that_past_the_cold_start(tmp_path):
-    def level(trial, at_s):
-        return GIB * (1.0 + np.minimum(at_s, 20.0) / 20.0) + 100.0 * (1 << 20) * at_s / 3600.0
-
-    found = held(run_in(tmp_path, trials=2), level)
-    assert found.growth.slope / (1 << 20) == pytest.approx(100.0, abs=0.1)
-    assert found.growth.low / (1 << 20) == pytest.approx(100.0, abs=1.0)
-    assert not found.slowing
-
-
-def test_a_warm_up_that_continues_slows_down(tmp_path):
-    found = held(run_in(tmp_path), lambda trial, at_s: GIB * (2.0 - np.exp(-np.maximum(at_s, 0) / 120.0)))
-    assert found.growth.low > 0
-    assert found.slowing
 
 
 def energy(path, columns, *, devices=CARDS, **more):

@@ -12,7 +12,7 @@ from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
 from analysis.run.gaps import gaps_of
 from analysis.run.run import Run
-from analysis.run.slo import design_effect, judge_share, meets_all, misses, observed, units
+from analysis.run.slo import judge_share, meets_all, misses, observed, units
 from analysis.run.time_parts import ends, split, time_parts
 from analysis.settings.slo_targets import parse_slo
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
@@ -160,13 +160,6 @@ def test_misses_in_one_bunch_decide_less_than_misses_spread_out():
     found = judge_share(shares(60, 4000)[0], np.zeros(4000, dtype=int), allowed=0.01, alpha=0.05)
     exact = stats.binomtest(60, 4000).proportion_ci(0.9, "exact")
     assert (found.low, found.high) == pytest.approx((exact.low, exact.high))
-
-
-def test_independent_misses_have_a_design_effect_near_one():
-    rng = np.random.default_rng(2)
-    effects = [design_effect(rng.uniform(size=3000) < 0.05, np.arange(3000) // 100) for _ in range(50)]
-    assert 1.0 <= np.mean(effects) < 1.4
-    assert design_effect(np.zeros(10, dtype=bool), np.zeros(10, dtype=int)) == 1.0
 
 
 def test_a_failure_counts_with_the_gaps_it_had_and_one_of_its_deadline():

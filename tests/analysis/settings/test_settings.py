@@ -63,11 +63,10 @@ def test_limits_have_defaults_and_exceptions_by_metric_and_phase() -> None:
     assert GateLimits.from_table({}).cold is None
 
 
-def test_a_rollout_has_load_gpus_and_a_price_per_hour_of_one_gpu() -> None:
+def test_a_rollout_has_a_load_and_the_gpus_of_a_replica() -> None:
     assert Rollout.from_table({}) == Rollout(load_rps=None, gpus_per_replica=1)
-    found = Rollout.from_table({"load_rps": 200, "gpus_per_replica": 2.0, "gpu_hour_price": 2, "currency": "€"})
-    assert found == Rollout(load_rps=200.0, gpus_per_replica=2, gpu_hour_price=2.0, currency="€")
-    assert (found.price_of(1800.0), Rollout().price_of(1800.0)) == (1.0, None)
+    found = Rollout.from_table({"load_rps": 200, "gpus_per_replica": 2.0})
+    assert found == Rollout(load_rps=200.0, gpus_per_replica=2)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +74,6 @@ def test_a_rollout_has_load_gpus_and_a_price_per_hour_of_one_gpu() -> None:
     [
         *(("load_rps", value) for value in (0, "many", True, math.nan)),
         *(("gpus_per_replica", value) for value in (0, 1.5)),
-        *(("gpu_hour_price", value) for value in (-1, "2 EUR")),
-        *(("currency", value) for value in (3, "<b>")),
     ],
 )
 def test_a_value_of_the_rollout_that_cannot_be_used_is_refused(key: str, value: Any) -> None:

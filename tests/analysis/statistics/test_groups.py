@@ -18,9 +18,8 @@ from analysis.statistics.dependence import (
     group_correlation,
 )
 from analysis.statistics.groups import FEWEST_GROUPS, MOST_GROUPS, group_count, groups_of
-from analysis.statistics.machines import between_machines, disagreement, lasting_reach, mean_over_trials
+from analysis.statistics.machines import Part, between_machines, disagreement, lasting_reach, mean_over_trials, summed
 from analysis.statistics.unpaired import Level, Luck, day_part, difference, level_of, pooled, trials_needed
-from analysis.statistics.variances import Part, summed
 
 
 def drifting(rng, size, *, rho):

@@ -16,8 +16,7 @@ from analysis.statistics.compare import Sample
 from analysis.statistics.sequential import FEWEST_GROUPS, Evidence, Groups, groups_for
 from analysis.statistics.share_evidence import (
     ShareEvidence,
-    design_effects,
-    last_design_effect,
+    design_effect_of,
     share_evidence,
     share_limits,
     tail_effects,
@@ -272,14 +271,19 @@ def test_the_slowest_requests_in_one_jam_are_paid_for_before_any_missed() -> Non
     assert with_tail.safety[-1] < without.safety[-1]
 
 
-def test_the_last_design_effect_is_that_of_all_blocks() -> None:
+def test_independent_misses_have_a_design_effect_near_one() -> None:
     rng = np.random.default_rng(0)
-    for blocks in (0, 1, 2, 3, 17, 40):
-        requests = rng.poisson(30, blocks) * (rng.uniform(size=blocks) < 0.8)
-        missed = rng.binomial(requests, rng.choice([0.0, 0.3, 1.0], blocks))
-        running = design_effects(missed, requests)
-        assert last_design_effect(missed, requests) == pytest.approx(max([1.0, *running[-1:]]))
-    assert last_design_effect(requests, requests) == 1.0
+    block = np.arange(3000) // 100
+    effects = [design_effect_of(rng.uniform(size=3000) < 0.05, block) for _ in range(50)]
+    assert 1.0 <= np.mean(effects) < 2.0, "the largest of four is above 1 by chance"
+    assert design_effect_of(np.zeros(10, dtype=bool), np.zeros(10, dtype=int)) == 1.0
+    assert design_effect_of(np.zeros(0, dtype=bool), np.zeros(0, dtype=int)) == 1.0
+
+
+def test_misses_that_last_for_blocks_have_a_large_design_effect() -> None:
+    block = np.arange(3200) // 100
+    assert design_effect_of((block % 16 < 4) & (np.arange(3200) % 4 == 0), block) > 2 * 3
+    assert design_effect_of(block == 3, block) == pytest.approx(100, rel=0.1)
 
 
 def test_failed_requests_are_slower_than_any_that_ended() -> None:
@@ -308,7 +312,8 @@ def test_blocks_without_requests_and_no_block_at_all_decide_nothing() -> None:
 def test_the_limits_of_a_share_agree_with_its_decision() -> None:
     for missed, outcome in ((0, "PASS"), (3, "FAIL")):
         counts, requests = np.full(BLOCKS, missed), np.full(BLOCKS, PER_BLOCK)
-        decision = share_evidence(counts, requests, allowed=0.0123).decision(alpha=0.05)
+        evidence = share_evidence(counts, requests, allowed=0.0123)
+        decision = evidence.decision(alpha=0.05)
         assert decision is not None
-        low, high = share_limits(counts[: decision[1] + 1], requests[: decision[1] + 1], allowed=0.0123, alpha=0.05)
-        assert (outcome, True) == (decision[0], low[-1] >= 0.0123 or high[-1] <= 0.0123)
+        low, high = (limits[decision[1]] for limits in share_limits(counts, requests, evidence, alpha=0.05))
+        assert (outcome, True) == (decision[0], low >= 0.0123 or high <= 0.0123)

@@ -83,7 +83,6 @@ BASE: dict[str, tuple[str, ...]] = {
     "export": ("RUN", "--format", "csv"),
     "forecast": ("TRACE",),
     "plan": ("--rate", "4"),
-    "breakeven": ("RUN",),
 }
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.foresight.plan import Goal
-from analysis.foresight.plan_from_pilot import plan_from_run
+from analysis.planning import Goal, plan_from_run
 from loadtests.commands import frontier_plan as planning
 from loadtests.commands.forecast import forecast_text
 from loadtests.commands.frontier_plan import STANDARD, asks_for_verdicts, frontier_plan
@@ -19,8 +18,6 @@ from loadtests.commands.trace_forecast import Forecast, automatic_compiles, fore
 from loadtests.traffic.traces import Trace, read_trace
 from servers.config import ArmConfig
 from servers.fields import ConfigError
-from tests.analysis.foresight.test_plan import RATES, started
-from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.processes import refusal
 from tests.fakes.runs import EAGER, GATES, FakeArm, FakeRun, pilot, row, write_run
 from tests.loadtests.commands.test_main import refused, told
@@ -50,7 +47,7 @@ def test_a_pilot_that_shows_nothing_is_told_in_words(tmp_path: Path, run: FakeRu
 def test_what_is_assumed_without_a_pilot_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     code, plan, words = told(capsys, "plan", "--rate", "4", "--duration", "1200")
     assert code == 0
-    assert "No pilot: spreads are those of made-up servers" in words
+    assert "No pilot: the spread is that of simulated servers" in words
     assert "margin in 20 minutes" in words
     assert words.splitlines()[-2].startswith("Run for 26 minutes")
     assert row(plan, "p99")["margin"] == pytest.approx(0.11, abs=0.02)
@@ -60,7 +57,6 @@ def test_the_command_plans_from_a_pilot(pilot: Path, capsys: pytest.CaptureFixtu
     code, plan, words = told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9")
     assert (code, plan["source"]["from"], plan["wanted"]["ratio"]) == (0, "pilot", 0.9)
     assert "if as seen" in words
-    assert "no gate: compiled" in words
     assert told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9", "--json")[1] == plan
 
 
@@ -309,17 +305,3 @@ def test_a_limit_of_a_gate_asks_for_verdicts(alone: Path) -> None:
     assert not asks_for_verdicts(frontier_plan(alone).experiment)
     assert asks_for_verdicts(frontier_plan(alone, settings=["gates.margin=0.2"]).experiment)
     assert not asks_for_verdicts(frontier_plan("frontier-demo").experiment)
-
-
-def test_the_command_says_gpus_and_when_it_pays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    startup = {"eager": started(1), "new": started(300)}
-    search = write_search(tmp_path / "run", {"eager": 9, "new": 17}, RATES, startup=startup)
-    code, found, text = told(capsys, "breakeven", str(search), "--load", "200", "--gpus-per-replica", "2")
-    assert code == 0
-    assert (found["load_rps"], found["gpus_per_replica"]) == (200, 2)
-    assert found["arms"][1]["gpus"]["seen"] == 26
-    assert "200 requests/s, 2 GPUs a replica" in text
-    assert "5 min 29 s (" in text
-    assert "latest never" in text
-    code, found, _ = told(capsys, "breakeven", str(search), "--json")
-    assert (code, found["load_rps"]) == (0, None)

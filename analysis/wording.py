@@ -1,24 +1,33 @@
-"""How figures read in reasons and advice: digits, shares, lengths of time, lists of faults."""
+"""How numbers, lengths of time and lists read in sentences."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-
-from analysis.nouns import counted
-from analysis.records.plain_values import mapping, number, text_of
-from analysis.settings.metrics import METRIC_NAMES
-
-_QUANTILE_OF = re.compile(rf"\bp(\d+)(?:_(\d+))?_({'|'.join(METRIC_NAMES)})(?:_ms)?\b")
+from collections.abc import Callable, Sequence
+from typing import Any
 
 
-def gate_label(gate: str) -> str:
-    """What a reader calls the gate or the metric: "SLO p99 TTFT" for "slo p99_ttft_ms"."""
-    label = _QUANTILE_OF.sub(lambda key: f"p{key[1]}{'.' + key[2] if key[2] else ''} {METRIC_NAMES[key[3]]}", gate)
-    for raw, name in (("noninferiority", "non-inferiority"), ("error_pct", "error rate"), ("slo", "SLO")):
-        label = re.sub(rf"\b{raw}\b", name, label)
-    return label
+def _plain(number: float | None) -> str:
+    return f"{number:.10g}" if isinstance(number, float) else str(number)
+
+
+def counted(number: float | None, noun: str, show: Callable[[Any], str] = _plain) -> str:
+    """The count with its noun: "1 stall", "3 stalls". `show` writes the number, and what it shows as 1 is one."""
+    shown = show(number)
+    return f"{shown} {noun if shown == '1' else _plural(noun)}"
+
+
+def _plural(noun: str) -> str:
+    """The noun of several, by the rules that the nouns of reports follow: runs, days, entries, processes."""
+    if re.search(r"[^aeiou]y$", noun):
+        return f"{noun[:-1]}ies"
+    return f"{noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """The words as a list: "a", "a and b", "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def digits(value: float, most: int = 3) -> str:
@@ -38,14 +47,6 @@ def bytes_text(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{digits(size)} TiB"
-
-
-def into_compile(facts: object) -> str:
-    """What trial.json says of a compile whose end nobody saw: "12.0 s into a compile for prefill 2x64". Empty where it
-    says nothing."""
-    row = mapping(facts)
-    seconds, shape = number(row.get("seconds")), text_of(row, "shape")
-    return "" if seconds is None else f"{seconds:.1f} s into a compile" + (f" for {shape}" if shape else "")
 
 
 def sentence(faults: Sequence[str]) -> str:
