@@ -28,7 +28,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.records.added_settings import value_before
 from analysis.records.export import export
 from analysis.records.plain_values import rows_of
 from analysis.records.run_list import RunList, listed_runs, read_run_list, write_run_list
@@ -102,10 +101,8 @@ def deviations(run_dir: Path, accepted: Sequence[str] = ()) -> list[str]:
     for key in sorted({*own, *registered}):
         if any(key == one or key.startswith(f"{one}.") for one in (*_OWN, *accepted)):
             continue
-        # A run of an older version did what was done before there was the setting.
-        value = own[key] if key in own else value_before(key, own)
-        if value != registered.get(key):
-            found.append(f"{key} is {_shown(value)}, registered {_shown(registered.get(key))}")
+        if own.get(key) != registered.get(key):
+            found.append(f"{key} is {_shown(own.get(key))}, registered {_shown(registered.get(key))}")
     return found
 
 

@@ -1,8 +1,7 @@
-"""Arms that each had runs by themselves, one after the other: compared as two releases are, since they share no time.
+"""Arms that each had runs by themselves, one after the other: compared by the statistics of `tailgate compare`.
 
-Nothing is paired, and there is nothing to swap: the unit is the trial, a run of one arm. What the traffic of a trial
-moved its quantile by is foretold by its blocks; what starts and days differ by is taken for granted
-(`analysis.statistics.unpaired`).
+They share no time. Nothing is paired, and there is nothing to swap: the unit is the trial, a run of one arm. The blocks
+of a trial predict how far its traffic moves its quantile. Allowances cover what starts and days differ by.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def _compared(item: Comparison, samples: tuple[Sample, Sample]) -> Comparison:
     own, base = (_level(sample, item) for sample in samples)
     if own is None or base is None:
         return item
-    day = day_part((), day_spread=DAY_SPREAD)
+    day = day_part(DAY_SPREAD)
     apart, anchor = difference(base, own, day), math.log1p(item.margin)
     low, high = apart.limits(item.alpha)
     return replace(

@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.records.added_settings import value_before
 from analysis.records.columns import filled
 from analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from analysis.records.schemas import RUN_HOST
@@ -37,7 +36,6 @@ _MAY_DIFFER = (
 )
 # Runs that differ in these are no trials of one experiment, whatever is accepted.
 _MUST_AGREE = ("arms", "control", "traffic.design", "loop")
-_OF_QUANTISED = ("parity.texts", "parity.max_perplexity_ratio", "parity.max_kl")
 _FILES = ("trace", "conversations")  # another host has them elsewhere: name and content count
 _SECRETS = ("tls_certificate", "tls_key", "tls_client_ca", "tls_ca", "token_file", "token_env")  # only whether
 _VERSIONS = ("tailgate", "torch", "transformers", "triton")
@@ -271,20 +269,11 @@ def _differences(first: RunDocuments, other: RunDocuments) -> dict[str, tuple[An
     if first.search is not None or other.search is not None:
         # The trials of a search last as long as it decides.
         one, two = (settings | {"traffic.duration_s": None} for settings in (one, two))
-    keys = [key for key in sorted({*one, *two}) if _differs(key, one, two) and not _is_among(key, _MAY_DIFFER)]
+    keys = [key for key in sorted({*one, *two}) if one.get(key) != two.get(key) and not _is_among(key, _MAY_DIFFER)]
     # What all arms share is said once.
     shared = {key for key in keys if key.startswith(("model.", "engine."))}
     kept = [key for key in keys if not (key.startswith("arms.") and _in_arm(key) in shared)]
     return {key: (one.get(key), two.get(key)) for key in kept}
-
-
-def _differs(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
-    """Whether the settings differ in `key`. One that a version of tailgate added is in the other as it was before."""
-    values = [
-        settings[key] if settings.get(key) is not None else _comparable(key, value_before(key, settings))
-        for settings in (one, two)
-    ]
-    return bool(values[0] != values[1])
 
 
 def _in_arm(key: str) -> str:
@@ -302,17 +291,11 @@ def _settings(run: RunDocuments, started: Collection[str]) -> dict[str, Any]:
     experiment = {key: value for key, value in run.experiment.items() if key != "arms"}
     rows = rows_of(run.experiment.get("arms"))
     infos = [info for info in run.infos if info]
-    # A run from before there was pressure had none.
-    experiment["pressure"] = {key: value for key, value in table(experiment, "pressure").items() if value}
     found = dict(_flat(experiment))
     for row in (*rows, *(row for row in _resolved(infos) if row["name"] in started)):
         own = {key: value for key, value in row.items() if key not in ("name", "control")}
         found |= dict(_flat(own, f"arms.{row.get('name')}"))
-    # Nor had it quantised weights, or texts to judge them by.
-    found = {key: value for key, value in found.items() if key.rpartition(".")[2] != "quantisation" or value != "none"}
-    is_quantised = any(key.rpartition(".")[2] == "quantisation" for key in found)
-    if not is_quantised:
-        found = {key: value for key, value in found.items() if key not in _OF_QUANTISED}
+    is_quantised = any(key.endswith(".quantisation") and value != "none" for key, value in found.items())
     found["arms"] = sorted(str(row.get("name")) for row in rows)
     found["control"] = [str(row.get("name")) for row in rows if row.get("control") is True]
     found["loop"] = [str(first_of(infos, key)) for key in ("loop", "open_loop")]

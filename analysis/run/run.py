@@ -437,8 +437,7 @@ def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]
 
 
 def stalling_kinds(infos: Iterable[Mapping[str, Any]]) -> frozenset[str] | None:
-    """The kinds of compile events that hold the device, by any trial: one recorded by an earlier version may not know
-    them all. None where no trial says."""
+    """The kinds of compile events that hold the device, by any of the trials. None where no trial says."""
     lists = [kinds for info in infos if isinstance(kinds := info.get("stalling_kinds"), list)]
     return frozenset(kind for kinds in lists for kind in kinds if isinstance(kind, str)) if lists else None
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 # By the device's name in NVML. Of a bf16 matrix product on random data with a rest after each, and of a read of memory.
-# Without the rests, as older runs have it, an H200's product has 720 to 800 TFLOP/s.
+# Without the rests an H200's product has 720 to 800 TFLOP/s.
 DEVICES: Final[Mapping[str, Mapping[str, float]]] = {
     "NVIDIA H200": {"matmul_tflops": 705.0, "read_gb_per_s": 4430.0},
 }

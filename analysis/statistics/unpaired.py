@@ -10,8 +10,6 @@ References
     involved. Biometrika 34(1-2), 28-35.
 [2] Satterthwaite, F. E. (1946). An approximate distribution of estimates of variance components. Biometrics Bulletin
     2(6), 110-114.
-[3] von Neumann, J. (1941). Distribution of the ratio of the mean square successive difference to the variance. Annals
-    of Mathematical Statistics 12(4), 367-395.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from scipy import stats
 
 from analysis.arrays import Floats
@@ -49,7 +46,6 @@ class Level:
     mean: float
     trials: int
     each: Part | None  # the variance of one trial
-    runs: int = 1  # that it was made of, each on a day of its own
 
     @property
     def part(self) -> Part | None:
@@ -82,34 +78,9 @@ def level_of(values: Floats, luck: Sequence[Luck], *, restart_spread: float) -> 
     return Level(mean=mean, trials=count, each=each)
 
 
-def pooled(levels: Sequence[Level]) -> Level:
-    """The level of several runs of one build, one at least: each counts alike, since each had one day."""
-    count = len(levels)
-    trials = sum(level.trials for level in levels)
-    mean = sum(level.mean for level in levels) / count
-    parts = [level.part.times(1.0 / count**2) for level in levels if level.part is not None]
-    each = summed(parts).times(float(trials)) if len(parts) == count else None
-    return Level(mean=mean, trials=trials, each=each, runs=count)
-
-
-def day_part(history: Sequence[Level], *, day_spread: float) -> Part:
-    """The variance between the days of one build: the allowance, which counts as four days, and what `history` says.
-
-    `history` are the levels of earlier runs in order of time. Half the mean square of successive differences [3] is the
-    variance of one run; what the luck of its trials foretells is taken off. A step from one release to the next counts
-    once there, and not in every run that follows it. It has 2(n-1)²/(3n-4) degrees of freedom for n runs.
-    """
-    allowed = Part(variance=day_spread**2, degrees=PRIOR_DEGREES)
-    if len(history) < 2:
-        return allowed
-    count = len(history)
-    steps = np.diff([level.mean for level in history])
-    trials = [level.part.variance for level in history if level.part is not None]
-    foretold = sum(trials) / len(trials) if trials else 0.0
-    between = max(0.0, float(np.mean(steps**2)) / 2.0 - foretold)
-    degrees = 2.0 * (count - 1) ** 2 / (3.0 * count - 4.0)
-    weight = PRIOR_DEGREES + degrees
-    return Part(variance=(PRIOR_DEGREES * allowed.variance + degrees * between) / weight, degrees=weight)
+def day_part(spread: float) -> Part:
+    """The variance between days of one build: an allowance with this standard deviation, which counts as four days."""
+    return Part(variance=spread**2, degrees=PRIOR_DEGREES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +127,7 @@ def difference(baseline: Level, candidate: Level, day: Part) -> Difference:
     effect = candidate.mean - baseline.mean
     if baseline.part is None or candidate.part is None:
         return Difference(effect=effect, part=None)
-    days = day.times(1.0 / baseline.runs + 1.0 / candidate.runs)
-    return Difference(effect=effect, part=summed([baseline.part, candidate.part, days]))
+    return Difference(effect=effect, part=summed([baseline.part, candidate.part, day.times(2.0)]))
 
 
 def trials_needed(
@@ -170,9 +140,7 @@ def trials_needed(
     for count in range(candidate.trials, most + 1):
         degrees = float(max(1, count - 1))
         one, two = (
-            replace(
-                level, trials=count * level.runs, each=replace(level.each, degrees=max(degrees, level.each.degrees))
-            )
+            replace(level, trials=count, each=replace(level.each, degrees=max(degrees, level.each.degrees)))
             for level in (baseline, candidate)
             if level.each is not None
         )

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.analysis.report.test_release import compared
 
+from analysis.report.compare import write_compare_reports
 from analysis.report.html import html_report
-from analysis.report.release import write_release_reports
 from analysis.summary.summary import analyze
 from tests.analysis.judging.test_load_steps import write_search
-from tests.analysis.report.test_release import compared
 from tests.fakes.machines import FakeBed, Trouble
 from tests.fakes.runs import FakeRun, write_run
 from tests.fakes.screens import Browser, Tab
@@ -139,9 +139,9 @@ def test_charts_without_data_say_so(nulls: Summary, emptied: bool, open_report: 
     assert "No arm was compared with the control." in text
 
 
-def test_a_page_over_several_runs_draws_its_trend(tmp_path: Path, browser: Browser) -> None:
-    tab = browser.open(write_release_reports(compared(), tmp_path / "out").as_uri())
-    assert tab.count("[id^=trend-new], [class*=trend-new]") > 0
+def test_a_page_of_two_runs_compared_has_no_error(tmp_path: Path, browser: Browser) -> None:
+    tab = browser.open(write_compare_reports(compared(), tmp_path / "out").as_uri())
+    assert tab.count("table.compared") > 0
     assert tab.complaints == []
 
 

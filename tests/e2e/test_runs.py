@@ -16,11 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.releases.history import History
-from analysis.releases.release import read_release
-from analysis.settings.release_limits import ReleaseLimits
+from analysis.compare.compared_run import read_compared
+from analysis.settings.compare_limits import CompareLimits
 from analysis.summary.summary import analyze
-from benchmarks.releases import Plan, compared, run_dir
+from benchmarks.compare import Plan, compared, run_dir
 from loadtests.commands.main import build_parser
 from loadtests.trials import replicas
 from loadtests.trials.frontier import FrontierSearch
@@ -295,9 +294,9 @@ def test_planted_decode_time_and_memory_fail_and_an_equal_run_passes(tmp_path: P
         lag_ms=5000.0,  # the arms sleep, so that a busy machine changes little
         arm_command=(sys.executable, str(FAKE_ARM), "--token-s", "0.04", "--memory-bytes", "500000000"),
         more="[bed]\nsample_s = 0\nreference_s = 0\n",
-        limits=ReleaseLimits(need_references=False, limits={"p50_tpot_ms": 0.25}),
+        limits=CompareLimits(need_references=False, limits={"p50_tpot_ms": 0.25}),
     )
-    baseline = History(releases=(read_release(run_dir(plan, "baseline", seed=1000, planted="")),))
+    baseline = read_compared(run_dir(plan, "baseline", seed=1000, planted=""))
     for seed, (planted, verdict) in enumerate({"decode=1.5,memory=1.3": "FAIL", "": "PASS"}.items()):
         candidate = run_dir(plan, f"candidate-{seed}", seed=2000 + seed, planted=planted)
         rows = compared(plan, baseline, candidate)["figures"]

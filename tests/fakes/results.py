@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.releases.release import Release, ReleaseArm
-from analysis.releases.run_figures import ArmFigures
+from analysis.compare.compared_run import ComparedArm, ComparedRun
+from analysis.compare.run_figures import ArmFigures
 from analysis.run.work import AnswerLengths
 from analysis.statistics.unpaired import Luck
 
@@ -216,14 +216,13 @@ class Build:
     cache: Mapping[str, float] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
     compile_doubts: tuple[str, ...] = ()
-    unknown_kinds: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     conditions: Mapping[str, Any] = field(default_factory=lambda: {"traffic": {"rate": 4.0}, "slo": []})
     config: Mapping[str, Any] = field(default_factory=lambda: {"model": {"id": "random:tiny", "dtype": "float32"}})
     environment: Mapping[str, Any] = field(default_factory=lambda: {"machine": "0123456789ab"})
 
 
-def release(build: Build, *, day: int, seed: int, arm: str = "compiled", slower: float = 1.0) -> Release:
+def run_of(build: Build, *, day: int, seed: int, arm: str = "compiled", slower: float = 1.0) -> ComparedRun:
     """Return a run of the build on a day: memory does not vary, all else shares the day's variation."""
     rng = np.random.default_rng([seed, day])
     today = build.day_spread * rng.standard_normal() + np.log(slower)
@@ -246,11 +245,10 @@ def release(build: Build, *, day: int, seed: int, arm: str = "compiled", slower:
         "answers": answers,
         "doubts": build.doubts,
         "compile_doubts": build.compile_doubts,
-        "unknown_kinds": build.unknown_kinds,
     }
     figures = ArmFigures(values=values, sources=build.sources)
-    measured = ReleaseArm(figures=figures, config=build.config, references=references, cache=build.cache, **doubts)
-    return Release(
+    measured = ComparedArm(figures=figures, config=build.config, references=references, cache=build.cache, **doubts)
+    return ComparedRun(
         **{"name": "made up", "run_id": f"run-{seed}-{day}", "created_ns": day * DAY_NS, "trials": build.trials},
         **{"conditions": build.conditions, "environment": build.environment, "arms": {arm: measured}, "seed": seed},
         starts_ns=tuple(day * DAY_NS + trial * 3_600_000_000_001 for trial in range(build.trials)),

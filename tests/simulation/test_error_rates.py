@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from analysis.compare.compared_run import read_compared
+from analysis.compare.comparison import compare_runs
 from analysis.judging.checks.traffic import check_shares_by_stretch
 from analysis.parity.accuracy import LEAST_TEXTS, estimated
-from analysis.releases.comparison import compare_releases
-from analysis.releases.history import History
-from analysis.releases.release import read_release
 from analysis.run.slo import judge_share
-from analysis.settings.release_limits import ReleaseLimits
+from analysis.settings.compare_limits import CompareLimits
 from analysis.statistics.compare import Sample
 from analysis.statistics.machines import lasting_reach, mean_over_trials
 from analysis.statistics.planning import MODEL_RATE, model_noise
@@ -33,8 +32,8 @@ from benchmarks.simulation.machines import BLOCKS, REQUESTS, samples, verdicts
 from benchmarks.simulation.promises import outcome
 from benchmarks.simulation.sequential import met_by_all_but, objective_errors
 from benchmarks.simulation.spreads import DESIGNS, between, spreads
+from tests.analysis.compare.test_gates import BUILD, compared
 from tests.analysis.judging.test_external import judged_answers
-from tests.analysis.releases.test_gates import BUILD, compared
 from tests.analysis.statistics import test_quantiles, test_sequential
 from tests.analysis.statistics.test_compare import judged, mirrored
 from tests.fakes.machines import referenced
@@ -184,9 +183,9 @@ def test_equal_builds_fail_on_at_most_a_twentieth_of_days(trials: int) -> None:
     assert sum(compared(build, build, seed=seed)["overall"] == "FAIL" for seed in range(100)) <= 5
 
 
-def test_a_spread_of_days_beyond_the_allowance_is_learnt_from_earlier_runs() -> None:
-    build = replace(BUILD, day_spread=0.03)
-    assert sum(compared(build, build, days=8, seed=seed)["overall"] == "FAIL" for seed in range(60)) <= 3
+def test_a_spread_of_days_beyond_the_default_is_allowed_for_by_the_limits() -> None:
+    build, limits = replace(BUILD, day_spread=0.03), CompareLimits(day_spread=0.03)
+    assert sum(compared(build, build, seed=seed, limits=limits)["overall"] == "FAIL" for seed in range(60)) <= 3
 
 
 def test_equal_arms_on_machines_of_three_speeds_pass_and_slower_ones_fail():
@@ -263,7 +262,7 @@ RUN = FakeRun(
 )
 
 
-def released(folder: Path, *, seed: int, day: int, slower: float = 1.0, **changes: Any) -> Any:
+def recorded(folder: Path, *, seed: int, day: int, slower: float = 1.0, **changes: Any) -> Any:
     """A run on a day that has 1 % of its own, on a machine that is so much slower and says so, as far as 1 %."""
     rng = np.random.default_rng([seed, day])
     luck, noise = 0.01 * rng.standard_normal(), 0.01 * rng.standard_normal(3)
@@ -280,17 +279,14 @@ def released(folder: Path, *, seed: int, day: int, slower: float = 1.0, **change
         day_ratio=slower * float(np.exp(luck)),
         bed=referenced(**references),
     )
-    return read_release(write_run(folder / f"{seed}-{day}", run))
+    return read_compared(write_run(folder / f"{seed}-{day}", run))
 
 
-def baselines(folder: Path) -> History:
-    return History(releases=tuple(released(folder, seed=seed, day=7 * seed) for seed in range(5)))
-
-
-def compared_with_history(folder: Path, history: History, *, seed: int, **changes: Any) -> dict[str, Any]:
-    candidate = released(folder, seed=100 + seed, day=35, **changes)
+def compared_with_baseline(folder: Path, *, seed: int, **changes: Any) -> dict[str, Any]:
+    baseline = recorded(folder, seed=seed, day=28)
+    candidate = recorded(folder, seed=100 + seed, day=35, **changes)
     arms = {name: name for name in candidate.arms}
-    return compare_releases(history, candidate, arms=arms, limits=ReleaseLimits())
+    return compare_runs(baseline, candidate, arms=arms, limits=CompareLimits())
 
 
 def failed(document: dict[str, Any]) -> set[str]:
@@ -298,11 +294,10 @@ def failed(document: dict[str, Any]) -> set[str]:
 
 
 def test_planted_faults_fail_and_equal_runs_of_another_day_do_not(tmp_path: Path) -> None:
-    history = baselines(tmp_path)
     fat = {"process_peak": 780_000_000}
-    slower = [compared_with_history(tmp_path / "slow", history, seed=seed, decode=1.1) for seed in range(5)]
-    fatter = [compared_with_history(tmp_path / "fat", history, seed=seed, memory_bytes=fat) for seed in range(5)]
-    equal = [compared_with_history(tmp_path / "equal", history, seed=seed)["overall"] for seed in range(10)]
+    slower = [compared_with_baseline(tmp_path / "slow", seed=seed, decode=1.15) for seed in range(5)]
+    fatter = [compared_with_baseline(tmp_path / "fat", seed=seed, memory_bytes=fat) for seed in range(5)]
+    equal = [compared_with_baseline(tmp_path / "equal", seed=seed)["overall"] for seed in range(10)]
     found = sum("p50_tpot_ms" in failed(document) for document in slower)
     found += sum("process_peak_bytes" in failed(document) for document in fatter)
     assert found >= 9
@@ -310,8 +305,7 @@ def test_planted_faults_fail_and_equal_runs_of_another_day_do_not(tmp_path: Path
 
 
 def test_equal_runs_on_a_slower_machine_do_not_fail_and_name_it(tmp_path: Path) -> None:
-    history = baselines(tmp_path)
-    documents = [compared_with_history(tmp_path / "slow", history, seed=seed, slower=1.15) for seed in range(5)]
+    documents = [compared_with_baseline(tmp_path / "slow", seed=seed, slower=1.15) for seed in range(5)]
     assert [document["overall"] for document in documents].count("FAIL") == 0
     assert all("slower" in " ".join(document["notes"]) for document in documents)
 

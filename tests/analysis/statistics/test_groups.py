@@ -19,7 +19,7 @@ from analysis.statistics.dependence import (
 )
 from analysis.statistics.groups import FEWEST_GROUPS, MOST_GROUPS, group_count, groups_of
 from analysis.statistics.machines import Part, between_machines, disagreement, lasting_reach, mean_over_trials, summed
-from analysis.statistics.unpaired import Level, Luck, day_part, difference, level_of, pooled, trials_needed
+from analysis.statistics.unpaired import Level, Luck, difference, level_of, trials_needed
 
 
 def drifting(rng, size, *, rho):
@@ -296,27 +296,6 @@ def test_more_trials_do_not_reduce_the_day_to_day_variance() -> None:
     assert apart.spread == pytest.approx(math.sqrt(2.0) * 0.01, rel=1e-3)
 
 
-def test_history_teaches_how_days_differ() -> None:
-    quiet = [Level(mean=0.0, trials=4, each=Part(variance=0.0, degrees=3.0))] * 9
-    assert day_part(quiet, day_spread=0.02).variance < 0.5 * 0.02**2
-    loud = [Level(mean=0.05 * (-1) ** n, trials=4, each=Part(variance=0.0, degrees=3.0)) for n in range(9)]
-    assert day_part(loud, day_spread=0.02).variance > 4 * 0.02**2
-    assert day_part(quiet[:1], day_spread=0.02) == Part(variance=0.02**2, degrees=4.0)
-
-
-def test_step_between_releases_counts_once_in_how_days_differ() -> None:
-    """A release that is 20 % faster for good makes days no more than one step different."""
-    levels = [Level(mean=0.0 if n < 6 else -0.2, trials=4, each=Part(variance=0.0, degrees=3.0)) for n in range(12)]
-    spread = math.sqrt(day_part(levels, day_spread=0.0).variance)
-    assert spread < 0.5 * float(np.std([item.mean for item in levels]))
-
-
-def test_trial_to_trial_variance_is_not_taken_for_that_of_days() -> None:
-    rng = np.random.default_rng(5)
-    levels = [level(rng.normal(0.0, 0.05, 6)) for _ in range(40)]
-    assert math.sqrt(day_part(levels, day_spread=0.0).variance) < 0.01
-
-
 def test_needed_trials_fall_with_the_distance_to_the_limit() -> None:
     one, two = level([0.0, 0.05, -0.05]), level([0.01, 0.06, -0.04])
     day = Part(variance=0.001**2, degrees=4.0)
@@ -326,21 +305,3 @@ def test_needed_trials_fall_with_the_distance_to_the_limit() -> None:
     assert far is not None
     assert near > far
     assert trials_needed(one, two, day, bound=0.0, alpha=0.05) is None
-
-
-def test_runs_of_one_build_average_the_day_to_day_variance() -> None:
-    day = Part(variance=0.01**2, degrees=4.0)
-    one = Level(mean=0.1, trials=4, each=Part(variance=0.0, degrees=3.0))
-    other = Level(mean=0.3, trials=6, each=Part(variance=0.0, degrees=5.0))
-    both = pooled([one, other])
-    assert (both.mean, both.trials, both.runs) == (pytest.approx(0.2), 10, 2)
-    assert difference(both, one, day).spread == pytest.approx(0.01 * math.sqrt(1.5))
-    assert difference(one, one, day).spread == pytest.approx(0.01 * math.sqrt(2.0))
-
-
-def test_pooled_variance_is_that_of_the_mean_of_runs() -> None:
-    noisy = Level(mean=0.0, trials=4, each=Part(variance=0.04, degrees=3.0))
-    assert pooled([noisy] * 5).part == Part(variance=pytest.approx(0.002), degrees=pytest.approx(15.0))
-    assert pooled([noisy]) == noisy
-    unknown = Level(mean=0.0, trials=1, each=None)
-    assert pooled([noisy, unknown]).part is None

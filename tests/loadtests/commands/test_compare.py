@@ -1,4 +1,4 @@
-"""`tailgate compare`: two runs, or a folder of earlier ones and a run, from the records to exit code and reports."""
+"""`tailgate compare`: two runs, from the records to exit code and reports."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from analysis.compare.compared_run import read_compared
 from analysis.records.run_records import read_run
-from analysis.releases.release import read_release
 from analysis.summary.summary import analyze
 from loadtests.commands.main import main
 from tests.fakes import results
@@ -42,7 +42,7 @@ RUN = FakeRun(
 LATER = replace(RUN, seed=2, day=7, environment={"machine": "0123456789ab", "versions": {"torch": "2.12"}})
 
 SHORT = replace(RUN, duration_s=60, trials=2)
-RELEASE = functools.cache(read_release)
+READ = functools.cache(read_compared)
 FOLDER: list[Path] = []
 
 
@@ -50,8 +50,7 @@ FOLDER: list[Path] = []
 def _runs_are_written_and_read_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     FOLDER[:] = [tmp_path_factory.mktemp("compared")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("loadtests.commands.compare.read_release", RELEASE)
-        patch.setattr("analysis.releases.history.read_release", RELEASE)
+        patch.setattr("loadtests.commands.compare.read_compared", READ)
         yield
 
 
@@ -68,13 +67,6 @@ def with_arm(run: FakeRun, **changes: object) -> FakeRun:
 @pytest.fixture
 def baseline() -> Path:
     return made("last-week", RUN)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, baseline: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A folder of baselines with one accepted run."""
-    told(capsys, "compare", tmp_path / "baselines", baseline, "--accept")
-    return tmp_path / "baselines"
 
 
 @pytest.fixture
@@ -124,62 +116,20 @@ def test_a_run_is_not_compared_with_itself_nor_with_a_copy(tmp_path: Path, basel
     assert "last-week and copy hold the same trial" in refused(capsys, "compare", baseline, copied)
 
 
-def test_a_damaged_record_is_named_and_left_out(folder: Path, capsys) -> None:
-    broken = folder / "zzz.json"
-    broken.write_text((folder / "last-week.json").read_text().replace("600000000", "500000000"))
-    later = made("this-week", LATER)
-    _, document, _ = told(capsys, "compare", folder, later, "--json")
-    (note,) = [note for note in document["notes"] if "zzz.json" in note]
-    assert "not as it was written" in note
-    assert "not as it was written" in refused(capsys, "compare", broken, later)
-
-
 def test_what_cannot_be_written_is_refused(tmp_path: Path, baseline: Path, capsys) -> None:
     later = made("this-week", LATER)
     said = refused(capsys, "compare", baseline, later, "--out", "/proc/reports")
     assert "/proc/reports" in said
     assert "--out" in said
-    (tmp_path / "baselines" / "this-week.json").mkdir(parents=True)
-    assert "write" in refused(capsys, "compare", tmp_path / "baselines", later, "--accept")
 
 
-def test_accepted_runs_are_kept_small_and_the_newest_is_compared(tmp_path: Path, capsys) -> None:
-    folder = tmp_path / "baselines" / "main"
-    code, line, _ = told(capsys, "compare", folder, made("one", SHORT), "--accept")
-    assert (code, line["verdict"]) == (3, "INCONCLUSIVE")
-    kept = Path(line["kept"])
-    assert kept.parent == folder
-    assert kept.stat().st_size < 64_000
-    code, line, _ = told(capsys, "compare", folder, made("two", replace(SHORT, seed=2, day=7)), "--accept")
-    assert code in (0, 3)
-    assert [path.stem for path in sorted(folder.iterdir())] == ["one", "two"]
-    third = made("three", replace(SHORT, seed=3, day=14))
-    _, document, _ = told(capsys, "compare", folder, third, "--json")
-    assert document["baseline"]["run_id"] == "two"
-    assert [run["run_id"] for run in document["history"]] == ["one", "two"]
-    points = next(item for item in document["trends"] if item["figure"] == "p50_tpot_ms")["points"]
-    assert [point["run_id"] for point in points] == ["one", "two", "three"]
-
-
-def test_failed_run_is_kept_by_force_alone(folder: Path, slower: Path, capsys) -> None:
-    code, line, out = told(capsys, "compare", folder, slower, "--accept")
-    assert (code, line["kept"]) == (99, None)
-    assert "--force" in out
-    code, line, _ = told(capsys, "compare", folder, slower, "--accept", "--force")
-    assert code == 99
-    assert Path(line["kept"]).exists()
-
-
-def test_limits_come_from_the_folder_or_the_file(tmp_path: Path, folder: Path, slower: Path, capsys) -> None:
-    (folder / "compare.toml").write_text("[compare.limits]\np50_tpot_ms = 0.5\np99_e2e_ms = false\n")
-    _, document, _ = told(capsys, "compare", folder, slower, "--json")
+def test_limits_come_from_the_file(tmp_path: Path, baseline: Path, slower: Path, capsys) -> None:
+    limits = tmp_path / "limits.toml"
+    limits.write_text("[compare.limits]\np50_tpot_ms = 0.5\np99_e2e_ms = false\n")
+    _, document, _ = told(capsys, "compare", baseline, slower, "--limits", limits, "--json")
     judged = {row["figure"]: row for row in document["figures"] if row["arm"] == "compiled"}
     assert judged["p50_tpot_ms"]["verdict"] == "PASS"
     assert judged["p99_e2e_ms"]["verdict"] is None
-    strict = tmp_path / "strict.toml"
-    strict.write_text("[compare.limits]\np50_tpot_ms = 0.03\n")
-    code, _, _ = told(capsys, "compare", folder, slower, "--limits", strict)
-    assert code == 99
 
 
 @pytest.mark.parametrize(
@@ -206,10 +156,8 @@ def test_limits_that_cannot_be_used_are_refused(text, expected, tmp_path: Path, 
     ("arguments", "expected"),
     [
         (["none", "{run}"], "none does not exist"),
-        (["{run}", "none"], "none is no run directory and no record"),
-        (["{empty}", "{run}"], "holds no run from before last-week: keep a first one with --accept"),
-        (["{run}", "{run}", "--accept"], "give a folder of baselines"),
-        (["{empty}", "{run}", "--force"], "add --accept"),
+        (["{run}", "none"], "none does not exist"),
+        (["{empty}", "{run}"], "empty is no run directory and no result file"),
         (["{run}", "{run}", "--limits", "none.toml"], "none.toml: cannot be read"),
         (["{run}", "{run}", "--limits", ""], "--limits is empty"),
         (["{run}", "{run}", "--out", ""], "--out is empty"),
@@ -218,15 +166,15 @@ def test_limits_that_cannot_be_used_are_refused(text, expected, tmp_path: Path, 
         (["{run}", "{run}", "--arm", "eager="], '--arm "eager=" lacks a name'),
         (["{run}", "{run}", "--arm", "=eager"], '--arm "=eager" lacks a name'),
         (["{run}", "{run}", "--arm", ""], '--arm "" lacks a name'),
-        (["/dev/null", "{run}"], "/dev/null is no run directory and no record"),
-        (["{run}", "/dev/null"], "/dev/null is no run directory and no record"),
+        (["/dev/null", "{run}"], "/dev/null is no run directory and no result file"),
+        (["{run}", "/dev/null"], "/dev/null is no run directory and no result file"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
     arguments, expected, tmp_path: Path, baseline: Path, capsys, monkeypatch
 ) -> None:
     if "--arm" in arguments:
-        monkeypatch.setattr("loadtests.commands.compare.read_release", lambda path: pytest.fail(f"{path} was read"))
+        monkeypatch.setattr("loadtests.commands.compare.read_compared", lambda path: pytest.fail(f"{path} was read"))
     (tmp_path / "empty").mkdir()
     given = [word.format(run=baseline, empty=tmp_path / "empty") for word in arguments]
     assert expected in refused(capsys, "compare", *given)

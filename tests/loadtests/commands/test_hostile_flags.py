@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from analysis.releases.release import read_release
+from analysis.compare.compared_run import read_compared
 from loadtests.commands.main import build_parser, main
 from loadtests.trials.run import Orchestrator, RunOutcome
 from servers.complaint import LONGEST
@@ -64,7 +64,7 @@ HOSTILE = {
     "address": "eager=127.0.0.1:99999999999999",
 }
 
-RELEASE = functools.cache(read_release)  # the same two runs for every value of a flag
+READ = functools.cache(read_compared)  # the same two runs for every value of a flag
 
 # What a command needs besides the flag that is tried. Names in capitals stand for what the fixture makes.
 BASE: dict[str, tuple[str, ...]] = {
@@ -132,8 +132,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("loadtests.commands.provider.ProviderServer", stopped)
     monkeypatch.setattr(os, "execve", stopped)
     monkeypatch.setattr("loadtests.workers.remote._wait_for", stopped)
-    monkeypatch.setattr("loadtests.commands.compare.read_release", RELEASE)
-    monkeypatch.setattr("analysis.releases.history.read_release", RELEASE)
+    monkeypatch.setattr("loadtests.commands.compare.read_compared", READ)
     monkeypatch.setattr("loadtests.trials.parity_processes.ParityRun.run", stopped)
 
 

@@ -1,9 +1,9 @@
-"""Whether `tailgate compare` sees what is there: releases with a planted fault, and equal ones of another day.
+"""Whether `tailgate compare` sees what is there: runs with a planted fault, and equal ones of another day.
 
-    python benchmarks/releases.py [decode] [memory] [equal] [--seeds 5] [--trials 6] [--seconds 20] [--lanes 1]
+    python benchmarks/compare.py [decode] [memory] [equal] [--seeds 5] [--trials 6] [--seconds 20] [--lanes 1]
 
-First a folder of baselines, a run for each seed. Then for each seed the same build with every engine step 10 % longer,
-with 30 % more memory, and twice as it was (see benchmarks/planted_arm.py), each compared with the folder. Real servers
+For each seed a baseline, then the same build with every engine step 10 % longer, with 30 % more memory, and twice as
+it was (see benchmarks/planted_arm.py), each compared with the baseline of its seed. Real servers
 with a tiny model on the CPU, real Envoy and Locust, and traffic of its own for each run. Each line is a share of
 comparisons beside what it must reach; the last line on stdout is one JSON object. Exit code 1 when a line misses its
 goal. Five seeds take about an hour and a half on two processors, which must be quiet. With --lanes as many runs go on
@@ -28,16 +28,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.releases.comparison import arms_to_compare, compare_releases
-from analysis.releases.history import History, by_time
-from analysis.releases.release import read_release
-from analysis.settings.release_limits import ReleaseLimits
+
+from analysis.compare.compared_run import ComparedRun, read_compared
+from analysis.compare.comparison import arms_to_compare, compare_runs
+from analysis.settings.compare_limits import CompareLimits
 from benchmarks.environment import ROOT, child_environment
 from benchmarks.planted_arm import VARIABLE
 from loadtests.bed.host import siblings
 
 EXPERIMENT = """
-name = "release"
+name = "compared"
 [model]
 id = "random:tiny"
 dtype = "float32"
@@ -118,7 +118,7 @@ class Plan:
     lag_ms: float = 50.0  # of the generator, from which on its run is not believed
     more: str = ""  # of the experiment
     arm_command: Sequence[str] = PLANTED_ARM
-    limits: ReleaseLimits
+    limits: CompareLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ def run_dir(plan: Plan, name: str, *, seed: int, planted: str) -> Path:
     if made := [path for path in out.glob("*/") if (path / "summary.json").exists()]:
         return made[0]
     out.mkdir(parents=True, exist_ok=True)
-    experiment = out / "release.toml"
+    experiment = out / "compared.toml"
     experiment.write_text(
         EXPERIMENT.format(seconds=plan.seconds, trials=plan.trials, rate=plan.rate, lag_ms=plan.lag_ms, more=plan.more)
     )
@@ -168,11 +168,11 @@ def run_dir(plan: Plan, name: str, *, seed: int, planted: str) -> Path:
     return made[0]
 
 
-def compared(plan: Plan, baselines: History, candidate: Path) -> dict[str, Any]:
-    """The comparison of a run with the newest of the baselines."""
-    later = read_release(candidate)
-    arms = arms_to_compare(baselines.newest, later)
-    return compare_releases(baselines, later, arms=arms, limits=plan.limits)
+def compared(plan: Plan, baseline: ComparedRun, candidate: Path) -> dict[str, Any]:
+    """The comparison of a run with the baseline."""
+    later = read_compared(candidate)
+    arms = arms_to_compare(baseline, later)
+    return compare_runs(baseline, later, arms=arms, limits=plan.limits)
 
 
 def run_dirs(plan: Plan, kinds: Sequence[Kind], seeds: int) -> dict[str, Path]:
@@ -195,11 +195,11 @@ def outcomes(
     """What came of each comparison, one row each."""
     rows = []
     made = run_dirs(plan, kinds, seeds)
-    baselines = History(releases=by_time([read_release(made[f"baseline-{seed}"]) for seed in range(seeds)]))
     for seed in range(seeds):
+        baseline = read_compared(made[f"baseline-{seed}"])
         for kind in kinds:
             for copy in range(kind.per_seed):
-                document = compared(plan, baselines, made[f"{kind.name}-{seed}-{copy}"])
+                document = compared(plan, baseline, made[f"{kind.name}-{seed}-{copy}"])
                 failed = [row["figure"] for row in document["figures"] if row["verdict"] == "FAIL"]
                 own = [row for row in document["figures"] if row["figure"] == kind.figure]
                 row = {
@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=20.0, help="of traffic in each trial (default %(default)s)")
     parser.add_argument("--lanes", type=int, default=1, help="runs side by side, each on processors of its own")
-    parser.add_argument("--out", default="runs/releases", help="where the runs are kept (default %(default)s)")
+    parser.add_argument("--out", default="runs/compared", help="where the runs are kept (default %(default)s)")
     parser.add_argument(
         "--without-references", action="store_true", help="take the machine for the same, and measure none of it"
     )
@@ -261,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trials=options.trials,
         seconds=options.seconds,
         more="[bed]\nreference_s = 0\n" if options.without_references else "",
-        limits=ReleaseLimits(need_references=not options.without_references),
+        limits=CompareLimits(need_references=not options.without_references),
     )
     rows = outcomes(plan, kinds, options.seeds, lambda row: print(json.dumps(row), file=sys.stderr, flush=True))
     lines = shares(rows, kinds)

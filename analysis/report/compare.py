@@ -1,4 +1,4 @@
-"""What a reader sees of two releases compared: a table for the terminal, Markdown, JUnit XML and HTML."""
+"""What a reader sees of two runs compared: a table for the terminal, Markdown, JUnit XML and HTML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from analysis.report.html import content_policy, environment, template_text
 from analysis.report.markdown import MARKS as MARKDOWN_MARKS
 from analysis.report.markdown import prose, table
 from analysis.report.terminal import WIDE, chip, console_of, noted, printed_on
-from analysis.report.trend_charts import trend_charts
 from analysis.report.values import (
     DASH,
     Row,
@@ -34,14 +33,14 @@ from analysis.report.values import (
 )
 
 
-def write_release_reports(document: Mapping[str, Any], folder: Path) -> Path:
+def write_compare_reports(document: Mapping[str, Any], folder: Path) -> Path:
     """compare.json, compare.xml, compare.md and compare.html stand in `folder`; the path of the last."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "compare.json", document, indent=1, ensure_ascii=False, allow_nan=False)
     for name, content in (
-        ("compare.xml", release_junit(document)),
-        ("compare.md", release_markdown(document)),
-        ("compare.html", release_html(document)),
+        ("compare.xml", compare_junit(document)),
+        ("compare.md", compare_markdown(document)),
+        ("compare.html", compare_html(document)),
     ):
         (folder / name).write_text(content, encoding="utf-8", newline="\n")
     return folder / "compare.html"
@@ -81,7 +80,7 @@ def open_lines(document: Row) -> list[str]:
 # --- Terminal ---------------------------------------------------------------------------------------------------------
 
 
-def release_table(document: Row, *, width: int = 100) -> str:
+def compare_table(document: Row, *, width: int = 100) -> str:
     """The comparison for a terminal: coloured where stdout is one and NO_COLOR is unset."""
     console = console_of(width)
     names = f"{text(at(document, 'baseline', 'run_id'))} → {text(at(document, 'candidate', 'run_id'))}"
@@ -122,14 +121,13 @@ def _gates(document: Row, *, narrow: bool) -> Table:
 # --- HTML -------------------------------------------------------------------------------------------------------------
 
 
-def release_html(document: Row) -> str:
+def compare_html(document: Row) -> str:
     """The whole compare.html: one file that fetches nothing and runs no script."""
-    style = template_text("report.css") + template_text("release.css")
-    charts = trend_charts(document)
+    style = template_text("report.css") + template_text("compare.css")
     arms = rows(document, "arms")
     return (
         environment()
-        .get_template("release.html")
+        .get_template("compare.html")
         .render(
             policy=content_policy(style, ""),
             style=Markup(style),
@@ -145,14 +143,12 @@ def release_html(document: Row) -> str:
                         for row in gates_of(document, arm.get("name"))
                     ],
                     "shown": [row for row in _shown(document) if row.get("arm") == arm.get("name")],
-                    "charts": [chart for chart in charts if chart.arm == text(arm.get("name"))],
                     "references": rows(arm, "machine", "references"),
                     "machine": text(at(arm, "machine", "text")),
                 }
                 for index, arm in enumerate(arms)
             ],
             differs=rows(document, "differs"),
-            runs=len(rows(document, "history")),
         )
     )
 
@@ -165,11 +161,7 @@ def _facts(document: Row) -> list[dict[str, str]]:
         note = ", ".join(part for part in (moment(at(run, "created")), commit) if part != DASH)
         trials = count(at(run, "trials"))
         note += f"; trials: {trials}"
-        if len(repeats := at(run, "runs") or []) > 1:
-            note += f"; with {len(repeats) - 1} earlier of its build"
         facts.append({"name": side.capitalize(), "value": text(at(run, "run_id")), "note": note})
-    earlier = len(rows(document, "history"))
-    facts.append({"name": "Earlier runs beside", "value": count(earlier), "note": "which show how days differ"})
     return facts
 
 
@@ -181,7 +173,7 @@ def _shown(document: Row) -> list[Row]:
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
-def release_markdown(document: Row) -> str:
+def compare_markdown(document: Row) -> str:
     """The comparison for a pull request: verdict, gates by arm, what is open, what differs."""
     names = f"{prose(at(document, 'baseline', 'run_id'))} → {prose(at(document, 'candidate', 'run_id'))}"
     judged = verdict(at(document, "overall"))
@@ -213,7 +205,7 @@ def release_markdown(document: Row) -> str:
 # --- JUnit ------------------------------------------------------------------------------------------------------------
 
 
-def release_junit(document: Row) -> str:
+def compare_junit(document: Row) -> str:
     """A suite an arm, a case a gate: FAIL is a failure, INCONCLUSIVE is skipped with its reason."""
     names = f"{text(at(document, 'baseline', 'run_id'))} {text(at(document, 'candidate', 'run_id'))}"
     root = ET.Element("testsuites", {"name": f"tailgate compare {names}"})

@@ -1,4 +1,4 @@
-"""What is compared of two releases, and how much worse the later one may be: a [compare] table, with its defaults.
+"""What is compared of two runs, and how much worse the later one may be: a [compare] table, with its defaults.
 
 A figure is judged where it has a limit; all others are shown.
 """
@@ -88,8 +88,8 @@ LARGEST_LOG: Final = 700.0  # of a float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseLimits:
-    """How two releases are judged. A value out of range raises RecordError, one line that names compare.KEY."""
+class CompareLimits:
+    """How two runs are judged. A value out of range raises RecordError, one line that names compare.KEY."""
 
     alpha: Annotated[float, Range(0.0001, 0.5)] = 0.05
     # Standard deviation of log latency over starts of one build, and over days; each counts as four of them.
@@ -116,7 +116,7 @@ class ReleaseLimits:
         return self.limits.get(figure.key, figure.limit)
 
     @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> ReleaseLimits:
+    def from_table(cls, table: Mapping[str, Any]) -> CompareLimits:
         """The limits in a [compare] table, defaults elsewhere. Another key or type raises RecordError."""
         numbers = ("alpha", "restart_spread", "tuning_spread", "day_spread", "machine_drift")
         for key in table:

@@ -1,4 +1,4 @@
-"""Two releases judged: may the later one replace the earlier, as one JSON document."""
+"""Two runs judged: whether the later one may replace the earlier one, as one JSON document."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.compare.compared_run import ComparedRun
+from analysis.compare.conditions import Departure, departures, obstacles
+from analysis.compare.gates import FigureRow, arm_rows
+from analysis.compare.machine import MachineSpeeds, machine_speeds
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.records.tables import RecordError
-from analysis.releases.conditions import Departure, departures, obstacles
-from analysis.releases.gates import FigureRow, arm_rows
-from analysis.releases.history import History, days
-from analysis.releases.machine import MachineSpeeds, machine_speeds, typical
-from analysis.releases.release import Release
-from analysis.releases.trend import trends
-from analysis.settings.release_limits import ReleaseLimits
+from analysis.settings.compare_limits import CompareLimits
 from analysis.summary.summary import EXIT_CODES
 from analysis.wording import counted
 
@@ -37,7 +35,7 @@ def chosen_arms(chosen: Sequence[str]) -> dict[str, str]:
     return arms
 
 
-def arms_to_compare(baseline: Release, candidate: Release, chosen: Sequence[str] = ()) -> dict[str, str]:
+def arms_to_compare(baseline: ComparedRun, candidate: ComparedRun, chosen: Sequence[str] = ()) -> dict[str, str]:
     """The candidate's arm for each of the baseline's: those of one name, or those `chosen`, each as NAME or as
     BASELINE=CANDIDATE.
 
@@ -60,12 +58,11 @@ def arms_to_compare(baseline: Release, candidate: Release, chosen: Sequence[str]
     return arms
 
 
-def compare_releases(
-    history: History, candidate: Release, *, arms: Mapping[str, str], limits: ReleaseLimits
+def compare_runs(
+    baseline: ComparedRun, candidate: ComparedRun, *, arms: Mapping[str, str], limits: CompareLimits
 ) -> dict[str, Any]:
-    """What became of the newest release of the history, ready for JSON. RecordError, which lists them, where the two
+    """Whether the candidate may replace the baseline, ready for JSON. RecordError, which lists them, where the two
     differ in what a comparison rests on."""
-    baseline = history.newest
     if baseline.is_same_run(candidate):
         if baseline.run_id == candidate.run_id:
             raise RecordError(f"{candidate.run_id} is the baseline and the candidate: give two runs")
@@ -80,21 +77,18 @@ def compare_releases(
             f"{baseline.run_id} and {candidate.run_id} cannot be compared, since they differ in {listed}{rest}: "
             "run both with one experiment"
         )
-    alike = history.alike(candidate, arms)
-    repeats = history.repeats(arms, alike)
-    machines = {other: _machines(repeats, candidate, name, other, limits) for name, other in arms.items()}
-    rows = arm_rows(arms, history=alike, repeats=repeats, candidate=candidate, machines=machines, limits=limits)
+    machines = {other: _machines(baseline, candidate, name, other, limits) for name, other in arms.items()}
+    rows = arm_rows(arms, baseline=baseline, candidate=candidate, machines=machines, limits=limits)
     gates = [row for row in rows if row.verdict is not None]
     overall = overall_verdict([row.verdict for row in gates])
     document = {
-        "kind": "tailgate comparison of releases",
+        "kind": "tailgate comparison of runs",
         "schema": SCHEMA,
         "overall": overall,
         "exit_code": EXIT_CODES[overall],
         "headline": _headline(overall, gates),
-        "baseline": {**_release_row(baseline), "runs": [release.run_id for release in repeats]},
-        "candidate": _release_row(candidate),
-        "history": [_release_row(release) for release in alike],
+        "baseline": _run_row(baseline),
+        "candidate": _run_row(candidate),
         "arms": [
             {
                 "name": other,
@@ -106,7 +100,7 @@ def compare_releases(
         ],
         "figures": [_figure_row(row) for row in rows],
         "differs": [_departure_row(item) for item in departures(baseline, candidate, arms)],
-        "notes": _notes(history, alike, rows, machines, baseline, candidate),
+        "notes": _notes(rows, machines, baseline, candidate),
         "settings": {
             "alpha": limits.alpha,
             "restart_spread": limits.restart_spread,
@@ -115,7 +109,6 @@ def compare_releases(
             "machine_drift": limits.machine_drift,
             "need_references": limits.need_references,
         },
-        "trends": trends(arms, history=alike, candidate=candidate, limits=limits),
     }
     plain: dict[str, Any] = _plain(document)
     return plain
@@ -129,16 +122,16 @@ def overall_verdict(verdicts: Sequence[str | None]) -> str:
 
 
 def _machines(
-    repeats: Sequence[Release], candidate: Release, name: str, other: str, limits: ReleaseLimits
+    baseline: ComparedRun, candidate: ComparedRun, name: str, other: str, limits: CompareLimits
 ) -> MachineSpeeds:
-    # A server of somebody else is not on the machine of the run.
+    # An external server is not on the machine of the run.
     here = None if candidate.arms[other].config.get("kind") else candidate.machine
-    there = {release.machine for release in repeats}
+    there = baseline.machine
     return machine_speeds(
-        typical(release.arms[name].references for release in repeats),
+        baseline.arms[name].references,
         candidate.arms[other].references,
         drift=limits.machine_drift,
-        same_machine=there == {here} if here and None not in there else None,
+        same_machine=here == there if here and there else None,
     )
 
 
@@ -157,26 +150,12 @@ def _headline(overall: str, gates: Sequence[FigureRow]) -> str:
 
 
 def _notes(
-    history: History,
-    alike: Sequence[Release],
     rows: Sequence[FigureRow],
     machines: Mapping[str, MachineSpeeds],
-    baseline: Release,
-    candidate: Release,
+    baseline: ComparedRun,
+    candidate: ComparedRun,
 ) -> list[str]:
-    notes = [f"Not among the baselines: {reason}." for reason in history.unread]
-    if others := len(history.releases) - len(alike):
-        notes.append(
-            f"{counted(others, 'earlier run')} had other arms, traffic, model or objectives, and tell nothing here."
-        )
-    if len(alike) < 2:
-        notes.append(
-            "How much days differ is taken for granted (compare.day_spread): a folder of earlier runs would show it."
-        )
-    if (shown := len(days(alike))) < len(alike):
-        notes.append(
-            f"Some of the {len(alike)} earlier runs ran at one time on one machine: they show {counted(shown, 'day')}."
-        )
+    notes = []
     for arm, machine in machines.items():
         if machine.drifted:
             notes.append(f"{arm}: {machine.text}.")
@@ -192,13 +171,13 @@ def _notes(
     return notes
 
 
-def _release_row(release: Release) -> dict[str, Any]:
+def _run_row(run: ComparedRun) -> dict[str, Any]:
     return {
-        "run_id": release.run_id,
-        "name": release.name,
-        "created": release.created,
-        "trials": release.trials,
-        "git_commit": release.environment.get("git_commit"),
+        "run_id": run.run_id,
+        "name": run.name,
+        "created": run.created,
+        "trials": run.trials,
+        "git_commit": run.environment.get("git_commit"),
     }
 
 
@@ -222,8 +201,8 @@ def _machine_row(machine: MachineSpeeds) -> dict[str, Any]:
 
 
 _ROW_COLUMNS = (
-    *("arm", "baseline", "candidate", "ratio", "low", "high", "spread", "degrees", "day_spread", "limit", "p_worse"),
-    *("corrected", "needed_trials", "verdict", "reason", "doubt"),
+    *("arm", "baseline", "candidate", "ratio", "low", "high", "spread", "degrees", "limit", "p_worse"),
+    *("needed_trials", "verdict", "reason", "doubt"),
 )
 
 

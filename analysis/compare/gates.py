@@ -1,4 +1,4 @@
-"""The figures of one arm in two releases, each judged by itself: PASS, FAIL or INCONCLUSIVE with a reason.
+"""The figures of one arm in two runs, each judged by itself: PASS, FAIL or INCONCLUSIVE with a reason.
 
 PASS: surely not worse than the limit. FAIL: surely worse than the baseline, and as far as seen by more than the limit.
 All else is open. FAILs are adjusted by Holm's procedure over all gates, so that equal runs fail in at most one of
@@ -14,16 +14,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
+from analysis.compare.compared_run import ComparedArm, ComparedRun
+from analysis.compare.machine import MachineSpeeds
 from analysis.judging.checks.bed_traffic import HOST, THROTTLING
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.releases.history import days
-from analysis.releases.machine import MachineSpeeds
-from analysis.releases.release import Release, ReleaseArm
 from analysis.run.work import answers_apart
-from analysis.settings.release_limits import FIGURES, Figure, ReleaseLimits, bound_of, ratio_of
+from analysis.settings.compare_limits import FIGURES, CompareLimits, Figure, bound_of, ratio_of
 from analysis.statistics.compare import holm
-from analysis.statistics.machines import Part
-from analysis.statistics.unpaired import Difference, Level, day_part, difference, level_of, pooled, trials_needed
+from analysis.statistics.unpaired import Difference, Level, day_part, difference, level_of, trials_needed
 from analysis.wording import counted
 
 # What takes time from a run lets its queues grow, and with them what it holds in memory.
@@ -34,7 +32,7 @@ _CACHE_SHARE = 0.1  # by how much the share of compiles that the cache had may d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureRow:
-    """One figure of one arm in both releases. With a limit it is a gate, and has a verdict."""
+    """One figure of one arm in both runs. With a limit it is a gate, and has a verdict."""
 
     arm: str
     figure: Figure
@@ -45,11 +43,9 @@ class FigureRow:
     high: float | None = None
     spread: float | None = None  # standard error of the log ratio
     degrees: float | None = None
-    day_spread: float | None = None  # standard deviation of a day that the limits allow for
     trials: tuple[int, int] = (0, 0)
     limit: float | None = None
     p_worse: float | None = None  # of H0: not worse; adjusted where it is a gate
-    corrected: tuple[float, float] | None = None  # the ratio with the machine's part taken off: from, to
     needed_trials: int | None = None  # in each run, that would let a ratio as seen pass
     verdict: str | None = None
     reason: str = ""
@@ -63,7 +59,7 @@ class FigureRow:
         limits = "so few requests and trials set no limits"
         if self.low is not None and self.high is not None:
             limits = f"between {self.low:.3f} and {self.high:.3f}"
-        base = "baseline's" if self.baseline else f"{self.figure.least:g} that the baseline's nothing is taken for"
+        base = "baseline's" if self.baseline else f"{self.figure.least:g} that the baseline's 0 is taken for"
         return f"{self.figure.label} is {self.ratio:.3f} times the {base} ({limits})"
 
 
@@ -75,41 +71,34 @@ class _Estimate:
     difference: Difference  # positive is worse
     bound: float
     levels: tuple[Level, Level]
-    day: Part
 
 
 def arm_rows(
     arms: Mapping[str, str],
     *,
-    history: Sequence[Release],
-    repeats: Sequence[Release],
-    candidate: Release,
+    baseline: ComparedRun,
+    candidate: ComparedRun,
     machines: Mapping[str, MachineSpeeds],
-    limits: ReleaseLimits,
+    limits: CompareLimits,
 ) -> list[FigureRow]:
-    """All figures that both releases have, or that one of them lacks, of each of `arms` (the baseline's name to the
-    candidate's), judged where they have a limit.
-
-    `repeats` are runs of the baseline's build, the newest last: estimates rest on all of them, counts on the newest.
-    `history` shows how days differ. `machines` by the candidate's name of the arm.
+    """All figures that both runs have, or that one of them lacks, of each of `arms` (the baseline's name to the
+    candidate's), judged where they have a limit. `machines` by the candidate's name of the arm.
     """
-    baseline = repeats[-1]
     rows: list[FigureRow] = []
     estimates: list[_Estimate] = []
     for name, other in arms.items():
-        earlier, same = ([[release.arms[name] for release in day] for day in days(runs)] for runs in (history, repeats))
+        pair = baseline.arms[name], candidate.arms[other]
         for figure in FIGURES:
-            row = _base(figure, other, baseline.arms[name], candidate.arms[other], limits)
+            row = _base(figure, other, *pair, limits)
             if row is None:
                 continue
             if row.verdict is None and not row.reason and not figure.counted:
-                source = baseline.arms[name].figures.sources.get(figure.key)
-                estimate = _estimate(row, earlier, same, source, candidate.arms[other], limits)
+                estimate = _estimate(row, *pair, limits)
                 if estimate is not None and row.limit is not None:
                     estimates.append(estimate)
-                row = estimate.row if estimate is not None else _unknown(row, candidate.arms[other])
+                row = estimate.row if estimate is not None else _unknown(row, pair[1])
             elif figure.counted and row.limit is not None and not row.reason:
-                row = _count(row, baseline.arms[name], candidate.arms[other], limits)
+                row = _count(row, *pair, limits)
             rows.append(row)
     judged = {id(item.row): row for item, row in zip(estimates, _decided(estimates, machines, limits), strict=True)}
     rows = [judged.get(id(row), row) for row in rows]
@@ -121,9 +110,9 @@ def arm_rows(
 
 
 def _base(
-    figure: Figure, arm: str, baseline: ReleaseArm, candidate: ReleaseArm, limits: ReleaseLimits
+    figure: Figure, arm: str, baseline: ComparedArm, candidate: ComparedArm, limits: CompareLimits
 ) -> FigureRow | None:
-    """The row without a judgement; with a reason where there can be none. None where neither release has the figure."""
+    """The row without a judgement; with a reason where there can be none. None where neither run has the figure."""
     one, two = (side.figures.values.get(figure.key) for side in (baseline, candidate))
     if not one and not two:
         return None
@@ -136,7 +125,6 @@ def _base(
         limit=limits.limit_of(figure),
     )
     if not one:
-        # An older tailgate did not record it: nothing that the candidate could have done better.
         return replace(row, limit=None, reason=f"{figure.label} was not recorded in the baseline")
     if not two:
         reason = f"{figure.label} was recorded in the baseline and not in the candidate: record it again"
@@ -157,7 +145,7 @@ def _typical(figure: Figure, trials: Mapping[int, tuple[float, object]] | None) 
     return math.exp(sum(math.log(value) for value in values) / len(values))
 
 
-def _level(figure: Figure, arm: ReleaseArm, limits: ReleaseLimits) -> Level | None:
+def _level(figure: Figure, arm: ComparedArm, limits: CompareLimits) -> Level | None:
     trials = arm.figures.values.get(figure.key) or {}
     values = _values(figure, trials)
     if not values or min(values) <= 0:
@@ -170,60 +158,36 @@ def _level(figure: Figure, arm: ReleaseArm, limits: ReleaseLimits) -> Level | No
     )
 
 
-def _estimate(
-    row: FigureRow,
-    history: Sequence[Sequence[ReleaseArm]],
-    repeats: Sequence[Sequence[ReleaseArm]],
-    source: str | None,
-    candidate: ReleaseArm,
-    limits: ReleaseLimits,
-) -> _Estimate | None:
-    """`history` and `repeats` by day."""
+def _estimate(row: FigureRow, baseline: ComparedArm, candidate: ComparedArm, limits: CompareLimits) -> _Estimate | None:
     figure = row.figure
-
-    def levels(by_day: Sequence[Sequence[ReleaseArm]]) -> list[Level]:
-        found = []
-        for arms in by_day:
-            alike = [arm for arm in arms if arm.figures.sources.get(figure.key) == source]
-            if own := [level for arm in alike if (level := _level(figure, arm, limits)) is not None]:
-                found.append(replace(pooled(own), runs=1))
-        return found
-
-    same, two = levels(repeats), _level(figure, candidate, limits)
+    one, two = (_level(figure, arm, limits) for arm in (baseline, candidate))
     nothing = figure.less_is_better and _is_nothing(figure, candidate)
-    if not same or two is None or nothing or (row.limit is None and not (row.baseline and row.candidate)):
+    if one is None or two is None or nothing or (row.limit is None and not (row.baseline and row.candidate)):
         return None
-    one = pooled(same)
-    day = day_part(levels(history), day_spread=figure.luck * limits.day_spread)
-    apart = difference(one, two, day)
+    apart = difference(one, two, day_part(figure.luck * limits.day_spread))
     low, high = apart.limits(limits.alpha)
-    ratio = ratio_of(figure, apart.effect)
     ends = sorted(ratio_of(figure, end) for end in (low, high) if end is not None)
     return _Estimate(
         row=replace(
             row,
-            baseline=ratio_of(figure, one.mean) if row.baseline else row.baseline,
-            trials=(one.trials, two.trials),
-            ratio=ratio,
+            ratio=ratio_of(figure, apart.effect),
             low=ends[0] if ends else None,
             high=ends[1] if ends else None,
             spread=apart.spread,
             degrees=apart.part.degrees if apart.part is not None else None,
-            day_spread=math.sqrt(day.variance),
             p_worse=apart.p_above(0.0),
         ),
         difference=apart,
         bound=math.inf if row.limit is None else bound_of(figure, row.limit),
         levels=(one, two),
-        day=day,
     )
 
 
-def _is_nothing(figure: Figure, arm: ReleaseArm) -> bool:
+def _is_nothing(figure: Figure, arm: ComparedArm) -> bool:
     return not any(value for value, _ in (arm.figures.values.get(figure.key) or {}).values())
 
 
-def _unknown(row: FigureRow, candidate: ReleaseArm) -> FigureRow:
+def _unknown(row: FigureRow, candidate: ComparedArm) -> FigureRow:
     """Nothing has a ratio to nothing. None of what had better be little is as good as can be."""
     if row.limit is None:
         return row
@@ -237,25 +201,23 @@ def _unknown(row: FigureRow, candidate: ReleaseArm) -> FigureRow:
 
 
 def _decided(
-    estimates: Sequence[_Estimate], machines: Mapping[str, MachineSpeeds], limits: ReleaseLimits
+    estimates: Sequence[_Estimate], machines: Mapping[str, MachineSpeeds], limits: CompareLimits
 ) -> list[FigureRow]:
-    """The rows with their verdicts: as measured, and with what the machine may explain taken off."""
-    measured = _verdicts(estimates, [0.0] * len(estimates), limits)
-    ranges = [_machine_range(item, machines) for item in estimates]
-    corrected = [_verdicts(estimates, [side[place] for side in ranges], limits) for place in (0, 1)]
+    """The rows with their verdicts, which hold whatever part of the difference the machine explains."""
+    none = [(0.0, 0.0)] * len(estimates)
+    measured = _verdicts(estimates, none, limits)
+    explained = [_machine_range(item, machines) for item in estimates]
     rows = []
-    for place, (item, (verdict, adjusted)) in enumerate(zip(estimates, measured, strict=True)):
-        row = replace(item.row, p_worse=adjusted)
-        least, most = ranges[place]
-        if least or most:
-            ends = sorted(ratio_of(row.figure, item.difference.effect - by) for by in (least, most))
-            row = replace(row, corrected=(ends[0], ends[1]))
-            if verdict != INCONCLUSIVE and {side[place][0] for side in corrected} != {verdict}:
-                doubt = f"{machines[row.arm].text}: without its part the ratio is {ends[0]:.3f} to {ends[1]:.3f}"
-                reason = f"{row.seen}; that would be a {verdict}, but {doubt}, which decides otherwise."
-                rows.append(replace(row, verdict=INCONCLUSIVE, reason=reason, doubt=doubt))
-                continue
-        rows.append(_worded(replace(row, verdict=verdict), item, limits))
+    for item, (verdict, adjusted), (held, _) in zip(
+        estimates, measured, _verdicts(estimates, explained, limits), strict=True
+    ):
+        row = replace(item.row, p_worse=adjusted, verdict=verdict)
+        if held == verdict:
+            rows.append(_worded(row, item, limits))
+            continue
+        doubt = f"{machines[row.arm].text}, which may be why"
+        reason = f"{row.seen}; that would be a {verdict}, but {doubt}: run the baseline again on this machine."
+        rows.append(replace(row, verdict=INCONCLUSIVE, reason=reason, doubt=doubt))
     return rows
 
 
@@ -266,33 +228,38 @@ def _machine_range(item: _Estimate, machines: Mapping[str, MachineSpeeds]) -> tu
 
 
 def _verdicts(
-    estimates: Sequence[_Estimate], corrections: Sequence[float], limits: ReleaseLimits
+    estimates: Sequence[_Estimate], explained: Sequence[tuple[float, float]], limits: CompareLimits
 ) -> list[tuple[str, float | None]]:
-    """The verdict of each, and its p-value of no worsening, adjusted over all."""
-    moved = [item.difference.moved(by) for item, by in zip(estimates, corrections, strict=True)]
-    known = [place for place, item in enumerate(moved) if item.part is not None]
-    raw = [moved[place].p_above(0.0) for place in known]
+    """The verdict of each, and its p-value of no worsening, adjusted over all. `explained`: the least and the most of
+    each log ratio that is the machine's; a PASS holds with the least taken off, a FAIL with the most.
+    """
+    passing, failing = (
+        [item.difference.moved(ends[side]) for item, ends in zip(estimates, explained, strict=True)] for side in (0, 1)
+    )
+    known = [place for place, item in enumerate(failing) if item.part is not None]
+    raw = [failing[place].p_above(0.0) for place in known]
     adjusted = dict(zip(known, holm([p for p in raw if p is not None]), strict=True))
     verdicts = []
-    for place, (item, apart) in enumerate(zip(estimates, moved, strict=True)):
-        p_within, p_worse = apart.p_below(item.bound), adjusted.get(place)
+    for place, item in enumerate(estimates):
+        p_within, p_worse = passing[place].p_below(item.bound), adjusted.get(place)
         verdict = INCONCLUSIVE
         if p_within is not None and p_within <= limits.alpha:
             verdict = PASS
-        elif p_worse is not None and p_worse <= limits.alpha and apart.effect > item.bound:
+        elif p_worse is not None and p_worse <= limits.alpha and failing[place].effect > item.bound:
             verdict = FAIL
         verdicts.append((verdict, p_worse))
     return verdicts
 
 
-def _worded(row: FigureRow, item: _Estimate, limits: ReleaseLimits) -> FigureRow:
+def _worded(row: FigureRow, item: _Estimate, limits: CompareLimits) -> FigureRow:
     limit = ratio_of(row.figure, item.bound)
     side = ("below", "above") if row.figure.less_is_better else ("above", "below")
     if row.verdict == PASS:
         return replace(row, reason=f"{row.seen}, {side[0]} the limit of {limit:.3g}.")
     if row.verdict == FAIL:
         return replace(row, reason=f"{row.seen}: surely worse, and {side[1]} the limit of {limit:.3g}.")
-    needed = trials_needed(*item.levels, item.day, bound=item.bound, alpha=limits.alpha)
+    day = day_part(row.figure.luck * limits.day_spread)
+    needed = trials_needed(*item.levels, day, bound=item.bound, alpha=limits.alpha)
     if row.low is None:
         advice = "more traffic or more trials would set some"
     elif needed is not None:
@@ -300,12 +267,12 @@ def _worded(row: FigureRow, item: _Estimate, limits: ReleaseLimits) -> FigureRow
     elif item.difference.effect > item.bound:
         advice = "more trials would tell whether it is really worse"
     else:
-        advice = "no number of trials would do: days differ by that much; keep more runs in the baseline folder"
+        advice = "no number of trials would do: two days may differ by as much (compare.day_spread)"
     reason = f"{row.seen}, which leaves the limit of {limit:.3g} open; {advice}."
     return replace(row, needed_trials=needed, reason=reason)
 
 
-def _count(row: FigureRow, baseline: ReleaseArm, candidate: ReleaseArm, limits: ReleaseLimits) -> FigureRow:
+def _count(row: FigureRow, baseline: ComparedArm, candidate: ComparedArm, limits: CompareLimits) -> FigureRow:
     """A count of what happened is no estimate: it FAILs with one trial."""
     one, two = ([value for value, _ in side.figures.values[row.figure.key].values()] for side in (baseline, candidate))
     more, label = row.limit or 0.0, row.figure.label
@@ -330,19 +297,6 @@ def _count(row: FigureRow, baseline: ReleaseArm, candidate: ReleaseArm, limits: 
     return replace(row, verdict=INCONCLUSIVE, p_worse=chance, reason=f"{seen}, which may be the traffic's luck.")
 
 
-def _unknown_kinds(row: FigureRow, baseline: ReleaseArm, candidate: ReleaseArm) -> str:
-    """Where more compiles, or no more, may be of a kind that the version which recorded one side did not know."""
-    if row.figure.key not in _COMPILE_FIGURES:
-        return ""
-    side, other, whose = baseline, candidate, "baseline"
-    if row.verdict == PASS:
-        side, other, whose = candidate, baseline, "candidate"
-    if not (kinds := sorted(set(side.unknown_kinds) - set(other.unknown_kinds))):
-        return ""
-    named = ", ".join(kinds)
-    return f"the version of tailgate that recorded the {whose} knew no compiles of kind {named}: record it again"
-
-
 def _span(counts: Sequence[float]) -> str:
     return f"{min(counts):g}" if min(counts) == max(counts) else f"{min(counts):g} to {max(counts):g}"
 
@@ -351,9 +305,9 @@ def _span(counts: Sequence[float]) -> str:
 
 
 def _believed(
-    row: FigureRow, baseline: ReleaseArm, candidate: ReleaseArm, machine: MachineSpeeds, limits: ReleaseLimits
+    row: FigureRow, baseline: ComparedArm, candidate: ComparedArm, machine: MachineSpeeds, limits: CompareLimits
 ) -> FigureRow:
-    """The row, INCONCLUSIVE where its verdict rests on what the releases do not show."""
+    """The row, INCONCLUSIVE where its verdict rests on what the runs do not show."""
     if row.verdict not in (PASS, FAIL):
         return row
     doubt = _doubt(row, baseline, candidate, machine, limits)
@@ -364,7 +318,7 @@ def _believed(
 
 
 def _doubt(
-    row: FigureRow, baseline: ReleaseArm, candidate: ReleaseArm, machine: MachineSpeeds, limits: ReleaseLimits
+    row: FigureRow, baseline: ComparedArm, candidate: ComparedArm, machine: MachineSpeeds, limits: CompareLimits
 ) -> str:
     figure = row.figure
     sources = [side.figures.sources.get(figure.key) for side in (baseline, candidate)]
@@ -373,8 +327,6 @@ def _doubt(
     if figure.key in ("startup_s", "compile_s") and abs(_cached(baseline) - _cached(candidate)) > _CACHE_SHARE:
         shares = f"{100 * _cached(baseline):.0f} % and {100 * _cached(candidate):.0f} %"
         return f"the compile cache held {shares} of the compiles: run both from caches in one state"
-    if unknown := _unknown_kinds(row, baseline, candidate):
-        return unknown
     # What was counted, or held in memory, was so however the run went.
     fact = figure.counted or figure.machine == "none"
     if figure.traffic and not fact and baseline.answers is not None and candidate.answers is not None:
@@ -401,6 +353,6 @@ def _doubt(
     return ""
 
 
-def _cached(arm: ReleaseArm) -> float:
+def _cached(arm: ComparedArm) -> float:
     total = sum(arm.cache.values())
     return arm.cache.get("hit", 0.0) / total if total else 0.0

@@ -32,7 +32,7 @@ Value = tuple[float, Luck]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmFigures:
-    """The figures of one arm by key (`analysis.settings.release_limits`), then by trial: the value, and how much the
+    """The figures of one arm by key (`analysis.settings.compare_limits`), then by trial: the value, and how much the
     traffic of the trial moved it. `sources`: by whose word a figure is known, where there is more than one."""
 
     values: Mapping[str, Mapping[int, Value]]

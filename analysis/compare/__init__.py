@@ -1,0 +1,1 @@
+"""Compare: whether a later run of a server may replace an earlier one."""
