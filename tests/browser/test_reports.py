@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.analysis.report.test_release import compared
+from tests.analysis.report.test_compare import compared
 
 from analysis.report.compare import write_compare_reports
 from analysis.report.html import html_report
