@@ -39,10 +39,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.arrays import Floats
 from analysis.judging.comparisons import compared, judge_quantiles
+from analysis.records.checksums import Checksum
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
-from analysis.records.sums import SumsWriter
-from analysis.records.tables import END_OF_STREAM
 from analysis.report import write_reports
 from analysis.run.run import Run
 from analysis.summary.summary import analyze, write_summary
@@ -91,12 +90,12 @@ def write_run(
     level = np.repeat(np.exp(0.1 * rng.standard_normal(seconds // 30)), 30)
     first = 0
     path = folder / "requests-0.arrow"
-    sums = SumsWriter(path)
+    checksum = Checksum()
     with path.open("wb") as file:
 
         def write(piece: pa.Buffer | bytes, rows: int) -> None:
             file.write(piece)
-            sums.add(memoryview(piece), rows)
+            checksum.add(memoryview(piece), rows)
 
         write(REQUESTS.serialize(), 0)
         for second, count in zip(range(0, batches * together, together), counts.tolist(), strict=True):
@@ -105,8 +104,7 @@ def write_run(
                 batch = _batch(first, due, float(level[second]), tokens, rng)
                 write(batch.serialize(), batch.num_rows)
                 first += count
-        write(END_OF_STREAM, 0)
-    sums.close()
+        file.write(checksum.end())
     return path.stat().st_size
 
 

@@ -15,10 +15,7 @@ import numpy as np
 from scipy import ndimage, optimize, stats
 
 from analysis.arrays import Bools, Codes, Floats, Ints
-from analysis.records import scratch
-from analysis.records.columns import in_order, taken
 from analysis.records.requests import Requests
-from analysis.records.scratch import kept, parts
 from analysis.run.spikes import Windows
 
 _NEAR = 20  # requests of about one time
@@ -80,16 +77,15 @@ class Met:
             place = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
             return np.where(self.rows[place] == rows, place, -1)
         order = np.argsort(rows, kind="stable")
-        for part in parts(len(self.rows)):
-            place = np.searchsorted(rows, self.rows[part], sorter=order)
-            own = np.flatnonzero(rows[order[np.minimum(place, len(rows) - 1)]] == self.rows[part])
-            for which in own.tolist():
-                found[rows == self.rows[part.start + which]] = part.start + which
+        place = np.searchsorted(rows, self.rows, sorter=order)
+        own = np.flatnonzero(rows[order[np.minimum(place, len(rows) - 1)]] == self.rows)
+        for which in own.tolist():
+            found[rows == self.rows[which]] = which
         return found
 
     @cached_property
     def _rising(self) -> bool:
-        return in_order(self.rows, self.rows) is self.rows
+        return bool((np.diff(self.rows) >= 0).all())
 
     def share(self, places: Ints, *, below: int, above: int) -> Floats:
         """The share of first-seen shapes among requests about as long at the time of each of the places.
@@ -115,12 +111,8 @@ class Met:
         """Where each stretch of one share begins, and that share, among shapes from `shortest` to below `beyond`."""
         lengths = self.shape[self.new]
         new = self.new[(lengths >= shortest) & (lengths < beyond)]
-        before, alike = np.zeros(len(new), dtype=np.int64), 0
-        for part in parts(len(self.shape)):
-            own = (self.shape[part] >= shortest) & (self.shape[part] < beyond)
-            inside = slice(*np.searchsorted(new, (part.start, part.stop)))
-            before[inside] = alike + np.cumsum(own)[new[inside] - part.start] - 1
-            alike += int(np.count_nonzero(own))
+        own = (self.shape >= shortest) & (self.shape < beyond)
+        before, alike = np.cumsum(own)[new] - 1, int(np.count_nonzero(own))
         # Those between two first-seen shapes are alike: they weigh as many as they are.
         weights = np.ones(2 * len(new) + 1)
         weights[::2] = np.diff(np.concatenate(([-1], before, [alike]))) - 1
@@ -172,24 +164,22 @@ def shapes_of(requests: Requests, arm: str, *, ladder: Sequence[int] = (), lives
     start of the server each request is, what one trial met being known in the next; without it every trial starts anew.
     """
     known = requests.of_arm(arm) & (requests.prompt_tokens > 0) & ~requests.broken
-    shape = scratch.full(len(requests), -1, requests.prompt_tokens.dtype)
+    tokens = requests.prompt_tokens
     steps = np.unique(np.asarray(ladder, dtype=np.int64))
-    for part in parts(len(requests)):
-        tokens, own = requests.prompt_tokens[part], known[part]
-        place = np.searchsorted(steps, tokens)
-        rounded = steps[np.minimum(place, len(steps) - 1)] if len(steps) else tokens
-        shape[part][own] = np.where(place < len(steps), rounded, tokens)[own]
+    place = np.searchsorted(steps, tokens)
+    rounded = steps[np.minimum(place, len(steps) - 1)] if len(steps) else tokens
+    shape = np.where(known, np.where(place < len(steps), rounded, tokens), -1).astype(tokens.dtype)
     new = np.zeros(len(requests), dtype=np.bool_)
-    everyone = kept(np.flatnonzero(known))
-    start = taken(requests.trial if lives is None else lives, everyone)
+    everyone = np.flatnonzero(known)
+    start = (requests.trial if lives is None else lives)[everyone]
     replica = requests.replica[everyone]
     servers = []
     for number in np.unique(start).tolist():
         for name in range(-1, len(requests.replicas)):
             mine = everyone[(start == number) & (replica == name)]
             if mine.size:
-                mine = kept(in_order(mine, taken(requests.start_ns, mine)))
-                shapes = taken(shape, mine)
+                mine = mine[np.argsort(requests.start_ns[mine], kind="stable")]
+                shapes = shape[mine]
                 first = _first_of_each(shapes)
                 new[mine[first]] = True
                 servers.append(Met(rows=mine, shape=shapes, new=np.sort(first)))
@@ -202,9 +192,8 @@ def _first_of_each(shape: Codes) -> Ints:
     if most > len(shape):
         return np.unique(shape, return_index=True)[1]
     first = np.full(most + 1, -1, dtype=np.int64)
-    for part in reversed(list(parts(len(shape)))):
-        # Of several that are written to one place the last stays, and so the first from behind.
-        first[shape[part][::-1]] = np.arange(part.start, part.stop)[::-1]
+    # Of several that are written to one place the last stays, and so the first from behind.
+    first[shape[::-1]] = np.arange(len(shape))[::-1]
     return first[first >= 0]
 
 
@@ -268,17 +257,16 @@ def slow_first(
     waits = requests.ttft_ms
     usable = (shapes.shape >= 0) & requests.ok & (waits > 0)
     if stalls.start_ns.size:
-        for part in parts(len(usable)):
-            start = requests.start_ns[part]
-            usable[part] &= ~stalls.touch(start, np.maximum(requests.first_ns[part], start))
+        start = requests.start_ns
+        usable &= ~stalls.touch(start, np.maximum(requests.first_ns, start))
     rows = np.flatnonzero(usable)
     if rows.size < 2 or not shapes.new[rows].any():
         return _NOTHING
-    rows = kept(in_order(rows, taken(requests.start_ns, rows)))
-    stratum = _strata(taken(shapes.shape, rows))
+    rows = rows[np.argsort(requests.start_ns[rows], kind="stable")]
+    stratum = _strata(shapes.shape[rows])
     # Few strata hold a first-seen shape: the others, nearly all, tell nothing.
     told = np.unique(stratum[shapes.new[rows]])
-    beside = np.concatenate([part.start + np.flatnonzero(np.isin(stratum[part], told)) for part in parts(len(stratum))])
+    beside = np.flatnonzero(np.isin(stratum, told))
     known = _relative(requests, rows, rows[beside], control)
     rows, stratum = rows[beside], stratum[beside]
     new = shapes.new[rows]
@@ -331,10 +319,9 @@ def _relative(requests: Requests, rows: Ints, some: Ints, control: str) -> Float
     known = np.zeros(int(pair.max()) + 2, dtype=np.bool_)  # the last place is that of no pair
     near = np.zeros_like(known)
     near[pair[some]] = True
-    for part in parts(len(pair)):
-        known[pair[part][copies[part]]] = True
-        copies[part] &= near[pair[part]]
-    if sum(np.count_nonzero(known[pair[rows[part]]]) for part in parts(len(rows))) <= 0.9 * len(rows):
+    known[pair[copies]] = True
+    copies &= near[pair]
+    if np.count_nonzero(known[pair[rows]]) <= 0.9 * len(rows):
         return logs
     base = np.flatnonzero(copies)
     base = base[np.argsort(pair[base], kind="stable")]
@@ -350,17 +337,14 @@ def _strata(shape: Codes) -> Ints:
     bucket_of = np.where(
         counts >= 3, np.arange(len(distinct)), len(distinct) + (8.0 * np.log2(np.maximum(distinct, 1))).astype(np.int64)
     )
-    before = np.zeros(int(bucket_of.max()) + 1, dtype=np.int64)  # requests of each bucket so far
-    stratum = scratch.empty(len(shape), np.int64)
-    for part in parts(len(shape)):
-        bucket = bucket_of[np.searchsorted(distinct, shape[part])]
-        order = np.argsort(bucket, kind="stable")
-        ordered = bucket[order]
-        starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-        lengths = np.diff(np.append(starts, len(ordered)))
-        within = np.arange(len(ordered)) - np.repeat(starts, lengths) + before[ordered]
-        before[ordered[starts]] += lengths
-        stratum[part][order] = ordered * (len(shape) + 1) + within // _NEIGHBOURS
+    stratum = np.empty(len(shape), dtype=np.int64)
+    bucket = bucket_of[np.searchsorted(distinct, shape)]
+    order = np.argsort(bucket, kind="stable")
+    ordered = bucket[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    lengths = np.diff(np.append(starts, len(ordered)))
+    within = np.arange(len(ordered)) - np.repeat(starts, lengths)
+    stratum[order] = ordered * (len(shape) + 1) + within // _NEIGHBOURS
     return stratum
 
 
@@ -369,9 +353,7 @@ def _counts(shape: Codes) -> tuple[Ints, Ints]:
     most = int(shape.max())
     if most > len(shape):
         return np.unique(shape, return_counts=True)
-    counts = np.zeros(most + 1, dtype=np.int64)
-    for part in parts(len(shape)):
-        counts += np.bincount(shape[part], minlength=most + 1)
+    counts = np.bincount(shape)
     distinct = np.flatnonzero(counts)
     return distinct, counts[distinct]
 

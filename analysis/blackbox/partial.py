@@ -14,10 +14,7 @@ from functools import cache
 import numpy as np
 
 from analysis.arrays import Codes, Floats, Ints
-from analysis.records import scratch
-from analysis.records.columns import taken
 from analysis.records.requests import Requests
-from analysis.records.scratch import kept, parts
 from analysis.run.gaps import gaps_of
 from analysis.run.spikes import Windows
 
@@ -95,14 +92,11 @@ def _tokens(requests: Requests, rows: Ints, start_ns: int, end_ns: int) -> Ints:
 
 
 def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: Windows) -> list[Gap]:
-    answered = (taken(requests.first_ns, rows) > 0) & requests.ok[rows]
-    rows, sent = kept(rows[answered]), kept(sent_ns[answered])
-    first = taken(requests.first_ns, rows)
-    waits_s = scratch.empty(len(rows), np.float64)
-    for part in parts(len(rows)):
-        came, went = first[part], sent[part]
-        # A silence of the whole server is no sign of a second one.
-        waits_s[part] = (came - went - silences.overlap_ns(went, came)) / 1e9
+    answered = (requests.first_ns[rows] > 0) & requests.ok[rows]
+    rows, sent = rows[answered], sent_ns[answered]
+    first = requests.first_ns[rows]
+    # A silence of the whole server is no sign of a second one.
+    waits_s = (first - sent - silences.overlap_ns(sent, first)) / 1e9
     long = np.flatnonzero(waits_s >= TOGETHER_S)
     long = np.sort(long[np.argsort(-waits_s[long], kind="stable")][:_MOST])
     if not long.size:
@@ -111,8 +105,8 @@ def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: W
 
     @cache
     def by_length() -> tuple[Codes, Floats]:
-        order = kept(np.argsort(lengths, kind="stable"))
-        return taken(lengths, order), taken(waits_s, order)
+        order = np.argsort(lengths, kind="stable")
+        return lengths[order], waits_s[order]
 
     least = int(TOGETHER_S * 1e9)
     held = []

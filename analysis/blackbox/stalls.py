@@ -19,10 +19,7 @@ from analysis.arrays import Bools, Codes, Floats, Ints
 from analysis.blackbox.firstseen import Shapes, chance_of_new, longest_of
 from analysis.blackbox.partial import partial_stalls
 from analysis.blackbox.prefills import Prefills, Work
-from analysis.records import scratch
-from analysis.records.columns import in_order, taken
 from analysis.records.requests import Requests
-from analysis.records.scratch import kept, parts
 from analysis.run.gaps import gaps_in_parts
 from analysis.run.spikes import Windows
 from analysis.statistics.quantiles import quantile
@@ -112,7 +109,7 @@ class _Server:
     def answering(self, at_ns: Ints) -> Ints:
         """Requests with a first token that had not ended, at each time: the rows of the step that follows."""
         begun = self.first_ns > 0
-        firsts, ended = scratch.ordered(self.first_ns[begun]), scratch.ordered(self.end_ns[begun])
+        firsts, ended = np.sort(self.first_ns[begun]), np.sort(self.end_ns[begun])
         return np.asarray(np.searchsorted(firsts, at_ns, side="right") - np.searchsorted(ended, at_ns, side="right"))
 
     def in_flight(self, at_ns: Ints) -> Ints:
@@ -164,7 +161,7 @@ def _servers(requests: Requests) -> list[_Server]:
     servers = []
     for trial in np.unique(requests.trial[usable]).tolist():
         for arm in range(len(requests.arms)):
-            of_arm = kept(np.flatnonzero(usable & (requests.trial == trial) & (requests.arm == arm)))
+            of_arm = np.flatnonzero(usable & (requests.trial == trial) & (requests.arm == arm))
             replicas = requests.replica[of_arm]
             present = np.flatnonzero(np.bincount(replicas + 1, minlength=1)) - 1
             known = present[present >= 0]
@@ -179,14 +176,11 @@ def _servers(requests: Requests) -> list[_Server]:
 
 
 def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) -> _Server:
-    sent, end = (scratch.empty(len(rows), np.int64) for _ in range(2))
-    for part in parts(len(rows)):
-        late = np.nan_to_num(requests.lag_ms(rows[part]), nan=0.0, posinf=0.0, neginf=0.0) * 1e6
-        sent[part] = requests.start_ns[rows[part]] + np.clip(late, 0.0, None).astype(np.int64)
-    rows, sent = kept(in_order(rows, sent)), in_order(sent, sent)
-    first = taken(requests.first_ns, rows)
-    for part in parts(len(rows)):
-        end[part] = np.maximum(requests.end_ns[rows[part]], sent[part])
+    late = np.nan_to_num(requests.lag_ms(rows), nan=0.0, posinf=0.0, neginf=0.0) * 1e6
+    sent = requests.start_ns[rows] + np.clip(late, 0.0, None).astype(np.int64)
+    rows, sent = rows[np.argsort(sent, kind="stable")], np.sort(sent)
+    first = requests.first_ns[rows]
+    end = np.maximum(requests.end_ns[rows], sent)
     # What a client gave up on is no sign of its server.
     coarse = _first_signs(first, end, requests.ok[rows])
     signs, fine = coarse, Windows(start_ns=coarse[:0], end_ns=coarse[:0])
@@ -211,7 +205,7 @@ def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) 
         sent_ns=sent,
         first_ns=first,
         end_ns=end,
-        ends=scratch.ordered(end),
+        ends=np.sort(end),
         signs=_apart(signs),
         fine=fine,
         step_ns=step,
@@ -238,11 +232,9 @@ def _first_signs(first: Ints, end: Ints, ok: Bools) -> Ints:
         return _distinct(np.concatenate([times[own] for times, own in telling]))
     earliest, latest = np.full(stretches, _LAST_NS), np.full(stretches, -_LAST_NS)
     for times, own in telling:
-        for part in parts(len(times)):
-            came = times[part][own[part]]
-            place = (came - low) // _TOGETHER_NS
-            np.minimum.at(earliest, place, came)
-            np.maximum.at(latest, place, came)
+        place = (times[own] - low) // _TOGETHER_NS
+        np.minimum.at(earliest, place, times[own])
+        np.maximum.at(latest, place, times[own])
     some = latest >= earliest
     return _distinct(np.concatenate((earliest[some], latest[some])))
 
@@ -358,10 +350,7 @@ class _Due:
     @classmethod
     def of(cls, server: _Server) -> _Due:
         base = int(server.sent_ns[0])
-        begun = scratch.empty(len(server.rows), np.int64)
-        for part in parts(len(begun)):
-            begun[part] = np.where(server.first_ns[part] > 0, server.first_ns[part], server.end_ns[part])
-        begun.sort()
+        begun = np.sort(np.where(server.first_ns > 0, server.first_ns, server.end_ns))
         sent, first, end = (_Integral.of(times, base) for times in (server.sent_ns, begun, server.ends))
         return cls(
             base_ns=base,
@@ -374,14 +363,11 @@ class _Due:
 
     def within(self, stretches: _Stretches) -> Floats:
         """Signs due in each of the stretches."""
-        due = scratch.empty(len(stretches.start_ns), np.float64)
-        for part in parts(len(due)):
-            low, high = ((times[part] - self.base_ns) / 1e9 for times in (stretches.start_ns, stretches.end_ns))
-            sent = self.sent.between(low, high, stretches.sent[part])
-            first = self.first.between(low, high, self.first.count(low))
-            end = self.end.between(low, high, stretches.ended[part])
-            due[part] = self.per_waiting * (sent - first) + self.per_answering * (first - end)
-        return due
+        low, high = ((times - self.base_ns) / 1e9 for times in (stretches.start_ns, stretches.end_ns))
+        sent = self.sent.between(low, high, stretches.sent)
+        first = self.first.between(low, high, self.first.count(low))
+        end = self.end.between(low, high, stretches.ended)
+        return np.asarray(self.per_waiting * (sent - first) + self.per_answering * (first - end))
 
     def in_stall(self, start_ns: Ints, seconds: float) -> Floats:
         """Signs that would be due, and not come, in a stall of `seconds` from each of `start_ns` on."""
@@ -400,12 +386,8 @@ class _Integral:
 
     @classmethod
     def of(cls, sorted_ns: Ints, base_ns: int) -> _Integral:
-        times, summed = (scratch.empty(len(sorted_ns) + more, np.float64) for more in (0, 1))
-        for part in parts(len(sorted_ns)):
-            times[part] = (sorted_ns[part] - base_ns) / 1e9
-        summed[0] = 0.0
-        np.cumsum(times, out=summed[1:])
-        return cls(times=times, summed=summed)
+        times = (sorted_ns - base_ns) / 1e9
+        return cls(times=times, summed=np.concatenate(([0.0], np.cumsum(times))))
 
     def count(self, at: Floats) -> Ints:
         return np.asarray(np.searchsorted(self.times, at, side="right"))
@@ -469,16 +451,16 @@ def _tail(score: Floats) -> tuple[float, float]:
 def _prefills(requests: Requests, server: _Server, stretches: _Stretches, shapes: Shapes | None) -> Prefills:
     """The server's silences that ended with first tokens of prompts of known length."""
     starts, ends = stretches.start_ns, stretches.end_ns
-    begun = np.flatnonzero((server.first_ns > 0) & (taken(requests.prompt_tokens, server.rows) > 0))
-    begun = kept(in_order(begun, taken(server.first_ns, begun)))
+    begun = np.flatnonzero((server.first_ns > 0) & (requests.prompt_tokens[server.rows] > 0))
+    begun = begun[np.argsort(server.first_ns[begun], kind="stable")]
     if not begun.size or not starts.size:
         return Prefills.joined([])
-    first, rows = taken(server.first_ns, begun), taken(server.rows, begun)
+    first, rows = server.first_ns[begun], server.rows[begun]
     low = np.searchsorted(first, np.maximum(starts + 1, ends - _TOGETHER_NS))
     high = np.searchsorted(first, ends + _BEHIND_NS, side="right")
     some = high > low
     starts, ends, low, high = starts[some], ends[some], low[some], high[some]
-    tokens, new = (scratch.full(len(rows) + 1, 0, np.int64) for _ in range(2))
+    tokens, new = (np.zeros(len(rows) + 1, dtype=np.int64) for _ in range(2))
     np.cumsum(requests.prompt_tokens[rows], out=tokens[1:])
     if shapes is not None:
         np.cumsum(shapes.new[rows], out=new[1:])
@@ -602,12 +584,9 @@ def _tokens_run(requests: Requests, server: _Server, end: int, trigger: int) -> 
 def _busiest(server: _Server) -> int:
     """The most requests that were being answered at once: what the server has room for, as far as can be seen."""
     begun = server.first_ns > 0
-    firsts, ended = scratch.ordered(server.first_ns[begun]), scratch.ordered(server.end_ns[begun])
-    at_once = (
-        np.arange(part.start + 1, part.stop + 1) - np.searchsorted(ended, firsts[part], side="right")
-        for part in parts(len(firsts))
-    )
-    return max((int(own.max()) for own in at_once), default=0)
+    firsts, ended = np.sort(server.first_ns[begun]), np.sort(server.end_ns[begun])
+    at_once = np.arange(1, len(firsts) + 1) - np.searchsorted(ended, firsts, side="right")
+    return int(at_once.max(initial=0))
 
 
 def _begun_with(server: _Server, start: int, end: int, usual_ns: float, busiest: int) -> Ints:

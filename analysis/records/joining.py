@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.records.added_settings import value_before
-from analysis.records.columns import filled
+from analysis.records.arrow import integers
 from analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from analysis.records.schemas import RUN_HOST
 from analysis.records.tables import RecordError
@@ -93,7 +93,7 @@ class JoinedRun:
         """The rows of one of its tables, with the trials' numbers among all and with ids that no other run has."""
         if not self.place:
             return rows
-        given = filled(rows.column("trial").combine_chunks(), -1)
+        given = integers(rows.column("trial"), -1)
         for name in _IDS:
             if name in rows.column_names:
                 column = rows.column(name)

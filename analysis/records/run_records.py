@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from analysis.nouns import counted
 from analysis.records.asked_answers import PATTERN as ANSWERS
-from analysis.records.columns import Columns
 from analysis.records.joining import (
     JoinedRun,
     RunDocuments,
@@ -33,7 +32,6 @@ from analysis.records.schemas import (
     BED,
     COMPILE_EVENTS,
     JUDGED_REQUESTS,
-    REQUESTS,
     REQUIRED_BED_COLUMNS,
     REQUIRED_EVENT_COLUMNS,
     REQUIRED_REQUEST_COLUMNS,
@@ -42,7 +40,7 @@ from analysis.records.schemas import (
     SERVER_LOAD,
     STEPS,
 )
-from analysis.records.tables import RecordError, Take, read_pieces
+from analysis.records.tables import RecordError, Take
 from analysis.records.weight_journal import JOURNAL, WeightChange, read_weights, weights_problem
 
 
@@ -61,7 +59,7 @@ class RunRecords:
     bed: pa.Table | None  # samples of the machines; None: nobody watched them
     problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
     server_load: pa.Table | None = None  # of external arms by their own account; None where none shows it
-    stated: bool = False  # its files say what they should hold
+    stated: bool = False  # its files state what they should hold
     parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
     answers: tuple[dict[str, Any], ...] = ()  # of external arms to prompts that all were asked, a trial and an arm each
     search: dict[str, Any] | None = None  # frontier.json: how a search, or several, went on; None where none was made
@@ -166,7 +164,7 @@ def _read(
             for path in paths:
                 pieces = tables.setdefault(stem, [schema.empty_table()])
                 take = _taking(pieces.append, own_number, run)
-                files.table(stem, path, read_pieces(path, schema, take, required=required))
+                files.table(stem, path, schema, take, required=required)
     events, steps, bed, server_load = (
         pa.concat_tables(tables[stem]) if stem in tables else None
         for stem in ("compile_events", "steps", "bed", "server_load")
@@ -174,11 +172,11 @@ def _read(
     if events is not None:
         # No event of a trial would read as no compile in it.
         for files, folder in silent:
-            files.lacks(folder, "compile_events")
+            files.add(folder, "holds no compile_events, as other trials do")
     # Most of the memory that judging takes is that of requests, so that only columns are read that are used.
     unused = () if may_serve(events) else BACKLOG_COLUMNS
     judged = pa.schema(field for field in JUDGED_REQUESTS if field.name not in unused)
-    requests = None
+    requests: list[pa.Table] = []
     generators: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     for run, own_number, folder in _folders(runs):
@@ -189,22 +187,21 @@ def _read(
             if generator is not None:
                 own[path.stem.removeprefix("generator-")] = {**generator, "trial": run.trials[own_number]}
         for path in table_files(folder, "requests"):
-            requests = requests or Columns(judged, grouped=("pair_id",))
+            requests.append(judged.empty_table())
             account = own.get(load_process(path))
             if account is not None:
                 account["rows"] = 0
             nameless: list[int] = []
             take = _taking(requests.append, own_number, run, account, nameless)
-            problems = read_pieces(path, judged, take, required=REQUIRED_REQUEST_COLUMNS, written=REQUESTS)
+            files.table("requests", path, judged, take, required=REQUIRED_REQUEST_COLUMNS)
             if sum(nameless) and (folder / "trial.json").exists():  # bare tables need not name their one trial
-                problems = (*problems, f"has {counted(sum(nameless), 'request')} without a trial")
-            files.table("requests", path, problems)
+                files.add(path, f"has {counted(sum(nameless), 'request')} without a trial")
         generators += own.values()
         files.document(folder / "compiler.json")
         for path in sorted(folder.glob(ANSWERS)):
             if (document := files.document(path)) is not None:
                 answers.append({**document, "trial": run.trials[own_number]})
-    if requests is None:
+    if not requests:
         raise RecordError(f"{directory.name} holds no requests*.arrow, .parquet or .jsonl: give a run directory")
     joined = bool(runs[0].place)
     problems_of = [_problems(run, files_of[run.documents.directory]) for run in runs]
@@ -214,7 +211,7 @@ def _read(
         environment=joined_environment(runs) if joined else dict(runs[0].documents.environment),
         trials=_trials(runs),
         generators=tuple(generators),
-        requests=requests.table(),
+        requests=pa.concat_tables(requests),
         events=events,
         steps=steps,
         bed=bed,
@@ -261,11 +258,10 @@ def _trials(runs: Sequence[JoinedRun]) -> tuple[dict[str, Any], ...]:
 
 def _problems(run: JoinedRun, files: RunFiles) -> list[str]:
     """What is wrong with the run. What was before its records were exported does not show in the files any more."""
-    exported = files.document(run.documents.directory / "export.json") or {}
     front = f"{run.documents.name}: " if run.place else ""
     journal = weights_problem(run.documents.directory)
     own = [f"{JOURNAL} {journal}"] if journal else []
-    return [*files.problems(), *(f"{front}{problem}" for problem in (*own, *earlier_problems(exported)))]
+    return [*files.problems(), *(f"{front}{problem}" for problem in (*own, *earlier_problems(files.exported)))]
 
 
 def _taking(

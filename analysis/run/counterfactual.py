@@ -9,8 +9,6 @@ import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.nouns import counted
-from analysis.records.columns import taken
-from analysis.records.scratch import kept
 from analysis.run.run import Run
 from analysis.run.slo import design_effect
 from analysis.run.spikes import without_stalls_ms
@@ -59,11 +57,11 @@ def counterfactual(run: Run, arm: str, metric: str) -> Counterfactual:
         return Counterfactual(withdrawn=withdrawn)
     requests, attribution = run.requests, run.attribution
     values, without = requests.metric_ms(metric), without_stalls_ms(requests, attribution, metric)
-    own = kept(np.flatnonzero(run.of_arm(arm) & run.usable & ~np.isnan(values)))
-    seen, block = taken(values, own), taken(run.block, own)
+    own = np.flatnonzero(run.of_arm(arm) & run.usable & ~np.isnan(values))
+    seen, block = values[own], run.block[own]
     left = seen if without is values else without[own]
     top, rest = quantile(seen, _Q), quantile(left, _Q)
-    if not taken(attribution.hit, own).any() and not (left < seen).any() and not taken(attribution.unserved, own).any():
+    if not attribution.hit[own].any() and not (left < seen).any() and not attribution.unserved[own].any():
         low, high = _limits(left, block)
         return Counterfactual(
             without_ms=rest, least_ms=rest, most_ms=rest, low_ms=low, high_ms=high, explained_pct=0.0 * top

@@ -17,7 +17,6 @@ from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.requests import Requests
-from analysis.records.scratch import parts
 from analysis.run.gaps import gaps_of
 from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import SloTarget
@@ -196,9 +195,7 @@ def design_effect(missed: Bools, block: Ints) -> float:
     share = float(missed.mean()) if missed.size else 0.0
     if not 0.0 < share < 1.0:
         return 1.0
-    totals = np.zeros(int(block.max()) + 1, dtype=np.int64)
-    for part in parts(len(block)):
-        totals += np.bincount(block[part], minlength=len(totals))
+    totals = np.bincount(block)
     present = totals > 0
     totals = totals[present]
     if len(totals) < 2:

@@ -218,7 +218,7 @@ def _last_place(path: Path) -> tuple[int, int]:
         last = max((place for place in places if place is not None), default=last)
 
     if path.exists():
-        read_pieces(path, _IDENTITIES, take, written=REQUESTS)
+        read_pieces(path, _IDENTITIES, take)
     return last
 
 
