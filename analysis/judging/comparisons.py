@@ -282,8 +282,7 @@ def _sample(run: Run, metric: str, rows: Ints) -> Sample:
     """The values of the rows. Of ITL all gaps, each in the block in which it ended, whenever its request was due."""
     requests = run.requests
     if metric != "itl":
-        values, block, trial = (own[rows] for own in (requests.metric_ms(metric), run.block, requests.trial))
-        return Sample(values=values, block=block, trial=trial)
+        return Sample(values=requests.metric_ms(metric)[rows], block=run.block[rows], trial=requests.trial[rows])
     gaps = gaps_of(requests, rows, most=MOST_GAPS)
     trial = requests.trial[gaps.row]
     return Sample(values=gaps.ms.astype(np.float64), block=blocks_at(run, trial, gaps.end_ns), trial=trial)
