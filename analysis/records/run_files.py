@@ -11,7 +11,7 @@ import pyarrow as pa
 from analysis.records.checksums import crc32_of, read_end
 from analysis.records.documents import Document, read_document, read_toml
 from analysis.records.plain_values import mapping
-from analysis.records.tables import NOT_AS_WRITTEN, RecordError, Take, one_line, read_pieces
+from analysis.records.tables import NOT_AS_WRITTEN, RecordError, one_line, read_table
 
 EXPORT = "export.json"
 
@@ -51,19 +51,21 @@ class RunFiles:
             self._documents[self._label(path)] = document.stated
         return document.content
 
-    def table(self, stem: str, path: Path, schema: pa.Schema, take: Take, *, required: Sequence[str] = ()) -> None:
-        """Give `take` the rows of the file at `path` of the table `stem`, as `read_pieces` does. RecordError and
+    def table(self, stem: str, path: Path, schema: pa.Schema, *, required: Sequence[str]) -> pa.Table:
+        """The rows of the file at `path`, one of those of the table `stem`, as `read_table` has them. RecordError and
         OSError where it cannot be read."""
         stated = mapping(self.exported.get("files")).get(path.relative_to(self._directory).as_posix())
         if stated is not None and stated != f"{crc32_of(path):08x}":
-            problems: Sequence[str] = (f"{NOT_AS_WRITTEN}: its rows are not used",)
+            rows = schema.empty_table()
+            problems: tuple[str, ...] = (f"{NOT_AS_WRITTEN}: its rows are not used",)
         else:
-            problems = read_pieces(path, schema, take, required=required)
+            rows, problems = read_table(path, schema, required=required)
         for problem in problems:
             self.add(path, problem)
         states = bool(stated or read_end(path))
         if states or not problems:  # what was cut off lost what it stated
             self._tables.setdefault(stem, {})[self._label(path)] = states
+        return rows
 
     @property
     def stated(self) -> bool:

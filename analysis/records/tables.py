@@ -275,15 +275,16 @@ def clean_line(line: bytes) -> bytes | None:
     return json.dumps(value).encode() if b"NaN" in line or b"Infinity" in line else line.strip()
 
 
-def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -> tuple[pa.Table, bool]:
-    """The rows of an Arrow, Parquet or JSON Lines file in `schema`, and whether some of the file is torn or damaged.
+def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -> tuple[pa.Table, tuple[str, ...]]:
+    """The rows of an Arrow, Parquet or JSON Lines file in `schema`, and what is wrong with the file, in words that
+    follow its name.
 
     Columns that `schema` lacks are not read. Missing columns are null; a missing `required` column or a column of
     another kind raises RecordError.
     """
-    tables: list[pa.Table] = []
+    tables = [schema.empty_table()]
     problems = read_pieces(path, schema, tables.append, required=required)
-    return pa.concat_tables(tables) if tables else schema.empty_table(), bool(problems)
+    return pa.concat_tables(tables), problems
 
 
 def read_pieces(path: Path, schema: pa.Schema, take: Take, *, required: Sequence[str] = ()) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def quantiles(values: npt.ArrayLike, qs: Sequence[float]) -> list[float]:
     known = known[~np.isnan(known)]
     if not known.size:
         return [math.nan] * len(qs)
-    return [float(value) for value in np.quantile(known, np.asarray(qs), method="linear")]
+    return [float(value) for value in np.quantile(known, np.asarray(qs), overwrite_input=True, method="linear")]
 
 
 def grouped_quantiles(values: Floats, group: Ints, groups: int, qs: Sequence[float]) -> Floats:
