@@ -167,8 +167,6 @@ def _read_arrow(path: Path, names: Collection[str] | None, take: Take) -> tuple[
     # Read, not memory-mapped: a writer that continues the file must be free to replace it.
     with pa.OSFile(str(path)) as file:
         size = file.size() if end is None else end.size
-        if size == 0:
-            return ()
         try:
             with_footer = file.read(len(_FILE_MAGIC)) == _FILE_MAGIC
             file.seek(0)

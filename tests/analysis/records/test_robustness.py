@@ -153,6 +153,29 @@ def test_a_kill_in_mid_write_never_passes(share, long, tmp_path):
     assert analyze(directory)["overall"] == "INCONCLUSIVE"
 
 
+@pytest.mark.parametrize("damage", ["a flipped bit", "nothing left", "cut off"])
+@pytest.mark.parametrize("table", ["requests-0", "compile_events", "steps"])
+def test_a_damaged_table_never_passes(table, damage, stated, tmp_path):
+    directory = shutil.copytree(stated, tmp_path / "run")
+    path = directory / "trial-01" / f"{table}.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes({"a flipped bit": content, "nothing left": b"", "cut off": path.read_bytes()[:-60]}[damage])
+    summary = analyze(directory)
+    assert summary["overall"] == "INCONCLUSIVE"
+    assert not any(gate["verdict"] == "PASS" for gate in summary["gates"])
+    records = next(row for row in summary["validity"] if row["check"] == "records")
+    assert f"{table}.arrow is " in records["reason"]
+
+
+@pytest.fixture(scope="module")
+def stated(tmp_path_factory):
+    run = FakeRun(slo=SLO, gates=GATES, duration_s=390, rate=2, stated=True)
+    directory = write_run(tmp_path_factory.mktemp("stated") / "run", run)
+    assert analyze(directory)["overall"] == "PASS"
+    return directory
+
+
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_a_truncated_file_of_others_is_an_error_or_decides_nothing(form, long, tmp_path):
     directory = long.changed(tmp_path / "run", lambda rows: rows, form)
