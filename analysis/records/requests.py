@@ -342,9 +342,10 @@ def _when_long(age: Floats, completed: Floats) -> Floats:
 def _first_of_each(table: pa.Table) -> Bools | None:
     """Which rows are the first of their trial, arm and request id, or have no id; None when all are."""
     names = table.column("request_id")
-    known = names.is_valid().to_numpy()
-    if pc.count_distinct(names).as_py() == np.count_nonzero(known):
+    ordered = names.take(pc.sort_indices(names))
+    if not pc.any(pc.equal(ordered[1:], ordered[:-1])).as_py():
         return None
+    known = names.is_valid().to_numpy()
     arm, _ = codes(table.column("arm"))
     identity = pa.table({"trial": table.column("trial"), "arm": arm, "id": names, "row": np.arange(len(names))})
     first = identity.filter(pa.array(known)).group_by(["trial", "arm", "id"]).aggregate([("row", "min")])
