@@ -20,7 +20,7 @@ from analysis.blackbox.firstseen import Shapes, chance_of_new, longest_of
 from analysis.blackbox.partial import partial_stalls
 from analysis.blackbox.prefills import Prefills, Work
 from analysis.records.requests import Requests
-from analysis.run.gaps import gaps_in_parts
+from analysis.run.gaps import gaps_of
 from analysis.run.spikes import Windows
 from analysis.statistics.quantiles import quantile
 
@@ -257,8 +257,9 @@ def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
     """When the tokens of `rows` after the first came, as far as they lie in the windows: no more are needed."""
     rows = rows[requests.first_ns[rows] > 0]  # else only the gaps are known, and not where they lie
     rows = rows[windows.touch(requests.first_ns[rows], requests.end_ns[rows])] if windows.start_ns.size else rows[:0]
-    parts = (part.of(~part.failed).end_ns for part in gaps_in_parts(requests, rows))
-    return np.concatenate([came[windows.touch(came, came + 1)] for came in parts])
+    gaps = gaps_of(requests, rows)
+    came = gaps.end_ns[~gaps.failed]
+    return came[windows.touch(came, came + 1)]
 
 
 # --- Silences ---------------------------------------------------------------------------------------------------------

@@ -201,9 +201,10 @@ def _agreeing(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[st
             late = tuple(f"arms.{name}" for name in _started(earlier) - _started(first))
             differing |= {key: pair for key, pair in _differences(earlier, run).items() if _is_among(key, late)}
         if never := [key for key in differing if key in _MUST_AGREE]:
+            told = _in_words(differing, never, first.name)
             raise RecordError(
-                f"{run.name} and {first.name} are no trials of one experiment: {_in_words(differing, never, first.name)}: leave "
-                f"{first.name} out, or run the experiment that it ran"
+                f"{run.name} and {first.name} are no trials of one experiment: {told}: leave {first.name} out, or run "
+                "the experiment that it ran"
             )
         if wrong := [key for key in differing if not _is_among(key, accepted)]:
             keys |= dict.fromkeys(wrong)
