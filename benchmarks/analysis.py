@@ -8,8 +8,7 @@ with `--run` it is kept, and used where it is there. In a process of its own for
 draws, all within the clock; (2) *analyze*: all of `tailgate analyze` but its imports, with summary and reports
 written; (3) *peer*: `scipy.stats.bootstrap` by percentiles of the same log ratios of the same latencies, which are in
 memory before its clock starts, of all quantiles at once and in a call each. Memory is the most that is added while it
-runs, and how much of it no file backs: the long columns of a large run lie in files, of which the kernel may take
-memory back. The last line on stdout is one JSON object.
+runs. The last line on stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -39,10 +37,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.arrays import Floats
 from analysis.judging.comparisons import compared, judge_quantiles
+from analysis.records.checksums import Checksum
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
-from analysis.records.sums import SumsWriter
-from analysis.records.tables import END_OF_STREAM
 from analysis.report import write_reports
 from analysis.run.run import Run
 from analysis.summary.summary import analyze, write_summary
@@ -91,12 +88,12 @@ def write_run(
     level = np.repeat(np.exp(0.1 * rng.standard_normal(seconds // 30)), 30)
     first = 0
     path = folder / "requests-0.arrow"
-    sums = SumsWriter(path)
+    checksum = Checksum()
     with path.open("wb") as file:
 
         def write(piece: pa.Buffer | bytes, rows: int) -> None:
             file.write(piece)
-            sums.add(memoryview(piece), rows)
+            checksum.add(memoryview(piece), rows)
 
         write(REQUESTS.serialize(), 0)
         for second, count in zip(range(0, batches * together, together), counts.tolist(), strict=True):
@@ -105,8 +102,7 @@ def write_run(
                 batch = _batch(first, due, float(level[second]), tokens, rng)
                 write(batch.serialize(), batch.num_rows)
                 first += count
-        write(END_OF_STREAM, 0)
-    sums.close()
+        file.write(checksum.end())
     return path.stat().st_size
 
 
@@ -234,7 +230,7 @@ def peer(directory: Path, draws: int, *, together: bool = True) -> dict[str, Any
 
 
 def memory_mb(key: str) -> float:
-    """VmRSS, VmHWM (its highest so far) or RssAnon (what no file backs) of this process, in MB of 10^6 bytes."""
+    """VmRSS or VmHWM (its highest so far) of this process, in MB of 10^6 bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -247,47 +243,18 @@ def alone(what: str, directory: Path, draws: int) -> dict[str, Any]:
         return pool.submit(here, what, directory, draws).result()
 
 
-class Unbacked(threading.Thread):
-    """The most memory without a file behind it that this process had while the block ran, by a look every 20 ms."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.most_mb = 0.0
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        while not self._over.wait(0.02):
-            self.most_mb = max(self.most_mb, memory_mb("RssAnon"))
-
-    def __enter__(self) -> Unbacked:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self.join()
-
-
 def here(what: str, directory: Path, draws: int) -> dict[str, Any]:
     """`what`, done in this process."""
-    before, unbacked_before = memory_mb("VmRSS"), memory_mb("RssAnon")
-    with Unbacked() as unbacked:
-        figures = _done(what, directory, draws)
-    return {
-        **figures,
-        "added_mb": memory_mb("VmHWM") - before,
-        "unbacked_mb": max(0.0, unbacked.most_mb - unbacked_before),
-    }
-
-
-def _done(what: str, directory: Path, draws: int) -> dict[str, Any]:
+    before = memory_mb("VmRSS")
     if what == "comparisons":
-        return comparisons(directory)
-    return whole(directory) if what == "analyze" else peer(directory, draws, together=what == "peer")
+        figures = comparisons(directory)
+    else:
+        figures = whole(directory) if what == "analyze" else peer(directory, draws, together=what == "peer")
+    return {**figures, "added_mb": memory_mb("VmHWM") - before}
 
 
 def memory(figures: dict[str, Any]) -> str:
-    return f"{figures['added_mb']:6.0f} MB, {figures['unbacked_mb']:.0f} of them backed by no file"
+    return f"{figures['added_mb']:6.0f} MB"
 
 
 # --- The command ------------------------------------------------------------------------------------------------------

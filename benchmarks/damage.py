@@ -32,14 +32,14 @@ from typing import cast
 # The project may not be installed where this runs.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.records.sums import SUFFIX
+
 from analysis.records.tables import RecordError
 from analysis.report import write_reports
 from analysis.summary.summary import analyze
 
 TIME_LIMIT_S = 120
 FAULTS = ("crash", "traceback", "false PASS", "unexplained")
-RECORDS = ("experiment.toml", "*.json", "trial-*/*.arrow", f"trial-*/*{SUFFIX}", "trial-*/*.json")
+RECORDS = ("experiment.toml", "*.json", "trial-*/*.arrow", "trial-*/*.json")
 # What judging writes, and what arms and load processes were told.
 _NOT_RECORDS = ("summary.json", "generator.json")
 

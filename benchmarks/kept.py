@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.records.sums import SUFFIX, state
+from analysis.records.export import state_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 UNPACKED = ROOT / "build" / "kept"
@@ -43,8 +43,6 @@ def pack(folder: Path, archive: Path) -> None:
             content = path.read_bytes()
             if path.suffix == ".parquet":
                 content = _bytes(_gaps_for_times(pq.read_table(path)))
-            elif path.name.endswith(SUFFIX):
-                content = b""  # describes the file as it was; `unpack` writes it again
             member = tarfile.TarInfo(path.relative_to(folder).as_posix())
             member.size = len(content)
             packed.addfile(member, io.BytesIO(content))
@@ -67,8 +65,8 @@ def unpack(archive: Path) -> Path:
             packed.extractall(new, filter="data")
         for path in new.rglob("*.parquet"):
             pq.write_table(_times_for_gaps(pq.read_table(path)), path, **_FORM)
-            if path.with_name(path.name + SUFFIX).exists():
-                state(path)
+        for path in new.rglob("export.json"):
+            state_tables(path.parent)  # again, as the tables are other files now
         (new / _DONE).write_text(stamp)
         if folder.exists() and _stamp(folder) != stamp:
             shutil.rmtree(folder)

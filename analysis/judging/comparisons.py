@@ -5,16 +5,14 @@ The experiment chooses the few that gate. The others are reported and decide not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Bools, Codes, Ints
+from analysis.arrays import Ints
 from analysis.judging.paths import SEGMENTS, Path, exchange_of, looked_at
 from analysis.judging.separate import compare_separate
-from analysis.records.columns import taken
-from analysis.records.scratch import kept, parts
 from analysis.run.gaps import gaps_of
 from analysis.run.luck import start_spread
 from analysis.run.machines import Machines
@@ -202,10 +200,10 @@ def _rows(run: Run, arm: str, phase: str) -> _Rows:
     for name in (arm, run.control):
         mask = run.of_arm(name) & run.usable
         if phase == "steady":
-            selected.append(kept(run.steady(mask, (arm, run.control))))
+            selected.append(run.steady(mask, (arm, run.control)))
         else:
-            selected.append(kept(np.flatnonzero(mask & run.cold if phase == "cold" else mask)))
-    paired = run.copied and all(len(rows) > 0 and _all_paired(run.requests.pair, rows) for rows in selected)
+            selected.append(np.flatnonzero(mask & run.cold if phase == "cold" else mask))
+    paired = run.copied and all(len(rows) > 0 and (run.requests.pair[rows] >= 0).all() for rows in selected)
     treatment, control = _in_pairs(run, selected) if paired else selected
     # Sequential evidence exchanges requests where shares are uneven; other comparisons draw as many of each arm.
     uneven = not (paired or run.limits.sequential or run.separate or run.in_turn) and (
@@ -215,28 +213,15 @@ def _rows(run: Run, arm: str, phase: str) -> _Rows:
     return _Rows(treatment=treatment, control=control, paired=paired, uneven=uneven)
 
 
-def _all_paired(pair: Codes, rows: Ints) -> bool:
-    return all(bool((pair[rows[part]] >= 0).all()) for part in parts(len(rows)))
-
-
 def _in_pairs(run: Run, arms: Sequence[Ints]) -> list[Ints]:
     """The rows of each arm whose copy is among the other's."""
     pair = run.requests.pair
     present = np.ones(int(pair.max()) + 1 if len(pair) else 0, dtype=np.bool_)
     for rows in arms:
         own = np.zeros_like(present)
-        for part in parts(len(rows)):
-            own[pair[rows[part]]] = True
+        own[pair[rows]] = True
         present &= own
-    return [_chosen(rows, lambda some: present[pair[some]]) for rows in arms]
-
-
-def _chosen(rows: Ints, choose: Callable[[Ints], Bools]) -> Ints:
-    """The rows that `choose` has of them; without a copy where it has all."""
-    chosen = np.empty(len(rows), dtype=np.bool_)
-    for part in parts(len(rows)):
-        chosen[part] = choose(rows[part])
-    return rows if chosen.all() else kept(rows[chosen])
+    return [rows[present[pair[rows]]] for rows in arms]
 
 
 def _samples(run: Run, metric: str, rows: _Rows, *, segments: int = 1) -> tuple[Sample, Sample]:
@@ -281,18 +266,17 @@ def _known(run: Run, metric: str, rows: Ints) -> Ints:
     requests = run.requests
     if metric == "itl":
         offsets = requests.gap_offsets
-        return _chosen(rows, lambda some: (offsets[some + 1] > offsets[some]) | requests.failed[some])
-    values = requests.metric_ms(metric)
-    return _chosen(rows, lambda some: ~np.isnan(values[some]))
+        return rows[(offsets[rows + 1] > offsets[rows]) | requests.failed[rows]]
+    return rows[~np.isnan(requests.metric_ms(metric)[rows])]
 
 
 def _sample(run: Run, metric: str, rows: Ints, segments: int) -> Sample:
     """The values of the rows. Of ITL all gaps, each in the block in which it ended, whenever its request was due."""
     requests = run.requests
     if metric != "itl":
-        values, trial = taken(requests.metric_ms(metric), rows), taken(requests.trial, rows)
+        values, trial = requests.metric_ms(metric)[rows], requests.trial[rows]
         if segments == 1:
-            return Sample(values=values, block=taken(run.block, rows), trial=trial)
+            return Sample(values=values, block=run.block[rows], trial=trial)
         return Sample(values=values, block=blocks_at(run, trial, requests.start_ns[rows], segments), trial=trial)
     gaps = gaps_of(requests, rows, most=MOST_GAPS)
     trial = requests.trial[gaps.row]

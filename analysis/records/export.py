@@ -18,7 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from analysis.records.asked_answers import PATTERN as ANSWERS
-from analysis.records.documents import content_of, write_document, write_json
+from analysis.records.checksums import crc32_of
+from analysis.records.documents import content_of, read_document, write_document, write_json
+from analysis.records.run_files import EXPORT
 from analysis.records.run_list import RUN_LIST
 from analysis.records.run_records import (
     clock_offset_ns,
@@ -29,7 +31,6 @@ from analysis.records.run_records import (
     trial_folders,
 )
 from analysis.records.schemas import BED, COMPILE_EVENTS, REQUESTS, SERVER_LOAD, STEPS
-from analysis.records.sums import state, sums_path
 from analysis.records.tables import RecordError, read_pieces
 
 TABLES = {
@@ -80,7 +81,7 @@ def export(
     if not sources:
         raise RecordError(f"{run_dir.name} holds none of the tables {', '.join(tables)}: give a run directory")
     rows = dict.fromkeys(tables, 0)
-    problems = earlier_problems(content_of(run_dir / "export.json"))
+    problems = earlier_problems(content_of(run_dir / EXPORT))
     for folder, name, path in sources:
         target = out / folder.relative_to(run_dir) / f"{path.name.partition('.')[0]}.{form}"
         offset_ns = clock_offset_ns(_account(path)) if name == "requests" else 0
@@ -97,10 +98,20 @@ def export(
         account = _account(path)
         if name == "requests" and clock_offset_ns(account):  # the rows are in the run's time now
             account = {**account, "clock": {**account["clock"], "applied": True}}
-            _write(out / folder.relative_to(run_dir) / f"generator-{load_process(path)}.json", account, like=path)
+            copy = out / folder.relative_to(run_dir) / f"generator-{load_process(path)}.json"
+            stated = (document := read_document(copy)) is not None and document.stated
+            (write_document if stated else write_json)(copy, account, indent=2)
     record = {"source": run_dir.resolve().name, "format": form, "rows": rows, "problems": problems}
-    _write(out / "export.json", record, like=sources[0][2])
+    write_document(out / EXPORT, record, indent=2)
+    state_tables(out)
     return Exported(rows=rows, problems=tuple(problems))
+
+
+def state_tables(directory: Path) -> None:
+    """Write the CRC-32 of each table of the export in `directory` into its export.json."""
+    tables = [path for folder in trial_folders(directory) for name in TABLES for path in table_files(folder, name)]
+    files = {path.relative_to(directory).as_posix(): f"{crc32_of(path):08x}" for path in tables}
+    write_document(directory / EXPORT, content_of(directory / EXPORT) | {"files": files}, indent=2)
 
 
 def _convert(
@@ -123,20 +134,12 @@ def _convert(
         problems = read_pieces(path, schema, write)
     finally:
         sink.close()
-    if sums_path(path).exists():
-        state(target)
     return rows, problems
 
 
 def _account(path: Path) -> dict[str, Any]:
     """The account of the load process that wrote `path`."""
     return content_of(path.parent / f"generator-{load_process(path)}.json")
-
-
-def _write(path: Path, content: dict[str, Any], *, like: Path) -> None:
-    """The JSON file says what it should hold where the table at `like` does: of a run, all files do or none."""
-    write = write_document if sums_path(like).exists() else write_json
-    write(path, content, indent=2)
 
 
 class _Parquet:

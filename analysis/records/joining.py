@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.records.columns import filled
+from analysis.records.arrow import integers
 from analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from analysis.records.schemas import RUN_HOST
 from analysis.records.tables import RecordError
 
 _MOST_PLANNED = 1000  # trials of one run
-_MOST_SHOWN = 40  # characters of a value that is repeated to the user
+_MOST_SHOWN = 120  # characters of a value that is repeated to the user
 _MOST_NAMED = 12  # differences of one run
 
 # Settings that change nothing of what is measured, as keys or as tables: where and how often, not what.
@@ -91,7 +91,7 @@ class JoinedRun:
         """The rows of one of its tables, with the trials' numbers among all and with ids that no other run has."""
         if not self.place:
             return rows
-        given = filled(rows.column("trial").combine_chunks(), -1)
+        given = integers(rows.column("trial"), -1)
         for name in _IDS:
             if name in rows.column_names:
                 column = rows.column(name)
@@ -191,39 +191,36 @@ def _agreeing(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[st
     first = runs[0]
     refused: list[str] = []
     allowed: list[str] = []
-    keys: list[str] = []
+    keys: dict[str, None] = {}
     for place, run in enumerate(runs[1:], start=1):
         differing = _differences(first, run)
         for earlier in runs[1:place]:
             # An arm that no trial of the first run had is held to the first run that had it.
             late = tuple(f"arms.{name}" for name in _started(earlier) - _started(first))
             differing |= {key: pair for key, pair in _differences(earlier, run).items() if _is_among(key, late)}
-        never = [key for key in differing if key in _MUST_AGREE]
-        if never:
-            told = "; ".join(_apart(key, own, base, first.name) for key, base, own in _told(differing, never))
+        if never := [key for key in differing if key in _MUST_AGREE]:
+            told = _in_words(differing, never, first.name)
             raise RecordError(
-                f"{run.name} and {first.name} are no trials of one experiment: {told}: leave {first.name} out, or "
-                "run the experiment that it ran"
+                f"{run.name} and {first.name} are no trials of one experiment: {told}: leave {first.name} out, or run "
+                "the experiment that it ran"
             )
-        wrong = [key for key in differing if not _is_among(key, accepted)]
-        if wrong:
-            keys += wrong
-            told = ", ".join(
-                "{} {} (there {})".format(key, *_shown_apart(own, base)) for key, base, own in _told(differing, wrong)
-            )
-            more = f" and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
-            refused.append(f"{run.name} differs from {first.name} in {told}{more}")
-        for key, (base, own) in differing.items():
-            if key not in wrong:
-                here, there = _shown_apart(own, base)
-                allowed.append(f"{run.name}: {key} {here}, in {first.name} {there}")
+        if wrong := [key for key in differing if not _is_among(key, accepted)]:
+            keys |= dict.fromkeys(wrong)
+            refused.append(f"{run.name} differs from {first.name} in {_in_words(differing, wrong, first.name)}")
+        allowed += [f"{run.name}: {_in_words(differing, [key], first.name)}" for key in differing if key not in wrong]
     if refused:
-        names = ",".join(dict.fromkeys(keys))
         raise RecordError(
             f"{'; '.join(refused)}: join runs of one experiment on one kind of machine, or accept what differs with "
-            f"--allow-different {names}"
+            f"--allow-different {','.join(keys)}"
         )
     return tuple(allowed)
+
+
+def _in_words(differing: Mapping[str, tuple[Any, Any]], keys: Sequence[str], there: str) -> str:
+    """The differences in `keys`, with the value in the run called `there` in brackets."""
+    pairs = [(key, *differing[key]) for key in keys[:_MOST_NAMED]]
+    told = ", ".join(f"{key} {_shown(own)} (in {there} {_shown(base)})" for key, base, own in pairs)
+    return told + (f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else "")
 
 
 def check_known(runs: Sequence[RunDocuments], names: Sequence[str]) -> None:
@@ -242,19 +239,6 @@ def _check_apart(runs: Sequence[RunDocuments]) -> None:
             owner = seen.setdefault((run.seed, start), run.name)
             if owner != run.name:
                 raise RecordError(f"{run.name} and {owner} hold the same trial, of one start and seed: leave one out")
-
-
-def _told(differing: Mapping[str, tuple[Any, Any]], keys: Sequence[str]) -> Iterator[tuple[str, Any, Any]]:
-    return ((key, *differing[key]) for key in keys[:_MOST_NAMED])
-
-
-def _apart(key: str, own: Any, base: Any, there: str) -> str:
-    """How a run differs from the one called `there` in what all trials of one experiment share."""
-    if key != "arms":
-        return "{} {}, there {}".format(key, *_shown_apart(own, base))
-    more, fewer = ([arm for arm in one if arm not in other] for one, other in ((own, base), (base, own)))
-    parts = [f"with {_shown(more)}" if more else "", f"without {_shown(fewer)}, which {there} has" if fewer else ""]
-    return f"arms {' and '.join(filter(None, parts))}"
 
 
 def _is_among(key: str, names: Sequence[str]) -> bool:
@@ -342,31 +326,12 @@ def _comparable(key: str, value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return _cut(_text(value))
-
-
-def _shown_apart(one: Any, other: Any) -> tuple[str, str]:
-    """Both values, each from the word in which they begin to differ where what is shown of them would be the same."""
-    texts = _text(one), _text(other)
-    pairs = enumerate(zip(*texts, strict=False))
-    same = next((place for place, (own, others) in pairs if own != others), min(map(len, texts)))
-    if same < _MOST_SHOWN:
-        return _cut(texts[0]), _cut(texts[1])
-    start = texts[0].rfind(" ", 0, same) + 1
-    start = start if same - start < _MOST_SHOWN else same
-    return _cut(f"…{texts[0][start:]}"), _cut(f"…{texts[1][start:]}")
-
-
-def _text(value: Any) -> str:
     if value is None:
         return "not given"
     if isinstance(value, float) and not isinstance(value, bool):
         return f"{value:g}"
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return " ".join(text.split()) or "none"
-
-
-def _cut(text: str) -> str:
+    text = " ".join(text.split()) or "none"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 

@@ -6,7 +6,7 @@ Times are integer nanoseconds since the epoch on a clock that is monotonic withi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Codes, Floats, Ints
-from analysis.records import scratch
 from analysis.records.arrow import codes, groups, integers, is_named, moments
-from analysis.records.columns import as_one, filled
-from analysis.records.fingerprints import alike, fingerprints
 from analysis.records.schemas import BACKLOG_COLUMNS, PART_COLUMNS, SHAPE_COLUMNS
-from analysis.records.scratch import lean, parts, pieces
 from analysis.records.tables import RecordError
 from analysis.wording import counted
 
@@ -102,15 +98,8 @@ class Requests:
 
     def lag_ms(self, rows: Ints | Bools) -> Floats:
         """How much later than scheduled each of `rows` was sent, NaN where unknown."""
-        chosen = rows.dtype == np.bool_
-        lag = scratch.empty(int(np.count_nonzero(rows)) if chosen else len(rows), np.float64)
-        done = 0
-        for part in parts(len(rows)):
-            own = part.start + np.flatnonzero(rows[part]) if chosen else rows[part]
-            start, sent = self.start_ns[own], self.sent_ns[own]
-            lag[done : done + len(own)] = np.where(self.scheduled[own] & (sent > 0), (sent - start) / 1e6, math.nan)
-            done += len(own)
-        return lag
+        start, sent = self.start_ns[rows], self.sent_ns[rows]
+        return np.where(self.scheduled[rows] & (sent > 0), (sent - start) / 1e6, math.nan)
 
     def metric_ms(self, name: str) -> Floats:
         """The latencies called `name`, one of METRICS. NaN where undefined."""
@@ -165,54 +154,39 @@ def requests_of(
     rows = len(arm)
     replica, replicas = codes(columns.pop("replica"))
     trial = integers(columns.pop("trial"), 1)
-    pair = columns.pop("pair_id")
-    pair = integers(pair, -1) if pa.types.is_integer(pair.type) else groups(pair)  # a number each where they were read
+    pair = groups(columns.pop("pair_id"))
     scheduled = moments(columns.pop("scheduled_ns"))
     sent = moments(columns.pop("sent_ns"))
     first = moments(columns.pop("first_token_ns"))
     end = moments(columns.pop("end_ns"))
     status, statuses = codes(columns.pop("status"))
     completed = is_named(status, statuses, "OK")
-    has_schedule, unended, seen, broken, at_the_end = (np.zeros(rows, dtype=np.bool_) for _ in range(5))
-    for part in parts(rows):
-        has_schedule[part], unended[part], seen[part] = scheduled[part] > 0, end[part] <= 0, first[part] > 0
-    start = scheduled
-    if not has_schedule.all():
-        start = scratch.empty(rows, np.int64)
-        for part in parts(rows):
-            start[part] = np.where(has_schedule[part], scheduled[part], sent[part])
+    has_schedule, unended, seen = scheduled > 0, end <= 0, first > 0
+    start = scheduled if has_schedule.all() else np.where(has_schedule, scheduled, sent)
     del scheduled
-    last_of, ended = None, end
+    at_the_end = np.zeros(rows, dtype=np.bool_)
     if not completed.all() or unended.any():
-        last_of, end = _last_ends(trial, start, ended, ends_ns or {}), scratch.empty(rows, np.int64)
+        last = _last_ends(trial, start, end, ends_ns or {})
+        end = np.where(unended, np.maximum(last, start), end)
+        at_the_end = end >= last - _CUT_SLACK_NS
+        del last
     stall = integers(columns.pop("compile_stall_ns"), -1)
     output = integers(columns["output_tokens"], 0)
     if rows and output.min() < 0:
         output = np.maximum(output, 0)
-    age, ttft, tpot = (scratch.empty(rows, np.float64) for _ in range(3))
-    # All in one go, since each look at a long column takes as long as it takes to read it.
-    for part in parts(rows):
-        began, came, done = start[part], first[part], ended[part]
-        if last_of is not None:
-            last = last_of(trial[part])
-            done = end[part] = np.where(unended[part], np.maximum(last, began), done)
-            at_the_end[part] = done >= last - _CUT_SLACK_NS
-        wrong = (unended[part] & completed[part]) | (began <= 0) | (done < began) | (done > _LAST_NS)
-        wrong |= seen[part] & ((came < began) | (came > done))
-        broken[part] = wrong | (stall[part] > done - began + _STALL_SLACK_NS)  # no stall is longer than its request
-        np.divide(done - began, 1e6, out=age[part])
-        np.divide(came - began, 1e6, out=ttft[part])
-        np.divide(done - came, 1e6, out=tpot[part])
-        tpot[part] /= np.maximum(output[part] - 1, 1)
-    del ended
+    broken = (unended & completed) | (start <= 0) | (end < start) | (end > _LAST_NS)
+    broken |= seen & ((first < start) | (first > end))
+    broken |= stall > end - start + _STALL_SLACK_NS  # no stall is longer than its request
+    age, ttft = (end - start) / 1e6, (first - start) / 1e6
+    tpot = (end - first) / 1e6 / np.maximum(output - 1, 1)
     cut = (is_named(status, statuses, "CANCELLED") & at_the_end) | (unended & ~completed)
     if cut_short:
         cut |= np.isin(trial, list(cut_short)) & at_the_end & is_named(status, statuses, "UNAVAILABLE")
     refused = is_named(status, statuses, "FAILED_PRECONDITION")
     shed = is_named(status, statuses, "RESOURCE_EXHAUSTED") | is_named(status, statuses, "DEADLINE_EXCEEDED")
-    del status, unended, at_the_end
+    del status, at_the_end
     counts = columns.pop("output_tokens")
-    uncounted = completed & counts.is_null().to_numpy() if counts.null_count else np.broadcast_to(False, rows)
+    uncounted = completed & counts.is_null().to_numpy() if counts.null_count else np.zeros(rows, dtype=np.bool_)
     hollow = completed & _hollow(counts, columns.pop("error"), output)
     completed &= ~hollow
     seen &= ~(hollow & (output == 0))
@@ -220,7 +194,7 @@ def requests_of(
     broken |= backwards
     if len(gaps):
         # No answer ends before its last token.
-        broken |= completed & seen & (_sums(gaps, offsets) > _ms_between(first, end) + _STAMP_SLACK_MS)
+        broken |= completed & seen & (_sums(gaps, offsets) > (end - first) / 1e6 + _STAMP_SLACK_MS)
     cut &= ~broken
     ok = completed & ~cut & ~broken
     failed = ~(ok | cut | broken)
@@ -236,8 +210,7 @@ def requests_of(
         late = unseen & known[arm]
         ttft[late] = age[late]
     tpot[~(ok & seen & (output > 1))] = math.nan
-    # One value for all rows takes no memory.
-    max_itl = scratch.full(rows, math.nan, np.float64) if len(gaps) or failed.any() else np.broadcast_to(math.nan, rows)
+    max_itl = np.full(rows, math.nan)
     if len(gaps):
         has_gaps = np.diff(offsets) > 0
         max_itl[has_gaps] = np.maximum.reduceat(gaps, offsets[:-1][has_gaps])
@@ -255,12 +228,12 @@ def requests_of(
         ttft[failed & ~seen] = penalty[~seen[failed]]
 
     if not tokens:
-        ttft = tpot = max_itl = np.broadcast_to(math.nan, rows)
+        ttft = tpot = max_itl = np.full(rows, math.nan)
     times_of_server = [columns["queue_ns"], *(columns.pop(name, None) for name in BACKLOG_COLUMNS)]
     server_timed, recv, queue, stay = _server_times(times_of_server if queues else [None], start, sent, end)
     del times_of_server
-    queued, prefill, decode = (_micros(columns.pop(name)) for name in PART_COLUMNS)
-    batch_size, padded_batch, padded_length = (_sizes(columns.pop(name)) for name in SHAPE_COLUMNS)
+    queued, prefill, decode = (_micros(moments(columns.pop(name))) for name in PART_COLUMNS)
+    batch_size, padded_batch, padded_length = (integers(columns.pop(name), -1) for name in SHAPE_COLUMNS)
     phase, phases = codes(columns.pop("phase"))
     return Requests(
         deadline_ms=deadline_ms,
@@ -271,17 +244,17 @@ def requests_of(
         trial=trial,
         pair=pair,
         start_ns=start,
-        scheduled=lean(has_schedule),
+        scheduled=has_schedule,
         sent_ns=sent,
         first_ns=first,
         end_ns=end,
-        ok=lean(ok),
-        failed=lean(failed),
-        shed=lean(failed & shed),
-        refused=lean(failed & refused),
-        cut=lean(cut),
-        broken=lean(broken),
-        measured=lean(~is_named(phase, phases, "rampup")),
+        ok=ok,
+        failed=failed,
+        shed=failed & shed,
+        refused=failed & refused,
+        cut=cut,
+        broken=broken,
+        measured=~is_named(phase, phases, "rampup"),
         ttft_ms=ttft,
         e2e_ms=e2e,
         tpot_ms=tpot,
@@ -304,18 +277,11 @@ def requests_of(
         gaps_ms=gaps,
         gap_offsets=offsets,
         token_times=times,
-        uncounted=lean(uncounted),
+        uncounted=uncounted,
         request_ids=columns.pop("request_id"),
         session_ids=columns.pop("session_id"),
         repeated=repeated,
     )
-
-
-def _ms_between(earlier: Ints, later: Ints) -> Floats:
-    ms = scratch.empty(len(later), np.float64)
-    for part in parts(len(later)):
-        np.divide(later[part] - earlier[part], 1e6, out=ms[part])
-    return ms
 
 
 def _hollow(counts: pa.ChunkedArray, error: pa.ChunkedArray, output: Codes) -> Bools:
@@ -349,37 +315,17 @@ def _server_times(
     if any(column is None for column in columns):
         return nothing.astype(np.bool_), nothing, nothing, nothing
     queue, recv, left = (moments(column) for column in columns)
-    timed = np.zeros(len(start), dtype=np.bool_)
-    came, queued, stayed = (scratch.full(len(start), 0, np.int32) for _ in columns)
-    for part in parts(len(start)):
-        began, done, waited = start[part], end[part], queue[part]
-        known = timed[part]
-        known |= (waited >= 0) & (waited <= done - began)
-        arrived, gone = recv[part], left[part]
-        inside = (arrived >= began) & (arrived + waited <= done)
-        arrived = np.where(inside, arrived, np.minimum(np.maximum(sent[part], began), done - waited))
-        gone = np.where((gone >= arrived + waited) & (gone <= done), gone, done)
-        for shown, took in ((came, arrived - began), (queued, waited), (stayed, gone - arrived)):
-            shown[part] = (np.where(known, took, 0) // 1000).clip(0, np.iinfo(np.int32).max)
+    timed = (queue >= 0) & (queue <= end - start)
+    inside = (recv >= start) & (recv + queue <= end)
+    recv = np.where(inside, recv, np.minimum(np.maximum(sent, start), end - queue))
+    left = np.where((left >= recv + queue) & (left <= end), left, end)
+    came, queued, stayed = (_micros(np.where(timed, took, 0)) for took in (recv - start, queue, left - recv))
     return timed, came, queued, stayed
 
 
-def _micros(column: pa.ChunkedArray) -> Codes:
-    """Times in ns as µs of 32 bits, of half an hour at most; -1 for null. One value for all takes no memory."""
-    if column.null_count == len(column):
-        return np.broadcast_to(np.int32(-1), len(column))
-    times = filled(as_one(column), -1)
-    micros = scratch.empty(len(times), np.int32)
-    for part in parts(len(times)):
-        micros[part] = np.minimum(times[part].astype(np.int64) // 1000, np.iinfo(np.int32).max)
-    return lean(micros)
-
-
-def _sizes(column: pa.ChunkedArray) -> Codes:
-    """Sizes as they were read, which may be in less than 32 bits; -1 for null. One value for all takes no memory."""
-    if column.null_count == len(column):
-        return np.broadcast_to(np.int32(-1), len(column))
-    return lean(filled(as_one(column), -1))
+def _micros(times_ns: Ints) -> Codes:
+    """Times in ns as µs of 32 bits, of half an hour at most; -1 for -1."""
+    return (times_ns // 1000).clip(-1, np.iinfo(np.int32).max).astype(np.int32)
 
 
 def _longest(age: Floats) -> float:
@@ -396,11 +342,10 @@ def _when_long(age: Floats, completed: Floats) -> Floats:
 def _first_of_each(table: pa.Table) -> Bools | None:
     """Which rows are the first of their trial, arm and request id, or have no id; None when all are."""
     names = table.column("request_id")
-    known = names.is_valid().to_numpy()
-    # Equal ids have equal fingerprints; the few others that have them too are compared below.
-    prints = fingerprints(names)
-    if prints is not None and not known[alike(prints)].any():
+    ordered = names.take(pc.sort_indices(names))
+    if not pc.any(pc.equal(ordered[1:], ordered[:-1])).as_py():
         return None
+    known = names.is_valid().to_numpy()
     arm, _ = codes(table.column("arm"))
     identity = pa.table({"trial": table.column("trial"), "arm": arm, "id": names, "row": np.arange(len(names))})
     first = identity.filter(pa.array(known)).group_by(["trial", "arm", "id"]).aggregate([("row", "min")])
@@ -409,35 +354,30 @@ def _first_of_each(table: pa.Table) -> Bools | None:
     return None if keep.all() else keep
 
 
-def _last_ends(
-    trial: Codes, start: Ints, end: Ints, planned: Mapping[int, int]
-) -> Callable[[Codes], npt.NDArray[np.int64]]:
-    """What gives the last end of each one's trial, at most the planned one."""
-    last: dict[int, int] = {}
-    for part in parts(len(trial)):
-        of_part, until = trial[part], np.maximum(end[part], start[part])
-        for number in np.unique(of_part).tolist():
-            last[number] = max(last.get(number, 0), int(until.max(where=of_part == number, initial=0)))
-    numbers = sorted(last)
-    ends = np.array([min(last[number], planned.get(number, last[number])) for number in numbers], dtype=np.int64)
-    return lambda trials: ends[np.searchsorted(numbers, trials)]
+def _last_ends(trial: Codes, start: Ints, end: Ints, planned: Mapping[int, int]) -> Ints:
+    """The last end in each request's trial, at most the planned one."""
+    until = np.maximum(end, start)
+    last = np.zeros(len(trial), dtype=np.int64)
+    for number in np.unique(trial).tolist():
+        own = trial == number
+        latest = int(until[own].max(initial=0))
+        last[own] = min(latest, planned.get(number, latest))
+    return last
 
 
 def _token_gaps(column: Any) -> tuple[npt.NDArray[np.float32], Ints, Codes, Bools]:
     """Gaps between tokens in ms, their offsets, how many times each request has, and which of them run backwards."""
     rows = len(column)
-    lengths: Codes = np.broadcast_to(np.int32(0), rows)
-    if column.null_count < rows:
-        lengths = integers(pc.list_value_length(column), 0)
-    counts = np.maximum(lengths - 1, 0) if lengths.any() else lengths
-    if not counts.any():
-        return np.zeros(0, dtype=np.float32), np.broadcast_to(0, rows + 1), lengths, np.broadcast_to(False, rows)
-    offsets = scratch.full(rows + 1, 0, np.int64)
+    lengths: Codes = integers(pc.list_value_length(column), 0)
+    counts = np.maximum(lengths - 1, 0)
+    offsets = np.zeros(rows + 1, dtype=np.int64)
     backwards = np.zeros(rows, dtype=np.bool_)
+    if not counts.any():
+        return np.zeros(0, dtype=np.float32), offsets, lengths, backwards
     np.cumsum(counts, out=offsets[1:])
-    gaps = scratch.empty(int(offsets[-1]), np.float32)
+    gaps = np.empty(int(offsets[-1]), dtype=np.float32)
     done = 0
-    for chunk in pieces(column):
+    for chunk in column.chunks:  # as it was read, since all times at once take twice the memory of the gaps
         part = slice(done, done + len(chunk))
         done += len(chunk)
         own = gaps[offsets[part.start] : offsets[part.stop]]

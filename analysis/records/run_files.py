@@ -1,14 +1,19 @@
-"""The files of a run as they are read: what is wrong with each, and which of them say what they should hold."""
+"""The files of a run as they are read: what is wrong with each, and which of them state what they should hold."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from analysis.records.checksums import crc32_of, read_end
 from analysis.records.documents import Document, read_document, read_toml
-from analysis.records.sums import sums_path
-from analysis.records.tables import RecordError, one_line
+from analysis.records.plain_values import mapping
+from analysis.records.tables import NOT_AS_WRITTEN, RecordError, one_line, read_table
+
+EXPORT = "export.json"
 
 
 class RunFiles:
@@ -18,8 +23,13 @@ class RunFiles:
         self._directory = directory
         self._name = name
         self._problems: list[str] = []
-        self._documents: dict[str, bool] = {}  # of each file, whether it says what it should hold
+        self._documents: dict[str, bool] = {}  # of each file, whether it states what it should hold
         self._tables: dict[str, dict[str, bool]] = {}  # the same, by table
+        # An export states here what its tables hold: neither Parquet nor JSON Lines has a last line for it.
+        export = read_document(directory / EXPORT)
+        self.exported: Mapping[str, Any] = (export.content if export is not None else None) or {}
+        if export is not None and export.problem:
+            self.add(directory / EXPORT, export.problem)
 
     def document(self, path: Path) -> dict[str, Any] | None:
         """The JSON document at `path`; None where there is none, or none that can be believed."""
@@ -36,33 +46,41 @@ class RunFiles:
         if document is None:
             return None
         if document.problem:
-            self._add(path, document.problem)
+            self.add(path, document.problem)
         if document.content is not None:
             self._documents[self._label(path)] = document.stated
         return document.content
 
-    def table(self, stem: str, path: Path, problems: Sequence[str]) -> None:
-        """The file at `path` of the table `stem` was read, with these problems."""
+    def table(self, stem: str, path: Path, schema: pa.Schema, *, required: Sequence[str]) -> pa.Table:
+        """The rows of the file at `path`, one of those of the table `stem`, as `read_table` has them. RecordError and
+        OSError where it cannot be read."""
+        stated = mapping(self.exported.get("files")).get(path.relative_to(self._directory).as_posix())
+        if stated is not None and stated != f"{crc32_of(path):08x}":
+            rows = schema.empty_table()
+            problems: tuple[str, ...] = (f"{NOT_AS_WRITTEN}: its rows are not used",)
+        else:
+            rows, problems = read_table(path, schema, required=required)
         for problem in problems:
-            self._add(path, problem)
-        self._tables.setdefault(stem, {})[self._label(path)] = sums_path(path).exists()
-
-    def lacks(self, folder: Path, stem: str) -> None:
-        """The folder of a trial has no table `stem`, which others have."""
-        self._add(folder, f"holds no {stem}, as other trials do")
+            self.add(path, problem)
+        states = bool(stated or read_end(path))
+        if states or not problems:  # what was cut off lost what it stated
+            self._tables.setdefault(stem, {})[self._label(path)] = states
+        return rows
 
     @property
     def stated(self) -> bool:
-        """Whether the tables say what they should hold."""
+        """Whether the tables state what they should hold."""
         return any(any(kind.values()) for kind in self._tables.values())
 
     def problems(self) -> list[str]:
-        """All that is wrong. Where some files of a kind say what they should hold, one that does not was changed."""
+        """All that is wrong. Where some files of a kind state what they should hold, one that does not was changed."""
         kinds = [kind for kind in (self._documents, *self._tables.values()) if any(kind.values())]
         silent = [name for kind in kinds for name, stated in kind.items() if not stated]
-        return self._problems + [f"{name} does not say what it should hold, as others of the run do" for name in silent]
+        changed = [f"{name} does not state what it should hold, as others of the run do" for name in silent]
+        return self._problems + changed
 
-    def _add(self, path: Path, problem: str) -> None:
+    def add(self, path: Path, problem: str) -> None:
+        """Add what is wrong with the file or folder at `path`, in words that follow its name."""
         self._problems.append(f"{self._label(path)} {problem}")
 
     def _label(self, path: Path) -> str:

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.records.asked_answers import PATTERN as ANSWERS
-from analysis.records.columns import Columns
 from analysis.records.joining import (
     JoinedRun,
     RunDocuments,
@@ -32,7 +31,6 @@ from analysis.records.schemas import (
     BED,
     COMPILE_EVENTS,
     JUDGED_REQUESTS,
-    REQUESTS,
     REQUIRED_BED_COLUMNS,
     REQUIRED_EVENT_COLUMNS,
     REQUIRED_REQUEST_COLUMNS,
@@ -41,7 +39,7 @@ from analysis.records.schemas import (
     SERVER_LOAD,
     STEPS,
 )
-from analysis.records.tables import RecordError, Take, read_pieces
+from analysis.records.tables import RecordError
 from analysis.records.weight_journal import JOURNAL, WeightChange, read_weights, weights_problem
 from analysis.wording import counted
 
@@ -61,7 +59,7 @@ class RunRecords:
     bed: pa.Table | None  # samples of the machines; None: nobody watched them
     problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
     server_load: pa.Table | None = None  # of external arms by their own account; None where none shows it
-    stated: bool = False  # its files say what they should hold
+    stated: bool = False  # its files state what they should hold
     parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
     answers: tuple[dict[str, Any], ...] = ()  # of external arms to prompts that all were asked, a trial and an arm each
     search: dict[str, Any] | None = None  # frontier.json: how a search, or several, went on; None where none was made
@@ -152,59 +150,49 @@ def _read(
     """The records of the runs, in their order, each with its own files."""
     tables: dict[str, list[pa.Table]] = {}
     silent: list[tuple[RunFiles, Path]] = []  # folders without compile events
-    for run, own_number, folder in _folders(runs):
+    for run, number_in_run, folder in _folders(runs):
         files = files_of[run.documents.directory]
-        for stem, schema, required in (
-            ("compile_events", COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
-            ("steps", STEPS, REQUIRED_STEP_COLUMNS),
-            ("bed", BED, REQUIRED_BED_COLUMNS),
-            ("server_load", SERVER_LOAD, REQUIRED_SERVER_LOAD_COLUMNS),
-        ):
+        for stem, (schema, required) in _TABLES.items():
             paths = table_files(folder, stem)
             if stem == "compile_events" and not paths:
                 silent.append((files, folder))
             for path in paths:
-                pieces = tables.setdefault(stem, [schema.empty_table()])
-                take = _taking(pieces.append, own_number, run)
-                files.table(stem, path, read_pieces(path, schema, take, required=required))
-    events, steps, bed, server_load = (
-        pa.concat_tables(tables[stem]) if stem in tables else None
-        for stem in ("compile_events", "steps", "bed", "server_load")
-    )
+                rows = _with_trial(files.table(stem, path, schema, required=required), number_in_run)
+                tables.setdefault(stem, []).append(run.with_own_names(rows))
+    events, steps, bed, server_load = (pa.concat_tables(tables[stem]) if stem in tables else None for stem in _TABLES)
     if events is not None:
         # No event of a trial would read as no compile in it.
         for files, folder in silent:
-            files.lacks(folder, "compile_events")
+            files.add(folder, "holds no compile_events, as other trials do")
     # Most of the memory that judging takes is that of requests, so that only columns are read that are used.
     unused = () if may_serve(events) else BACKLOG_COLUMNS
     judged = pa.schema(field for field in JUDGED_REQUESTS if field.name not in unused)
-    requests = None
+    requests: list[pa.Table] = []
     generators: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
-    for run, own_number, folder in _folders(runs):
+    for run, number_in_run, folder in _folders(runs):
         files = files_of[run.documents.directory]
         own: dict[str, dict[str, Any]] = {}
         for path in sorted(folder.glob("generator-*.json")):
             generator = files.document(path)
             if generator is not None:
-                own[path.stem.removeprefix("generator-")] = {**generator, "trial": run.trials[own_number]}
+                own[path.stem.removeprefix("generator-")] = {**generator, "trial": run.trials[number_in_run]}
         for path in table_files(folder, "requests"):
-            requests = requests or Columns(judged, grouped=("pair_id",))
+            rows = files.table("requests", path, judged, required=REQUIRED_REQUEST_COLUMNS)
+            nameless = rows.column("trial").null_count
+            if nameless and (folder / "trial.json").exists():  # bare tables need not name their one trial
+                files.add(path, f"has {counted(nameless, 'request')} without a trial")
             account = own.get(load_process(path))
             if account is not None:
-                account["rows"] = 0
-            nameless: list[int] = []
-            take = _taking(requests.append, own_number, run, account, nameless)
-            problems = read_pieces(path, judged, take, required=REQUIRED_REQUEST_COLUMNS, written=REQUESTS)
-            if sum(nameless) and (folder / "trial.json").exists():  # bare tables need not name their one trial
-                problems = (*problems, f"has {counted(sum(nameless), 'request')} without a trial")
-            files.table("requests", path, problems)
+                account["rows"] = rows.num_rows
+                rows = shifted(rows, clock_offset_ns(account))
+            requests.append(run.with_own_names(_with_trial(rows, number_in_run)))
         generators += own.values()
         files.document(folder / "compiler.json")
         for path in sorted(folder.glob(ANSWERS)):
             if (document := files.document(path)) is not None:
-                answers.append({**document, "trial": run.trials[own_number]})
-    if requests is None:
+                answers.append({**document, "trial": run.trials[number_in_run]})
+    if not requests:
         raise RecordError(f"{directory.name} holds no requests*.arrow, .parquet or .jsonl: give a run directory")
     joined = bool(runs[0].place)
     problems_of = [_problems(run, files_of[run.documents.directory]) for run in runs]
@@ -214,7 +202,7 @@ def _read(
         environment=joined_environment(runs) if joined else dict(runs[0].documents.environment),
         trials=_trials(runs),
         generators=tuple(generators),
-        requests=requests.table(),
+        requests=pa.concat_tables(requests),
         events=events,
         steps=steps,
         bed=bed,
@@ -229,6 +217,14 @@ def _read(
         runs=tuple(runs),
         differences=tuple(differences),
     )
+
+
+_TABLES = {
+    "compile_events": (COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
+    "steps": (STEPS, REQUIRED_STEP_COLUMNS),
+    "bed": (BED, REQUIRED_BED_COLUMNS),
+    "server_load": (SERVER_LOAD, REQUIRED_SERVER_LOAD_COLUMNS),
+}
 
 
 def _folders(runs: Iterable[JoinedRun]) -> Iterator[tuple[JoinedRun, int, Path]]:
@@ -261,25 +257,10 @@ def _trials(runs: Sequence[JoinedRun]) -> tuple[dict[str, Any], ...]:
 
 def _problems(run: JoinedRun, files: RunFiles) -> list[str]:
     """What is wrong with the run. What was before its records were exported does not show in the files any more."""
-    exported = files.document(run.documents.directory / "export.json") or {}
     front = f"{run.documents.name}: " if run.place else ""
     journal = weights_problem(run.documents.directory)
     own = [f"{JOURNAL} {journal}"] if journal else []
-    return [*files.problems(), *(f"{front}{problem}" for problem in (*own, *earlier_problems(exported)))]
-
-
-def _taking(
-    take: Take, number: int, run: JoinedRun, account: dict[str, Any] | None = None, nameless: list[int] | None = None
-) -> Take:
-    """What gives rows of the run's trial `number` to `take`, in the run's time and by the names that they have among
-    all; `account` as in `_of_generator`. `nameless` gets how many named no trial, for each piece."""
-
-    def taken(table: pa.Table) -> None:
-        if nameless is not None:
-            nameless.append(table.column("trial").null_count)
-        take(run.with_own_names(_with_trial(_of_generator(table, account), number)))
-
-    return taken
+    return [*files.problems(), *(f"{front}{problem}" for problem in (*own, *earlier_problems(files.exported)))]
 
 
 def may_serve(events: pa.Table | None) -> bool:
@@ -308,14 +289,6 @@ def clock_offset_ns(account: Mapping[str, Any]) -> int:
     clock = mapping(account.get("clock"))
     offset_ns: Any = clock.get("offset_ns")
     return int(offset_ns) if clock.get("applied") is False and number(offset_ns) is not None else 0
-
-
-def _of_generator(table: pa.Table, account: dict[str, Any] | None) -> pa.Table:
-    """Some requests of one load process in the run's time; its account then counts them among its rows."""
-    if account is None:
-        return table
-    account["rows"] += table.num_rows
-    return shifted(table, clock_offset_ns(account))
 
 
 # The times of a request that its load process took; the others are the server's.

@@ -18,7 +18,6 @@ import numpy as np
 from scipy.ndimage import median_filter
 
 from analysis.arrays import Bools, Ints
-from analysis.records.columns import in_order
 from analysis.records.requests import Requests
 from analysis.run.spikes import BACKLOG, NOBODY, OTHER, Attribution, CompileEvent, Delay, Windows, stall_windows
 
@@ -197,9 +196,7 @@ def _visits(requests: Requests, attribution: Attribution, own: Ints) -> Visits:
         saved_us=nothing,
         first_saved_us=nothing,
     )
-    places = np.arange(len(own))
-    order = in_order(places, recv)
-    return visits if order is places else visits.of(order)
+    return visits.of(np.argsort(recv, kind="stable"))
 
 
 def _in_own_time(visits: Visits, windows: dict[int, Windows], attribution: Attribution) -> Visits:

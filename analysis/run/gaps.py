@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from analysis.arrays import Bools, Ints
 from analysis.records.requests import Requests
 
-_CHUNK = 1 << 17  # requests at a time, so that memory follows what is kept and not what is read
+_CHUNK = 1 << 17  # requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,18 +32,23 @@ class Gaps:
 
 
 def gaps_of(requests: Requests, rows: Ints, *, most: int | None = None) -> Gaps:
-    """The gaps of the requests `rows`, as `gaps_in_parts` has them.
+    """The gaps of the requests `rows`. Requests with broken times have none.
 
-    With `most`, every k-th gap is taken where there are more, so that a quantile of the rest differs by far less than
-    time blocks do.
+    A failed request also counts with one gap as long as its deadline (as its longest gap does), at its end: the token
+    that never came. With `most`, every k-th gap is taken where there are more, so that a quantile of the rest differs
+    by far less than time blocks do.
     """
-    known = rows[~requests.broken[rows]]
-    counts = requests.gap_offsets[known + 1] - requests.gap_offsets[known]
-    total = int(counts.sum() + _never_came(requests, known).sum())
-    step = max(1, math.ceil(total / most)) if most else 1
+    rows = rows[~requests.broken[rows]]
+    counts = requests.gap_offsets[rows + 1] - requests.gap_offsets[rows]
+    total = int(counts.sum() + _never_came(requests, rows).sum())
+    if most is None or total <= most:
+        return _gaps(requests, rows)
+    step = math.ceil(total / most)
+    # Beside the gaps that are taken, memory holds all of some requests at a time.
     parts = []
     passed = 0
-    for part in gaps_in_parts(requests, rows):
+    for first in range(0, len(rows), _CHUNK):
+        part = _gaps(requests, rows[first : first + _CHUNK])
         parts.append(part.of(slice(-passed % step, None, step)))
         passed += len(part)
     return Gaps(
@@ -53,17 +57,6 @@ def gaps_of(requests: Requests, rows: Ints, *, most: int | None = None) -> Gaps:
         end_ns=np.concatenate([part.end_ns for part in parts]),
         failed=np.concatenate([part.failed for part in parts]),
     )
-
-
-def gaps_in_parts(requests: Requests, rows: Ints) -> Iterator[Gaps]:
-    """The gaps of the requests `rows`, one part at least. Requests with broken times have none.
-
-    A failed request also counts with one gap as long as its deadline (as its longest gap does), at its end: the token
-    that never came.
-    """
-    rows = rows[~requests.broken[rows]]
-    for first in range(0, max(1, len(rows)), _CHUNK):
-        yield _gaps(requests, rows[first : first + _CHUNK])
 
 
 def _never_came(requests: Requests, rows: Ints) -> Bools:

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.arrays import Bools, Codes, Ints
-from analysis.records import scratch
-from analysis.records.columns import taken
-from analysis.records.scratch import kept, parts
 from analysis.run.run import Run
 from analysis.statistics.quantiles import quantile
 
@@ -42,15 +39,12 @@ class Copies:
 def in_pairs(run: Run, arm: str, mask: Bools) -> tuple[Ints, Ints]:
     """(rows of the arm, rows of their copies on the control), both within `mask`; the last copy where there are two."""
     pair = run.requests.pair
-    rows, base = (kept(np.flatnonzero(run.of_arm(name) & mask & (pair >= 0))) for name in (arm, run.control))
-    partner = scratch.full(int(pair.max(initial=-1)) + 1, -1, np.int64)
-    for part in parts(len(base)):
-        partner[pair[base[part]]] = base[part]
-    copies = scratch.empty(len(rows), np.int64)
-    for part in parts(len(rows)):
-        copies[part] = partner[pair[rows[part]]]
+    rows, base = (np.flatnonzero(run.of_arm(name) & mask & (pair >= 0)) for name in (arm, run.control))
+    partner = np.full(int(pair.max(initial=-1)) + 1, -1, dtype=np.int64)
+    partner[pair[base]] = base
+    copies = partner[pair[rows]]
     both = copies >= 0
-    return (rows, copies) if both.all() else (kept(rows[both]), kept(copies[both]))
+    return rows[both], copies[both]
 
 
 def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
@@ -60,16 +54,11 @@ def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
     arms = [run.of_arm(name) for name in (arm, run.control)]
     counts = [_rows_of_pairs(pair, own) for own in arms]
     rows, copies = in_pairs(run, arm, np.ones(len(requests), dtype=np.bool_))
-    farthest, other_instant, other_trial = 0.0, 0, 0
-    for part in parts(len(rows)):
-        own, base = rows[part], copies[part]
-        other_trial += int((requests.trial[own] != requests.trial[base]).sum())
-        if run.reported_open_loop is not False:  # the copies of a closed loop start when each arm's own user is free
-            timed = ~(requests.broken[own] | requests.broken[base])
-            timed &= requests.scheduled[own] & requests.scheduled[base]
-            apart_ms = np.abs(requests.start_ns[own][timed] - requests.start_ns[base][timed]) / 1e6
-            other_instant += int((apart_ms > allowed_ms).sum())
-            farthest = max(farthest, float(apart_ms.max(initial=0.0)))
+    apart_ms = np.zeros(0)
+    if run.reported_open_loop is not False:  # the copies of a closed loop start when each arm's own user is free
+        timed = requests.scheduled & ~requests.broken
+        both = timed[rows] & timed[copies]
+        apart_ms = np.abs(requests.start_ns[rows[both]] - requests.start_ns[copies[both]]) / 1e6
     unequal = {"prompt tokens": requests.prompt_tokens, "answer tokens asked for": requests.max_tokens}
     if run.account(arm).external or run.account(run.control).external:
         del unequal["prompt tokens"]  # external servers count with tokenizers of their own
@@ -82,36 +71,29 @@ def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
         lonely=int(((counts[0] > 0) & (counts[1] == 0)).sum() + missing),
         repeated=int(sum(np.maximum(own - 1, 0).sum() for own in counts)),
         unpaired=int(sum((own & (pair < 0)).sum() for own in arms)),
-        other_instant=other_instant,
-        farthest_ms=farthest,
-        other_trial=other_trial,
+        other_instant=int((apart_ms > allowed_ms).sum()),
+        farthest_ms=float(apart_ms.max(initial=0.0)),
+        other_trial=int((requests.trial[rows] != requests.trial[copies]).sum()),
         unequal={what: _unequal(tokens, rows, copies) for what, tokens in unequal.items()},
     )
 
 
 def _rows_of_pairs(pair: Codes, own: Bools) -> Codes:
     """How many of one's own rows each pair has."""
-    counts = scratch.full(int(pair.max(initial=-1)) + 1, 0, np.int32)
-    for part in parts(len(pair)):
-        chosen = pair[part][own[part]]
-        np.add.at(counts, chosen[chosen >= 0], 1)
-    return counts
+    return np.bincount(pair[own & (pair >= 0)], minlength=int(pair.max(initial=-1)) + 1)
 
 
 def _unequal(tokens: Codes, rows: Ints, copies: Ints) -> int:
     """How many of the rows have other tokens than their copies, where both are known."""
-    differ = 0
-    for part in parts(len(rows)):
-        one, other = tokens[rows[part]], tokens[copies[part]]
-        differ += int(((one >= 0) & (other >= 0) & (one != other)).sum())
-    return differ
+    one, other = tokens[rows], tokens[copies]
+    return int(((one >= 0) & (other >= 0) & (one != other)).sum())
 
 
 def matters_ms(run: Run, at: float) -> float:
     """The time by which one arm's requests may be sent later than the other's: a fifth of the margin on the control's
     TTFT (E2E, where nothing has one) at the quantile `at`, and 1 ms at least."""
     metric = "e2e" if run.embeds else "ttft"
-    seen = quantile(taken(run.requests.metric_ms(metric), run.answered(run.control)), at)
+    seen = quantile(run.requests.metric_ms(metric)[run.answered(run.control)], at)
     return _LEAST_MS if math.isnan(seen) else max(_LEAST_MS, _OF_MARGIN * run.limits.margin_of(metric) * seen)
 
 

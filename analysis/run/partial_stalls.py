@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.arrays import Ints
-from analysis.records.columns import taken
 from analysis.records.requests import Requests
-from analysis.records.scratch import kept
 from analysis.run.gaps import gaps_of
 from analysis.run.spikes import Windows
 from analysis.statistics.quantiles import quantile
@@ -88,16 +86,16 @@ def _tokens(requests: Requests, rows: Ints, start_ns: int, end_ns: int) -> Ints:
 
 
 def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: Windows) -> Sequence[Gap]:
-    answered = (taken(requests.first_ns, rows) > 0) & requests.ok[rows]
-    rows, sent = kept(rows[answered]), kept(sent_ns[answered])
-    first = taken(requests.first_ns, rows)
+    answered = (requests.first_ns[rows] > 0) & requests.ok[rows]
+    rows, sent = rows[answered], sent_ns[answered]
+    first = requests.first_ns[rows]
     # A silence of the whole server is no sign of a second one.
     waited = first - sent - silences.overlap_ns(sent, first)
     long = np.flatnonzero(waited >= _TOGETHER_NS)
     long = np.sort(long[np.argsort(-waited[long], kind="stable")][:_MOST])
     if not long.size:
         return []
-    lengths = taken(requests.prompt_tokens, rows)
+    lengths = requests.prompt_tokens[rows]
     by_length = np.argsort(lengths, kind="stable")
     overtaken = []
     for index in long.tolist():

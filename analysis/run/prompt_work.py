@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.records.columns import in_order, taken
 from analysis.records.requests import Requests
-from analysis.records.scratch import kept
 from analysis.run.silences import TOGETHER_NS, Server, Silences
 
 _BEHIND_NS = 20_000_000  # after a silence: one late packet of a batch must not hide its longest prompt
@@ -85,13 +83,13 @@ class PromptWork:
 def prefills(requests: Requests, server: Server, silences: Silences) -> tuple[Floats, Floats]:
     """Of each silence the prompt tokens whose first tokens ended it, and for how many seconds it was silent since the
     first of their requests was sent."""
-    begun = np.flatnonzero((server.done_ns > 0) & (taken(requests.prompt_tokens, server.rows) > 0))
-    begun = kept(in_order(begun, taken(server.done_ns, begun)))
-    done = taken(server.done_ns, begun)
+    begun = np.flatnonzero((server.done_ns > 0) & (requests.prompt_tokens[server.rows] > 0))
+    begun = begun[np.argsort(server.done_ns[begun], kind="stable")]
+    done = server.done_ns[begun]
     starts, ends = silences.start_ns, silences.end_ns
     low = np.searchsorted(done, np.maximum(starts + 1, ends - TOGETHER_NS))
     high = np.maximum(low, np.searchsorted(done, ends + _BEHIND_NS, side="right"))
-    passed = np.append(0, np.cumsum(taken(requests.prompt_tokens, server.rows[begun]), dtype=np.int64))
+    passed = np.append(0, np.cumsum(requests.prompt_tokens[server.rows[begun]], dtype=np.int64))
     sent = np.append(server.sent_ns[begun], 0)[low]
     since = np.clip(np.where(high > low, sent, 0), starts, ends)
     return (passed[high] - passed[low]).astype(np.float64), (ends - since) / 1e9

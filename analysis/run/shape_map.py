@@ -14,7 +14,6 @@ import numpy as np
 
 from analysis.arrays import Ints
 from analysis.records.plain_values import mapping
-from analysis.records.scratch import parts
 from analysis.run.run import Run
 from analysis.run.spikes import RECOMPILE_KINDS
 
@@ -23,7 +22,6 @@ Span = tuple[int, int]
 """Sizes from the first to the last."""
 
 _STEP = re.compile(r"(?:capture )?(?:prefill|encode) batch (\d{1,9}) × length (\d{1,9})\b")
-_AT_ONCE = 1 << 20  # shapes that are brought together at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,38 +112,20 @@ def spans(sizes: Ints, most: int) -> tuple[Span, ...]:
 
 
 def _shapes(run: Run, arm: str) -> _Shapes:
-    """Of the requests of the arm that are judged. A few at a time: of ten million, few shapes are distinct."""
+    """Of the requests of the arm that are judged."""
     requests = run.requests
-    shapes, counts, unknown = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0
-    waiting: list[Ints] = []
-    held = 0
-    own = run.of_arm(arm) & run.usable
-    for part in parts(len(own)):
-        rows = own[part]
-        batch, length = (
-            np.where(padded[part][rows] > 0, padded[part][rows], real[part][rows]).astype(np.int64)
-            for padded, real in (
-                (requests.padded_batch, requests.batch_size),
-                (requests.padded_length, requests.prompt_tokens),
-            )
+    rows = np.flatnonzero(run.of_arm(arm) & run.usable)
+    batch, length = (
+        np.where(padded[rows] > 0, padded[rows], real[rows]).astype(np.int64)
+        for padded, real in (
+            (requests.padded_batch, requests.batch_size),
+            (requests.padded_length, requests.prompt_tokens),
         )
-        known = (batch > 0) & (length > 0)
-        unknown += len(known) - int(known.sum())
-        waiting.append((batch << 32 | length)[known])
-        held += len(waiting[-1])
-        if held >= _AT_ONCE or part.stop == len(own):
-            shapes, counts = _united(shapes, counts, np.concatenate(waiting))
-            waiting, held = [], 0
+    )
+    known = (batch > 0) & (length > 0)
+    shapes, counts = np.unique((batch << 32 | length)[known], return_counts=True)
+    unknown = len(known) - int(known.sum())
     return _Shapes(batch=shapes >> 32, length=shapes & 0xFFFFFFFF, requests=counts, unknown=unknown)
-
-
-def _united(shapes: Ints, counts: Ints, more: Ints) -> tuple[Ints, Ints]:
-    """The shapes, rising, and how often each is there, with `more` among them."""
-    new, added = np.unique(more, return_counts=True)
-    together, places = np.unique(np.concatenate((shapes, new)), return_inverse=True)
-    totals = np.zeros(len(together), dtype=np.int64)
-    np.add.at(totals, places, np.concatenate((counts, added)))
-    return together, totals
 
 
 def _compiled(run: Run, arm: str) -> Iterator[tuple[int, int]]:

@@ -15,11 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.arrays import Bools, Floats, Ints
-from analysis.records import scratch
-from analysis.records.columns import in_order, taken
 from analysis.records.requests import Requests
-from analysis.records.scratch import kept
-from analysis.run.gaps import gaps_in_parts
+from analysis.run.gaps import gaps_of
 from analysis.run.spikes import Windows, windows_of
 from analysis.statistics.quantiles import quantile
 
@@ -87,7 +84,7 @@ def servers_of(requests: Requests) -> list[Server]:
     servers = []
     for trial in np.unique(requests.trial[usable]).tolist():
         for arm in range(len(requests.arms)):
-            of_arm = kept(np.flatnonzero(usable & (requests.trial == trial) & (requests.arm == arm)))
+            of_arm = np.flatnonzero(usable & (requests.trial == trial) & (requests.arm == arm))
             replicas = requests.replica[of_arm]
             present = np.unique(replicas)
             known = present[present >= 0]
@@ -126,9 +123,10 @@ def silences_of(server: Server) -> Silences:
 def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) -> Server:
     late_ms = np.nan_to_num(requests.lag_ms(rows), nan=0.0, posinf=0.0, neginf=0.0)
     sent = requests.start_ns[rows] + (np.clip(late_ms, 0.0, None) * 1e6).astype(np.int64)
-    rows, sent = kept(in_order(rows, sent)), kept(in_order(sent, sent))
-    first = taken(requests.first_ns, rows)
-    end = np.maximum(taken(requests.end_ns, rows), sent)
+    order = np.argsort(sent, kind="stable")
+    rows, sent = rows[order], sent[order]
+    first = requests.first_ns[rows]
+    end = np.maximum(requests.end_ns[rows], sent)
     answered = requests.ok[rows] & (first > 0)
     wait_s = _quartile_s((first - sent)[answered])
     gap_s = _quartile_s((end - first)[answered & (end > first)])
@@ -150,8 +148,8 @@ def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) 
         sent_ns=sent,
         done_ns=np.where(first > 0, first, np.where(requests.ok[rows], end, 0)),
         end_ns=end,
-        begun=scratch.ordered(np.where(first > 0, first, end)),
-        ended=scratch.ordered(end),
+        begun=np.sort(np.where(first > 0, first, end)),
+        ended=np.sort(end),
         signs=signs,
         fine=fine,
         waiting_rate=1.0 / wait_s,
@@ -166,7 +164,7 @@ def _quartile_s(times_ns: npt.NDArray[np.int64 | np.float64]) -> float:
 
 def _signs(*times: Ints) -> Ints:
     """All of the times in order, in each 5 ms the last: the tokens of one step are one sign."""
-    merged = np.concatenate([_apart(scratch.ordered(part)) for part in times])
+    merged = np.concatenate([_apart(np.sort(part)) for part in times])
     merged.sort()
     return _apart(merged)
 
@@ -179,8 +177,9 @@ def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
     """When the tokens of `rows` after the first came, as far as they lie in the windows."""
     rows = rows[requests.first_ns[rows] > 0]  # else only the gaps are known, and not where they lie
     rows = rows[windows.touch(requests.first_ns[rows], requests.end_ns[rows])] if windows.start_ns.size else rows[:0]
-    parts = (part.of(~part.failed).end_ns for part in gaps_in_parts(requests, rows))
-    return np.concatenate([came[windows.touch(came, came + 1)] for came in parts])
+    gaps = gaps_of(requests, rows)
+    came = gaps.end_ns[~gaps.failed]
+    return np.asarray(came[windows.touch(came, came + 1)])
 
 
 def _integral(times_ns: Ints, upto_ns: Ints) -> Floats:

@@ -16,10 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Floats, Ints
-from analysis.records import scratch
-from analysis.records.columns import taken
 from analysis.records.requests import Requests
-from analysis.records.scratch import kept, parts
 from analysis.statistics.quantiles import quantile, quantiles
 
 CAUSES = ("other", "in the backlog of one", "slowed by one", "queued behind a compile", "recompiled")
@@ -398,18 +395,13 @@ def _excursions(requests: Requests, attribution: Attribution, among: Bools, arm:
     quiet = requests.ok & (attribution.cause == OTHER) & among
     baselines = (_baseline(requests, quiet & requests.of_arm(name)) for name in (arm, control))
     baseline = next((known for known in baselines if known is not None), None)
-    own = kept(np.flatnonzero(requests.of_arm(arm) & ~np.isnan(requests.e2e_ms) & among))
+    own = np.flatnonzero(requests.of_arm(arm) & ~np.isnan(requests.e2e_ms) & among)
     if baseline is None:
         return Excursions(rows=own[:0], excess_ms=np.zeros(0))
-    found, excesses = [own[:0]], [np.zeros(0)]
-    for part in parts(len(own)):
-        rows = own[part]
-        expected, took = baseline.expected_ms(requests.output_tokens[rows]), requests.e2e_ms[rows]
-        excess = took - expected
-        beyond = (excess > baseline.threshold_ms) & (took > baseline.threshold_ratio * expected)
-        found.append(rows[beyond])
-        excesses.append(excess[beyond])
-    return Excursions(rows=np.concatenate(found), excess_ms=np.concatenate(excesses))
+    expected, took = baseline.expected_ms(requests.output_tokens[own]), requests.e2e_ms[own]
+    excess = took - expected
+    beyond = (excess > baseline.threshold_ms) & (took > baseline.threshold_ratio * expected)
+    return Excursions(rows=own[beyond], excess_ms=excess[beyond])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,21 +424,17 @@ def normal_e2e_ms(requests: Requests, quiet: Bools) -> Floats | None:
 def _baseline(requests: Requests, quiet: Bools) -> _Baseline | None:
     if int(quiet.sum()) < _FEWEST_QUIET:
         return None
-    rows = kept(np.flatnonzero(quiet))
-    ttft = quantile(taken(requests.ttft_ms, rows), 0.5)
-    tpot = quantile(taken(requests.tpot_ms, rows), 0.5)
-    e2e = taken(requests.e2e_ms, rows)
+    rows = np.flatnonzero(quiet)
+    ttft = quantile(requests.ttft_ms[rows], 0.5)
+    tpot = quantile(requests.tpot_ms[rows], 0.5)
+    e2e = requests.e2e_ms[rows]
     # An answer without tokens, such as a vector, is there at once: its end is its beginning.
     first = quantile(e2e, 0.5) if math.isnan(ttft) else ttft
     shape = _Baseline(ttft_ms=first, tpot_ms=0.0 if math.isnan(tpot) else tpot)
-    over, logs = scratch.empty(len(rows), np.float64), scratch.full(len(rows), math.nan, np.float64)
-    for part in parts(len(rows)):
-        expected, took = shape.expected_ms(requests.output_tokens[rows[part]]), e2e[part]
-        over[part] = took - expected
-        known = (expected > 0) & (took > 0)
-        logs[part][known] = np.log(took[known] / expected[known])
-    lower, upper = quantiles(over, (0.25, 0.75))
-    low, high = quantiles(logs, (0.25, 0.75))
+    expected = shape.expected_ms(requests.output_tokens[rows])
+    known = (expected > 0) & (e2e > 0)
+    lower, upper = quantiles(e2e - expected, (0.25, 0.75))
+    low, high = quantiles(np.log(e2e[known] / expected[known]), (0.25, 0.75))
     ratio = 1.0 if math.isnan(low) else math.exp(high + 2.0 * (high - low))
     threshold = max(float(upper + 6.0 * (upper - lower)), 0.5 * quantile(e2e, 0.5))
     return replace(shape, threshold_ms=threshold, threshold_ratio=ratio)

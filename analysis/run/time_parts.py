@@ -8,9 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.records import scratch
-from analysis.records.columns import taken
-from analysis.records.scratch import kept
 from analysis.run.run import Run
 
 PARTS = ("queue", "prefill", "decode", "stall", "rest")
@@ -40,11 +37,11 @@ def time_parts(run: Run, arm: str) -> tuple[TimeParts, ...]:
     """One for each quantile of BESIDE; none where no server says how long its requests queued and were computed."""
     requests = run.requests
     reported = (requests.queued_us >= 0) & (requests.prefill_us >= 0)
-    own = kept(np.flatnonzero(run.of_arm(arm) & run.usable & requests.ok & reported))
+    own = np.flatnonzero(run.of_arm(arm) & run.usable & requests.ok & reported)
     if not own.size:
         return ()
-    took = taken(requests.e2e_ms, own)
-    ordered = scratch.ordered(took)
+    took = requests.e2e_ms[own]
+    ordered = np.sort(took)
     found = []
     for quantile, beside in BESIDE.items():
         low, high = ends(ordered, quantile, beside)

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from analysis.arrays import Bools, Codes, Ints
-from analysis.records import scratch
 from analysis.records.plain_values import number, rows_of
 from analysis.records.plain_values import seconds as seconds_of
 from analysis.records.requests import Requests
-from analysis.records.scratch import parts
 
 SECOND = 1_000_000_000
 _LAST_NS = np.iinfo(np.int64).max
@@ -110,11 +108,9 @@ def block_numbers(trials: Sequence[Trial], block_s: float, trial: Codes, at_ns: 
 
     What lies past the trial's end is in its last block. Unknown trials: 0.
     """
-    block = scratch.full(len(at_ns), 0, np.int32)
-    for part in parts(len(at_ns)):
-        for item in trials:
-            own = trial[part] == item.number
-            since = at_ns[part][own] - item.start_ns
-            since //= int(block_s * SECOND / segments)
-            block[part][own] = item.first_block * segments + np.clip(since, 0, item.blocks * segments - 1)
+    block = np.zeros(len(at_ns), dtype=np.int32)
+    for item in trials:
+        own = trial == item.number
+        since = (at_ns[own] - item.start_ns) // int(block_s * SECOND / segments)
+        block[own] = item.first_block * segments + np.clip(since, 0, item.blocks * segments - 1)
     return block

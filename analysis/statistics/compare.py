@@ -21,7 +21,6 @@ import numpy as np
 from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
-from analysis.records.scratch import parts
 from analysis.settings.gate_limits import RESTART_SPREAD
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.dependence import Dependence, block_differences, dependence_of
@@ -264,8 +263,7 @@ def _in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sampl
     number, count = shared_blocks(treatment.block, control.block)
     numbered = [replace(sample, block=number(sample.block)) for sample in (treatment, control)]
     trial = np.zeros(count + 1, dtype=np.int64)  # the last place takes the blocks that are not shared
-    for part in parts(len(control)):
-        trial[numbered[1].block[part]] = control.trial[part]
+    trial[numbered[1].block] = control.trial
     return numbered[0], numbered[1], trial[:count], sizes
 
 

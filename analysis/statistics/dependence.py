@@ -19,7 +19,6 @@ import numpy as np
 from scipy import stats
 
 from analysis.arrays import Floats, Ints
-from analysis.records.scratch import parts
 from analysis.statistics.machines import Part, between_machines, summed
 
 DRIFT_COSINES = 4  # slower than groups: what one of them lasts for is seen by at most eight or ten
@@ -107,11 +106,8 @@ def block_differences(
     """Mean log latency of the treatment less that of the control, by block; each block holds both. Shape (blocks,)."""
     means = []
     for values, block in ((treatment, treatment_block), (control, control_block)):
-        sums, counts = np.zeros(blocks), np.zeros(blocks, dtype=np.int64)
-        for part in parts(len(values)):
-            sums += np.bincount(block[part], np.log(np.maximum(values[part], _SMALLEST_MS)), blocks)
-            counts += np.bincount(block[part], minlength=blocks)
-        means.append(sums / counts)
+        sums = np.bincount(block, np.log(np.maximum(values, _SMALLEST_MS)), blocks)
+        means.append(sums / np.bincount(block, minlength=blocks))
     return np.asarray(means[0] - means[1])
 
 

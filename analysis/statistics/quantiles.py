@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
 from analysis.arrays import Floats, Ints
-from analysis.records import scratch
-from analysis.records.scratch import parts
 
 Singles = npt.NDArray[np.float32]
 
@@ -22,8 +19,6 @@ _SMALLEST_MS = 1e-3
 _FINEST_WIDTH = 0.001
 _COARSEST_WIDTH = 0.004
 _MOST_CELLS = 4_000_000
-_MANY = 1 << 20  # values, whose sort takes longer than to look through them for each quantile
-_SAMPLED = 1 << 16  # of them
 
 
 def quantile(values: npt.ArrayLike, q: float) -> float:
@@ -37,72 +32,12 @@ def quantile(values: npt.ArrayLike, q: float) -> float:
 
 
 def quantiles(values: npt.ArrayLike, qs: Sequence[float]) -> list[float]:
-    """Several quantiles as `quantile` gives them, from one sort, or where values are many from a look at each."""
-    given = np.asarray(values)
-    if given.size > _MANY:
-        return _of_many(given.ravel(), qs)
-    known = given.astype(np.float64, copy=False)
+    """Several quantiles as `quantile` gives them, all from one partial sort."""
+    known = np.asarray(values, dtype=np.float64)
     known = known[~np.isnan(known)]
     if not known.size:
         return [math.nan] * len(qs)
-    return [float(value) for value in np.quantile(known, np.asarray(qs), method="linear")]
-
-
-def _of_many(values: npt.NDArray[Any], qs: Sequence[float]) -> list[float]:
-    size = _numbers(values)
-    if not size:
-        return [math.nan] * len(qs)
-    positions = [(size - 1) * q for q in qs]
-    ranks = [rank for at in positions for rank in (math.floor(at), min(math.floor(at) + 1, size - 1))]
-    found = iter(_at_ranks(values, size, ranks))
-    result = []
-    for at in positions:
-        one, other, share = next(found), next(found), at - math.floor(at)
-        # From whichever end is nearer, as NumPy has it.
-        result.append(one + (other - one) * share if share < 0.5 else other - (other - one) * (1.0 - share))
-    return result
-
-
-def _numbers(values: npt.NDArray[Any]) -> int:
-    """How many of the values are numbers."""
-    return sum(int(np.count_nonzero(~np.isnan(values[part]))) for part in parts(len(values)))
-
-
-def _at_ranks(values: npt.NDArray[Any], size: int, ranks: Sequence[int]) -> list[float]:
-    """Those of the `size` numbers that stand at the ranks, counted from 0, were they in order.
-
-    They are not put in order: a sample tells between which two values each lies, and only what lies there is sorted.
-    """
-    sample = np.sort(values[:: max(1, len(values) // _SAMPLED)].astype(np.float64))
-    sample = sample[~np.isnan(sample)]
-    found: dict[int, float] = {}
-    for rank in ranks:
-        if rank in found:
-            continue
-        q = rank / max(1, size - 1)
-        slack = 5.0 * math.sqrt(sample.size * q * (1.0 - q)) + 5.0
-        first, last = (math.floor(sample.size * q + side * slack) for side in (-1, 1))
-        low = float(sample[first]) if 0 <= first < sample.size else -math.inf
-        high = float(sample[last]) if last < sample.size else math.inf
-        below, near = _between(values, low, high)
-        if not below <= rank < below + near.size:
-            below, near = _between(values, -math.inf, math.inf)  # the sample was not like the rest
-        near.sort()
-        # A quantile lies between two neighbours, which are asked for one after the other.
-        for other in ranks:
-            if below <= other < below + near.size:
-                found[other] = float(near[other - below])
-    return [found[rank] for rank in ranks]
-
-
-def _between(values: npt.NDArray[Any], low: float, high: float) -> tuple[int, Floats]:
-    """How many of the values lie below `low`, and those from there to `high`."""
-    below, near = 0, [np.zeros(0)]
-    for part in parts(len(values)):
-        own = values[part]
-        below += int(np.count_nonzero(own < low))
-        near.append(own[(own >= low) & (own <= high)])
-    return below, np.concatenate(near, dtype=np.float64)
+    return [float(value) for value in np.quantile(known, np.asarray(qs), overwrite_input=True, method="linear")]
 
 
 def grouped_quantiles(values: Floats, group: Ints, groups: int, qs: Sequence[float]) -> Floats:
@@ -110,23 +45,12 @@ def grouped_quantiles(values: Floats, group: Ints, groups: int, qs: Sequence[flo
 
     `group` numbers the group of each value from 0. NaN for a group without a number.
     """
-    numbers = np.zeros(groups, dtype=np.int64)
-    for part in parts(len(values)):
-        numbers += np.bincount(group[part][~np.isnan(values[part])], minlength=groups)
-    if not numbers.any():
+    known = ~np.isnan(values)
+    values, group = values[known], group[known]
+    if not len(values):
         return np.full((groups, len(qs)), math.nan)
-    ordered = scratch.empty(int(numbers.sum()), np.float64)
-    place = np.cumsum(numbers) - numbers  # of the next value of each group
-    for part in parts(len(values)):
-        known = ~np.isnan(values[part])
-        own = group[part][known]
-        order = np.argsort(own, kind="stable")
-        starts = np.flatnonzero(np.diff(own[order], prepend=-1))
-        lengths = np.diff(np.append(starts, len(own)))
-        within = np.arange(len(own)) - np.repeat(starts, lengths)
-        ordered[place[own[order]] + within] = values[part][known][order]
-        place[own[order][starts]] += lengths
-    counts = numbers[:, None]
+    ordered = values[np.argsort(group, kind="stable")]
+    counts = np.bincount(group, minlength=groups)[:, None]
     first = np.cumsum(counts, axis=0) - counts
     for begin, count in zip(first[:, 0].tolist(), counts[:, 0].tolist(), strict=True):
         ordered[begin : begin + count].sort()
@@ -197,24 +121,16 @@ def block_histogram(
     A log shift of `anchor` is a whole number of bins, so that a margin is tested where it lies.
     """
     number, count = shared_blocks(treatment_block, control_block)
-    samples = ((treatment, treatment_block), (control, control_block))
-    ranges = [_range(values, number, block) for values, block in samples]
-    lowest, highest = min(low for low, _ in ranges), max(high for _, high in ranges)
+    samples = [_logs_by_block(treatment, number(treatment_block)), _logs_by_block(control, number(control_block))]
+    lowest, highest = min(float(logs.min()) for logs, _ in samples), max(float(logs.max()) for logs, _ in samples)
     width = min(_COARSEST_WIDTH, max(_FINEST_WIDTH, (highest - lowest) * count / _MOST_CELLS))
     if anchor > 0:
         width = anchor / math.ceil(anchor / width)
     bins = int((highest - lowest) / width) + 1
     tables = []
-    for values, block in samples:
-        table = np.zeros(bins * count, dtype=np.int64)
-        for logs, own in _logs_by_block(values, number, block):
-            logs -= lowest
-            logs /= width
-            cell = np.minimum(logs.astype(np.int64), bins - 1)
-            cell *= count
-            cell += own
-            np.add.at(table, cell, 1)
-        tables.append(table.reshape(bins, count))
+    for logs, block in samples:
+        bin_of = np.minimum(((logs - lowest) / width).astype(np.int64), bins - 1)
+        tables.append(np.bincount(bin_of * count + block, minlength=bins * count).reshape(bins, count))
     totals = [table.sum(axis=0) for table in tables]
     weight = (totals[0] + totals[1]) / 2.0
     cumulated = []
@@ -227,19 +143,10 @@ def block_histogram(
     )
 
 
-def _range(values: Floats, number: Callable[[Ints], Ints], block: Ints) -> tuple[float, float]:
-    """The lowest and the highest log latency in a block that both samples have."""
-    ends = [(float(logs.min()), float(logs.max())) for logs, _ in _logs_by_block(values, number, block) if logs.size]
-    return min(low for low, _ in ends), max(high for _, high in ends)
-
-
-def _logs_by_block(values: Floats, number: Callable[[Ints], Ints], block: Ints) -> Iterator[tuple[Floats, Ints]]:
-    """Log latencies and their blocks as `number` has them, a part at a time, without those of block -1."""
-    for part in parts(len(values)):
-        own, logs = number(block[part]), np.maximum(values[part], _SMALLEST_MS)
-        if own.min() < 0:
-            logs, own = logs[own >= 0], own[own >= 0]
-        yield np.log(logs, out=logs), own
+def _logs_by_block(values: Floats, block: Ints) -> tuple[Floats, Ints]:
+    """The log latencies and their blocks, without those of block -1."""
+    inside = block >= 0
+    return np.log(np.maximum(values[inside], _SMALLEST_MS)), block[inside]
 
 
 def shared_blocks(treatment: Ints, control: Ints) -> tuple[Callable[[Ints], Ints], int]:
@@ -252,8 +159,7 @@ def shared_blocks(treatment: Ints, control: Ints) -> tuple[Callable[[Ints], Ints
     present = np.ones(span, dtype=np.bool_)
     for block in (treatment, control):
         own = np.zeros(span, dtype=np.bool_)
-        for part in parts(len(block)):
-            own[block[part] - lowest] = True
+        own[block - lowest] = True
         present &= own
     if present.all() and not lowest:
         return lambda block: block, span

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
-from analysis.records.scratch import parts
 from analysis.statistics.sequential import Outcome, first_outcome, mixed, uncontradicted
 
 FEWEST_BLOCKS = 4  # of a PASS at any look, where the slowest request is far below the limit
@@ -213,9 +212,7 @@ def _levels(allowed: float) -> Floats:
 
 def design_effect_of(missed: Bools, block: Ints) -> float:
     """Return the design effect of the requests that missed; `block` numbers the block of each, from 0."""
-    total = np.zeros(int(block.max(initial=-1)) + 1, dtype=np.int64)
-    for part in parts(len(block)):
-        total += np.bincount(block[part], minlength=len(total))
+    total = np.bincount(block)
     return design_effect(np.bincount(block[missed], minlength=len(total)), total)
 
 

@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from analysis.records import scratch
-from analysis.records.columns import taken
-from analysis.records.scratch import kept, parts
 from analysis.run.run import Run
 from analysis.run.trials import SECOND
 from analysis.statistics.quantiles import grouped_quantiles
@@ -26,19 +23,12 @@ def latency_series(run: Run) -> dict[str, Any]:
     for arm in run.arms:
         points: list[dict[str, Any]] = []
         for trial in run.trials:
-            own = kept(np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken))
-            at_ns = taken(requests.start_ns, own)
-            for part in parts(len(own)):
-                at_ns[part] = (at_ns[part] - trial.start_ns) // int(bin_s * SECOND)
-            numbers = np.unique(np.concatenate([own[:0], *(np.unique(at_ns[part]) for part in parts(len(own)))]))
-            bins = scratch.empty(len(own), np.int32)
-            counts, failed = (np.zeros(len(numbers), dtype=np.int64) for _ in range(2))
-            for part in parts(len(own)):
-                bins[part] = np.searchsorted(numbers, at_ns[part])
-                counts += np.bincount(bins[part], minlength=len(numbers))
-                failed += np.bincount(bins[part][requests.failed[own[part]]], minlength=len(numbers))
-            ttft = grouped_quantiles(taken(requests.ttft_ms, own), bins, len(numbers), (0.5, 0.99))
-            e2e = grouped_quantiles(taken(requests.e2e_ms, own), bins, len(numbers), (0.5, 0.99, 1.0))
+            own = np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken)
+            at = (requests.start_ns[own] - trial.start_ns) // int(bin_s * SECOND)
+            numbers, bins, counts = np.unique(at, return_inverse=True, return_counts=True)
+            failed = np.bincount(bins[requests.failed[own]], minlength=len(numbers))
+            ttft = grouped_quantiles(requests.ttft_ms[own], bins, len(numbers), (0.5, 0.99))
+            e2e = grouped_quantiles(requests.e2e_ms[own], bins, len(numbers), (0.5, 0.99, 1.0))
             points += [
                 {
                     "trial": trial.number,

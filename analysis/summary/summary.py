@@ -25,12 +25,9 @@ from analysis.judging.rates import RateComparison
 from analysis.judging.remedies import Evidence, Remedy, remedies
 from analysis.judging.run_gates import greedy_parities
 from analysis.judging.validity import Check
-from analysis.records import scratch
-from analysis.records.columns import taken
 from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping
 from analysis.records.run_records import RunRecords, read_run
-from analysis.records.scratch import kept
 from analysis.run.logged_compiles import LENGTH_FROM, with_lengths
 from analysis.run.pressure import in_words, phases_of
 from analysis.run.run import Run
@@ -286,9 +283,9 @@ def _distribution(run: Run) -> dict[str, Any]:
         low, high = float(values[usable].min()), float(values[usable].max())
         edges = np.geomspace(low * 0.999, max(high, low * 1.01) * 1.001, _CURVE_BINS + 1)
         for arm in run.arms:
-            own = kept(np.flatnonzero(usable & run.of_arm(arm)))
-            took, block = taken(values, own), taken(run.block, own)
-            ordered = scratch.ordered(took)
+            own = np.flatnonzero(usable & run.of_arm(arm))
+            took, block = values[own], run.block[own]
+            ordered = np.sort(took)
             curve = []
             for q, value in zip(_QUANTILES, quantiles(ordered, _QUANTILES), strict=True):
                 effect = design_effect_of(took > value, block)

@@ -13,8 +13,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from analysis.records.schemas import REQUESTS
-from analysis.records.sums import SumsWriter
-from analysis.records.tables import END_OF_STREAM
 from loadtests.generator.record import RequestRecord
 from loadtests.generator.record_batches import request_batch
 from loadtests.generator.spool import CLOSE_WITHIN_S, OnWritten, Spool
@@ -22,25 +20,23 @@ from servers.fields import ConfigError
 
 
 def record_file(path: Path, *, remedy: str, on_written: OnWritten | None = None) -> Spool:
-    """A new Arrow IPC stream of requests at `path`, its sums beside it, without a row.
+    """A new Arrow IPC stream of requests at `path`, without a row.
 
     ConfigError when it exists (with `remedy`) or cannot be made.
     """
     if path.exists():
         raise ConfigError(f'"{path}" exists already: {remedy}')
     # An empty batch carries the schema with it: a file of a process that died early is empty, not broken.
-    head = [item.serialize().to_pybytes() for item in (REQUESTS, pa.RecordBatch.from_pylist([], schema=REQUESTS))]
+    items = (REQUESTS, pa.RecordBatch.from_pylist([], schema=REQUESTS))
+    head = b"".join(item.serialize().to_pybytes() for item in items)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        start = os.write(descriptor, b"".join(head))
-        sums = SumsWriter(path)
-        for piece in head:
-            sums.add(piece, 0)
+        os.write(descriptor, head)
     except OSError as error:
         why = error.strerror or error
         raise ConfigError(f'"{path}" cannot be written ({why}): free the disk, or give another directory') from None
-    return Spool(descriptor, start=start, on_written=on_written, sums=sums)
+    return Spool(descriptor, head=head, on_written=on_written)
 
 
 class RequestRecorder:
@@ -75,7 +71,7 @@ class RequestRecorder:
             raise self.file.error
 
     def close(self, timeout_s: float = CLOSE_WITHIN_S) -> None:
-        """Every row that the disk takes is in the file and the stream has its end mark. A second call does nothing.
+        """Write every row that the disk takes, and the end of the file. A second call does nothing.
 
         Raises the OSError with which the disk failed.
         """
@@ -83,7 +79,6 @@ class RequestRecorder:
             return
         try:
             self.flush()
-            self.file.offer(END_OF_STREAM, 0)
         finally:
             self.closed = True
             self.file.close(timeout_s)

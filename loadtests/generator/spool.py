@@ -17,7 +17,7 @@ import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
-from analysis.records.sums import SumsWriter
+from analysis.records.checksums import Checksum
 
 MOST_WAITING_BYTES = 64 << 20  # some 20 s of records at 10,000 requests/s
 CLOSE_WITHIN_S = 10.0
@@ -30,19 +30,19 @@ class Spool:
     """Pieces appended to one file in the order of `offer`, each whole, by a thread. Use it from one thread's greenlets.
 
     `error` is why the disk took no more: everything after it is dropped, because a piece behind a torn one could not
-    be read. `sums`, if given, states beside the file what it holds.
+    be read. `head` is what the file holds already.
     """
 
     def __init__(
         self,
         descriptor: int,
         *,
-        start: int = 0,
+        head: bytes = b"",
         most_waiting_bytes: int = MOST_WAITING_BYTES,
         on_written: OnWritten | None = None,
-        sums: SumsWriter | None = None,
     ) -> None:
-        self._sums = sums
+        self._checksum = Checksum()
+        self._checksum.add(head, 0)
         self._descriptor = descriptor
         self._most = most_waiting_bytes
         self._on_written = on_written
@@ -53,7 +53,7 @@ class Spool:
         self._thread = ThreadPool(1)
         self._closed = False
         self.waiting_bytes = 0
-        self.size = start  # of the file
+        self.size = len(head)  # of the file
         self.rows = 0
         self.dropped_rows = 0
         self.error: OSError | None = None
@@ -76,7 +76,8 @@ class Spool:
         return bool(self._empty.wait(timeout_s))
 
     def close(self, timeout_s: float = CLOSE_WITHIN_S) -> None:
-        """What the disk took within `timeout_s` is in the file; the rest is dropped. A second call does nothing."""
+        """Write what the disk takes within `timeout_s`, and the end of the file; the rest is dropped. A second call
+        does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -86,12 +87,9 @@ class Spool:
         self._waiting.clear()
         self.waiting_bytes = 0
         if settled:  # otherwise the thread still hangs in a write to it
+            if self.error is None:
+                self.error = self._write(self._checksum.end(), 0)
             os.close(self._descriptor)
-            if self._sums is not None:
-                try:
-                    self._sums.close(ended=self.error is None)
-                except OSError as error:
-                    self.error = error
 
     def _write_for_ever(self) -> None:
         while True:
@@ -115,20 +113,20 @@ class Spool:
     def _write(self, piece: bytes | memoryview, rows: int) -> OSError | None:
         """Why the piece is not in the file."""
         try:
-            failure: OSError | None = self._thread.apply(_write_whole, (self._descriptor, piece, rows, self._sums))
+            failure: OSError | None = self._thread.apply(_write_whole, (self._descriptor, piece))
         except (MemoryError, RuntimeError) as error:  # no memory for the thread that writes
             return OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {error}")
+        if failure is None:
+            self._checksum.add(piece, rows)
         return failure
 
 
-def _write_whole(descriptor: int, piece: bytes | memoryview, rows: int, sums: SumsWriter | None) -> OSError | None:
-    """Why the piece could not be written and stated. Returned, because gevent prints what its threads raise."""
+def _write_whole(descriptor: int, piece: bytes | memoryview) -> OSError | None:
+    """Why the piece could not be written. Returned, because gevent prints what its threads raise."""
     rest = memoryview(piece)
     try:
         while rest:
             rest = rest[os.write(descriptor, rest) :]
-        if sums is not None:
-            sums.add(piece, rows)
     except OSError as error:
         return error
     return None

@@ -1,4 +1,4 @@
-"""Files that grow, read on from where the last reading ended: JSON Lines, and Arrow tables beside their sums."""
+"""Files that grow, read on from where the last reading ended: JSON Lines and Arrow tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.records.documents import parse_json
-from analysis.records.sums import Piece, sums_path
 
 _AT_ONCE = 4 << 20
 _LONGEST_LINE = 1 << 20
@@ -68,15 +67,15 @@ class DocumentsTail:
 
 
 class TableTail:
-    """The rows of an Arrow stream that were not read yet, found by the sums beside it: no byte is read twice, and with
-    `newest_only` only the last pieces are read at all."""
+    """The rows of an Arrow stream that were not read yet: no byte is read twice, and with `newest_only` only the last
+    batch is decoded."""
 
     def __init__(self, path: Path, columns: Collection[str], *, newest_only: bool = False) -> None:
         self._path = path
         self._columns = columns
         self._newest_only = newest_only
-        self._sums = LinesTail(sums_path(path))
-        self._restarts = 0
+        self._at = 0
+        self._file = 0
         self._schema: pa.Schema | None = None
 
     def new(self) -> list[dict[str, Any]]:
@@ -84,28 +83,39 @@ class TableTail:
         return [row for batch in self.batches() for row in batch.to_pylist()]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The same, a batch for each piece of the file."""
-        pieces = [_piece(line) for line in self._sums.new()]
-        if self._sums.restarts != self._restarts:
-            self._restarts, self._schema = self._sums.restarts, None
-        known = [piece for piece in pieces if piece is not None]
-        # A file that is not as its sums say is judged later, with words. Here it shows less.
+        """The same, a batch for each that was written."""
+        newest: pa.Message | None = None
+        # A file that is not as it was written is judged later, with words. Here it shows less.
         with suppress(OSError, EOFError, pa.ArrowException), self._path.open("rb") as file:
-            if self._schema is None and known and known[0].at == 0:
-                self._schema = pa.ipc.read_schema(pa.py_buffer(os.pread(file.fileno(), known[0].size, 0)))
-            batches = [piece for piece in known if piece.rows and piece.size <= _LARGEST_PIECE]
-            for piece in batches[-1:] if self._newest_only else batches:
-                yield self._decoded(os.pread(file.fileno(), piece.size, piece.at))
+            state = os.fstat(file.fileno())
+            if state.st_ino != self._file or state.st_size < self._at:
+                self._file, self._at, self._schema = state.st_ino, 0, None
+            while content := os.pread(file.fileno(), _LARGEST_PIECE, self._at):
+                start = self._at
+                for message in self._messages(content):
+                    if self._newest_only:
+                        newest = message
+                    else:
+                        yield self._decoded(message)
+                if self._at == start:
+                    break
+        if newest is not None:
+            with suppress(OSError, pa.ArrowException):
+                yield self._decoded(newest)
 
-    def _decoded(self, piece: bytes) -> pa.RecordBatch:
-        batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(piece)), self._schema)
+    def _messages(self, content: bytes) -> Iterator[pa.Message]:
+        """The whole messages of batches at the beginning of `content`; a torn one is left for later."""
+        reader = pa.BufferReader(content)
+        base = self._at
+        with suppress(OSError, EOFError, pa.ArrowException):
+            if self._schema is None:
+                self._schema = pa.ipc.read_schema(reader)
+                self._at = base + reader.tell()
+            while (message := pa.ipc.read_message(reader)) is not None:
+                self._at = base + reader.tell()
+                yield message
+
+    def _decoded(self, message: pa.Message) -> pa.RecordBatch:
+        batch = pa.ipc.read_record_batch(message, self._schema)
         wanted = [name for name in batch.schema.names if name in self._columns]
         return batch.select(wanted)
-
-
-def _piece(line: bytes) -> Piece | None:
-    """The piece that a line `piece OFFSET BYTES ROWS CRC32 OWN` states; None for any other line."""
-    words = line.split()
-    if len(words) != 6 or words[0] != b"piece" or not all(word.isdigit() for word in words[1:4]):
-        return None
-    return Piece(int(words[1]), int(words[2]), int(words[3]), 0)

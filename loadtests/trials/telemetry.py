@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from analysis.judging.alarms import ServedCompile
 from analysis.records.documents import write_document
 from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
-from analysis.records.tables import RecordWriter, read_pieces
+from analysis.records.tables import RecordWriter, read_table
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.progress import ReplicaState, Status
 from loadtests.trials.under_way import UnderWay
@@ -292,24 +292,13 @@ class Collector:
 
 
 def _recorded(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
-    events: dict[str, int] = {}
-    steps: dict[str, int] = {}
-
-    def take_events(rows: pa.Table) -> None:
-        events.update(zip(rows["event_id"].to_pylist(), rows["start_ns"].to_pylist(), strict=True))
-
-    def take_steps(rows: pa.Table) -> None:
-        last = rows.group_by("replica").aggregate([("end_ns", "max")])
-        for replica, end_ns in zip(last["replica"].to_pylist(), last["end_ns_max"].to_pylist(), strict=True):
-            steps[replica] = max(end_ns, steps.get(replica, -1))
-
-    for table, schema, take in (
-        ("compile_events", COMPILE_EVENTS, take_events),
-        ("steps", STEPS, take_steps),
-    ):
-        if (path := folder / f"{table}.arrow").exists():
-            read_pieces(path, schema, take)
-    return events, steps
+    events, steps = (
+        read_table(path, schema)[0] if (path := folder / f"{name}.arrow").exists() else schema.empty_table()
+        for name, schema in (("compile_events", COMPILE_EVENTS), ("steps", STEPS))
+    )
+    starts = zip(events["event_id"].to_pylist(), events["start_ns"].to_pylist(), strict=True)
+    last = steps.group_by("replica").aggregate([("end_ns", "max")])
+    return dict(starts), dict(zip(last["replica"].to_pylist(), last["end_ns_max"].to_pylist(), strict=True))
 
 
 def _row(schema: pa.Schema, message: Message, trial: int, follower: _Follower) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from analysis.records.documents import read_document, write_document
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter, read_pieces
+from analysis.records.tables import RecordWriter, read_table
 from loadtests.generator.arm_tally import ArmTally
 from loadtests.generator.record import RequestRecord
 from loadtests.generator.record_batches import request_batch
@@ -210,16 +210,11 @@ class Observer:
 
 def _last_place(path: Path) -> tuple[int, int]:
     """Where the last request lies that is in the file; before all where there is none."""
-    last = (-1, -1)
-
-    def take(table: pa.Table) -> None:
-        nonlocal last
-        places = (place_of(identity) for identity in table.column("request_id").to_pylist())
-        last = max((place for place in places if place is not None), default=last)
-
-    if path.exists():
-        read_pieces(path, _IDENTITIES, take, written=REQUESTS)
-    return last
+    if not path.exists():
+        return (-1, -1)
+    rows, _ = read_table(path, _IDENTITIES)
+    places = map(place_of, rows.column("request_id").to_pylist())
+    return max((place for place in places if place is not None), default=(-1, -1))
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from gevent.threadpool import ThreadPool
 
 from analysis.records.run_records import shifted
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import END_OF_STREAM
 from loadtests.generator.recorder import record_file
 from loadtests.traffic.schedule import Schedule
 from servers.fields import ConfigError
@@ -160,8 +159,7 @@ class Inbox:
             self._expected += 1
 
     def close(self) -> None:
-        """Every batch that came is in the file, and the file has its end mark."""
-        self._file.offer(END_OF_STREAM, 0)
+        """Write every batch that came, and the end of the file."""
         self._file.close()
 
     def _written(self, at: int, length: int, rows: int) -> None:

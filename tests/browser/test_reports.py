@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.analysis.report.test_compare import compared
 
 from analysis.report.compare import write_compare_reports
 from analysis.report.html import html_report
 from analysis.summary.summary import analyze
 from tests.analysis.judging.test_load_steps import write_search
+from tests.analysis.report.test_compare import compared
 from tests.fakes.machines import FakeBed, Trouble
 from tests.fakes.runs import FakeRun, write_run
 from tests.fakes.screens import Browser, Tab

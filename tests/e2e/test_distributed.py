@@ -148,7 +148,7 @@ def test_a_lost_host_is_reported_and_its_flushed_records_are_judged(tmp_path: Pa
     assert kept.parent.name == trial.parent.name
     mine, _ = read_table(kept / f"requests-{lost}.arrow", REQUESTS)
     assert mine.num_rows >= got[lost]
-    for name in (f"requests-{lost}.arrow", f"requests-{lost}.arrow.sums", f"generator-{lost}.json"):
+    for name in (f"requests-{lost}.arrow", f"generator-{lost}.json"):
         shutil.copy(kept / name, trial / name)
     again = analyze(trial.parent)
     (reason,) = [row["reason"] for row in again["validity"] if row["check"] == "complete"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from analysis.records.checksums import read_end
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordWriter
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
@@ -32,6 +35,13 @@ def row(index=0, *, at_s=0.0, ttft_s=0.1, e2e_s=0.5, status="OK", arm="eager", *
 
 def table_of(rows):
     return pa.Table.from_pylist(rows, schema=REQUESTS)
+
+
+def unstate(path: Path) -> None:
+    """Take the last line from the Arrow file at `path`, which then states nothing."""
+    end = read_end(path)
+    assert end is not None
+    os.truncate(path, end.size)
 
 
 def write_rows(path, rows, *, batch=1):

@@ -27,6 +27,7 @@ from analysis.records.tables import RecordWriter
 from analysis.run.slo import ShareResult
 from analysis.statistics.compare import Comparison
 from tests.fakes.machines import FakeBed
+from tests.fakes.request_rows import unstate
 
 EPOCH_NS = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000
@@ -121,7 +122,7 @@ class FakeRun:
     day_ratio: float = 1.0  # how much longer everything took on that day
     start_spread: float = 0.0  # of the log latency of an arm over its starts
     step_kinds: Sequence[str] = ("decode", "prefill")  # in turn; ("encode",) of arms that embed
-    stated: bool = False  # files say what they should hold, as those of a real run; so they cannot be edited by tests
+    stated: bool = False  # files state what they should hold, as those of a real run; so they cannot be edited by tests
 
 
 _WRITTEN = tempfile.TemporaryDirectory(prefix="fake-runs-")
@@ -148,12 +149,12 @@ def _make_run(directory: Path, run: FakeRun) -> None:
     if run.stated:
         _state(directory)
     else:
-        for path in directory.rglob("*.sums"):
-            path.unlink()
+        for path in directory.rglob("*.arrow"):
+            unstate(path)
 
 
 def _state(directory: Path) -> None:
-    """Write into all files but tables what they should hold; tables have it from their writing."""
+    """Write into all files but tables what they should hold; tables state it since they were written."""
     experiment = directory / "experiment.toml"
     experiment.write_text(vouched_toml(experiment.read_text()))
     for path in directory.rglob("*.json"):

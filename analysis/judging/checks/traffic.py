@@ -11,7 +11,6 @@ from scipy import stats
 from analysis.arrays import Floats, Ints
 from analysis.judging.checks.loop import Loop
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.records.scratch import ordered, parts
 from analysis.wording import counted
 
 _RATIO_ALPHA = 0.001  # a sample-ratio alarm is a bug report: rare by chance
@@ -159,14 +158,11 @@ def starts_after_ends(start_ns: Ints, end_ns: Ints) -> tuple[float, float]:
     """
     if len(start_ns) < 2:
         return 0.0, 0.0
-    ends = ordered(end_ns)
+    ends = np.sort(end_ns)
     span = max(int(end_ns.max() - start_ns.min()), 1)
-    close, covered = 0, _FOLLOWING_NS
-    for part in parts(len(ends)):
-        starts = start_ns[part]
-        before = np.searchsorted(ends, starts, side="right") - 1
-        close += int(((before >= 0) & (starts - ends[np.maximum(before, 0)] <= _FOLLOWING_NS)).sum())
-        covered += int(np.minimum(np.diff(ends[part.start : part.stop + 1]), _FOLLOWING_NS).sum())
+    before = np.searchsorted(ends, start_ns, side="right") - 1
+    close = int(((before >= 0) & (start_ns - ends[np.maximum(before, 0)] <= _FOLLOWING_NS)).sum())
+    covered = _FOLLOWING_NS + int(np.minimum(np.diff(ends), _FOLLOWING_NS).sum())
     return close / len(ends), min(1.0, covered / span)
 
 

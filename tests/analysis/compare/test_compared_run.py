@@ -22,6 +22,7 @@ from analysis.run.run import Run
 from analysis.settings.compare_limits import CompareLimits
 from analysis.summary.summary import analyze, write_summary
 from tests.fakes.machines import FakeBed
+from tests.fakes.request_rows import unstate
 from tests.fakes.results import DAY_NS, Build, run_of
 from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
@@ -36,8 +37,7 @@ def without_events(path: Path, arm: str) -> None:
     with RecordWriter(path, COMPILE_EVENTS) as writer:
         for row in rows:
             writer.append(row)
-    for sums in path.parent.glob("*.sums"):
-        sums.unlink()
+    unstate(path)
 
 
 def test_run_is_judged_as_its_records_are_now_whatever_its_summary_said(tmp_path: Path) -> None:

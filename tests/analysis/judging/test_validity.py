@@ -307,10 +307,7 @@ def run_with(change, arm="compiled", **run):
             changed += found if isinstance(found, list) else [found]
         else:
             changed.append(row)
-    wide = [
-        field.with_type(pa.int64()) if pa.types.is_integer(field.type) else field for field in records.requests.schema
-    ]
-    return Run.of(replace(records, requests=pa.Table.from_pylist(changed, schema=pa.schema(wide))))
+    return Run.of(replace(records, requests=pa.Table.from_pylist(changed, schema=records.requests.schema)))
 
 
 def failing(run):
@@ -430,10 +427,10 @@ ALL_TIMES = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
         (shifted(25, "sent_ns"), "lag apart"),
         (lambda number, row: row | {"prompt_tokens": row["prompt_tokens"] - 1}, "pairs"),
         (lambda number, row: row | {"max_tokens": 100}, "pairs"),
-        (lambda number, row: row | ({"pair_id": row["pair_id"] + 1} if number == 9 else {}), "pairs"),
+        (lambda number, row: row | ({"pair_id": f"1-{number + 1}"} if number == 9 else {}), "pairs"),
         (lambda number, row: [row, row | {"request_id": row["request_id"] + "b"}] if number % 3 == 0 else row, "pairs"),
         (lambda number, row: [] if number % 50 == 0 else row, "pairs"),
-        (lambda number, row: row | ({"pair_id": 10**6 + number} if number % 50 == 0 else {}), "pairs"),
+        (lambda number, row: row | ({"pair_id": f"1-{10**6 + number}"} if number % 50 == 0 else {}), "pairs"),
         (every(50, {"pair_id": None}), "pairs"),
         (lambda number, row: row | {"end_ns": row["first_token_ns"] + 10**6} if number % 2 else row, "records"),
     ],

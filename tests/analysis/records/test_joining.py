@@ -186,11 +186,11 @@ TUNED = FakeArm(name="compiled", config={"compile": {"enabled": True, "mode": "m
 @pytest.mark.parametrize(
     ("first", "other", "said"),
     [
-        (SHORT, {"gates": {"margin": 0.2}}, "gates.margin 0.2 (there not given)"),
+        (SHORT, {"gates": {"margin": 0.2}}, "gates.margin 0.2 (in run-0 not given)"),
         (SHORT, {"slo": {"p99_ttft_ms": 500}}, "slo.p99_ttft_ms 500"),
-        (SHORT, {"duration_s": 60}, "traffic.duration_s 60 (there 30)"),
-        (SHORT, {"arms": (EAGER, TUNED)}, "arms.compiled.compile.mode max-autotune (there not given)"),
-        (TORCH, {"environment": {"versions": {"torch": "2.13.0"}}}, "versions.torch 2.13.0 (there 2.12.0)"),
+        (SHORT, {"duration_s": 60}, "traffic.duration_s 60 (in run-0 30)"),
+        (SHORT, {"arms": (EAGER, TUNED)}, "arms.compiled.compile.mode max-autotune (in run-0 not given)"),
+        (TORCH, {"environment": {"versions": {"torch": "2.13.0"}}}, "versions.torch 2.13.0 (in run-0 2.12.0)"),
         (TORCH, {"environment": {**TORCH.environment, "gpus": ["NVIDIA H200, 580.1"]}}, "gpus NVIDIA H200"),
         (TORCH, {"environment": {"versions": {"torch": "2.12.0", "tailgate": "0.2"}}}, "versions.tailgate 0.2"),
     ],
@@ -206,18 +206,18 @@ def test_other_arms_can_never_be_joined(tmp_path):
     one, other = runs_in(tmp_path, SHORT, replace(SHORT, arms=(EAGER, FakeArm(name="faster"))))
     said = not_joined(one, other, accepted=("arms",))
     assert said.endswith(
-        "run-1 and run-0 are no trials of one experiment: arms with faster and without compiled, which run-0 has: "
+        "run-1 and run-0 are no trials of one experiment: arms eager, faster (in run-0 compiled, eager): "
         "leave run-0 out, or run the experiment that it ran"
     )
     other = write_run(tmp_path / "split", replace(SHORT, seed=9, design="split", day=5 * DAYS_APART))
-    assert "traffic.design split, there mirrored" in not_joined(one, other, accepted=("traffic",))
+    assert "traffic.design split (in run-0 mirrored)" in not_joined(one, other, accepted=("traffic",))
 
 
 def test_what_is_accepted_is_said_and_counts_as_in_the_first_run(tmp_path):
     directories = runs_in(tmp_path, replace(SHORT, gates={"margin": 0.1}), replace(SHORT, gates={"margin": 0.2}))
     records = joined(tmp_path / "joined", directories, "gates")
     assert records.experiment["gates"]["margin"] == 0.1
-    assert records.differences == ("run-1: gates.margin 0.2, in run-0 0.1",)
+    assert records.differences == ("run-1: gates.margin 0.2 (in run-0 0.1)",)
 
 
 def test_where_and_how_often_may_differ_and_cards_of_one_kind_are_one(tmp_path):
@@ -238,7 +238,7 @@ def test_where_and_how_often_may_differ_and_cards_of_one_kind_are_one(tmp_path):
         changed(run, "[trials]", f"[splitter]\nport = {port}\n[bed]\nsample_s = {port}\n[trials]")
     assert [run.name for run in check_runs(listed_runs([one, other]))] == ["run-0", "run-1"]
     changed(other, "week.csv", "month.csv")
-    assert "traffic.trace month.csv (there week.csv)" in not_joined(one, other)
+    assert "traffic.trace month.csv (in run-0 week.csv)" in not_joined(one, other)
 
 
 def test_one_run_given_twice_is_refused_also_as_a_copy(tmp_path):

@@ -6,19 +6,16 @@ import json
 import math
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.records import scratch
+from analysis.records.arrow import codes, groups
 from analysis.records.asked_answers import AFTER, BEFORE, answers_in, file_name
-from analysis.records.columns import Columns, Groups
 from analysis.records.documents import parse_json
-from analysis.records.fingerprints import fingerprints
 from analysis.records.placing import misplaced_requests
 from analysis.records.requests import requests_of
 from analysis.records.run_records import clock_offset_ns, read_run
@@ -197,54 +194,28 @@ def test_a_damaged_decision_about_weights_is_reported(tmp_path):
     assert "weights.jsonl has a line that is no decision" in read_run(directory).problems
 
 
-NAME = pa.dictionary(pa.int32(), pa.string())
-SCHEMA = pa.schema([("at_ns", pa.int64()), ("name", NAME), ("text", pa.string()), ("times", pa.list_(pa.int64()))])
+TEXTS = st.lists(st.lists(st.one_of(st.none(), st.text(max_size=2)), max_size=8), max_size=6)
 
 
-def piece(*rows):
-    columns = zip(*rows, strict=True) if rows else ([], [], [], [])
-    kinds = (pa.int64(), pa.string(), pa.string(), pa.list_(pa.int64()))
-    at_ns, name, *rest = (pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True))
-    return pa.table([at_ns, name.dictionary_encode().cast(NAME), *rest], schema=SCHEMA)
-
-
-ROWS = [(5, "b", "x", [1]), (None, None, None, None), (-7, "a", "", []), (2**62, "b", "y", [None])]
-
-
-@pytest.mark.parametrize("cut", [0, 1, 2, 4])
-def test_pieces_come_back_as_they_went_in(cut):
-    columns = Columns(SCHEMA)
-    columns.append(piece(*ROWS[:cut]))
-    columns.append(piece(*ROWS[cut:]))
-    assert columns.table().to_pylist() == piece(*ROWS).to_pylist()
-
-
-@pytest.mark.parametrize("most", [0, 100, 1 << 27])
-def test_rows_come_back_from_files_as_they_went_in(most, monkeypatch):
-    monkeypatch.setattr(scratch, "LARGEST_IN_MEMORY", most)
-    rows = [(number * 2 ** (number % 50), f"name-{number % 7}", "x" * (number % 9), [number]) for number in range(500)]
-    rows[100] = (None, None, None, None)
-    columns = Columns(SCHEMA)
-    for number in range(0, 500, 50):
-        columns.append(piece(*rows[number : number + 50]))
-    assert columns.table().to_pylist() == piece(*rows).to_pylist()
-
-
-@pytest.mark.parametrize("most", [0, 1 << 27])
-@pytest.mark.parametrize("longest", [3, 90], ids=["short texts", "texts too long for a print"])
-@settings(max_examples=50)
-@given(texts=st.lists(st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=8), max_size=6))
-def test_equal_texts_have_one_number(most, longest, texts):
-    with mock.patch.object(scratch, "LARGEST_IN_MEMORY", most):
-        groups = Groups()
-        flat = []
-        for row in texts:
-            named = [None if item is None else str(item) * (longest if item else 1) for item in row]
-            groups.append(pa.array(named, pa.string()))
-            flat += named
-        numbers = groups.numbers().tolist()
+@given(TEXTS)
+def test_equal_texts_have_one_number(texts):
+    flat = [text for chunk in texts for text in chunk]
+    numbers = groups(pa.chunked_array(texts, pa.string())).tolist()
     assert [number < 0 for number in numbers] == [text is None for text in flat]
     assert len(set(zip(numbers, flat, strict=True))) == len(set(flat)) == len(set(numbers))
+
+
+@given(TEXTS)
+def test_codes_follow_the_alphabet_however_the_column_was_read(texts):
+    flat = [text for chunk in texts for text in chunk]
+    chunks = [pa.array(chunk, pa.string()).dictionary_encode() for chunk in texts]
+    for column in (pa.chunked_array(texts, pa.string()), pa.chunked_array(chunks, chunks[0].type if chunks else NAME)):
+        numbers, names = codes(column)
+        assert list(names) == sorted({text for text in flat if text is not None})
+        assert [names[number] if number >= 0 else None for number in numbers.tolist()] == flat
+
+
+NAME = pa.dictionary(pa.int32(), pa.string())
 
 
 PROMPT = {"index": 3, "tokens": 9, "max_tokens": 2, "digest": "ab"}
@@ -306,10 +277,6 @@ def test_numbers_that_are_none_do_not_get_past_the_reader() -> None:
     found = answers_in(parse_json(text), BEFORE)
     assert found is not None
     assert (found[0][0].likeliest, found[0][0].pieces) == (({}, {}), 0)
-
-
-def test_a_long_text_has_no_fingerprint():
-    assert fingerprints(pa.chunked_array([["x" * 65]])) is None
 
 
 def journal(folder: Path, *more: bytes) -> Path:

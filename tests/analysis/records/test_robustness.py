@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from analysis.records.checksums import Checksum
 from analysis.records.export import TABLES, export
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
-from analysis.records.sums import SumsWriter, sums_path
 from analysis.records.tables import RecordError, read_pieces, read_table
 from analysis.summary.summary import analyze, write_summary
 from loadtests.commands.main import main
@@ -150,6 +151,29 @@ def test_a_kill_in_mid_write_never_passes(share, long, tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[: share if isinstance(share, int) else int(share * len(whole))])
     assert analyze(directory)["overall"] == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "nothing left", "cut off"])
+@pytest.mark.parametrize("table", ["requests-0", "compile_events", "steps"])
+def test_a_damaged_table_never_passes(table, damage, stated, tmp_path):
+    directory = shutil.copytree(stated, tmp_path / "run")
+    path = directory / "trial-01" / f"{table}.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes({"a flipped bit": content, "nothing left": b"", "cut off": path.read_bytes()[:-60]}[damage])
+    summary = analyze(directory)
+    assert summary["overall"] == "INCONCLUSIVE"
+    assert not any(gate["verdict"] == "PASS" for gate in summary["gates"])
+    records = next(row for row in summary["validity"] if row["check"] == "records")
+    assert f"{table}.arrow is " in records["reason"]
+
+
+@pytest.fixture(scope="module")
+def stated(tmp_path_factory):
+    run = FakeRun(slo=SLO, gates=GATES, duration_s=390, rate=2, stated=True)
+    directory = write_run(tmp_path_factory.mktemp("stated") / "run", run)
+    assert analyze(directory)["overall"] == "PASS"
+    return directory
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
@@ -341,9 +365,12 @@ def test_what_was_exported_is_judged_as_the_run_is_and_can_be_exported_on(
     records = read_run(run_dir)
     assert written.rows["requests"] == records.requests.num_rows
     assert written.problems == ()
-    assert not any((tmp_path / "a").rglob("*.sums"))  # the run states nothing either
     assert {path.suffix for path in (tmp_path / "a").glob("trial-01/requests*")} == {f".{form}"}
-    assert judged(tmp_path / "a") == run_judged
+    exported = judged(tmp_path / "a")
+    stated = next(row for row in exported["validity"] if row["check"] == "records")
+    assert stated["reason"] == "All records are whole."  # an export states what it holds, as this run does not
+    stated["reason"] = next(row["reason"] for row in run_judged["validity"] if row["check"] == "records")
+    assert exported == run_judged
     other = "jsonl" if form == "parquet" else "parquet"
     export(tmp_path / "a", tmp_path / "b", form=other)
     again = read_run(tmp_path / "b")
@@ -378,17 +405,18 @@ def test_csv_has_lists_of_numbers_between_spaces_and_null_as_an_empty_cell(run_d
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_an_export_of_files_that_state_their_sums_states_its_own(tmp_path: Path, form: str) -> None:
+def test_an_export_states_what_its_tables_hold(tmp_path: Path, form: str) -> None:
     run = write_run(tmp_path / "run", replace(RUN, stated=True))
     export(run, tmp_path / "a", form=form)
     records = read_run(tmp_path / "a")
     assert (records.stated, records.problems) == (True, ())
-    path = tmp_path / "a" / "trial-01" / f"requests-0.{form}"
-    assert sums_path(path).exists()
-    sums_path(path).unlink()
-    assert read_run(tmp_path / "a").problems == (
-        f"trial-01/requests-0.{form} does not say what it should hold, as others of the run do",
-    )
+    events = tmp_path / "a" / "trial-01" / f"compile_events.{form}"
+    content = bytearray(events.read_bytes())
+    content[len(content) // 2] ^= 1
+    events.write_bytes(content)
+    damaged = read_run(tmp_path / "a")
+    assert damaged.problems == (f"trial-01/compile_events.{form} is not as it was written: its rows are not used",)
+    assert damaged.events.equals(records.events.filter(pc.not_equal(records.events["trial"], 1)))
 
 
 def test_a_torn_run_stays_torn(run_dir: Path, tmp_path: Path) -> None:
@@ -397,7 +425,7 @@ def test_a_torn_run_stays_torn(run_dir: Path, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-500])
     written = export(torn, tmp_path / "a", form="parquet")
     assert written.problems == (f"trial-01/{path.name} is cut off at its end",)
-    assert judged(tmp_path / "a") == judged(torn)
+    assert judged(tmp_path / "a")["gates"] == judged(torn)["gates"]
     export(tmp_path / "a", tmp_path / "b", form="jsonl")
     assert read_run(tmp_path / "b").problems == read_run(torn).problems
 
@@ -406,14 +434,14 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
     rows = [{"arm": "eager", "status": "OK", "end_ns": 1, "token_ns": list(range(200))}] * 500
     batch = pa.RecordBatch.from_pylist(rows, schema=REQUESTS).serialize()
     path = tmp_path / "requests.arrow"
-    sums = SumsWriter(path)
+    checksum = Checksum()
     with path.open("wb") as file:
         for piece, count in ((REQUESTS.serialize(), 0), *[(batch, 500)] * 100):
             file.write(piece)
-            sums.add(memoryview(piece), count)
-    sums.close()
+            checksum.add(memoryview(piece), count)
+        file.write(checksum.end())
     assert path.stat().st_size > 75_000_000
-    pool = pa.system_memory_pool()
+    pool = pa.default_memory_pool()
     before = pool.bytes_allocated()
     held, seen = [], []
 

@@ -15,6 +15,7 @@ from analysis.run.memory import memory_of
 from analysis.run.run import Run
 from analysis.run.server_load import LoadSamples, meanwhile
 from tests.fakes.machines import GIB, sample, tell
+from tests.fakes.request_rows import unstate
 from tests.fakes.runs import SECOND, FakeRun, write_run
 
 CARDS = {"eager": "cuda:0", "compiled": "cuda:1"}
@@ -151,8 +152,7 @@ def floor_of(path, arm="eager", *, devices=CARDS, **memory):
                 begun = start + 20 * SECOND + number * 100_000_000
                 row = {"trial": 1, "arm": name, "replica": f"{name}-0", "step_id": number, "kind": "decode"}
                 writer.append({**row, **size, "start_ns": begun, "end_ns": begun + 5_000_000, "compiled": True})
-    for file in trial.glob("*.sums"):
-        file.unlink()
+    unstate(trial / "steps.arrow")
     return decode_floor(Run.of(read_run(directory)), arm)
 
 

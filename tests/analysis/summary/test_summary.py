@@ -11,7 +11,6 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from analysis.judging.judgement import judge
-from analysis.records import scratch
 from analysis.records.documents import write_document
 from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, SERVER_LOAD
@@ -20,9 +19,8 @@ from analysis.report.html import html_report
 from analysis.report.markdown import markdown_report
 from analysis.report.terminal import verdict_table
 from analysis.run.run import Run
-from analysis.statistics import quantiles
 from analysis.summary import summary as summaries
-from analysis.summary.summary import SCHEMA, analyze, exit_code, write_summary
+from analysis.summary.summary import SCHEMA, analyze, exit_code
 from benchmarks.simulation.detection import CONTROL, TREATMENT
 from benchmarks.simulation.records import write_requests
 from benchmarks.simulation.scenario import Scenario
@@ -73,21 +71,6 @@ def clean(tmp_path_factory):
 def test_the_exit_code_is_that_of_the_verdict(run, overall, code, tmp_path):
     summary = summary_of(tmp_path, run)
     assert (summary["overall"], summary["exit_code"], exit_code(summary)) == (overall, code, code)
-
-
-def test_a_run_too_large_for_memory_has_the_same_summary(tmp_path, monkeypatch):
-    compiles = [Compile(at_s=20, seconds=4), Compile(at_s=50, seconds=2)]
-    faulty = FakeArm(name="compiled", error_share=0.03, compiles=compiles)
-    run = FakeRun(duration_s=60, rate=2, trials=2, arms=(EAGER, faulty), slo=SLO)
-    directory = write_run(tmp_path / "run", run)
-    small = analyze(directory)
-    # Columns in files, and everything in many parts.
-    monkeypatch.setattr(scratch, "LARGEST_IN_MEMORY", 64)
-    monkeypatch.setattr(scratch, "AT_ONCE", 97)
-    monkeypatch.setattr(quantiles, "_MANY", 50)
-    for summary, name in ((small, "small.json"), (analyze(directory), "large.json")):
-        write_summary(summary, tmp_path / name)
-    assert (tmp_path / "small.json").read_bytes() == (tmp_path / "large.json").read_bytes()
 
 
 def test_parquet_alone_is_judged_and_recompiles_are_unknown_without_events(tmp_path):

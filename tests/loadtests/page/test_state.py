@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.records.documents import write_document
-from analysis.records.sums import sums_path
 from analysis.records.tables import RecordWriter
 from loadtests.page import tails
 from loadtests.page.history import History
@@ -232,11 +231,24 @@ def test_damage_shows_less_and_raises_nothing(tmp_path: Path) -> None:
     assert TableTail(file, {"n"}).new() in ([], [{"n": 0}])
     file.write_bytes(b"\0" * len(whole))
     assert TableTail(file, {"n"}).new() == []
-    sums_path(file).write_text("piece x y z 0 0\npiece 1\n\nend 1 2 3 4\n")
-    assert TableTail(file, {"n"}).new() == []
     file.unlink()
-    sums_path(file).write_text("piece 0 10 0 00000000 00000000\npiece 10 10 1 00000000 00000000\n")
     assert TableTail(file, {"n"}).new() == []
+
+
+def test_a_batch_that_is_being_written_comes_when_it_is_whole(tmp_path: Path) -> None:
+    file = tmp_path / "events.arrow"
+    with RecordWriter(file, SCHEMA) as writer:
+        for number in range(3):
+            writer.append(row(number))
+            writer.flush()
+    whole = file.read_bytes()
+    file.write_bytes(b"")
+    tail, seen = TableTail(file, {"n"}), []
+    for size in range(0, len(whole), 97):
+        with file.open("ab") as growing:
+            growing.write(whole[size : size + 97])
+        seen += tail.new()
+    assert seen == [{"n": 0}, {"n": 1}, {"n": 2}]
 
 
 def items(numbers: range) -> list[dict[str, int]]:

@@ -120,7 +120,7 @@ def test_events_are_on_disk_at_once_and_a_resumed_stream_repeats_none(tmp_path: 
     assert collector.snapshot("naive-0", timeout_s=0.5) is None, "the replica is gone"
     collector.stop()
     table, truncated = read_table(path, COMPILE_EVENTS)
-    assert (table.num_rows, truncated) == (3, False)
+    assert (table.num_rows, truncated) == (3, ())
     assert {(row["trial"], row["arm"], row["replica"]) for row in table.to_pylist()} == {(2, "naive", "naive-0")}
     assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 4
     assert collector.serving_ns == {"naive-0": 5}

@@ -13,13 +13,12 @@ from analysis.judging.checks.stalls import check_unknown
 from analysis.judging.checks.telemetry import check_telemetry
 from analysis.judging.client_gates import may_compile
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
-from analysis.records.sums import sums_path
 from analysis.records.tables import read_table
 from analysis.run.client_stalls import PART, UNKNOWN, WORK, Stall, client_stalls
 from analysis.run.run import Run
 from analysis.summary.summary import analyze, read_run
 from tests.fakes.machines import tell
-from tests.fakes.request_rows import write_rows
+from tests.fakes.request_rows import unstate, write_rows
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 # Lenient in all but the number of recompiles.
@@ -174,7 +173,7 @@ def edit(directory, change):
     rows = [change(number, row) for number, row in enumerate(read_table(path, REQUESTS)[0].to_pylist())]
     path.unlink()
     write_rows(path, rows, batch=10**9)
-    sums_path(path).unlink()
+    unstate(path)
 
 
 def test_a_stall_longer_than_its_request_is_no_stall(quiet):
