@@ -35,7 +35,7 @@ __all__ = ["pilot"]
 
 
 SEEN = comparison(spread=0.08, method="paired block label swap", requests=4000)
-TRIALS = replace(SEEN, method="t-test over trials", blocks=120, groups=6, trials=6, spread=0.05)
+TRIALS = replace(SEEN, method="t over trials", blocks=120, groups=6, trials=6, spread=0.05)
 
 
 def needed(item, **more):
@@ -124,7 +124,7 @@ def test_a_ratio_near_the_margin_is_planned_as_a_standard_error_away():
 
 def test_planned_runs_decide_about_as_often_as_was_asked():
     """Pilots of 600 s, and fresh runs of the length that each asked for. More cases: benchmarks.simulation.planning."""
-    found = planned_power(Scenario(cox=0.3, rate=2.0), q=0.95, ratio=1.0, margin=0.05, power=0.8, seeds=20, draws=199)
+    found = planned_power(Scenario(cox=0.3, rate=2.0), q=0.95, ratio=1.0, margin=0.05, power=0.8, seeds=20)
     assert found.planned == found.seeds
     assert found.median_s > 900, "the pilot alone decides nothing"
     assert 0.65 <= found.decided / found.planned < 1.0

@@ -195,7 +195,7 @@ def test_ratios_of_loads_stand_beside_the_knee_and_means_over_trials_are_marked(
         "ratios": [{"arm": "compiled-padded", "ratio": 1.25, "low": 1.1, "high": None}],
     }
     for row in demo["comparisons"]:
-        row["method"] = "t-test over trials"
+        row["method"] = "t over trials"
     assert comparing.load_ratios(demo) == {"compiled-padded": "×1.25 [1.1, –]"}
     for report in (html_report, markdown_report):
         assert "×1.25 [1.1, –]" in report(demo)

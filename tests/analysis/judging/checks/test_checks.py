@@ -181,7 +181,7 @@ def test_the_remedies_of_the_traffic_do_not_name_the_design_in_use():
     assert check_sample_ratio({"a": 5}, WEIGHTS) is None
 
 
-ALL = comparison(verdict=PASS, method="t-test over trials", blocks=60, groups=6, trials=6)
+ALL = comparison(verdict=PASS, method="t over trials", blocks=60, groups=6, trials=6)
 
 
 def machine(name, ratio, spread, **more):
