@@ -1,4 +1,4 @@
-"""The records of a run in other formats: Parquet, JSON Lines, CSV. Batch by batch, so a run of any size goes through.
+"""The records of a run in other formats: Parquet, JSON Lines, CSV.
 
 The outcome is laid out as a run directory is, each table under its own name with another ending and the small files
 that describe the run beside it. From Parquet and JSON Lines it is judged as the run itself is.
@@ -31,7 +31,7 @@ from analysis.records.run_records import (
     trial_folders,
 )
 from analysis.records.schemas import BED, COMPILE_EVENTS, REQUESTS, SERVER_LOAD, STEPS
-from analysis.records.tables import RecordError, read_pieces
+from analysis.records.tables import RecordError, read_table
 
 TABLES = {
     "requests": REQUESTS,
@@ -119,22 +119,16 @@ def _convert(
 ) -> tuple[int, tuple[str, ...]]:
     """`target` holds the rows of `path`; how many, and what is wrong with `path`."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    sink = _Parquet(target, schema) if form == "parquet" else _Lines(target, schema, form)
-    rows = 0
-
-    def write(table: pa.Table) -> None:
-        nonlocal rows
-        for index, field in enumerate(schema):
-            if field.name in empty:
-                table = table.set_column(index, field, pa.nulls(table.num_rows, field.type))
-        sink.write(shifted(table, offset_ns))
-        rows += table.num_rows
-
-    try:
-        problems = read_pieces(path, schema, write)
-    finally:
-        sink.close()
-    return rows, problems
+    table, problems = read_table(path, schema)
+    for index, field in enumerate(schema):
+        if field.name in empty:
+            table = table.set_column(index, field, pa.nulls(table.num_rows, field.type))
+    table = shifted(table, offset_ns)
+    if form == "parquet":
+        _write_parquet(table, target)
+    else:
+        _write_lines(table, target, form)
+    return table.num_rows, problems
 
 
 def _account(path: Path) -> dict[str, Any]:
@@ -142,47 +136,32 @@ def _account(path: Path) -> dict[str, Any]:
     return content_of(path.parent / f"generator-{load_process(path)}.json")
 
 
-class _Parquet:
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        leaves = {field.name: field.type for field in schema}
-        leaves |= {f"{name}.list.element": kind.value_type for name, kind in leaves.items() if pa.types.is_list(kind)}
+def _write_parquet(table: pa.Table, path: Path) -> None:
+    leaves = {field.name: field.type for field in table.schema}
+    leaves |= {f"{name}.list.element": kind.value_type for name, kind in leaves.items() if pa.types.is_list(kind)}
+    pa.parquet.write_table(
+        table,
+        path,
+        compression="zstd",
+        write_page_checksum=True,
         # Times rise by little: their differences take half the room.
-        packed = {name: "DELTA_BINARY_PACKED" for name, kind in leaves.items() if pa.types.is_integer(kind)}
-        self._writer = pa.parquet.ParquetWriter(
-            path,
-            schema,
-            compression="zstd",
-            write_page_checksum=True,
-            column_encoding=packed,
-            use_dictionary=[name for name, kind in leaves.items() if pa.types.is_string(kind)],
-        )
-
-    def write(self, table: pa.Table) -> None:
-        self._writer.write_table(table)
-
-    def close(self) -> None:
-        self._writer.close()
+        column_encoding={name: "DELTA_BINARY_PACKED" for name, kind in leaves.items() if pa.types.is_integer(kind)},
+        use_dictionary=[name for name, kind in leaves.items() if pa.types.is_string(kind)],
+    )
 
 
-class _Lines:
+def _write_lines(table: pa.Table, path: Path, form: str) -> None:
     """JSON Lines or CSV."""
-
-    def __init__(self, path: Path, schema: pa.Schema, form: str) -> None:
-        self._file = path.open("w", encoding="utf-8", newline="")
-        self._csv = csv.writer(self._file, lineterminator="\n") if form == "csv" else None
-        if self._csv is not None:
-            self._csv.writerow(schema.names)
-
-    def write(self, table: pa.Table) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        cells = csv.writer(file, lineterminator="\n")
+        if form == "csv":
+            cells.writerow(table.schema.names)
         for batch in table.to_batches(_ROWS_AT_ONCE):
             rows = batch.to_pylist()
-            if self._csv is not None:
-                self._csv.writerows(map(_cell, row.values()) for row in rows)
+            if form == "csv":
+                cells.writerows(map(_cell, row.values()) for row in rows)
             else:
-                self._file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-    def close(self) -> None:
-        self._file.close()
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _cell(value: Any) -> Any:

@@ -150,6 +150,7 @@ def requests_of(
     # Each column is let go of when it was cut, so that memory holds it once.
     columns = dict(zip(table.column_names, table.columns, strict=True))
     del table, unique
+    gaps, offsets, times, backwards = _token_gaps(columns.pop("token_ns"))  # first, as it is the longest
     arm, arms = codes(columns.pop("arm"))
     rows = len(arm)
     replica, replicas = codes(columns.pop("replica"))
@@ -190,7 +191,6 @@ def requests_of(
     hollow = completed & _hollow(counts, columns.pop("error"), output)
     completed &= ~hollow
     seen &= ~(hollow & (output == 0))
-    gaps, offsets, times, backwards = _token_gaps(columns.pop("token_ns"))
     broken |= backwards
     if len(gaps):
         # No answer ends before its last token.

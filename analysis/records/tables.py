@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -131,9 +131,9 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 def _kept_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:
     if not path.exists() or path.stat().st_size == 0:
         return []
-    tables: list[pa.Table] = []
+    problems: list[str] = []
     try:
-        problems = _read_arrow(path, None, tables.append)
+        tables = list(_arrow_tables(path, None, problems))
     except (pa.ArrowException, ValueError) as error:
         raise RecordError(f"{path.name} cannot be continued ({one_line(error)}): write to another file") from error
     if any(problem.startswith(NOT_AS_WRITTEN) for problem in problems):
@@ -142,9 +142,6 @@ def _kept_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:
         raise RecordError(f"{path.name} holds other columns than those to append: write to another file")
     return [batch for table in tables for batch in table.to_batches()]
 
-
-Take = Callable[[pa.Table], None]
-"""Is given some rows of a file."""
 
 CUT_OFF = "is cut off at its end"
 NOT_AS_WRITTEN = "is not as it was written"
@@ -155,15 +152,16 @@ def unusable(rows: int) -> str:
     return f"{NOT_AS_WRITTEN}: its {counted(rows, 'row')} {'is' if rows == 1 else 'are'} not used"
 
 
-def _read_arrow(path: Path, names: Collection[str] | None, take: Take) -> tuple[str, ...]:
-    """Give `take` all whole batches of an Arrow file, some at a time. Returns what is wrong with it, in words.
+def _arrow_tables(path: Path, names: Collection[str] | None, problems: list[str]) -> Iterator[pa.Table]:
+    """All whole batches of an Arrow file, some at a time; `problems` gets what is wrong with the file, in words.
 
-    Columns not in `names` are left out, if given. Nothing is given when not even the schema is whole, or when the file
+    Columns not in `names` are left out, if given. There is no table when not even the schema is whole, or when the file
     is not as it states.
     """
     end = read_end(path)
     if end is not None and not end.agrees_with(path):
-        return (unusable(end.rows),)
+        problems.append(unusable(end.rows))
+        return
     # Read, not memory-mapped: a writer that continues the file must be free to replace it.
     with pa.OSFile(str(path)) as file:
         size = file.size() if end is None else end.size
@@ -179,19 +177,21 @@ def _read_arrow(path: Path, names: Collection[str] | None, take: Take) -> tuple[
                 file.seek(0)
                 stream = pa.ipc.open_stream(file, options=options)
         except (pa.ArrowException, OSError):
-            return (CUT_OFF,)
+            problems.append(CUT_OFF)
+            return
         if with_footer:
-            take(table)
-            return ()
-        return _read_stream(file, size, stream, take)
+            yield table
+        else:
+            yield from _stream_tables(file, size, stream, problems)
 
 
-def _read_stream(file: pa.NativeFile, size: int, stream: pa.ipc.RecordBatchStreamReader, take: Take) -> tuple[str, ...]:
-    """Give `take` the batches of the stream, which `size` bytes of the file hold, each validated before it is used."""
+def _stream_tables(
+    file: pa.NativeFile, size: int, stream: pa.ipc.RecordBatchStreamReader, problems: list[str]
+) -> Iterator[pa.Table]:
+    """The batches of the stream, which `size` bytes of the file hold, each validated before it is used."""
     batches: list[pa.RecordBatch] = []
     waiting = 0
-    taken = ended = False
-    problems: tuple[str, ...] = ()
+    ended = False
     while not ended:
         try:
             batch = stream.read_next_batch()
@@ -203,16 +203,15 @@ def _read_stream(file: pa.NativeFile, size: int, stream: pa.ipc.RecordBatchStrea
             # Zeros read as the mark of an end too.
             after = size - file.tell()
             if after:
-                problems = (f"holds {counted(after, 'byte')} behind its end",)
+                problems.append(f"holds {counted(after, 'byte')} behind its end")
             elif not _has_end_mark(file, size):
-                problems = (CUT_OFF,)
+                problems.append(CUT_OFF)
         except (pa.ArrowException, OSError):
             ended = True
-            problems = (CUT_OFF,)
-        if waiting >= _BYTES_AT_ONCE or (ended and (batches or not taken)):
-            take(pa.Table.from_batches(batches, schema=stream.schema).combine_chunks())
-            taken, batches, waiting = True, [], 0
-    return problems
+            problems.append(CUT_OFF)
+        if waiting >= _BYTES_AT_ONCE or ended:
+            yield pa.Table.from_batches(batches, schema=stream.schema).combine_chunks()
+            batches, waiting = [], 0
 
 
 def _has_end_mark(file: pa.NativeFile, size: int) -> bool:
@@ -226,10 +225,9 @@ def _only(names: Collection[str] | None, schema: pa.Schema) -> pa.ipc.IpcReadOpt
     return pa.ipc.IpcReadOptions(included_fields=[index for index, name in enumerate(schema.names) if name in names])
 
 
-def _read_json_lines(path: Path, take: Take) -> tuple[str, ...]:
-    """As `_read_arrow`, of the lines that are a table of JSON each."""
+def _json_tables(path: Path, _: Collection[str], problems: list[str]) -> Iterator[pa.Table]:
+    """As `_arrow_tables`, of the lines that are a table of JSON each."""
     bad = 0
-    torn = False
     # Lines are cut here and not by Arrow, which reads a whole file at once.
     with path.open("rb") as file:
         while lines := file.readlines(_LINES_AT_ONCE):
@@ -241,25 +239,25 @@ def _read_json_lines(path: Path, take: Take) -> tuple[str, ...]:
                 elif clean is None and line.endswith(b"\n"):
                     bad += 1
                 elif clean is None:
-                    torn = True
+                    problems.append(CUT_OFF)
             if kept:
                 block = b"\n".join(kept) + b"\n"
                 options = pa.json.ReadOptions(block_size=len(block) + 1)
                 table = pa.json.read_json(pa.BufferReader(block), read_options=options)
                 table.validate(full=True)
-                take(table)
-    which = f"has {bad} lines that are" if bad > 1 else "has a line that is"
-    return (*([CUT_OFF] if torn else []), *([f"{which} no table of JSON"] if bad else []))
+                yield table
+    if bad:
+        problems.append(f"has {f'{bad} lines that are' if bad > 1 else 'a line that is'} no table of JSON")
 
 
-def _read_parquet(path: Path, names: Collection[str], take: Take) -> tuple[str, ...]:
+def _parquet_tables(path: Path, names: Collection[str], problems: list[str]) -> Iterator[pa.Table]:
+    """As `_arrow_tables`. Parquet that is damaged cannot be read at all, which raises."""
     with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
         columns = [name for name in file.schema_arrow.names if name in names]
-        take(file.schema_arrow.empty_table())
+        yield file.schema_arrow.empty_table()
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns):
             batch.validate(full=True)
-            take(pa.Table.from_batches([batch]))
-    return ()
+            yield pa.Table.from_batches([batch])
 
 
 def clean_line(line: bytes) -> bytes | None:
@@ -280,28 +278,17 @@ def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -
     Columns that `schema` lacks are not read. Missing columns are null; a missing `required` column or a column of
     another kind raises RecordError.
     """
+    tables_of = {".parquet": _parquet_tables, ".jsonl": _json_tables}.get(path.suffix, _arrow_tables)
+    problems: list[str] = []
     tables = [schema.empty_table()]
-    problems = read_pieces(path, schema, tables.append, required=required)
-    return pa.concat_tables(tables), problems
-
-
-def read_pieces(path: Path, schema: pa.Schema, take: Take, *, required: Sequence[str] = ()) -> tuple[str, ...]:
-    """Give `take` all rows as `read_table` has them, some at a time. Returns what is wrong with the file, in words that
-    follow its name. Memory holds no more of an Arrow stream at any time than what `take` keeps and one piece."""
-
-    def take_conformed(table: pa.Table) -> None:
-        take(conform(table, schema, required, path.name))
-
     try:
-        if path.suffix == ".parquet":
-            return _read_parquet(path, schema.names, take_conformed)
-        if path.suffix == ".jsonl":
-            return _read_json_lines(path, take_conformed)
-        return _read_arrow(path, schema.names, take_conformed)
+        for table in tables_of(path, schema.names, problems):
+            tables.append(conform(table, schema, required, path.name))
     except RecordError:
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise RecordError(f"{path.name} cannot be read ({one_line(error)}): give the file again") from error
+    return pa.concat_tables(tables), tuple(problems)
 
 
 def one_line(error: BaseException) -> str:

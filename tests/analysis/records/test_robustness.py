@@ -19,11 +19,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from analysis.records.checksums import Checksum
 from analysis.records.export import TABLES, export
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordError, read_pieces, read_table
+from analysis.records.tables import RecordError, read_table
 from analysis.summary.summary import analyze, write_summary
 from loadtests.commands.main import main
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
@@ -428,30 +427,6 @@ def test_a_torn_run_stays_torn(run_dir: Path, tmp_path: Path) -> None:
     assert judged(tmp_path / "a")["gates"] == judged(torn)["gates"]
     export(tmp_path / "a", tmp_path / "b", form="jsonl")
     assert read_run(tmp_path / "b").problems == read_run(torn).problems
-
-
-def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
-    rows = [{"arm": "eager", "status": "OK", "end_ns": 1, "token_ns": list(range(200))}] * 500
-    batch = pa.RecordBatch.from_pylist(rows, schema=REQUESTS).serialize()
-    path = tmp_path / "requests.arrow"
-    checksum = Checksum()
-    with path.open("wb") as file:
-        for piece, count in ((REQUESTS.serialize(), 0), *[(batch, 500)] * 100):
-            file.write(piece)
-            checksum.add(memoryview(piece), count)
-        file.write(checksum.end())
-    assert path.stat().st_size > 75_000_000
-    pool = pa.default_memory_pool()
-    before = pool.bytes_allocated()
-    held, seen = [], []
-
-    def take(table: pa.Table) -> None:
-        seen.append(table.num_rows)
-        held.append(pool.bytes_allocated() - before)
-
-    assert read_pieces(path, REQUESTS, take) == ()
-    assert sum(seen) == 50_000
-    assert max(held) < 45_000_000
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from analysis.records.documents import (
     write_document,
 )
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, REQUIRED_REQUEST_COLUMNS
-from analysis.records.tables import CUT_OFF, NOT_AS_WRITTEN, RecordError, RecordWriter, read_pieces, read_table
+from analysis.records.tables import CUT_OFF, NOT_AS_WRITTEN, RecordError, RecordWriter, read_table
 from tests.fakes.request_rows import T0, row, table_of, unstate, write_rows
 
 
@@ -82,9 +82,8 @@ class TestReading:
         """Arrow's reader ends the process on some of them."""
         lines = [json.dumps(row(0)), line, json.dumps(row(1))]
         (tmp_path / "a.jsonl").write_text("".join(item + "\n" for item in lines))
-        tables = []
-        problems = read_pieces(tmp_path / "a.jsonl", REQUESTS, tables.append)
-        assert sum(table.num_rows for table in tables) == 2
+        table, problems = read_table(tmp_path / "a.jsonl", REQUESTS)
+        assert table.num_rows == 2
         assert problems == ("has a line that is no table of JSON",)
 
     @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
@@ -159,10 +158,8 @@ def path(tmp_path):
 
 def read(path):
     """The numbers of the rows that are read, and what is said of the file."""
-    tables = []
-    problems = read_pieces(path, REQUESTS, tables.append)
-    names = [name for table in tables for name in table.column("request_id").to_pylist()]
-    return [int(name.split("-")[1]) for name in names], problems
+    table, problems = read_table(path, REQUESTS)
+    return [int(name.split("-")[1]) for name in table.column("request_id").to_pylist()], problems
 
 
 def batches(path):
@@ -223,12 +220,11 @@ def test_flipped_bits_lose_rows_and_nothing_else(path, stated, flips):
         for _ in range(flips):
             content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
-        tables = []
         with contextlib.nullcontext() if stated else contextlib.suppress(RecordError):
-            problems = read_pieces(path, REQUESTS, tables.append)
+            table, problems = read_table(path, REQUESTS)
         if stated:
             assert problems
-            assert flips > 1 or all(row in expected for table in tables for row in table.to_pylist())
+            assert flips > 1 or all(row in expected for row in table.to_pylist())
 
 
 @pytest.mark.parametrize("at", [0.2, 0.6])

@@ -221,7 +221,7 @@ def test_what_differs_is_refused_and_can_be_accepted_by_its_key(runs, tmp_path, 
     other = write_run(tmp_path / "other", replace(JOINED_RUN, seed=9, gates={"margin": 0.2}, day=9 * DAYS_APART))
     folder = tmp_path / "case"
     said = refused(capsys, "analyze", *runs, other, "--out", folder)
-    assert "other differs from run-0 in gates.margin 0.2 (there not given)" in said
+    assert "other differs from run-0 in gates.margin 0.2 (in run-0 not given)" in said
     assert not folder.exists(), "nothing is written"
     assert told(capsys, "analyze", *runs, other, "--out", folder, "--allow-different", "gates.margin")[1]["runs"] == 4
     assert told(capsys, "analyze", folder)[1]["runs"] == 4, "what was accepted is kept with the runs"

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.records.checksums import read_end
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from loadtests.clients.embedding import EmbedCall
@@ -66,6 +67,9 @@ def test_rows_come_back_as_they_were_appended(tmp_path: Path, monkeypatch: pytes
         recorder.append(row)
     recorder.close()
     recorder.close()
+    end = read_end(path)
+    assert end is not None
+    assert (end.rows, end.agrees_with(path), read_table(path, REQUESTS)[1]) == (3, True, ())
     assert rows_of(path) == [row_of(row) for row in rows]
     assert (rows[0].ttft_ms, rows[0].e2e_ms, rows[1].ttft_ms) == (11.0, 101.0, None)
 
