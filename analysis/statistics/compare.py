@@ -27,7 +27,7 @@ from analysis.statistics.dependence import Dependence, block_differences, depend
 from analysis.statistics.groups import FEWEST_GROUPS, groups_of
 from analysis.statistics.machines import lasting_reach, mean_over_trials
 from analysis.statistics.quantiles import BlockHistogram, block_histogram, quantiles, shared_blocks
-from analysis.statistics.windows import Windows, typical_ratio, window_limits
+from analysis.statistics.windows import Windows, tail_of_group, typical_ratio, window_limits
 from analysis.wording import counted
 
 TRIALS_FOR_T_TEST = 6
@@ -154,9 +154,13 @@ def _compared(stage: _Stage, item: Comparison) -> Comparison:
         return item
     by_trial = item.trials >= TRIALS_FOR_T_TEST
     trial = np.searchsorted(np.unique(stage.trial_of_block), stage.trial_of_block)
-    windows = Windows.of(stage.histogram, trial if by_trial else stage.group, item.quantile)
+    unit = trial if by_trial else stage.group
+    windows = Windows.of(stage.histogram, unit, item.quantile)
     if windows is None:
-        return _thin_tail(item, "trial" if by_trial else "group of blocks")
+        beyond = tail_of_group(stage.histogram, unit, item.quantile)
+        name = "trial" if by_trial else "group of blocks"
+        why = f"a {name} holds {beyond:.2g} requests beyond the quantile, and a test needs one"
+        return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
     item = replace(item, ratio=math.exp(typical_ratio(windows)))
     if not by_trial and windows.groups < FEWEST_GROUPS:
         why = f"a test needs {FEWEST_GROUPS} time blocks, and there are {item.blocks}"
@@ -176,12 +180,6 @@ def _compared(stage: _Stage, item: Comparison) -> Comparison:
         p_inferior=limits.p_inferior,
         spread=limits.spread,
     )
-
-
-def _thin_tail(item: Comparison, unit: str) -> Comparison:
-    beyond = 2.0 * item.requests * (1.0 - item.quantile) / item.groups
-    why = f"a {unit} holds {beyond:.2g} requests beyond the quantile, and a test needs one"
-    return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
 
 
 def _alike(item: Comparison) -> Comparison:

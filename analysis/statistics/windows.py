@@ -68,12 +68,11 @@ class Windows:
 
         A block that holds enough is a window of its own, and a group that does not is one window.
         """
-        beyond = 2.0 * histogram.size / histogram.blocks * (1.0 - q)
-        sizes = np.bincount(group)
-        typical = int(np.median(sizes))
-        if beyond * typical < _FEWEST - 1e-9:
+        if tail_of_group(histogram, group, q) < _FEWEST - 1e-9:
             return None
-        joined = min(math.ceil(ENOUGH / beyond - 1e-9), typical)  # blocks
+        sizes = np.bincount(group)
+        beyond = 2.0 * histogram.size / histogram.blocks * (1.0 - q)
+        joined = min(math.ceil(ENOUGH / beyond - 1e-9), int(np.median(sizes)))  # blocks
         window, first = np.empty(len(group), dtype=np.int64), 0
         for number, size in enumerate(sizes):
             count = max(1, round(size / joined))
@@ -111,6 +110,11 @@ class Windows:
             high, low = np.where(reached, middle, high), np.where(reached, low, middle)
         more = _upto(histogram.control, high) - _upto(histogram.treatment, high + shift)
         return np.asarray(more * (size.mean() / size), dtype=np.float64)
+
+
+def tail_of_group(histogram: BlockHistogram, group: Ints, q: float) -> float:
+    """Return how many requests of both arms lie beyond the quantile in a group of median size."""
+    return 2.0 * histogram.size / histogram.blocks * (1.0 - q) * int(np.median(np.bincount(group)))
 
 
 def typical_ratio(windows: Windows) -> float:
