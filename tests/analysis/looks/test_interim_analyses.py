@@ -99,6 +99,18 @@ def test_an_objective_that_lacks_blocks_alone_names_them_and_the_time_that_they_
     assert (found.verdict, found.needed_s) == (INCONCLUSIVE, 720.0)
 
 
+@pytest.mark.parametrize(("ratio", "decision"), [(0.5, PASS), (2.0, FAIL)])
+def test_a_large_effect_is_decided_in_three_minutes_of_steady_traffic(
+    ratio: float, decision: str, tmp_path: Path
+) -> None:
+    run = replace(LONG, duration_s=240, rate=5, arms=(EAGER, FakeArm(name="compiled", ratio=ratio)))
+    look = look_at(run_until(write_run(tmp_path / "run", run), 210), left_s=30)
+    (latency,) = [gate for gate in look.gates if gate.gate == "noninferiority p99_e2e"]
+    assert (latency.verdict, look.arms[0].decision) == (decision, decision), look.arms[0].reason
+    assert latency.path is not None
+    assert (latency.path.decided_s or 999) <= 210
+
+
 def test_a_slow_arm_fails_soon(tmp_path: Path) -> None:
     slow = replace(LONG, arms=(EAGER, FakeArm(name="compiled", ratio=2.0)))
     look = look_at(run_until(write_run(tmp_path / "run", slow), 600), left_s=1200)
