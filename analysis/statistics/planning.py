@@ -65,7 +65,7 @@ class Noise:
                 by_trial=True,
                 degrees=degrees,
             )
-        # Label swaps turn the signs of differences from their own mean, which are smaller than those from the true one.
+        # The ratio was fitted to these groups, and they vary less around it than around the true one.
         short = math.sqrt((degrees + 1) / degrees)
         return cls(
             per_unit=comparison.spread * math.sqrt(comparison.blocks) * short,

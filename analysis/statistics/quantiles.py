@@ -96,17 +96,17 @@ def _interval_ranks(size: int, q: float, *, confidence: float, design_effect: fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockHistogram:
-    """Cumulative counts of two samples by time block on one grid of log bins, so that label swaps are look-ups.
+    """Cumulative counts of two samples by time block on one grid of log bins, so that a shift costs a few look-ups.
 
-    Both samples weigh the same in each block (the mean of their sizes), so that swapping their labels is symmetric
-    also when one of them has nine tenths of the traffic. Bins are `width` wide in log scale, at most 0.4 %.
+    Both samples weigh the same in each block (the mean of their sizes), also when one has nine tenths of the traffic.
+    Bins are `width` wide in log scale, at most 0.4 %.
     """
 
     width: float
     lowest: float  # log of the lower edge of bin 0
     treatment: Singles  # (bins, blocks): requests at or below the bin
     control: Singles  # (bins, blocks)
-    size: float  # requests of one group, equal for all swaps
+    size: float  # requests of one sample
 
     @property
     def blocks(self) -> int:

@@ -34,7 +34,7 @@ from tests.fakes.runs import EAGER, GATES, FakeArm, FakeRun, comparison, pilot, 
 __all__ = ["pilot"]
 
 
-SEEN = comparison(spread=0.08, method="paired block label swap", requests=4000)
+SEEN = comparison(spread=0.08, method="t over groups of blocks", requests=4000)
 TRIALS = replace(SEEN, method="t over trials", blocks=120, groups=6, trials=6, spread=0.05)
 
 
