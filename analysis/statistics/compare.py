@@ -27,7 +27,7 @@ from analysis.statistics.dependence import Dependence, block_differences, depend
 from analysis.statistics.groups import FEWEST_GROUPS, groups_of
 from analysis.statistics.machines import lasting_reach, mean_over_trials
 from analysis.statistics.quantiles import BlockHistogram, block_histogram, quantiles, shared_blocks
-from analysis.statistics.windows import Windows, tail_of_group, typical_ratio, window_limits
+from analysis.statistics.windows import Windows, ratios_by_group, tail_of_group, typical_ratio, window_limits
 from analysis.wording import counted
 
 TRIALS_FOR_T_TEST = 6
@@ -161,13 +161,13 @@ def _compared(stage: _Stage, item: Comparison) -> Comparison:
         name = "trial" if by_trial else "group of blocks"
         why = f"a {name} holds {beyond:.2g} requests beyond the quantile, and a test needs one"
         return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
+    if by_trial:
+        ratios = ratios_by_group(windows)
+        return _by_trials(item, ratios, stage.machine_of_trial) if np.ptp(ratios) > 0 else _alike(item)
     item = replace(item, ratio=math.exp(typical_ratio(windows)))
-    if not by_trial and windows.groups < FEWEST_GROUPS:
+    if windows.groups < FEWEST_GROUPS:
         why = f"a test needs {FEWEST_GROUPS} time blocks, and there are {item.blocks}"
         return replace(item, obstacle=why, needed_blocks=FEWEST_GROUPS)
-    if by_trial:
-        ratios = np.array([typical_ratio(windows.only(windows.group == number)) for number in range(windows.groups)])
-        return _by_trials(item, ratios, stage.machine_of_trial) if np.ptp(ratios) > 0 else _alike(item)
     limits = window_limits(windows, bound=stage.anchor, alpha=item.alpha, dependence=stage.dependence)
     if limits is None:
         return _alike(item)

@@ -18,16 +18,15 @@ References
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from analysis.arrays import Bools, Floats, Ints
+from analysis.arrays import Floats, Ints
 from analysis.statistics.dependence import Dependence
 from analysis.statistics.quantiles import BlockHistogram, grouped
 
@@ -61,6 +60,8 @@ class Windows:
     histogram: BlockHistogram  # its blocks are the windows
     q: float
     group: Ints
+    treatment: Ints  # the bin of each arm's own quantile, by window
+    control: Ints
 
     @classmethod
     def of(cls, histogram: BlockHistogram, group: Ints, q: float) -> Windows | None:
@@ -79,30 +80,22 @@ class Windows:
             window[group == number] = first + np.arange(size) * count // size
             first += count
         starts = np.flatnonzero(np.diff(window, prepend=-1))
-        return cls(histogram=grouped(histogram, window), q=q, group=group[starts])
-
-    def only(self, chosen: Bools) -> Windows:
-        """The chosen windows, as one group."""
-        held = self.histogram
-        part = replace(
-            held,
-            treatment=held.treatment[:, chosen],
-            control=held.control[:, chosen],
-            size=float(held.control[-1, chosen].sum()),
-        )
-        return Windows(histogram=part, q=self.q, group=np.zeros(int(chosen.sum()), dtype=np.int64))
+        held = grouped(histogram, window)
+        own = (_first_reaching(cumulated, q * cumulated[-1] - 5e-7) for cumulated in (held.treatment, held.control))
+        return cls(histogram=held, q=q, group=group[starts], treatment=next(own), control=next(own))
 
     @property
     def groups(self) -> int:
         return int(self.group[-1]) + 1
 
-    def excess(self, shift: int) -> Floats:
+    def excess(self, shift: int | Ints) -> Floats:
         """By how much the treatment, divided by exp(shift × width), exceeds each window's quantile more often than the
-        control does. Shape (windows,); windows weigh the same."""
+        control does. Shape (windows,), as that of several shifts; windows weigh the same."""
         histogram = self.histogram
-        bins, size = len(histogram.control), histogram.control[-1].astype(np.float64)
-        low = np.full(histogram.blocks, min(0, -shift) - 1)
-        high = np.full(histogram.blocks, max(bins, bins - shift) - 1)
+        size = histogram.control[-1].astype(np.float64)
+        # The quantile of both lies between those of each.
+        moved = self.treatment - shift
+        low, high = np.minimum(moved, self.control) - 1, np.maximum(moved, self.control)
         threshold = self.q * 2.0 * size - 1e-6
         while (high - low > 1).any():
             middle = (low + high) // 2
@@ -119,8 +112,14 @@ def tail_of_group(histogram: BlockHistogram, group: Ints, q: float) -> float:
 
 def typical_ratio(windows: Windows) -> float:
     """The log ratio at which the exceedances balance: the middle of the shifts at which they do."""
-    first, last = _balance(windows)
-    return (first + last) / 2.0 * windows.histogram.width
+    first, last = _balance(windows, np.zeros_like(windows.group))
+    return float(first[0] + last[0]) / 2.0 * windows.histogram.width
+
+
+def ratios_by_group(windows: Windows) -> Floats:
+    """The log ratio at which the exceedances of each group balance by themselves. Shape (groups,)."""
+    first, last = _balance(windows, windows.group)
+    return np.asarray((first + last) / 2.0 * windows.histogram.width)
 
 
 def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: Dependence) -> Limits | None:
@@ -135,7 +134,7 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
         counts = np.bincount(windows.group, weights=windows.excess(shift), minlength=groups)
         return np.asarray(counts, dtype=np.float64)
 
-    first, last = _balance(windows)
+    first, last = (int(shifts[0]) for shifts in _balance(windows, np.zeros_like(windows.group)))
     centre = (first + last) / 2.0
     fitted, span = round(centre), max(1, round(_SPAN / width))
     slopes = np.maximum(sums(fitted - span) - sums(fitted + span), 0.0)
@@ -185,16 +184,32 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
     )
 
 
-def _balance(windows: Windows) -> tuple[int, int]:
-    """The first shift at which the exceedances add up to nothing, and the first at which they are fewer."""
-    farthest = round(FARTHEST / windows.histogram.width)
-    shifts = range(1 - farthest, farthest)
+def _balance(windows: Windows, group: Ints) -> tuple[Ints, Ints]:
+    """The first shift at which the exceedances of each group add up to nothing, and the first at which they are fewer.
 
-    def deficit(shift: int) -> float:
-        return -float(windows.excess(shift).sum())
+    By bisection of all groups at once. `group` numbers that of each window from 0. Shape (groups,) each.
+    """
+    farthest, groups = round(FARTHEST / windows.histogram.width), int(group[-1]) + 1
+    found = []
+    for most in (1e-6, -1e-6):
+        low, high = np.full(groups, -farthest), np.full(groups, farthest)
+        while (high - low > 1).any():
+            middle = (low + high) // 2
+            fewer = np.bincount(group, windows.excess(middle[group]), groups) <= most
+            low, high = np.where(fewer, low, middle), np.where(fewer, middle, high)
+        found.append(high)
+    return found[0], found[1]
 
-    first = bisect_left(shifts, -1e-6, key=deficit)
-    return first - farthest + 1, bisect_right(shifts, 1e-6, key=deficit) - farthest + 1
+
+def _first_reaching(cumulated: npt.NDArray[np.floating[Any]], threshold: Floats) -> Ints:
+    """The first bin of each window at which its cumulated count reaches the threshold, by bisection."""
+    low = np.full(cumulated.shape[1], -1, dtype=np.int64)
+    high = np.full(cumulated.shape[1], len(cumulated) - 1, dtype=np.int64)
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        reached = _upto(cumulated, middle) >= threshold
+        high, low = np.where(reached, middle, high), np.where(reached, low, middle)
+    return high
 
 
 def _upto(cumulated: npt.NDArray[np.floating[Any]], places: Ints) -> Floats:
