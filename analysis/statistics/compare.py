@@ -164,15 +164,16 @@ def _compared(stage: _Stage, item: Comparison) -> Comparison:
     if by_trial:
         ratios = ratios_by_group(windows)
         return _by_trials(item, ratios, stage.machine_of_trial) if np.ptp(ratios) > 0 else _alike(item)
-    item = replace(item, ratio=math.exp(typical_ratio(windows)))
     if windows.groups < FEWEST_GROUPS:
         why = f"a test needs {FEWEST_GROUPS} time blocks, and there are {item.blocks}"
-        return replace(item, obstacle=why, needed_blocks=FEWEST_GROUPS)
+        ratio = math.exp(typical_ratio(windows))
+        return replace(item, ratio=ratio, obstacle=why, needed_blocks=FEWEST_GROUPS)
     limits = window_limits(windows, bound=stage.anchor, alpha=item.alpha, dependence=stage.dependence)
     if limits is None:
-        return _alike(item)
+        return _alike(replace(item, ratio=math.exp(typical_ratio(windows))))
     return replace(
         item,
+        ratio=math.exp(limits.ratio),
         low=None if limits.low is None else math.exp(limits.low),
         high=None if limits.high is None else math.exp(limits.high),
         p_worse=limits.p_worse,

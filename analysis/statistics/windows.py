@@ -39,12 +39,13 @@ _MOST_LEVERAGE = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The result of a test on the log ratio.
+    """The result of a test on the log ratio, `ratio` as seen.
 
     `low` and `high` are one-sided limits, None where the data set none. The p-values are of H0: log ratio <= 0, and of
     H0: log ratio >= bound and <= bound. `spread` is the standard error.
     """
 
+    ratio: float
     low: float | None
     high: float | None
     p_worse: float
@@ -175,6 +176,7 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
     if low is not None:
         low = max(low, bound) if at_bound >= reach else min(low, bound) if low < bound + width else low
     return Limits(
+        ratio=centre * width,
         low=low,
         high=high,
         p_worse=float(stats.t.sf(distance(0), groups - 1)),
