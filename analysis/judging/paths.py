@@ -15,6 +15,7 @@ from analysis.arrays import Floats, Ints
 from analysis.run.luck import start_spread
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units
+from analysis.settings.gate_limits import MIN_BLOCKS
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison, Sample, limits_text
 from analysis.statistics.sequential import APART, FEWEST_GROUPS, Exchange, Groups, Outcome, groups_for
@@ -23,6 +24,8 @@ from analysis.wording import counted
 
 GROUP_BLOCKS = 2
 SEGMENTS = 3  # to a block: what a large effect is seen in
+SOONEST_BLOCKS = 6
+_STARTS = 1.645  # standard deviations
 METHOD = "betting on groups of blocks"
 _RECENT = 0.5  # of the path: what tells how fast evidence grows
 _FEWEST_FOR_HOPELESS, _FAR = 10, 2.0
@@ -121,7 +124,8 @@ def looked_at(
     decision = evidence.decision(alpha=item.alpha, gates=gates, to_the_end=True)
     at_s = judged_s(run, evidence.last_block)
     decided = None if decision is None else Decided(decision[0], float(at_s[decision[1]]))
-    if segments is not None:
+    # Starts that differ by as much as the nulls lie apart would decide by themselves.
+    if segments is not None and _STARTS * math.sqrt(2.0) * start_spread(run, item.arm) < math.log(APART):
         sooner = groups_for(*segments, q=item.quantile, blocks=1, exchange=exchange, apart=APART)
         decided = first_decided(decided, _decided_sooner(run, item, sooner, gates=gates))
     low, high = _as_decided(low, high, decided, at_s, limit=1.0 + item.margin)
@@ -152,6 +156,8 @@ def looked_at(
         method=METHOD,
         groups=len(groups),
         obstacle=None if known else item.obstacle,
+        # Of shares that differ, a block's own quantile is that of the larger one.
+        ratio=item.ratio if exchange == "arms" else item.whole,
         verdict=path.outcome or "INCONCLUSIVE",
     )
     return replace(seen, reason=_reason(seen, path)), path
@@ -166,9 +172,11 @@ class Decided:
 
 
 def _decided_sooner(run: Run, item: Comparison, groups: Groups, *, gates: int) -> Decided | None:
+    """Return what a large effect decides, from `SOONEST_BLOCKS` blocks on: a disturbance of one arm lasts for less."""
     evidence = groups.evidence(item.margin)
-    decision = evidence.decision(alpha=item.alpha, gates=gates, to_the_end=True)
-    if decision is None:
+    blocks = np.unique(evidence.last_block // SEGMENTS, return_inverse=True)[1] + 1
+    decision = evidence.since(blocks >= SOONEST_BLOCKS).decision(alpha=item.alpha, gates=gates, to_the_end=True)
+    if decision is None or not evidence.lasts(decision[0], alpha=item.alpha, gates=gates):
         return None
     at_s = judged_s(run, evidence.last_block // SEGMENTS)
     return Decided(decision[0], float(at_s[decision[1]]))
@@ -233,8 +241,14 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
         tail, far = tail_effects(counted.ms, block, blocks=run.blocks, allowed=allowed, limit_ms=counted.limit_ms)
     evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far)
     tests = share_tests(run)
-    alpha, least = run.limits.alpha, min(run.limits.min_blocks, FEWEST_BLOCKS)
+    alpha, asked = run.limits.alpha, run.limits.min_blocks
+    # Few blocks are enough by default; who asks for more gets them.
+    least = min(asked, FEWEST_BLOCKS) if asked <= MIN_BLOCKS else asked
     decision = evidence.decision(alpha=alpha, gates=tests, least_blocks=least, to_the_end=True)
+    early = decision is not None and decision[0] == "PASS" and evidence.blocks[decision[1]] < asked
+    if early and not evidence.within(alpha=alpha)[-1]:
+        # What passed on few blocks must still pass by all of them.
+        decision = evidence.decision(alpha=alpha, gates=tests, least_blocks=asked, to_the_end=True)
     low, high = share_limits(bad, requests, evidence, alpha=alpha, tests=tests)
     at_s = judged_s(run, np.arange(run.blocks))
     decided = None if decision is None else Decided(decision[0], float(at_s[decision[1]]))

@@ -23,6 +23,7 @@ from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.quantiles import quantile
 from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, design_effect_of, is_far
 
+_COLD_AS = 18  # as many blocks cold starts count as
 _FEWEST_FOR_FAIL = 3  # one or two bad requests may be bad luck
 
 
@@ -165,7 +166,7 @@ def judge_share(
         )
     blocks = int((np.bincount(block) > 0).sum())
     slow = None if ms is None or limit_ms is None else ms
-    seen = blocks if least_blocks is not None else BLOCKS_FOR_PASS  # a cold start is no stretch of time
+    seen = blocks if least_blocks is not None else _COLD_AS  # a cold start is no stretch of time
     far = slow is None or allowed >= 1.0 or is_far(float(slow[~missed].max(initial=0.0)), limit_ms, blocks=seen)
     own = design_effect_of(missed, block)
     effect = own if slow is None or far else max(own, bunching(slow, block, allowed=allowed))

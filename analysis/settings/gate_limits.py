@@ -17,6 +17,7 @@ from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS
 # The standard deviation of an arm's log latency over fresh starts, where the run's own starts do not show it better.
 RESTART_SPREAD = 0.01
 TUNING_SPREAD = 0.03
+MIN_BLOCKS = 18
 # The same over the days of one build, which runs that were made apart do not share.
 DAY_SPREAD = 0.01
 
@@ -60,7 +61,7 @@ class GateLimits(CompileBudget):
     max_memory_ratio: Annotated[float | None, Range(0.0, 1000.0)] = None
     cold_s: Annotated[float, Range(0.0, 86_400.0)] = 30.0  # after the first request, judged apart
     cold: CompileBudget | None = None
-    min_blocks: Annotated[int, Range(2, 100_000)] = 18  # twenty less the two that a cold start may take
+    min_blocks: Annotated[int, Range(2, 100_000)] = MIN_BLOCKS  # twenty less the two that a cold start may take
     max_generator_lag_ms: Annotated[float, Range(0.0, 60_000.0)] = 50.0
     # Of the reference beside the traffic: from before a trial to after it, over trials, between the arms' devices.
     max_bed_drift: Annotated[float, Range(0.001, 0.9)] = 0.05

@@ -31,7 +31,7 @@ References
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -91,6 +91,17 @@ class Evidence:
         within = self.whole <= 1.0 + self.margin
         passes = (self.safety >= -math.log(alpha)) & within
         return first_outcome(fails, uncontradicted(passes, fails, within) if to_the_end else passes)
+
+    def since(self, counted: Bools) -> Evidence:
+        """Return the evidence with what was known after groups that are not `counted` taken for none."""
+        harm, safety = (np.where(counted, column, -math.inf) for column in (self.harm, self.safety))
+        return replace(self, harm=harm, safety=safety)
+
+    def lasts(self, outcome: Outcome, *, alpha: float, gates: int = 1) -> bool:
+        """Return whether the evidence of all groups still allows the outcome."""
+        if outcome == "FAIL":
+            return bool(self.harm[-1] >= math.log(gates / alpha))
+        return bool(self.safety[-1] >= -math.log(alpha))
 
 
 def first_outcome(fails: Bools, passes: Bools) -> tuple[Outcome, int] | None:

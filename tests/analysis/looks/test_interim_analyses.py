@@ -111,6 +111,15 @@ def test_a_large_effect_is_decided_in_three_minutes_of_steady_traffic(
     assert (latency.path.decided_s or 999) <= 210
 
 
+@pytest.mark.parametrize(("gates", "verdict"), [({}, PASS), ({"min_blocks": 30}, "INCONCLUSIVE")])
+def test_errors_pass_on_few_blocks_unless_more_are_asked_for(
+    gates: dict[str, int], verdict: str, tmp_path: Path
+) -> None:
+    run = replace(LONG, duration_s=600, rate=5, gates={**GATES, **gates})
+    look = look_at(run_until(write_run(tmp_path / "run", run), 300), left_s=300)
+    assert [gate.verdict for gate in look.gates if gate.kind == "error"] == [verdict, PASS]  # of failures, of deaths
+
+
 def test_a_slow_arm_fails_soon(tmp_path: Path) -> None:
     slow = replace(LONG, arms=(EAGER, FakeArm(name="compiled", ratio=2.0)))
     look = look_at(run_until(write_run(tmp_path / "run", slow), 600), left_s=1200)

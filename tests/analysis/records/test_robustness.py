@@ -175,6 +175,18 @@ def stated(tmp_path_factory):
     return directory
 
 
+def test_a_table_that_was_written_again_leaves_nothing_that_passes(stated, tmp_path):
+    """It has no last line, and is the only table of its kind."""
+    target = shutil.copytree(stated, tmp_path / "run")
+    path = target / "trial-01" / "requests-0.arrow"
+    rows = read_table(path, REQUESTS)[0]
+    path.unlink()
+    write_table(path, rows)
+    summary = analyze(target)
+    assert summary["overall"] == "INCONCLUSIVE"
+    assert any("does not state what it should hold" in check["reason"] for check in summary["validity"])
+
+
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_a_truncated_file_of_others_is_an_error_or_decides_nothing(form, long, tmp_path):
     directory = long.changed(tmp_path / "run", lambda rows: rows, form)

@@ -59,6 +59,23 @@ def test_what_is_far_from_the_margin_is_decided_early_and_right(ratio: float, ou
         assert FEWEST_GROUPS - 1 <= decision[1] < 15
 
 
+@pytest.mark.parametrize(("ratio", "disturbed", "outcome"), [(1.2, "control", "PASS"), (0.95, "treatment", "FAIL")])
+def test_evidence_of_one_early_disturbance_does_not_last(ratio: float, disturbed: str, outcome: str) -> None:
+    """One arm takes twice as long for nine segments; large effects are decided by all segments together."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        arms = {"treatment": arm(rng, ratio=ratio, blocks=90), "control": arm(rng, blocks=90)}
+        arms[disturbed].values[arms[disturbed].block < 9] *= 2.0
+        evidence = groups_for(arms["treatment"], arms["control"], q=0.99, blocks=1, apart=sequential.APART).evidence(
+            MARGIN
+        )
+        decision = evidence.decision(alpha=0.05)
+        assert decision is not None
+        assert decision[0] == outcome
+        assert not evidence.lasts(decision[0], alpha=0.05)
+        assert evidence.since(np.arange(len(evidence.harm)) >= 60).decision(alpha=0.05) is None
+
+
 def test_nothing_is_decided_before_it_is_known_how_groups_resemble_each_other() -> None:
     rng = np.random.default_rng(0)
     evidence = of(arm(rng, ratio=9.0), arm(rng))
