@@ -73,11 +73,11 @@ class RunFiles:
         return any(any(kind.values()) for kind in self._tables.values())
 
     def problems(self) -> list[str]:
-        """All that is wrong. Where documents or tables state what they should hold, a table that does not was changed,
-        and so was a document beside others that do."""
-        silent = [name for name, stated in self._documents.items() if not stated and any(self._documents.values())]
-        if self.stated or any(self._documents.values()):
-            silent += [name for kind in self._tables.values() for name, stated in kind.items() if not stated]
+        """All that is wrong. Where documents or others of a kind state what they should hold, a file that does not was
+        changed."""
+        written = any(self._documents.values())
+        kinds = [kind for kind in (self._documents, *self._tables.values()) if written or any(kind.values())]
+        silent = [name for kind in kinds for name, stated in kind.items() if not stated]
         changed = [f"{name} does not state what it should hold, as others of the run do" for name in silent]
         return self._problems + changed
 
