@@ -294,7 +294,7 @@ def _count(row: FigureRow, baseline: ComparedArm, candidate: ComparedArm, limits
     chance = float(stats.binom.sf(round(sum(two)) - 1, total, len(two) / (len(one) + len(two))))
     if chance <= limits.alpha:
         return replace(row, verdict=FAIL, p_worse=chance, reason=f"{seen}: surely more.")
-    return replace(row, verdict=INCONCLUSIVE, p_worse=chance, reason=f"{seen}, which may be the traffic's luck.")
+    return replace(row, verdict=INCONCLUSIVE, p_worse=chance, reason=f"{seen}, which traffic alone may explain.")
 
 
 def _span(counts: Sequence[float]) -> str:

@@ -118,8 +118,8 @@ def _apart(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs: 
     items: list[Comparison] = []
     for place, machine in enumerate(run.machines.names):
         treatment, control = (sample.only(run.machines.codes(sample.trial) == place) for sample in samples)
-        compared = _compared(run, arm, metric, "steady", (treatment, control), qs)
-        items += [replace(item, machine=machine) for item in compared]
+        found = _compared(run, arm, metric, "steady", (treatment, control), qs)
+        items += [replace(item, machine=machine) for item in found]
     return items
 
 
@@ -239,8 +239,7 @@ def _segments(run: Run, metric: str, rows: _Rows) -> tuple[Sample, Sample] | Non
     """The samples by segments of a block; None where arms take turns within a block, or one analysis decides."""
     if not run.limits.sequential or run.in_turn:
         return None
-    treatment, control = _samples(run, metric, rows, segments=SEGMENTS)
-    return treatment, control
+    return _samples(run, metric, rows, segments=SEGMENTS)
 
 
 def leveled(machines: Machines, treatment: Sample, control: Sample) -> tuple[Sample, Sample]:

@@ -144,11 +144,12 @@ def looked_at(
         wait_s=max(0.0, run.limits.cold_s + FEWEST_GROUPS * GROUP_BLOCKS * run.block_s - run.seconds),
     )
     known = len(groups) > 0
+    whole = float(evidence.whole[-1]) if known else item.whole
     seen = replace(
         item,
         low=float(low[-1]) if known and low[-1] > 0 else None,
         high=float(high[-1]) if known and math.isfinite(high[-1]) else None,
-        whole=float(evidence.whole[-1]) if known else item.whole,
+        whole=whole,
         p_worse=None,
         p_noninferior=None,
         p_inferior=None,
@@ -157,7 +158,7 @@ def looked_at(
         groups=len(groups),
         obstacle=None if known else item.obstacle,
         # Of shares that differ, a block's own quantile is that of the larger one.
-        ratio=item.ratio if exchange == "arms" else item.whole,
+        ratio=item.ratio if exchange == "arms" else whole,
         verdict=path.outcome or "INCONCLUSIVE",
     )
     return replace(seen, reason=_reason(seen, path)), path
@@ -213,7 +214,8 @@ def _reason(item: Comparison, path: Path) -> str:
     if item.ratio is None or not len(path.at_s):
         return f"{label} cannot be compared: {item.obstacle or 'no group of blocks is whole'}."
     bound = 1.0 + item.margin
-    seen = f"{label} of a typical block is {item.ratio:.2f} times that of {item.control}"
+    of = "" if item.ratio == item.whole else " of a typical block"
+    seen = f"{label}{of} is {item.ratio:.2f} times that of {item.control}"
     if path.outcome is None and len(path.at_s) < FEWEST_GROUPS:
         return f"{seen} in {counted(len(path.at_s), 'group')} of blocks; a verdict needs {FEWEST_GROUPS} or more."
     limits = limits_text(item.low, item.high, "no limits yet")

@@ -199,9 +199,9 @@ def _agreeing(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[st
             late = tuple(f"arms.{name}" for name in _started(earlier) - _started(first))
             differing |= {key: pair for key, pair in _differences(earlier, run).items() if _is_among(key, late)}
         if never := [key for key in differing if key in _MUST_AGREE]:
-            told = _in_words(differing, never, first.name)
+            words = _in_words(differing, never, first.name)
             raise RecordError(
-                f"{run.name} and {first.name} are no trials of one experiment: {told}: leave {first.name} out, or run "
+                f"{run.name} and {first.name} are no trials of one experiment: {words}: leave {first.name} out, or run "
                 "the experiment that it ran"
             )
         if wrong := [key for key in differing if not _is_among(key, accepted)]:
@@ -219,8 +219,8 @@ def _agreeing(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[st
 def _in_words(differing: Mapping[str, tuple[Any, Any]], keys: Sequence[str], there: str) -> str:
     """The differences in `keys`, with the value in the run called `there` in brackets."""
     pairs = [(key, *differing[key]) for key in keys[:_MOST_NAMED]]
-    told = ", ".join(f"{key} {_shown(own)} (in {there} {_shown(base)})" for key, base, own in pairs)
-    return told + (f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else "")
+    named = ", ".join(f"{key} {_shown(own)} (in {there} {_shown(base)})" for key, base, own in pairs)
+    return named + (f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else "")
 
 
 def check_known(runs: Sequence[RunDocuments], names: Sequence[str]) -> None:

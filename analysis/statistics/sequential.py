@@ -14,8 +14,10 @@ latency of all requests; the slope of the scores carries it over to the quantile
 `python benchmarks/judging.py sequential` says how often it errs.
 
 A large effect needs no long run. The same test over shorter groups, against a null that lies a factor of `APART` beyond
-the margin, on the side of the other verdict, leaves that factor to whatever lasts longer than a group: drift and
-starts, which seldom move a ratio by a tenth of it. Nothing is paid for them.
+the margin, on the side of the other verdict, leaves that factor to whatever lasts longer than a group, such as drift
+and starts. Nothing is paid for them, so the caller asks only where starts differ by less (`analysis.judging.paths`). A
+disturbance of one arm by more than the factor looks like an effect while it lasts: the caller waits, and asks whether
+all groups still say so (`since`, `lasts`).
 
 Where one arm has far fewer requests, swapping the arms changes more than a sign. There the requests are exchanged
 instead: of those of a group that exceed the quantile, the treatment's share is hypergeometric at the margin, and

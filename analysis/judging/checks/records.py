@@ -134,7 +134,7 @@ def check_deaths(arm: str, deaths: Sequence[Mapping[str, Any]], *, control: bool
 
 
 def into_compile(facts: object) -> str:
-    """What trial.json says of a compile whose end nobody saw: "12.0 s into a compile for prefill 2x64". Empty where it
+    """What trial.json says of a compile that had not ended: "12.0 s into a compile for prefill 2x64". Empty where it
     says nothing."""
     row = mapping(facts)
     seconds, shape = number(row.get("seconds")), text_of(row, "shape")
