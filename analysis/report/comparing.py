@@ -20,7 +20,6 @@ from analysis.report.values import (
     text,
     verdict,
 )
-from analysis.statistics.compare import TRIALS_METHOD
 
 PHASES = (
     ("steady", "Steady", "past the cold start, while neither arm compiled"),
@@ -58,11 +57,6 @@ def ratio_of(summary: Row, arm: object, metric: str) -> float | None:
         if _figure(row) == (arm, metric, 0.99) and row.get("phase") == "all":
             return row["ratio"] if is_number(row.get("ratio")) else None
     return None
-
-
-def by_trial(summary: Row) -> bool:
-    """Whether ratios are means over trials, which are not the quotients of quantiles over all of them."""
-    return any(row.get("method") == TRIALS_METHOD for row in rows(summary, "comparisons"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,7 +128,6 @@ def html_report(summary: Mapping[str, Any]) -> str:
                 name: {metric: comparing.ratio_of(summary, name, metric) for metric in metric_names} for name in names
             },
             unknown_stalls=reading.unknown_stalls(summary),
-            by_trial=comparing.by_trial(summary),
             checks=values.rows(summary, "validity"),
             failed_checks=reading.failed_checks(summary),
             checks_heading=reading.checks_heading(summary),

@@ -32,6 +32,7 @@ from analysis.wording import counted
 
 TRIALS_FOR_T_TEST = 6
 TRIALS_METHOD = "t over trials"
+NO_TEST = "quotient of quantiles"
 GROUPS_METHOD = "t over groups of blocks"
 _FEWEST_DISTINCT = 10  # fewer different latencies are a coarse clock or made-up data
 
@@ -147,6 +148,25 @@ def compare(
         _compared(stage, replace(stage.base, quantile=q, ratio=whole, whole=whole))
         for q, whole in zip(qs, wholes, strict=True)
     ]
+
+
+def described(
+    treatment: Sample, control: Sample, *, qs: Sequence[float], margin: float, alpha: float
+) -> list[Comparison]:
+    """Return the quotient of the quantiles over all requests for each quantile in `qs`, without a test."""
+    samples = (treatment, control)
+    base = Comparison(
+        quantile=0.5,
+        margin=margin,
+        alpha=alpha,
+        method=NO_TEST,
+        blocks=min(len(np.unique(sample.block)) for sample in samples),
+        trials=min(len(np.unique(sample.trial)) for sample in samples),
+        requests=min(map(len, samples)),
+    )
+    above, below = (quantiles(sample.values, qs) for sample in samples)
+    wholes = [one / other if one > 0 and other > 0 else None for one, other in zip(above, below, strict=True)]
+    return [replace(base, quantile=q, ratio=whole, whole=whole) for q, whole in zip(qs, wholes, strict=True)]
 
 
 def _compared(stage: _Stage, item: Comparison) -> Comparison:
