@@ -11,6 +11,7 @@ import numpy as np
 from analysis.arrays import Floats, Ints
 from analysis.records.plain_values import mapping, number
 from analysis.run.bed_samples import Rows, Samples
+from analysis.run.compile_events import RECOMPILE_KINDS, CompileEvent, held_s
 from analysis.run.energy import energy_of
 from analysis.run.gaps import gaps_of
 from analysis.run.luck import luck_of_quantile, luck_of_share
@@ -19,7 +20,6 @@ from analysis.run.memory import Figure, peak_of
 from analysis.run.placement import devices_of
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
-from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, held_s
 from analysis.run.startup import startup_s
 from analysis.run.trials import Trial
 from analysis.statistics.quantiles import quantile

@@ -15,9 +15,8 @@ from analysis.judging.checks.records import into_compile
 from analysis.judging.gates import FAIL, Gate
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import mapping, number
+from analysis.run.compile_events import RECOMPILE_KINDS, CompileEvent
 from analysis.run.run import Run
-from analysis.run.shape_map import ShapeMap
-from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent
 from analysis.run.time_parts import PARTS, TimeParts
 from analysis.settings.metrics import gate_label
 from analysis.wording import counted, digits
@@ -43,7 +42,6 @@ class Evidence:
     """What a remedy rests on."""
 
     run: Run
-    shapes: ShapeMap | None
     parts: Mapping[str, Sequence[TimeParts]]  # by arm
     slo: Sequence[Gate]  # the control's
 
@@ -86,8 +84,6 @@ def _of_compiles(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> Iterato
         yield f"{_share(compiled_cold, len(events))} that {starts} had not warmed up."
     elif warmed is not None and steps and sum(steps.values()) == len(events):
         yield "Its warm-up had run each step that it compiled for while serving."
-    elif not steps:
-        yield from _met(evidence.shapes, arm)
     if guard := _guard(events):
         yield f"First failed guard: {guard}."
     if hits := sum(event.kind == "limit_hit" for event in events):
@@ -119,16 +115,6 @@ def _choices(config: Mapping[str, Any], *, cold: bool) -> str:
         choices.append("mark what varies, with bounds (preset compiled-dynamic)")
     text = " or ".join(filter(None, (", ".join(choices[:-1]), *choices[-1:])))
     return text[:1].upper() + text[1:]
-
-
-def _met(shapes: ShapeMap | None, arm: str) -> Iterator[str]:
-    own = next((item for item in shapes.arms if item.arm == arm), None) if shapes is not None else None
-    if own is not None and all(cell.new is not None for cell in own.cells):
-        new, all_of_them = sum(cell.new or 0 for cell in own.cells), sum(cell.shapes for cell in own.cells)
-        if new == all_of_them == 1:
-            yield "The one shape in which requests began had not been warmed up."
-        elif new:
-            yield f"{new} of the {all_of_them} shapes in which requests began had not been warmed up."
 
 
 def _warmed(run: Run, arm: str) -> set[str] | None:

@@ -1,4 +1,4 @@
-"""What all reports say of memory, energy and the weights that a decode step reads."""
+"""What all reports say of memory and energy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from analysis.report.values import (
     count,
     figure,
     is_number,
-    milliseconds,
     percent,
     rows,
     text,
@@ -44,15 +43,7 @@ def resources(arms: list[Row]) -> list[Figure]:
             ("energy a request, above idle", "above_idle_per_request_j"),
         )
     ]
-    decode: list[Shown] = [
-        ("Weights in a decode step", "rows of a step, the fewest that were common", count, ("decode", "rows")),
-        ("Weights in a decode step", "such a step, median", milliseconds, ("decode", "step_ms")),
-        ("Weights in a decode step", "weights that it reads", byte_size, ("decode", "weights_bytes")),
-        ("Weights in a decode step", "of which quantised", percent, ("decode", "quantised_pct")),
-        ("Weights in a decode step", "weights read a token", byte_size, ("decode", "bytes_a_token")),
-        ("Weights in a decode step", "reading them, of the step", percent, ("decode", "floor_pct")),
-    ]
-    return [row for row in figures_of(arms, (*memory, *energy, *decode)) if row.known]
+    return [row for row in figures_of(arms, (*memory, *energy)) if row.known]
 
 
 def _energy(energy: object, *, key: str) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.run.compile_events import BACKGROUND, held_s, windows_of
 from analysis.run.run import Run
-from analysis.run.spikes import BACKGROUND, held_s, windows_of
 from analysis.statistics.quantiles import quantile
 
 _Q = 0.99

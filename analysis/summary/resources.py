@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from analysis.run.decode_floor import decode_floor
 from analysis.run.energy import TrialEnergy, energy_of
 from analysis.run.memory import RunMemory
 from analysis.run.run import Run
@@ -68,19 +67,3 @@ def _each(taken: tuple[TrialEnergy, ...] | list[TrialEnergy], what: str, *, abov
     joules = [item.above_idle_j if above_idle else item.joules for item in taken]
     counts = [getattr(item, what) for item in taken]
     return [spent / count for spent, count in zip(joules, counts, strict=True) if spent is not None and count]
-
-
-def decode_row(run: Run, arm: str) -> dict[str, Any] | None:
-    """What the arm's decode steps read of weights, and how near they come to doing nothing else; None where unknown."""
-    floor = decode_floor(run, arm)
-    if floor is None:
-        return None
-    return {
-        "rows": floor.rows,
-        "step_ms": floor.step_ms,
-        "weights_bytes": floor.weights,
-        "quantised_pct": 100.0 * floor.quantised / floor.weights,
-        "bytes_a_token": floor.bytes_a_token,
-        "floor_ms": floor.floor_ms,
-        "floor_pct": None if floor.share is None else 100.0 * floor.share,
-    }

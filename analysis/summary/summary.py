@@ -32,7 +32,6 @@ from analysis.run.logged_compiles import LENGTH_FROM, with_lengths
 from analysis.run.pressure import in_words, phases_of
 from analysis.run.run import Run
 from analysis.run.server_load import LoadSamples, load_samples, meanwhile
-from analysis.run.shape_map import shape_map
 from analysis.run.spikes import Spike, find_spikes
 from analysis.run.time_parts import time_parts
 from analysis.run.trials import SECOND
@@ -92,8 +91,8 @@ def exit_code(summary: Mapping[str, Any]) -> int:
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
     load = load_samples(run)
-    parts, shapes = {arm: time_parts(run, arm) for arm in run.arms}, shape_map(run)
-    evidence = Evidence(run=run, shapes=shapes, parts=parts, slo=judgement.slo[run.control])
+    parts = {arm: time_parts(run, arm) for arm in run.arms}
+    evidence = Evidence(run=run, parts=parts, slo=judgement.slo[run.control])
     spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control, machine=run.machine)
     return {
         "schema": SCHEMA,
@@ -122,7 +121,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "series": latency_series(run),
         **({"server_load": told} if (told := server_load_row(run, load)) else {}),
         "distribution": _distribution(run),
-        **({} if shapes is None else {"shapes": asdict(shapes)}),
         "design": _design(run),
         **({"sequential": looks} if (looks := looks_row(run, judgement)) else {}),
         **({"ramp": ramp} if (ramp := ramp_row(run)) else {}),

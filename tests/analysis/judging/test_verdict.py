@@ -15,7 +15,6 @@ from analysis.judging.validity import ESTIMATES, Check
 from analysis.judging.verdict import advise, combined, headline
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
-from analysis.run.shape_map import shape_map
 from analysis.run.time_parts import TimeParts
 from analysis.wording import digits
 from tests.fakes.machines import tell
@@ -176,7 +175,7 @@ def parts(**more: float) -> tuple[TimeParts, ...]:
 def found(folder: Path, gates: list[Gate], arm: FakeArm = ARM, deaths: Sequence[Any] = (), **more: Any) -> list[Remedy]:
     directory = tell(write_run(folder / "run", replace(SHORT, arms=(EAGER, arm))), deaths=list(deaths))
     run = Run.of(read_run(directory))
-    return list(remedies(Evidence(**{"run": run, "shapes": shape_map(run), "parts": {}, "slo": (), **more}), gates))
+    return list(remedies(Evidence(**{"run": run, "parts": {}, "slo": (), **more}), gates))
 
 
 WARM_UP = ("All 2 compiles", "size mismatch at index 0", 'compile.warmup = "shapes"', '--shapes "extend 2x128@256"')

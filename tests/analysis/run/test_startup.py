@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
@@ -19,11 +16,10 @@ from analysis.records.tables import RecordWriter, read_table
 from analysis.run.background import plateau
 from analysis.run.luck import luck_of_quantile, luck_of_share, searching_starts, start_spread
 from analysis.run.run import Run
-from analysis.run.shape_map import shape_map, spans
 from analysis.run.startup import compiler_facts, startup_row
 from analysis.summary.summary import analyze
 from tests.fakes.machines import tell
-from tests.fakes.runs import SECOND, Compile, FakeArm, FakeRun, Startup, start_of, write_run
+from tests.fakes.runs import SECOND, FakeArm, FakeRun, start_of, write_run
 
 MINUTE = FakeRun(duration_s=60, rate=2)
 
@@ -143,53 +139,3 @@ def test_a_compile_in_the_background_has_its_share_of_the_tail_and_holds_up_no_r
     assert (compiled["recompiles"], compiled["background"]["events"], compiled["background"]["s"]) == (0, 1, 30.0)
     assert compiled["background"]["p99_e2e_share_pct"] == pytest.approx(found.share_pct)
     assert eager["background"]["p99_e2e_share_pct"] is None
-
-
-WARMED = Startup(warmed={"prefill batch 1 × length 64, context 64": 2.0, "decode batch 1 × length 1, context 64": 1.0})
-LATE = Compile(at_s=20.0, seconds=1.0, shape="prefill batch 2 × length 128, context 128")
-SHAPED = FakeRun(
-    arms=(FakeArm(name="eager", enabled=False), FakeArm(name="compiled", startup=WARMED, compiles=(LATE,))),
-    duration_s=60.0,
-    rate=5.0,
-)
-
-
-@given(st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=200), st.integers(4, 20))
-def test_spans_are_few_apart_and_hold_every_size(sizes: list[int], most: int) -> None:
-    found = spans(np.array(sizes, dtype=np.int64), most)
-    assert 1 <= len(found) <= most
-    assert all(one[1] < other[0] for one, other in itertools.pairwise(found))
-    assert all(any(first <= size <= last for first, last in found) for size in sizes)
-    assert all(any(first <= size <= last for size in sizes) for first, last in found)
-
-
-def test_the_map_marks_what_the_warm_up_had_not_met_and_what_compiled(tmp_path: Path) -> None:
-    run = run_of(write_run(tmp_path / "run", SHAPED))
-    length = np.where(np.arange(len(run.requests)) % 3 == 0, 65, 64)
-    shaped = replace(run.requests, padded_batch=np.ones(len(length), np.int8), padded_length=length)
-    found = shape_map(replace(run, requests=shaped))
-    assert found is not None
-    eager, compiled = found.arms
-    cells = {
-        (found.batches[cell.batch], found.lengths[cell.length]): (cell.requests, cell.new, cell.compiles)
-        for cell in compiled.cells
-    }
-    assert cells == {
-        ((1, 1), (64, 64)): (200, 0, 0),
-        ((1, 1), (65, 65)): (100, 1, 0),
-        ((2, 2), (128, 128)): (0, 0, 1),
-    }
-    assert {cell.new for cell in eager.cells} == {None}
-
-
-def test_the_map_loses_no_request_whatever_its_shape(tmp_path: Path) -> None:
-    run, rng = run_of(write_run(tmp_path / "run", SHAPED)), np.random.default_rng(5)
-    batch, length = (rng.integers(-1, 1 << bits, len(run.requests)) for bits in (6, 30))
-    found = shape_map(replace(run, requests=replace(run.requests, padded_batch=batch, padded_length=length)))
-    assert found is not None
-    assert max(len(found.batches), len(found.lengths)) <= 16
-    for row in found.arms:
-        assert sum(cell.requests for cell in row.cells) == row.requests == 300 - row.unknown
-        assert len({(cell.batch, cell.length) for cell in row.cells}) == len(row.cells)
-    bare = write_run(tmp_path / "bare", replace(SHAPED, server_columns=False))
-    assert shape_map(run_of(bare)) is None
