@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from analysis.report import reading
+from analysis.report.arms import arms_of
 from analysis.report.tables import Table
 from analysis.report.values import Row, at, count, is_number, metric_label, milliseconds, rows, text
 
@@ -60,7 +60,7 @@ def table(summary: Row) -> Table:
 
 
 def _known(summary: Row) -> Iterator[tuple[str, Row]]:
-    for arm in reading.arms_of(summary):
+    for arm in arms_of(summary):
         for row in rows(arm, "time_parts"):
             if all(is_number(at(row, key)) for key in ("quantile", *(f"{part}_ms" for part in PARTS))):
                 yield text(arm.get("name")), row
