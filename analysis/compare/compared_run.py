@@ -14,15 +14,15 @@ from typing import Any
 
 from analysis.compare.machine import typical
 from analysis.compare.run_figures import ArmFigures, arm_figures, tells_compiles
+from analysis.imports.file import name_of, part_of
+from analysis.imports.run_directory import write_run
 from analysis.judging.judgement import judge
 from analysis.judging.validity import LENGTH_CHECKS, UNKNOWN_STALLS, Check
+from analysis.records.joining import joins_runs
 from analysis.records.plain_values import mapping, number, table
-from analysis.records.run_list import joins_runs
 from analysis.records.run_records import read_run, table_files
 from analysis.records.schemas import RUN_HOST
 from analysis.records.tables import RecordError
-from analysis.results.file import name_of, part_of
-from analysis.results.run_directory import write_run
 from analysis.run.logged_compiles import with_lengths
 from analysis.run.luck import searches_kernels
 from analysis.run.placement import devices_of

@@ -14,7 +14,7 @@ from analysis.compare.compared_run import compared_run_of, read_compared
 from analysis.compare.comparison import compare_runs
 from analysis.compare.conditions import departures
 from analysis.compare.run_figures import ArmFigures, arm_figures
-from analysis.records.run_list import listed_runs, write_run_list
+from analysis.records.joining import listed_runs, write_run_list
 from analysis.records.run_records import read_run
 from analysis.records.schemas import BED, COMPILE_EVENTS
 from analysis.records.tables import RecordError, RecordWriter, read_table
