@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Codes, Floats, Ints
 from analysis.records.arrow import codes, groups, integers, is_named, moments
-from analysis.records.schemas import PART_COLUMNS
 from analysis.records.tables import RecordError
 from analysis.wording import counted
 
@@ -62,9 +61,6 @@ class Requests:
     output_tokens: Codes
     batch: Codes  # the server's id of the step that first ran it, -1 where unknown
     stall_ns: Codes  # what the server reported, negative where it did not
-    queued_us: Codes  # as the server reported it, whatever the client saw; -1 where it did not, as the next two
-    prefill_us: Codes
-    decode_us: Codes
     gaps_ms: npt.NDArray[np.float32]  # every token gap, request after request
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
     token_times: Codes  # how many times of tokens are recorded
@@ -220,7 +216,6 @@ def requests_of(
 
     if not tokens:
         ttft = tpot = max_itl = np.full(rows, math.nan)
-    queued, prefill, decode = (_micros(moments(columns.pop(name))) for name in PART_COLUMNS)
     phase, phases = codes(columns.pop("phase"))
     return Requests(
         deadline_ms=deadline_ms,
@@ -251,9 +246,6 @@ def requests_of(
         output_tokens=output,
         batch=integers(columns.pop("batch_id"), -1),
         stall_ns=stall,
-        queued_us=queued,
-        prefill_us=prefill,
-        decode_us=decode,
         gaps_ms=gaps,
         gap_offsets=offsets,
         token_times=times,
@@ -281,11 +273,6 @@ def _sums(gaps: npt.NDArray[np.float32], offsets: Ints) -> Floats:
     has_gaps = np.diff(offsets) > 0
     sums[has_gaps] = np.add.reduceat(gaps, offsets[:-1][has_gaps], dtype=np.float64)
     return sums
-
-
-def _micros(times_ns: Ints) -> Codes:
-    """Times in ns as µs of 32 bits, of half an hour at most; -1 for -1."""
-    return (times_ns // 1000).clip(-1, np.iinfo(np.int32).max).astype(np.int32)
 
 
 def _longest(age: Floats) -> float:

@@ -150,7 +150,6 @@ BED = pa.schema(
 )
 
 # What judging reads of a request, as it is held in memory: names that many requests share are kept once.
-PART_COLUMNS = ("queue_ns", "prefill_ns", "decode_ns")
 _SHARED_NAME = pa.dictionary(pa.int32(), pa.string())
 _SHARED_NAMES = ("arm", "replica", "status", "error", "phase")
 JUDGED_REQUESTS = pa.schema(
@@ -160,7 +159,6 @@ JUDGED_REQUESTS = pa.schema(
             *("request_id", "session_id", "trial", "arm", "replica", "pair_id", "scheduled_ns", "sent_ns"),
             *("first_token_ns", "end_ns", "status", "error", "prompt_tokens", "max_tokens", "output_tokens"),
             *("token_ns", "compile_stall_ns", "batch_id", "phase"),
-            *PART_COLUMNS,
         )
     ]
 )

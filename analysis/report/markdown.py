@@ -15,7 +15,6 @@ from analysis.report import (
     looks,
     reading,
     stalls,
-    time_parts,
 )
 from analysis.report.resources import memory_events
 from analysis.report.server_load import server_load
@@ -394,7 +393,6 @@ def markdown_report(summary: Row) -> str:
         *_section("At the same load", comparing.rates(summary)),
         "### Key numbers",
         _arms(summary),
-        *_section("Where time goes, of completed requests around a quantile", time_parts.table(summary)),
         *_section("Allocations in need", memory_events(summary)),
         *_variation(summary),
         *_test_bed(summary),

@@ -133,17 +133,6 @@ def test_files_of_all_workers_and_trials_are_joined(tmp_path):
     assert len(records.generators) == 2
 
 
-def test_the_parts_of_a_requests_time_are_read_whatever_was_compiled(tmp_path):
-    parts = [(7_000_000, 90_000_000, 4_000_000_000_000), (0, 100, None), (None, None, None)]
-    names = ("queue_ns", "prefill_ns", "decode_ns")
-    rows = [row(number, **dict(zip(names, times, strict=True))) for number, times in enumerate(parts)]
-    write_rows(tmp_path / "requests.arrow", rows)
-    requests = requests_of(read_run(tmp_path).requests)
-    assert requests.queued_us.tolist() == [7000, 0, -1]
-    assert requests.prefill_us.tolist() == [90_000, 0, -1]
-    assert requests.decode_us.tolist() == [2**31 - 1, -1, -1]
-
-
 @pytest.mark.parametrize(("folder", "said"), [(".", "holds no requests"), ("nowhere", "not a directory")])
 def test_a_folder_that_is_no_run_is_refused(tmp_path, folder, said):
     with pytest.raises(RecordError, match=said):
