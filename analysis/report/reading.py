@@ -278,12 +278,6 @@ def check_name(check: Row) -> str:
     return name if arm == DASH else f"{name} ({arm})"
 
 
-def worst_events(summary: Row, limit: int) -> list[Row]:
-    """The `limit` longest events; those without a length last."""
-    events = rows(summary, "events")
-    return sorted(events, key=lambda event: -(event["seconds"] if is_number(event.get("seconds")) else 0.0))[:limit]
-
-
 def deciders(summary: Row) -> list[str]:
     """Sentences that say what would decide the gates that are open; empty when none is."""
     advice = text(at(summary, "advice", "text"))

@@ -184,19 +184,15 @@ def _rate_row(item: RateComparison, least: float | None) -> dict[str, Any]:
 
 def _gate_row(gate: Gate) -> dict[str, Any]:
     row = asdict(replace(gate, path=None))
-    for name in ("unseen", "low", "high", "lasting", "path", "allowance"):
+    for name in ("unseen", "interval", "lasting", "path", "allowance"):
         del row[name]
-    if not gate.caveat:
-        del row["caveat"]
-    return row | ({} if gate.path is None else {"decided_s": gate.path.decided_s})
+    low, high = gate.interval
+    return row | {"low": low, "high": high, "decided_s": None if gate.path is None else gate.path.decided_s}
 
 
 def _check_row(check: Check) -> dict[str, Any]:
     row = asdict(replace(check, remedy="" if check.ok else check.remedy))
     del row["among_trials"], row["slows"]
-    for name in ("gates", "shift"):
-        if not row[name]:
-            del row[name]
     return row
 
 

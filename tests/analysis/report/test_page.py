@@ -12,7 +12,6 @@ import pytest
 from analysis.report import comparing, server_load
 from analysis.report.charts import chart_data, script_json
 from analysis.report.html import SCRIPTS, bundle, content_policy, html_report, template_text
-from analysis.report.markdown import markdown_report
 from analysis.report.values import DASH
 
 Summary = dict[str, Any]
@@ -193,11 +192,10 @@ def test_ratios_of_loads_stand_beside_the_knee(demo: Summary) -> None:
         "ratios": [{"arm": "compiled-padded", "ratio": 1.25, "low": 1.1, "high": None}],
     }
     assert comparing.load_ratios(demo) == {"compiled-padded": "×1.25 [1.1, –]"}
-    for report in (html_report, markdown_report):
-        assert "×1.25 [1.1, –]" in report(demo)
+    assert "×1.25 [1.1, –]" in html_report(demo)
 
 
-def test_the_load_of_a_server_is_in_both_reports_and_beside_a_spike(demo: Summary) -> None:
+def test_the_load_of_a_server_is_shown_with_a_spike(demo: Summary) -> None:
     assert "Load of external arms" not in html_report(demo)
     columns = {"running": [3.0, 8.0], "waiting": [0.0, 31.0], "cache_pct": [40.0, 99.5], "preemptions": [None, 3.0]}
     arm = {"arm": "compiled-padded", "most_running": 8, "most_waiting": 31, "most_cache_pct": 99.5, "preemptions": 3}
@@ -212,6 +210,5 @@ def test_the_load_of_a_server_is_in_both_reports_and_beside_a_spike(demo: Summar
     page = html_report(demo)
     assert "31 waiting, cache 99.5" in page
     assert "503 <b>" not in page
-    assert "Load of external arms" in markdown_report(demo)
     [drawn] = chart_data(demo)["server_load"]["rows"]
     assert (drawn["arm"], drawn["label"], drawn["preemptions"]) == (1, "compiled-padded-0", [None, 3.0])

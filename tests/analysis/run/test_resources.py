@@ -1,4 +1,4 @@
-"""What arms took of memory and energy while they served, how near decode steps come to reading weights, server load."""
+"""What arms took of memory while they served, and the load that external servers report."""
 
 from functools import partial
 
