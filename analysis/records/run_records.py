@@ -15,7 +15,7 @@ from analysis.records.asked_answers import PATTERN as ANSWERS
 from analysis.records.documents import Document, content_of, read_document, read_toml
 from analysis.records.joining import JoinedRun, RunDocuments, RunList, read_run_list
 from analysis.records.plain_values import mapping, number
-from analysis.records.schemas import BACKLOG_COLUMNS, JUDGED_REQUESTS, REQUIRED, TABLES
+from analysis.records.schemas import JUDGED_REQUESTS, REQUIRED, TABLES
 from analysis.records.tables import NOT_AS_WRITTEN, RecordError, crc32_of, one_line, read_end, read_table
 from analysis.records.weight_journal import JOURNAL, WeightChange, read_weights, weights_problem
 from analysis.wording import counted
@@ -32,7 +32,7 @@ class RunRecords:
     environment: dict[str, Any]
     trials: tuple[dict[str, Any], ...]  # trial.json of each trial, in order; empty for bare tables
     generators: tuple[dict[str, Any], ...]
-    requests: pa.Table  # the columns of REQUESTS that are judged by
+    requests: pa.Table  # the columns of JUDGED_REQUESTS
     events: pa.Table | None  # None: no such file, so nothing is known of compiles
     steps: pa.Table | None  # None: of no trial
     bed: pa.Table | None  # samples of the machines; None if nothing sampled them
@@ -106,13 +106,6 @@ def shifted(rows: Any, offset_ns: int) -> Any:
         place = rows.schema.get_field_index(name)
         rows = rows.set_column(place, rows.schema.field(place), pc.add(rows.column(place), offset_ns))
     return rows
-
-
-def may_serve(events: pa.Table | None) -> bool:
-    """Return whether any event may be of the time in which the arms served."""
-    if events is None or not events.num_rows:
-        return False
-    return not pc.all(pc.fill_null(pc.equal(events.column("phase"), "warmup"), False)).as_py()
 
 
 def trial_folders(directory: Path) -> list[Path]:
@@ -261,8 +254,6 @@ def _read(
     requests: list[pa.Table] = []
     generators: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
-    unused = () if may_serve(events) else BACKLOG_COLUMNS  # they take much of the memory
-    judged = pa.schema(field for field in JUDGED_REQUESTS if field.name not in unused)
     for run, own_number, folder in _folders(runs):
         files, trial = files_of[run.documents.directory], run.trials[own_number]
         accounts: dict[str, dict[str, Any]] = {}
@@ -270,7 +261,7 @@ def _read(
             if (account := files.document(path)) is not None:
                 accounts[path.stem.removeprefix("generator-")] = {**account, "trial": trial}
         for path in table_files(folder, "requests"):
-            rows = files.table(path, judged, required=REQUIRED["requests"])
+            rows = files.table(path, JUDGED_REQUESTS, required=REQUIRED["requests"])
             nameless = rows.column("trial").null_count
             if nameless and (folder / "trial.json").exists():  # bare tables need not name their one trial
                 files.add(path, f"has {counted(nameless, 'request')} without a trial")
