@@ -196,7 +196,7 @@ def _agreeing(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[st
         differing = _differences(first, run)
         for earlier in runs[1:place]:
             # An arm that no trial of the first run had is held to the first run that had it.
-            late = tuple(f"arms.{name}" for name in _started(earlier) - _started(first))
+            late = tuple(f"arms.{name}" for name in started_arms(earlier) - started_arms(first))
             differing |= {key: pair for key, pair in _differences(earlier, run).items() if _is_among(key, late)}
         if never := [key for key in differing if key in _MUST_AGREE]:
             words = _in_words(differing, never, first.name)
@@ -219,13 +219,13 @@ def _agreeing(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[st
 def _in_words(differing: Mapping[str, tuple[Any, Any]], keys: Sequence[str], there: str) -> str:
     """The differences in `keys`, with the value in the run called `there` in brackets."""
     pairs = [(key, *differing[key]) for key in keys[:_MOST_NAMED]]
-    named = ", ".join(f"{key} {_shown(own)} (in {there} {_shown(base)})" for key, base, own in pairs)
+    named = ", ".join(f"{key} {shown(own)} (in {there} {shown(base)})" for key, base, own in pairs)
     return named + (f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else "")
 
 
 def check_known(runs: Sequence[RunDocuments], names: Sequence[str]) -> None:
     """Each of `names` is a setting of one of the runs, or a table of settings. Otherwise RecordError."""
-    settings = {key for run in runs for key in _settings(run, _started(run))}
+    settings = {key for run in runs for key in settings_of(run, started_arms(run))}
     for name in names:
         if not any(_is_among(key, (name,)) for key in settings):
             raise RecordError(f'no run has a setting "{name}" in which it could differ: leave it out, or see its name')
@@ -248,8 +248,8 @@ def _is_among(key: str, names: Sequence[str]) -> bool:
 def _differences(first: RunDocuments, other: RunDocuments) -> dict[str, tuple[Any, Any]]:
     """The keys in which two runs differ, with the value of each. Of an arm that only one of them started the tables of
     the experiments count."""
-    both = _started(first) & _started(other)
-    one, two = _settings(first, both), _settings(other, both)
+    both = started_arms(first) & started_arms(other)
+    one, two = settings_of(first, both), settings_of(other, both)
     if first.search is not None or other.search is not None:
         # The trials of a search last as long as it decides.
         one, two = (settings | {"traffic.duration_s": None} for settings in (one, two))
@@ -265,20 +265,20 @@ def _in_arm(key: str) -> str:
     return key.split(".", 2)[-1]
 
 
-def _started(run: RunDocuments) -> set[str]:
+def started_arms(run: RunDocuments) -> set[str]:
     """The arms that some trial of the run resolved."""
     return {str(row["name"]) for row in _resolved([info for info in run.infos if info]) if len(row) > 1}
 
 
-def _settings(run: RunDocuments, started: Collection[str]) -> dict[str, Any]:
+def settings_of(run: RunDocuments, started: Collection[str]) -> dict[str, Any]:
     """Everything that decides what the run measured, by its key; of the arms in `started` as its trials resolved it."""
     experiment = {key: value for key, value in run.experiment.items() if key != "arms"}
     rows = rows_of(run.experiment.get("arms"))
     infos = [info for info in run.infos if info]
-    found = dict(_flat(experiment))
+    found = dict(flat(experiment))
     for row in (*rows, *(row for row in _resolved(infos) if row["name"] in started)):
         own = {key: value for key, value in row.items() if key not in ("name", "control")}
-        found |= dict(_flat(own, f"arms.{row.get('name')}"))
+        found |= dict(flat(own, f"arms.{row.get('name')}"))
     is_quantised = any(key.endswith(".quantisation") and value != "none" for key, value in found.items())
     found["arms"] = sorted(str(row.get("name")) for row in rows)
     found["control"] = [str(row.get("name")) for row in rows if row.get("control") is True]
@@ -288,7 +288,7 @@ def _settings(run: RunDocuments, started: Collection[str]) -> dict[str, Any]:
     found["traffic.duration_s"] = first_of(infos, "duration_s") or found.get("traffic.duration_s")
     prompts = mapping(first_of(infos, "prompts"))
     for name in _FILES:
-        found |= dict(_flat(mapping(prompts.get(name)), f"traffic.{name}"))
+        found |= dict(flat(mapping(prompts.get(name)), f"traffic.{name}"))
     versions = mapping(run.environment.get("versions"))
     found |= {f"versions.{name}": versions.get(name) for name in (*_VERSIONS, *(("torchao",) if is_quantised else ()))}
     gpus = run.environment.get("gpus")
@@ -304,11 +304,11 @@ def _resolved(infos: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
         yield {**mapping(config), "name": name}
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, item in value.items():
         name = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(item, Mapping):
-            yield from _flat(item, name)
+            yield from flat(item, name)
         else:
             yield name, item
 
@@ -325,7 +325,7 @@ def _comparable(key: str, value: Any) -> Any:
     return Path(value).name if last in (*_FILES, "texts") else value
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     if value is None:
         return "not given"
     if isinstance(value, float) and not isinstance(value, bool):

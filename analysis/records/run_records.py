@@ -97,6 +97,13 @@ def read_run(directory: Path) -> RunRecords:
     return _read(directory, joined_runs([documents for documents, _ in opened]), files_of, differences)
 
 
+def read_together(directories: Sequence[Path]) -> RunRecords:
+    """The records of runs that may be of different experiments, with the trials and ids of joined runs."""
+    opened = _opened(RunList(directories=tuple(directories)))
+    files_of = {documents.directory: files for documents, files in opened}
+    return _read(directories[-1], joined_runs([documents for documents, _ in opened]), files_of)
+
+
 def check_runs(listed: RunList) -> tuple[RunDocuments, ...]:
     """What the runs of the list say of themselves: they may be joined, and each holds requests. Else RecordError."""
     documents = tuple(run for run, _ in _opened(listed))
