@@ -259,7 +259,7 @@ def _accepted_differences(runs: Sequence[RunDocuments], accepted: Sequence[str])
     keys: dict[str, None] = {}
     for run in runs:
         differing: dict[str, tuple[Any, Any]] = {}
-        for owner, own in _settings(run).items():
+        for owner, own in settings_of(run).items():
             base = known.setdefault(owner, own)
             changed = [key for key in sorted({*base, *own}) if base.get(key) != own.get(key)]
             differing |= {key: (base.get(key), own.get(key)) for key in changed if not _is_among(key, _MAY_DIFFER)}
@@ -282,7 +282,7 @@ def _accepted_differences(runs: Sequence[RunDocuments], accepted: Sequence[str])
     return tuple(allowed)
 
 
-def _settings(run: RunDocuments) -> dict[str, dict[str, Any]]:
+def settings_of(run: RunDocuments) -> dict[str, dict[str, Any]]:
     """Return everything that decides what the run measured: under "" the settings of its experiment and facts of its
     machine, by key, and under the name of each arm that it started what these settings were resolved to."""
     infos = [info for info in run.infos if info]
@@ -298,32 +298,33 @@ def _settings(run: RunDocuments) -> dict[str, dict[str, Any]]:
         "versions": {name: versions.get(name) for name in _VERSIONS},
         "gpus": sorted({str(gpu).partition(",")[0] for gpu in gpus}) if isinstance(gpus, list) else None,
     }
-    found = {"": dict(_flat(shared))}
+    found = {"": dict(flat(shared))}
     for row in rows:
-        found[""] |= _flat({key: row[key] for key in row if key not in ("name", "control")}, f"arms.{row.get('name')}")
+        found[""] |= flat({key: row[key] for key in row if key not in ("name", "control")}, f"arms.{row.get('name')}")
     for key in ("design", "duration_s"):
         if (value := first_of(infos, key)) is not None:
             found[""][f"traffic.{key}"] = _comparable(key, value)
     prompts = mapping(first_of(infos, "prompts"))
-    found[""] |= _flat({f"traffic.{key}": mapping(prompts.get(key)) for key in ("trace", "conversations")})
+    found[""] |= flat({f"traffic.{key}": mapping(prompts.get(key)) for key in ("trace", "conversations")})
     for row in (row for info in infos for row in rows_of(info.get("arms")) if row.get("config")):
-        found.setdefault(str(row.get("name")), dict(_flat(mapping(row["config"]), f"arms.{row.get('name')}")))
+        found.setdefault(str(row.get("name")), dict(flat(mapping(row["config"]), f"arms.{row.get('name')}")))
     if any(key.endswith(".quantisation") and value != "none" for own in found.values() for key, value in own.items()):
         found[""]["versions.torchao"] = versions.get("torchao")
     return found
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key of each value in nested tables, with the value as far as it decides what was measured."""
     for key, item in value.items():
         name = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(item, Mapping):
-            yield from _flat(item, name)
+            yield from flat(item, name)
         elif item is not None:
             yield name, _comparable(str(key), item)
 
 
 def _comparable(key: str, value: Any) -> Any:
-    """Return the value as far as it decides what was measured: not which of equal cards, nor where a file lies."""
+    """Return the value without which of equal cards it names, or where a file lies."""
     if not isinstance(value, str):
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if key == "device":
@@ -340,11 +341,12 @@ def _is_among(key: str, names: Sequence[str]) -> bool:
 def _in_words(differing: Mapping[str, tuple[Any, Any]], keys: Sequence[str], there: str) -> str:
     """Return the differences in `keys`, with the value in the run called `there` in brackets."""
     pairs = [(key, *differing[key]) for key in keys[:_MOST_NAMED]]
-    named = ", ".join(f"{key} {_shown(own)} (in {there} {_shown(base)})" for key, base, own in pairs)
+    named = ", ".join(f"{key} {shown(own)} (in {there} {shown(base)})" for key, base, own in pairs)
     return named + (f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else "")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return the value of a setting as text."""
     if value is None:
         return "not given"
     text = f"{value:g}" if type(value) is float else ", ".join(map(str, value)) if type(value) is list else str(value)

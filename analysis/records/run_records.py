@@ -76,6 +76,13 @@ def read_run(directory: Path) -> RunRecords:
     return _read(directory, joining.joined_runs(runs), files_of, differences)
 
 
+def read_together(directories: Sequence[Path]) -> RunRecords:
+    """Return the records of runs that may be of different experiments, with the trials and ids of joined runs."""
+    opened = _opened(RunList(directories=tuple(directories)))
+    files_of = {documents.directory: files for documents, files in opened}
+    return _read(directories[-1], joining.joined_runs([documents for documents, _ in opened]), files_of)
+
+
 def check_runs(listed: RunList) -> tuple[RunDocuments, ...]:
     """Return the documents of the listed runs. Raises RecordError for runs that may not be joined or hold no
     requests."""
