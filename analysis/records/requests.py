@@ -16,8 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Codes, Floats, Ints
-from analysis.records.arrow import codes, groups, integers, is_named, moments
-from analysis.records.schemas import PART_COLUMNS
 from analysis.records.tables import RecordError
 from analysis.wording import counted
 
@@ -62,9 +60,6 @@ class Requests:
     output_tokens: Codes
     batch: Codes  # the server's id of the step that first ran it, -1 where unknown
     stall_ns: Codes  # what the server reported, negative where it did not
-    queued_us: Codes  # as the server reported it, whatever the client saw; -1 where it did not, as the next two
-    prefill_us: Codes
-    decode_us: Codes
     gaps_ms: npt.NDArray[np.float32]  # every token gap, request after request
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
     token_times: Codes  # how many times of tokens are recorded
@@ -220,7 +215,6 @@ def requests_of(
 
     if not tokens:
         ttft = tpot = max_itl = np.full(rows, math.nan)
-    queued, prefill, decode = (_micros(moments(columns.pop(name))) for name in PART_COLUMNS)
     phase, phases = codes(columns.pop("phase"))
     return Requests(
         deadline_ms=deadline_ms,
@@ -251,9 +245,6 @@ def requests_of(
         output_tokens=output,
         batch=integers(columns.pop("batch_id"), -1),
         stall_ns=stall,
-        queued_us=queued,
-        prefill_us=prefill,
-        decode_us=decode,
         gaps_ms=gaps,
         gap_offsets=offsets,
         token_times=times,
@@ -281,11 +272,6 @@ def _sums(gaps: npt.NDArray[np.float32], offsets: Ints) -> Floats:
     has_gaps = np.diff(offsets) > 0
     sums[has_gaps] = np.add.reduceat(gaps, offsets[:-1][has_gaps], dtype=np.float64)
     return sums
-
-
-def _micros(times_ns: Ints) -> Codes:
-    """Times in ns as µs of 32 bits, of half an hour at most; -1 for -1."""
-    return (times_ns // 1000).clip(-1, np.iinfo(np.int32).max).astype(np.int32)
 
 
 def _longest(age: Floats) -> float:
@@ -352,3 +338,44 @@ def _token_gaps(column: Any) -> tuple[npt.NDArray[np.float32], Ints, Codes, Bool
             owner = np.repeat(np.arange(part.start, part.stop), counts[part])
             backwards[owner[own < 0]] = True
     return gaps, offsets, lengths, backwards
+
+
+# --- Arrow columns as arrays ------------------------------------------------------------------------------------------
+
+_FEW_NAMES = 1 << 14  # codes of 16 bits hold them, with room to count in
+
+
+def integers(column: Any, missing: int) -> Any:
+    """Return whole numbers as wide as the column's, with `missing` for null. May be read-only."""
+    return pc.fill_null(column, missing).to_numpy() if column.null_count else column.to_numpy()
+
+
+def moments(column: Any) -> Ints:
+    """Return times in ns of 64 bits, -1 for null. May be read-only."""
+    return np.asarray(integers(column, -1), dtype=np.int64)
+
+
+def codes(column: Any) -> tuple[Codes, tuple[str, ...]]:
+    """Return the place of each text among the distinct texts in alphabetical order, -1 for null; and these texts."""
+    encoded = _whole(column)
+    encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
+    names = [str(name) for name in encoded.dictionary.to_pylist()]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    rank = np.full(len(names) + 1, -1, dtype=np.int16 if len(names) < _FEW_NAMES else np.int32)
+    rank[order] = np.arange(len(names))
+    return rank[integers(encoded.indices, -1)], tuple(names[index] for index in order)
+
+
+def groups(column: Any) -> Codes:
+    """Return one number below the length for each distinct text, -1 for null."""
+    numbers: Codes = integers(_whole(column).dictionary_encode().indices, -1)
+    return numbers
+
+
+def is_named(codes: Codes, names: tuple[str, ...], name: str) -> Bools:
+    """Return which codes stand for `name`."""
+    return codes == names.index(name) if name in names else np.zeros(len(codes), dtype=np.bool_)
+
+
+def _whole(column: Any) -> Any:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

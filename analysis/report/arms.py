@@ -83,7 +83,7 @@ def side_by_side(summary: Row) -> list[Figure]:
         ("Compiles while serving", "stall time per minute", seconds, ("compile", "stall_s_per_min")),
         ("Compiles while serving", "requests hit", count, ("compile", "requests_hit")),
         ("Compiles while serving", "share of requests hit", percent, ("compile", "requests_hit_pct")),
-        ("Compiles while serving", "in the background", seconds, ("compile", "background", "s")),
+        ("Compiles while serving", "in the background", seconds, ("compile", "background_s")),
         ("Padding", "of all positions", percent, ("padding", "waste_pct")),
         ("Padding", "of prefill", percent, ("padding", "prefill_waste_pct")),
         ("Padding", "of decode", percent, ("padding", "decode_waste_pct")),

@@ -24,7 +24,6 @@ from analysis.report import (
     looks,
     server_load,
     stalls,
-    time_parts,
     values,
 )
 from analysis.report.arms import (
@@ -214,9 +213,6 @@ def html_report(summary: Mapping[str, Any]) -> str:
             joined_runs=joined.runs(summary),
             joined_ratios=joined.ratios(summary),
             joined_differences=joined.differences(summary),
-            time_bars=time_parts.bars(summary),
-            time_names=time_parts.PARTS,
-            time_width=time_parts.BAR_WIDTH,
             bed=bed.bed_section(summary),
             bed_line=values.text(values.at(summary, "bed", "line")),
             variation=bed.variation(summary),

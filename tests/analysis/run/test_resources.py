@@ -1,4 +1,4 @@
-"""What arms took of memory and energy while they served, how near decode steps come to reading weights, server load."""
+"""What arms took of memory while they served, and the load that external servers report."""
 
 from functools import partial
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from analysis.records.run_records import read_run
-from analysis.run.energy import energy_of
 from analysis.run.memory import memory_of
 from analysis.run.run import Run
 from analysis.run.server_load import LoadSamples, meanwhile
@@ -82,47 +81,6 @@ def test_a_card_that_is_shared_says_nothing_of_the_arm(facts, foreign, tmp_path)
     run = run_in(tmp_path, **facts)
     sample(run, "device", "cuda:0", {"memory_bytes": 3 * GIB, "foreign_processes": foreign})
     assert seen(run).arms["eager"] == {}
-
-
-def energy(path, columns, *, devices=CARDS, **more):
-    run = run_in(path, duration_s=120, rate=2, trials=2, devices=devices)
-    return energy_of(Run.of(read_run(sample(run, "device", "cuda:0", columns, **more))), "eager")
-
-
-def rising(trial, at_s):
-    """Of a counter at 100 W times the number of the trial."""
-    return 1e6 + 100.0 * trial * (at_s + 10.0)
-
-
-def test_energy_is_the_rise_of_the_counter_or_the_integral_of_power_from_first_request_to_last_answer(tmp_path):
-    found = energy(tmp_path, {"energy_j": rising, "power_w": 90.0})
-    assert found.obstacles == ()
-    for item in found.trials:
-        assert 120.0 <= item.seconds < 123.0
-        assert item.joules == pytest.approx(100.0 * item.trial * item.seconds, rel=1e-3)
-        assert (item.requests, item.integrated) == (240, False)
-        assert item.tokens > 240
-    (first, _) = energy(tmp_path / "power", {"power_w": lambda trial, at_s: 100.0 + at_s}).trials
-    assert first.integrated
-    assert first.joules == pytest.approx(100.0 * first.seconds + first.seconds**2 / 2, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("devices", "columns", "last_s", "words"),
-    [
-        (ONE_CARD, {}, None, "shared"),
-        (CARDS, {"foreign_processes": 1}, None, "processes of others"),
-        (PROCESSOR, {}, None, "no card"),
-        ({"eager": "cuda:7", "compiled": "cuda:1"}, {}, None, "not watched"),
-        (CARDS, {"energy_j": np.nan}, None, "neither energy nor power"),
-        (CARDS, {"energy_j": lambda trial, at_s: np.where(at_s < 60, 1e6, 0) + at_s}, None, ""),
-        (CARDS, {}, 100, "from the beginning to the end"),
-    ],
-)
-def test_energy_that_cannot_be_attributed_to_an_arm_has_an_obstacle(tmp_path, devices, columns, last_s, words):
-    found = energy(tmp_path, {"energy_j": rising, **columns}, devices=devices, last_s=last_s)
-    assert found.trials == ()
-    assert words in found.obstacles[0]
 
 
 NAN = np.nan
