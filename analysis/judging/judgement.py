@@ -33,7 +33,7 @@ from analysis.judging.run_gates import (
     with_needed,
 )
 from analysis.judging.unforeseen import unforeseen_gates
-from analysis.judging.validity import Check, apply_checks
+from analysis.judging.validity import SPEED_CHECKS, Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
 from analysis.run.client_stalls import ArmStalls, client_stalls
 from analysis.run.memory import RunMemory, memory_of
@@ -63,14 +63,19 @@ class Judgement:
     advice: Advice
 
 
-def judge(run: Run) -> Judgement:
-    """The judgement on the run. The same records and seed give an equal one."""
+def judge(run: Run, machines: Sequence[Check] = ()) -> Judgement:
+    """The judgement on the run. The same records and seed give an equal one.
+
+    `machines` are checks that take the place of those on the machines' speed, as two runs compared have.
+    """
     # A search drives the arms past what they hold, so their latency over the whole run means nothing.
     search = is_search(run)
     compared = Comparisons() if search else comparisons(run)
     rates = () if search else compare_rates(run)
     stalls = client_stalls(run.requests, run.arms)
     bed, checks = checks_of_run(run, compared, stalls)
+    if machines:
+        checks = [*(check for check in checks if check.check not in SPEED_CHECKS), *machines]
     facts = {arm: {part: compile_facts(run, arm, part) for part in ("", "cold", "steady")} for arm in run.arms}
     memory = memory_of(run)
     targets = (*run.targets, *run.cold_targets)
@@ -94,7 +99,8 @@ def judge(run: Run) -> Judgement:
         raw += death_gates(run, arm) if search else error_gates(run, arm)
         raw += parity_gates(run, arm)
         if run.limits.max_memory_ratio is not None:
-            raw.append(ratio_gate(memory, arm, run.control, run.limits.max_memory_ratio, run.limits.alpha))
+            most = run.limits.max_memory_ratio
+            raw.append(ratio_gate(memory, arm, run.control, most, run.limits.alpha, separate=run.separate))
     if (ramp := ramp_of(run)) is not None:
         raw.append(ramp_gate(ramp))
     gates = [with_needed(run, before, after) for before, after in zip(raw, apply_checks(raw, checks), strict=True)]

@@ -49,10 +49,11 @@ from analysis.judging.validity import Check
 from analysis.records.plain_values import mapping
 from analysis.run import pressure
 from analysis.run.client_stalls import ArmStalls
+from analysis.run.compile_events import windows_of
 from analysis.run.pairs import copies_of, lag_apart, matters_ms
 from analysis.run.run import Run
 from analysis.run.slo import failures, judge_share, units
-from analysis.run.spikes import normal_e2e_ms, windows_of
+from analysis.run.spikes import normal_e2e_ms
 from analysis.run.test_bed import TestBed
 from analysis.run.trials import SECOND
 from analysis.run.weight_stretches import weight_stretches

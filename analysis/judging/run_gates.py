@@ -28,9 +28,9 @@ from analysis.judging.rates import RateComparison
 from analysis.judging.validity import LENGTH_CHECKS
 from analysis.records.plain_values import mapping, number
 from analysis.run.client_stalls import ArmStalls
+from analysis.run.compile_events import JIT, RECOMPILE_KINDS, CompileEvent, held_s
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units, failures, judge_share, observed, units
-from analysis.run.spikes import JIT, RECOMPILE_KINDS, CompileEvent, held_s
 from analysis.run.trials import SECOND
 from analysis.settings.gate_limits import CompileBudget
 from analysis.settings.slo_targets import SloTarget
@@ -160,6 +160,7 @@ def compile_gates(run: Run, arm: str, facts: Mapping[str, CompileFacts], stalls:
             minutes=part_minutes(run, arm, part),
             part=part,
             cold_ns=cold_ends(run),
+            timed=account.is_timed,
             reported=reported if account.tells_compiles else None,
             log=account.log_tells,
             blind_spots=account.log_spots,

@@ -27,6 +27,9 @@ OVERLOAD = "overload"
 # Checks that a longer run of the same kind would pass.
 LENGTH_CHECKS = frozenset({"blocks", "run length", "tail", "cut requests"})
 
+# What machines differ by over a trial, over trials and from their kind.
+SPEED_CHECKS = frozenset({"bed drift", "bed apart", "slow bed"})
+
 # An arm stalled for longer than compiles may, and no event explains it.
 UNKNOWN_STALLS = "stalls of unknown cause"
 
@@ -48,6 +51,7 @@ class Check:
     gates: tuple[str, ...] = ()  # the only ones of these kinds that it concerns; empty: all
     shift: float | None = None  # the most that it can have moved the log of a ratio by; None: nobody knows
     slows: bool = False  # what it saw can only have made requests slower
+    spares: str = ""  # the verdict of a ratio that what it saw cannot have made
     among_trials: bool = False  # what it saw falls on some trials and not on others, so their differences have it in
     remedy: str = ""  # what to change where it is not ok; empty when a longer run is the answer
 
@@ -110,6 +114,7 @@ def _allowing(gate: Gate, allowance: str) -> Gate:
 
 
 def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
+    failed = [check for check in failed if check.spares != gate.verdict]
     gate, failed = _by_trials(gate, failed)
     if gate.verdict == PASS and gate.kind in ("slo", "cold"):
         failed = [check for check in failed if not check.slows]  # on quiet machines requests would be faster

@@ -6,7 +6,7 @@ Times are integer nanoseconds since the epoch on a clock that is monotonic withi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Codes, Floats, Ints
-from analysis.records.arrow import codes, groups, integers, is_named, moments
-from analysis.records.schemas import BACKLOG_COLUMNS, PART_COLUMNS, SHAPE_COLUMNS
 from analysis.records.tables import RecordError
 from analysis.wording import counted
 
@@ -62,16 +60,6 @@ class Requests:
     output_tokens: Codes
     batch: Codes  # the server's id of the step that first ran it, -1 where unknown
     stall_ns: Codes  # what the server reported, negative where it did not
-    server_timed: Bools  # whether the server reported how long it queued; the three below are 0 where not
-    recv_us: Codes  # when it came to the server, from start_ns on
-    queue_us: Codes  # how long it queued there
-    stay_us: Codes  # from when it came to the end of its answer
-    queued_us: Codes  # as the server reported it, whatever the client saw; -1 where it did not, as the next two
-    prefill_us: Codes
-    decode_us: Codes
-    batch_size: Codes  # rows of the step that first ran it, -1 where unknown, as the next two; as narrow as it was read
-    padded_batch: Codes
-    padded_length: Codes  # of a row of that step
     gaps_ms: npt.NDArray[np.float32]  # every token gap, request after request
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
     token_times: Codes  # how many times of tokens are recorded
@@ -125,7 +113,6 @@ def requests_of(
     deadline_ms: float | None = None,
     ends_ns: Mapping[int, int] | None = None,
     cut_short: Collection[int] = (),
-    queues: bool = True,
     tokens: bool = True,
 ) -> Requests:
     """The columns of `table` (schema REQUESTS) with derived latencies.
@@ -133,8 +120,7 @@ def requests_of(
     `ends_ns` is the planned end of each trial, `cut_short` the trials that did not reach it: connections that broke in
     their last second broke with the run, and their requests are cut off, not failed. Without `deadline_ms`, a failure
     counts as the longest time seen. Where some requests name no arm they are left out. Without
-    `tokens` nothing but an end was to come, so that no request, failed or not, has a TTFT, a TPOT or a gap. Without
-    `queues`, when a server got and ended each request is left out: only a backlog needs it.
+    `tokens` nothing but an end was to come, so that no request, failed or not, has a TTFT, a TPOT or a gap.
     """
     if nameless := table.column("arm").null_count:
         if nameless == table.num_rows:
@@ -229,11 +215,6 @@ def requests_of(
 
     if not tokens:
         ttft = tpot = max_itl = np.full(rows, math.nan)
-    times_of_server = [columns["queue_ns"], *(columns.pop(name, None) for name in BACKLOG_COLUMNS)]
-    server_timed, recv, queue, stay = _server_times(times_of_server if queues else [None], start, sent, end)
-    del times_of_server
-    queued, prefill, decode = (_micros(moments(columns.pop(name))) for name in PART_COLUMNS)
-    batch_size, padded_batch, padded_length = (integers(columns.pop(name), -1) for name in SHAPE_COLUMNS)
     phase, phases = codes(columns.pop("phase"))
     return Requests(
         deadline_ms=deadline_ms,
@@ -264,16 +245,6 @@ def requests_of(
         output_tokens=output,
         batch=integers(columns.pop("batch_id"), -1),
         stall_ns=stall,
-        server_timed=server_timed,
-        recv_us=recv,
-        queue_us=queue,
-        stay_us=stay,
-        queued_us=queued,
-        prefill_us=prefill,
-        decode_us=decode,
-        batch_size=batch_size,
-        padded_batch=padded_batch,
-        padded_length=padded_length,
         gaps_ms=gaps,
         gap_offsets=offsets,
         token_times=times,
@@ -301,31 +272,6 @@ def _sums(gaps: npt.NDArray[np.float32], offsets: Ints) -> Floats:
     has_gaps = np.diff(offsets) > 0
     sums[has_gaps] = np.add.reduceat(gaps, offsets[:-1][has_gaps], dtype=np.float64)
     return sums
-
-
-def _server_times(
-    columns: Sequence[pa.ChunkedArray | None], start: Ints, sent: Ints, end: Ints
-) -> tuple[Bools, Codes, Codes, Codes]:
-    """Which requests have a queueing time from the server, and in µs: when they came from `start` on, how long they
-    queued, how long they stayed.
-
-    What the server does not report, or what lies outside of what the client saw, is the client's.
-    """
-    nothing = np.zeros(len(start), dtype=np.int32)
-    if any(column is None for column in columns):
-        return nothing.astype(np.bool_), nothing, nothing, nothing
-    queue, recv, left = (moments(column) for column in columns)
-    timed = (queue >= 0) & (queue <= end - start)
-    inside = (recv >= start) & (recv + queue <= end)
-    recv = np.where(inside, recv, np.minimum(np.maximum(sent, start), end - queue))
-    left = np.where((left >= recv + queue) & (left <= end), left, end)
-    came, queued, stayed = (_micros(np.where(timed, took, 0)) for took in (recv - start, queue, left - recv))
-    return timed, came, queued, stayed
-
-
-def _micros(times_ns: Ints) -> Codes:
-    """Times in ns as µs of 32 bits, of half an hour at most; -1 for -1."""
-    return (times_ns // 1000).clip(-1, np.iinfo(np.int32).max).astype(np.int32)
 
 
 def _longest(age: Floats) -> float:
@@ -392,3 +338,44 @@ def _token_gaps(column: Any) -> tuple[npt.NDArray[np.float32], Ints, Codes, Bool
             owner = np.repeat(np.arange(part.start, part.stop), counts[part])
             backwards[owner[own < 0]] = True
     return gaps, offsets, lengths, backwards
+
+
+# --- Arrow columns as arrays ------------------------------------------------------------------------------------------
+
+_FEW_NAMES = 1 << 14  # codes of 16 bits hold them, with room to count in
+
+
+def integers(column: Any, missing: int) -> Any:
+    """Return whole numbers as wide as the column's, with `missing` for null. May be read-only."""
+    return pc.fill_null(column, missing).to_numpy() if column.null_count else column.to_numpy()
+
+
+def moments(column: Any) -> Ints:
+    """Return times in ns of 64 bits, -1 for null. May be read-only."""
+    return np.asarray(integers(column, -1), dtype=np.int64)
+
+
+def codes(column: Any) -> tuple[Codes, tuple[str, ...]]:
+    """Return the place of each text among the distinct texts in alphabetical order, -1 for null; and these texts."""
+    encoded = _whole(column)
+    encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
+    names = [str(name) for name in encoded.dictionary.to_pylist()]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    rank = np.full(len(names) + 1, -1, dtype=np.int16 if len(names) < _FEW_NAMES else np.int32)
+    rank[order] = np.arange(len(names))
+    return rank[integers(encoded.indices, -1)], tuple(names[index] for index in order)
+
+
+def groups(column: Any) -> Codes:
+    """Return one number below the length for each distinct text, -1 for null."""
+    numbers: Codes = integers(_whole(column).dictionary_encode().indices, -1)
+    return numbers
+
+
+def is_named(codes: Codes, names: tuple[str, ...], name: str) -> Bools:
+    """Return which codes stand for `name`."""
+    return codes == names.index(name) if name in names else np.zeros(len(codes), dtype=np.bool_)
+
+
+def _whole(column: Any) -> Any:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from analysis.report.compare import write_compare_reports
 from analysis.report.html import html_report
 from analysis.summary.summary import analyze
 from tests.analysis.judging.test_load_steps import write_search
-from tests.analysis.report.test_compare import compared
 from tests.fakes.machines import FakeBed, Trouble
 from tests.fakes.runs import FakeRun, write_run
 from tests.fakes.screens import Browser, Tab
@@ -72,16 +70,6 @@ def crowded(demo: Summary) -> Summary:
     return summary
 
 
-@pytest.fixture
-def mapped(demo: Summary) -> Summary:
-    """The demo with a map of shapes that has all the cells that it may have, each with a long count and both marks."""
-    spans = [[2**octave // 2 + 1, 2**octave] for octave in range(16)]
-    counted = {"requests": 123_456, "shapes": 99, "new": 98, "compiles": 7}
-    cells = [{"batch": batch, "length": length, **counted} for batch in range(16) for length in range(16)]
-    arms = [{"arm": arm["name"], "requests": 1, "unknown": 0, "cells": cells} for arm in demo["arms"]]
-    return demo | {"shapes": {"batches": spans, "lengths": spans, "arms": arms}}
-
-
 def test_charts_draw_every_compile_and_only_the_first_takes_the_tab_key(demo: Summary, open_report: Open) -> None:
     tab = open_report(demo)
     assert tab.count("svg.plot") == 4
@@ -139,12 +127,6 @@ def test_charts_without_data_say_so(nulls: Summary, emptied: bool, open_report: 
     assert "No arm was compared with the control." in text
 
 
-def test_a_page_of_two_runs_compared_has_no_error(tmp_path: Path, browser: Browser) -> None:
-    tab = browser.open(write_compare_reports(compared(), tmp_path / "out").as_uri())
-    assert tab.count("table.compared") > 0
-    assert tab.complaints == []
-
-
 # Every label lies inside its chart and over no other one, whichever figures are chosen; no table is scrolled.
 MEASURE = """
 (() => {
@@ -179,12 +161,12 @@ return faults;
 
 
 @pytest.mark.parametrize("width", [520, 800, 1280])
-@pytest.mark.parametrize("name", ["demo", "rollout", "crowded", "sampled", "mapped"])
+@pytest.mark.parametrize("name", ["demo", "rollout", "crowded", "sampled"])
 def test_no_label_is_cut_or_covered(name: str, width: int, request: pytest.FixtureRequest, open_report: Open) -> None:
     assert open_report(request.getfixturevalue(name), width=width).evaluate(MEASURE) == []
 
 
-@pytest.mark.parametrize("name", ["demo", "rollout", "crowded", "sampled", "mapped"])
+@pytest.mark.parametrize("name", ["demo", "rollout", "crowded", "sampled"])
 def test_nothing_is_cut_in_print(name: str, request: pytest.FixtureRequest, open_report: Open) -> None:
     tab = open_report(request.getfixturevalue(name), width=718)  # A4 less its margins
     tab.send("Emulation.setEmulatedMedia", media="print")

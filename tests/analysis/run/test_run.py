@@ -13,16 +13,16 @@ import pytest
 from analysis.judging.checks.traffic import check_shares_by_stretch
 from analysis.judging.judgement import judge
 from analysis.records.asked_answers import AskedAnswer
-from analysis.records.run_list import listed_runs, write_run_list
+from analysis.records.joining import listed_runs, write_run_list
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.records.weight_journal import BY_HAND, WeightChange, append
 from analysis.run.answer_difference import difference
+from analysis.run.compile_events import stall_windows
 from analysis.run.greedy_answers import greedy_answers
 from analysis.run.machines import Machines
 from analysis.run.placement import alone_on
 from analysis.run.run import Run
-from analysis.run.spikes import stall_windows
 from analysis.run.trials import Trial
 from analysis.run.weight_stretches import weight_stretches
 from analysis.summary.summary import analyze
