@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.report.arms import arm_names, arms_of
 from analysis.report.tables import Figure, Table
 from analysis.report.values import (
     DASH,
@@ -291,8 +290,8 @@ _UNITS: dict[str, tuple[str, Callable[[object], str]]] = {
 }
 
 
-def variation(summary: Row) -> Variations | None:
-    """How figures vary over the trials; None where nothing is known of it at all."""
+def variation(summary: Row, names: Sequence[str]) -> Variations | None:
+    """How figures vary over the trials, of the arms `names`; None where nothing is known of it at all."""
     found = rows(summary, "bed", "variation")
     if not found:
         return None
@@ -307,7 +306,6 @@ def variation(summary: Row) -> Variations | None:
     )
     if most < 6:
         lead += f" From {count(most)} trials that is a guess, and the truth may be several times as large: run more."
-    names = [arm.get("name") for arm in arms_of(summary)]
     of_arm = {(row.get("of"), row.get("figure")): row for row in found if row.get("of") in names}
     figures = dict.fromkeys(name for _, name in of_arm)
     return Variations(
@@ -329,7 +327,7 @@ def variation(summary: Row) -> Variations | None:
                     "Mean ± variation": _cell(row, most),
                 }
                 for row in found
-                if row.get("of") not in arm_names(summary)
+                if row.get("of") not in names
             ],
         ),
     )

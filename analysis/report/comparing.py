@@ -1,4 +1,4 @@
-"""What all reports say of an arm beside the control: latencies by quantile and phase, goodput and throughput."""
+"""An arm against the control: ratios by quantile and phase, goodput and throughput at the same load."""
 
 from __future__ import annotations
 
@@ -6,20 +6,8 @@ from dataclasses import dataclass
 
 from analysis.report.arms import arm_names, metric_names
 from analysis.report.tables import Table
-from analysis.report.values import (
-    DASH,
-    Row,
-    at,
-    figure,
-    interval,
-    is_number,
-    percent,
-    quantity,
-    ratio,
-    rows,
-    text,
-    verdict,
-)
+from analysis.report.values import DASH, figure, interval, is_number, percent, quantity, ratio, text, verdict
+from analysis.summary.model import Comparison, Summary
 
 PHASES = (
     ("steady", "Steady", "ratio of a typical block, without the cold start and what compiles delayed"),
@@ -29,23 +17,12 @@ PHASES = (
 RATE_NAMES = {"goodput": "goodput", "requests": "requests completed", "output tokens": "output tokens"}
 
 
-def gates(row: Row) -> bool:
-    """Whether a gate rests on the comparison."""
-    return row.get("gate") is True
-
-
-def comparisons(summary: Row) -> list[Row]:
-    """Comparisons arm by arm in the order of `arm_names`, each arm's in the summary's order."""
-    place = {name: position for position, name in enumerate(arm_names(summary))}
-    return sorted(rows(summary, "comparisons"), key=lambda row: place.get(str(row.get("arm")), len(place)))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One ratio, ready to print. `tone` is slower or faster where the whole interval says so; a verdict only gates."""
+    """One ratio, ready to print. `tone` is slower or faster where the whole interval says so."""
 
-    ratio: str
-    limits: str
+    ratio: str = DASH
+    limits: str = DASH
     gate: bool = False
     verdict: str = DASH
     tone: str = ""
@@ -64,22 +41,19 @@ class Grid:
     lines: tuple[tuple[str, tuple[Cell, ...]], ...]
 
 
-def grids(summary: Row) -> list[Grid]:
+def grids(summary: Summary) -> list[Grid]:
     """The grids of every arm, phase by phase; a phase or a metric of which nothing is known is left out."""
-    compared = comparisons(summary)
-    quantiles = sorted({float(row["quantile"]) for row in compared if is_number(row.get("quantile"))})
+    found: dict[tuple[str, ...], Comparison] = {
+        (row.arm, row.phase, row.metric, f"{row.quantile}"): row for row in summary.comparisons
+    }
+    quantiles = sorted({row.quantile for row in summary.comparisons})
     heads = tuple(f"p{100.0 * quantile:.10g}" for quantile in quantiles)
     made = []
     for arm in arm_names(summary):
         for phase, title, note in PHASES:
-            own = {
-                (row.get("metric"), float(row["quantile"])): row
-                for row in compared
-                if row.get("arm") == arm and row.get("phase") == phase and is_number(row.get("quantile"))
-            }
             lines = []
             for metric, name in metric_names(summary).items():
-                cells = tuple(_cell(own.get((metric, quantile), {})) for quantile in quantiles)
+                cells = tuple(_cell(found.get((arm, phase, metric, f"{quantile}"))) for quantile in quantiles)
                 if any(cell.ratio != DASH for cell in cells):
                     lines.append((name, cells))
             if lines:
@@ -87,36 +61,37 @@ def grids(summary: Row) -> list[Grid]:
     return made
 
 
-def _cell(row: Row) -> Cell:
-    low, high = row.get("low"), row.get("high")
-    tone = "slower" if is_number(low) and low > 1 else "faster" if is_number(high) and high < 1 else ""
+def _cell(row: Comparison | None) -> Cell:
+    if row is None:
+        return Cell()
+    slower, faster = row.low is not None and row.low > 1, row.high is not None and row.high < 1
     return Cell(
-        ratio=ratio(row.get("ratio")),
-        limits=interval(low, high),
-        gate=bool(row) and gates(row),
-        verdict=verdict(row.get("verdict")),
-        tone=tone,
-        reason=text(row.get("reason")),
+        ratio=ratio(row.ratio),
+        limits=interval(row.low, row.high),
+        gate=row.gate,
+        verdict=verdict(row.verdict),
+        tone="slower" if slower else "faster" if faster else "",
+        reason=text(row.reason),
     )
 
 
-def rates(summary: Row) -> Table:
+def rates(summary: Summary) -> Table:
     """Goodput and throughput at the same offered load; empty where they were not compared."""
-    shown = []
-    for row in rows(summary, "rates"):
-        own, base = row.get("share_pct"), row.get("control_share_pct")
-        shown.append(
-            {
-                "Arm": text(row.get("arm")),
-                "Rate": RATE_NAMES.get(str(row.get("rate")), text(row.get("rate"))),
-                "The arm's": quantity(row.get("value"), "rps"),
-                "The control's": quantity(row.get("control_value"), "rps"),
-                "Good requests": f"{percent(own)} / {percent(base)}" if is_number(own) and is_number(base) else DASH,
-                "Ratio": quantity(row.get("ratio"), "ratio"),
-                "Interval": interval(row.get("low"), row.get("high"), _finely),
-                "At least": quantity(row.get("min_ratio"), "ratio"),
-            }
-        )
+    shown = [
+        {
+            "Arm": text(row.arm),
+            "Rate": RATE_NAMES[row.rate],
+            "The arm's": quantity(row.value, "rps"),
+            "The control's": quantity(row.control_value, "rps"),
+            "Good requests": DASH
+            if row.share_pct is None or row.control_share_pct is None
+            else f"{percent(row.share_pct)} / {percent(row.control_share_pct)}",
+            "Ratio": quantity(row.ratio, "ratio"),
+            "Interval": interval(row.low, row.high, _finely),
+            "At least": quantity(row.min_ratio, "ratio"),
+        }
+        for row in summary.rates
+    ]
     return Table(rows=shown, kinds={"Arm": "arm", "Rate": "words"})
 
 
@@ -125,10 +100,10 @@ def _finely(ratio: object) -> str:
     return f"{ratio:.3f}" if is_number(ratio) else DASH
 
 
-def load_ratios(summary: Row) -> dict[str, str]:
+def load_ratios(summary: Summary) -> dict[str, str]:
     """By arm, the load it holds over the control's: "×1.25 [1.1, 1.6]"; empty where no search was made."""
     return {
-        text(row.get("arm")): f"{ratio(row.get('ratio'))} [{figure(row.get('low'))}, {figure(row.get('high'))}]"
-        for row in rows(summary, "saturation", "ratios")
-        if any(is_number(at(row, key)) for key in ("ratio", "low", "high"))
+        text(row.arm): f"{ratio(row.ratio)} [{figure(row.low)}, {figure(row.high)}]"
+        for row in (summary.saturation.ratios if summary.saturation else ())
+        if not (row.ratio is row.low is row.high is None)
     }

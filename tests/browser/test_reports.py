@@ -99,10 +99,10 @@ def test_load_memory_and_stalls_are_drawn_over_the_latency(demo: Summary, open_r
     times = [float(second) for second in range(60)]
     columns = {"running": [8.0] * 60, "waiting": times, "cache_pct": [None] * 60, "preemptions": [0.0] * 59 + [3.0]}
     row = {"trial": 1, "arm": "compiled-naive", "replica": None, "t_s": times, **columns}
-    demo["server_load"] = {"bin_s": 1.0, "arms": [{"arm": "compiled-naive"}], "rows": [row]}
-    need = {"trial": 1, "at_ns": 0, "replica": "<b>-0", "kind": "allocator retry", "count": 2, "offset_s": 30.0}
-    demo["memory"] = {"events": [need | {"arm": arm} for arm in ("eager", "compiled-naive", "unheard of")]}
-    stall = {"trial": 1, "offset_s": 20.0, "seconds": 2.04, "cause": "unknown", "explained": False}
+    demo["server_load"] = {"bin_s": 1.0, "arms": [], "rows": [row]}
+    need = {"trial": 1, "replica": "<b>-0", "kind": "allocator retry", "count": 2, "offset_s": 30.0}
+    demo["allocations"] = [need | {"arm": arm} for arm in ("eager", "compiled-naive", "unheard of")]
+    stall = {"trial": 1, "offset_s": 20.0, "seconds": 2.04, "cause": "unknown", "requests": 3, "explained": False}
     for arm in demo["arms"]:
         if arm["name"] == "compiled-naive":
             arm["client_stalls"]["stalls"] = [stall, stall | {"explained": True}, stall | {"cause": "host"}]
@@ -119,7 +119,7 @@ def test_hostile_text_runs_nothing(hostile: Summary, open_report: Open) -> None:
 
 
 def test_a_page_without_data_has_no_chart_and_no_error(nulls: Summary, open_report: Open) -> None:
-    tab = open_report(nulls | {"series": {"bin_s": None, "arms": {}}, "distribution": {"metrics": {}}})
+    tab = open_report(nulls | {"series": {"bin_s": 1.0, "arms": {}}, "distribution": {}})
     assert "NaN" not in tab.text()
     assert tab.count("[data-chart]") == 0
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.summary_schema import hold
 
 from analysis.records.run_records import read_run
 from analysis.summary.summary import analyze
@@ -19,7 +20,6 @@ from tests.fakes import results
 from tests.fakes.machines import GIB, referenced, sample
 from tests.fakes.results import Sent, in_turn, traffic, write
 from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeRun, write_run
-from tests.fakes.summary_schema import hold
 from tests.loadtests.commands.test_main import refused, told
 
 RUN = FakeRun(
@@ -278,7 +278,6 @@ def test_equal_servers_under_a_schedule_pass_and_a_much_slower_one_fails(tool: s
     assert summary["design"]["design"] == "separate"
     assert checks(summary)["open loop"]["ok"]
     assert "latency counts from" in checks(summary)["open loop"]["reason"]
-    assert {row["method"] for row in summary["comparisons"]} == {"unpaired t over trials"}
     assert gates(summary)["recompiles"]["reason"].startswith("Clients saw no stall")
     much_slower = results_of(tool, tmp_path, slower=2.0)
     code, summary = judged_with_gates(capsys, tmp_path / "slower", *much_slower)
