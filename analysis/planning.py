@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis.judging.gates import FAIL
+from analysis.checks.applied import faults_to_fix
 from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
 from analysis.judging.run_gates import judge_target
-from analysis.judging.validity import faults_to_mend
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.logged_compiles import with_lengths
@@ -131,7 +131,7 @@ def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
     for arm in run.treatments:
         rows += [_share_need(run, arm, target, goal) for target in targets]
         rows.append(_least_need(limits, arm=arm, rate=rates[arm], block_s=run.block_s, trials=trials))
-    faults = faults_to_mend(judged.checks, judged.gates, trials)
+    faults = faults_to_fix(judged.checks, judged.gates, trials)
     notes = []
     if failed := [arm for arm, verdict in judged.verdicts.items() if verdict == FAIL]:
         notes.append(f"{', '.join(failed)} failed in the pilot: no length clears that, and its rows do not count.")

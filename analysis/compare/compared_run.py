@@ -7,15 +7,15 @@ from __future__ import annotations
 import datetime
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from analysis.checks.check import Check
 from analysis.compare.machine import typical
 from analysis.compare.run_figures import ArmFigures, arm_figures, tells_compiles
 from analysis.judging.judgement import judge
-from analysis.judging.validity import LENGTH_CHECKS, UNKNOWN_STALLS, Check
 from analysis.records.plain_values import mapping, number, table
 from analysis.records.run_list import joins_runs
 from analysis.records.run_records import read_run, table_files
@@ -35,19 +35,6 @@ from analysis.settings.compare_limits import CompareLimits
 
 RESULT_ARM = "server"  # what the arm of another tool's result is called
 
-# Checks that leave the figures of one arm true: they compare arms of one run, or say that load was too much or that the
-# arm really stalled.
-_BETWEEN_ARMS = frozenset(
-    {
-        *("interference", "pairs", "lag apart", "equal work", "comparable", "sample ratio", "arms", "control errors"),
-        *("block autocorrelation", "alive", "overload", "answers", "step counts", "bed apart"),
-        UNKNOWN_STALLS,
-    }
-)
-# Checks on the machine's speed. What changes from trial to trial is in their scatter; what lasts, in the references.
-_OF_SPEED = frozenset({"bed drift", "slow bed"})
-# The check on what was reported of compiles. Latencies are what clients saw, whatever was reported.
-_OF_COMPILES = frozenset({"compile events"})
 # Settings of the traffic that say how it is sent, and not what.
 _OF_SENDING = frozenset({"workers", "remote_workers", "master_bind", "block_s"})
 _FILES = frozenset({"trace", "conversations", "tokenizer"})
@@ -62,6 +49,7 @@ class ComparedArm:
     references: Mapping[str, float]  # typical speed of its device and host
     cache: Mapping[str, float]  # starts' compiles by state of the compile cache
     doubts: tuple[str, ...] = ()  # checks of its run that leave what it did under the traffic open
+    slowed: tuple[str, ...] = ()  # those of them by which it was slower, and held no less memory
     compile_doubts: tuple[str, ...] = ()  # and those that leave its compiles open
     answers: AnswerLengths | None = None  # None where they have no tokens, or the server does not count them
 
@@ -145,9 +133,6 @@ def compared_run_of(run_dir: Path) -> ComparedRun:
     """The run in `run_dir`, by its records as they are. RecordError when there is nothing to judge."""
     run = with_lengths(Run.of(read_run(run_dir)))
     checks = judge(run).checks
-    doubts = _doubts(checks)
-    # A server that died compiled no more: few recompiles are no praise.
-    died = {check.arm or run.control for check in checks if check.check == "alive" and not check.ok}
     environment = run.records.environment
     machines = {item.documents.machine for item in run.records.runs}
     return ComparedRun(
@@ -172,8 +157,9 @@ def compared_run_of(run_dir: Path) -> ComparedRun:
                 config=_config(run, arm),
                 references=_references(run, arm),
                 cache=_numbers(startup_row(run, arm)["cache"]),
-                doubts=_names(doubts, arm),
-                compile_doubts=(*_compile_names(doubts, run, arm), *(("alive",) if arm in died else ())),
+                doubts=_names(doubts := _doubts(checks, arm)),
+                slowed=tuple(name for name in _names(doubts) if all(map(_slows, _of_name(doubts, name)))),
+                compile_doubts=_compile_doubts(checks, run, arm),
                 answers=answer_lengths(run, arm),
             )
             for arm in run.arms
@@ -183,25 +169,38 @@ def compared_run_of(run_dir: Path) -> ComparedRun:
     )
 
 
-def _doubts(checks: Sequence[Check]) -> list[Check]:
-    """The checks of the run that failed and leave figures of one arm open."""
-    skipped = LENGTH_CHECKS | _BETWEEN_ARMS | _OF_SPEED
-    kinds = {"slo", "noninferiority", "recompile"}
-    return [check for check in checks if not check.ok and kinds & set(check.affects) and check.check not in skipped]
+def _doubts(checks: Sequence[Check], arm: str) -> list[Check]:
+    """The checks of the run that failed and leave open what the arm did under the traffic."""
+    failed = (check for check in checks if not check.ok and check.arm in (None, arm))
+    return [check for check in failed if check.rule.figures == "all" and {"slo", "noninferiority"} & set(check.opens)]
 
 
-def _names(doubts: Sequence[Check], arm: str) -> tuple[str, ...]:
-    """What leaves open what the arm did under the traffic."""
-    names = [check.check for check in doubts if check.arm in (None, arm)]
-    return tuple(dict.fromkeys(name for name in names if name not in _OF_COMPILES))
+def _names(checks: Iterable[Check]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(check.check for check in checks))
 
 
-def _compile_names(doubts: Sequence[Check], run: Run, arm: str) -> tuple[str, ...]:
-    """What leaves open how often the arm compiled: also records that are cut off, and trials that tell nothing."""
-    own = [check for check in doubts if check.arm in (None, arm)]
-    names = [check.check for check in own if check.check in _OF_COMPILES or "recompile" in check.affects]
+def _of_name(checks: Sequence[Check], name: str) -> list[Check]:
+    return [check for check in checks if check.check == name]
+
+
+def _slows(check: Check) -> bool:
+    """Whether it made the arm slower and took none of its memory: its queues can only have grown."""
+    return check.rule.slows and "memory" not in check.opens
+
+
+def _compile_doubts(checks: Sequence[Check], run: Run, arm: str) -> tuple[str, ...]:
+    """What leaves open how often the arm compiled: also records that are cut off, and trials without events. A server
+    that died compiled no more: few recompiles are no praise."""
+    own = [check for check in checks if not check.ok and check.arm in (None, arm)]
+    names = _names(
+        check
+        for check in own
+        if check.rule.figures == "compiles" or (check.rule.figures == "all" and "recompile" in check.opens)
+    )
     told = [tells_compiles(run, arm, trial) for trial in run.trials]
-    return tuple(dict.fromkeys((*names, *(("compile events of each trial",) if any(told) and not all(told) else ()))))
+    partial = ("compile events of each trial",) if any(told) and not all(told) else ()
+    account = run.account(arm)
+    return (*names, *partial, *(("alive",) if account.deaths or account.silent else ()))
 
 
 def _references(run: Run, arm: str) -> dict[str, float]:

@@ -16,7 +16,6 @@ from scipy import stats
 
 from analysis.compare.compared_run import ComparedArm, ComparedRun
 from analysis.compare.machine import MachineSpeeds
-from analysis.judging.checks.bed_traffic import HOST, THROTTLING
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.run.work import answers_apart
 from analysis.settings.compare_limits import FIGURES, CompareLimits, Figure, bound_of, ratio_of
@@ -24,8 +23,6 @@ from analysis.statistics.compare import holm
 from analysis.statistics.unpaired import Difference, Level, day_part, difference, level_of, trials_needed
 from analysis.wording import counted
 
-# What takes time from a run lets its queues grow, and with them what it holds in memory.
-_SLOWING = frozenset({HOST.check, THROTTLING.check})
 _COMPILE_FIGURES = frozenset({"warmup_compiles", "compile_s", "recompiles", "serving_compile_s"})
 _CACHE_SHARE = 0.1  # by how much the share of compiles that the cache had may differ
 
@@ -337,7 +334,7 @@ def _doubt(
         doubts = side.compile_doubts if figure.counted else side.doubts if figure.traffic else ()
         if fact and not figure.counted and (row.verdict == FAIL) == (whose == "baseline"):
             # a slower baseline held no less, and a slower candidate that passes would hold no more
-            doubts = tuple(name for name in doubts if name not in _SLOWING)
+            doubts = tuple(name for name in doubts if name not in side.slowed)
         if doubts and not (fact and row.verdict == FAIL and whose == "candidate"):
             return f"a check of the {whose}'s run failed ({', '.join(doubts)}): see its report"
     if figure.machine == "none":

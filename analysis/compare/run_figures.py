@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.arrays import Floats, Ints
 from analysis.records.plain_values import mapping, number
-from analysis.run.bed_samples import Rows, Samples
+from analysis.run.machine_samples import Rows, Samples
 from analysis.run.energy import energy_of
 from analysis.run.gaps import gaps_of
 from analysis.run.luck import luck_of_quantile, luck_of_share

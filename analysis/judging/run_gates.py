@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.arrays import Bools, Ints
+from analysis.checks.applied import blocking
+from analysis.checks.check import Check
 from analysis.judging.client_gates import client_gates
 from analysis.judging.comparisons import blocks_at
 from analysis.judging.gates import (
@@ -25,7 +27,6 @@ from analysis.judging.gates import (
 from analysis.judging.greedy_parity import NEAR_TIE, GreedyParity, greedy_gate, judge_asked
 from analysis.judging.paths import Path, share_path, share_tests
 from analysis.judging.rates import RateComparison
-from analysis.judging.validity import LENGTH_CHECKS
 from analysis.records.plain_values import mapping, number
 from analysis.run.client_stalls import ArmStalls
 from analysis.run.run import Run
@@ -301,10 +302,10 @@ def compile_facts(run: Run, arm: str, part: str) -> CompileFacts:
     )
 
 
-def with_needed(run: Run, before: Gate, after: Gate) -> Gate:
+def with_needed(run: Run, before: Gate, after: Gate, checks: Sequence[Check]) -> Gate:
     """The gate with the run length that its checks ask for, where it was decided but for them and they want length."""
     opened = before.verdict != INCONCLUSIVE and after.verdict == INCONCLUSIVE
-    if not opened or not set(after.blocked_by) <= LENGTH_CHECKS:
+    if not opened or not all(check.rule.mended_by_length for check in blocking(after, checks)):
         return after
     rate = _rate(run, after.arm, int(run.of_arm(after.arm).sum()))
     floor = least_length_s(run.limits, rate=rate, block_s=run.block_s)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from analysis.judging.validity import UNKNOWN_STALLS
+from analysis.checks.telemetry import UNKNOWN_STALLS
 from analysis.records.schemas import RUN_HOST
 from analysis.report.joined import accepted, head
 from analysis.report.looks import ramp_facts
@@ -251,7 +251,7 @@ def unknown_stalls(summary: Row) -> dict[str, object]:
     return {
         str(check.get("arm")): check.get("value")
         for check in failed_checks(summary)
-        if check.get("check") == UNKNOWN_STALLS
+        if check.get("check") == UNKNOWN_STALLS.name
     }
 
 

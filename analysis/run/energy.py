@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.records.schemas import RUN_HOST
-from analysis.run.bed_samples import Rows, Samples
+from analysis.run.machine_samples import Rows, Samples
 from analysis.run.placement import alone_on, devices_of
 from analysis.run.run import Run
 from analysis.run.trials import SECOND, Trial

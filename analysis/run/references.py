@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis.records.plain_values import mapping, number, rows_of, text_of
 from analysis.records.schemas import RUN_HOST
-from analysis.run.cards import cards_of
+from analysis.run.placement import cards_of
 from analysis.run.trials import Trial
 
 # Figures of a reference that are of the card, and those that are of its host; of the last two less is better.
@@ -37,7 +37,7 @@ _LEAST, _MOST = 1e-9, 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What a device and its host did of a fixed piece of work, beside the traffic."""
+    """What a device and its host did of a fixed piece of work, before or after the traffic."""
 
     trial: int
     host: str

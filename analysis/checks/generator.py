@@ -1,7 +1,6 @@
 """Whether the load generator measured the servers and not itself: on schedule, with time to spare, nothing dropped.
 
-A generator that is late or overloaded does not fail an arm: it measured itself, and the run says nothing. The evidence
-is the account that each load process keeps (generator-N.json); what it does not cover is not judged.
+The evidence is the account that each load process keeps (generator-N.json); what it does not cover is not judged.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
+from analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, Rule
 from analysis.records.plain_values import mapping, number
+from analysis.run.pairs import lag_apart
 from analysis.wording import counted
 
 BUSY_SHARE = 0.05  # of the time that a core may be used up: hiccups of a second happen
 BUSY_SECONDS = 2.0
-UNSEEN_SHARE = 0.001  # of users' requests that may be missing: those of the instant in which a splitter died
+UNSEEN_SHARE = 0.001  # of production requests that may be missing: those of the instant in which a splitter died
 
 _CORES = "Give the load generator its own cores or more workers (traffic.workers), or lower the rate."
 
@@ -33,7 +33,7 @@ class Measured:
     value: float | None
     limit: float
     remedy: str = _CORES
-    affects: tuple[str, ...] = ESTIMATES
+    opens: tuple[str, ...] = ESTIMATES
 
     @property
     def ok(self) -> bool:
@@ -47,20 +47,66 @@ class Measured:
         return float("inf") if self.value is None or not self.limit else self.value / self.limit
 
 
-def check_generator(measured: Sequence[Measured]) -> Check:
-    """The load generator kept to its schedule. The reason is the worst of what was measured, faults first."""
+def _generator(seen: Evidence) -> Iterable[Check]:
+    run, limit_ms = seen.run, seen.run.limits.max_generator_lag_ms
+    measured = list(measured_of(known_accounts(run.records.generators), limit_ms))
+    # What another tool does not keep, `open loop` says; production traffic is never late.
+    if run.generator_lag_ms is not None or not (run.pace or run.of_users):
+        measured.append(lag_of(run.generator_lag_ms, limit_ms))
+    return [worst_of(measured)] if measured else []
+
+
+def worst_of(measured: Sequence[Measured]) -> Check:
+    """The load generator kept to its schedule. The reason is the worst figure, faults first."""
     faults = [item for item in measured if not item.ok]
     worst = max(faults or measured, key=lambda item: item.excess)
     more = f"; and {counted(len(faults) - 1, 'more fault')}" if len(faults) > 1 else ""
-    return Check(
-        check="load generator",
-        ok=not faults,
-        value=worst.value,
-        limit=worst.limit,
-        reason=f"{worst.text}{more}.",
-        affects=tuple(dict.fromkeys(kind for item in faults or measured for kind in item.affects)),
-        remedy=worst.remedy,
+    opens = tuple(dict.fromkeys(kind for item in faults or measured for kind in item.opens))
+    reason = f"{worst.text}{more}."
+    return GENERATOR.row(
+        not faults, reason, value=worst.value, limit=worst.limit, opens=opens, remedy=worst.remedy
     )
+
+
+GENERATOR = Rule(
+    name="load generator",
+    find=_generator,
+    sound="The load generator kept to its schedule.",
+    by_step=True,
+    figures="all",
+)
+
+
+def _lag_apart(seen: Evidence) -> Iterable[Check]:
+    run = seen.run
+    for arm in run.treatments:
+        lags = [] if arm in run.ended_arms else lag_apart(run, arm)
+        faults = [
+            f"{abs(apart):.3g} ms {'later' if apart > 0 else 'earlier'} {what} (limit {most:.3g} ms)"
+            for what, apart, most in lags
+            if abs(apart) > most
+        ]
+        if faults:
+            sent = " and ".join(faults)
+            yield LAG_APART.row(
+                False,
+                f"Counted from their schedule, requests of {arm} were sent {sent} than {run.control}'s.",
+                arm=arm,
+                value=max(abs(apart) for _, apart, _ in lags),
+                limit=min(most for *_, most in lags),
+            )
+
+
+LAG_APART = Rule(
+    name="load generator",
+    find=_lag_apart,
+    sound=GENERATOR.sound,
+    remedy="Give the load generator its own cores or more workers, and look for what delays one arm's connections.",
+    by_step=True,
+)
+
+
+# --- Accounts of load processes ---------------------------------------------------------------------------------------
 
 
 def lag_of(lag_ms: float | None, limit_ms: float) -> Measured:
@@ -72,22 +118,21 @@ def lag_of(lag_ms: float | None, limit_ms: float) -> Measured:
 
 
 def measured_of(accounts: Sequence[Account], limit_ms: float) -> Iterator[Measured]:
-    """All that the accounts of load processes tell: records dropped, users' requests missed, reads that came late,
-    cores used up, clocks that are not known."""
+    """All that the accounts of load processes report: records dropped, production requests missed, reads that came
+    late, cores used up, clocks that are not known."""
     for account in accounts:
         name = _name(account)
         if "records" in account:
             dropped = number(mapping(account["records"]).get("dropped")) or 0.0
-            verb = "was" if dropped == 1 else "were"
             yield Measured(
-                text=f"{counted(int(dropped), 'record')} of {name} {verb} dropped, limit 0",
+                text=f"{counted(int(dropped), 'record')} of {name} {'was' if dropped == 1 else 'were'} dropped, limit 0",
                 value=dropped,
                 limit=0.0,
-                affects=ALL_KINDS,
+                opens=ALL_KINDS,
                 remedy="Record on a faster disk, use more load workers (traffic.workers), or lower the rate.",
             )
         if "unplaced" in account:
-            yield _users(account)
+            yield _production(account)
         late_ms = number(mapping(account.get("loop_lag_ms")).get("p99"))
         if late_ms is not None:
             text = f"In 1 % of the time {name} read what had come {late_ms:.1f} ms late or more, limit {limit_ms:g} ms"
@@ -103,7 +148,7 @@ def measured_of(accounts: Sequence[Account], limit_ms: float) -> Iterator[Measur
             yield _clock(clock, name, limit_ms)
 
 
-def _users(account: Account) -> Measured:
+def _production(account: Account) -> Measured:
     """Whether the splitter's log holds what the splitter counted, and every request that was under way has ended."""
     known = number(mapping(account.get("splitter")).get("count")) or 0.0
     passed, cut = (number(account.get(key)) or 0.0 for key in ("passed", "unplaced"))
@@ -111,11 +156,11 @@ def _users(account: Account) -> Measured:
     unfinished = float(sum(unfinished_requests([account]).values()))
     limit = UNSEEN_SHARE * max(known, passed)
     return Measured(
-        text=f"Of {max(known, passed):.0f} requests of users {missing:.0f} are not in the splitter's log, {cut:.0f} "
+        text=f"Of {max(known, passed):.0f} production requests {missing:.0f} are not in the splitter's log, {cut:.0f} "
         f"were under way when it ended, and {unfinished:.0f} had no end within traffic.timeout_s, limit {limit:.0f}",
         value=missing + cut + unfinished,
         limit=limit,
-        affects=(*ESTIMATES, "error"),
+        opens=(*ESTIMATES, "error"),
         remedy="See whether the disk of the log was full, and why the splitter ended.",
     )
 
@@ -136,7 +181,7 @@ def _clock(clock: Mapping[str, Any], name: str, limit_ms: float) -> Measured:
 
 
 def unfinished_requests(accounts: Iterable[Account]) -> Counter[str]:
-    """How many requests of users had not ended after the longest that a request may last, by arm."""
+    """How many production requests had not ended after the longest that a request may last, by arm."""
     counts: Counter[str] = Counter()
     for account in accounts:
         for arm, count in mapping(account.get("unfinished")).items():
@@ -167,7 +212,7 @@ def lost_processes(accounts: Sequence[Account], trials: Sequence[Mapping[str, An
 
 
 def known_accounts(accounts: Sequence[Account]) -> list[Account]:
-    """The accounts that say what became of a load process; those of earlier versions may not."""
+    """The accounts that say what became of a load process."""
     return [account for account in accounts if "records" in account or "lost" in account]
 
 

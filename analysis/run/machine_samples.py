@@ -1,4 +1,4 @@
-"""The samples of a test bed, cut by trial, kind and thing, as columns and as what lies in them."""
+"""The samples of the machine monitor, by trial, kind and device or process, as columns and as statistics of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from analysis.records.plain_values import seconds as seconds_of
 from analysis.records.schemas import RUN_HOST
 from analysis.run.trials import SECOND, Trial
 
-_LONGEST_GAP = 3.0  # sampling intervals; what lies between samples farther apart was not watched
+_LONGEST_GAP = 3.0  # sampling intervals; what lies between samples farther apart was not sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Spread:
 
 
 class Samples:
-    """The table of samples, cut by trial, kind and thing."""
+    """The table of samples, by trial, kind and device or process."""
 
     def __init__(self, table: pa.Table | None) -> None:
         if table is not None:
@@ -45,8 +45,8 @@ class Samples:
         self._table = table
 
     def of(self, kind: str, trial: Trial) -> Iterator[Rows]:
-        """The samples of everything of the kind (host, device, process, allocator) in the trial, in the order of names;
-        none where nobody watched."""
+        """The samples of each host, device, process or allocator (`kind`) in the trial, in the order of names; none
+        without a monitor."""
         if self._table is None:
             return
         chosen = pc.and_(
@@ -62,7 +62,7 @@ class Samples:
 
 
 class Rows:
-    """The samples of one thing in one trial, in order of time."""
+    """The samples of one device, host or process in one trial, in order of time."""
 
     def __init__(self, table: pa.Table, trial: Trial, host: str, name: str) -> None:
         self._table = table
@@ -96,7 +96,7 @@ class Rows:
         keep: Bools = (self.at_ns >= start_ns) & (self.at_ns <= end_ns) & np.isfinite(values)
         return self.at_ns[keep], values[keep]
 
-    def told(self, name: str) -> float:
+    def reported(self, name: str) -> float:
         """The share of the samples during the traffic that have the column."""
         column = self._table.column(name).filter(pa.array(self.inside))
         return 1.0 - float(column.null_count) / max(1, len(column))
@@ -109,10 +109,8 @@ class Rows:
         return spread.high if spread else None
 
     def rate(self, name: str) -> float | None:
-        """How much a counter rose in a second of the traffic; None where it is not known twice.
-
-        What a counter lost, because what it counted started again, is left out with its time.
-        """
+        """How much a counter rose in a second of the traffic; None where it is not known twice. Where the counter fell,
+        since what it counted started again, the interval is left out."""
         values, at_ns = self.column(name), self.at_ns[self.inside]
         known = np.isfinite(values)
         values, at_ns = values[known], at_ns[known]
