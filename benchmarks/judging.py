@@ -2,8 +2,8 @@
 
     python benchmarks/judging.py [SECTION ...] [--seeds 400] [--processes 2]
 
-Sections: comparisons, promises, detection, closed, frontiers, sequential, objectives, ramps, separate, greedy; all
-where none is named.
+Sections: comparisons, promises, detection, attribution, closed, frontiers, sequential, objectives, ramps, separate,
+greedy; all where none is named.
 
 Each line is a share of seeded runs (or a time) beside what it must reach. The last line on stdout is one JSON object.
 Exit code 1 when a line misses its goal. The simulator is in benchmarks/simulation. 400 seeds take some ten minutes on
@@ -23,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.simulation.attribution import attribution_table
 from benchmarks.simulation.calibration import calibration_table
 from benchmarks.simulation.closed import closed_loop_table
 from benchmarks.simulation.detection import detection_table
@@ -38,6 +39,7 @@ SECTIONS = {
     "comparisons": calibration_table,
     "promises": promises_table,
     "detection": detection_table,
+    "attribution": attribution_table,
     "closed": closed_loop_table,
     "frontiers": frontiers_table,
     "sequential": sequential_table,

@@ -11,9 +11,10 @@ from scipy import stats
 from analysis.arrays import Floats
 from analysis.checks.check import ESTIMATES, Check, Evidence, Rule
 from analysis.judging.ramp_account import ramp_of
+from analysis.run.compile_events import windows_of
 from analysis.run.pairs import Copies, copies_of, matters_ms
 from analysis.run.run import Run
-from analysis.run.spikes import normal_e2e_ms, windows_of
+from analysis.run.spikes import normal_e2e_ms
 from analysis.run.trials import SECOND
 from analysis.run.weight_stretches import WeightStretch, weight_stretches
 from analysis.wording import counted

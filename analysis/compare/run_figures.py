@@ -10,16 +10,15 @@ import numpy as np
 
 from analysis.arrays import Floats, Ints
 from analysis.records.plain_values import mapping, number
-from analysis.run.machine_samples import Rows, Samples
-from analysis.run.energy import energy_of
+from analysis.run.compile_events import RECOMPILE_KINDS, CompileEvent, held_s
 from analysis.run.gaps import gaps_of
 from analysis.run.luck import luck_of_quantile, luck_of_share
+from analysis.run.machine_samples import Rows, Samples
 from analysis.run.memory import FIGURES as MEMORY
 from analysis.run.memory import Figure, peak_of
 from analysis.run.placement import devices_of
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
-from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, held_s
 from analysis.run.startup import startup_s
 from analysis.run.trials import Trial
 from analysis.statistics.quantiles import quantile
@@ -46,11 +45,6 @@ def arm_figures(run: Run, arm: str) -> ArmFigures:
         for key, value in _figures(run, arm, trial):
             figures.setdefault(key, {})[trial.number] = value
     sources = {}
-    energy = energy_of(run, arm)
-    for item in energy.trials if energy else ():
-        # A sum of samples of power is another measure than the card's own count.
-        if item.per_token_j is not None and not item.integrated:
-            figures.setdefault("energy_per_token_j", {})[item.trial] = (item.per_token_j, Luck())
     for key in ("device_peak_bytes", "process_peak_bytes"):
         source, peaks = _memory(run, arm, key)
         if peaks:

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
 
 from analysis.arrays import Floats, Ints
-from analysis.run.quiet_steps import quiet_steps
+from analysis.run.compile_events import windows_of
 from analysis.run.run import Run
 
 FEWEST = 5  # steps of a cell, for its median to be shown
@@ -65,9 +68,42 @@ def step_cells(run: Run) -> list[StepCell]:
     return cells
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _QuietSteps:
+    """Columns of the same length: `batch` rows before padding, `tokens` of all of them, `ms` from launch to result."""
+
+    kind: npt.NDArray[Any]
+    batch: Ints
+    tokens: Ints
+    ms: Floats
+
+
+def _quiet_steps(run: Run, arm: str) -> _QuietSteps | None:
+    """The arm's steps of a row and a token at least that no stalling compile touched; None where none is recorded."""
+    steps = run.steps(arm)
+    if steps is None or not steps.num_rows:
+        return None
+    trial, start, end, batch, tokens = (
+        np.asarray(pc.fill_null(steps.column(name), 0).to_numpy(), dtype=np.int64)
+        for name in ("trial", "start_ns", "end_ns", "batch", "tokens")
+    )
+    quiet = (batch >= 1) & (tokens >= 1) & (end > start)
+    for number in np.unique(trial):
+        events = [item for item in run.events if item.arm == arm and item.trial == number and item.stalls]
+        met = windows_of((item.start_ns, item.end_ns) for item in events).touch(start, end)
+        quiet &= ~((trial == number) & met)
+    kind = np.asarray(steps.column("kind").to_pylist(), dtype=object)
+    return _QuietSteps(
+        kind=kind[quiet],
+        batch=batch[quiet],
+        tokens=tokens[quiet],
+        ms=(end - start)[quiet] / 1e6,
+    )
+
+
 def _of_arm(run: Run, arm: str) -> dict[tuple[str, int, int], Floats]:
     """The times of the arm's steps in ms, by (kind, octave of the batch, octave of the tokens a row)."""
-    steps = quiet_steps(run, arm)
+    steps = _quiet_steps(run, arm)
     if steps is None:
         return {}
     rows, lengths = octave(steps.batch), octave(-(-steps.tokens // steps.batch))

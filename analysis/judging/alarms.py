@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.records.plain_values import text_of
-from analysis.run.spikes import RECOMPILE_KINDS
+from analysis.run.compile_events import RECOMPILE_KINDS
 from analysis.wording import counted
 
 _SAME_START_S = 0.1  # by which the starts of one compile may differ, under way and in its event

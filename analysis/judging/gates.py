@@ -50,6 +50,7 @@ class Gate:
     allowance: str = ""  # the part of its reason that says what it allows for of what failed checks saw
     low: float | None = None  # limits of a ratio, which a machine may have moved
     high: float | None = None  # of an objective that no request missed, the slowest
+    interval: tuple[float | None, float | None] = (None, None)  # of its value; of an SLO, of the percentage that misses
     lasting: tuple[float, float] | None = None  # both, where trials are what it counts and one state may outlast some
     unseen: bool = False  # open because only clients saw the arm
     path: Path | None = None  # how its evidence grew, where it may be looked at while it forms
@@ -102,6 +103,7 @@ def noninferiority_gate(
         low=comparison.low,
         # The ratio over the run must be within the margin too.
         high=None if comparison.high is None else max(comparison.high, comparison.whole or 0.0),
+        interval=(comparison.low, comparison.high),
         lasting=comparison.lasting,
         needed_s=needed_s if comparison.verdict == INCONCLUSIVE else None,
         needed_starts=needed_starts if comparison.verdict == INCONCLUSIVE else None,
@@ -140,6 +142,7 @@ def slo_gate(arm: str, target: SloTarget, result: ShareResult, value: float, nee
         verdict=result.verdict,
         reason=reason,
         high=None if target.quantile is None else result.slowest_ms,
+        interval=_percentages(result),
         needed_s=needed_s if result.verdict == INCONCLUSIVE else None,
     )
 
@@ -148,6 +151,11 @@ def _limits_of_share(result: ShareResult) -> str:
     """Return the share and its one-sided limits, in words."""
     seen = percent(result.missed / result.requests)
     return f"{seen}, error bars {percent(result.low)} to {percent(result.high)}"
+
+
+def _percentages(result: ShareResult) -> tuple[float, float] | tuple[None, None]:
+    """Return the one-sided limits of the share in percent."""
+    return (100.0 * result.low, 100.0 * result.high) if result.requests else (None, None)
 
 
 def _missing(result: ShareResult) -> str:
@@ -183,6 +191,7 @@ def goodput_ratio_gate(rate: RateComparison, least: float, needed_s: float | Non
         unit="ratio",
         verdict=verdict,
         reason=reason,
+        interval=(rate.low, rate.high),
         needed_s=needed_s if verdict == INCONCLUSIVE else None,
     )
 
@@ -204,6 +213,7 @@ def error_gate(arm: str, result: ShareResult, limit_pct: float, needed_s: float 
         unit="pct",
         verdict=result.verdict,
         reason=reason,
+        interval=_percentages(result),
         needed_s=needed_s if result.verdict == INCONCLUSIVE else None,
     )
 

@@ -298,6 +298,7 @@ def goodput_gate(own: Bracket, control: Bracket, *, margin: float) -> Gate:
         unit="ratio",
         verdict=verdict,
         reason=f"{loads}: {more}",
+        interval=(ratio.low, ratio.high),
     )
 
 

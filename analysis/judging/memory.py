@@ -49,7 +49,7 @@ def ratio_gate(memory: RunMemory, arm: str, control: str, limit: float, alpha: f
         f"At its peak a replica holds {ratio:.3f} times what one of {control} does (between {low:.3f} and {high:.3f}; "
         f"{starts}; {most}, {FIGURES[figure].name}), limit {limit:g}."
     )
-    return replace(unknown, value=ratio, verdict=verdict, reason=reason)
+    return replace(unknown, value=ratio, interval=(low, high), verdict=verdict, reason=reason)
 
 
 def ratio_limits(logs: np.ndarray[tuple[int], np.dtype[np.float64]], alpha: float) -> tuple[float, float]:

@@ -15,18 +15,15 @@ from analysis.checks.complete import into_compile
 from analysis.judging.gates import FAIL, Gate
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import mapping, number
+from analysis.run.compile_events import RECOMPILE_KINDS, CompileEvent
 from analysis.run.run import Run
-from analysis.run.shape_map import ShapeMap
-from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent
-from analysis.run.time_parts import PARTS, TimeParts
 from analysis.settings.metrics import gate_label
-from analysis.wording import counted, digits
+from analysis.wording import counted
 
 _MOST_STEPS = 3  # that are named
 _LONGEST_GUARD = 90  # characters
 _STEP = re.compile(r"(?:capture )?(prefill|extend|decode|encode) batch (\d+) × length (\d+)(?:, context (\d+))?")
 _GUARD = re.compile(r"^\d+/\d+: ")
-_PART_NAMES = {"queue": "in the queue", "prefill": "in prefill", "decode": "in decode", "stall": "behind compiles"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +40,6 @@ class Evidence:
     """What a remedy rests on."""
 
     run: Run
-    shapes: ShapeMap | None
-    parts: Mapping[str, Sequence[TimeParts]]  # by arm
     slo: Sequence[Gate]  # the control's
 
 
@@ -86,8 +81,6 @@ def _of_compiles(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> Iterato
         yield f"{_share(compiled_cold, len(events))} that {starts} had not warmed up."
     elif warmed is not None and steps and sum(steps.values()) == len(events):
         yield "Its warm-up had run each step that it compiled for while serving."
-    elif not steps:
-        yield from _met(evidence.shapes, arm)
     if guard := _guard(events):
         yield f"First failed guard: {guard}."
     if hits := sum(event.kind == "limit_hit" for event in events):
@@ -119,16 +112,6 @@ def _choices(config: Mapping[str, Any], *, cold: bool) -> str:
         choices.append("mark what varies, with bounds (preset compiled-dynamic)")
     text = " or ".join(filter(None, (", ".join(choices[:-1]), *choices[-1:])))
     return text[:1].upper() + text[1:]
-
-
-def _met(shapes: ShapeMap | None, arm: str) -> Iterator[str]:
-    own = next((item for item in shapes.arms if item.arm == arm), None) if shapes is not None else None
-    if own is not None and all(cell.new is not None for cell in own.cells):
-        new, all_of_them = sum(cell.new or 0 for cell in own.cells), sum(cell.shapes for cell in own.cells)
-        if new == all_of_them == 1:
-            yield "The one shape in which requests began had not been warmed up."
-        elif new:
-            yield f"{new} of the {all_of_them} shapes in which requests began had not been warmed up."
 
 
 def _warmed(run: Run, arm: str) -> set[str] | None:
@@ -230,40 +213,9 @@ def _of_latency(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> Iterator
         yield f"{control} misses {', '.join(both)} too: look at the objective and the load first."
     if len(both) == len(gates):
         return
-    grown = _grown(evidence, arm)
-    if grown is None:
-        yield "Its server's own times do not show where: the report's charts show when it was slower."
-        return
-    part, more_ms, whole_ms = grown
-    where = _PART_NAMES.get(part, "where the server gives no name to it")
-    longer = f"{digits(whole_ms)} ms longer than {control}'s"
-    yield f"Around p99 E2E its requests took {longer}, {digits(more_ms)} ms of it {where}."
-    compiled = mapping(evidence.run.account(arm).config.get("compile")).get("enabled") is not False
-    yield _PART_REMEDIES[part].format(arm=arm) if compiled or part not in ("prefill", "decode") else _UNCOMPILED
-
-
-_UNCOMPILED = "Nothing of it is compiled: what differs is in its code, its shapes or its host."
-_PART_REMEDIES = {
-    "queue": "`tailgate frontier` on the experiment finds which load it holds.",
-    "prefill": "`tailgate inspect experiment.toml --arm {arm}` shows graph breaks and steps that are not compiled.",
-    "decode": "`tailgate inspect experiment.toml --arm {arm}` shows graph breaks and steps that are not compiled.",
-    "stall": "Have it compile before it serves.",
-    "rest": "That is steps of other requests between its own, the splitter or the network.",
-}
-
-
-def _grown(evidence: Evidence, arm: str) -> tuple[str, float, float] | None:
-    """(the part that grew most over the control's around p99, by how many ms, how many ms longer the whole was)."""
-    rows = [
-        next((row for row in evidence.parts.get(name, ()) if row.quantile == 0.99), None)
-        for name in (arm, evidence.run.control)
-    ]
-    own, base = rows
-    if own is None or base is None or own.e2e_ms <= base.e2e_ms:
-        return None
-    more = {part: getattr(own, f"{part}_ms") - getattr(base, f"{part}_ms") for part in PARTS}
-    part = max(more, key=lambda name: more[name])
-    return part, more[part], own.e2e_ms - base.e2e_ms
+    if mapping(evidence.run.account(arm).config.get("compile")).get("enabled") is not False:
+        yield f"`tailgate inspect experiment.toml --arm {arm}` shows graph breaks and steps that are not compiled."
+    yield "`tailgate frontier` on the experiment finds which load it holds."
 
 
 def _of_cold(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> Iterator[str]:

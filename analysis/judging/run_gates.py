@@ -29,9 +29,9 @@ from analysis.judging.paths import Path, share_path, share_tests
 from analysis.judging.rates import RateComparison
 from analysis.records.plain_values import mapping, number
 from analysis.run.client_stalls import ArmStalls
+from analysis.run.compile_events import JIT, RECOMPILE_KINDS, CompileEvent, held_s
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units, failures, judge_share, observed, units
-from analysis.run.spikes import JIT, RECOMPILE_KINDS, CompileEvent, held_s
 from analysis.run.trials import SECOND
 from analysis.settings.gate_limits import CompileBudget
 from analysis.settings.slo_targets import SloTarget

@@ -6,7 +6,7 @@ Times are integer nanoseconds since the epoch on a clock that is monotonic withi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Codes, Floats, Ints
 from analysis.records.arrow import codes, groups, integers, is_named, moments
-from analysis.records.schemas import BACKLOG_COLUMNS, PART_COLUMNS, SHAPE_COLUMNS
 from analysis.records.tables import RecordError
 from analysis.wording import counted
 
@@ -62,16 +61,6 @@ class Requests:
     output_tokens: Codes
     batch: Codes  # the server's id of the step that first ran it, -1 where unknown
     stall_ns: Codes  # what the server reported, negative where it did not
-    server_timed: Bools  # whether the server reported how long it queued; the three below are 0 where not
-    recv_us: Codes  # when it came to the server, from start_ns on
-    queue_us: Codes  # how long it queued there
-    stay_us: Codes  # from when it came to the end of its answer
-    queued_us: Codes  # as the server reported it, whatever the client saw; -1 where it did not, as the next two
-    prefill_us: Codes
-    decode_us: Codes
-    batch_size: Codes  # rows of the step that first ran it, -1 where unknown, as the next two; as narrow as it was read
-    padded_batch: Codes
-    padded_length: Codes  # of a row of that step
     gaps_ms: npt.NDArray[np.float32]  # every token gap, request after request
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
     token_times: Codes  # how many times of tokens are recorded
@@ -125,7 +114,6 @@ def requests_of(
     deadline_ms: float | None = None,
     ends_ns: Mapping[int, int] | None = None,
     cut_short: Collection[int] = (),
-    queues: bool = True,
     tokens: bool = True,
 ) -> Requests:
     """The columns of `table` (schema REQUESTS) with derived latencies.
@@ -133,8 +121,7 @@ def requests_of(
     `ends_ns` is the planned end of each trial, `cut_short` the trials that did not reach it: connections that broke in
     their last second broke with the run, and their requests are cut off, not failed. Without `deadline_ms`, a failure
     counts as the longest time seen. Where some requests name no arm they are left out. Without
-    `tokens` nothing but an end was to come, so that no request, failed or not, has a TTFT, a TPOT or a gap. Without
-    `queues`, when a server got and ended each request is left out: only a backlog needs it.
+    `tokens` nothing but an end was to come, so that no request, failed or not, has a TTFT, a TPOT or a gap.
     """
     if nameless := table.column("arm").null_count:
         if nameless == table.num_rows:
@@ -229,11 +216,6 @@ def requests_of(
 
     if not tokens:
         ttft = tpot = max_itl = np.full(rows, math.nan)
-    times_of_server = [columns["queue_ns"], *(columns.pop(name, None) for name in BACKLOG_COLUMNS)]
-    server_timed, recv, queue, stay = _server_times(times_of_server if queues else [None], start, sent, end)
-    del times_of_server
-    queued, prefill, decode = (_micros(moments(columns.pop(name))) for name in PART_COLUMNS)
-    batch_size, padded_batch, padded_length = (integers(columns.pop(name), -1) for name in SHAPE_COLUMNS)
     phase, phases = codes(columns.pop("phase"))
     return Requests(
         deadline_ms=deadline_ms,
@@ -264,16 +246,6 @@ def requests_of(
         output_tokens=output,
         batch=integers(columns.pop("batch_id"), -1),
         stall_ns=stall,
-        server_timed=server_timed,
-        recv_us=recv,
-        queue_us=queue,
-        stay_us=stay,
-        queued_us=queued,
-        prefill_us=prefill,
-        decode_us=decode,
-        batch_size=batch_size,
-        padded_batch=padded_batch,
-        padded_length=padded_length,
         gaps_ms=gaps,
         gap_offsets=offsets,
         token_times=times,
@@ -301,31 +273,6 @@ def _sums(gaps: npt.NDArray[np.float32], offsets: Ints) -> Floats:
     has_gaps = np.diff(offsets) > 0
     sums[has_gaps] = np.add.reduceat(gaps, offsets[:-1][has_gaps], dtype=np.float64)
     return sums
-
-
-def _server_times(
-    columns: Sequence[pa.ChunkedArray | None], start: Ints, sent: Ints, end: Ints
-) -> tuple[Bools, Codes, Codes, Codes]:
-    """Which requests have a queueing time from the server, and in µs: when they came from `start` on, how long they
-    queued, how long they stayed.
-
-    What the server does not report, or what lies outside of what the client saw, is the client's.
-    """
-    nothing = np.zeros(len(start), dtype=np.int32)
-    if any(column is None for column in columns):
-        return nothing.astype(np.bool_), nothing, nothing, nothing
-    queue, recv, left = (moments(column) for column in columns)
-    timed = (queue >= 0) & (queue <= end - start)
-    inside = (recv >= start) & (recv + queue <= end)
-    recv = np.where(inside, recv, np.minimum(np.maximum(sent, start), end - queue))
-    left = np.where((left >= recv + queue) & (left <= end), left, end)
-    came, queued, stayed = (_micros(np.where(timed, took, 0)) for took in (recv - start, queue, left - recv))
-    return timed, came, queued, stayed
-
-
-def _micros(times_ns: Ints) -> Codes:
-    """Times in ns as µs of 32 bits, of half an hour at most; -1 for -1."""
-    return (times_ns // 1000).clip(-1, np.iinfo(np.int32).max).astype(np.int32)
 
 
 def _longest(age: Floats) -> float:

@@ -27,7 +27,6 @@ from analysis.records.plain_values import mapping, number
 from analysis.records.run_files import RunFiles
 from analysis.records.run_list import RunList, read_run_list
 from analysis.records.schemas import (
-    BACKLOG_COLUMNS,
     BED,
     COMPILE_EVENTS,
     JUDGED_REQUESTS,
@@ -53,7 +52,7 @@ class RunRecords:
     environment: dict[str, Any]
     trials: tuple[dict[str, Any], ...]  # trial.json of each trial, in order; empty for bare tables
     generators: tuple[dict[str, Any], ...]
-    requests: pa.Table  # the columns of REQUESTS that are judged by
+    requests: pa.Table  # the columns of JUDGED_REQUESTS
     events: pa.Table | None  # None: no such file, so nothing is known of compiles
     steps: pa.Table | None  # None: of no trial
     bed: pa.Table | None  # samples of the machines; None: nobody watched them
@@ -164,9 +163,6 @@ def _read(
         # No event of a trial would read as no compile in it.
         for files, folder in silent:
             files.add(folder, "holds no compile_events, as other trials do")
-    # Most of the memory that judging takes is that of requests, so that only columns are read that are used.
-    unused = () if may_serve(events) else BACKLOG_COLUMNS
-    judged = pa.schema(field for field in JUDGED_REQUESTS if field.name not in unused)
     requests: list[pa.Table] = []
     generators: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
@@ -178,7 +174,7 @@ def _read(
             if generator is not None:
                 own[path.stem.removeprefix("generator-")] = {**generator, "trial": run.trials[number_in_run]}
         for path in table_files(folder, "requests"):
-            rows = files.table("requests", path, judged, required=REQUIRED_REQUEST_COLUMNS)
+            rows = files.table("requests", path, JUDGED_REQUESTS, required=REQUIRED_REQUEST_COLUMNS)
             nameless = rows.column("trial").null_count
             if nameless and (folder / "trial.json").exists():  # bare tables need not name their one trial
                 files.add(path, f"has {counted(nameless, 'request')} without a trial")
@@ -261,13 +257,6 @@ def _problems(run: JoinedRun, files: RunFiles) -> list[str]:
     journal = weights_problem(run.documents.directory)
     own = [f"{JOURNAL} {journal}"] if journal else []
     return [*files.problems(), *(f"{front}{problem}" for problem in (*own, *earlier_problems(files.exported)))]
-
-
-def may_serve(events: pa.Table | None) -> bool:
-    """Whether any event may be of the time in which the arms served."""
-    if events is None or not events.num_rows:
-        return False
-    return not pc.all(pc.fill_null(pc.equal(events.column("phase"), "warmup"), False)).as_py()
 
 
 def earlier_problems(exported: Mapping[str, Any]) -> list[str]:

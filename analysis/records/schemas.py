@@ -149,11 +149,7 @@ BED = pa.schema(
     ]
 )
 
-# What judging reads of a request, as it is held in memory: names that many requests share are kept once. When a server
-# got and ended it is needed by those alone who follow the backlog of a compile.
-BACKLOG_COLUMNS = ("server_recv_ns", "server_end_ns")
-PART_COLUMNS = ("queue_ns", "prefill_ns", "decode_ns")
-SHAPE_COLUMNS = ("batch_size", "padded_batch", "padded_length")
+# What judging reads of a request, as it is held in memory: names that many requests share are kept once.
 _SHARED_NAME = pa.dictionary(pa.int32(), pa.string())
 _SHARED_NAMES = ("arm", "replica", "status", "error", "phase")
 JUDGED_REQUESTS = pa.schema(
@@ -163,9 +159,6 @@ JUDGED_REQUESTS = pa.schema(
             *("request_id", "session_id", "trial", "arm", "replica", "pair_id", "scheduled_ns", "sent_ns"),
             *("first_token_ns", "end_ns", "status", "error", "prompt_tokens", "max_tokens", "output_tokens"),
             *("token_ns", "compile_stall_ns", "batch_id", "phase"),
-            *PART_COLUMNS,
-            *SHAPE_COLUMNS,
-            *BACKLOG_COLUMNS,
         )
     ]
 )

@@ -22,9 +22,7 @@ from analysis.report import (
     looks,
     reading,
     server_load,
-    shapes,
     stalls,
-    time_parts,
     values,
 )
 from analysis.report.resources import memory_events
@@ -175,10 +173,6 @@ def html_report(summary: Mapping[str, Any]) -> str:
             stalls=stalls.longest_stalls(summary),
             server_load=server_load.server_load(summary),
             beside=server_load.beside,
-            time_bars=time_parts.bars(summary),
-            time_names=time_parts.PARTS,
-            time_width=time_parts.BAR_WIDTH,
-            heat_maps=shapes.heat_maps(summary),
             startup=reading.startup_costs(summary),
             shortfalls=reading.shortfalls(summary),
             environment=reading.flattened(values.at(summary, "environment")),

@@ -48,7 +48,6 @@ KEY_FIGURES = {
     "compiles while serving",
     "longest stall",
     "requests hit",
-    "energy a token",
     "cost of 1,000 requests",
 }
 ORDER = {"FAIL": 0, "INCONCLUSIVE": 1, DASH: 2, "PASS": 3}
@@ -279,12 +278,6 @@ def check_name(check: Row) -> str:
     return name if arm == DASH else f"{name} ({arm})"
 
 
-def worst_events(summary: Row, limit: int) -> list[Row]:
-    """The `limit` longest events; those without a length last."""
-    events = rows(summary, "events")
-    return sorted(events, key=lambda event: -(event["seconds"] if is_number(event.get("seconds")) else 0.0))[:limit]
-
-
 def deciders(summary: Row) -> list[str]:
     """Sentences that say what would decide the gates that are open; empty when none is."""
     advice = text(at(summary, "advice", "text"))
@@ -333,7 +326,7 @@ def remedy_of(summary: Row, gate: Row) -> str:
     return ""
 
 
-JIT_COMPILES, BACKGROUND = "of which JIT compiles of kernels", "Compiles in the background"
+JIT_COMPILES, BACKGROUND = "of which JIT compiles of kernels", "compiling in the background"
 
 
 def embeds(summary: Row) -> bool:
@@ -384,17 +377,15 @@ def side_by_side(summary: Row) -> list[Figure]:
         ("Compiles", "stall time per minute", seconds, ("compile", "stall_s_per_min")),
         ("Compiles", "requests hit", count, ("compile", "requests_hit")),
         ("Compiles", "share of requests hit", percent, ("compile", "requests_hit_pct")),
-        (BACKGROUND, "time while serving", seconds, ("compile", "background", "s")),
-        (BACKGROUND, "share of p99 TTFT", percent, ("compile", "background", "p99_ttft_share_pct")),
-        (BACKGROUND, "share of p99 E2E", percent, ("compile", "background", "p99_e2e_share_pct")),
+        ("Compiles", BACKGROUND, seconds, ("compile", "background_s")),
     )
     arms = arms_of(summary)
     none = {  # rare, and left out where no arm has any
         JIT_COMPILES: not any(at(arm, "compile", "jit_compiles") for arm in arms),
-        BACKGROUND: not any(at(arm, "compile", "background", "events") for arm in arms),
+        BACKGROUND: not any(at(arm, "compile", "background_s") for arm in arms),
     }
     figures = figures_of(arms, _defined(summary, shown), keys=KEY_FIGURES)
-    return [row for row in figures if row.known and not (none.get(row.name) or none.get(row.group))] + resources(arms)
+    return [row for row in figures if row.known and not none.get(row.name)] + resources(arms)
 
 
 def parity(summary: Row) -> list[Figure]:

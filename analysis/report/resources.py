@@ -1,20 +1,13 @@
-"""What all reports say of memory, energy and the weights that a decode step reads."""
+"""What all reports say of memory."""
 
 from __future__ import annotations
 
-from functools import partial
-
 from analysis.report.tables import Figure, Shown, Table, figures_of
 from analysis.report.values import (
-    DASH,
     Row,
-    at,
     byte_size,
     count,
     figure,
-    is_number,
-    milliseconds,
-    percent,
     rows,
     text,
 )
@@ -34,35 +27,7 @@ def resources(arms: list[Row]) -> list[Figure]:
     memory: list[Shown] = [
         ("Memory", f"peak, {name}", byte_size, ("memory", key, "peak_bytes")) for key, name in MEMORY
     ]
-    energy: list[Shown] = [
-        ("Energy", name, partial(_energy, key=key), ("energy",))
-        for name, key in (
-            ("power of its card", "watts"),
-            ("energy a token", "per_token_j"),
-            ("energy a request", "per_request_j"),
-            ("energy a token, above idle", "above_idle_per_token_j"),
-            ("energy a request, above idle", "above_idle_per_request_j"),
-        )
-    ]
-    decode: list[Shown] = [
-        ("Weights in a decode step", "rows of a step, the fewest that were common", count, ("decode", "rows")),
-        ("Weights in a decode step", "such a step, median", milliseconds, ("decode", "step_ms")),
-        ("Weights in a decode step", "weights that it reads", byte_size, ("decode", "weights_bytes")),
-        ("Weights in a decode step", "of which quantised", percent, ("decode", "quantised_pct")),
-        ("Weights in a decode step", "weights read a token", byte_size, ("decode", "bytes_a_token")),
-        ("Weights in a decode step", "reading them, of the step", percent, ("decode", "floor_pct")),
-    ]
-    return [row for row in figures_of(arms, (*memory, *energy, *decode)) if row.known]
-
-
-def _energy(energy: object, *, key: str) -> str:
-    """The mean over trials, and how much trials vary; of what every arm has, why it is not known."""
-    mean, varies = at(energy, key, "mean"), at(energy, key, "cv_pct")
-    unit = "W" if key == "watts" else "J"
-    if is_number(mean):
-        return f"{figure(mean)} {unit}" + (f" ± {percent(varies)}" if is_number(varies) else "")
-    obstacles = at(energy, "obstacles")
-    return text(obstacles) if isinstance(obstacles, list) and obstacles and "above" not in key else DASH
+    return [row for row in figures_of(arms, memory) if row.known]
 
 
 def memory_events(summary: Row) -> Table:

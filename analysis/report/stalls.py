@@ -16,7 +16,7 @@ from analysis.report.values import (
     seconds,
     text,
 )
-from analysis.run.spikes import CAUSES
+from analysis.run.attribution import CAUSES
 
 _MOST_STALLS = 20
 _OWN = ("part", "unknown")
@@ -34,21 +34,12 @@ def causes(summary: Row) -> list[Figure]:
         for name, show, key in (
             ("requests", count, "requests"),
             ("held up by compiles", seconds, "seconds"),
-            ("then in their backlog", seconds, "backlog_s"),
             ("took much too long", count, "excursions"),
             ("beyond what their length explains", seconds, "excess_s"),
         )
-        if not (cause == "other" and key in ("seconds", "backlog_s"))
-        and not (cause == "in the backlog of one" and key == "seconds")
+        if not (cause in CAUSES[:2] and key == "seconds")
     ]
-    if any(at(arm, "backlog") for arm in arms):
-        shown.append(("Steady traffic", "in a backlog of compiles", _behind, ("backlog",)))
     return figures_of(arms, shown)
-
-
-def _behind(backlog: object) -> str:
-    part = at(backlog, "steady_behind")
-    return f"{count(part)} of {count(at(backlog, 'steady_requests'))}" if is_number(part) else DASH
 
 
 def counts(summary: Row) -> list[Figure]:

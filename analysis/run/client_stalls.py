@@ -12,10 +12,10 @@ import numpy as np
 
 from analysis.arrays import Floats, Ints
 from analysis.records.requests import Requests
+from analysis.run.compile_events import BACKGROUND, CompileEvent, Windows, windows_of
 from analysis.run.partial_stalls import partial_stalls
 from analysis.run.prompt_work import PromptWork, copy_took_as_long, prefills
 from analysis.run.silences import FLOOR_NS, Server, Silences, servers_of, silences_of
-from analysis.run.spikes import BACKGROUND, CompileEvent, Windows, windows_of
 
 HOST, WORK, PART, UNKNOWN = "host", "work", "part", "unknown"
 

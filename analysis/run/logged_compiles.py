@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analysis.run.backlog import with_backlog
+from analysis.run.attribution import attribute
 from analysis.run.client_stalls import HOST, Stall, client_stalls
+from analysis.run.compile_events import CompileEvent
 from analysis.run.run import Run
-from analysis.run.spikes import CompileEvent, attribute
 
 LENGTH_FROM = "length_from"  # the column of such an event that says where its length is from
 STALL = "stall"
@@ -33,8 +33,7 @@ def with_lengths(run: Run) -> Run:
         for event, without in zip(run.events, unreported, strict=True)
     )
     events = tuple(sorted(events, key=lambda event: (event.trial, event.start_ns, event.arm, event.event_id)))
-    attribution = with_backlog(run.requests, events, attribute(run.requests, events))
-    return replace(run, events=events, attribution=attribution)
+    return replace(run, events=events, attribution=attribute(run.requests, events))
 
 
 def _has_no_length(event: CompileEvent) -> bool:

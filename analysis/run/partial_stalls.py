@@ -14,8 +14,8 @@ import numpy as np
 
 from analysis.arrays import Ints
 from analysis.records.requests import Requests
+from analysis.run.compile_events import Windows
 from analysis.run.gaps import gaps_of
-from analysis.run.spikes import Windows
 from analysis.statistics.quantiles import quantile
 
 _TOGETHER_NS = 500_000_000  # two requests or more that stalled at once, at least as long

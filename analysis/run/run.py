@@ -19,13 +19,13 @@ from analysis.records.placing import Unplaced, misplaced_requests, place_events
 from analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from analysis.records.plain_values import seconds as seconds_of
 from analysis.records.requests import Requests, requests_of
-from analysis.records.run_records import RunRecords, may_serve
+from analysis.records.run_records import RunRecords
 from analysis.records.tables import RecordError
 from analysis.run.arm_account import ArmAccount, replica_names
-from analysis.run.backlog import with_backlog
+from analysis.run.attribution import Attribution, attribute
+from analysis.run.compile_events import CompileEvent, compile_events, stall_windows
 from analysis.run.machines import Machines
 from analysis.run.slo import parse_goodput
-from analysis.run.spikes import Attribution, CompileEvent, attribute, compile_events, stall_windows
 from analysis.run.trials import SECOND, Trial, block_numbers, planned_ends, trials_of
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS, task_of
@@ -82,7 +82,6 @@ class Run:
             deadline_ms=timeout_s * 1e3 if timeout_s else None,
             ends_ns=planned_ends(infos),
             cut_short={int(info["trial"]) for info in infos if not info.get("complete")},
-            queues=may_serve(records.events),
             tokens=task_of(experiment) != EMBED,
         )
         control, arms = _arms(records, requests)
@@ -124,7 +123,7 @@ class Run:
             events=events,
             unplaced_events=unplaced_events,
             unplaced_requests=unplaced_requests,
-            attribution=with_backlog(requests, events, attribute(requests, events)),
+            attribution=attribute(requests, events),
             trials=trials,
             machines=Machines.of(records.runs),
             block=block,

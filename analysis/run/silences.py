@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.requests import Requests
+from analysis.run.compile_events import Windows, windows_of
 from analysis.run.gaps import gaps_of
-from analysis.run.spikes import Windows, windows_of
 from analysis.statistics.quantiles import quantile
 
 FLOOR_NS = 250_000_000  # a shorter silence may be a garbage collection or a delay of the network

@@ -10,9 +10,9 @@ from typing import Any
 from analysis.records.documents import content_of
 from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import trial_folders
+from analysis.run.compile_events import JIT, CompileEvent, held_s
 from analysis.run.luck import searching_starts
 from analysis.run.run import Run
-from analysis.run.spikes import JIT, CompileEvent, held_s
 from analysis.run.trials import Trial
 
 ENCODE = "encode"  # the steps of an arm that embeds, which has no others

@@ -25,7 +25,7 @@ class Figure:
 
     key: str
     label: str
-    unit: str  # ms | s | pct | rps | bytes | count | J
+    unit: str  # ms | s | pct | rps | bytes | count
     limit: float | None = None  # how much worse it may be, as a share; for counts how many more. None: it is shown
     less_is_better: bool = True
     counted: bool = False  # a count of what happened, not an estimate
@@ -78,7 +78,6 @@ FIGURES: Final = (
     Figure(key="startup_s", label="start-up", unit="s", limit=0.20, traffic=False, luck=5.0),
     Figure(key="device_peak_bytes", label="device memory, peak", unit="bytes", limit=0.10, machine="none"),
     Figure(key="process_peak_bytes", label="process memory, peak", unit="bytes", limit=0.10, machine="none"),
-    Figure(key="energy_per_token_j", label="energy by token", unit="J", limit=0.10, machine="unknown"),
 )
 FIGURE_OF: Final[Mapping[str, Figure]] = {figure.key: figure for figure in FIGURES}
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,20 +16,20 @@ from analysis.judging.judgement import Judgement
 from analysis.records.plain_values import number
 from analysis.records.requests import METRICS
 from analysis.run.arm_account import ArmAccount
-from analysis.run.background import plateau
+from analysis.run.attribution import CAUSES
 from analysis.run.client_stalls import HOST, PART, UNKNOWN, WORK, ArmStalls, Stall, is_explained
+from analysis.run.compile_events import BACKGROUND, JIT, held_s
 from analysis.run.compiled import compiled_steps, most_eager
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
-from analysis.run.spikes import BACKLOG, CAUSES, JIT, excursions, held_s
+from analysis.run.spikes import excursions
 from analysis.run.startup import ENCODE, blind_spots, compiler_facts, startup_row
-from analysis.run.time_parts import TimeParts
 from analysis.run.work import token_times
 from analysis.statistics.quantiles import quantiles
-from analysis.summary.resources import decode_row, energy_row, memory_row
+from analysis.summary.resources import memory_row
 
 
-def arm_row(run: Run, arm: str, judgement: Judgement, parts: Sequence[TimeParts]) -> dict[str, Any]:
+def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
     """The arm's row of the summary."""
     requests = run.requests
     own = run.of_arm(arm)
@@ -62,7 +61,6 @@ def arm_row(run: Run, arm: str, judgement: Judgement, parts: Sequence[TimeParts]
         "metrics": _metrics(run, usable),
         "steady": _metrics(run, steady),
         "cold": _metrics(run, usable & run.cold),
-        **({"time_parts": [asdict(item) for item in parts]} if parts else {}),
         "slo": [
             {
                 "key": target.key,
@@ -80,8 +78,6 @@ def arm_row(run: Run, arm: str, judgement: Judgement, parts: Sequence[TimeParts]
         "padding": _padding(run, arm),
         "startup": startup_row(run, arm),
         "memory": memory_row(judgement.memory, arm),
-        "energy": energy_row(run, arm),
-        "decode": decode_row(run, arm),
         "deaths": len(run.account(arm).deaths),
         "verdict": judgement.verdicts.get(arm),
     }
@@ -168,7 +164,7 @@ _SERVING_COLUMNS = ("recompiles", "longest_event_s", "longest_stall_s", "stall_s
 _COMPILE_COLUMNS = (
     *("warmup_events", "warmup_s", "serving_events", "recompiles", "graph_captures", "limit_hits", "jit_compiles"),
     *("eager_fallback_pct", "longest_event_s", "longest_stall_s", "stall_s", "stall_s_per_min"),
-    *("requests_hit", "requests_hit_pct", "causes", "backlog", "background", "graph_breaks", "cudagraph_skips"),
+    *("requests_hit", "requests_hit_pct", "causes", "background_s", "graph_breaks", "cudagraph_skips"),
     *("blind_spots", "cold", "steady"),
 )
 
@@ -192,8 +188,7 @@ def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[
             "jit_compiles": sum(event.kind == JIT for event in serving),
             "stall_s": held_s(event for event in serving if event.stalls),
             "causes": _causes(run, arm),
-            "backlog": _backlog(run, arm),
-            "background": _background(run, arm),
+            "background_s": held_s(event for event in serving if event.kind == BACKGROUND),
         }
         for part in ("cold", "steady"):
             row[part] = {name: getattr(parts[part], name) for name in (*_SERVING_COLUMNS, "requests")}
@@ -219,42 +214,10 @@ def _causes(run: Run, arm: str) -> dict[str, dict[str, Any]]:
         rows[cause] = {
             "requests": int(held.size),
             "seconds": float(run.attribution.stall_ms[held].sum()) / 1e3,
-            "backlog_s": float(run.attribution.backlog_ms[held].sum()) / 1e3,
             "excursions": int(slow.sum()),
             "excess_s": float(beyond.excess_ms[slow].sum()) / 1e3,
         }
     return rows
-
-
-def _backlog(run: Run, arm: str) -> dict[str, Any]:
-    """The arm's requests in the backlog of compiles, those among them that no compile touched, and those of the latter
-    that are judged as steady traffic."""
-    own = run.of_arm(arm)
-    waited = own & (run.attribution.backlog_ms > 0)
-    behind = own & (run.attribution.cause == BACKLOG)
-    steady = run.steady(own & run.usable, (arm,))
-    return {
-        "requests": int(waited.sum()),
-        "seconds": float(run.attribution.backlog_ms[waited].sum()) / 1e3,
-        "untouched": int(behind.sum()),
-        "steady_requests": int(steady.size),
-        "steady_behind": int(behind[steady].sum()),
-    }
-
-
-def _background(run: Run, arm: str) -> dict[str, Any]:
-    """The arm's compiles on other threads and in other processes, and what latency was meanwhile."""
-    seen = {metric: plateau(run, arm, metric) for metric in ("ttft", "e2e")}
-    either = seen["e2e"]
-    row: dict[str, Any] = {"events": either.events, "s": either.seconds, "requests": either.requests}
-    for metric, item in seen.items():
-        known = item.events > 0
-        row |= {
-            f"p99_{metric}_ms_outside": item.p99_outside_ms if known else None,
-            f"p99_{metric}_share_pct": item.share_pct if known else None,
-            f"p99_{metric}_tail_pct": item.tail_pct if known else None,
-        }
-    return row
 
 
 _MOST_STALLS = 100

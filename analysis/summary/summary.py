@@ -32,9 +32,7 @@ from analysis.run.logged_compiles import LENGTH_FROM, with_lengths
 from analysis.run.pressure import in_words, phases_of
 from analysis.run.run import Run
 from analysis.run.server_load import LoadSamples, load_samples, meanwhile
-from analysis.run.shape_map import shape_map
 from analysis.run.spikes import Spike, find_spikes
-from analysis.run.time_parts import time_parts
 from analysis.run.trials import SECOND
 from analysis.settings.metrics import EMBED, EMBED_METRICS
 from analysis.settings.slo_targets import merged
@@ -92,8 +90,7 @@ def exit_code(summary: Mapping[str, Any]) -> int:
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
     load = load_samples(run)
-    parts, shapes = {arm: time_parts(run, arm) for arm in run.arms}, shape_map(run)
-    evidence = Evidence(run=run, shapes=shapes, parts=parts, slo=judgement.slo[run.control])
+    evidence = Evidence(run=run, slo=judgement.slo[run.control])
     spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control, machine=run.machine)
     return {
         "schema": SCHEMA,
@@ -106,7 +103,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "headline": headline_of(frontier) or judgement.headline,
         "control": run.control,
         "seed": run.seed,
-        "arms": [arm_row(run, arm, judgement, parts[arm]) for arm in run.arms],
+        "arms": [arm_row(run, arm, judgement) for arm in run.arms],
         "comparisons": [
             *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.steady),
             *(_comparison_row(item, None) for item in judgement.beside),
@@ -122,7 +119,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "series": latency_series(run),
         **({"server_load": told} if (told := server_load_row(run, load)) else {}),
         "distribution": _distribution(run),
-        **({} if shapes is None else {"shapes": asdict(shapes)}),
         "design": _design(run),
         **({"sequential": looks} if (looks := looks_row(run, judgement)) else {}),
         **({"ramp": ramp} if (ramp := ramp_row(run)) else {}),
@@ -188,19 +184,15 @@ def _rate_row(item: RateComparison, least: float | None) -> dict[str, Any]:
 
 def _gate_row(gate: Gate) -> dict[str, Any]:
     row = asdict(replace(gate, path=None))
-    for name in ("unseen", "low", "high", "lasting", "path", "allowance"):
+    for name in ("unseen", "interval", "lasting", "path", "allowance"):
         del row[name]
-    if not gate.caveat:
-        del row["caveat"]
-    return row | ({} if gate.path is None else {"decided_s": gate.path.decided_s})
+    low, high = gate.interval
+    return row | {"low": low, "high": high, "decided_s": None if gate.path is None else gate.path.decided_s}
 
 
 def _check_row(check: Check) -> dict[str, Any]:
     row = asdict(replace(check, remedy="" if check.ok else check.remedy))
     del row["among_trials"], row["slows"]
-    for name in ("gates", "shift"):
-        if not row[name]:
-            del row[name]
     return row
 
 

@@ -24,7 +24,7 @@ from servers.security import check_named
 def add_arguments(parser: CommandParser) -> None:
     """`parser` reads the command line of `tailgate compare`."""
     parser.describe(
-        "Compares each arm that both runs have: latency, goodput, compiles, start-up, memory and energy. The runs\n"
+        "Compares each arm that both runs have: latency, goodput, compiles, start-up and memory. The runs\n"
         "need share neither schedule nor machine nor day: the unit is the trial, and the limits allow for the\n"
         "variation over trials and days. A change of the machine's own speed, as the references of the runs show it,\n"
         "makes what it may explain INCONCLUSIVE. Runs that differ in traffic, model or objectives are refused; other\n"

@@ -72,16 +72,6 @@ def crowded(demo: Summary) -> Summary:
     return summary
 
 
-@pytest.fixture
-def mapped(demo: Summary) -> Summary:
-    """The demo with a map of shapes that has all the cells that it may have, each with a long count and both marks."""
-    spans = [[2**octave // 2 + 1, 2**octave] for octave in range(16)]
-    counted = {"requests": 123_456, "shapes": 99, "new": 98, "compiles": 7}
-    cells = [{"batch": batch, "length": length, **counted} for batch in range(16) for length in range(16)]
-    arms = [{"arm": arm["name"], "requests": 1, "unknown": 0, "cells": cells} for arm in demo["arms"]]
-    return demo | {"shapes": {"batches": spans, "lengths": spans, "arms": arms}}
-
-
 def test_charts_draw_every_compile_and_only_the_first_takes_the_tab_key(demo: Summary, open_report: Open) -> None:
     tab = open_report(demo)
     assert tab.count("svg.plot") == 4
@@ -179,12 +169,12 @@ return faults;
 
 
 @pytest.mark.parametrize("width", [520, 800, 1280])
-@pytest.mark.parametrize("name", ["demo", "rollout", "crowded", "sampled", "mapped"])
+@pytest.mark.parametrize("name", ["demo", "rollout", "crowded", "sampled"])
 def test_no_label_is_cut_or_covered(name: str, width: int, request: pytest.FixtureRequest, open_report: Open) -> None:
     assert open_report(request.getfixturevalue(name), width=width).evaluate(MEASURE) == []
 
 
-@pytest.mark.parametrize("name", ["demo", "rollout", "crowded", "sampled", "mapped"])
+@pytest.mark.parametrize("name", ["demo", "rollout", "crowded", "sampled"])
 def test_nothing_is_cut_in_print(name: str, request: pytest.FixtureRequest, open_report: Open) -> None:
     tab = open_report(request.getfixturevalue(name), width=718)  # A4 less its margins
     tab.send("Emulation.setEmulatedMedia", media="print")

@@ -15,8 +15,6 @@ from analysis.judging.validity import ESTIMATES, Check
 from analysis.judging.verdict import advise, combined, headline
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
-from analysis.run.shape_map import shape_map
-from analysis.run.time_parts import TimeParts
 from analysis.wording import digits
 from tests.fakes.machines import tell
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, Startup, check, gate, write_run
@@ -168,23 +166,16 @@ def compiling(*shapes: str, **more: Any) -> FakeArm:
     return replace(ARM, compiles=events, **more)
 
 
-def parts(**more: float) -> tuple[TimeParts, ...]:
-    ms = {f"{part}_ms": 10.0 for part in ("queue", "prefill", "decode", "stall", "rest")} | more
-    return (TimeParts(quantile=0.99, requests=5, e2e_ms=sum(ms.values()), **ms),)
-
-
 def found(folder: Path, gates: list[Gate], arm: FakeArm = ARM, deaths: Sequence[Any] = (), **more: Any) -> list[Remedy]:
     directory = tell(write_run(folder / "run", replace(SHORT, arms=(EAGER, arm))), deaths=list(deaths))
     run = Run.of(read_run(directory))
-    return list(remedies(Evidence(**{"run": run, "shapes": shape_map(run), "parts": {}, "slo": (), **more}), gates))
+    return list(remedies(Evidence(**{"run": run, "slo": (), **more}), gates))
 
 
 WARM_UP = ("All 2 compiles", "size mismatch at index 0", 'compile.warmup = "shapes"', '--shapes "extend 2x128@256"')
 TUNED = replace(ARM, compiles=(Compile(at_s=10.0, seconds=2.0, kind="autotune"),))
 SHED = replace(ARM, error_share=0.2, error_status="RESOURCE_EXHAUSTED")
 DEATH = {"arm": "compiled", "replica": "compiled-0", "exit_code": -9, "compiling": {"seconds": 12.0}}
-QUEUED = {"eager": parts(), "compiled": parts(queue_ms=40.0, decode_ms=20.0)}
-DECODING = {"eager": parts(), "compiled": parts(decode_ms=40.0)}
 PLAIN = replace(ARM, config={"compile": {"enabled": False}})
 
 
@@ -199,11 +190,8 @@ PLAIN = replace(ARM, config={"compile": {"enabled": False}})
         (ERRORS, {"arm": replace(ARM, error_share=0.2)}, ("`error`",), "compile"),
         (ERRORS, {"arm": SHED}, ("lower the rate",), None),
         (failed("deaths", "error"), {"deaths": [DEATH]}, ("compiled-0 died first (exit code -9, 12.0 s",), None),
-        (SLOWER, {"parts": QUEUED}, ("p99 E2E", "40 ms longer", "30 ms of it in the queue"), None),
-        (SLOWER, {"parts": DECODING}, ("30 ms of it in decode", "`tailgate inspect"), None),
-        (SLOWER, {"parts": DECODING, "arm": PLAIN}, ("30 ms of it in decode", "Nothing of it is compiled"), None),
-        (SLOWER, {"parts": {"eager": parts()}}, ("do not show where",), None),
-        (SLOWER, {"parts": {"compiled": parts()}}, ("do not show where",), None),
+        (SLOWER, {}, ("`tailgate inspect", "`tailgate frontier`"), None),
+        (SLOWER, {"arm": PLAIN}, ("`tailgate frontier`",), "tailgate inspect"),
         (MISSED, {"slo": (replace(MISSED, arm="eager"),)}, ("eager misses SLO p99 TTFT too",), None),
         (failed("parity", "parity"), {}, ("`tailgate parity experiment.toml`",), None),
         (failed("refused", "error"), {}, ("bounds or ladders",), None),

@@ -19,8 +19,7 @@ from analysis.records.documents import parse_json
 from analysis.records.placing import misplaced_requests
 from analysis.records.requests import requests_of
 from analysis.records.run_records import clock_offset_ns, read_run
-from analysis.records.schemas import COMPILE_EVENTS
-from analysis.records.tables import RecordError, RecordWriter
+from analysis.records.tables import RecordError
 from analysis.records.weight_journal import JOURNAL, WeightChange, append, read_weights, weights_problem
 from tests.fakes.request_rows import T0, S, row, table_of, write_rows
 from tests.fakes.runs import FakeRun, write_run
@@ -132,30 +131,6 @@ def test_files_of_all_workers_and_trials_are_joined(tmp_path):
     assert sorted(set(records.requests.column("trial").to_pylist())) == [1, 2]
     assert len(records.trials) == 2
     assert len(records.generators) == 2
-
-
-@pytest.mark.parametrize("phase", [None, "warmup", "serving"])
-def test_what_requests_waited_for_on_the_server_is_read_where_an_event_may_have_served(tmp_path, phase):
-    write_rows(tmp_path / "requests.arrow", [row(queue_ns=7_000_000, server_recv_ns=T0, server_end_ns=T0 + S // 2)])
-    if phase is not None:
-        event = {"arm": "eager", "kind": "recompile", "phase": phase, "start_ns": T0, "end_ns": T0 + S}
-        with RecordWriter(tmp_path / "compile_events.arrow", COMPILE_EVENTS) as writer:
-            writer.append(event)
-    requests = requests_of(read_run(tmp_path).requests)
-    served = phase == "serving"
-    assert requests.server_timed.tolist() == [served]
-    assert requests.queue_us.tolist() == [7000 if served else 0]
-
-
-def test_the_parts_of_a_requests_time_are_read_whatever_was_compiled(tmp_path):
-    parts = [(7_000_000, 90_000_000, 4_000_000_000_000), (0, 100, None), (None, None, None)]
-    names = ("queue_ns", "prefill_ns", "decode_ns")
-    rows = [row(number, **dict(zip(names, times, strict=True))) for number, times in enumerate(parts)]
-    write_rows(tmp_path / "requests.arrow", rows)
-    requests = requests_of(read_run(tmp_path).requests)
-    assert requests.queued_us.tolist() == [7000, 0, -1]
-    assert requests.prefill_us.tolist() == [90_000, 0, -1]
-    assert requests.decode_us.tolist() == [2**31 - 1, -1, -1]
 
 
 @pytest.mark.parametrize(("folder", "said"), [(".", "holds no requests"), ("nowhere", "not a directory")])

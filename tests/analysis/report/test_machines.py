@@ -1,4 +1,4 @@
-"""What reports say of the machines: the test bed, runs that were judged as one, memory, energy and cost."""
+"""What reports say of the machines: the test bed, runs that were judged as one, and memory."""
 
 from __future__ import annotations
 
@@ -47,36 +47,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return make
 
 
-def first_screen(report: Callable[[Summary], str], summary: Summary) -> str:
-    return " ".join(re.split(r'<section id="gates"|### Gates', report(summary))[0].split())
-
-
-def test_every_report_says_in_a_line_whether_the_machines_were_quiet(made: Make, demo: Summary) -> None:
-    for report in REPORTS:
-        assert "Quiet: 2 × NVIDIA H200, clocks 1,980 MHz" in first_screen(report, made(FakeBed()))
-        assert "Not watched" in first_screen(report, demo)
+def test_the_machines_are_named_only_where_they_limit_the_run(made: Make, demo: Summary) -> None:
+    for report in (markdown_report, verdict_table):
+        for summary in (made(FakeBed()), demo):
+            assert not re.search("quiet|watched|NVIDIA", report(summary), re.IGNORECASE)
+        assert "foreign work" in report(made(DISTURBED))
     for trials, words in ((1, "One trial"), (2, "From 2 trials that is a guess")):
         assert words in html_report(made(FakeBed(), trials)), "how the figures vary"
     assert 'id="bed"' not in html_report(demo)
-
-
-def test_what_the_headline_says_of_the_machines_is_not_repeated(demo: Summary) -> None:
-    why = "the host beside cuda:1 ran Python 43.1 % slower before trial 5 than after trial 4"
-    demo["bed"] = {"verdict": "disturbed", "line": f"Disturbed: {why}."}
-    for headline in (f"It cannot decide. {why.capitalize()}.", "It cannot decide."):
-        demo["headline"] = headline
-        for report in REPORTS:
-            assert "Disturbed" in first_screen(report, demo)
-            assert first_screen(report, demo).lower().count(why.lower()) == 1
-
-
-def test_only_a_pass_on_disturbed_machines_says_that_gates_allowed_for_it(made: Make) -> None:
-    allowed = "Every gate passed with that allowed for."
-    summary = made(DISTURBED)
-    for report in REPORTS:
-        assert allowed not in " ".join(report(summary).split())
-        assert allowed in first_screen(report, {**summary, "overall": "PASS"})
-        assert allowed not in " ".join(report({**made(FakeBed()), "overall": "PASS"}).split())
 
 
 def test_disturbed_machines_name_each_trouble_and_what_it_leaves_open(
@@ -92,7 +70,7 @@ def test_references_show_the_change_and_how_unlike_the_processors_are(made: Make
     figures = {**FIGURES, "python_low_ms": 8.5, "python_high_ms": 16.9}
     slower = (Trouble(what="slow_after", size=0.9),)
     bed = FakeBed(card_noise=0.0, host_noise=0.0, troubles=slower, figures=figures)
-    report = markdown_report(made(bed))
+    report = html_report(made(bed))
     for part in ("790 → 711 TFLOP/s (−10.0 %)", "790 → 790 TFLOP/s (+0.0 %)", "8.5 to 16.9 ms"):
         assert part in report
 
@@ -143,8 +121,7 @@ def test_every_report_counts_the_runs_that_it_joins_and_the_differences_that_wer
     for report in REPORTS:
         assert head(joined) in report(joined)
         assert "1 difference accepted" in report(joined)
-    for report in (html_report, markdown_report):
-        assert joined["joined"]["differences"][0] in report(joined)
+    assert joined["joined"]["differences"][0] in html_report(joined)
     joined["joined"]["differences"] = []
     for report in REPORTS:
         assert "accepted" not in report(joined).lower()
@@ -160,8 +137,8 @@ def test_each_run_and_the_ratio_of_each_machine_are_shown(joined: Summary) -> No
     assert (own["Machine"], own["Ratio to the control"], own["Machines add"]) == (OTHER, "–", "–")
     joined["joined"]["runs"][0] |= dict.fromkeys(("name", "machine", "trials", "seed"), HOSTILE)
     joined["joined"]["differences"] = [HOSTILE]
+    assert "Machine by machine" in html_report(joined)
     for report in (html_report, markdown_report):
-        assert "Machine by machine" in report(joined)
         assert not re.search("<script>document.title|<img src=x", report(joined))
 
 
@@ -188,9 +165,7 @@ CARDS = {"eager": "cuda:0", "compiled": "cuda:1"}
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     directory = write_run(tmp_path_factory.mktemp("run") / "run", FakeRun(duration_s=120, rate=2, trials=2))
     tell(directory, devices=CARDS)
-    for arm, card in CARDS.items():
-        rate = 200.0 if arm == "eager" else 100.0
-        sample(directory, "device", card, {"energy_j": lambda trial, at_s, rate=rate: 1e6 + rate * at_s})
+    for arm in CARDS:
         levels = {"reserved_bytes": 2 * GIB, "allocated_bytes": GIB, "peak_bytes": 1.5 * GIB}
         counts = {"allocator_retries": lambda trial, at_s: (at_s >= 60) * 1.0}
         sample(directory, "allocator", f"{arm}-0", levels | (counts if arm == "eager" else {}), arm=arm)
@@ -204,28 +179,13 @@ def test_figures_of_resources_stand_beside_throughput(sampled: Summary) -> None:
         ("peak, in tensors", "1.5 GiB"),
     ):
         assert figures[name] == (value, value)
-    assert [value.split(" W")[0] for value in figures["power of its card"]] == ["200", "100"]
-    assert all(" J ± " in value for value in figures["energy a token"])
     assert "peak, process on the host" not in figures
-    eager, compiled = (arm["energy"] for arm in sampled["arms"])
-    assert eager["per_token_j"]["mean"] == pytest.approx(2 * compiled["per_token_j"]["mean"], rel=0.02)
-    assert (eager["per_request_j"]["trials"], eager["above_idle_joules"]) == (2, None)
     assert sampled["arms"][0]["memory"]["reserved"]["peaks"]["trials"] == 2
 
 
-def test_allocations_in_need_are_listed_in_every_report(sampled: Summary) -> None:
+def test_allocations_in_need_are_listed(sampled: Summary) -> None:
     (first, second) = sampled["memory"]["events"]
     assert (first["arm"], first["replica"], first["kind"], first["count"]) == ("eager", "eager-0", "allocator retry", 1)
     assert first["offset_s"] == second["offset_s"] == 60.0
     assert [row["At"] for row in memory_events(sampled).rows] == ["60 s", "60 s"]
-    for report in (html_report, markdown_report):
-        assert "allocator retry" in report(sampled)
-
-
-def test_the_energy_of_a_shared_card_is_not_attributed(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", FakeRun(duration_s=60, rate=1))
-    tell(directory, devices=dict.fromkeys(CARDS, "cuda:0"))
-    sample(directory, "device", "cuda:0", {"energy_j": lambda trial, at_s: 1e6 + at_s})
-    figures = {row.name: row.values for row in side_by_side(analyze(directory))}
-    assert all("not attributable" in value for value in figures["energy a token"])
-    assert "energy a token, above idle" not in figures
+    assert "allocator retry" in html_report(sampled)

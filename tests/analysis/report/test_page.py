@@ -12,8 +12,6 @@ import pytest
 from analysis.report import comparing, server_load
 from analysis.report.charts import chart_data, script_json
 from analysis.report.html import SCRIPTS, bundle, content_policy, html_report, template_text
-from analysis.report.markdown import markdown_report
-from analysis.report.shapes import SHADES, heat_maps
 from analysis.report.values import DASH
 
 Summary = dict[str, Any]
@@ -194,40 +192,10 @@ def test_ratios_of_loads_stand_beside_the_knee(demo: Summary) -> None:
         "ratios": [{"arm": "compiled-padded", "ratio": 1.25, "low": 1.1, "high": None}],
     }
     assert comparing.load_ratios(demo) == {"compiled-padded": "×1.25 [1.1, –]"}
-    for report in (html_report, markdown_report):
-        assert "×1.25 [1.1, –]" in report(demo)
+    assert "×1.25 [1.1, –]" in html_report(demo)
 
 
-def cell(batch: int, length: int, requests: int, **more: Any) -> Summary:
-    return {"batch": batch, "length": length, "requests": requests, "shapes": 1, "new": None, "compiles": 0} | more
-
-
-def test_shapes_are_mapped_on_common_axes_with_marks_for_new_ones_and_compiles(
-    demo: Summary, read_page: Reader
-) -> None:
-    eager_cells = [cell(0, 0, 1000), cell(1, 1, 1)]
-    naive_cells = [cell(0, 1, 12_345, shapes=40, new=39), cell(1, 1, 0, shapes=0, new=0, compiles=2)]
-    arms = [
-        {"arm": "eager", "requests": 1001, "unknown": 0, "cells": eager_cells},
-        {"arm": "compiled-naive", "requests": 12_345, "unknown": 3, "cells": naive_cells},
-    ]
-    demo["shapes"] = {"batches": [[1, 1], [2, 2]], "lengths": [[64, 64], [65, 128]], "arms": arms}
-    maps: Any = heat_maps(demo)
-    eager, naive = maps
-    assert (eager.arm, naive.arm) == ("eager", "compiled-naive")
-    assert eager.lengths == naive.lengths == ("64", "65–128")
-    first, new, compiled = eager.lines[0][1][0], naive.lines[0][1][1], naive.lines[1][1][1]
-    assert (first.requests, new.requests, compiled.requests) == ("1k", "12k", "")
-    assert compiled.shade == 0 < first.shade < new.shade == SHADES
-    assert (new.marks, compiled.marks) == (("new",), ("compiled",))
-    assert "12,345 requests in 40 shapes, 39 first seen" in new.said
-    assert eager.lines[0][1][1] is None
-    assert "2 compiles while serving" in read_page(html_report(demo)).text
-    for unknown in (None, {}, {"arms": [{"arm": "eager", "cells": [{"batch": None}]}]}):
-        assert heat_maps({**demo, "shapes": unknown}) == []
-
-
-def test_the_load_of_a_server_is_in_both_reports_and_beside_a_spike(demo: Summary) -> None:
+def test_the_load_of_a_server_is_shown_with_a_spike(demo: Summary) -> None:
     assert "Load of external arms" not in html_report(demo)
     columns = {"running": [3.0, 8.0], "waiting": [0.0, 31.0], "cache_pct": [40.0, 99.5], "preemptions": [None, 3.0]}
     arm = {"arm": "compiled-padded", "most_running": 8, "most_waiting": 31, "most_cache_pct": 99.5, "preemptions": 3}
@@ -242,6 +210,5 @@ def test_the_load_of_a_server_is_in_both_reports_and_beside_a_spike(demo: Summar
     page = html_report(demo)
     assert "31 waiting, cache 99.5" in page
     assert "503 <b>" not in page
-    assert "Load of external arms" in markdown_report(demo)
     [drawn] = chart_data(demo)["server_load"]["rows"]
     assert (drawn["arm"], drawn["label"], drawn["preemptions"]) == (1, "compiled-padded-0", [None, 3.0])

@@ -11,7 +11,6 @@ import pytest
 
 from analysis.report import html_report, markdown_report, reading, stalls, verdict_table
 from analysis.report.frontier import answer, costs, holdings, pairs, picture
-from analysis.report.markdown import prose
 from analysis.report.terminal import frontier_words
 from analysis.report.values import rate
 from analysis.summary.summary import analyze
@@ -33,20 +32,19 @@ def search_of(searched: Summary, search: Summary, **more: Any) -> Summary:
     return {**searched, "frontier": {**searched["frontier"], "search": search}, **more}
 
 
-def test_every_report_says_how_the_search_ended(searched: Summary) -> None:
+def test_the_page_and_the_terminal_say_how_the_search_ended(searched: Summary) -> None:
     for stop, words in (
         ("it is <open>", "It ended after 8 of 10 minutes: it is <open>."),
         ("", "It was cut off after 8"),
     ):
         summary = search_of(searched, {"budget_s": 600.0, "spent_s": 480.0, "stop": stop})
         assert escape(words) in html_report(summary)
-        assert prose(words) in markdown_report(summary)
         assert words in verdict_table(summary, width=200)
 
 
 def test_failed_rows_of_a_trace_are_counted_in_the_report(demo: Summary) -> None:
     facts = {"trace": {"format": "burstgpt", "rows_read": 9, "rows_kept": 4, "failed": 2}}
-    assert "burstgpt: 9 rows read, 4 kept, 2 without an output token left out." in markdown_report(
+    assert "burstgpt: 9 rows read, 4 kept, 2 without an output token left out." in html_report(
         {**demo, "traffic": facts}
     )
 
@@ -138,7 +136,6 @@ def test_every_known_part_of_the_start_has_a_row(demo: Summary) -> None:
     for arm in demo["arms"]:
         del arm["startup"]
     assert all(set(values) == {"–"} for values in startup(demo).values())
-    assert "### Start-up cost" not in markdown_report(demo)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +172,7 @@ def test_the_loss_of_quantised_weights_stands_with_its_interval_beside_the_other
     shown = ["4.55", "×1.006 [1.000, 1.011]", "0.00504 [0.000467, 0.0055]", "64", "253"]
     assert sorted(values[-1] for values in found.values()) == sorted(shown)
     assert {values[0] for values in found.values()} == {"–"}
-    for report in (html_report, markdown_report):
-        assert "×1.006" in report(demo)
+    assert "×1.006" in html_report(demo)
     memory = [row.name for row in reading.startup_costs(demo) if row.group == "Memory"]
     assert memory[memory.index("weights") + 1] == "of which quantised"
 
@@ -185,5 +181,4 @@ def test_a_stall_that_no_compile_event_explains_is_listed(tmp_path: Path) -> Non
     summary = stopped(tmp_path / "run", 100)
     (line,) = stalls.longest_stalls(summary).rows
     assert (line["Arm"], line["At"], line["Cause"]) == ("compiled", "100 s", "unexplained")
-    for report in (html_report, markdown_report):
-        assert "unexplained" in report(summary)
+    assert "unexplained" in html_report(summary)

@@ -12,8 +12,8 @@ import pytest
 from analysis.records.requests import Requests, requests_of
 from analysis.records.schemas import REQUESTS
 from analysis.run.client_stalls import HOST, UNKNOWN, WORK, ArmStalls, Stall, client_stalls, is_explained
+from analysis.run.compile_events import CompileEvent, windows_of
 from analysis.run.partial_stalls import partial_stalls
-from analysis.run.spikes import CompileEvent, windows_of
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S

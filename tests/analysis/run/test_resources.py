@@ -1,21 +1,15 @@
-"""What arms took of memory and energy while they served, how near decode steps come to reading weights, server load."""
+"""What arms took of memory while they served, and the load that external servers report."""
 
-import json
 from functools import partial
 
 import numpy as np
 import pytest
 
 from analysis.records.run_records import read_run
-from analysis.records.schemas import STEPS
-from analysis.records.tables import RecordWriter
-from analysis.run.decode_floor import FEWEST, decode_floor
-from analysis.run.energy import energy_of
 from analysis.run.memory import memory_of
 from analysis.run.run import Run
 from analysis.run.server_load import LoadSamples, meanwhile
 from tests.fakes.machines import GIB, sample, tell
-from tests.fakes.request_rows import unstate
 from tests.fakes.runs import SECOND, FakeRun, write_run
 
 CARDS = {"eager": "cuda:0", "compiled": "cuda:1"}
@@ -87,80 +81,6 @@ def test_a_card_that_is_shared_says_nothing_of_the_arm(facts, foreign, tmp_path)
     run = run_in(tmp_path, **facts)
     sample(run, "device", "cuda:0", {"memory_bytes": 3 * GIB, "foreign_processes": foreign})
     assert seen(run).arms["eager"] == {}
-
-
-def energy(path, columns, *, devices=CARDS, **more):
-    run = run_in(path, duration_s=120, rate=2, trials=2, devices=devices)
-    return energy_of(Run.of(read_run(sample(run, "device", "cuda:0", columns, **more))), "eager")
-
-
-def rising(trial, at_s):
-    """Of a counter at 100 W times the number of the trial."""
-    return 1e6 + 100.0 * trial * (at_s + 10.0)
-
-
-def test_energy_is_the_rise_of_the_counter_or_the_integral_of_power_from_first_request_to_last_answer(tmp_path):
-    found = energy(tmp_path, {"energy_j": rising, "power_w": 90.0})
-    assert found.obstacles == ()
-    for item in found.trials:
-        assert 120.0 <= item.seconds < 123.0
-        assert item.joules == pytest.approx(100.0 * item.trial * item.seconds, rel=1e-3)
-        assert (item.requests, item.integrated) == (240, False)
-        assert item.tokens > 240
-    (first, _) = energy(tmp_path / "power", {"power_w": lambda trial, at_s: 100.0 + at_s}).trials
-    assert first.integrated
-    assert first.joules == pytest.approx(100.0 * first.seconds + first.seconds**2 / 2, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("devices", "columns", "last_s", "words"),
-    [
-        (ONE_CARD, {}, None, "shared"),
-        (CARDS, {"foreign_processes": 1}, None, "processes of others"),
-        (PROCESSOR, {}, None, "no card"),
-        ({"eager": "cuda:7", "compiled": "cuda:1"}, {}, None, "not watched"),
-        (CARDS, {"energy_j": np.nan}, None, "neither energy nor power"),
-        (CARDS, {"energy_j": lambda trial, at_s: np.where(at_s < 60, 1e6, 0) + at_s}, None, ""),
-        (CARDS, {}, 100, "from the beginning to the end"),
-    ],
-)
-def test_energy_that_cannot_be_attributed_to_an_arm_has_an_obstacle(tmp_path, devices, columns, last_s, words):
-    found = energy(tmp_path, {"energy_j": rising, **columns}, devices=devices, last_s=last_s)
-    assert found.trials == ()
-    assert words in found.obstacles[0]
-
-
-WEIGHTS = 15_000_000_000
-
-
-def floor_of(path, arm="eager", *, devices=CARDS, **memory):
-    """Of a run whose decode steps, of one row each, take 5 ms."""
-    references = [
-        {"host": "run", "device": device, "when": when, "read_bytes": 1 << 30, "read_gb_per_s": rate}
-        for device, rate in {"cuda:0": 4000.0, "cuda:1": 5000.0}.items()
-        for when in ("before", "after")
-    ]
-    startup = {arm: {"memory_bytes": {"weights": WEIGHTS, **memory}} for arm in devices}
-    directory = run_in(path, duration_s=60, devices=devices, references=references, startup=startup)
-    trial = directory / "trial-01"
-    start = json.loads((trial / "trial.json").read_text())["start_ns"]
-    (trial / "steps.arrow").unlink()
-    size = {"batch": 1, "tokens": 1, "padded_batch": 1, "padded_tokens": 1}
-    with RecordWriter(trial / "steps.arrow", STEPS) as writer:
-        for name in devices:
-            for number in range(FEWEST):
-                begun = start + 20 * SECOND + number * 100_000_000
-                row = {"trial": 1, "arm": name, "replica": f"{name}-0", "step_id": number, "kind": "decode"}
-                writer.append({**row, **size, "start_ns": begun, "end_ns": begun + 5_000_000, "compiled": True})
-    unstate(trial / "steps.arrow")
-    return decode_floor(Run.of(read_run(directory)), arm)
-
-
-@pytest.mark.parametrize(("arm", "floor_ms"), [("eager", 3.75), ("compiled", 3.0)])
-def test_the_floor_is_the_time_in_which_the_card_of_the_arm_reads_its_weights(tmp_path, arm, floor_ms):
-    found = floor_of(tmp_path, arm, step_weights=WEIGHTS, quantised_weights=WEIGHTS // 3)
-    assert (found.floor_ms, found.share) == (pytest.approx(floor_ms), pytest.approx(floor_ms / 5.0))
-    assert (found.rows, found.bytes_a_token, found.quantised) == (1, WEIGHTS, WEIGHTS // 3)
 
 
 NAN = np.nan

@@ -18,11 +18,11 @@ from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.records.weight_journal import BY_HAND, WeightChange, append
 from analysis.run.answer_difference import difference
+from analysis.run.compile_events import stall_windows
 from analysis.run.greedy_answers import greedy_answers
 from analysis.run.machines import Machines
 from analysis.run.placement import alone_on
 from analysis.run.run import Run
-from analysis.run.spikes import stall_windows
 from analysis.run.trials import Trial
 from analysis.run.weight_stretches import weight_stretches
 from analysis.summary.summary import analyze

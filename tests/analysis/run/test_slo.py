@@ -3,19 +3,13 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
 from analysis.records.requests import requests_of
-from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
 from analysis.run.gaps import gaps_of
-from analysis.run.run import Run
 from analysis.run.slo import judge_share, meets_all, misses, observed, units
-from analysis.run.time_parts import ends, split, time_parts
 from analysis.settings.slo_targets import parse_slo
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 MS = 1_000_000
 T0 = 1_700_000_000_000 * MS
@@ -167,48 +161,3 @@ def test_a_failure_counts_with_the_gaps_it_had_and_one_of_its_deadline():
     found = gaps_of(data, np.array([0, 1]))
     failed = dict(zip(found.ms.tolist(), found.failed.tolist(), strict=True))
     assert failed == {10: False, 20: False, 40: False, 5000: True}
-
-
-def parts_of(*times):
-    """Of E2E, queue, prefill, decode and stall."""
-    return split(*(np.array([value], dtype=np.float64) for value in times))[:, 0].tolist()
-
-
-@pytest.mark.parametrize(
-    ("times", "parts"),
-    [
-        ((100, 10, 20, 60, 0), [10, 20, 60, 0, 10]),  # the rest is what the server does not name
-        ((100, 5, 70, 20, 50), [5, 20, 20, 50, 5]),  # a stall is taken out of the longest part
-        ((100, 5, 70, 20, 75), [5, 0, 15, 75, 5]),  # and then of the next
-        ((50, 20, 20, 60, 0), [10, 10, 30, 0, 0]),  # parts longer than the request are shortened in proportion
-    ],
-)
-def test_the_time_of_a_request_is_split_into_parts(times, parts):
-    assert parts_of(*times) == parts
-
-
-@given(st.lists(st.floats(0, 1e5), min_size=5, max_size=5))
-def test_parts_add_up_and_none_is_negative(times):
-    parts = parts_of(*times)
-    assert min(parts) >= -1e-9
-    assert sum(parts) == pytest.approx(times[0], abs=1e-6)
-
-
-def test_requests_around_a_quantile_are_a_share_of_all_and_a_few_at_least():
-    values = np.arange(1001.0)
-    assert ends(values, 0.5, 0.025) == (475.0, 525.0)
-    assert ends(values, 0.99, 0.005) == (985.0, 995.0)
-    assert ends(values[:51], 0.99, 0.005) == (48.0, 50.0)
-    assert ends(values[:1], 0.99, 0.005) == (0.0, 0.0)
-
-
-def test_the_middle_and_the_tail_of_a_stalled_arm_differ_by_the_stall(tmp_path):
-    arms = (EAGER, FakeArm(name="compiled", compiles=(Compile(at_s=20.0, seconds=3.0),)))
-    run = Run.of(read_run(write_run(tmp_path / "run", FakeRun(arms=arms, duration_s=60.0, rate=5.0))))
-    middle, tail = time_parts(run, "compiled")
-    assert (middle.quantile, tail.quantile) == (0.5, 0.99)
-    assert middle.stall_ms < 100 < 1000 < tail.stall_ms
-    assert [item.stall_ms for item in time_parts(run, "eager")] == [0.0, 0.0]
-    assert sum((tail.queue_ms, tail.prefill_ms, tail.decode_ms, tail.stall_ms, tail.rest_ms)) == pytest.approx(
-        tail.e2e_ms
-    )

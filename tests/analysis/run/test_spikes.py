@@ -8,14 +8,9 @@ from hypothesis import strategies as st
 
 from analysis.records.requests import requests_of
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
-from analysis.run.backlog import with_backlog
-from analysis.run.spikes import (
-    CAUSES,
-    attribute,
-    compile_events,
-    find_spikes,
-    windows_of,
-)
+from analysis.run.attribution import CAUSES, attribute
+from analysis.run.compile_events import compile_events, windows_of
+from analysis.run.spikes import find_spikes
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -63,7 +58,7 @@ def test_each_request_is_classed_by_what_the_compile_did_to_it(ids, batches, bat
 
 def test_overlap_gives_the_seconds_where_the_server_reports_none_and_nested_compiles_count_once():
     _, _, found = joined([request(0, 9, 15.2, 16)], [event(10, 15), event(11, 14, name="e2")])
-    assert found.stall_ms.tolist() == found.delay.before_first_ms.tolist() == [5000.0]
+    assert found.stall_ms.tolist() == [5000.0]
 
 
 def test_the_seconds_of_the_server_decide():
@@ -164,35 +159,98 @@ def test_clean_traffic_and_a_long_answer_have_no_spike():
     assert spikes_of([*quiet_traffic(), request(500, 50.0, 50.1, 60.0, tokens=100)]) == []
 
 
-def one_slot(**more):
-    """A request a second that takes 0.6 s, one at a time; the tenth needs a compile of 5 s."""
+# --- The busy period that a compile starts ----------------------------------------------------------------------------
+
+BACKLOG = "in the backlog of one"
+
+
+def one_slot(*, takes=0.6, stall=5.0, extra=()):
+    """A request a second, one at a time; the tenth needs a compile. `extra`: {index: row values}."""
     free, rows = 0.0, []
     for index in range(60):
         begin = max(float(index), free)
-        took = 5.0 if index == 10 else 0.0
-        free = begin + 0.6 + took
-        server = {"server_recv_ns": at(index), "server_end_ns": at(free), "queue_ns": int((begin - index) * S)}
-        rows.append(request(index, index, begin + 0.1 + took, free, **server, **more))
+        took = stall if index == 10 else 0.0
+        free = begin + takes + took
+        rows.append(request(index, index, begin + 0.1 + took, free) | dict(extra).get(index, {}))
     return rows
 
 
-def followed(requests):
-    table, events, found = joined(requests, [event(10, 15)])
-    return table, events, with_backlog(table, events, found)
+def causes_of(found):
+    return [CAUSES[code] for code in found.cause]
 
 
-def test_the_queue_that_a_compile_made_is_its_backlog_until_it_is_drained():
-    table, _, found = followed(one_slot())
-    assert table.server_timed.all(), "a queue of no time is known too"
-    # 5 s of stall and 0.4 s to spare in each second: the delay falls from 5 s by 0.4 s a request.
-    delay = found.stall_ms + found.backlog_ms
-    assert delay[10:23] == pytest.approx([5000 - 400 * step for step in range(12)] + [200], abs=6)
-    assert (delay[:10] == 0).all()
-    assert (delay[23:] == 0).all()
-    assert found.stall_ms[15:].sum() == 0.0, "the compile had ended when they came"
-    assert (found.cause[16:23] == CAUSES.index("in the backlog of one")).all()
+def test_a_compiles_backlog_lasts_until_the_requests_in_flight_are_back_to_their_level():
+    _, _, found = joined(one_slot(), [event(10, 15, ids=["10"])])
+    # 5 s of stall and 0.4 s to spare in each second: the queue is empty after the request of second 22.
+    assert causes_of(found)[16:23] == [BACKLOG] * 7
+    assert set(causes_of(found)[:10] + causes_of(found)[24:]) == {OTHER}
+    assert found.event_requests[0].tolist() == list(range(10, 15))
+    assert found.event_backlog[0].tolist() == list(range(15, 23))
+    assert found.hit.sum() == 5, "who came later is not hit"
 
 
-def test_a_compile_that_delays_no_request_leaves_no_backlog():
-    rows = [request(index, index, index + 0.1, index + 0.6, stall_s=0, queue_ns=0) for index in range(60)]
-    assert followed(rows)[2].backlog_ms.sum() == 0.0
+def test_no_backlog_delays_by_more_than_the_compile_and_it_drains():
+    _, _, found = joined(one_slot(), [event(10, 15, ids=["10"])])
+    most = found.most_ms[15:23]
+    assert most[0] <= 5000
+    assert (np.diff(most) < 0).all()
+    assert (found.most_ms[:10] == 0).all()
+
+
+def test_a_compile_that_holds_up_no_request_starts_no_busy_period():
+    rows = [row | {"compile_stall_ns": 0} for row in one_slot()]
+    _, _, found = joined(rows, [event(10, 15)])
+    assert found.event_backlog[0].size == 0
+    assert BACKLOG not in causes_of(found)
+
+
+def test_a_compile_in_the_backlog_of_another_prolongs_it_to_the_level_before_the_first():
+    rows = one_slot(stall=10.0)
+    _, _, found = joined(rows, [event(10, 15, ids=["10"]), event(17, 20, name="e2")])
+    back = next(index for index in range(20, 60) if causes_of(found)[index] == OTHER)
+    assert rows[back - 1]["end_ns"] > rows[back]["scheduled_ns"] - S
+    assert found.event_backlog[1].tolist() == list(range(20, back))
+    assert found.event_backlog[0].tolist() == list(range(15, back))
+
+
+def test_load_that_rises_by_itself_ends_a_backlog_after_twenty_times_its_compile():
+    rows = [request(index, index, index + 0.1, index + (0.4 if index < 50 else 20.4)) for index in range(200)]
+    _, _, found = joined(rows, [event(50, 51, ids=["50"])])
+    assert causes_of(found)[52:71] == [BACKLOG] * 19
+    assert set(causes_of(found)[72:]) == {OTHER}
+
+
+def test_a_backlog_that_never_drains_ends_with_the_trial():
+    _, _, found = joined(one_slot(takes=1.0), [event(10, 15, ids=["10"])])
+    assert causes_of(found)[16:] == [BACKLOG] * 44
+
+
+@pytest.mark.parametrize("status", ["CANCELLED", "DEADLINE_EXCEEDED"])
+def test_a_request_that_failed_is_in_flight_until_it_ends(status):
+    failing = {"status": status, "first_token_ns": None, "end_ns": at(40)}
+    _, _, found = joined(one_slot(extra={12: failing, 13: failing}), [event(10, 15, ids=["10"])])
+    assert causes_of(found)[23:40] == [BACKLOG] * 17
+    assert set(causes_of(found)[41:]) == {OTHER}
+
+
+def test_the_backlog_of_one_replica_is_shared_since_the_splitter_sends_more_to_the_others():
+    here = one_slot()
+    there = [request(100 + index, index + 0.5, index + 0.6, index + 0.7, replica="compiled-1") for index in range(60)]
+    _, _, found = joined([*here, *there], [event(10, 15, ids=["10"])])
+    causes = causes_of(found)
+    assert set(causes[60 + 16 : 60 + 22]) == {BACKLOG}
+    assert set(causes[60 : 60 + 10] + causes[60 + 24 :]) == {OTHER}
+    assert not found.hit[60:].any()
+
+
+def test_arms_and_trials_do_not_share_a_backlog():
+    other = [row | {"trial": 2, "request_id": f"t{row['request_id']}"} for row in one_slot(stall=0.0)]
+    _, _, found = joined([*one_slot(), *other], [event(10, 15, ids=["10"])])
+    assert set(causes_of(found)[60:]) == {OTHER}
+
+
+def test_a_spike_of_a_backlog_is_put_down_to_its_compile():
+    late = [request(600 + index, 53.1 + index / 10, 55.1, 55.4 + index / 100) for index in range(15)]
+    trigger = [request(599, 50.0, 53.1, 53.4)]
+    (spike,) = spikes_of([*quiet_traffic(gap=(49, 56)), *trigger, *late], [event(50, 53, ids=["599"])])
+    assert (spike.cause, spike.event_ids, spike.requests) == (RECOMPILED, ("e1",), 16)

@@ -1,17 +1,14 @@
-"""What compiles truly did to requests: the same traffic on the same made-up server, with its compiles and without.
+"""Whether spikes are put down to the compiles that caused them, on made-up servers.
 
-The difference of the two is the truth that `analysis.run.spikes` is held to: which requests a compile delayed, and by
-how much. `python -m benchmarks.simulation.backlog [SEEDS]` prints it.
+The same traffic is served twice, with compiles and without. The difference is the delay that compiles truly caused.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +16,13 @@ import pyarrow as pa
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.run_records import RunRecords
 from analysis.records.schemas import COMPILE_EVENTS
+from analysis.run.attribution import CAUSES, OTHER
 from analysis.run.run import Run
-from analysis.run.spikes import excursions, find_spikes
+from analysis.run.spikes import Spike, excursions, find_spikes
 from benchmarks.simulation.records import NETWORK_S, request_table, to_ns
 from benchmarks.simulation.server import Served, serve
 from benchmarks.simulation.steps import Machine, serve_steps
-from benchmarks.simulation.table import over_seeds
+from benchmarks.simulation.table import Table
 from benchmarks.simulation.weather import (
     Weather,
     arrivals,
@@ -37,16 +35,15 @@ from benchmarks.simulation.weather import (
 ARM, CONTROL = "compiled", "eager"
 TOKEN_S = 0.02
 MEAN_TOKENS = 80
-Columns = Literal["server", "no stalls", "client"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A server, its traffic and its stalls. `load` is the share of slots that are taken on the average.
 
-    `close` puts the compiles within ten seconds. `columns`: all that our servers report, the same without the time
-    that compiles held requests up, or client times alone. Without a `machine`, requests take their slot for as long as
-    their work says (`benchmarks.simulation.server`).
+    `close` puts the compiles within ten seconds. `reports`: whether the server reports batches and how long compiles
+    held requests up. Without a `machine`, requests take their slot for as long as their work says
+    (`benchmarks.simulation.server`).
     """
 
     load: float = 0.6
@@ -61,7 +58,7 @@ class Case:
     slots: int = 16
     duration_s: float = 600.0
     machine: Machine | None = None
-    columns: Columns = "server"
+    reports: bool = True
 
 
 STEPS = Machine()
@@ -96,18 +93,16 @@ CASES = {
     "two replicas": Case(machine=STEPS, replicas=2, load=0.6),
     "two replicas, load 85 %": Case(machine=STEPS, replicas=2, load=0.85),
     "two replicas, private stalls": Case(machine=STEPS, replicas=2, load=0.75, private_stalls=6),
-    "no stalls reported": Case(columns="no stalls", load=0.75, private_stalls=3),
-    "client times alone": Case(columns="client", load=0.75, private_stalls=3),
+    "client times alone": Case(reports=False, load=0.75, private_stalls=3),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lived:
-    """A run and what it would have been without its compiles; (n,) in the order of the requests."""
+    """A run and what compiles added to E2E of each of its requests, in ms."""
 
     run: Run
-    e2e_delay_ms: Floats  # what compiles added
-    direct_ms: Floats  # the part of the delay in which a compile ran
+    delay_ms: Floats
 
 
 def live(case: Case, seed: int) -> Lived:
@@ -189,11 +184,7 @@ def live(case: Case, seed: int) -> Lived:
         bed=None,
         problems=(),
     )
-    return Lived(
-        run=Run.of(records),
-        e2e_delay_ms=(seen.end_s - without.end_s) * 1e3,
-        direct_ms=direct * 1e3,
-    )
+    return Lived(run=Run.of(records), delay_ms=np.maximum(seen.end_s - without.end_s, 0.0) * 1e3)
 
 
 def _first_of_new_shapes(case: Case, times: Floats, rng: np.random.Generator) -> Bools:
@@ -218,15 +209,8 @@ def _overlap(served: Served, until: Floats) -> Floats:
 
 def _requests(case: Case, served: Served, tokens: Ints, there: Floats, back: Floats, direct: Floats) -> pa.Table:
     columns: dict[str, object] = {}
-    if case.columns != "client":
-        columns = {
-            "queue_ns": ((served.start_s - served.arrival_s) * 1e9).astype(np.int64),
-            "server_recv_ns": to_ns(served.arrival_s),
-            "server_end_ns": to_ns(served.end_s),
-            "batch_id": served.batch,
-        }
-    if case.columns == "server":
-        columns["compile_stall_ns"] = (direct * 1e9).astype(np.int64)
+    if case.reports:
+        columns = {"batch_id": served.batch, "compile_stall_ns": (direct * 1e9).astype(np.int64)}
     return request_table(
         to_ns(served.arrival_s - there),
         request_id=[f"{index}" for index in range(len(tokens))],
@@ -259,95 +243,63 @@ def _events(served: Served) -> pa.Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One run against its truth."""
+    """The spikes of one run against its truth: a compile caused a spike if it made half of the excess and more."""
 
     spikes: int
-    caused: int  # of them, those of which compiles made half of the excess and more
-    called: int  # spikes that were put down to compiles
+    caused: int
+    blamed: int  # spikes that are put down to compiles
     right: int  # both
-    delayed: int  # requests that a compile delayed by 50 ms and a tenth of their time
-    delayed_called: int
-    called_requests: int
-    called_right: int
-    direct_s: float
-    delay_s: float
-    judged_s: float  # the delay as it is judged
+    shown: int  # spikes that compiles caused, found by a baseline of the requests that no compile delayed in truth
+    met: int  # of these, those that a spike overlaps which is put down to compiles
 
 
 def judge(case: Case, seed: int) -> Judged:
-    """The case as it is judged."""
+    """Judge one run of the case."""
     lived = live(case, seed)
     run = lived.run
     requests, attribution = run.requests, run.attribution
     spikes = find_spikes(requests, attribution, run.events, control=CONTROL)
     beyond = excursions(requests, attribution, arm=ARM, control=CONTROL)
     start = requests.start_ns[beyond.rows]
-    caused = called = right = 0
+    caused = []
     for spike in spikes:
         own = (start >= spike.start_ns) & (start <= spike.end_ns)
-        excess, delay = beyond.excess_ms[own], lived.e2e_delay_ms[beyond.rows[own]]
-        true = float(np.minimum(np.maximum(delay, 0.0), excess).sum()) >= 0.5 * float(excess.sum())
-        blamed = spike.cause != "other"
-        caused, called, right = caused + true, called + blamed, right + (true and blamed)
-    delayed = lived.e2e_delay_ms > np.maximum(50.0, 0.1 * requests.e2e_ms)
-    judged_ms = attribution.stall_ms + attribution.backlog_ms
-    judged = judged_ms > np.maximum(50.0, 0.1 * requests.e2e_ms)
+        excess, delay = beyond.excess_ms[own], lived.delay_ms[beyond.rows[own]]
+        caused.append(float(np.minimum(delay, excess).sum()) >= 0.5 * float(excess.sum()))
+    blamed = [_is_blamed(spike) for spike in spikes]
+    cause = np.where(lived.delay_ms > 1.0, CAUSES.index("slowed by one"), OTHER).astype(np.int8)
+    truth = replace(attribution, most_ms=lived.delay_ms, cause=cause)
+    shown = [spike for spike in find_spikes(requests, truth, run.events, control=CONTROL) if _is_blamed(spike)]
+    seen = [spike for spike in spikes if _is_blamed(spike)]
     return Judged(
         spikes=len(spikes),
-        caused=caused,
-        called=called,
-        right=right,
-        delayed=int(delayed.sum()),
-        delayed_called=int((delayed & judged).sum()),
-        called_requests=int(judged.sum()),
-        called_right=int((judged & (lived.e2e_delay_ms > 0.5 * judged_ms)).sum()),
-        direct_s=float(lived.direct_ms.sum()) / 1e3,
-        delay_s=float(lived.e2e_delay_ms.sum()) / 1e3,
-        judged_s=float(judged_ms.sum()) / 1e3,
+        caused=sum(caused),
+        blamed=sum(blamed),
+        right=sum(truly and said for truly, said in zip(caused, blamed, strict=True)),
+        shown=len(shown),
+        met=sum(any(own.start_ns < true.end_ns and true.start_ns < own.end_ns for own in seen) for true in shown),
     )
 
 
-def share(part: float, whole: float) -> float:
-    """The part of the whole; NaN of nothing."""
-    return part / whole if whole else float("nan")
+def _is_blamed(spike: Spike) -> bool:
+    return spike.cause != CAUSES[OTHER]
 
 
-HEAD = ("spikes", "caused", "recall", "precise", "requests", "precise", "direct", "judged")
+def share(runs: Sequence[Judged], part: str, whole: str) -> float:
+    """The part of the whole over all runs; NaN of nothing."""
+    known = sum(getattr(run, whole) for run in runs)
+    return sum(getattr(run, part) for run in runs) / known if known else float("nan")
 
 
-def line(name: str, runs: Sequence[Judged]) -> str:
-    """What the runs of a case show, under HEAD: spikes, those that compiles caused, recall and precision; recall and
-    precision of delayed requests; direct and judged seconds of the true delay."""
-
-    def total(key: str) -> float:
-        return float(sum(getattr(run, key) for run in runs))
-
-    cells = [f"{total('spikes'):.0f}", f"{total('caused'):.0f}"]
-    for part, whole in (
-        ("right", "caused"),
-        ("right", "called"),
-        ("delayed_called", "delayed"),
-        ("called_right", "called_requests"),
-        ("direct_s", "delay_s"),
-        ("judged_s", "delay_s"),
-    ):
-        cells.append(_percent(share(total(part), total(whole))))
-    return f"{name:<34}" + "".join(f"{cell:>11}" for cell in cells)
-
-
-def _percent(value: float) -> str:
-    return "–" if np.isnan(value) else f"{100 * value:.1f}"
-
-
-def _main(seeds: int, names: Sequence[str]) -> None:
-    print(f"{f'{seeds} runs of each':<34}" + "".join(f"{name:>11}" for name in HEAD), flush=True)
-    everything: list[Judged] = []
-    for name in names or CASES:
-        runs = over_seeds(partial(judge, CASES[name]), range(seeds))
-        everything += runs
-        print(line(name, runs), flush=True)
-    print(line("all", everything))
-
-
-if __name__ == "__main__":
-    _main(int(sys.argv[1]) if len(sys.argv) > 1 else 5, sys.argv[2:])
+def attribution_table(table: Table) -> None:
+    """Recall and precision of spikes that compiles caused, over all kinds of servers and of each kind."""
+    runs = {name: table.over_seeds(partial(judge, case)) for name, case in CASES.items()}
+    whole = [run for kind in runs.values() for run in kind]
+    table.add("recall of spikes that compiles caused", share(whole, "right", "caused"), least=0.95)
+    table.add("precision of spikes that are put down to compiles", share(whole, "right", "blamed"), least=0.98)
+    table.add("  recall, of spikes by the true baseline", share(whole, "met", "shown"))
+    for name, kind in runs.items():
+        if any(run.caused for run in kind):
+            table.add(f"  recall: {name}", share(kind, "right", "caused"))
+        if any(run.blamed for run in kind):
+            table.add(f"  precision: {name}", share(kind, "right", "blamed"))

@@ -1,0 +1,317 @@
+"""The brief of a judged run: verdict, gates, checks and remedies, ready to print. Every report shows this."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.report import frontier, joined, looks
+from analysis.report.values import DASH, at, count, interval, label, milliseconds, percent, quantity, seconds, text
+from analysis.settings.metrics import METRIC_NAMES
+from analysis.summary.model import CheckRow, GateRow, Judged
+
+ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
+COUNTED = ("recompiles", "longest stall", "requests hit")  # gates that stand for an arm at a glance
+DEFINITION = (
+    "Ratios are those of a typical block of steady traffic, without the cold start and what compiles delayed; "
+    "all else is of all traffic."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateLine:
+    """One gate: `sentence` is the first of its reason, or what a failed check made of it."""
+
+    row: GateRow
+    name: str
+    value: str
+    interval: str
+    limit: str
+    sentence: str
+    reason: str
+    remedy: str
+
+    @property
+    def verdict(self) -> str:
+        return self.row.verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A figure of an arm at a glance."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmBrief:
+    """One arm: its verdict, its figures at a glance, and its gates, failed ones first."""
+
+    name: str
+    control: bool
+    verdict: str  # empty of the control, and of a search without gates
+    figures: tuple[Figure, ...]
+    gates: tuple[GateLine, ...]
+    leaning: str  # what its verdict would be by the values alone, in a sentence; empty where it is decided
+
+    def of(self, verdict: str) -> tuple[GateLine, ...]:
+        """Its gates with this verdict."""
+        return tuple(gate for gate in self.gates if gate.verdict == verdict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckLine:
+    """One check. `state`: "ok", "limits" (it keeps gates open) or "allowed for" (the error bars contain it)."""
+
+    row: CheckRow
+    name: str
+    state: str
+    value: str
+    limit: str
+    opens: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brief:
+    """What every report says of a run."""
+
+    name: str
+    run_id: str
+    title: str  # the verdict; of a search without gates, its question
+    verdict: str  # empty of a search without gates
+    headline: str
+    notes: tuple[tuple[str, str], ...]  # what limits the meaning of the verdict: a name, a sentence
+    next: str  # the command to run next; empty where there is none
+    arms: tuple[ArmBrief, ...]  # the control first
+    checks: tuple[CheckLine, ...]  # failed ones first
+    remedies: tuple[tuple[str, str], ...]  # an arm that failed, what to do about it
+    decider: str  # what would decide the open gates; empty where none is open
+    answer: tuple[str, ...]  # of a search, which policy to ship
+
+    @property
+    def treatments(self) -> tuple[ArmBrief, ...]:
+        return tuple(arm for arm in self.arms if not arm.control)
+
+    @property
+    def failed_checks(self) -> tuple[CheckLine, ...]:
+        return tuple(check for check in self.checks if check.state != "ok")
+
+
+def brief_of(summary: Mapping[str, Any]) -> Brief:
+    """The brief of a summary. Raises pydantic's ValidationError where the summary is none."""
+    judged = Judged.of(summary)
+    title = frontier.title(summary)
+    return Brief(
+        name=text(judged.name),
+        run_id=text(judged.run_id),
+        title=title or judged.overall,
+        verdict="" if title else judged.overall,
+        headline=text(judged.headline),
+        notes=_notes(summary),
+        next=_command(judged),
+        arms=_arms(judged, summary),
+        checks=_checks(judged),
+        remedies=_remedies(judged),
+        decider=text(judged.advice.text) if _is_open(judged) else "",
+        answer=tuple(frontier.answer(summary)),
+    )
+
+
+def _notes(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What was joined, what weighed on the machines on purpose, how interim analyses and a ramp ended."""
+    together = (joined.head(summary), joined.accepted(summary))
+    pressure = at(summary, "design", "pressure") or ""
+    return (
+        *((("Judged together", " · ".join(filter(None, together))),) if together[0] else ()),
+        *((("Under pressure", text(pressure).removeprefix("Under pressure: ")),) if pressure else ()),
+        *looks.words(summary),
+    )
+
+
+# --- Arms and gates ---------------------------------------------------------------------------------------------------
+
+
+def _arms(judged: Judged, summary: Mapping[str, Any]) -> tuple[ArmBrief, ...]:
+    rows = {str(arm["name"]): arm for arm in sorted(judged.arms, key=lambda arm: not arm.get("control"))}
+    names = dict.fromkeys((*rows, *(gate.arm for gate in judged.gates)))
+    held, unasked = frontier.held(summary), bool(frontier.title(summary))
+    metrics = [gate.gate.removeprefix("noninferiority ") for gate in judged.gates if gate.kind == "noninferiority"]
+    arms = []
+    for name in names:
+        row = rows.get(name, {})
+        gates = _gates(judged, name)
+        control = name == judged.control
+        arms.append(
+            ArmBrief(
+                name=text(name),
+                control=control,
+                verdict="" if control or unasked else _combined(gates),
+                figures=(
+                    *(_held(held[name]) if name in held else ()),
+                    *(_of_control(row, dict.fromkeys(metrics)) if control else _of_gates(gates)),
+                ),
+                gates=gates,
+                leaning="" if control else _leaning(text(name), gates),
+            )
+        )
+    return tuple(arms)
+
+
+def _combined(gates: Iterable[GateLine]) -> str:
+    return next((verdict for verdict in ORDER if any(gate.verdict == verdict for gate in gates)), "INCONCLUSIVE")
+
+
+def _gates(judged: Judged, arm: str) -> tuple[GateLine, ...]:
+    rows = sorted((gate for gate in judged.gates if gate.arm == arm), key=lambda gate: ORDER.index(gate.verdict))
+    return tuple(_gate(row, judged) for row in rows)
+
+
+def _gate(row: GateRow, judged: Judged) -> GateLine:
+    reason = text(row.reason)
+    sentence = text(row.caveat) if row.caveat else _first_sentence(reason)
+    remedies = [item.text for item in judged.advice.remedies if item.arm == row.arm and row.gate in item.gates]
+    return GateLine(
+        row=row,
+        name=label(row.gate),
+        value=quantity(row.value, row.unit),
+        interval=_interval(row),
+        limit=quantity(row.limit, row.unit),
+        sentence=sentence,
+        reason=reason,
+        remedy=text(remedies[0]) if remedies else "",
+    )
+
+
+def _interval(row: GateRow) -> str:
+    if row.kind in ("slo", "cold"):
+        shown = interval(row.low, row.high, percent)
+        return shown if row.low is None and row.high is None else f"{shown} miss it"
+    return interval(row.low, row.high, lambda value: quantity(value, row.unit))
+
+
+def _first_sentence(reason: str) -> str:
+    end = re.search(r"[.!?](?= [A-Z])", reason)
+    return reason[: end.end()] if end else reason
+
+
+def _of_gates(gates: Iterable[GateLine]) -> Iterable[Figure]:
+    """What stands for an arm at a glance: its ratios, and its counts of compiles."""
+    for gate in sorted(gates, key=lambda gate: gate.row.kind != "noninferiority"):
+        if gate.row.kind in ("noninferiority", "goodput"):
+            yield Figure(
+                name=gate.name.removeprefix("non-inferiority "),
+                value=gate.value,
+                note=gate.interval if gate.interval != DASH else "",
+            )
+    by_name = {gate.name: gate for gate in gates}
+    for name in COUNTED:
+        if name in by_name:
+            yield Figure(name=name, value=by_name[name].value, note=f"limit {by_name[name].limit}")
+
+
+def _of_control(arm: Mapping[str, Any], metrics: Iterable[str]) -> Iterable[Figure]:
+    """What the ratios and counts of the others are held against."""
+    for metric in metrics:
+        quantile, _, name = metric.partition("_") if not metric.startswith("p99_9") else ("p99_9", "_", metric[6:])
+        value = at(arm, "steady", name, f"{quantile}_ms")
+        yield Figure(name=label(metric), value=milliseconds(value), note="steady traffic")
+    compile_row = at(arm, "compile")
+    yield Figure(name="recompiles", value=count(at(compile_row, "recompiles")))
+    yield Figure(name="longest stall", value=seconds(at(compile_row, "longest_stall_s")))
+    yield Figure(name="requests hit", value=percent(at(compile_row, "requests_hit_pct")))
+
+
+def _held(held: Mapping[str, Any]) -> Iterable[Figure]:
+    """What load an arm holds, of a search."""
+    yield Figure(name="surely holds", value=quantity(held.get("low_rps"), "rps"))
+    yield Figure(name="as seen", value=quantity(held.get("seen_rps"), "rps"))
+    yield Figure(name="start", value=seconds(at(held, "start", "serving_s")))
+
+
+_MORE_IS_BETTER = ("goodput", "parity")
+
+
+def _leaning(arm: str, gates: tuple[GateLine, ...]) -> str:
+    """What the arm's verdict would be if each open gate held by its value alone."""
+    undecided = [gate for gate in gates if gate.verdict == "INCONCLUSIVE"]
+    if not undecided or any(gate.verdict == "FAIL" for gate in gates):
+        return ""
+    unknown = [gate.name for gate in undecided if gate.row.value is None or gate.row.limit is None]
+    broken = [gate for gate in undecided if gate.name not in unknown and _is_beyond(gate.row)]
+    if broken:
+        first = broken[0]
+        return f"By its values alone {arm} would FAIL: {first.name} is {first.value}, limit {first.limit}."
+    if unknown:
+        return f"Nothing was measured for {', '.join(unknown)} of {arm}; its other values are within their limits."
+    return f"By its values alone {arm} would PASS; what is open is whether they hold."
+
+
+def _is_beyond(row: GateRow) -> bool:
+    value, limit = row.value or 0.0, row.limit or 0.0
+    return value < limit if row.kind in _MORE_IS_BETTER and row.unit != "count" else value > limit
+
+
+# --- Checks and what to do --------------------------------------------------------------------------------------------
+
+
+def _checks(judged: Judged) -> tuple[CheckLine, ...]:
+    return tuple(_check(row, judged) for row in sorted(judged.validity, key=lambda row: row.ok))
+
+
+def _check(row: CheckRow, judged: Judged) -> CheckLine:
+    keeps_open = any(row.check in gate.blocked_by and row.arm in (None, gate.arm) for gate in judged.gates)
+    allowed = judged.overall == "PASS" or (row.shift is not None and not keeps_open)
+    opens = "" if row.ok or allowed else label(row.gates or row.affects)
+    return CheckLine(
+        row=row,
+        name=row.check if row.arm is None else f"{row.check} ({text(row.arm)})",
+        state="ok" if row.ok else "allowed for" if allowed else "limits",
+        value=text(row.value),
+        limit=text(row.limit),
+        opens=("what it may have turned: " if opens and row.shift else "") + opens,
+        reason=text(row.reason),
+        remedy="" if row.ok or allowed or not row.remedy else text(row.remedy),
+    )
+
+
+def _remedies(judged: Judged) -> tuple[tuple[str, str], ...]:
+    """Each arm that failed and what to do about it; what explains other failures comes first."""
+    lines: dict[str, list[str]] = {}
+    for row in judged.advice.remedies:
+        lines.setdefault(text(row.arm), []).append(text(row.text))
+    return tuple((arm, " ".join(own)) for arm, own in lines.items())
+
+
+def _is_open(judged: Judged) -> bool:
+    """Whether an open gate can still change the verdict on an arm."""
+    failed = {gate.arm for gate in judged.gates if gate.verdict == "FAIL"}
+    undecided = [gate.arm for gate in judged.gates if gate.verdict == "INCONCLUSIVE"]
+    return judged.overall == "INCONCLUSIVE" or any(arm not in failed for arm in undecided)
+
+
+def _command(judged: Judged) -> str:
+    """The command to run next: a remedy's first, then that of what a failed check or open gates ask for."""
+    blocking = {name for gate in judged.gates for name in gate.blocked_by}
+    texts = [row.text for row in judged.advice.remedies]
+    texts += [row.remedy for row in judged.validity if not row.ok and row.check in blocking]
+    for said in (*texts, judged.advice.text if _is_open(judged) else ""):
+        if found := re.search(r"`(tailgate [^`]+)`", said):
+            return found[1]
+    needed, trials = judged.advice.needed_s, at(judged.design, "trials") or 1
+    if judged.overall == "PASS" or needed is None or not _is_open(judged):
+        return ""
+    # In whole minutes, since the length is an estimate.
+    each = 60 * math.ceil(needed / trials / 60)
+    return f"tailgate run experiment.toml --set traffic.duration_s={each}"
+
+
+def metric_names(summary: Mapping[str, Any]) -> Mapping[str, str]:
+    """What a reader calls each metric that the run's requests have, in order."""
+    return METRIC_NAMES if summary.get("task") != "embed" else {"e2e": METRIC_NAMES["e2e"]}
