@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.judging.gates import FAIL
 from analysis.checks.applied import faults_to_fix
+from analysis.judging.gates import FAIL
 from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
 from analysis.judging.run_gates import judge_target

@@ -160,7 +160,9 @@ def autocorrelation(arm: str, comparisons: Sequence[Comparison], *, lengths_chan
     of the traffic do meanwhile, as the experiment asked."""
     known = [(item.autocorrelation, item.groups) for item in comparisons if item.autocorrelation is not None]
     if not known:
-        return AUTOCORRELATION.row(True, "Too few blocks to tell whether neighbouring ones resemble each other.", arm=arm)
+        return AUTOCORRELATION.row(
+            True, "Too few blocks to tell whether neighbouring ones resemble each other.", arm=arm
+        )
     worst, groups = max(known, key=lambda item: item[0])
     ok = worst <= _MOST_CORRELATION
     lasts = "something lasts for longer than a stretch"

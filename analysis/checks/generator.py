@@ -63,9 +63,7 @@ def worst_of(measured: Sequence[Measured]) -> Check:
     more = f"; and {counted(len(faults) - 1, 'more fault')}" if len(faults) > 1 else ""
     opens = tuple(dict.fromkeys(kind for item in faults or measured for kind in item.opens))
     reason = f"{worst.text}{more}."
-    return GENERATOR.row(
-        not faults, reason, value=worst.value, limit=worst.limit, opens=opens, remedy=worst.remedy
-    )
+    return GENERATOR.row(not faults, reason, value=worst.value, limit=worst.limit, opens=opens, remedy=worst.remedy)
 
 
 GENERATOR = Rule(
@@ -124,8 +122,9 @@ def measured_of(accounts: Sequence[Account], limit_ms: float) -> Iterator[Measur
         name = _name(account)
         if "records" in account:
             dropped = number(mapping(account["records"]).get("dropped")) or 0.0
+            were = "was" if dropped == 1 else "were"
             yield Measured(
-                text=f"{counted(int(dropped), 'record')} of {name} {'was' if dropped == 1 else 'were'} dropped, limit 0",
+                text=f"{counted(int(dropped), 'record')} of {name} {were} dropped, limit 0",
                 value=dropped,
                 limit=0.0,
                 opens=ALL_KINDS,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from analysis.checks.check import Check
-from analysis.checks.machines import largest_change
+from analysis.checks.machines import disturbances_of, largest_change
 from analysis.records.schemas import RUN_HOST
 from analysis.run.machine_records import MachineRecords
 from analysis.run.references import FIGURES
@@ -30,7 +30,7 @@ class MachineVerdict:
 def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> MachineVerdict:
     """Return the verdict: disturbed where a check names a disturbance, quiet only where nothing is unknown."""
     unknown = tuple(_unknown(machines)) if machines.monitored else ()
-    disturbances = [item.text for check in checks for item in check.disturbances]
+    disturbances = [item.text for _, item in disturbances_of(checks)]
     if not machines.monitored:
         verdict, line = UNMONITORED, "no machine monitor recorded how the machines of this run behaved"
     elif disturbances:

@@ -102,6 +102,18 @@ def _worst_of_places(found: Iterable[Disturbance], control: str) -> list[Disturb
     return sorted(worst, key=lambda item: -item.value / item.limit)
 
 
+def disturbances_of(checks: Iterable[Check]) -> list[tuple[str, Disturbance]]:
+    """Return (check, disturbance) of all that these rest on, each once, worst first in each rule."""
+    by_rule: dict[Rule, dict[Disturbance, None]] = {}
+    for check in checks:
+        by_rule.setdefault(check.rule, {}).update(dict.fromkeys(check.disturbances))
+    return [
+        (rule.name, item)
+        for rule, found in by_rule.items()
+        for item in sorted(found, key=lambda item: -item.value / item.limit)
+    ]
+
+
 # --- Other work -------------------------------------------------------------------------------------------------------
 
 
@@ -204,7 +216,7 @@ def _shared(seen: Evidence) -> bool:
     return seen.run.design != "switchback" and not seen.run.in_turn
 
 
-FOREIGN = Rule(
+FOREIGN: Rule = Rule(
     name="other work",
     find=lambda seen: _rows(FOREIGN, seen, foreign_work(seen.machines)),
     sound="Nothing else ran on the machines that counts.",
@@ -214,7 +226,7 @@ FOREIGN = Rule(
     rank=MACHINES,
     figures="all",
 )
-HOST = Rule(
+HOST: Rule = Rule(
     name="other work",
     find=lambda seen: _rows(HOST, seen, host_work(seen)),
     sound=FOREIGN.sound,
@@ -278,7 +290,8 @@ def _pairs(machines: MachineRecords, arm: str, control: str) -> list[tuple[Devic
 def throttling(seen: Evidence) -> list[Disturbance] | None:
     """What held an arm's device back, the power cap only where it bound on one of two; None where no device reports
     it."""
-    machines, found = seen.machines, []
+    machines = seen.machines
+    found: list[Disturbance] = []
     if not any(device.throttled_s is not None for device in machines.used):
         return None
     for device in machines.used:
@@ -348,7 +361,8 @@ def _one_power_limit(pairs: Sequence[tuple[DeviceTraffic, DeviceTraffic]]) -> bo
 def settings(seen: Evidence) -> list[Disturbance] | None:
     """Power limits and clocks that differ between an arm's device and the control's, of one model; None where no two
     devices were used."""
-    run, found = seen.run, []
+    run = seen.run
+    found: list[Disturbance] = []
     pairs_of = {arm: _pairs(seen.machines, arm, run.control) for arm in run.treatments}
     if not any(pairs_of.values()):
         return None
@@ -371,7 +385,7 @@ def settings(seen: Evidence) -> list[Disturbance] | None:
     return found
 
 
-THROTTLED = Rule(
+THROTTLED: Rule = Rule(
     name="throttling",
     find=lambda seen: _rows(THROTTLED, seen, throttling(seen)),
     sound="Nothing held the arms' devices back, and they had one power limit and one highest clock.",
@@ -380,7 +394,7 @@ THROTTLED = Rule(
     rank=MACHINES,
     figures="all",
 )
-SETTINGS = Rule(
+SETTINGS: Rule = Rule(
     name="throttling",
     find=lambda seen: _rows(SETTINGS, seen, settings(seen)),
     sound=THROTTLED.sound,
@@ -429,7 +443,9 @@ def _changes(machines: MachineRecords, limit: float, *, shared: bool) -> Iterato
             best, fastest, name = max(speeds, default=(0.0, 0, ""))
             for speed, trial, device in speeds:
                 if trial != fastest:
-                    arms = _either(*(_arms_of(machines, *place, figure) for place in ((trial, device), (fastest, name))))
+                    arms = _either(
+                        *(_arms_of(machines, *place, figure) for place in ((trial, device), (fastest, name)))
+                    )
                     text = f"slower in trial {trial} than in trial {fastest}"
                     yield _change(machines, figure, trial, device, speed - best, 1.0, arms, limit, text)
 
@@ -463,7 +479,8 @@ def apart(seen: Evidence) -> list[Disturbance] | None:
     What of a gap stays with a device is in all trials, as far as swapping devices does not balance it; the rest is
     momentary, and in what trials differ by.
     """
-    measured, found = False, []
+    measured = False
+    found: list[Disturbance] = []
     for figure in FIGURES:
         gaps = _with_stays(seen.machines, [item for arm in seen.run.treatments for item in _gaps(seen, arm, figure)])
         measured = measured or any(own != other for *_, own, other in gaps)
@@ -509,12 +526,14 @@ def _with_stays(machines: MachineRecords, gaps: Sequence[_ArmGap]) -> list[_ArmG
         signs[row, number[other]] -= 1.0
     speeds = np.linalg.lstsq(signs, np.array([gap.apart for _, gap, *_ in gaps]))[0]
     stays = (signs @ speeds).tolist()
-    return [(arm, replace(gap, stays=part), *rest) for (arm, gap, *rest), part in zip(gaps, stays, strict=True)]
+    rows = zip(gaps, stays, strict=True)
+    return [(arm, replace(gap, stays=part), own, other) for (arm, gap, own, other), part in rows]
 
 
 def slow(seen: Evidence) -> list[Disturbance] | None:
     """Devices far below what their kind is known for; None where nothing is known of the kind."""
-    machines, compared, found = seen.machines, False, []
+    machines, compared = seen.machines, False
+    found: list[Disturbance] = []
     for trial, device in machines.measured:
         card = machines.cards.get((trial, RUN_HOST, device))
         kind = card.model if card and card.model and not card.shared else ""
@@ -524,7 +543,9 @@ def slow(seen: Evidence) -> list[Disturbance] | None:
                 continue
             compared, share = True, math.exp(speed - speed_of(figure, known))
             if share < _LEAST_OF_KIND and arms != ():
-                text = f"{_doer(device, figure)} {_DEEDS[figure]} in trial {trial} at {percent(share)} of the speed that "
+                text = (
+                    f"{_doer(device, figure)} {_DEEDS[figure]} in trial {trial} at {percent(share)} of the speed that "
+                )
                 found.append(
                     Disturbance(
                         place=machines.identity(trial, device),
@@ -553,7 +574,7 @@ def _doer(device: str, figure: str) -> str:
     return "the processor" if device == "cpu" else device
 
 
-DRIFT = Rule(
+DRIFT: Rule = Rule(
     name="machine speed",
     find=lambda seen: _rows(DRIFT, seen, drift(seen)),
     sound="By the reference, the arms' devices and hosts were as fast before as after, and as fast as each other.",
@@ -561,7 +582,7 @@ DRIFT = Rule(
     "A ratio to the control is decided by more trials, too: six or more in all, on several days.",
     rank=MACHINES,
 )
-APART = Rule(
+APART: Rule = Rule(
     name="machine speed",
     find=lambda seen: _rows(APART, seen, apart(seen)),
     sound=DRIFT.sound,
@@ -569,7 +590,7 @@ APART = Rule(
     "or more, where the host's speed will not stay.",
     rank=MACHINES,
 )
-SLOW = Rule(
+SLOW: Rule = Rule(
     name="machine speed",
     find=lambda seen: _rows(SLOW, seen, slow(seen)),
     sound=DRIFT.sound,

@@ -203,6 +203,7 @@ def _left(arms: Sequence[str], rows: Mapping[str, Sequence[Load]]) -> str:
         rest += f"; {listed([f'{count:,}' for count in shed])} were turned away or timed out"
     return rest
 
+
 # The ratio of two growing queues says nothing of the arms, nor does an objective that a short queue still keeps. One
 # that is missed stays missed.
 OVERLOAD = Rule(

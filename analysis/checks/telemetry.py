@@ -49,7 +49,7 @@ def _events(seen: Evidence) -> Iterable[Check]:
         lost, vouched = ([], False) if account.external else lost_events(run, arm)
         faults = [f"{item} cannot be placed" for item in unplaced]
         faults += [f"compile events of {arm} are missing: {item}" for item in lost]
-        opens = ("recompile", *ESTIMATES) if unplaced or not control else ESTIMATES
+        opens: tuple[str, ...] = ("recompile", *ESTIMATES) if unplaced or not control else ESTIMATES
         if not control and not account.external:
             unexplained = unexplained_stalls(run, arm, seen.stalls[arm], vouched=vouched and not lost)
             opens = opens if faults else ("recompile",)
@@ -264,8 +264,8 @@ UNKNOWN_STALLS = Rule(
     name="stalls of unknown cause",
     find=_unknown,
     sound="But for compiles, no arm stalled by itself for longer than compiles may.",
-    remedy="See what the arm and its host did then: logs, the allocator, first loads of kernels. If users may wait that "
-    "long, raise gates.max_stall_s.",
+    remedy="See what the arm and its host did then: logs, the allocator, first loads of kernels. If users may wait "
+    "that long, raise gates.max_stall_s.",
     opens=("recompile",),
     lasting=True,
     in_search=False,  # a search drives arms past what they hold, where a server is silent for longer

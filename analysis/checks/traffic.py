@@ -38,7 +38,9 @@ def _open_loop(seen: Evidence) -> Iterable[Check]:
     scheduled = len(requests) > 0 and bool(requests.scheduled.all())
     reason, remedy = "", OPEN_LOOP.remedy
     if run.reported_open_loop is False:
-        most = "" if run.concurrency is None else f", at most {counted(run.concurrency, 'request')} under way to each arm"
+        most = (
+            "" if run.concurrency is None else f", at most {counted(run.concurrency, 'request')} under way to each arm"
+        )
         reason = f"The load waited for the server (closed loop{most}), which hides the tail."
     elif not scheduled:
         reason = "Requests carry no scheduled time, so waiting before they were sent may be missing."

@@ -100,7 +100,9 @@ def judge(run: Run) -> Judgement:
             raw.append(ratio_gate(memory, arm, run.control, run.limits.max_memory_ratio, run.limits.alpha))
     if (ramp := ramp_of(run)) is not None:
         raw.append(ramp_gate(ramp))
-    gates = [with_needed(run, before, after, checks) for before, after in zip(raw, apply_checks(raw, checks), strict=True)]
+    gates = [
+        with_needed(run, before, after, checks) for before, after in zip(raw, apply_checks(raw, checks), strict=True)
+    ]
     verdicts = {arm: combined([gate.verdict for gate in gates if gate.arm == arm]) for arm in run.treatments}
     return Judgement(
         steady=compared.gated,

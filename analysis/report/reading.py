@@ -102,20 +102,20 @@ def facts(summary: Row) -> list[Fact]:
     return [fact for fact in facts if fact.value != DASH]
 
 
-def bed_line(summary: Row) -> str:
-    """Whether the machines were quiet, and what that means for a PASS; empty where no test bed is known."""
-    line = text(at(summary, "bed", "line"))
+def machine_line(summary: Row) -> str:
+    """Whether the machines were quiet, and what that means for a PASS; empty where the summary does not say."""
+    line = text(at(summary, "machines", "line"))
     allowed = " Every gate passed with that allowed for."
-    passed = at(summary, "overall") == "PASS" and at(summary, "bed", "verdict") == "disturbed"
+    passed = at(summary, "overall") == "PASS" and at(summary, "machines", "verdict") == "disturbed"
     return "" if line == DASH else line + allowed * passed
 
 
-def bed_note(summary: Row) -> str:
-    """The line about the bed as it stands below the headline, which may have said already what disturbed it."""
-    line = bed_line(summary)
-    verdict_of_bed, _, why = line.partition(": ")
+def machine_note(summary: Row) -> str:
+    """The line on the machines as it stands below the headline, which may have said already what disturbed them."""
+    line = machine_line(summary)
+    verdict_of_machines, _, why = line.partition(": ")
     said = why.rstrip(".").lower()
-    return f"{verdict_of_bed}, as said above." if said and said in headline(summary).lower() else line
+    return f"{verdict_of_machines}, as said above." if said and said in headline(summary).lower() else line
 
 
 def _requests(summary: Row) -> str:
@@ -139,12 +139,14 @@ def machine(summary: Row) -> str:
 
 
 def _cards_of_arms(summary: Row) -> Counter[str]:
-    """How many cards of each model arms ran on, on the machine that had most; empty where no card was watched."""
+    """How many cards of each model arms ran on, on the machine that had most; empty where no card was sampled."""
     machine_of = {
-        row.get("trial"): row.get("machine") for row in rows(summary, "bed", "machines") if row.get("host") == RUN_HOST
+        row.get("trial"): row.get("machine")
+        for row in rows(summary, "machines", "hosts")
+        if row.get("host") == RUN_HOST
     }
     cards: dict[object, dict[str, str]] = {}
-    for row in rows(summary, "bed", "devices"):
+    for row in rows(summary, "machines", "devices"):
         if row.get("host") == RUN_HOST and row.get("arms") and isinstance(row.get("model"), str):
             cards.setdefault(machine_of.get(row.get("trial")), {})[text(row.get("identity"))] = text(row["model"])
     return max((Counter(own.values()) for own in cards.values()), key=Counter.total, default=Counter())

@@ -1,4 +1,4 @@
-// The test bed over time: latency above, and below it on the same axis what the machines did meanwhile.
+// The machines over time: latency above, and below it on the same axis what devices and hosts did.
 
 const PANEL = 64;
 const PANEL_GAP = 30;
@@ -10,15 +10,14 @@ const DEVICE_PANELS = [
 ];
 const HOST_LINES = [
   ["busy_pct", "busy"],
-  ["pressure_cpu_pct", "waiting for a processor"],
   ["pressure_memory_pct", "waiting for memory"],
   ["steal_pct", "stolen"],
 ];
 
-function testBed(host, data) {
-  const rows = data.bed?.rows ?? [];
+function machines(host, data) {
+  const rows = data.machines?.rows ?? [];
   if (!rows.length) return empty(host, "Nothing was sampled of the machines.");
-  panelsOverTime(host, rows, (state, width) => bedView(data, rows, state, width));
+  panelsOverTime(host, rows, (state, width) => machineView(data, rows, state, width));
 }
 
 // Panels over one time axis, a trial at a time.
@@ -35,24 +34,24 @@ function panelsOverTime(host, rows, viewOf) {
   host.append(plot);
   const draw = responsive(plot, (width) => {
     const view = viewOf(state, width);
-    const root = bedFrame(state, view);
-    for (const panel of view.panels) root.append(bedPanel(view, panel));
-    const stops = view.lanes.flatMap((lane) => bedLane(root, view, lane));
+    const root = panelFrame(state, view);
+    for (const panel of view.panels) root.append(drawnPanel(view, panel));
+    const stops = view.lanes.flatMap((lane) => drawnLane(root, view, lane));
     walkable(stops, (i) => el("p", {}, stops[i].getAttribute("aria-label")));
-    bedReader(root, view, state);
-    plot.replaceChildren(root, bedLegend(view));
+    panelReader(root, view, state);
+    plot.replaceChildren(root, panelLegend(view));
   });
 }
 
-function bedView(data, rows, state, width) {
+function machineView(data, rows, state, width) {
   const own = rows.filter((row) => row.trial === state.trial);
   const devices = own.filter((row) => row.kind === "device"),
     hosts = own.filter((row) => row.kind === "host");
   const latency = own
     .filter((row) => row.kind === "arm")
     .map((row) => ({ name: row.label, arm: row.arm, points: row.t_s.map((t, i) => [t, row.e2e_p99_ms?.[i]]) }));
-  const bin = data.bed.bin_s || 1,
-    stretch = data.bed.stretch_s || bin;
+  const bin = data.machines.bin_s || 1,
+    stretch = data.machines.stretch_s || bin;
   const several = new Set(hosts.map((row) => row.host)).size > 1;
   const lineOf = (row, key, extra) => ({ points: row.t_s.map((t, i) => [t, row[key]?.[i]]), ...extra });
   const panels = [
@@ -76,7 +75,7 @@ function bedView(data, rows, state, width) {
       .filter(([key]) => row[key]?.some((value) => value > 0))
       .map(([key, kind, title, show]) => ({ kind, title: `${title}: ${row.label}`, row, key, show })),
   );
-  return panelView({ name: "The test bed", panels, lanes, bin, width, seconds: data.duration_s });
+  return panelView({ name: "The machines", panels, lanes, bin, width, seconds: data.duration_s });
 }
 
 // Panels, lanes and scales of one trial. A line is { name, arm, style, points: [[t, value]] }.
@@ -108,7 +107,7 @@ function panelView({ name, panels: all, lanes, bin, width, seconds }) {
   return { name, panels, lanes, domain, bin, left, right, width, height: top + 8, x: scale(domain, [left, right]) };
 }
 
-function bedFrame(state, view) {
+function panelFrame(state, view) {
   const { x, left, right, width, height } = view;
   const said = view.panels.map((panel) => panel.title).join(", ");
   const root = svg("svg", {
@@ -136,7 +135,7 @@ function bedFrame(state, view) {
   return root;
 }
 
-function bedPanel(view, panel) {
+function drawnPanel(view, panel) {
   const group = svg("g", {});
   panel.lines.forEach((one, place) => {
     const named = isNumber(one.arm);
@@ -155,8 +154,8 @@ function bedPanel(view, panel) {
   return group;
 }
 
-// Stretches in which a device was throttled, or somebody else's too, as bars that the keyboard walks.
-function bedLane(root, view, lane) {
+// Stretches in which a device was throttled, or used by others too, as bars that the keyboard walks.
+function drawnLane(root, view, lane) {
   const { x, left, right, bin } = view;
   root.append(
     label(left, lane.top + 11, lane.title, "start"),
@@ -179,8 +178,8 @@ function bedLane(root, view, lane) {
   });
 }
 
-// A cross through all panels that tells every value at a time: by pointer, or by the arrow keys.
-function bedReader(root, view, state) {
+// A cross through all panels that shows every value at a time: by pointer, or by the arrow keys.
+function panelReader(root, view, state) {
   const { x, left, right, width, height, domain, bin } = view;
   const cross = line(left, 14, left, height - 22, "cross");
   cross.setAttribute("visibility", "hidden");
@@ -224,7 +223,7 @@ function bedReader(root, view, state) {
   root.addEventListener("blur", hide);
 }
 
-function bedLegend(view) {
+function panelLegend(view) {
   const entries = [];
   for (const panel of view.panels) {
     for (const one of panel.lines) {

@@ -1,4 +1,4 @@
-"""The test bed as a part of the summary: its verdict, each machine in each trial, and how figures vary over trials."""
+"""The machines as a part of the summary: their verdict, each of them in each trial, and samples over time."""
 
 from __future__ import annotations
 
@@ -10,48 +10,41 @@ from typing import Any
 import numpy as np
 
 from analysis.arrays import Floats, Ints
-from analysis.judging.bed import BedJudgement
-from analysis.judging.checks.disturbances import Disturbance
-from analysis.run.bed_samples import Rows, Samples
+from analysis.checks.machines import disturbances_of
+from analysis.judging.judgement import Judgement
+from analysis.run.machine_records import THROTTLES, DeviceTraffic
+from analysis.run.machine_samples import Rows, Samples
 from analysis.run.run import Run
-from analysis.run.test_bed import THROTTLES, DeviceTraffic
 from analysis.run.trials import SECOND, Trial
-from analysis.run.variation import Variation, variations
 from analysis.statistics.quantiles import grouped_quantiles
 
-MOST_POINTS = 300  # of one thing in one trial
+MOST_POINTS = 300  # of one device or host in one trial
 _STRETCHES = 60  # of a trial, for its latency
 _LEAST_STRETCH_S = 5
 
 
-def bed_row(run: Run, judged: BedJudgement) -> dict[str, Any]:
-    """The key `bed`; of a bed that nobody watched, the verdict and how figures vary."""
-    bed = judged.bed
-    row: dict[str, Any] = {"verdict": judged.verdict, "line": judged.line}
-    if bed.watched:
-        row |= {
-            "disturbances": [_disturbance(item) for item in judged.disturbances],
-            "unknown": list(judged.unknown),
-            "unreadable": [dict(zip(("host", "name", "what", "why"), item, strict=True)) for item in bed.unreadable],
-            "machines": [{"trial": at, "host": host, **machine} for (at, host), machine in bed.machines.items()],
-            "devices": [_device(device) for device in bed.devices],
-            "hosts": [asdict(host) for host in bed.hosts],
-            "processes": [asdict(process) for process in bed.processes],
-            "references": [
-                {**asdict(reference), "arms": bed.arms_on(reference.trial, reference.device)}
-                for reference in bed.references
-            ],
-        }
-    row["variation"] = [_variation(item) for item in variations(run, bed)]
-    if bed.watched and (series := bed_series(run)):
-        row["series"] = series
-    return row
-
-
-def _disturbance(item: Disturbance) -> dict[str, Any]:
-    row = asdict(item)
-    del row["among_trials"]
-    return {"check": row.pop("aspect")["check"], **row}
+def machines_row(run: Run, judgement: Judgement) -> dict[str, Any]:
+    """The key `machines`; without a machine monitor, the verdict alone."""
+    machines, verdict = judgement.machines, judgement.machine_verdict
+    row: dict[str, Any] = {"verdict": verdict.verdict, "line": verdict.line}
+    if not machines.monitored:
+        return row
+    traffic = {(host.trial, host.host): asdict(host) for host in machines.hosts}
+    hosts = [*machines.facts, *(place for place in traffic if place not in machines.facts)]
+    return row | {
+        "unknown": list(verdict.unknown),
+        "disturbances": [{"check": check, **asdict(item)} for check, item in disturbances_of(judgement.checks)],
+        "hosts": [
+            {"trial": place[0], "host": place[1], **machines.facts.get(place, {}), **traffic.get(place, {})}
+            for place in sorted(hosts)
+        ],
+        "devices": [_device(device) for device in machines.devices],
+        "references": [
+            {**asdict(reference), "arms": machines.arms_on(reference.trial, reference.device)}
+            for reference in machines.references
+        ],
+        "series": machine_series(run),
+    }
 
 
 def _device(device: DeviceTraffic) -> dict[str, Any]:
@@ -59,14 +52,7 @@ def _device(device: DeviceTraffic) -> dict[str, Any]:
     return {"trial": row.pop("trial"), **row.pop("card"), **row}
 
 
-def _variation(item: Variation) -> dict[str, Any]:
-    return {**asdict(item), "flagged": item.flagged}
-
-
-# --- Over time --------------------------------------------------------------------------------------------------------
-
-
-def bed_series(run: Run) -> dict[str, Any]:
+def machine_series(run: Run) -> dict[str, Any]:
     """The samples of each device and host during each trial's traffic, in bins of one width, as columns.
 
     The clock is the lowest of a bin, `throttled` the share of its samples, `foreign` the most processes at once; others
@@ -82,16 +68,15 @@ def bed_series(run: Run) -> dict[str, Any]:
         for kind, columns in (("device", _device_columns), ("host", _host_columns)):
             for own in samples.of(kind, trial):
                 at_ns = own.at_ns[own.inside]
-                if not at_ns.size:
-                    continue
-                numbers, place = np.unique((at_ns - trial.start_ns) // int(bin_s * SECOND), return_inverse=True)
-                rows.append(
-                    {
-                        **{"trial": trial.number, "kind": kind, "host": own.host, "name": own.name},
-                        "t_s": (numbers * bin_s).tolist(),
-                        **columns(own, place.astype(np.int64), len(numbers)),
-                    }
-                )
+                if at_ns.size:
+                    numbers, place = np.unique((at_ns - trial.start_ns) // int(bin_s * SECOND), return_inverse=True)
+                    rows.append(
+                        {
+                            **{"trial": trial.number, "kind": kind, "host": own.host, "name": own.name},
+                            "t_s": (numbers * bin_s).tolist(),
+                            **columns(own, place.astype(np.int64), len(numbers)),
+                        }
+                    )
     if all(row["kind"] == "arm" for row in rows):
         return {}
     return {"bin_s": bin_s, "stretch_s": stretch_s, "rows": rows}
@@ -111,15 +96,12 @@ def _latency_rows(run: Run, trial: Trial, stretch_s: float) -> Iterator[dict[str
 
 
 def _device_columns(own: Rows, place: Ints, bins: int) -> dict[str, Any]:
-    held = [None if names is None else float(any(name in THROTTLES for name in names)) for names in own.reasons()]
-    throttled = np.array([math.nan if value is None else value for value in held], dtype=np.float64)
+    held = [math.nan if names is None else float(any(name in THROTTLES for name in names)) for names in own.reasons()]
     return {
         "sm_mhz": binned(own.column("sm_mhz"), place, bins, of=np.minimum),
         **{name: binned(own.column(name), place, bins) for name in ("power_w", "temperature_c", "utilisation_pct")},
-        "throttled": binned(throttled, place, bins),
-        "foreign": [
-            None if it is None else -it for it in binned(-own.column("foreign_processes"), place, bins, of=np.minimum)
-        ],
+        "throttled": binned(np.array(held, dtype=np.float64), place, bins),
+        "foreign": binned(own.column("foreign_processes"), place, bins, of=np.maximum),
     }
 
 
@@ -130,12 +112,10 @@ def _host_columns(own: Rows, place: Ints, bins: int) -> dict[str, Any]:
     for key, counter, each in (
         ("steal_pct", "steal_s", cpus),
         ("busy_pct", "cpu_s", cpus),
-        ("pressure_cpu_pct", "pressure_cpu_s", 1.0),
         ("pressure_memory_pct", "pressure_memory_s", 1.0),
     ):
         rise = np.diff(own.column(counter), prepend=np.nan)
-        share = np.where((rise >= 0) & (took > 0), 100.0 * rise / (took * each), np.nan)
-        columns[key] = binned(share, place, bins)
+        columns[key] = binned(np.where((rise >= 0) & (took > 0), 100.0 * rise / (took * each), np.nan), place, bins)
     return columns
 
 
