@@ -45,17 +45,19 @@ def lost(apart: float) -> float:
     return -math.expm1(-abs(apart))
 
 
-def _rows(rule: Rule, seen: Evidence, found: Iterable[Disturbance] | None) -> Iterator[Check]:
+def _rows(rule: Rule, seen: Evidence, found: Iterable[Disturbance] | None) -> Iterable[Check]:
+    return () if found is None else rows_of_rule(rule, seen.run.arms, found)
+
+
+def rows_of_rule(rule: Rule, arms: Sequence[str], found: Iterable[Disturbance]) -> Iterator[Check]:
     """One row of all arms, and one for each arm whose gates alone are concerned; one that holds for what is left.
 
     Of each place and arm the worst trial counts, with the number of other trials in which it was so. What concerns the
-    control concerns all arms: each is compared with it. Nothing where `found` is None: it could not be read.
+    control, the first of `arms`, concerns all: each is compared with it.
     """
-    if found is None:
-        return
-    worst = _worst_of_places(found, seen.run.control)
+    worst = _worst_of_places(found, arms[0])
     opened = False
-    for arm in (None, *seen.run.treatments):
+    for arm in (None, *arms[1:]):
         own = tuple(item for item in worst if (item.arms is None if arm is None else arm in (item.arms or ())))
         if own:
             opened = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from scipy import stats
@@ -16,7 +16,7 @@ from analysis.run.pairs import Copies, copies_of, matters_ms
 from analysis.run.run import Run
 from analysis.run.spikes import normal_e2e_ms
 from analysis.run.trials import SECOND
-from analysis.run.weight_stretches import WeightStretch, weight_stretches
+from analysis.run.weight_stretches import weight_stretches
 from analysis.wording import counted
 
 _MISSING_SLACK = 2  # copies that may be missing: those under way when recorders stop
@@ -90,22 +90,28 @@ def _sample_ratio(seen: Evidence) -> Iterable[Check]:
     run = seen.run
     if run.design == "split":
         alpha = _RATIO_ALPHA if ramp_of(run) is None else _RAMP_ALPHA
-        yield from sample_ratio(run, weight_stretches(run), alpha)
+        stretches = [
+            ({arm: run.sessions(arm, stretch.rows) for arm in run.arms}, stretch.weights)
+            for stretch in weight_stretches(run)
+        ]
+        yield from sample_ratio(stretches, alpha)
 
 
-def sample_ratio(run: Run, stretches: Sequence[WeightStretch], alpha: float = _RATIO_ALPHA) -> Iterable[Check]:
-    """The splitter sent each arm its share of the sessions in each stretch of weights: exact binomial tests, adjusted
-    for their number (Bonferroni). Nothing where weights do not say.
+def sample_ratio(
+    stretches: Sequence[tuple[Mapping[str, int], Mapping[str, float]]], alpha: float = _RATIO_ALPHA
+) -> Iterable[Check]:
+    """The splitter sent each arm its share of the sessions in each stretch of weights, given as (sessions by arm,
+    weights): exact binomial tests, adjusted for their number (Bonferroni). Nothing where weights do not say.
 
     A session that lasts over a change of weights counts in both stretches, as the splitter places it anew.
     """
     worst, words, tests = 1.0, "", 0
-    for stretch in stretches:
-        counts = {arm: run.sessions(arm, stretch.rows) for arm in run.arms if arm in stretch.weights}
-        total, whole = sum(counts.values()), sum(stretch.weights[arm] for arm in counts)
+    for sessions, weights in stretches:
+        counts = {arm: count for arm, count in sessions.items() if arm in weights}
+        total, whole = sum(counts.values()), sum(weights[arm] for arm in counts)
         for arm, count in counts.items() if total and whole and len(counts) > 1 else ():
             tests += 1
-            share = stretch.weights[arm] / whole
+            share = weights[arm] / whole
             p_value = float(stats.binomtest(count, total, share).pvalue)
             if p_value < worst:
                 worst, words = p_value, f"{arm} got {count} of {total} sessions (expected {total * share:.0f})"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from analysis.judging.validity import LENGTH_CHECKS
+from analysis.checks.table import LENGTH_CHECKS
 from tests.fakes.hub_model import SPECIAL, WORDS, weights
 from tests.fakes.processes import free_port, wait_for
 from tests.fakes.whole_run import console_script, last_line, requests

@@ -5,45 +5,30 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from analysis.judging.checks.arms import check_answers, check_comparable, check_equal_work, check_token_stream
-from analysis.judging.checks.disturbances import LEVER, Aspect, Disturbance, checks_of, gathered
-from analysis.judging.checks.loop import UNKNOWN, Loop
-from analysis.judging.checks.machines import check_machines
-from analysis.judging.checks.pressure import check_pressure
-from analysis.judging.checks.records import check_complete, check_counts, check_cut, check_deaths, check_records
-from analysis.judging.checks.statistics import (
-    check_autocorrelation,
-    check_blocks,
-    check_cold_starts,
-    check_length,
-    check_tail,
-)
-from analysis.judging.checks.traffic import (
-    check_control_errors,
-    check_interference,
-    check_open_loop,
-    check_sample_ratio,
-)
+from analysis.checks import arms, complete, data, traffic
+from analysis.checks.applied import apply_checks
+from analysis.checks.check import Disturbance
+from analysis.checks.generator import lag_of, lost_processes, measured_of, worst_of
+from analysis.checks.machines import DRIFT, LEVER, rows_of_rule
+from analysis.checks.table import RULES, names
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.judging.generators import check_generator, lag_of, lost_processes, measured_of
 from analysis.judging.judgement import judge
-from analysis.judging.validity import apply_checks
 from analysis.records.run_records import read_run, shifted
 from analysis.run.run import Run
 from analysis.run.work import TokenTimes, Work
-from analysis.settings.gate_limits import GateLimits
 from tests.fakes.machines import tell
 from tests.fakes.runs import FakeRun, comparison, gate, write_run
 
 EXTERNAL = {"a": "openai"}
+ARMS = ("eager", "compiled")
 WEIGHTS = {"a": 9.0, "b": 1.0}
-ENDED = [{"trial": 1, "complete": True}, {"trial": 2, "complete": True}]
 COMPILING = {"replica": "a-0", "exit_code": -9, "compiling": {"start_ns": 5, "seconds": 12.04, "shape": "2x64"}}
 
 
@@ -55,9 +40,9 @@ def came(arm="a", **more):
     return TokenTimes(**{"arm": arm, "answers": 1000, "untimed": 0, "many": 800, "at_once": 0, **more})
 
 
-def row(replica="eager-0", same=6, dtype="float32", **more):
-    known = {"arm": "eager", "replica": replica, "error": None, "departs": None, "same": same, "of": 6}
-    return {**known, "dtype": dtype, "prompts": [4, 57, 2, 9, 9, 9], **more}
+def ratio(counts, weights):
+    (check,) = traffic.sample_ratio([(counts, weights)])
+    return check
 
 
 def correlated(*values):
@@ -65,91 +50,52 @@ def correlated(*values):
 
 
 FEW = {"many": 23, "answers": 58}
-OTHER_ANSWER = row("eager-1", 5, departs=[1, 2])
-LIMITS = GateLimits()
-FREE = Loop(z=0.2, kept=0.95)
 
 
 @pytest.mark.parametrize(
     ("check", "ok", "words"),
     [
-        (check_comparable("a", [], intended=False), True, ""),
-        (check_comparable("a", ["model.dtype"], intended=False), False, "model.dtype"),
-        (check_comparable("a", ["model.dtype"], intended=True), True, ""),
-        (check_comparable("a", [], intended=False, outside=EXTERNAL), False, ""),
-        (check_comparable("a", [], intended=True, outside=EXTERNAL), True, "a (openai) is external"),
-        (check_equal_work(work(104.0)), True, ""),
-        (check_equal_work(work(106.0)), False, ""),
-        (check_equal_work(work(0.0)), False, ""),
-        (check_equal_work(work(other=("3 of 9 answers of a are shorter",))), False, "3 of 9 answers of a"),
-        (check_token_stream(came(at_once=80), came("b"), judged=True), False, ""),
-        (check_token_stream(came(at_once=80), came("b"), judged=False), True, ""),
-        (check_token_stream(came(at_once=80), came("b", at_once=80), judged=True), True, ""),
-        (check_token_stream(came(at_once=10, **FEW), came("b", at_once=7, **FEW), judged=True), True, ""),
-        (check_token_stream(came(), came("b", untimed=7), judged=True), False, "7 of 1000 answers of b"),
-        (check_answers("eager", [row(), row("eager-1")]), True, ""),
-        (check_answers("eager", [row(), OTHER_ANSWER]), False, "token 3 after a prompt of 57"),
-        (check_answers("eager", [row(), OTHER_ANSWER | {"dtype": "bfloat16"}]), True, ""),
-        (check_autocorrelation("a", correlated(0.2, None)), True, ""),
-        (check_autocorrelation("a", correlated(0.2, 0.8)), False, ""),
-        (check_autocorrelation("a", correlated(None)), True, ""),
-        (check_autocorrelation("a", correlated(0.8), lengths_change=True), False, "traffic.length_scales"),
-        (check_blocks("a", 18, LIMITS, 30.0), True, ""),
-        (check_blocks("a", 17, LIMITS, 30.0), False, "17 steady blocks"),
-        (check_length(1, LIMITS, 30.0), False, ""),
-        (check_tail("a", 500, 0.99), True, ""),
-        (check_tail("a", 499, 0.99), False, ""),
-        (check_tail("a", 0, 0.5), False, ""),
-        (check_cold_starts(3), True, ""),
-        (check_cold_starts(1), False, "1 cold start; 3"),
-        (check_counts({"a": 1000, "b": 998}, {}, mirrored=True), True, ""),
-        (check_counts({"a": 1000, "b": 997}, {}, mirrored=True), False, "b has 997 of 1000"),
-        (check_counts({"a": 1000, "b": 0}, {}, mirrored=False), False, ""),
-        (check_counts({}, {}, mirrored=True), False, ""),
-        (check_counts({"a": 900, "b": 900}, {"a": 1000, "b": 1000}, mirrored=True), False, ""),
-        (check_counts({"a": 500, "b": 400}, {"*": 1000}, mirrored=False), False, ""),
-        (check_counts({"a": 600, "b": 400}, {"*": 1000}, mirrored=False), True, ""),
-        (check_cut("a", 10, 1000, 0.99), True, ""),
-        (check_cut("a", 11, 1000, 0.99), False, ""),
-        (check_records([], 0, 0), True, ""),
-        (check_records(["a.arrow is cut off"], 0, 0), False, "a.arrow is cut off"),
-        (check_records([], 1, 0), False, "1 request has times"),
-        (check_records([], 0, 2), False, "2 rows repeat"),
-        (check_complete(ENDED[:1]), True, ""),
-        (check_complete([*ENDED[:1], {"trial": 2}]), False, "Trial 2 was stopped"),
-        (check_complete(ENDED, planned=2), True, ""),
-        (check_complete(ENDED, planned=3), False, "Trial 3 is missing"),
-        (check_complete([ENDED[0], {"trial": 3, "complete": True}]), False, "Trial 2 is missing"),
-        (check_complete([], planned=0), True, ""),
-        (check_complete(ENDED, processes=["load process 0 is lost"]), False, "Load process 0 is lost"),
-        (check_deaths("a", [], control=False), True, ""),
-        (check_deaths("a", [{"replica": "a-0", "exit_code": -9}], control=False), False, "a-0 (exit code -9)"),
-        (check_deaths("a", [COMPILING], control=True), False, "12.0 s into a compile for 2x64"),
-        (check_sample_ratio({"a": 9010, "b": 990}, WEIGHTS), True, ""),
-        (check_sample_ratio({"a": 8700, "b": 1300}, WEIGHTS), False, ""),
-        (check_sample_ratio({"a": 900, "b": 100, "c": 3}, WEIGHTS | {"c": 0.0}), False, "c has weight 0"),
-        (check_generator([lag_of(3.0, 50.0)]), True, "3.0 ms late or more, limit 50 ms"),
-        (check_generator([lag_of(80.0, 50.0)]), False, ""),
-        (check_generator([lag_of(None, 50.0)]), False, ""),
+        (arms.comparable("a", [], intended=False), True, ""),
+        (arms.comparable("a", ["model.dtype"], intended=False), False, "model.dtype"),
+        (arms.comparable("a", ["model.dtype"], intended=True), True, ""),
+        (arms.comparable("a", [], intended=False, external=EXTERNAL), False, ""),
+        (arms.comparable("a", [], intended=True, external=EXTERNAL), True, "a (openai) is external"),
+        (arms.equal_work(work(104.0)), True, ""),
+        (arms.equal_work(work(106.0)), False, ""),
+        (arms.equal_work(work(0.0)), False, ""),
+        (arms.equal_work(work(other=("3 of 9 answers of a are shorter",))), False, "3 of 9 answers of a"),
+        (arms.token_stream(came(at_once=80), came("b"), judged=True), False, ""),
+        (arms.token_stream(came(at_once=80), came("b"), judged=False), True, ""),
+        (arms.token_stream(came(at_once=80), came("b", at_once=80), judged=True), True, ""),
+        (arms.token_stream(came(at_once=10, **FEW), came("b", at_once=7, **FEW), judged=True), True, ""),
+        (arms.token_stream(came(), came("b", untimed=7), judged=True), False, "7 of 1000 answers of b"),
+        (data.autocorrelation("a", correlated(0.2, None)), True, ""),
+        (data.autocorrelation("a", correlated(0.2, 0.8)), False, ""),
+        (data.autocorrelation("a", correlated(None)), True, ""),
+        (data.autocorrelation("a", correlated(0.8), lengths_change=True), False, "traffic.length_scales"),
+        (complete.requests_of_arms({"a": 1000, "b": 998}, {}, mirrored=True), True, ""),
+        (complete.requests_of_arms({"a": 1000, "b": 997}, {}, mirrored=True), False, "b has 997 of 1000"),
+        (complete.requests_of_arms({"a": 1000, "b": 0}, {}, mirrored=False), False, ""),
+        (complete.requests_of_arms({}, {}, mirrored=True), False, ""),
+        (complete.requests_of_arms({"a": 900, "b": 900}, {"a": 1000, "b": 1000}, mirrored=True), False, ""),
+        (complete.requests_of_arms({"a": 500, "b": 400}, {"*": 1000}, mirrored=False), False, ""),
+        (complete.requests_of_arms({"a": 600, "b": 400}, {"*": 1000}, mirrored=False), True, ""),
+        (complete.lived("a", [], control=False), True, ""),
+        (complete.lived("a", [{"replica": "a-0", "exit_code": -9}], control=False), False, "a-0 (exit code -9)"),
+        (complete.lived("a", [COMPILING], control=True), False, "12.0 s into a compile for 2x64"),
+        (ratio({"a": 9010, "b": 990}, WEIGHTS), True, ""),
+        (ratio({"a": 8700, "b": 1300}, WEIGHTS), False, ""),
+        (ratio({"a": 900, "b": 100, "c": 3}, WEIGHTS | {"c": 0.0}), False, "c got 3 of 1003 sessions (expected 0)"),
+        (worst_of([lag_of(3.0, 50.0)]), True, "3.0 ms late or more, limit 50 ms"),
+        (worst_of([lag_of(80.0, 50.0)]), False, ""),
+        (worst_of([lag_of(None, 50.0)]), False, ""),
         (
-            check_generator([lag_of(80.0, 50.0), lag_of(120.0, 50.0)]),
+            worst_of([lag_of(80.0, 50.0), lag_of(120.0, 50.0)]),
             False,
             "120.0 ms late or more, limit 50 ms; and 1",
         ),
-        (check_control_errors("eager", 5, 1000, 0.5), True, ""),
-        (check_control_errors("eager", 6, 1000, 0.5), False, ""),
-        (check_control_errors("eager", 0, 0, 0.5), True, ""),
-        (check_open_loop(True, True), True, ""),
-        (check_open_loop(None, True), True, ""),
-        (check_open_loop(False, True), False, ""),
-        (check_open_loop(True, False), False, ""),
-        (check_open_loop(None, True, loops=[FREE, FREE]), True, ""),
-        (check_open_loop(None, True, loops=[FREE, Loop(z=-9.0, kept=0.4)]), False, "60 %"),
-        (check_open_loop(None, True, loops=[FREE, UNKNOWN]), False, ""),
-        (check_pressure([]), True, ""),
-        (check_pressure([f"fault {number}" for number in range(5)]), False, "fault 2; and 2 more"),
-        (check_interference(None, None), True, ""),
-        (check_interference(1.6, 0.01), False, ""),
+        (traffic.interference(None, None), True, ""),
+        (traffic.interference(1.6, 0.01), False, ""),
     ],
 )
 def test_a_check_holds_or_fails_by_its_facts(check, ok, words):
@@ -158,27 +104,30 @@ def test_a_check_holds_or_fails_by_its_facts(check, ok, words):
 
 
 @pytest.mark.parametrize(
-    ("check", "arm", "affects"),
+    ("check", "arm", "opens"),
     [
-        (check_equal_work(work(106.0)), "a", {"noninferiority", "slo", "cold"}),
-        (check_answers("eager", [row(), OTHER_ANSWER]), None, {"noninferiority", "parity", "recompile"}),
-        (check_blocks("a", 17, LIMITS, 30.0), "a", {"noninferiority"}),
-        (check_cold_starts(1), None, {"cold"}),
-        (check_pressure(["memory on 1 of 2 devices"]), None, {"noninferiority"}),
-        (check_deaths("a", [COMPILING], control=True), None, {"noninferiority", "slo"}),
-        (check_deaths("a", [COMPILING], control=False), "a", {"noninferiority", "slo"}),
+        (arms.equal_work(work(106.0)), "a", {"noninferiority", "slo", "cold"}),
+        (complete.lived("a", [COMPILING], control=True), None, {"noninferiority", "slo"}),
+        (complete.lived("a", [COMPILING], control=False), "a", {"noninferiority", "slo"}),
     ],
 )
-def test_a_check_concerns_its_arm_and_affects_its_gates(check, arm, affects):
+def test_a_check_concerns_its_arm_and_affects_its_gates(check, arm, opens):
     assert check.arm == arm
-    assert affects <= set(check.affects)
+    assert opens <= set(check.opens)
 
 
 def test_the_remedies_of_the_traffic_do_not_name_the_design_in_use():
-    assert "switchback" in check_interference(1.6, 0.01).remedy
-    assert "a run of their own" in check_interference(1.6, 0.01, taking_turns=True).remedy
-    assert "open_loop" in check_open_loop(None, True, loops=[FREE, UNKNOWN]).remedy
-    assert check_sample_ratio({"a": 5}, WEIGHTS) is None
+    assert "switchback" in traffic.interference(1.6, 0.01).remedy
+    assert "a run of their own" in traffic.interference(1.6, 0.01, taking_turns=True).remedy
+    assert list(traffic.sample_ratio([({"a": 5}, WEIGHTS)])) == []
+
+
+def test_rules_of_one_check_follow_each_other_and_rank_alike():
+    groups = [name for name, _ in groupby(RULES, lambda rule: rule.name)]
+    assert len(groups) == len(set(groups))
+    ranks = {(rule.name, rule.rank) for rule in RULES}
+    assert len(ranks) == len(groups)
+    assert names(lambda rule: rule.mended_by_length) == {"blocks", "run length", "tail", "cut requests"}
 
 
 ALL = comparison(verdict=PASS, method="t over trials", blocks=60, groups=6, trials=6)
@@ -190,7 +139,7 @@ def machine(name, ratio, spread, **more):
 
 
 def found(item, *apart, shares=()):
-    return check_machines("compiled", [item], apart, shares)
+    return data.heterogeneity("compiled", [item], apart, shares)
 
 
 SPREAD = [machine("a", 0.9, 0.02), machine("b", 1.12, 0.02)]
@@ -231,17 +180,11 @@ def test_only_the_gate_that_is_contradicted_is_opened(verdict):
     check = found(ALL, machine("a", 1.0, 0.1), machine("b", 1.0, 0.1), shares=[missed])
     after = apply_checks(gates, [check])
     assert [item.verdict for item in after] == [INCONCLUSIVE, verdict, verdict, PASS]
-    assert after[0].blocked_by == ("machines",)
-
-
-ASPECT = Aspect(check="bed drift", sound="All was well.", remedy="Mend it.")
-ARMS = ("eager", "compiled")
+    assert after[0].blocked_by == ("heterogeneity",)
 
 
 def disturbance(*, value: float, shift: float | None, trial: int = 1, place: str = "cuda:1") -> Disturbance:
-    return Disturbance(
-        aspect=ASPECT, place=place, trial=trial, arms=("compiled",), value=value, limit=0.05, shift=shift, text="so"
-    )
+    return Disturbance(place=place, trial=trial, arms=("compiled",), value=value, limit=0.05, shift=shift, text="so")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +200,7 @@ def disturbance(*, value: float, shift: float | None, trial: int = 1, place: str
 def test_disturbances_shift_an_arm_by_the_largest_change_of_each_place(
     troubles: list[Disturbance], shift: float | None
 ) -> None:
-    (check,) = checks_of(ASPECT, gathered(troubles, "eager"), ARMS)
+    (check,) = rows_of_rule(DRIFT, ARMS, troubles)
     assert check.shift == shift
 
 
@@ -279,7 +222,7 @@ ESTIMATED = {"noninferiority", "slo", "cold"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "words", "affects"),
+    ("changes", "words", "opens"),
     [
         ({"records": {"dropped": 3}}, "3 records of load process 0 were dropped", {*ESTIMATED, "recompile", "error"}),
         (USERS, "10 are not in the splitter's log", {*ESTIMATED, "error"}),
@@ -294,12 +237,12 @@ ESTIMATED = {"noninferiority", "slo", "cold"}
     ],
 )
 def test_the_load_generator_fails_by_each_account_that_fell_short(
-    changes: dict[str, Any], words: str, affects: set[str] | None
+    changes: dict[str, Any], words: str, opens: set[str] | None
 ) -> None:
-    check = check_generator(list(measured_of([{**ACCOUNT, **changes}], 50.0)))
-    assert check.ok is (affects is None)
+    check = worst_of(list(measured_of([{**ACCOUNT, **changes}], 50.0)))
+    assert check.ok is (opens is None)
     assert words in check.reason
-    assert check.ok or (set(check.affects) == affects and check.remedy)
+    assert check.ok or (set(check.opens) == opens and check.remedy)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the records say of the machines during the traffic: devices, hosts, references, variation, pressure."""
+"""What the records say of the machines during the traffic: devices, hosts, references, pressure."""
 
 import math
 from dataclasses import replace
@@ -9,17 +9,16 @@ import pytest
 
 from analysis.records.run_records import read_run
 from analysis.records.schemas import BED
+from analysis.run.machine_records import MachineRecords
 from analysis.run.pressure import faults, in_words, phases_of
 from analysis.run.references import references_of
 from analysis.run.run import Run
-from analysis.run.test_bed import TestBed as Bed
-from analysis.run.variation import variation_of
 from tests.fakes.machines import FakeBed
 from tests.fakes.runs import FakeRun, start_of, write_run
 
 
-def bed_of(folder, *samples, info=None, cards=2, trials=1):
-    """The bed of a run of one minute, with other samples or another trial.json where given."""
+def machines_of(folder, *samples, info=None, cards=2, trials=1):
+    """The machines of a run of one minute, with other samples or another trial.json where given."""
     fake = FakeRun(bed=FakeBed(cards=cards), duration_s=60.0, rate=1.0, telemetry=False, trials=trials)
     records = read_run(write_run(folder / "run", fake))
     if samples:
@@ -27,7 +26,7 @@ def bed_of(folder, *samples, info=None, cards=2, trials=1):
         records = replace(records, bed=pa.Table.from_pylist(rows, schema=BED))
     if info is not None:
         records = replace(records, trials=tuple({**trial, **info} for trial in records.trials))
-    return Bed.of(Run.of(records))
+    return MachineRecords.of(Run.of(records))
 
 
 def each(seconds, kind="device", name="cuda:0", **row):
@@ -42,19 +41,18 @@ def each(seconds, kind="device", name="cuda:0", **row):
 def test_samples_outside_the_traffic_do_not_count(tmp_path):
     inside = each(range(1, 61), sm_mhz=1980, throttle=[])
     outside = each((-5, 0, 65), sm_mhz=345, throttle=["hw_slowdown"])
-    (seen,) = bed_of(tmp_path, *inside, *outside).devices
+    (seen,) = machines_of(tmp_path, *inside, *outside).devices
     assert (seen.sm_mhz.low, seen.throttle_s, seen.seconds) == (1980, 0.0, 60.0)
-    assert seen.locked is False, "the clock moved, if not during the traffic"
 
 
 def test_a_gap_in_the_samples_was_not_watched(tmp_path):
-    (seen,) = bed_of(tmp_path, *each((1, 2, 3, 40, 41), foreign_processes=1)).devices
+    (seen,) = machines_of(tmp_path, *each((1, 2, 3, 40, 41), foreign_processes=1)).devices
     assert (seen.seconds, seen.foreign_s) == (5.0, 5.0)
 
 
 def test_a_counter_that_starts_again_loses_only_what_it_lost(tmp_path):
     stolen = [0.0, 10.0, 11.0, 12.0, 0.0, 1.0, 2.0]
-    (seen,) = bed_of(tmp_path, *each(range(1, 7), "host", "run", cpus=4, steal_s=stolen.__getitem__)).hosts
+    (seen,) = machines_of(tmp_path, *each(range(1, 7), "host", "run", cpus=4, steal_s=stolen.__getitem__)).hosts
     assert seen.steal == pytest.approx(0.25)
 
 
@@ -62,17 +60,17 @@ def test_work_of_others_is_the_time_of_the_host_less_that_of_the_run(tmp_path):
     host = each(range(1, 11), "host", "run", cpus=8, cpu_s=lambda second: 5.0 * second)
     own = each(range(1, 11), "process", "eager-0", cpu_s=lambda second: 2.0 * second)
     load = each(range(1, 11), "process", "load", cpu_s=lambda second: 1.0 * second)
-    (seen,) = bed_of(tmp_path, *host, *own, *load).hosts
+    (seen,) = machines_of(tmp_path, *host, *own, *load).hosts
     assert (seen.busy, seen.foreign) == (pytest.approx(5 / 8), pytest.approx(2 / 8))
-    assert bed_of(tmp_path, *host).hosts[0].foreign is None
+    assert machines_of(tmp_path, *host).hosts[0].foreign is None
 
 
 def test_null_columns_leave_everything_unknown(tmp_path):
     kinds = ("host", "device", "process", "allocator", "something new")
-    bed = bed_of(tmp_path, *(row for kind in kinds for row in each(range(1, 5), kind, "x")))
-    (device,), (host,), (process,) = bed.devices, bed.hosts, bed.processes
-    assert (device.throttled_s, device.foreign_s, device.sm_mhz, device.locked) == (None, None, None, None)
-    assert (host.steal, host.foreign, host.pressure_cpu, process.cores) == (None, None, None, None)
+    found = machines_of(tmp_path, *(row for kind in kinds for row in each(range(1, 5), kind, "x")))
+    (device,), (host,) = found.devices, found.hosts
+    assert (device.throttled_s, device.foreign_s, device.sm_mhz) == (None, None, None)
+    assert (host.steal, host.foreign, host.pressure_memory) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +78,11 @@ def test_null_columns_leave_everything_unknown(tmp_path):
     [("auto", 2, "cuda:0"), ("auto", 0, "cpu"), ("cuda:1", 2, "cuda:1"), ("cpu", 2, "cpu")],
 )
 def test_an_arm_is_placed_on_its_device(tmp_path, asked, cards, placed):
-    assert bed_of(tmp_path, cards=cards, info={"devices": {"eager": asked}}).placed == {1: {"eager": placed}}
+    assert machines_of(tmp_path, cards=cards, info={"devices": {"eager": asked}}).placed == {1: {"eager": placed}}
 
 
 def test_a_card_is_known_by_its_own_number_over_trials(tmp_path):
-    second = {device.name: device for device in bed_of(tmp_path, trials=2).devices if device.trial == 2}
+    second = {device.card.name: device for device in machines_of(tmp_path, trials=2).devices if device.trial == 2}
     assert second["cuda:1"].card.identity == "GPU-1"
     assert {name: device.arms for name, device in second.items()} == {"cuda:0": ("compiled",), "cuda:1": ("eager",)}
 
@@ -120,8 +118,8 @@ def test_speed_is_the_mean_of_before_and_after_and_more_is_faster(tmp_path):
             reference(matmul_tflops=tflops, python_ms=python_ms),
             reference(when="after", matmul_tflops=after_tflops, python_ms=python_ms),
         ]
-        bed = bed_of(tmp_path / name, info={"references": rows})
-        return [bed.speed(1, "cuda:0", figure) for figure in ("matmul_tflops", "python_ms")]
+        found = machines_of(tmp_path / name, info={"references": rows})
+        return [found.speed(1, "cuda:0", figure) for figure in ("matmul_tflops", "python_ms")]
 
     slow, fast = speeds("slow", 400.0, 20.0, 400.0), speeds("fast", 800.0, 10.0, None)
     assert [b - a for a, b in zip(slow, fast, strict=True)] == [pytest.approx(math.log(2), abs=1e-3)] * 2
@@ -132,22 +130,6 @@ def test_a_figure_of_smaller_work_is_not_compared():
     rows = [reference(f"cuda:{card}", when, **full) for card in (0, 1) for when in ("before", "after")]
     rows[3] |= {"read_gb_per_s": 3000.0, "read_bytes": 1 << 28}
     assert [dict(figures) for figures in references(rows)] == [{"read_gb_per_s": 4200.0}] * 3 + [{}]
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([100.0, 106.0], (2, 103.0, 4.2426, 0.04119, False)),
-        ([100.0, 108.0], (2, 104.0, 5.6569, 0.054393, True)),
-        ([None, math.nan, 3.0], (1, 3.0, None, None, False)),
-        ([None], (0, None, None, None, False)),
-        ([0.0, 0.0], (2, 0.0, 0.0, None, False)),
-    ],
-)
-def test_variation_is_that_of_a_sample_and_more_than_five_per_cent_is_flagged(values, expected):
-    row = variation_of("eager", "p99_ttft_ms", values)
-    for found, right in zip((row.n, row.mean, row.sd, row.cv, row.flagged), expected, strict=True):
-        assert found == (right if right is None else pytest.approx(right, rel=1e-3))
 
 
 def pressed(pressure, *rows, complete=True):

@@ -12,13 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.judging.checks.traffic import check_control_errors
+from analysis.checks.applied import apply_checks, faults_to_fix
+from analysis.checks.check import ALL_KINDS, ESTIMATES, PARITY
+from analysis.checks.machines import HOST
+from analysis.checks.table import checks_of_run
+from analysis.judging.comparisons import Comparisons
 from analysis.judging.judgement import judge
-from analysis.judging.run_checks import checks_of_all, checks_of_arm
-from analysis.judging.validity import ALL_KINDS, PARITY, apply_checks, faults_to_mend
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
+from analysis.run.client_stalls import client_stalls
 from analysis.run.run import Run
 from analysis.run.work import AnswerLengths, answers_apart
 from tests.fakes.machines import tell
@@ -35,16 +38,16 @@ class TestChecksOnGates:
         ("kind", "failed", "stands"),
         [
             *((kind, check(), "") for kind in ("noninferiority", "slo", "cold", "goodput")),
-            ("recompile", check(affects=ALL_KINDS), "FAIL"),
-            ("error", check(affects=ALL_KINDS), "FAIL"),
-            ("error", check_control_errors("eager", 50, 100, 0.5), ""),
-            ("parity", check(affects=ALL_KINDS), "PASS FAIL"),
-            ("parity", check(affects=(*ALL_KINDS, PARITY), name="answers"), ""),
-            ("goodput", check(affects=("noninferiority", "goodput"), name="comparable"), ""),
+            ("recompile", check(opens=ALL_KINDS), "FAIL"),
+            ("error", check(opens=ALL_KINDS), "FAIL"),
+            ("error", check(name="control errors", opens=(*ESTIMATES, "error")), ""),
+            ("parity", check(opens=ALL_KINDS), "PASS FAIL"),
+            ("parity", check(opens=(*ALL_KINDS, PARITY), name="answers"), ""),
+            ("goodput", check(opens=("noninferiority", "goodput"), name="comparable"), ""),
             ("noninferiority", check(arm="compiled"), ""),
             ("noninferiority", check(arm="another"), "PASS FAIL"),
             ("noninferiority", check(ok=True), "PASS FAIL"),
-            ("slo", check(name="bed drift", shift=0.1), ""),
+            ("slo", check(name="machine speed", shift=0.1), ""),
         ],
     )
     @pytest.mark.parametrize("verdict", ["PASS", "FAIL"])
@@ -63,7 +66,7 @@ class TestChecksOnGates:
         assert "was late" not in result.reason
 
     def test_a_known_shift_clears_nothing_when_another_check_fails(self):
-        (result,) = apply_checks([gate(low=0.1, high=0.2)], [check(name="bed drift", shift=0.1), check()])
+        (result,) = apply_checks([gate(low=0.1, high=0.2)], [check(name="machine speed", shift=0.1), check()])
         assert (result.verdict, result.blocked_by) == ("INCONCLUSIVE", ("load generator",))
 
     @pytest.mark.parametrize(
@@ -87,22 +90,24 @@ class TestChecksOnGates:
         ],
     )
     def test_a_gate_stands_that_its_machine_cannot_have_changed(self, verdict, low, high, shift, stands):
-        halves = [check(name=name, shift=shift / 2) for name in ("bed drift", "bed apart")]
+        halves = [check(name=name, shift=shift / 2) for name in ("machine speed", "throttling")]
         (result,) = apply_checks([gate(verdict=verdict, low=low, high=high)], halves)
         assert (result.verdict == verdict) is stands
-        assert ("bed drift, bed apart" in result.reason and not result.blocked_by) is stands
+        assert ("machine speed, throttling" in result.reason and not result.blocked_by) is stands
 
     @pytest.mark.parametrize(("high", "stands"), [(300.0, True), (700.0, False), (None, False)])
     def test_an_objective_stands_that_its_slowest_request_would_meet_on_a_slower_machine(self, high, stands):
         objective = gate(kind="slo", verdict="PASS", limit=1000.0, high=high)
-        (result,) = apply_checks([objective], [check(name="bed drift", shift=0.7)])
+        (result,) = apply_checks([objective], [check(name="machine speed", shift=0.7)])
         assert (result.verdict == "PASS") is stands
 
     @pytest.mark.parametrize(
         ("verdict", "slows", "stands"), [("PASS", True, True), ("PASS", False, False), ("FAIL", True, False)]
     )
     def test_an_objective_stands_that_passed_although_its_machine_was_slowed(self, verdict, slows, stands):
-        (result,) = apply_checks([gate(kind="slo", verdict=verdict)], [replace(check(name="host"), slows=slows)])
+        (result,) = apply_checks(
+            [gate(kind="slo", verdict=verdict)], [replace(check(name="other work"), rule=replace(HOST, slows=slows))]
+        )
         assert (result.verdict == verdict) is stands
 
     @pytest.mark.parametrize(
@@ -117,16 +122,16 @@ class TestChecksOnGates:
     )
     def test_the_spread_of_trials_includes_disturbances_of_some_of_them(self, verdict, lasting, stands):
         decided = replace(gate(verdict=verdict), lasting=lasting)
-        (result,) = apply_checks([decided], [replace(check(name="bed drift"), among_trials=True)])
+        (result,) = apply_checks([decided], [replace(check(name="machine speed"), among_trials=True)])
         assert (result.verdict == verdict) is stands
         assert bool(result.allowance) is stands
         assert result.reason.endswith(result.allowance)
-        (result,) = apply_checks([decided], [replace(check(name="bed drift"), among_trials=True), check()])
+        (result,) = apply_checks([decided], [replace(check(name="machine speed"), among_trials=True), check()])
         assert result.verdict == "INCONCLUSIVE"
 
     def test_a_gate_that_trials_leave_open_is_not_blocked_by_disturbed_trials(self):
         left = replace(gate(verdict="INCONCLUSIVE"), lasting=(0.8, 1.2))
-        (result,) = apply_checks([left], [replace(check(name="bed drift"), among_trials=True)])
+        (result,) = apply_checks([left], [replace(check(name="machine speed"), among_trials=True)])
         assert result == left
 
     @pytest.mark.parametrize(
@@ -134,18 +139,18 @@ class TestChecksOnGates:
         [
             (5, (), "compiled", True),
             (6, (), "compiled", False),
-            (6, ("bed drift",), "compiled", True),
-            (6, ("bed drift",), "another", False),
-            (6, ("bed apart",), "compiled", False),
+            (6, ("machine speed",), "compiled", True),
+            (6, ("machine speed",), "another", False),
+            (6, ("throttling",), "compiled", False),
         ],
     )
     def test_a_disturbance_of_some_trials_is_a_fault_where_it_opens_a_gate(self, trials, blocked_by, arm, is_fault):
-        drift = replace(check(name="bed drift"), among_trials=True, arm="compiled")
-        sound, short = replace(drift, check="bed apart", ok=True), replace(drift, check="blocks", among_trials=False)
+        drift = replace(check(name="machine speed"), among_trials=True, arm="compiled")
+        sound, short = check(ok=True, name="throttling"), check(name="blocks")
         own = replace(gate(verdict="INCONCLUSIVE"), arm=arm, blocked_by=blocked_by)
-        assert faults_to_mend([sound, drift, short], [own], trials) == ([drift] if is_fault else [])
+        assert faults_to_fix([sound, drift, short], [own], trials) == ([drift] if is_fault else [])
         lasting = replace(drift, among_trials=False)
-        assert faults_to_mend([lasting], [own], trials) == [lasting]
+        assert faults_to_fix([lasting], [own], trials) == [lasting]
 
 
 def rewrite_rows(directory, edit, batch=10**9):
@@ -205,9 +210,9 @@ def case(check, kinds, change=None, **run):
 SPOILED = {
     "few blocks": case("blocks", {"noninferiority"}, duration_s=450),
     "few blocks for an objective": case("run length", {"slo"}, duration_s=450),
-    "a missing arm": case("arms", ALL, rows(lambda found: [row for row in found if row["arm"] == "eager"])),
-    "missing requests": case("arms", ALL, rows(lambda found: found[:-100])),
-    "missing planned requests": case("arms", ALL, partial(tell, planned={"eager": 3120, "compiled": 3300})),
+    "a missing arm": case("complete", ALL, rows(lambda found: [row for row in found if row["arm"] == "eager"])),
+    "missing requests": case("complete", ALL, rows(lambda found: found[:-100])),
+    "missing planned requests": case("complete", ALL, partial(tell, planned={"eager": 3120, "compiled": 3300})),
     "a sample-ratio mismatch": case(
         "sample ratio",
         TAILS | {"error"},
@@ -224,13 +229,13 @@ SPOILED = {
     "interference": case("interference", TAILS, arms=(EAGER, CAPTURES), gates=LENIENT, interference=1.6),
     "another model": case("comparable", {"noninferiority"}, arms=(EAGER, OTHER_DTYPE)),
     "a control that fails": case("control errors", TAILS | {"error"}, arms=(BROKEN_CONTROL, FakeArm(name="compiled"))),
-    "truncated records": case("records", ALL, torn),
-    "rows that are there twice": case("records", ALL, rows(lambda found: [*found, found[0]])),
-    "no request_id": case("records", ALL, without("request_id")),
-    "no trial": case("records", ALL, without("trial")),
-    "no sent_ns": case("records", ALL, without("sent_ns")),
-    "no output_tokens": case("records", ALL, without("output_tokens")),
-    "no sent_ns of one arm": case("records", ALL, without("sent_ns", arm="compiled")),
+    "truncated records": case("complete", ALL, torn),
+    "rows that are there twice": case("complete", ALL, rows(lambda found: [*found, found[0]])),
+    "no request_id": case("complete", ALL, without("request_id")),
+    "no trial": case("complete", ALL, without("trial")),
+    "no sent_ns": case("complete", ALL, without("sent_ns")),
+    "no output_tokens": case("complete", ALL, without("output_tokens")),
+    "no sent_ns of one arm": case("complete", ALL, without("sent_ns", arm="compiled")),
     "no pair_id": case("pairs", TAILS | {"error"}, without("pair_id")),
     "a stopped trial": case("complete", ALL, complete=False),
     "a dead control": case("alive", TAILS, partial(tell, deaths=[DEATH])),
@@ -311,9 +316,11 @@ def run_with(change, arm="compiled", **run):
 
 
 def failing(run):
-    """Return the checks that fail, without those on the comparisons, which are not made."""
-    checks = (*checks_of_all(run), *checks_of_arm(run, "compiled", ()))
-    return {check.check: check for check in checks if not check.ok and check.check not in ("blocks", "tail")}
+    """Return the checks that fail, without those on the comparisons and on telemetry."""
+    checks, _ = checks_of_run(run, Comparisons(), client_stalls(run.requests, run.arms))
+    return {
+        check.check: check for check in checks if not check.ok and check.check not in ("blocks", "tail", "telemetry")
+    }
 
 
 def cut_to(row, tokens):
@@ -364,7 +371,7 @@ def test_an_answer_with_nothing_in_it_is_a_failure(change):
     ids=["nine tenths of one token", "a tenth of one token", "a tenth shorter", "twice as long"],
 )
 def test_an_arm_that_answers_less_or_more_does_other_work(run, change):
-    assert {"noninferiority", "slo"} <= set(failing(run_with(change, **run))["equal work"].affects)
+    assert {"noninferiority", "slo"} <= set(failing(run_with(change, **run))["equal work"].opens)
 
 
 @pytest.mark.parametrize(
@@ -402,7 +409,7 @@ def test_a_replica_that_is_gone_after_the_traffic_does_not_pass(tmp_path):
     directory = write_run(tmp_path / "run", HONEST)
     tell(directory, final={"eager-0": {}})
     judgement = judge(Run.of(read_run(directory)))
-    assert (judgement.overall, failed_checks(judgement)) == ("INCONCLUSIVE", {"alive", "compile events"})
+    assert (judgement.overall, failed_checks(judgement)) == ("INCONCLUSIVE", {"alive", "telemetry"})
     assert any("compiled-0" in check.reason for check in judgement.checks if check.check == "alive")
 
 
@@ -424,7 +431,7 @@ ALL_TIMES = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
     [
         (shifted(400, *ALL_TIMES), "pairs"),
         (shifted(-20, *ALL_TIMES), "pairs"),
-        (shifted(25, "sent_ns"), "lag apart"),
+        (shifted(25, "sent_ns"), "load generator"),
         (lambda number, row: row | {"prompt_tokens": row["prompt_tokens"] - 1}, "pairs"),
         (lambda number, row: row | {"max_tokens": 100}, "pairs"),
         (lambda number, row: row | ({"pair_id": f"1-{number + 1}"} if number == 9 else {}), "pairs"),
@@ -432,11 +439,11 @@ ALL_TIMES = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
         (lambda number, row: [] if number % 50 == 0 else row, "pairs"),
         (lambda number, row: row | ({"pair_id": f"1-{10**6 + number}"} if number % 50 == 0 else {}), "pairs"),
         (every(50, {"pair_id": None}), "pairs"),
-        (lambda number, row: row | {"end_ns": row["first_token_ns"] + 10**6} if number % 2 else row, "records"),
+        (lambda number, row: row | {"end_ns": row["first_token_ns"] + 10**6} if number % 2 else row, "complete"),
     ],
 )
 def test_copies_that_differ_from_their_originals_fail_a_check(change, check):
-    assert "noninferiority" in failing(run_with(change))[check].affects
+    assert "noninferiority" in failing(run_with(change))[check].opens
 
 
 @pytest.mark.parametrize(("metrics", "ok"), [(("ttft", "e2e"), True), (("ttft", "tpot"), False)])

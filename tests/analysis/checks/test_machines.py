@@ -12,12 +12,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from analysis.judging.bed import judge_bed
-from analysis.judging.checks.bed import check_bed
-from analysis.judging.checks.disturbances import LEVER
+from analysis.checks.check import Evidence
+from analysis.checks.machine_verdict import machine_verdict
+from analysis.checks.machines import APART, DRIFT, HOST, LEVER, disturbances_of
+from analysis.checks.table import RULES
+from analysis.judging.comparisons import Comparisons
 from analysis.records.run_records import read_run
+from analysis.run.machine_records import MachineRecords
 from analysis.run.run import Run
-from analysis.run.test_bed import TestBed as Bed
 from analysis.settings.gate_limits import GateLimits
 from tests.fakes.machines import FakeBed, Trouble
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
@@ -25,11 +27,26 @@ from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 ARMS = (EAGER, FakeArm(name="compiled"), FakeArm(name="naive"))
 
 
+MACHINE_CHECKS = ("other work", "throttling", "machine speed")
+
+
+def checks_of(machines, run, **more):
+    """Return the checks of the machines of a run, of which `more` may be changed."""
+    run = SimpleNamespace(
+        **{"arms": run.arms, "control": run.arms[0], "treatments": run.arms[1:], "limits": run.limits}
+        | {"design": "mirrored", "in_turn": False, **more}
+    )
+    seen = Evidence(run=run, compared=Comparisons(), stalls={}, machines=machines)
+    return [check for rule in RULES if rule.name in MACHINE_CHECKS for check in rule.find(seen)]
+
+
 @cache
 def judged(bed, *, trials=2, seed=1, arms=2, seconds=60.0):
-    """Return the judgement on the machines of a short run, and its checks."""
+    """Return the verdict on the machines of a short run, and its checks."""
     run = run_of(bed, trials=trials, seed=seed, arms=arms, seconds=seconds)
-    return judge_bed(Bed.of(run), run.arms, run.limits, shared=True)
+    machines = MachineRecords.of(run)
+    checks = checks_of(machines, run)
+    return machine_verdict(machines, checks), checks
 
 
 def run_of(bed, *, trials=2, seed=1, arms=2, seconds=60.0):
@@ -58,13 +75,13 @@ def facts_of(bed, *, trials, seed=1, arms=("eager", "compiled", "other", "last")
     rng = np.random.default_rng([seed, 6])
     infos = [bed.facts(arms[: bed.cards or 2], trial, rng) for trial in range(1, trials + 1)]
     rows = [SimpleNamespace(number=at, info=info, seconds=180.0) for at, info in enumerate(infos, start=1)]
-    return Bed.of(SimpleNamespace(records=SimpleNamespace(bed=None), trials=rows)), list(arms[: bed.cards or 2])
+    machines = MachineRecords.of(SimpleNamespace(records=SimpleNamespace(bed=None), trials=rows))
+    return machines, SimpleNamespace(arms=list(arms[: bed.cards or 2]), limits=GateLimits())
 
 
 def apart_of(bed, **more):
-    """Return the failed checks "bed apart" of the run."""
-    checks, _ = check_bed(*facts_of(bed, **more), GateLimits(), shared=True)
-    return [check for check in checks if check.check == "bed apart" and not check.ok]
+    """Return the failed checks on arms whose machines are unequally fast."""
+    return [check for check in checks_of(*facts_of(bed, **more)) if check.rule is APART and not check.ok]
 
 
 def slower(size, **more):
@@ -83,10 +100,10 @@ def capped(*cards, **more):
 @pytest.mark.parametrize(
     ("troubles", "check", "arm", "named"),
     [
-        ([replace(FOREIGN, size=2)], "foreign work", "compiled", ("2 processes", "pid 4711", "4 GiB", "cuda:1")),
-        ([replace(FOREIGN, place="cuda:0")], "foreign work", None, ("cuda:0",)),
-        ([BLIND, FOREIGN], "foreign work", "compiled", ("pid 4711", "before the arms of trial 1")),
-        ([BLIND, Trouble(what="held", size=30.0)], "foreign work", "compiled", ("30 GiB of cuda:1",)),
+        ([replace(FOREIGN, size=2)], "other work", "compiled", ("2 processes", "pid 4711", "4 GiB", "cuda:1")),
+        ([replace(FOREIGN, place="cuda:0")], "other work", None, ("cuda:0",)),
+        ([BLIND, FOREIGN], "other work", "compiled", ("pid 4711", "before the arms of trial 1")),
+        ([BLIND, Trouble(what="held", size=30.0)], "other work", "compiled", ("30 GiB of cuda:1",)),
         ([Trouble(what="throttle", share=0.3, trials=(2,))], "throttling", "compiled", ("18 s of the 60 s", "heat")),
         (capped(1, trials=(1,)), "throttling", "compiled", ("power cap", "1,386 MHz", "1,980 MHz")),
         (
@@ -95,11 +112,11 @@ def capped(*cards, **more):
             "compiled",
             ("power cap",),
         ),
-        ([Trouble(what="slow", size=0.85)], "bed apart", "compiled", ("cuda:1", " 15")),
-        ([Trouble(what="busy", place="host", size=0.4)], "host", None, ("40",)),
-        ([Trouble(what="steal", place="host", size=0.02)], "host", None, ("2 %", "hypervisor")),
-        ([Trouble(what="memory_pressure", place="host", size=0.2)], "host", None, ("memory 20 %",)),
-        ([Trouble(what="slow", place="host", size=0.9, trials=(2,))], "bed drift", None, ("the host",)),
+        ([Trouble(what="slow", size=0.85)], "machine speed", "compiled", ("cuda:1", " 15")),
+        ([Trouble(what="busy", place="host", size=0.4)], "other work", None, ("40",)),
+        ([Trouble(what="steal", place="host", size=0.02)], "other work", None, ("2 %", "hypervisor")),
+        ([Trouble(what="memory_pressure", place="host", size=0.2)], "other work", None, ("memory 20 %",)),
+        ([Trouble(what="slow", place="host", size=0.9, trials=(2,))], "machine speed", None, ("the host",)),
     ],
 )
 def test_a_disturbance_opens_the_arms_that_it_concerns_and_is_named(troubles, check, arm, named):
@@ -112,22 +129,22 @@ def test_a_disturbance_opens_the_arms_that_it_concerns_and_is_named(troubles, ch
 @pytest.mark.parametrize(("share", "most_pct", "ok"), [(0.1, 20.0, True), (0.3, 20.0, False)])
 def test_what_a_host_may_lose_is_a_setting(what, limit, share, most_pct, ok):
     run = run_of(bed(Trouble(what=what, place="host", size=share)), trials=1)
-    facts = Bed.of(run), run.arms
-    checks, _ = check_bed(*facts, GateLimits(**{limit: most_pct}), shared=True)
-    found = next(check for check in checks if check.check == "host")
-    assert (found.ok, found.slows) == (ok, True)
+    machines = MachineRecords.of(run)
+    checks = checks_of(machines, run, limits=GateLimits(**{limit: most_pct}))
+    found = next(check for check in checks if check.rule is HOST)
+    assert (found.ok, found.rule.slows) == (ok, True)
     assert limit in found.remedy
     if not ok:
         assert found.shift == pytest.approx(-LEVER * math.log(1.0 - share), rel=0.05)
-        (alone,) = (item for item in check_bed(*facts, GateLimits(), shared=False)[0] if item.check == found.check)
+        (alone,) = (item for item in checks_of(machines, run, design="switchback") if item.rule is HOST)
         assert alone.shift is None, "all of it may have fallen on one arm's turn"
 
 
 @pytest.mark.parametrize(("shared", "part"), [(True, 0.5), (False, 1.0)])
 def test_a_change_of_speed_during_a_trial_moved_its_mean_by_half_where_arms_ran_at_the_same_time(shared, part):
     run = run_of(FakeBed(troubles=(Trouble(what="slow_after", place="host", size=0.7),), host_noise=0.0), trials=1)
-    checks, _ = check_bed(Bed.of(run), run.arms, GateLimits(), shared=shared)
-    found = next(check for check in checks if check.check == "bed drift")
+    checks = checks_of(MachineRecords.of(run), run, in_turn=not shared)
+    found = next(check for check in checks if check.rule is DRIFT)
     assert found.shift == pytest.approx(-LEVER * part * math.log(0.7), rel=0.05)
 
 
@@ -138,32 +155,32 @@ def test_other_work_is_unknown_where_an_external_server_of_the_host_cannot_be_se
         **info["bed"],
         "unreadable": [{"host": "run", "name": "vllm-0", "what": "cpu_s", "why": "a container"}],
     }
-    hidden = Bed.of(replace(run, trials=(replace(run.trials[0], info=info),)))
+    hidden = MachineRecords.of(replace(run, trials=(replace(run.trials[0], info=info),)))
     assert [host.foreign for host in hidden.hosts] == [None]
-    judgement, checks = judge_bed(hidden, run.arms, run.limits, shared=True)
-    assert judgement.verdict == "partly watched"
+    checks = checks_of(hidden, run)
+    assert machine_verdict(hidden, checks).verdict == "partly monitored"
     assert all(check.ok for check in checks)
 
 
 @pytest.mark.parametrize(
     ("trouble", "check", "named"),
     [
-        (Trouble(what="power_limit", size=0.6), "device settings", ("420 W", "700 W")),
-        (Trouble(what="clock", size=0.85), "device settings", ("1,683 MHz", "1,980 MHz")),
-        (Trouble(what="slow_after", size=0.9, trials=(1,)), "bed drift", ("slower after trial 1",)),
-        (Trouble(what="slow", size=0.9, trials=(2,)), "bed drift", ("slower in trial 2 than in trial 1",)),
+        (Trouble(what="power_limit", size=0.6), "throttling", ("420 W", "700 W")),
+        (Trouble(what="clock", size=0.85), "throttling", ("1,683 MHz", "1,980 MHz")),
+        (Trouble(what="slow_after", size=0.9, trials=(1,)), "machine speed", ("slower after trial 1",)),
+        (Trouble(what="slow", size=0.9, trials=(2,)), "machine speed", ("slower in trial 2 than in trial 1",)),
     ],
 )
 def test_a_card_with_other_limits_or_speeds_is_named(trouble, check, named):
     disturbed = bed(trouble, swap=False)
     assert (check, "compiled") in opened(disturbed)
-    texts = " ".join(item.text for item in judged(disturbed)[0].disturbances)
+    texts = " ".join(item.text for _, item in disturbances_of(judged(disturbed)[1]))
     assert [word for word in named if word not in texts] == []
 
 
 def test_cards_far_below_the_speed_of_their_model_open_all():
     faulty = bed(*(Trouble(what="slow", place=f"cuda:{card}", size=0.6) for card in (0, 1)))
-    assert opened(faulty) == {("slow bed", None)}
+    assert opened(faulty) == {("machine speed", None)}
     assert "NVIDIA H200" in line(faulty)
 
 
@@ -196,7 +213,7 @@ class TestFairness:
 
     def test_an_odd_number_of_trials_leaves_a_third_of_a_slower_card(self):
         assert opened(bed(Trouble(what="slow", size=0.9)), trials=3) == set()
-        assert ("bed apart", "compiled") in opened(bed(Trouble(what="slow", size=0.82)), trials=3)
+        assert ("machine speed", "compiled") in opened(bed(Trouble(what="slow", size=0.82)), trials=3)
 
     def test_momentary_noise_is_among_trials_and_a_slow_card_is_not(self):
         moment = apart_of(FakeBed(host_noise=0.15, cards=4), trials=6)
@@ -232,13 +249,13 @@ class TestFairness:
     ],
 )
 def test_machines_that_were_sampled_in_part_open_nothing_and_are_not_quiet(partial, words):
-    assert (judged(partial)[0].verdict, opened(partial)) == ("partly watched", set())
+    assert (judged(partial)[0].verdict, opened(partial)) == ("partly monitored", set())
     assert words in line(partial)
 
 
 def test_machines_without_samples_are_not_quiet_and_have_no_check():
     judgement, checks = judged(None)
-    assert (judgement.verdict, checks) == ("not watched", [])
+    assert (judgement.verdict, checks) == ("not monitored", [])
 
 
 def test_quiet_machines_are_described():
@@ -248,10 +265,7 @@ def test_quiet_machines_are_described():
 
 @pytest.mark.parametrize(("noise", "most"), [(0.008, 0), (0.012, 15)])
 def test_the_noise_of_a_good_reference_hardly_ever_looks_like_drift(noise, most):
-    runs = (
-        check_bed(*facts_of(FakeBed(host_noise=noise), trials=6, seed=seed), GateLimits(), shared=True)[0]
-        for seed in range(100)
-    )
+    runs = (checks_of(*facts_of(FakeBed(host_noise=noise), trials=6, seed=seed)) for seed in range(100))
     assert sum(any(not check.ok for check in checks) for checks in runs) <= most
 
 

@@ -1,4 +1,4 @@
-"""Checks of the traffic: sample ratio, lag, open loop, interference and overload, on made-up servers."""
+"""Overload and interference, on simulated servers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,11 @@ import numpy as np
 import pytest
 
 from analysis.arrays import Floats
-from analysis.judging.checks.loop import loop_of
-from analysis.judging.checks.overload import check_overload
-from analysis.judging.checks.traffic import (
-    check_interference,
-    slowdown_during,
-)
+from analysis.checks.overload import Load, load_of, overload
+from analysis.checks.traffic import interference, slowdown_during
 from analysis.judging.judgement import Judgement, judge
-from analysis.judging.overload import Load, load_of
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
-from benchmarks.simulation.loops import KINDS, SERVERS, closed_loop, open_loop
 from benchmarks.simulation.scenario import Scenario, run
 from benchmarks.simulation.server import Served
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
@@ -40,50 +34,17 @@ def slowed(factor, *, seed=0, requests=1200, seconds=600.0):
 def test_a_control_that_slows_while_others_compile_is_seen():
     factor, p_value = slowed(1.6)
     assert factor == pytest.approx(1.6, rel=0.1)
-    assert not check_interference(factor, p_value).ok
+    assert not interference(factor, p_value).ok
 
 
 def test_a_control_that_drifts_by_itself_is_no_interference():
-    blamed = sum(not check_interference(*slowed(1.0, seed=seed)).ok for seed in range(60))
+    blamed = sum(not interference(*slowed(1.0, seed=seed)).ok for seed in range(60))
     assert blamed <= 5
 
 
 def test_interference_is_unknown_from_too_few_requests():
     assert slowed(1.6, requests=12) == (None, None)
-    assert check_interference(None, None).ok
-
-
-S = 1_000_000_000
-
-
-@pytest.mark.parametrize("server", list(SERVERS))
-@pytest.mark.parametrize("think_s", [0.005, 0.05, 0.5, 2.0])
-@pytest.mark.parametrize("count", [1, 8, 64])
-def test_users_who_think_are_not_mistaken_for_a_schedule(count: int, think_s: float, server: str) -> None:
-    found = closed_loop(count, think_s, server, 3)
-    assert found.closed or not found.known
-    assert found.closed or count == 1
-
-
-@pytest.mark.parametrize("server", list(SERVERS))
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_a_schedule_is_not_mistaken_for_users(kind: str, server: str) -> None:
-    assert not any(open_loop(kind, server, seed).closed for seed in range(3))
-
-
-@pytest.mark.parametrize("kind", ["Poisson", "a rate that wanders", "on and off", "paced", "batches"])
-def test_a_schedule_is_known_as_one(kind: str) -> None:
-    assert open_loop(kind, "noisy", 1).known
-
-
-def test_the_loop_of_a_few_requests_is_unknown() -> None:
-    for count in (0, 1, 2, 5):
-        starts = np.arange(count, dtype=np.int64) ** 2 * S
-        found = loop_of(starts, starts + S // 2)
-        assert not found.closed
-        assert not found.known
-    same = np.zeros(50, dtype=np.int64)
-    assert not loop_of(same, same + S).closed
+    assert interference(None, None).ok
 
 
 SEEDS = range(4)
@@ -204,7 +165,7 @@ OVER = Load(offered_rps=12.0, answered_rps=9.96, waiting=240, shed=0, overloaded
 
 
 def test_an_overload_of_all_arms_is_one_check_that_names_their_rates() -> None:
-    (found,) = check_overload({"eager": [OVER], "compiled": [replace(OVER, answered_rps=10.3, shed=17)]}, "eager")
+    (found,) = overload({"eager": [OVER], "compiled": [replace(OVER, answered_rps=10.3, shed=17)]}, "eager")
     assert (found.ok, found.arm, found.value, found.limit) == (False, None, 9.96, 12.0)
     words = ("Both arms", "12 requests/s", "9.96 and 10.3", "240 and 240", "0 and 17")
     assert [word for word in words if word not in found.reason] == []
@@ -224,7 +185,7 @@ def test_an_overload_of_all_arms_is_one_check_that_names_their_rates() -> None:
     ],
 )
 def test_arms_are_overloaded_together_with_the_control(loads: dict[str, Any], arms: list[str | None]) -> None:
-    assert [found.arm for found in check_overload(loads, "eager") if not found.ok] == arms
+    assert [found.arm for found in overload(loads, "eager") if not found.ok] == arms
 
 
 def judged(path: Path, **run: Any) -> Judgement:

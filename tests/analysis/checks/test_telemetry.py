@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.judging.checks.stalls import check_unknown
-from analysis.judging.checks.telemetry import check_telemetry
+from analysis.checks.table import checks_of_run
+from analysis.checks.telemetry import UNKNOWN_STALLS, unknown_stalls
 from analysis.judging.client_gates import may_compile
+from analysis.judging.comparisons import Comparisons
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
 from analysis.records.tables import read_table
 from analysis.run.client_stalls import PART, UNKNOWN, WORK, Stall, client_stalls
@@ -35,7 +36,7 @@ NAIVE = FakeArm(name="compiled", compiles=[Compile(at_s=20 + 60 * step, seconds=
 STALLED = replace(QUIET, arms=(EAGER, NAIVE))
 
 
-CHECK = "stalls of unknown cause"
+CHECK = UNKNOWN_STALLS.name
 BUDGET = {**GATES, "max_stall_s": 1.0}
 
 
@@ -80,7 +81,8 @@ def count(directory, **events):
 
 def failed_checks(directory):
     run = Run.of(read_run(directory))
-    return [check for check in check_telemetry(run, client_stalls(run.requests, run.arms)) if not check.ok]
+    checks, _ = checks_of_run(run, Comparisons(), client_stalls(run.requests, run.arms))
+    return [check for check in checks if not check.ok]
 
 
 COUNTED = {"counters": {"compile_events": 1}}
@@ -91,7 +93,7 @@ NONE = {"counters": {"compile_events": 0}}
     ("final", "words"),
     [
         ({"eager-0": NONE, "compiled-0": {"counters": {"compile_events": 5}}}, ("compiled-0", "counted 5", "1 are")),
-        ({"eager-0": NONE}, ("compiled-0 did not tell",)),
+        ({"eager-0": NONE}, ("compiled-0 reported no counts",)),
         (
             {
                 "eager-0": NONE,
@@ -108,7 +110,7 @@ def test_compile_events_that_are_missing_open_the_gates_on_compiles(quiet, final
     tell(quiet, final=final)
     summary = analyze(quiet)
     assert gate(summary)["verdict"] == "INCONCLUSIVE"
-    assert [word for word in words if word not in failed(summary)["compile events"]] == []
+    assert [word for word in words if word not in failed(summary)["telemetry"]] == []
 
 
 def test_missing_steps_are_reported_and_open_no_gate_on_compiles(quiet):
@@ -117,13 +119,13 @@ def test_missing_steps_are_reported_and_open_no_gate_on_compiles(quiet):
         quiet, final={name: {"counters": {"compile_events": int("c" in name), "steps": steps[name]}} for name in steps}
     )
     summary = analyze(quiet)
-    assert "compiled-0 counted 21 in trial 1 and 20 are" in failed(summary)["step counts"]
+    assert "compiled-0 counted 21 in trial 1 and 20 are" in failed(summary)["telemetry"]
     assert gate(summary)["verdict"] == "PASS"
 
 
 def test_numbers_missing_among_the_events_are_reported(quiet):
     rewrite(quiet, lambda rows: [row | {"event_id": "1-compiled-0-4"} for row in rows])
-    assert "counted 5 in trial 1 and 1 are recorded" in failed(analyze(quiet))["compile events"]
+    assert "counted 5 in trial 1 and 1 are recorded" in failed(analyze(quiet))["telemetry"]
 
 
 @pytest.mark.parametrize(
@@ -147,9 +149,9 @@ def test_numbers_missing_among_the_events_are_reported(quiet):
 def test_an_event_that_cannot_be_placed_is_reported(stalled, change, reason):
     rewrite(stalled, lambda rows: [row | (change if row["phase"] == "serving" else {}) for row in rows])
     check = next(check for check in failed_checks(stalled) if "3 compile events" in check.reason)
-    assert check.check == "compile events"
+    assert check.check == "telemetry"
     assert reason in check.reason
-    assert "recompile" in check.affects
+    assert "recompile" in check.opens
 
 
 def test_events_that_cannot_be_placed_open_the_gates_and_fail_none(stalled):
@@ -181,7 +183,7 @@ def test_a_stall_longer_than_its_request_is_no_stall(quiet):
     edit(quiet, lambda number, row: row | ({"compile_stall_ns": 1 << 62} if number == 40 else {}))
     summary = analyze(quiet)
     assert gate(summary, "longest stall")["verdict"] == "INCONCLUSIVE"
-    assert "1 request has times" in failed(summary)["records"]
+    assert "1 request has times" in failed(summary)["complete"]
 
 
 @pytest.mark.parametrize("change", [{"arm": "eagfr"}, {"trial": 9}, {"phase": "meazure"}], ids=str)
@@ -189,7 +191,7 @@ def test_requests_without_a_place_decide_nothing(quiet, change):
     edit(quiet, lambda number, row: row | (change if number == 0 else {}))
     summary = analyze(quiet)
     assert summary["overall"] == "INCONCLUSIVE"
-    assert "1 request of an unknown" in failed(summary)["placed requests"]
+    assert "1 request of an unknown" in failed(summary)["complete"]
 
 
 BLIND = "torch 2.99.0 is not among the versions whose compiler is read"
@@ -201,7 +203,7 @@ def test_an_arm_that_cannot_see_its_compilers_never_passes_the_gates_on_compiles
     tell(directory, startup={"compiled": {"items_ns": {}, "blind_spots": [BLIND]}, "eager": {"blind_spots": []}})
     summary = analyze(directory)
     assert gate(summary)["verdict"] == verdict
-    assert BLIND in failed(summary)["compilers seen"]
+    assert BLIND in failed(summary)["telemetry"]
     assert [arm["compile"]["blind_spots"] for arm in summary["arms"]] == [[], [BLIND]]
 
 
@@ -245,7 +247,7 @@ def test_stalls_that_servers_report_and_events_do_not_explain_open_the_gates(sta
     rewrite(stalled, change)
     summary = analyze(stalled)
     assert gate(summary)["verdict"] == "INCONCLUSIVE"
-    assert "server's account" in failed(summary)["compile events"]
+    assert "server's account" in failed(summary)["telemetry"]
 
 
 def test_stalls_that_only_show_at_the_client_open_the_gates(tmp_path):
@@ -257,7 +259,7 @@ def test_stalls_that_only_show_at_the_client_open_the_gates(tmp_path):
     rewrite(directory, without_compiles)
     summary = analyze(directory)
     assert gate(summary)["verdict"] == "INCONCLUSIVE"
-    assert "in no compile event" in failed(summary)["compile events"]
+    assert "in no compile event" in failed(summary)["telemetry"]
 
 
 @pytest.mark.parametrize(
@@ -314,7 +316,7 @@ def test_a_stall_that_its_prompts_may_explain_is_not_of_unknown_cause(tmp_path, 
     times = {"start_ns": start_ns, "end_ns": start_ns + 3 * SECOND}
     place = {"arm": "compiled", "trial": 1, "replica": "compiled-0", **times}
     stall = Stall(**place, cause=UNKNOWN, requests=np.arange(1), may_be_work=may_be_work)
-    check = check_unknown(run, replace(seen, stalls=(stall,)))
+    (check,) = unknown_stalls(run, replace(seen, stalls=(stall,)))
     assert (check.ok, check.gates) == (may_be_work, () if may_be_work else ("longest stall",))
 
 
@@ -323,6 +325,7 @@ def test_a_search_for_load_has_no_check_of_unknown_stalls(tmp_path, monkeypatch)
     stopped(directory, 100)
     run = Run.of(read_run(directory))
     for searched in (False, True):
-        monkeypatch.setattr("analysis.judging.checks.telemetry.is_search", lambda run, searched=searched: searched)
-        asked = {check.check for check in check_telemetry(run, client_stalls(run.requests, run.arms))}
+        monkeypatch.setattr("analysis.checks.table.is_search", lambda run, searched=searched: searched)
+        checks, _ = checks_of_run(run, Comparisons(), client_stalls(run.requests, run.arms))
+        asked = {check.check for check in checks}
         assert (CHECK in asked) is not searched
