@@ -139,7 +139,6 @@ TOKEN_STREAM = Rule(
     find=_token_stream,
     sound="The tokens of all arms have times of their own.",
     remedy="Let both servers stream token by token, or judge by TTFT and E2E alone.",
-    figures="all",
 )
 
 
@@ -179,5 +178,4 @@ PRESSURE = Rule(
     remedy="See the logs of neighbours and tenants in the trial's folder, lower what [pressure] asks for, and run "
     "again.",
     opens=("noninferiority", "slo", "cold", "goodput"),
-    figures="all",
 )

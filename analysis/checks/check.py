@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from analysis.judging.comparisons import Comparisons
 from analysis.run.client_stalls import ArmStalls
@@ -66,8 +65,6 @@ class Rule:
     in_search: bool = True  # applies to a search for load too
     by_step: bool = False  # where arms take turns in a search, the steps of single trials are left out instead
     slows: bool = False  # what it sees can only have made requests slower
-    # What of one arm's figures it leaves open where two runs are compared. Many checks compare the arms of one run.
-    figures: Literal["all", "compiles", "none"] = "none"
 
     def row(
         self,
@@ -81,6 +78,7 @@ class Rule:
         gates: tuple[str, ...] = (),
         shift: float | None = None,
         among_trials: bool = False,
+        spares: str = "",
         remedy: str | None = None,
         disturbances: tuple[Disturbance, ...] = (),
     ) -> Check:
@@ -96,6 +94,7 @@ class Rule:
             gates=gates,
             shift=shift,
             among_trials=among_trials,
+            spares=spares,
             remedy=self.remedy if remedy is None else remedy,
             disturbances=disturbances,
         )
@@ -115,6 +114,7 @@ class Check:
     gates: tuple[str, ...] = ()  # the only gates of these kinds that it concerns; empty: all
     shift: float | None = None  # the most that it can have moved the log of a ratio by; None: unknown
     among_trials: bool = False  # it falls on some trials and not on others, so their differences have it in
+    spares: str = ""  # the verdict of a ratio that what it saw cannot have made
     remedy: str = ""
     disturbances: tuple[Disturbance, ...] = ()  # of machines, that it rests on
 

@@ -48,9 +48,7 @@ def _unrecorded(run: Run) -> Iterable[str]:
                 yield f"no request of {arm} has {column}"
 
 
-DAMAGE = Rule(
-    name="complete", find=_damage, sound=_SOUND, remedy=_RUN_AGAIN, opens=ALL_KINDS, at_end=True, figures="all"
-)
+DAMAGE = Rule(name="complete", find=_damage, sound=_SOUND, remedy=_RUN_AGAIN, opens=ALL_KINDS, at_end=True)
 
 
 def _unplaced(seen: Evidence) -> Iterable[Check]:
@@ -64,7 +62,6 @@ UNPLACED = Rule(
     sound=_SOUND,
     remedy="Run again; see the logs of the arm and of the disk.",
     opens=ALL_KINDS,
-    figures="all",
 )
 
 
@@ -95,7 +92,6 @@ STOPPED = Rule(
     opens=ALL_KINDS,
     at_end=True,
     by_step=True,
-    figures="all",
 )
 
 

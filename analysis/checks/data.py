@@ -240,7 +240,6 @@ HETEROGENEITY = Rule(
     remedy="Find out in what the machines differ (the section on the runs shows each), or judge each by itself.",
     opens=("noninferiority", "slo", "error"),
     in_search=False,
-    figures="all",
 )
 
 

@@ -71,7 +71,6 @@ GENERATOR = Rule(
     find=_generator,
     sound="The load generator kept to its schedule.",
     by_step=True,
-    figures="all",
 )
 
 

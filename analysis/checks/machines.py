@@ -226,7 +226,6 @@ FOREIGN: Rule = Rule(
     opens=(*ESTIMATES, "memory"),  # others' memory on a card cannot be told from the arm's
     slows=True,
     rank=MACHINES,
-    figures="all",
 )
 HOST: Rule = Rule(
     name="other work",
@@ -236,7 +235,6 @@ HOST: Rule = Rule(
     "processor with other virtual machines, or raise gates.max_steal_pct or gates.max_other_cpu_pct.",
     slows=True,
     rank=MACHINES,
-    figures="all",
 )
 
 
@@ -394,7 +392,6 @@ THROTTLED: Rule = Rule(
     remedy="Cool the card or lower and lock its clock below what it cannot hold, and run again.",
     slows=True,
     rank=MACHINES,
-    figures="all",
 )
 SETTINGS: Rule = Rule(
     name="throttling",
@@ -403,7 +400,6 @@ SETTINGS: Rule = Rule(
     remedy="Give all cards one power limit and one clock (`nvidia-smi -pl`, `-lgc`), or swap them over an even "
     "number of trials (trials.swap_devices).",
     rank=MACHINES,
-    figures="all",
 )
 
 

@@ -60,7 +60,7 @@ def _events(seen: Evidence) -> Iterable[Check]:
         yield EVENTS.row(True)
 
 
-EVENTS = Rule(name="telemetry", find=_events, sound=_SOUND, remedy=_REMEDY, by_step=True, figures="compiles")
+EVENTS = Rule(name="telemetry", find=_events, sound=_SOUND, remedy=_REMEDY, by_step=True)
 
 
 def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
@@ -87,7 +87,7 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
                     faults.append(f"{replica} reported no counts at the end of trial {trial.number}")
             if compiling := into_compile(mapping(final.get(replica)).get("compiling")):
                 faults.append(f"{replica} was {compiling} when the records of trial {trial.number} ended")
-            expected = max(int(known or 0), _numbered(own, f"{trial.number}-{replica}-"))
+            expected = max(int(known or 0), _numbered(own, replica))
             if len(own) < expected:
                 faults.append(f"{replica} counted {expected} in trial {trial.number} and {len(own)} are recorded")
         vouched &= bool(final)
@@ -99,9 +99,10 @@ def _count(trial: Trial, replica: str, what: str) -> float | None:
     return number(mapping(mapping(mapping(trial.info.get("final")).get(replica)).get("counters")).get(what))
 
 
-def _numbered(ids: Iterable[str], prefix: str) -> int:
-    """How many events there must have been by the numbers that they bear; 0 where they bear none."""
-    pattern = re.compile(re.escape(prefix) + r"(\d{1,9})")
+def _numbered(ids: Iterable[str], replica: str) -> int:
+    """Return how many events there must have been by their ids, TRIAL-REPLICA-NUMBER, with the run in front in joined
+    runs. 0 for ids of another form."""
+    pattern = re.compile(rf"(?:\d+\.)?\d+-{re.escape(replica)}-(\d{{1,9}})")
     return max((int(match[1]) + 1 for name in ids if (match := pattern.fullmatch(name))), default=0)
 
 
@@ -162,7 +163,6 @@ BLIND = Rule(
     remedy="Use a version of torch and Triton that docs/arms.md names, or a tailgate that reads this one.",
     opens=("recompile",),
     lasting=True,
-    figures="compiles",
 )
 
 
@@ -309,5 +309,4 @@ COMPILED = Rule(
     sound="Every arm that asks for compiling ran compiled code.",
     remedy="See compile.regions and the graph breaks of the arm with tailgate inspect, or call it eager.",
     opens=(*ESTIMATES, "recompile"),
-    figures="all",
 )

@@ -59,7 +59,6 @@ OPEN_LOOP = Rule(
     find=_open_loop,
     sound="Requests started on schedule, whatever the server did.",
     remedy="Drive the arms by a schedule and record scheduled_ns.",
-    figures="all",
 )
 
 
@@ -82,7 +81,6 @@ SCHEDULES = Rule(
     sound="Every trial drove a schedule of its own.",
     remedy="Give each run another seed (tailgate run --seed N).",
     at_end=True,
-    figures="all",
 )
 
 

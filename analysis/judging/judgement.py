@@ -66,14 +66,18 @@ class Judgement:
     advice: Advice
 
 
-def judge(run: Run) -> Judgement:
-    """The judgement on the run. The same records and seed give an equal one."""
+def judge(run: Run, given: Sequence[Check] = ()) -> Judgement:
+    """The judgement on the run. The same records and seed give an equal one.
+
+    `given` checks replace those of the same name, as where two runs are compared.
+    """
     # A search drives the arms past what they hold, so their latency over the whole run means nothing.
     search = is_search(run)
     compared = Comparisons() if search else comparisons(run)
     rates = () if search else compare_rates(run)
     stalls = client_stalls(run.requests, run.arms)
     checks, machines = checks_of_run(run, compared, stalls)
+    checks = [*(check for check in checks if check.check not in {own.check for own in given}), *given]
     facts = {arm: {part: compile_facts(run, arm, part) for part in ("", "cold", "steady")} for arm in run.arms}
     memory = memory_of(run)
     targets = (*run.targets, *run.cold_targets)
@@ -97,7 +101,8 @@ def judge(run: Run) -> Judgement:
         raw += death_gates(run, arm) if search else error_gates(run, arm)
         raw += parity_gates(run, arm)
         if run.limits.max_memory_ratio is not None:
-            raw.append(ratio_gate(memory, arm, run.control, run.limits.max_memory_ratio, run.limits.alpha))
+            most = run.limits.max_memory_ratio
+            raw.append(ratio_gate(memory, arm, run.control, most, run.limits.alpha, separate=run.separate))
     if (ramp := ramp_of(run)) is not None:
         raw.append(ramp_gate(ramp))
     gates = [

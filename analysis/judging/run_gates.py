@@ -161,6 +161,7 @@ def compile_gates(run: Run, arm: str, facts: Mapping[str, CompileFacts], stalls:
             minutes=part_minutes(run, arm, part),
             part=part,
             cold_ns=cold_ends(run),
+            timed=account.is_timed,
             reported=reported if account.tells_compiles else None,
             log=account.log_tells,
             blind_spots=account.log_spots,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.records.event_kinds import EVENT_KINDS
+from analysis.records.schemas import EVENT_KINDS
 from analysis.report import comparing, reading
 from analysis.report.stalls import unexplained_stalls
 from analysis.report.values import Row, at, clean, is_number, metric_label, phase_label, rows, text

@@ -21,7 +21,6 @@ from analysis.report.values import (
     byte_size,
     count,
     figure,
-    fine_ratio,
     interval,
     is_number,
     label,
@@ -406,8 +405,7 @@ def parity(summary: Row) -> list[Figure]:
         before = "Measured before the traffic"
         vectors: tuple[Shown, ...] = (
             (before, "verdict", verdict, ("verdict",)),
-            (before, "least cosine with the control's", _cosine, ("figures", "cosine_control", "least")),
-            (before, "least cosine with float64's", _cosine, ("figures", "cosine", "least")),
+            (before, "least cosine", _cosine, ("figures", "cosine", "least")),
         )
         shown: tuple[Shown, ...] = (
             (before, "verdict", verdict, ("verdict",)),
@@ -428,11 +426,8 @@ def parity(summary: Row) -> list[Figure]:
         )
         figures = figures_of(measured, vectors if embeds(summary) else shown)
         accuracy: tuple[Shown, ...] = (
-            (_ACCURACY, "perplexity", figure, ("figures", "perplexity")),
-            (_ACCURACY, "perplexity, to the reference's", _perplexity, ("findings",)),
             (_ACCURACY, "mean KL in nats a token", _divergence, ("findings",)),
             (_ACCURACY, "texts", count, ("figures", "texts")),
-            (_ACCURACY, "texts that would decide", count, ("figures", "texts_needed")),
         )
         figures += [row for row in figures_of(measured, accuracy) if row.known]
     asked = "Asked after the traffic"
@@ -503,10 +498,6 @@ def _shift(value: object) -> str:
 
 
 _ACCURACY = "Accuracy of quantised weights"
-
-
-def _perplexity(findings: object) -> str:
-    return _finding(findings, name="perplexity", show=fine_ratio)
 
 
 def _divergence(findings: object) -> str:

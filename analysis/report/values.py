@@ -9,8 +9,8 @@ from typing import Any, TypeGuard
 
 from markupsafe import Markup
 
-from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import CONTROL
+from analysis.records.schemas import EVENT_KINDS
 from analysis.settings.metrics import METRIC_NAMES, gate_label, quantile_label
 from analysis.wording import bytes_text, digits
 

@@ -60,9 +60,11 @@ def work_of(run: Run, arm: str) -> Work:
     means: list[tuple[str, float, float]] = []
     if own.size and base.size:
         sides = (own, base)
-        if paired or run.separate:
+        # Runs of our own that are separate may have schedules of their own.
+        same = paired or (run.separate and not ours)
+        if same:
             means.append(("prompt tokens", _mean(requests.prompt_tokens[own]), _mean(requests.prompt_tokens[base])))
-        if (paired or run.separate) and counted:
+        if same and counted:
             means.append(("answer tokens", _mean(requests.output_tokens[own]), _mean(requests.output_tokens[base])))
         elif counted and _is_planned(run, own, base):
             first, second = (_total(requests.output_tokens[rows]) / _total(requests.max_tokens[rows]) for rows in sides)

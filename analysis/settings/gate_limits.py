@@ -18,7 +18,7 @@ from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS
 RESTART_SPREAD = 0.01
 TUNING_SPREAD = 0.03
 MIN_BLOCKS = 18
-# The same over the days of one build, which runs that were made apart do not share.
+# The same over the days of one build, which separate runs do not share.
 DAY_SPREAD = 0.01
 
 _MARGIN = Range(0.0, 10.0)
@@ -75,6 +75,8 @@ class GateLimits(CompileBudget):
     restart_spread: Annotated[float, Range(0.0, 1.0)] = RESTART_SPREAD
     # The same over compiles that search for kernels by timing them; 0: they are taken to find the same.
     tuning_spread: Annotated[float, Range(0.0, 1.0)] = TUNING_SPREAD
+    # Of log latency over days, where arms had separate runs; counts as four days.
+    day_spread: Annotated[float, Range(0.0, 1.0)] = DAY_SPREAD
     block_s: Annotated[float, Range(0.1, 86_400.0)] = 30.0  # in an experiment, by default the traffic's
 
     def __post_init__(self) -> None:

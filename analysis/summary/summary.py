@@ -66,7 +66,12 @@ def analyze(run_dir: Path, *, seed: int | None = None, slo: Sequence[str] = ()) 
     """
     # Nothing here holds the records beside the run, so that it can let go of their table.
     run = with_lengths(Run.of(_with_targets(read_run(run_dir), slo), seed))
-    return {key: _plain(value) for key, value in _summary(run, judge(run)).items()}
+    return summary_of(run, judge(run))
+
+
+def summary_of(run: Run, judgement: Judgement) -> dict[str, Any]:
+    """The summary of a judged run, ready for JSON."""
+    return {key: _plain(value) for key, value in _summary(run, judgement).items()}
 
 
 def _with_targets(records: RunRecords, slo: Sequence[str]) -> RunRecords:

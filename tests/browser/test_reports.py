@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from analysis.report.compare import write_compare_reports
 from analysis.report.html import html_report
 from analysis.summary.summary import analyze
 from tests.analysis.judging.test_load_steps import write_search
-from tests.analysis.report.test_compare import compared
 from tests.fakes.machines import FakeBed, Trouble
 from tests.fakes.runs import FakeRun, write_run
 from tests.fakes.screens import Browser, Tab
@@ -127,12 +125,6 @@ def test_charts_without_data_say_so(nulls: Summary, emptied: bool, open_report: 
     text = open_report({} if emptied else nulls).text()
     assert "NaN" not in text
     assert "No arm was compared with the control." in text
-
-
-def test_a_page_of_two_runs_compared_has_no_error(tmp_path: Path, browser: Browser) -> None:
-    tab = browser.open(write_compare_reports(compared(), tmp_path / "out").as_uri())
-    assert tab.count("table.compared") > 0
-    assert tab.complaints == []
 
 
 # Every label lies inside its chart and over no other one, whichever figures are chosen; no table is scrolled.
