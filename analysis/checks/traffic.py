@@ -104,7 +104,7 @@ def sample_ratio(
     A session that lasts over a change of weights counts in both stretches, as the splitter places it anew.
     """
     worst, words, tests = 1.0, "", 0
-    for sessions, weights in stretches:
+    for number, (sessions, weights) in enumerate(stretches, start=1):
         counts = {arm: count for arm, count in sessions.items() if arm in weights}
         total, whole = sum(counts.values()), sum(weights[arm] for arm in counts)
         for arm, count in counts.items() if total and whole and len(counts) > 1 else ():
@@ -113,7 +113,7 @@ def sample_ratio(
             p_value = float(stats.binomtest(count, total, share).pvalue)
             if p_value < worst:
                 worst, words = p_value, f"{arm} got {count} of {total} sessions (expected {total * share:.0f})"
-                words += " under one set of weights" if len(stretches) > 1 else ""
+                words += f" in stretch {number} of the weights" if len(stretches) > 1 else ""
     p_value = min(1.0, worst * tests)
     if tests:
         ok = p_value >= alpha

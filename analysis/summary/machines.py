@@ -43,7 +43,7 @@ def machines_row(run: Run, judgement: Judgement) -> dict[str, Any]:
             {**asdict(reference), "arms": machines.arms_on(reference.trial, reference.device)}
             for reference in machines.references
         ],
-        "series": machine_series(run),
+        **({"series": series} if (series := machine_series(run)) else {}),
     }
 
 

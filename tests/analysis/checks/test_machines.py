@@ -245,7 +245,7 @@ class TestFairness:
     [
         (bed(*(replace(BLIND, place=f"cuda:{card}") for card in (0, 1))), "cuda:0, cuda:1"),
         (bed(referenced=False), "no reference"),
-        (bed(sampled=False), "nothing was sampled"),
+        (bed(sampled=False), "which was not sampled"),
     ],
 )
 def test_machines_that_were_sampled_in_part_open_nothing_and_are_not_quiet(partial, words):

@@ -120,7 +120,7 @@ def test_runs_of_one_seed_share_schedules(tmp_path):
     said = check(judgement, "schedules")
     assert not said.ok
     assert "Trials 1 and 3, 2 and 4" in said.reason
-    assert said.affects == ()
+    assert said.opens == ()
     assert judgement.overall == "PASS", "a mirrored schedule favours neither arm"
 
 

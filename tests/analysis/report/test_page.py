@@ -85,7 +85,7 @@ def test_a_caveat_of_several_gates_is_said_once_on_the_first_screen(demo: Summar
 
 def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_page: Reader) -> None:
     row = {"check": "stalls of unknown cause", "ok": False, "arm": "compiled-naive", "value": 2.04, "limit": 1.0}
-    row |= {"reason": "It stopped.", "affects": ["recompile"], "gates": ["longest stall"], "remedy": "See."}
+    row |= {"reason": "It stopped.", "opens": ["recompile"], "gates": ["longest stall"], "remedy": "See."}
     demo["validity"].append(row)
     text = read_page(html_report(demo)).text
     assert "18 are needed. Leaves open: SLO." in text

@@ -158,7 +158,7 @@ def test_the_next_command_is_that_of_a_remedy_of_a_blocking_check_or_a_longer_ru
 
 
 def test_a_check_limits_the_run_unless_the_verdict_allows_for_what_it_saw(demo: Summary) -> None:
-    check = {"check": "host", "ok": False, "reason": "Busy.", "affects": ["slo"], "shift": 0.1}
+    check = {"check": "host", "ok": False, "reason": "Busy.", "opens": ["slo"], "shift": 0.1}
     for blocked, state, opens in (([], "allowed for", ""), (["host"], "limits", "what it may have turned: SLO")):
         brief = brief_with(demo, gate("errors", "?", blocked_by=blocked), validity=[check])
         assert [(line.state, line.opens) for line in brief.checks] == [(state, opens)]
