@@ -29,8 +29,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.records.export import export
+from analysis.records.joining import RunList, listed_runs, read_run_list, write_run_list
 from analysis.records.plain_values import rows_of
-from analysis.records.run_list import RunList, listed_runs, read_run_list, write_run_list
 from analysis.records.run_records import check_runs
 from analysis.records.tables import RecordError
 from analysis.summary.summary import analyze

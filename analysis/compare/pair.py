@@ -13,13 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.records.joining import JoinedRun, RunDocuments, flat, settings_of, shown, started_arms
+from analysis.imports.file import name_of, part_of
+from analysis.imports.run_directory import DESIGN, write_run
+from analysis.records.joining import JoinedRun, RunDocuments, flat, joins_runs, settings_of, shown
 from analysis.records.plain_values import mapping, rows_of, table
-from analysis.records.run_list import joins_runs
 from analysis.records.run_records import RunRecords, read_together, table_files
 from analysis.records.tables import RecordError
-from analysis.results.file import name_of, part_of
-from analysis.results.run_directory import DESIGN, write_run
 from analysis.run.arm_account import replica_names
 from analysis.run.logged_compiles import with_lengths
 from analysis.run.run import Run
@@ -152,7 +151,7 @@ def _arms(documents: RunDocuments) -> dict[str, bool]:
 
 def _conditions(documents: RunDocuments, arm: str) -> dict[str, Any]:
     """What the run measured `arm` under, by key: its own settings as "arm.…", without the other arms'."""
-    settings = settings_of(documents, started_arms(documents))
+    settings = {key: value for own in settings_of(documents).values() for key, value in own.items()}
     found = {key: value for key, value in settings.items() if not _is_among(key, (*_OF_NEITHER, *_OF_SENDING))}
     found |= {
         f"arm.{key.removeprefix(f'arms.{arm}.')}": value

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.frontier.summary_rows import asks_nothing
-from analysis.records.run_list import joins_runs
+from analysis.records.joining import joins_runs
 from analysis.records.tables import RecordError
 from analysis.report import write_reports
 from analysis.report.terminal import frontier_words, verdict_table

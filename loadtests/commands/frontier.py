@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from analysis.records.run_list import RunList
+from analysis.records.joining import RunList
 from analysis.records.tables import RecordError
 from loadtests.commands.analyze import judge_run
 from loadtests.commands.command_line import (

@@ -8,8 +8,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.records.joining import RunDocuments, check_known, check_next
-from analysis.records.run_list import RunList, joins_runs, listed_runs, write_run_list
+from analysis.records.joining import RunDocuments, RunList, check_next, joins_runs, listed_runs, write_run_list
 from analysis.records.run_records import check_runs
 from analysis.records.tables import RecordError
 from loadtests.experiments.model import Experiment
@@ -28,7 +27,6 @@ def join_runs(directories: Sequence[Path], *, out: str = "", accepted: Sequence[
     """
     listed = listed_runs(directories, accepted)
     documents = check_runs(listed)
-    check_known(documents, accepted)
     if out:
         folder = Path(out)
     elif len(directories) == 1:
@@ -49,7 +47,6 @@ def check_continued(experiment: Experiment, directories: Sequence[Path], accepte
     """
     listed = listed_runs(directories, accepted)
     documents = check_runs(listed)
-    check_known(documents, accepted)
     for run in documents:
         if run.search is None:
             raise RecordError(f"{run.name} is no search, as it holds no frontier.json: give runs of tailgate frontier")

@@ -118,7 +118,7 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
     last = '"limit_hit", "jit"'
     kind = [
         (
-            "analysis/records/event_kinds.py",
+            "analysis/records/schemas.py",
             '    "autotune": "autotune",\n',
             '    "autotune": "a",\n    "relink": "relinking",\n',
         ),

@@ -115,7 +115,7 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
                     faults.append(f"{replica} did not tell its counts at the end of trial {trial.number}")
             if compiling := into_compile(mapping(final.get(replica)).get("compiling")):
                 faults.append(f"{replica} was {compiling} when the records of trial {trial.number} ended")
-            expected = max(int(known or 0), _numbered(own, f"{trial.number}-{replica}-"))
+            expected = max(int(known or 0), _numbered(own, replica))
             if len(own) < expected:
                 faults.append(f"{replica} counted {expected} in trial {trial.number} and {len(own)} are recorded")
         vouched &= bool(final)
@@ -177,8 +177,9 @@ def _count(trial: Trial, replica: str, what: str) -> float | None:
     return number(mapping(mapping(mapping(trial.info.get("final")).get(replica)).get("counters")).get(what))
 
 
-def _numbered(ids: Iterable[str], prefix: str) -> int:
-    """How many events there must have been by the numbers that they bear; 0 where they bear none."""
-    pattern = re.compile(re.escape(prefix) + r"(\d{1,9})")
+def _numbered(ids: Iterable[str], replica: str) -> int:
+    """Return how many events there must have been by their ids, TRIAL-REPLICA-NUMBER, with the run in front in joined
+    runs. 0 for ids of another form."""
+    pattern = re.compile(rf"(?:\d+\.)?\d+-{re.escape(replica)}-(\d{{1,9}})")
     matches = [pattern.fullmatch(name) for name in ids]
     return max((int(match[1]) + 1 for match in matches if match), default=0)

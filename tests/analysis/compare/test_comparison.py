@@ -12,8 +12,7 @@ import pytest
 
 from analysis.compare.comparison import compare_runs
 from analysis.compare.pair import chosen_arms, made_run, read_pair
-from analysis.records.joining import RunDocuments
-from analysis.records.run_list import listed_runs, write_run_list
+from analysis.records.joining import RunDocuments, listed_runs, write_run_list
 from analysis.records.tables import RecordError
 from tests.fakes.machines import FakeBed, referenced, sample
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run

@@ -11,7 +11,7 @@ import pytest
 from analysis.judging.comparisons import comparisons
 from analysis.judging.judgement import Judgement, judge
 from analysis.judging.rates import compare_rates
-from analysis.records.run_list import listed_runs, write_run_list
+from analysis.records.joining import listed_runs, write_run_list
 from analysis.records.run_records import check_runs, read_run
 from analysis.records.tables import RecordWriter
 from analysis.run.run import Run

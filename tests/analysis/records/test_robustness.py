@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from analysis.records.export import TABLES, export
+from analysis.records.export import export
 from analysis.records.run_records import read_run
-from analysis.records.schemas import REQUESTS
+from analysis.records.schemas import REQUESTS, TABLES
 from analysis.records.tables import RecordError, read_table
 from analysis.summary.summary import analyze, write_summary
 from loadtests.commands.main import main

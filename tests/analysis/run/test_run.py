@@ -13,7 +13,7 @@ import pytest
 from analysis.judging.checks.traffic import check_shares_by_stretch
 from analysis.judging.judgement import judge
 from analysis.records.asked_answers import AskedAnswer
-from analysis.records.run_list import listed_runs, write_run_list
+from analysis.records.joining import listed_runs, write_run_list
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.records.weight_journal import BY_HAND, WeightChange, append

@@ -184,20 +184,13 @@ def test_what_differs_is_refused_and_can_be_accepted_by_its_key(runs, tmp_path, 
     assert told(capsys, "analyze", folder)[1]["runs"] == 4, "what was accepted is kept with the runs"
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        ("", "--allow-different holds an empty key"),
-        (",", "--allow-different holds an empty key"),
-        ("gates.margin,", "--allow-different holds an empty key"),
-        ("gates.magrin", 'no run has a setting "gates.magrin"'),
-    ],
-)
-def test_key_that_no_run_has_is_refused_and_the_joined_folder_stays(keys, expected, runs, tmp_path, capsys):
+@pytest.mark.parametrize("keys", ["", ",", "gates.margin,"])
+def test_an_empty_key_is_refused_and_the_joined_folder_stays(keys, runs, tmp_path, capsys):
     folder = tmp_path / "case"
     told(capsys, "analyze", *runs[:2], "--out", folder)
     listed = (folder / "runs.json").read_text()
-    assert expected in refused(capsys, "analyze", folder, runs[2], "--out", folder, "--allow-different", keys)
+    said = refused(capsys, "analyze", folder, runs[2], "--out", folder, "--allow-different", keys)
+    assert "--allow-different holds an empty key" in said
     assert (folder / "runs.json").read_text() == listed
     assert "--out is empty" in refused(capsys, "analyze", *runs, "--out", "")
 
@@ -212,7 +205,7 @@ def test_the_outcome_never_goes_into_a_run_nor_over_other_files(runs, tmp_path, 
 
 def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
     assert 'run directory "nowhere" does not exist' in refused(capsys, "analyze", runs[0], "nowhere")
-    assert "the run run-0 is given twice (twice as" in refused(capsys, "analyze", runs[0], runs[0])
+    assert "the run run-0 is given twice, again by" in refused(capsys, "analyze", runs[0], runs[0])
     assert "--allow-different is for several runs" in refused(capsys, "analyze", runs[0], "--allow-different", "gates")
     (tmp_path / "empty").mkdir()
     assert "empty holds no requests*.arrow" in refused(capsys, "analyze", runs[0], tmp_path / "empty")

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.imports import aiperf, guidellm, inference_perf, vllm
+from analysis.imports.file import read_result
+from analysis.imports.run_directory import write_run
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
-from analysis.results import aiperf, guidellm, inference_perf, vllm
-from analysis.results.file import read_result
-from analysis.results.run_directory import write_run
 from analysis.run.run import Run
 from tests.fakes import results
 from tests.fakes.processes import refusal
@@ -172,10 +172,13 @@ def of_several_phases() -> object:
 @pytest.mark.parametrize(
     ("read", "words"),
     [
-        (lambda: of_aiperf_with("metadata", request_start_ns=None), "request_start_ns None in line 1"),
-        (lambda: of_aiperf_with("metadata", request_start_ns=-5), "request_start_ns -5"),
-        (lambda: of_aiperf_with("metadata", credit_issued_ns=10**19), "credit_issued_ns 10000000000000000000"),
-        (lambda: of_aiperf_with("metrics", request_latency={"value": -1.0, "unit": "ms"}), "request_latency[0] is -1"),
+        (lambda: of_aiperf_with("metadata", request_start_ns=None), "request 1: metadata.request_start_ns is null"),
+        (lambda: of_aiperf_with("metadata", request_start_ns=-5), "request_start_ns is -5"),
+        (lambda: of_aiperf_with("metadata", credit_issued_ns=10**19), "credit_issued_ns is 10000000000000000000"),
+        (
+            lambda: of_aiperf_with("metrics", request_latency={"value": -1.0, "unit": "ms"}),
+            "request_latency.value is -1",
+        ),
         (lambda: of_aiperf_with("metrics", time_to_first_token={"value": 1, "unit": "s"}), "in 's'"),
         (lambda: of_aiperf_with("metrics", inter_chunk_latency={"value": [1, None], "unit": "ms"}), "[1] is null"),
         (of_several_phases, "2 phases"),
@@ -197,12 +200,12 @@ def of_several_phases() -> object:
         ),
         (lambda: guidellm.result_of(of_guidellm_0_3()), "before 0.4"),
         (lambda: vllm.result_of({**results.sglang([ONE]), "itls": [[], []]}), "--output-details"),
-        (lambda: vllm.result_of(results.vllm_embeddings([ONE], latencies=None)), "latencies no list"),
-        (lambda: vllm.result_of({"backend": "vllm-pooling", "input_lens": [], "errors": []}), "with a newer one"),
+        (lambda: vllm.result_of(results.vllm_embeddings([ONE], latencies=None)), "no latencies"),
+        (lambda: vllm.result_of({"backend": "vllm-pooling", "input_lens": [], "errors": []}), "with a newer version"),
         (lambda: guidellm.result_of(results.guidellm([])), "summary alone"),
         (lambda: of_inference_perf_with(info=None), "per_request_fields.info: true"),
-        (lambda: of_inference_perf_with(start_time=None), "start_time[0] is null"),
-        (lambda: of_inference_perf_with(end_time=-1), "end_time[0] is -1"),
+        (lambda: of_inference_perf_with(start_time=None), "start_time is null"),
+        (lambda: of_inference_perf_with(end_time=-1), "end_time is -1"),
     ],
 )
 def test_a_value_that_cannot_be_read_is_named(read: Callable[[], Any], words: str) -> None:

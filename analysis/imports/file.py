@@ -1,4 +1,4 @@
-"""A result file of another load tool, whichever it is: found out from what it holds."""
+"""A result file of another load tool, recognised by what it holds."""
 
 from __future__ import annotations
 
@@ -7,27 +7,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis.records.documents import parse_json
+from analysis.imports import aiperf, guidellm, inference_perf, vllm
+from analysis.imports.result import Result, chosen
+from analysis.records.documents import content_of, parse_json
 from analysis.records.plain_values import number
 from analysis.records.tables import CUT_OFF, RecordError, one_line
-from analysis.results import aiperf, guidellm, inference_perf, vllm
-from analysis.results.result import Result, chosen
 
 LARGEST_BYTES = 1 << 30
-_USUAL = ("profile_export", "benchmarks", "per_request_lifecycle_metrics")  # what tools call every file
 READ = "vLLM bench serve, SGLang bench_serving, AIPerf, GuideLLM and inference-perf"
+_USUAL = ("profile_export", "benchmarks", "per_request_lifecycle_metrics")  # what tools call every file
 
 
 def part_of(path: Path) -> tuple[Path, int | None]:
-    """The file, and which of its results is meant: FILE#2 is the second of FILE."""
+    """Return the file, and which of its results is meant: FILE#2 is the second of FILE."""
     match = re.fullmatch(r"(.+)#([1-9]\d{0,5})", path.name)
     if match is None or path.exists():
         return path, None
     return path.with_name(match[1]), int(match[2])
 
 
+def name_of(path: Path) -> str:
+    """Return the name of the run whose result lies there: of its file, or of its folder if the tool calls every file
+    so."""
+    file, part = part_of(path)
+    folder = file.resolve().parent.name
+    name = folder if folder and file.stem in _USUAL else file.stem
+    return name if part is None else f"{name}#{part}"
+
+
 def read_result(path: Path) -> Result:
-    """What the file holds. RecordError, one line that names it, for one that cannot be read or is of no such tool."""
+    """Return what the file holds. Raises RecordError, which names it, for one that cannot be read."""
     file, part = part_of(path)
     try:
         size = file.stat().st_size
@@ -48,31 +57,31 @@ def read_result(path: Path) -> Result:
 def _result(path: Path, text: str, part: int | None) -> Result:
     documents, torn = _documents(text)
     only = documents[0] if len(documents) == 1 else None
+    table = only if isinstance(only, dict) else {}
     if not torn and documents and all(isinstance(item, dict) and vllm.is_vllm(item) for item in documents):
         loads = [f"{number(item.get('request_rate')) or 'inf'} requests/s" for item in documents]
         return vllm.result_of(chosen(documents, part, loads), written_s=path.stat().st_mtime)
-    if not torn and isinstance(only, dict) and guidellm.is_guidellm(only):
-        return guidellm.result_of(only, part)
+    if not torn and guidellm.is_guidellm(table):
+        return guidellm.result_of(table, part)
     if part is not None:
         raise RecordError(f"holds no result #{part}: leave the number out")
     if aiperf.is_aiperf(documents):
-        beside = aiperf.summary_path(path)
-        summary = _summary(beside) if beside.is_file() else None
-        result = aiperf.result_of(documents, summary)
+        summary = content_of(aiperf.summary_path(path))
+        result = aiperf.result_of(documents, summary if aiperf.is_summary(summary) else None)
         return replace(result, problems=(*result.problems, CUT_OFF)) if torn else result
     if torn:
         raise RecordError(f"{CUT_OFF}: copy it again, or run it again")
     if isinstance(only, list) and inference_perf.is_inference_perf(only):
         return inference_perf.result_of(only)
-    if isinstance(only, dict) and aiperf.is_summary(only):
-        raise RecordError("is AIPerf's summary, without its requests: give profile_export.jsonl, which lies beside it")
-    if isinstance(only, dict) and inference_perf.is_summary(only):
-        raise RecordError(f"is a summary of inference-perf's: {inference_perf.REMEDY}")
+    if aiperf.is_summary(table):
+        raise RecordError("is AIPerf's summary, without its requests: give profile_export.jsonl, which lies next to it")
+    if inference_perf.is_summary(table):
+        raise RecordError(f"is a summary of inference-perf: {inference_perf.REMEDY}")
     raise RecordError(f"is no result file that is read here: give one of {READ}")
 
 
 def _documents(text: str) -> tuple[list[Any], bool]:
-    """The values of JSON in the text, one or one a line, and whether the last is cut off."""
+    """Return the values of JSON in the text, one or one a line, and whether the last is cut off."""
     try:
         return [parse_json(text)], False
     except ValueError as error:
@@ -87,20 +96,3 @@ def _documents(text: str) -> tuple[list[Any], bool]:
                 return values, True
             raise RecordError(f"is no whole JSON ({one_line(whole)}): copy it again, or run it again") from None
     return values, False
-
-
-def _summary(path: Path) -> dict[str, Any] | None:
-    """AIPerf's summary; None where what lies there is none."""
-    try:
-        value = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) and aiperf.is_summary(value) else None
-
-
-def name_of(path: Path) -> str:
-    """What the run is called whose result lies there: as its file, or as its folder where all files are called so."""
-    file, part = part_of(path)
-    folder = file.resolve().parent.name
-    name = folder if folder and file.stem in _USUAL else file.stem
-    return name if part is None else f"{name}#{part}"
