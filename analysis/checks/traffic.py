@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from scipy import stats
 
 from analysis.arrays import Floats
 from analysis.checks.check import ESTIMATES, Check, Evidence, Rule
@@ -17,6 +16,7 @@ from analysis.run.run import Run
 from analysis.run.spikes import normal_e2e_ms
 from analysis.run.trials import SECOND
 from analysis.run.weight_stretches import weight_stretches
+from analysis.statistics.distributions import binomial_test
 from analysis.wording import counted
 
 _MISSING_SLACK = 2  # copies that may be missing: those under way when recorders stop
@@ -110,7 +110,7 @@ def sample_ratio(
         for arm, count in counts.items() if total and whole and len(counts) > 1 else ():
             tests += 1
             share = weights[arm] / whole
-            p_value = float(stats.binomtest(count, total, share).pvalue)
+            p_value = binomial_test(count, total, share)
             if p_value < worst:
                 worst, words = p_value, f"{arm} got {count} of {total} sessions (expected {total * share:.0f})"
                 words += f" in stretch {number} of the weights" if len(stretches) > 1 else ""

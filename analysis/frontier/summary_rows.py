@@ -32,7 +32,7 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     """
     if not is_search(run) or len(run.arms) < 2:
         return None
-    rollout = Rollout.from_table(mapping(run.records.experiment.get("rollout")))
+    rollout = Rollout.recorded(mapping(run.records.experiment.get("rollout")))
     found = _blocking(run, judgement)
     disturbed: set[str] = set()
     if run.in_turn:
