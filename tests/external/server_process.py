@@ -22,7 +22,7 @@ __all__ = ["answers", "assert_counted_alike", "free_port", "run_experiment", "ru
 
 # A run of seconds cannot pass the first ones; the others fail where two servers and their load share two processors.
 EXCUSED = LENGTH_CHECKS | {"block autocorrelation"}
-EXCUSED |= {"foreign work", "host", "interference", "lag apart", "load generator"}
+EXCUSED |= {"other work", "interference", "load generator"}
 
 
 def answers(url: str) -> bool:
