@@ -268,10 +268,6 @@ QUANTISED = {"bucketed": "its weights are held as float8-per-row (control: none)
         ({"unproven": QUANTISED, "dropped": [Left(arm="bucketed", reason="late")]}, ("not tried",), "is not shown"),
         ({"blocked": {"dynamic": ["comparable"]}}, ("Nothing is known of dynamic", "comparable"), "dynamic costs"),
         ({"disturbed": ["machine speed"]}, ("disturbed (machine speed", "5 %"), "loads is true all"),
-            {"disturbed": ["machine speed", "other work"]},
-            ("disturbed (machine speed, other work", "5 %"),
-            "loads is true all",
-        ),
     ],
     ids=["clear", "failed", "left", "never tried", "unproven", "unproven, never tried", "blocked", "disturbed"],
 )
