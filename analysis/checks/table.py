@@ -83,5 +83,6 @@ def _joined(rows: list[Check]) -> Iterator[Check]:
     noted = [row for row in rows if row.ok and row.disturbances]
     yield from noted
     if rows and not failed and not noted:
-        alone = rows[0].reason if len(rows) == 1 else rows[0].rule.sound
-        yield replace(rows[0], arm=rows[0].arm if len(rows) == 1 else None, reason=alone)
+        own = {row.reason for row in rows} - {rows[0].rule.sound}
+        arm = rows[0].arm if len(rows) == 1 else None
+        yield replace(rows[0], arm=arm, reason=own.pop() if len(own) == 1 else rows[0].rule.sound)

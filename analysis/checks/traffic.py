@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.arrays import Floats
 from analysis.checks.check import ESTIMATES, Check, Evidence, Rule
+from analysis.checks.complete import is_recorded_whole
 from analysis.judging.ramp_account import ramp_of
 from analysis.run.compile_events import windows_of
 from analysis.run.pairs import Copies, copies_of, matters_ms
@@ -46,7 +47,7 @@ def _open_loop(seen: Evidence) -> Iterable[Check]:
         reason = "Requests carry no scheduled time, so waiting before they were sent may be missing."
     elif run.reported_open_loop is None:
         reason = "The records do not say whether the load waited for the server (open_loop in trial.json)."
-        remedy = "Set open_loop to true in trial.json if a schedule drove the arms."
+        remedy = 'If a schedule drove the arms, say {"complete": true, "open_loop": true} in trial-01/trial.json.'
     ok = not reason
     if run.pace:  # in sentences, how another tool sent its requests
         reason = run.pace if ok or run.reported_open_loop is False else f"{run.pace} {reason}"
@@ -134,7 +135,7 @@ SAMPLE_RATIO = Rule(
 
 def _pairs(seen: Evidence) -> Iterable[Check]:
     run = seen.run
-    recorded = any(run.infos) or bool((run.requests.pair >= 0).any())  # bare tables need not be paired
+    recorded = is_recorded_whole(run) or bool((run.requests.pair >= 0).any())
     if run.copied and not run.in_turn and recorded:
         allowed_ms = matters_ms(run, 0.5)
         for arm in (arm for arm in run.treatments if arm not in run.ended_arms):

@@ -239,7 +239,7 @@ SPOILED = {
     "no pair_id": case("pairs", TAILS | {"error"}, without("pair_id")),
     "a stopped trial": case("complete", ALL, complete=False),
     "a dead control": case("alive", TAILS, partial(tell, deaths=[DEATH])),
-    "a tail of three requests": case("tail", {"noninferiority"}, gates=QUICK | {"quantile": 0.999}),
+    "a tail of three requests": case("tail", {"noninferiority"}, gates=QUICK | {"quantiles": [0.999]}),
     "a tail that the end cut off": case("cut requests", TAILS, rows(cut_at_the_end)),
     "a control that contradicts itself": case("answers", ALL, partial(tell, answers=DISAGREEING)),
 }
