@@ -74,8 +74,8 @@ class Goal:
     def limits_of(self, limits: GateLimits) -> GateLimits:
         """`limits` with the goal's margin and alpha."""
         if self.margin is not None:
-            limits = replace(limits, margin=self.margin, margins={})
-        return limits if self.alpha is None else replace(limits, alpha=self.alpha)
+            limits = limits.model_copy(update={"margin": self.margin, "margins": {}})
+        return limits if self.alpha is None else limits.model_copy(update={"alpha": self.alpha})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     """
     if not is_search(run):
         return None
-    rollout = Rollout.from_table(mapping(run.records.experiment.get("rollout")))
+    rollout = Rollout.recorded(mapping(run.records.experiment.get("rollout")))
     by_arm = _blocked_by(run, judgement)
     disturbed: set[str] = set()
     if run.in_turn:

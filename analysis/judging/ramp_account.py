@@ -65,7 +65,7 @@ def ramp_of(run: Run) -> RampAccount | None:
     changes = [change for change in run.records.weights if change.step is not None]
     if not changes:
         return None
-    limits = RampLimits.from_table(table(run.records.experiment, "ramp"))
+    limits = RampLimits.recorded(table(run.records.experiment, "ramp"))
     candidate = limits.candidate or next(iter(run.treatments), "")
     own = run.of_arm(candidate) & ~run.requests.broken
     hurt = own & (run.requests.failed | run.attribution.hit)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.report.reading import arm_names, arms_of
+from analysis.report.arms import arm_names, arms_of
 from analysis.report.tables import Figure, Table
 from analysis.report.values import (
     DASH,

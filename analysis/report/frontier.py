@@ -43,11 +43,6 @@ def title(summary: Row) -> str:
     return "Which policy to ship" if unasked else ""
 
 
-def arm_verdict(summary: Row, arm: Row) -> object:
-    """The arm's verdict; None where nobody asked, since it would be of gates that nobody set."""
-    return None if title(summary) else arm.get("verdict")
-
-
 def search_notes(summary: Row) -> list[str]:
     """How the search went on, a sentence each; empty where one run shared its trials over all arms."""
     search = at(summary, "frontier", "search")

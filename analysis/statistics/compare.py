@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.settings.gate_limits import RESTART_SPREAD
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.dependence import Dependence, block_differences, dependence_of
+from analysis.statistics.distributions import t_cdf, t_quantile, t_sf
 from analysis.statistics.groups import FEWEST_GROUPS, groups_of
 from analysis.statistics.machines import lasting_reach, mean_over_trials
 from analysis.statistics.quantiles import BlockHistogram, block_histogram, quantiles, shared_blocks
@@ -317,14 +317,14 @@ def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
     mean, trials = float(ratios.mean()), len(ratios)
     spread, degrees, added = float(ratios.std(ddof=1) / math.sqrt(trials)), float(trials - 1), 0.0
     known = mean_over_trials(ratios, machine)
-    reaches = [float(stats.t.ppf(1.0 - item.alpha, own)) * error for own, error in ((degrees, spread), known.reach)]
+    reaches = [float(t_quantile(1.0 - item.alpha, own)) * error for own, error in ((degrees, spread), known.reach)]
     if reaches[1] > reaches[0]:
         (degrees, spread), added = known.reach, math.sqrt(known.between)
     reach, anchor = max(reaches), math.log1p(item.margin)
     lasting = max(reach, lasting_reach(ratios, item.alpha))
 
     def above(bound: float) -> float:
-        return float(stats.t.sf((mean - bound) / spread, degrees))
+        return float(t_sf((mean - bound) / spread, degrees))
 
     return replace(
         item,
@@ -334,7 +334,7 @@ def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
         high=math.exp(mean + reach),
         lasting=(math.exp(mean - lasting), math.exp(mean + lasting)),
         p_worse=above(0.0),
-        p_noninferior=float(stats.t.cdf((mean - anchor) / spread, degrees)),
+        p_noninferior=float(t_cdf((mean - anchor) / spread, degrees)),
         p_inferior=above(anchor),
         spread=spread,
     )

@@ -16,9 +16,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from analysis.arrays import Floats, Ints
+from analysis.statistics.distributions import t_quantile
 from analysis.statistics.machines import Part, between_machines, summed
 
 DRIFT_COSINES = 4  # slower than groups: what one of them lasts for is seen by at most eight or ten
@@ -65,7 +65,7 @@ class Dependence:
                 Part(variance=self.machine, degrees=max(1, self.machines - 1)),
             ]
         )
-        quantiles = stats.t.ppf(1.0 - alpha, (min(degrees, total.degrees), degrees))
+        quantiles = t_quantile(1.0 - alpha, (min(degrees, total.degrees), degrees))
         return math.sqrt(total.variance / own) * float(quantiles[0] / quantiles[1])
 
 

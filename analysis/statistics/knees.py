@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from analysis.arrays import Floats, Ints
+from analysis.statistics.distributions import f_quantile, t_sf
 
 # In log rate. No server is taken to be steadier than 3 % from step to step.
 _SPREADS = np.geomspace(0.03, 0.4, 7)
@@ -70,7 +71,7 @@ class KneeProfile:
 
         Without any step both ends are open; with steps of one kind alone, one end is.
         """
-        least = float(self.likelihood.max()) - 0.5 * float(stats.f.isf(error, 1, self.degrees))
+        least = float(self.likelihood.max()) - 0.5 * float(f_quantile(1.0 - error, 1, self.degrees))
         inside = np.flatnonzero(self.likelihood >= least)
         first, last = int(inside[0]), int(inside[-1])
         low = None if first == 0 or not self.held else self._crossing(first, first - 1, least)
@@ -137,4 +138,4 @@ def p_not_higher(one: KneeProfile, other: KneeProfile) -> float:
     # The best pair of knees that obeys H0: for each knee of `other`, the likeliest of `one` up to it.
     obeying = float((np.maximum.accumulate(one.likelihood) + other.likelihood).max())
     root = math.sqrt(max(0.0, 2.0 * (best - obeying)))
-    return float(stats.t.sf(root, min(one.degrees, other.degrees)))
+    return float(t_sf(root, min(one.degrees, other.degrees)))

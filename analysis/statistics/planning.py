@@ -13,10 +13,9 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Final
 
-from scipy import stats
-
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
+from analysis.statistics.distributions import normal_quantile, t_quantile
 from analysis.statistics.groups import group_count
 
 POWER = 0.80
@@ -118,7 +117,7 @@ class Noise:
 
 def _factor(degrees: float, *, alpha: float, power: float) -> float:
     """How many standard errors the ratio must lie off the margin for this power, where so many degrees tell them."""
-    return float(stats.t.ppf(1.0 - alpha, max(1, degrees)) + stats.t.ppf(power, max(1, degrees)))
+    return float(t_quantile(1.0 - alpha, max(1, degrees)) + t_quantile(power, max(1, degrees)))
 
 
 def log_distance(margin: float, ratio: float) -> float:
@@ -236,8 +235,8 @@ def requests_for_share(true: float, allowed: float, *, alpha: float, power: floa
         return None
     if true == 0.0:
         return clean_requests(allowed, alpha=alpha)
-    reject = float(stats.norm.ppf(1.0 - alpha)) * math.sqrt(allowed * (1.0 - allowed))
-    detect = float(stats.norm.ppf(power)) * math.sqrt(true * (1.0 - true))
+    reject = float(normal_quantile(1.0 - alpha)) * math.sqrt(allowed * (1.0 - allowed))
+    detect = float(normal_quantile(power)) * math.sqrt(true * (1.0 - true))
     return math.ceil(((reject + detect) / (true - allowed)) ** 2)
 
 

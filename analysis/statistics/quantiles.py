@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 from analysis.arrays import Floats, Ints
+from analysis.statistics.distributions import binomial_quantile
 
 Singles = npt.NDArray[np.float32]
 
@@ -86,8 +86,8 @@ def _interval_ranks(size: int, q: float, *, confidence: float, design_effect: fl
         return None, None
     effective = max(1, int(size / max(design_effect, 1.0)))
     tail = (1.0 - confidence) / 2.0
-    lower = int(stats.binom.ppf(tail, effective, q))
-    upper = int(stats.binom.ppf(1.0 - tail, effective, q)) + 1
+    lower = binomial_quantile(tail, effective, q)
+    upper = binomial_quantile(1.0 - tail, effective, q) + 1
     # Below order statistic 1 and above order statistic n there is nothing that bounds the quantile.
     low = math.ceil(lower * size / effective) - 1 if lower >= 1 else None
     high = min(size, math.ceil(upper * size / effective)) - 1 if upper <= effective else None

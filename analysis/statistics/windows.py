@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 from analysis.arrays import Floats, Ints
 from analysis.statistics.dependence import Dependence
+from analysis.statistics.distributions import t_cdf, t_quantile, t_sf
 from analysis.statistics.quantiles import BlockHistogram, grouped
 
 FARTHEST = math.log(1000.0)  # a limit beyond this ratio is no limit
@@ -158,7 +158,7 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
         slope = abs(excess) / max(0.5, abs(shift - centre))
         return excess / math.hypot(error, slope * moved)
 
-    reach = float(stats.t.ppf(1.0 - alpha, groups - 1))
+    reach = float(t_quantile(1.0 - alpha, groups - 1))
 
     def limit(direction: int) -> float | None:
         """The first shift from the fit outwards that the test rejects; None without one."""
@@ -179,9 +179,9 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
         ratio=centre * width,
         low=low,
         high=high,
-        p_worse=float(stats.t.sf(distance(0), groups - 1)),
-        p_noninferior=float(stats.t.cdf(at_bound, groups - 1)),
-        p_inferior=float(stats.t.sf(at_bound, groups - 1)),
+        p_worse=float(t_sf(distance(0), groups - 1)),
+        p_noninferior=float(t_cdf(at_bound, groups - 1)),
+        p_inferior=float(t_sf(at_bound, groups - 1)),
         spread=math.hypot(spread, math.sqrt(dependence.drift)),
     )
 

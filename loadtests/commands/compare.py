@@ -125,5 +125,5 @@ def read_gates(path: Path) -> Mapping[str, Any]:
             raise ConfigError(f"{path}: [{key}] is unknown: it takes a table [gates]")
     gates = table_of(table, "gates")
     with as_config_error(RecordError):
-        GateLimits.from_table(gates)
+        GateLimits.read(gates)
     return gates

@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from analysis.arrays import Ints
+from analysis.statistics.distributions import normal_quantile
 
 _MOST = 20_000  # gaps that are looked at
 _BINS = 64
@@ -82,7 +82,7 @@ def loop_of(start_ns: Ints, end_ns: Ints) -> Loop:
         information += over * (at_risk.size - over) / (at_risk.size - 1) * float(in_flight.var())
     if information <= 0.0:
         return UNKNOWN
-    slope = (score - float(stats.norm.ppf(_LEVEL)) * math.sqrt(information)) / information
+    slope = (score - float(normal_quantile(_LEVEL)) * math.sqrt(information)) / information
     rate = 1e9 / max(float(gaps.mean()), 1.0)
     return Loop(z=score / math.sqrt(information), kept=math.exp(min(0.0, max(-700.0, slope * rate * _STALL_S))))
 

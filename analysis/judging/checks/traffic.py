@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy import stats
 
 from analysis.arrays import Floats, Ints
 from analysis.judging.checks.loop import Loop
 from analysis.judging.validity import ESTIMATES, Check
+from analysis.statistics.distributions import binomial_test, chi_square_sf
 from analysis.wording import counted
 
 _RATIO_ALPHA = 0.001  # a sample-ratio alarm is a bug report: rare by chance
@@ -36,7 +36,8 @@ def check_sample_ratio(counts: Mapping[str, int], weights: Mapping[str, float]) 
     else:
         scale = total / sum(weights[name] for name in names)
         due = {name: weights[name] * scale for name in names}
-        p_value = float(stats.chisquare([counts[name] for name in names], list(due.values())).pvalue)
+        distance = sum((counts[name] - due[name]) ** 2 / due[name] for name in names)  # Pearson's chi-square test
+        p_value = float(chi_square_sf(distance, len(names) - 1))
         got = ", ".join(f"{name} {counts[name]} (expected {due[name]:.0f})" for name in names)
         reason = f"Sessions per arm: {got}" + ("." if p_value >= _RATIO_ALPHA else ": more uneven than chance.")
         remedy = "Look for requests that one arm loses, and check the splitter's weights."
@@ -64,7 +65,7 @@ def check_shares_by_stretch(stretches: Sequence[tuple[Mapping[str, int], Mapping
             continue
         for arm, count in counts.items():
             tests += 1
-            p_value = float(stats.binomtest(count, total, weights.get(arm, 0.0) / whole).pvalue)
+            p_value = binomial_test(count, total, weights.get(arm, 0.0) / whole)
             if p_value < worst:
                 due = total * weights.get(arm, 0.0) / whole
                 worst, words = p_value, f"{arm} got {count} of {total} sessions in stretch {index} (expected {due:.0f})"

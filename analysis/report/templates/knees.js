@@ -33,7 +33,7 @@ function onLoad(host, { xs, ys, yText, title, unit }, inside) {
       [x.invert(left), x.invert(width - right)],
       12,
     );
-    for (const tick of ticksApart(loads, x, figure))
+    for (const tick of ticksApart(loads, x, figure, width))
       root.append(line(x(tick), base, x(tick), base + 4, "axis"), labelWithin(width, x(tick), base + 18, figure(tick), "middle"));
     root.append(
       line(left, base, width - right, base, "axis"),

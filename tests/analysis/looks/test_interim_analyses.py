@@ -383,7 +383,7 @@ def test_certain_harm_and_alarms_roll_back_from_any_step_at_once(step: int, harm
 
 def test_an_open_step_rolls_back_if_asked() -> None:
     standing = Standing(step=1, step_s=1800.0, requests=100)
-    assert decide(standing, replace(LIMITS, on_inconclusive="rollback")).action == "rollback"
+    assert decide(standing, LIMITS.model_copy(update={"on_inconclusive": "rollback"})).action == "rollback"
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def test_an_open_step_rolls_back_if_asked() -> None:
     ],
 )
 def test_impossible_limits_are_refused(table: dict[str, object], words: tuple[str, ...]) -> None:
-    message = refusal(RecordError, RampLimits.from_table, table)
+    message = refusal(RecordError, RampLimits.read, table)
     assert [word for word in words if word not in message] == []
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from analysis.report import html_report, markdown_report, verdict_table
+from analysis.report.arms import side_by_side
 from analysis.report.joined import head, ratios, runs
-from analysis.report.reading import device, side_by_side
 from analysis.report.resources import memory_events
 from analysis.summary.summary import analyze
 from tests.analysis.report.conftest import HOSTILE, changed
@@ -52,6 +52,8 @@ def test_the_machines_are_named_only_where_they_limit_the_run(made: Make, demo: 
         for summary in (made(FakeBed()), demo):
             assert not re.search("quiet|watched|NVIDIA", report(summary), re.IGNORECASE)
         assert "foreign work" in report(made(DISTURBED))
+    for summary in (made(FakeBed()), demo):
+        assert not re.search("quiet|watched", html_report(summary).partition('<details class="section"')[0])
     for trials, words in ((1, "One trial"), (2, "From 2 trials that is a guess")):
         assert words in html_report(made(FakeBed(), trials)), "how the figures vary"
     assert 'id="bed"' not in html_report(demo)
@@ -140,22 +142,6 @@ def test_each_run_and_the_ratio_of_each_machine_are_shown(joined: Summary) -> No
     assert "Machine by machine" in html_report(joined)
     for report in (html_report, markdown_report):
         assert not re.search("<script>document.title|<img src=x", report(joined))
-
-
-def test_the_device_is_that_of_the_arms(joined: Summary) -> None:
-    card = "NVIDIA H100 80GB HBM3"
-    joined["environment"]["gpus"] = [f"{card}, 580.159.04"] * 4
-    assert device(joined) == f"4 × {card}, 580.159.04", "without a watcher, those of the machine"
-    places = [(1, "a", ["eager"]), (1, "b", ["compiled-bucketed"]), (1, "c", []), (2, "d", ["eager"])]
-    devices = [
-        {"trial": trial, "host": "run", "identity": identity, "arms": arms, "model": card}
-        for trial, identity, arms in places
-    ]
-    machines = [{"trial": trial, "host": "run", "machine": f"{trial}"} for trial in (1, 2)]
-    joined["bed"] = {"machines": machines, "devices": devices}
-    assert device(joined) == f"2 × {card}, 580.159.04"
-    joined["bed"]["devices"] = devices[-1:]
-    assert device(joined) == f"{card}, 580.159.04"
 
 
 CARDS = {"eager": "cuda:0", "compiled": "cuda:1"}

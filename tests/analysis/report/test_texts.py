@@ -220,7 +220,7 @@ def test_hostile_text_keeps_every_table_whole(hostile: Summary) -> None:
 
 @pytest.mark.parametrize("report", [markdown_report, verdict_table])
 def test_what_is_not_known_is_a_dash(nulls: Summary, report: Any) -> None:
-    assert "no arm" in report({**nulls, "arms": [], "gates": []}).lower()
+    assert "no arm" in report({**nulls, "arms": [], "gates": [], "comparisons": []}).lower()
     assert not re.search(r"\b(None|nan|inf|null)\b", report(nulls))
 
 
