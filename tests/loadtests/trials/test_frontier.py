@@ -19,7 +19,8 @@ from analysis.records.tables import RecordError, RecordWriter
 from analysis.report.frontier import search_notes
 from analysis.run.run import Run
 from analysis.summary.summary import analyze
-from loadtests.commands.joined_folder import check_continued, join_runs
+from loadtests.commands.frontier import check_continued
+from loadtests.commands.joined_folder import join_runs
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import Schedule, planned_requests
 from loadtests.trials import frontier as searching
