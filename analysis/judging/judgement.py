@@ -19,7 +19,7 @@ from analysis.judging.gates import (
     CompileFacts,
     Gate,
 )
-from analysis.judging.load_steps import brackets, goodput_gate, is_search
+from analysis.judging.load_steps import goodput_gate, holding_of, is_search, steps_of
 from analysis.judging.memory import ratio_gate
 from analysis.judging.ramp_account import ramp_gate, ramp_of
 from analysis.judging.rates import RateComparison, compare_rates
@@ -82,11 +82,12 @@ def judge(run: Run, given: Sequence[Check] = ()) -> Judgement:
     memory = memory_of(run)
     targets = (*run.targets, *run.cold_targets)
     slo = {arm: tuple(objective_gate(run, arm, target) for target in targets) for arm in run.arms}
+    steps = steps_of(run) if search else []
     raw: list[Gate] = []
     for arm in run.treatments:
         if search:
-            held = {item.arm: item for item in brackets(run)}
-            raw.append(goodput_gate(held[arm], held[run.control], margin=run.limits.margin))
+            own, control = (holding_of(name, steps) for name in (arm, run.control))
+            raw.append(goodput_gate(own, control, margin=run.limits.margin))
         else:
             paths = compared.paths or [None] * len(compared.gated)
             raw += [

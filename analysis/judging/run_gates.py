@@ -98,7 +98,7 @@ def _with_path(gate: Gate, path: Path) -> Gate:
     return replace(gate, path=path, reason=f"{gate.reason.removesuffix('.')}{after}.")
 
 
-def judge_target(run: Run, arm: str, target: SloTarget, *, power: float = POWER) -> tuple[ShareResult, float | None]:
+def judge_target(run: Run, arm: str, target: SloTarget) -> tuple[ShareResult, float | None]:
     """The share of the arm's requests that miss the target, and the run length that would decide it.
 
     Judged over all traffic, or over the cold starts, each of which is one observation: no length decides those.
@@ -108,7 +108,7 @@ def judge_target(run: Run, arm: str, target: SloTarget, *, power: float = POWER)
     if target.cold:
         block = np.unique(trial, return_inverse=True)[1]
         return _judge(run, counted, block, allowed=target.allowed_share, least_blocks=None), None
-    return _share(run, arm, counted, blocks_at(run, trial, counted.at_ns), target.allowed_share, power)
+    return _share(run, arm, counted, blocks_at(run, trial, counted.at_ns), target.allowed_share)
 
 
 def held_to(run: Run, arm: str, target: SloTarget) -> Bools:
@@ -234,9 +234,7 @@ def _asked_both(run: Run, arm: str, trial: int) -> bool:
     return all(trial in run.account(name).asked for name in (arm, run.control))
 
 
-def _share(
-    run: Run, arm: str, counted: Units, block: Ints, allowed: float, power: float = POWER
-) -> tuple[ShareResult, float | None]:
+def _share(run: Run, arm: str, counted: Units, block: Ints, allowed: float) -> tuple[ShareResult, float | None]:
     """Return the share that missed, judged over blocks, and the run length that would decide it."""
     result = _judge(run, counted, block, allowed=allowed, least_blocks=run.limits.min_blocks)
     needed = share_needed_s(
@@ -248,7 +246,6 @@ def _share(
         block_s=run.block_s,
         min_blocks=max(run.limits.min_blocks, result.needed_blocks or 0),
         alpha=run.limits.alpha / (share_tests(run) if result.missed > allowed * result.requests else 1),
-        power=power,
     )
     return result, needed
 

@@ -9,8 +9,6 @@ from analysis.report.tables import Table
 from analysis.report.values import (
     DASH,
     Row,
-    at,
-    figure,
     interval,
     is_number,
     percent,
@@ -123,12 +121,3 @@ def rates(summary: Row) -> Table:
 def _finely(ratio: object) -> str:
     """One digit more than a latency's ratio has: rates of the same load differ by little."""
     return f"{ratio:.3f}" if is_number(ratio) else DASH
-
-
-def load_ratios(summary: Row) -> dict[str, str]:
-    """By arm, the load it holds over the control's: "×1.25 [1.1, 1.6]"; empty where no search was made."""
-    return {
-        text(row.get("arm")): f"{ratio(row.get('ratio'))} [{figure(row.get('low'))}, {figure(row.get('high'))}]"
-        for row in rows(summary, "saturation", "ratios")
-        if any(is_number(at(row, key)) for key in ("ratio", "low", "high"))
-    }

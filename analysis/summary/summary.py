@@ -21,7 +21,6 @@ from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiority_name
 from analysis.judging.greedy_parity import GreedyParity
 from analysis.judging.judgement import Judgement, judge
-from analysis.judging.load_steps import summary_rows
 from analysis.judging.rates import RateComparison
 from analysis.judging.remedies import Evidence, Remedy, remedies
 from analysis.judging.run_gates import greedy_parities
@@ -130,7 +129,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         **({"weights": weights} if (weights := weights_row(run)) else {}),
         **({"joined": joined} if (joined := joined_facts(run, judgement)) else {}),
         **({"traffic": traffic} if (traffic := traffic_facts(run)) else {}),
-        **({"saturation": search} if (search := summary_rows(run)) else {}),
         **({"frontier": frontier} if frontier else {}),
         "advice": {
             "needed_s": judgement.advice.needed_s,
