@@ -20,8 +20,8 @@ from analysis.judging.comparisons import blocks_at
 from analysis.run.run import Run
 from analysis.run.slo import limit_used
 from analysis.statistics.compare import TRIALS_FOR_T_TEST
+from analysis.statistics.dependence import groups_of
 from analysis.statistics.distributions import t_quantile
-from analysis.statistics.groups import groups_of
 from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, is_far
 from analysis.statistics.windows import FARTHEST
 
