@@ -9,10 +9,10 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from scipy import stats
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.run.memory import FIGURES, RunMemory
+from analysis.statistics.distributions import t_quantile
 from analysis.wording import bytes_text, counted
 
 # The standard deviation of the log ratio of two peaks over fresh starts. It counts as four starts beside the run's own.
@@ -71,5 +71,5 @@ def ratio_limits(logs: np.ndarray[tuple[int], np.dtype[np.float64]], alpha: floa
     own = float(((logs - logs.mean()) ** 2).sum())
     freedom = _STARTS + logs.size - 1
     spread = math.sqrt((own + _STARTS * _SPREAD**2) / freedom)
-    reach = float(stats.t.ppf(1.0 - alpha, freedom)) * spread / math.sqrt(logs.size)
+    reach = float(t_quantile(1.0 - alpha, freedom)) * spread / math.sqrt(logs.size)
     return math.exp(float(logs.mean()) - reach), math.exp(float(logs.mean()) + reach)

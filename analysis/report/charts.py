@@ -37,7 +37,7 @@ def chart_data(summary: Summary) -> dict[str, Any]:
             {"arm": index[name], "trial": stall.trial, "at_s": stall.offset_s, "seconds": stall.seconds}
             for name, stall in unexplained_stalls(summary)
         ],
-        "bed": _bed(summary.bed, index),
+        "machines": _machines(summary.machines, index),
         "server_load": _server_load(summary, index),
         "needs": [_need(row, index) for row in summary.allocations],
         "limits": _limits(summary),
@@ -109,10 +109,10 @@ def _outline(known: Histogram | None) -> dict[str, Any]:
     return {"edges_ms": known.edges_ms, "counts": known.counts, "ladder": known.ecdf}
 
 
-def _bed(bed: Row, index: Mapping[str, int]) -> dict[str, Any] | None:
+def _machines(machines: Row, index: Mapping[str, int]) -> dict[str, Any] | None:
     """The samples of the machines; a device has the colour of the arm that it served in the trial."""
-    series = bed.get("series")
-    served = {_machine(row): row["arms"] for row in rows(bed, "devices") if isinstance(row.get("arms"), list)}
+    series = machines.get("series")
+    served = {_machine(row): row["arms"] for row in rows(machines, "devices") if isinstance(row.get("arms"), list)}
     shown = []
     for row in rows(series, "rows"):
         times = row.get("t_s")
@@ -167,10 +167,9 @@ def _limits(summary: Summary) -> dict[str, float]:
 
 
 def _knees(search: Mapping[str, Any] | None, index: Mapping[str, int]) -> dict[str, Any]:
-    """Latency and cost of each arm against load; empty where no search was made."""
+    """Latency of each arm against load; empty where no search was made."""
     found = at(search, "latency")
-    costs = [row for row in rows(search, "costs") if is_number(at(row, "token_gpu_s", "seen"))]
-    if not isinstance(found, Mapping) and not costs:
+    if not isinstance(found, Mapping):
         return {}
     return {
         "label": metric_label(at(found, "metric"), at(found, "quantile")),
@@ -182,15 +181,5 @@ def _knees(search: Mapping[str, Any] | None, index: Mapping[str, int]) -> dict[s
                 **{key: row.get(key) for key in ("trial", "requests", "compiles")},
             }
             for row in rows(found, "steps")
-        ],
-        "costs": [
-            {
-                "arm": index.get(str(row.get("arm"))),
-                "load": _rounded(row.get("load_rps")),
-                **{key: _rounded(at(row, "token_gpu_s", key)) for key in ("low", "seen", "high")},
-                "gpus": _rounded(at(row, "gpus", "seen")),
-                "fewest": row.get("surely_fewest") is True,
-            }
-            for row in costs
         ],
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from analysis.report.arms import arm_names, metric_names
 from analysis.report.tables import Table
-from analysis.report.values import DASH, figure, interval, is_number, percent, quantity, ratio, text, verdict
+from analysis.report.values import DASH, interval, is_number, percent, quantity, ratio, text, verdict
 from analysis.summary.model import Comparison, Summary
 
 PHASES = (
@@ -98,12 +98,3 @@ def rates(summary: Summary) -> Table:
 def _finely(ratio: object) -> str:
     """One digit more than a latency's ratio has: rates of the same load differ by little."""
     return f"{ratio:.3f}" if is_number(ratio) else DASH
-
-
-def load_ratios(summary: Summary) -> dict[str, str]:
-    """By arm, the load it holds over the control's: "×1.25 [1.1, 1.6]"; empty where no search was made."""
-    return {
-        text(row.arm): f"{ratio(row.ratio)} [{figure(row.low)}, {figure(row.high)}]"
-        for row in (summary.saturation.ratios if summary.saturation else ())
-        if not (row.ratio is row.low is row.high is None)
-    }

@@ -58,7 +58,7 @@ class Check(Row):
     value: Number = None
     limit: Number = None
     reason: str
-    affects: Annotated[list[str], Field(description="kinds of gates that it can keep open")] = []
+    opens: Annotated[list[str], Field(description="kinds of gates that it can keep open")] = []
     gates: Annotated[list[str], Field(description="the only gates of these kinds that it concerns; empty: all")] = []
     shift: Annotated[Number, Field(description="the most that it can have moved the logarithm of a ratio by")] = None
     remedy: str = ""
@@ -518,52 +518,6 @@ class Joined(Row):
     ratios: list[MachineRatio] = []
 
 
-class Bracket(Row):
-    """The load that an arm holds."""
-
-    arm: str
-    passed_rps: Number = None
-    failed_rps: Number = None
-    low_rps: Number = None
-    high_rps: Number = None
-    goodput_rps: Number = None
-    highest_rps: Number = None
-    trials: int
-
-
-class LoadRatio(Row):
-    """That load over the control's."""
-
-    arm: str
-    ratio: Number = None
-    low: Number = None
-    high: Number = None
-
-
-class Step(Row):
-    """One step of a search for that load."""
-
-    arm: str
-    trial: int
-    rate: float
-    requests: int
-    good: int
-    goodput_rps: float
-    held: Literal["held", "missed", "undecided"]
-    reason: str
-
-
-class Saturation(Row):
-    """A search for the load that arms hold."""
-
-    objectives: list[str]
-    goodput_limits: dict[str, float]
-    attainment_pct: Number = None
-    brackets: list[Bracket]
-    ratios: list[LoadRatio]
-    steps: list[Step]
-
-
 class Summary(Row):
     """A judged run."""
 
@@ -594,9 +548,8 @@ class Summary(Row):
     ramp: Ramp | None = None
     weights: Annotated[list[WeightChange], Field(description="changes in order")] = []
     joined: Joined | None = None
-    saturation: Saturation | None = None
     traffic: Annotated[dict[str, Any], Field(description="what the trials record of it")] = {}
-    bed: Annotated[dict[str, Any], Field(description="what was recorded of the machines")] = {}
+    machines: Annotated[dict[str, Any], Field(description="what was recorded of them")] = {}
     frontier: Annotated[dict[str, Any] | None, Field(description="which policy to ship, after a search")] = None
     environment: Annotated[dict[str, Any], Field(description="what a machine says of itself")] = {}
 
@@ -607,7 +560,7 @@ class Summary(Row):
 
     def open_parts(self) -> dict[str, Any]:
         """The parts that have no model, with what their readers need of the others."""
-        return {"bed": self.bed, "frontier": self.frontier, "overall": self.overall, "control": self.control}
+        return {"machines": self.machines, "frontier": self.frontier, "overall": self.overall, "control": self.control}
 
     def document(self) -> dict[str, Any]:
         """The summary in JSON's own types."""

@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from analysis.checks.check import Check
 from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiority_name
 from analysis.judging.judgement import Judgement, judge
-from analysis.judging.load_steps import summary_rows
 from analysis.judging.rates import RateComparison
 from analysis.judging.remedies import Evidence, remedies
 from analysis.judging.run_gates import greedy_parities
-from analysis.judging.validity import Check
 from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import RunRecords, read_run
@@ -39,9 +38,9 @@ from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.statistics.share_evidence import design_effect_of
 from analysis.summary.arms import arm_row
-from analysis.summary.bed import bed_row
 from analysis.summary.joined import joined_facts
 from analysis.summary.looks import looks_row
+from analysis.summary.machines import machines_row
 from analysis.summary.model import SCHEMA, Summary
 from analysis.summary.ramp import ramp_row, weight_rows
 from analysis.summary.resources import allocation_rows
@@ -131,9 +130,8 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "ramp": ramp_row(run),
         "weights": weight_rows(run),
         "joined": joined_facts(run, judgement),
-        "saturation": summary_rows(run),
         "traffic": traffic_facts(run),
-        "bed": bed_row(run, judgement.bed),
+        "machines": machines_row(run, judgement),
         "frontier": frontier,
         "environment": run.records.environment,
     }
@@ -174,7 +172,8 @@ def _gate_row(gate: Gate) -> dict[str, Any]:
 
 
 def _check_row(check: Check) -> dict[str, Any]:
-    return asdict(replace(check, remedy="" if check.ok else check.remedy))
+    names = ("check", "ok", "arm", "value", "limit", "reason", "opens", "gates", "shift")
+    return {name: getattr(check, name) for name in names} | {"remedy": "" if check.ok else check.remedy}
 
 
 def _parity(run: Run) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from loadtests.commands.command_line import CommandParser
 from loadtests.commands.exits import EXIT_USAGE, complain
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.toml_limits import parse_toml, read_toml, table_of
-from loadtests.trials.preflight import check_makeable
+from loadtests.trials.run_directory import check_makeable
 from servers import stdout
 from servers.fields import ConfigError
 from servers.security import check_named
@@ -105,7 +105,7 @@ def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> 
         stdout.write("", summary, as_json=True)
         return code
     words = [verdict_table(summary, width=stdout.columns())]
-    words += [str(row["reason"]) for row in summary["validity"] if row["check"] == WHAT_DIFFERS]
+    words += [str(row["reason"]) for row in summary["validity"] if row["check"] == WHAT_DIFFERS.name]
     words += [] if report is None else [f"report: {report}"]
     line = {
         "verdict": summary["overall"],
@@ -125,5 +125,5 @@ def read_gates(path: Path) -> Mapping[str, Any]:
             raise ConfigError(f"{path}: [{key}] is unknown: it takes a table [gates]")
     gates = table_of(table, "gates")
     with as_config_error(RecordError):
-        GateLimits.from_table(gates)
+        GateLimits.read(gates)
     return gates

@@ -102,7 +102,7 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
             '    "max_itl": "M",\n    "decode": "decode time",\n',
         ),
     ]
-    limit = "    max_cut: Annotated[int, Range(0, 1000)] = 0\n    max_error_pct: "
+    limit = "    max_cut: int = Field(default=0, ge=0, le=1000)\n    max_error_pct: "
     deaths = "    return [*gates, *death_gates(run, arm)] if run.records.trials else gates\n"
     cut = "    gates.append(cut_gate(arm, int(run.requests.cut[run.of_arm(arm)].sum()), run.limits.max_cut))\n"
     gate = [

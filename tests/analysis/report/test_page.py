@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from analysis.report import comparing, load
+from analysis.report import comparing, server_load
 from analysis.report.brief import brief_of
 from analysis.report.charts import chart_data, script_json
 from analysis.report.html import SCRIPTS, bundle, content_policy, html_report, template_text
@@ -38,7 +38,7 @@ def test_what_decides_comes_first_and_the_rest_is_folded(demo: Summary, read_pag
 def test_sections_without_content_are_absent(demo: Summary, read_page: Reader) -> None:
     bare = {**demo, "events": [], "spikes": [], "comparisons": [], "rates": [], "series": {"bin_s": 1.0, "arms": {}}}
     ids = {attributes.get("id") for _, attributes in read_page(html_report(bare)).tags}
-    assert not {"events", "spikes", "comparison", "timeline", "looks", "joined", "ship", "load", "bed"} & ids
+    assert not {"events", "spikes", "comparison", "timeline", "looks", "joined", "ship", "load", "machines"} & ids
 
 
 def test_the_first_screen_has_verdict_leaning_next_command_and_gates(demo: Summary, read_page: Reader) -> None:
@@ -80,7 +80,7 @@ def test_a_gate_is_framed_in_the_colour_of_its_verdict(verdict: str | None, roll
 
 def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_page: Reader) -> None:
     row = {"check": "stalls of unknown cause", "ok": False, "arm": "compiled-naive", "value": 2.04, "limit": 1.0}
-    row |= {"reason": "It stopped.", "affects": ["recompile"], "gates": ["longest stall"], "remedy": "See."}
+    row |= {"reason": "It stopped.", "opens": ["recompile"], "gates": ["longest stall"], "remedy": "See."}
     demo["validity"].append(row)
     text = read_page(html_report(demo)).text
     assert "18 are needed. Leaves open: SLO." in text
@@ -179,20 +179,6 @@ def test_a_grid_for_each_arm_and_phase_has_a_cell_for_each_quantile(demo: Summar
     assert {grid.phase for grid in comparing.grids(Model.of(demo))} == {"steady", "all"}
 
 
-def test_ratios_of_loads_stand_beside_the_knee(demo: Summary) -> None:
-    assert comparing.load_ratios(Model.of(demo)) == {}
-    demo["saturation"] = {
-        "brackets": [
-            {"arm": "eager", "passed_rps": 8.0, "trials": 2},
-            {"arm": "compiled-padded", "passed_rps": 10.0, "trials": 2},
-        ],
-        "ratios": [{"arm": "compiled-padded", "ratio": 1.25, "low": 1.1, "high": None}],
-        **{"objectives": [], "goodput_limits": {}, "steps": []},
-    }
-    assert comparing.load_ratios(Model.of(demo)) == {"compiled-padded": "×1.25 [1.1, –]"}
-    assert "×1.25 [1.1, –]" in html_report(demo)
-
-
 def test_the_load_of_a_server_is_shown_with_a_spike(demo: Summary) -> None:
     assert "Load of external arms" not in html_report(demo)
     columns = {"running": [3.0, 8.0], "waiting": [0.0, 31.0], "cache_pct": [40.0, 99.5], "preemptions": [None, 3.0]}
@@ -201,10 +187,10 @@ def test_the_load_of_a_server_is_shown_with_a_spike(demo: Summary) -> None:
     row = {"trial": 1, "arm": "compiled-padded", "replica": "compiled-padded-0", "t_s": [4.0, 5.0], **columns}
     demo["server_load"] = {"bin_s": 1.0, "arms": [arm], "rows": [row]}
     demo["spikes"][0]["server"] = {"running": 8, "waiting": 31, "cache_pct": 99.5, "preemptions": 1}
-    [figures] = load.server_load(Model.of(demo)).rows
+    [figures] = server_load.server_load(Model.of(demo)).rows
     assert [figures[key] for key in ("Most waiting", "Pages read", "Failed")] == ["31", "299", "1"]
-    assert load.meanwhile(Model.of(demo).spikes[0]) == "8 running, 31 waiting, cache 99.5 %, 1 preemption"
-    assert load.meanwhile(Model.of(demo).spikes[1]) == "–"
+    assert server_load.meanwhile(Model.of(demo).spikes[0]) == "8 running, 31 waiting, cache 99.5 %, 1 preemption"
+    assert server_load.meanwhile(Model.of(demo).spikes[1]) == "–"
     page = html_report(demo)
     assert "31 waiting, cache 99.5" in page
     assert "503 <b>" not in page
