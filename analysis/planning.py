@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis.judging.gates import FAIL
+from analysis.judging.gates.objectives import judge_target
 from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
-from analysis.judging.run_gates import judge_target
 from analysis.judging.validity import faults_to_mend
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError

@@ -40,11 +40,11 @@ from analysis.judging.comparisons import Comparisons, blocks_at
 from analysis.judging.gates import (
     FAIL,
 )
+from analysis.judging.gates.objectives import held_to
 from analysis.judging.generators import check_generator, known_accounts, lag_of, lost_processes, measured_of
 from analysis.judging.load_steps import is_search
 from analysis.judging.overload import MOST_COUNTED, Load, load_of
 from analysis.judging.ramp_account import ramp_of, share_of_candidate
-from analysis.judging.run_gates import held_to
 from analysis.judging.validity import Check
 from analysis.records.plain_values import mapping
 from analysis.run import pressure

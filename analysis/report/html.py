@@ -183,7 +183,6 @@ def html_report(summary: Mapping[str, Any]) -> str:
                 *conditions.flattened(summary.get("environment")),
             ],
             grids=comparing.grids(summary),
-            rates=comparing.rates(summary),
             phases=PHASES,
             columns=COLUMNS,
             metric_names=metric_names(summary),

@@ -17,13 +17,12 @@ import numpy as np
 
 from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiority_name
-from analysis.judging.greedy_parity import GreedyParity
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.gates.latency import noninferiority_name
+from analysis.judging.gates.parity import GreedyParity, greedy_parities
 from analysis.judging.judgement import Judgement, judge
 from analysis.judging.load_steps import summary_rows
-from analysis.judging.rates import RateComparison
 from analysis.judging.remedies import Evidence, Remedy, remedies
-from analysis.judging.run_gates import greedy_parities
 from analysis.judging.validity import Check
 from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping
@@ -113,7 +112,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
             *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.steady),
             *(_comparison_row(item, None) for item in judgement.beside),
         ],
-        "rates": [_rate_row(item, run.limits.min_goodput_ratio) for item in judgement.rates],
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [_check_row(check) for check in judgement.checks],
         "bed": bed_row(run, judgement.bed),
@@ -180,11 +178,6 @@ def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
         "reason": item.reason if gate is None else gate.reason,
         "needed_s": None if gate is None else gate.needed_s,
     }
-
-
-def _rate_row(item: RateComparison, least: float | None) -> dict[str, Any]:
-    gates = item.rate == "goodput" and least is not None
-    return asdict(item) | {"gate": gates, "min_ratio": least if gates else None}
 
 
 def _gate_row(gate: Gate) -> dict[str, Any]:

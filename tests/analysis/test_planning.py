@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from analysis.judging.gates.latency import latency_gate
 from analysis.judging.judgement import judge
-from analysis.judging.run_gates import latency_gate
 from analysis.planning import DESIGNS, Goal, Traffic, plan_from_design, plan_from_run
 from analysis.records.run_records import read_run
 from analysis.run.run import Run

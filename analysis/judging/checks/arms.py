@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.judging.gates import PASS, judge_answers
+from analysis.judging.gates import PASS
+from analysis.judging.gates.parity import judge_answers
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, PARITY, Check
 from analysis.run.work import WORK_APART, TokenTimes, Work
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.judging.gates import FAIL, PASS, noninferiority_name
+from analysis.judging.gates import FAIL, PASS
+from analysis.judging.gates.latency import noninferiority_name
 from analysis.judging.validity import Check
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.arrays import Ints
-from analysis.judging.client_gates import may_compile, stall_values
-from analysis.judging.gates import COMPILE_GATES
-from analysis.judging.run_gates import cold_ends, part_minutes
+from analysis.judging.gates.compiles import COMPILE_GATES, cold_ends, may_compile, part_minutes, stall_values
 from analysis.judging.validity import UNKNOWN_STALLS, Check
 from analysis.run.client_stalls import UNKNOWN, ArmStalls, Stall, compile_windows, is_explained
 from analysis.run.run import Run

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.judging.checks.stalls import check_unknown
 from analysis.judging.checks.telemetry import check_telemetry
-from analysis.judging.client_gates import may_compile
+from analysis.judging.gates.compiles import may_compile
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
 from analysis.records.tables import read_table
 from analysis.run.client_stalls import PART, UNKNOWN, WORK, Stall, client_stalls
