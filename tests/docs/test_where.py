@@ -134,7 +134,7 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
     judged_gates = {gate["gate"]: gate for gate in summary["gates"]}
     assert judged_gates["noninferiority p99_decode"]["value"] is not None
     assert judged_gates["slo p99_decode_ms"]["verdict"] in ("PASS", "INCONCLUSIVE")
-    assert (judged_gates["cut"]["verdict"], gates["cut"]["limit"]) == ("PASS", 3.0)
+    assert (judged_gates["cut"]["verdict"], judged_gates["cut"]["limit"]) == ("PASS", 3.0)
     assert judged_gates["longest stall"]["verdict"] == "FAIL"
     assert [event["kind"] for event in summary["events"] if event["phase"] == "serving"] == ["relink"]
     for shown in ('<th scope="row">decode time</th>', "requests of compiled were cut, limit 3.", "relinking"):
