@@ -11,7 +11,6 @@ from analysis.frontier.holdings import Frontier, frontier_of
 from analysis.frontier.latencies import drawn_target, step_latencies
 from analysis.frontier.load_costs import LoadCost, load_costs, shown_loads
 from analysis.frontier.search import Left
-from analysis.frontier.step_times import StepCell, step_cells, turning_points
 from analysis.judging.gates import FAIL, INCONCLUSIVE
 from analysis.judging.judgement import Judgement
 from analysis.judging.load_steps import is_search, steps_of
@@ -31,11 +30,11 @@ _OF_STEPS = {
 
 
 def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
-    """What the summary says of which policy to ship; None where the run made no search, or has one arm.
+    """What the summary says of which policy to ship; None where the run made no search.
 
     Where a check leaves the loads of the search open, no step is used: of the arm that it concerns, or of any.
     """
-    if not is_search(run) or len(run.arms) < 2:
+    if not is_search(run):
         return None
     rollout = Rollout.recorded(mapping(run.records.experiment.get("rollout")))
     by_arm = _blocked_by(run, judgement)
@@ -45,8 +44,9 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         by_arm = {arm: checks - disturbed - _OF_STEPS for arm, checks in by_arm.items()}
     whole = by_arm[run.control]
     # A replica's own load: replicas are taken to add up.
-    steps = [replace(step, rate=step.rate / run.replicas(step.arm)) for step in steps_of(run)]
-    frontier = frontier_of([step for step in steps if not by_arm[step.arm]], run.arms, alpha=run.limits.alpha)
+    made = steps_of(run)
+    steps = [replace(step, rate=step.rate / run.replicas(step.arm)) for step in made if not by_arm[step.arm]]
+    frontier = frontier_of(steps, run.arms, alpha=run.limits.alpha)
     starts = {arm: start_of(run, arm) for arm in run.arms}
     search = mapping(run.records.search)
     untried = [Left(arm=arm, reason="no trial of it was recorded") for arm in run.arms if not run.trials_of(arm)]
@@ -59,7 +59,6 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         frontier,
         shown_loads(frontier) if rollout.load_rps is None else [rollout.load_rps],
         gpus_per_replica=rollout.gpus_per_replica,
-        tokens={arm: _tokens_of(run, arm) for arm in run.arms},
     )
     sentences = answer(
         frontier,
@@ -85,6 +84,8 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         "blocked_by": sorted(whole),
         "blocked": blocked,
         "disturbed_by": sorted(disturbed),
+        "objective": objective_of(run),
+        "steps": [asdict(step) for step in made],
     }
     if target is not None:
         rows["latency"] = {
@@ -93,18 +94,7 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
             "limit_ms": target.limit,
             "steps": [asdict(item) for item in latencies],
         }
-    if cells := step_cells(run):
-        rows["step_times"] = {
-            "cells": [asdict(cell) | {"ratios": _ratios(cell, run)} for cell in cells],
-            "turns": [line for arm in run.treatments for line in turning_points(cells, arm, run.control)],
-        }
     return rows | ({"search": _search_row(search)} if search else {})
-
-
-def _tokens_of(run: Run, arm: str) -> float | None:
-    """Tokens that come out for a request, the mean; None where the arm answered nothing, or does not count them."""
-    rows = run.answered(arm)
-    return float(run.requests.output_tokens[rows].mean()) if rows.size and run.account(arm).counts_tokens else None
 
 
 def _blocked_by(run: Run, judgement: Judgement) -> dict[str, set[str]]:
@@ -129,12 +119,6 @@ def headline_of(rows: Mapping[str, Any] | None) -> str:
     lines = [str(line) for line in rows["answer"]]
     end = next((place for place, line in enumerate(lines) if line.startswith("For more load")), len(lines) - 1)
     return " ".join(lines[: end + 1])
-
-
-def _ratios(cell: StepCell, run: Run) -> dict[str, float]:
-    """The step of each treatment over the control's, where both are known."""
-    ratios = {arm: cell.ratio(arm, run.control) for arm in run.treatments}
-    return {arm: ratio for arm, ratio in ratios.items() if ratio is not None}
 
 
 def _left(search: Mapping[str, Any], key: str) -> list[Left]:

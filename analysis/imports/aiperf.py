@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis.imports.result import CLOSED_LOOP, Result, Row, offsets_ns, requests_table, rows_in
-from analysis.records.plain_values import mapping, rows_of
+from analysis.records.plain_values import rows_of
 from analysis.records.tables import RecordError
 from analysis.wording import counted
 
 TOOL = "AIPerf"
+SUMMARY = "aiperf_version"  # a key of the summary
 
 _OPEN = ("poisson", "gamma", "constant", "fixed_schedule")
 _OF_LOAD = ("type", "rate", "concurrency", "users", "smoothness")
@@ -27,19 +28,14 @@ def is_aiperf(lines: Sequence[Any]) -> bool:
     return bool(lines) and all(isinstance(row, Mapping) and {"metadata", "metrics"} <= row.keys() for row in lines)
 
 
-def is_summary(document: Mapping[str, Any]) -> bool:
-    """Return whether the table is AIPerf's summary."""
-    return "aiperf_version" in document
-
-
 def summary_path(path: Path) -> Path:
     """Return where the summary of the records at `path` lies."""
     return path.with_name("profile_export_aiperf.json" if path.stem == "profile_export" else f"{path.stem}.json")
 
 
 def result_of(content: Sequence[Any], summary: Mapping[str, Any] | None = None) -> Result:
-    """Return the requests of the lines; `summary` is the table next to them, None without one. Raises RecordError."""
-    about = Row(mapping(summary))
+    """Return the requests of the lines; `summary` is the table next to them, if it is AIPerf's. Raises RecordError."""
+    about = Row(summary if SUMMARY in (summary or {}) else {})
     pace, open_loop, concurrency, load = _pace(about)
     models = rows_of(about.first("input_config.models.items")[1])
     reason = about.text("incomplete_reason") or "no reason"

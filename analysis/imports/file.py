@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from analysis.imports import aiperf, guidellm, inference_perf, vllm
 from analysis.imports.result import Result, chosen
 from analysis.records.documents import content_of, parse_json
 from analysis.records.plain_values import number
-from analysis.records.tables import CUT_OFF, RecordError, one_line
+from analysis.records.tables import RecordError, one_line
 
 LARGEST_BYTES = 1 << 30
 READ = "vLLM bench serve, SGLang bench_serving, AIPerf, GuideLLM and inference-perf"
@@ -39,10 +39,9 @@ def read_result(path: Path) -> Result:
     """Return what the file holds. Raises RecordError, which names it, for one that cannot be read."""
     file, part = part_of(path)
     try:
-        size = file.stat().st_size
-        if size > LARGEST_BYTES:
+        if (size := file.stat().st_size) > LARGEST_BYTES:
             raise RecordError(f"has {size >> 20} MiB, limit {LARGEST_BYTES >> 20}: run it again with fewer requests")
-        result = _result(file, file.read_text(encoding="utf-8"), part)
+        result = _result(file, _documents(file.read_text(encoding="utf-8")), part)
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({error.strerror}): give a result file of {READ}") from None
     except UnicodeDecodeError:
@@ -54,45 +53,32 @@ def read_result(path: Path) -> Result:
     return result
 
 
-def _result(path: Path, text: str, part: int | None) -> Result:
-    documents, torn = _documents(text)
+def _result(path: Path, documents: Sequence[Any], part: int | None) -> Result:
     only = documents[0] if len(documents) == 1 else None
     table = only if isinstance(only, dict) else {}
-    if not torn and documents and all(isinstance(item, dict) and vllm.is_vllm(item) for item in documents):
+    if documents and all(isinstance(item, dict) and vllm.is_vllm(item) for item in documents):
         loads = [f"{number(item.get('request_rate')) or 'inf'} requests/s" for item in documents]
         return vllm.result_of(chosen(documents, part, loads), written_s=path.stat().st_mtime)
-    if not torn and guidellm.is_guidellm(table):
+    if guidellm.is_guidellm(table):
         return guidellm.result_of(table, part)
     if part is not None:
         raise RecordError(f"holds no result #{part}: leave the number out")
     if aiperf.is_aiperf(documents):
-        summary = content_of(aiperf.summary_path(path))
-        result = aiperf.result_of(documents, summary if aiperf.is_summary(summary) else None)
-        return replace(result, problems=(*result.problems, CUT_OFF)) if torn else result
-    if torn:
-        raise RecordError(f"{CUT_OFF}: copy it again, or run it again")
+        return aiperf.result_of(documents, content_of(aiperf.summary_path(path)))
     if isinstance(only, list) and inference_perf.is_inference_perf(only):
         return inference_perf.result_of(only)
-    if aiperf.is_summary(table):
-        raise RecordError("is AIPerf's summary, without its requests: give profile_export.jsonl, which lies next to it")
-    if inference_perf.is_summary(table):
-        raise RecordError(f"is a summary of inference-perf: {inference_perf.REMEDY}")
-    raise RecordError(f"is no result file that is read here: give one of {READ}")
+    summary = aiperf.SUMMARY in table or table.keys() >= inference_perf.SUMMARY
+    remedy = "give profile_export.jsonl of AIPerf, or run inference-perf again with per_request: true"
+    raise RecordError(f"is a summary without its requests: {remedy}" if summary else f"is no result file of {READ}")
 
 
-def _documents(text: str) -> tuple[list[Any], bool]:
-    """Return the values of JSON in the text, one or one a line, and whether the last is cut off."""
+def _documents(text: str) -> list[Any]:
+    """Return the values of JSON in the text, one or one a line."""
     try:
-        return [parse_json(text)], False
+        return [parse_json(text)]
     except ValueError as error:
-        whole = error
-    lines = [line for line in text.split("\n") if line.strip()]
-    values: list[Any] = []
-    for place, line in enumerate(lines):
-        try:
-            values.append(parse_json(line))
-        except ValueError:
-            if values and place == len(lines) - 1:
-                return values, True
-            raise RecordError(f"is no whole JSON ({one_line(whole)}): copy it again, or run it again") from None
-    return values, False
+        whole = one_line(error)
+    try:
+        return [parse_json(line) for line in text.split("\n") if line.strip()]
+    except ValueError:
+        raise RecordError(f"is no whole JSON ({whole}): copy it again, or run it again") from None

@@ -13,17 +13,12 @@ from analysis.imports.result import Result, Row, ns, requests_table, rows_in
 from analysis.records.tables import RecordError
 
 TOOL = "inference-perf"
-REMEDY = "run it again with report.request_lifecycle.per_request: true"
+SUMMARY = frozenset({"load_summary", "successes", "failures"})  # keys of a summary
 
 
 def is_inference_perf(entries: list[Any]) -> bool:
     """Return whether the list is one of inference-perf."""
     return bool(entries) and all(isinstance(x, Mapping) and {"start_time", "end_time"} <= x.keys() for x in entries)
-
-
-def is_summary(document: Mapping[str, Any]) -> bool:
-    """Return whether the table is one of the tool's summaries, of all requests or of a stage."""
-    return document.keys() >= {"load_summary", "successes", "failures"}
 
 
 def result_of(content: list[Any]) -> Result:

@@ -97,9 +97,9 @@ class Row:
         raise RecordError(f"{self._name}{path} is {_shown(value)}, {limits}: {self._remedy}")
 
 
-def rows_in(contents: Sequence[Any]) -> list[Row]:
+def rows_in(contents: Sequence[Any], *, remedy: str = AGAIN) -> list[Row]:
     """Return a row for each request in a list."""
-    return [Row(content, f"request {place}") for place, content in enumerate(contents, 1)]
+    return [Row(content, f"request {place}", remedy=remedy) for place, content in enumerate(contents, 1)]
 
 
 def _shown(value: Any) -> str:

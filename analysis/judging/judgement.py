@@ -18,7 +18,7 @@ from analysis.judging.gates.latency import latency_gate, with_needed
 from analysis.judging.gates.memory import memory_gates
 from analysis.judging.gates.objectives import death_gates, error_gates, objective_gate, refused_gates
 from analysis.judging.gates.parity import parity_gates
-from analysis.judging.load_steps import brackets, goodput_gate, is_search
+from analysis.judging.load_steps import goodput_gate, holding_of, is_search, steps_of
 from analysis.judging.ramp_account import ramp_gate, ramp_of
 from analysis.judging.run_checks import checks_of_run
 from analysis.judging.validity import SPEED_CHECKS, Check, apply_checks
@@ -66,11 +66,12 @@ def judge(run: Run, machines: Sequence[Check] = ()) -> Judgement:
     memory = memory_of(run)
     targets = (*run.targets, *run.cold_targets)
     slo = {arm: tuple(objective_gate(run, arm, target) for target in targets) for arm in run.arms}
+    steps = steps_of(run) if search else []
     raw: list[Gate] = []
     for arm in run.treatments:
         if search:
-            held = {item.arm: item for item in brackets(run)}
-            raw.append(goodput_gate(held[arm], held[run.control], margin=run.limits.margin))
+            own, control = (holding_of(name, steps) for name in (arm, run.control))
+            raw.append(goodput_gate(own, control, margin=run.limits.margin))
         else:
             paths = compared.paths or [None] * len(compared.gated)
             raw += [

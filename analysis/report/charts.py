@@ -195,10 +195,9 @@ def _distribution(summary: Row, names: list[str]) -> dict[str, list[Any]]:
 
 
 def _knees(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
-    """Latency and cost of each arm against load; empty where no search was made."""
+    """Latency of each arm against load; empty where no search was made."""
     found = at(summary, "frontier", "latency")
-    costs = [row for row in rows(summary, "frontier", "costs") if is_number(at(row, "token_gpu_s", "seen"))]
-    if not isinstance(found, Mapping) and not costs:
+    if not isinstance(found, Mapping):
         return {}
     return {
         "label": metric_label(at(found, "metric"), at(found, "quantile")),
@@ -210,15 +209,5 @@ def _knees(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
                 **{key: row.get(key) for key in ("trial", "requests", "compiles")},
             }
             for row in rows(found, "steps")
-        ],
-        "costs": [
-            {
-                "arm": index.get(str(row.get("arm"))),
-                "load": _rounded(row.get("load_rps")),
-                **{key: _rounded(at(row, "token_gpu_s", key)) for key in ("low", "seen", "high")},
-                "gpus": _rounded(at(row, "gpus", "seen")),
-                "fewest": row.get("surely_fewest") is True,
-            }
-            for row in costs
         ],
     }

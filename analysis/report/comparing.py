@@ -8,8 +8,6 @@ from analysis.report.arms import arm_names, metric_names
 from analysis.report.values import (
     DASH,
     Row,
-    at,
-    figure,
     interval,
     is_number,
     ratio,
@@ -94,12 +92,3 @@ def _cell(row: Row) -> Cell:
         tone=tone,
         reason=text(row.get("reason")),
     )
-
-
-def load_ratios(summary: Row) -> dict[str, str]:
-    """By arm, the load it holds over the control's: "×1.25 [1.1, 1.6]"; empty where no search was made."""
-    return {
-        text(row.get("arm")): f"{ratio(row.get('ratio'))} [{figure(row.get('low'))}, {figure(row.get('high'))}]"
-        for row in rows(summary, "saturation", "ratios")
-        if any(is_number(at(row, key)) for key in ("ratio", "low", "high"))
-    }

@@ -21,7 +21,6 @@ from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.gates.latency import noninferiority_name
 from analysis.judging.gates.parity import GreedyParity, greedy_parities
 from analysis.judging.judgement import Judgement, judge
-from analysis.judging.load_steps import summary_rows
 from analysis.judging.remedies import Evidence, Remedy, remedies
 from analysis.judging.validity import Check
 from analysis.records.documents import write_json
@@ -128,7 +127,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         **({"weights": weights} if (weights := weights_row(run)) else {}),
         **({"joined": joined} if (joined := joined_facts(run, judgement)) else {}),
         **({"traffic": traffic} if (traffic := traffic_facts(run)) else {}),
-        **({"saturation": search} if (search := summary_rows(run)) else {}),
         **({"frontier": frontier} if frontier else {}),
         "advice": {
             "needed_s": judgement.advice.needed_s,

@@ -19,7 +19,7 @@ from loadtests.commands.command_line import CommandParser
 from loadtests.commands.exits import EXIT_USAGE, complain
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.toml_limits import parse_toml, read_toml, table_of
-from loadtests.trials.preflight import check_makeable
+from loadtests.trials.run_directory import check_makeable
 from servers import stdout
 from servers.fields import ConfigError
 from servers.security import check_named

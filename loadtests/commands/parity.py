@@ -15,9 +15,8 @@ from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.reading import load
 from loadtests.trials.errors import RunError
 from loadtests.trials.parity_processes import ParityRun, check_measurable
-from loadtests.trials.preflight import check_writable
 from loadtests.trials.progress import Display, Status
-from loadtests.trials.run_directory import new_run_dir
+from loadtests.trials.run_directory import check_writable, new_run_dir
 from servers import stdout
 
 

@@ -17,7 +17,7 @@ from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units, failures, judge_share, observed, units
 from analysis.settings.metrics import quantile_label
 from analysis.settings.slo_targets import SloTarget
-from analysis.statistics.planning import POWER, share_needed_s
+from analysis.statistics.planning import share_needed_s
 from analysis.wording import counted, percent
 
 
@@ -40,7 +40,7 @@ def held_to(run: Run, arm: str, target: SloTarget) -> Bools:
     return mask & run.cold if target.cold else mask
 
 
-def judge_target(run: Run, arm: str, target: SloTarget, *, power: float = POWER) -> tuple[ShareResult, float | None]:
+def judge_target(run: Run, arm: str, target: SloTarget) -> tuple[ShareResult, float | None]:
     """The share of the arm's requests that miss the target, and the run length that would decide it.
 
     Judged over all traffic, or over the cold starts, each of which is one observation: no length decides those.
@@ -50,7 +50,7 @@ def judge_target(run: Run, arm: str, target: SloTarget, *, power: float = POWER)
     if target.cold:
         block = np.unique(trial, return_inverse=True)[1]
         return _judge(run, own, block, allowed=target.allowed_share, least_blocks=None), None
-    return _share(run, arm, own, blocks_at(run, trial, own.at_ns), target.allowed_share, power)
+    return _share(run, arm, own, blocks_at(run, trial, own.at_ns), target.allowed_share)
 
 
 def slo_gate(arm: str, target: SloTarget, result: ShareResult, value: float, needed_s: float | None) -> Gate:
@@ -189,9 +189,7 @@ def _with_path(gate: Gate, path: Path) -> Gate:
     return replace(gate, path=path, reason=f"{gate.reason.removesuffix('.')}{after}.")
 
 
-def _share(
-    run: Run, arm: str, own: Units, block: Ints, allowed: float, power: float = POWER
-) -> tuple[ShareResult, float | None]:
+def _share(run: Run, arm: str, own: Units, block: Ints, allowed: float) -> tuple[ShareResult, float | None]:
     """The share that missed, judged over blocks, and the run length that would decide it."""
     result = _judge(run, own, block, allowed=allowed, least_blocks=run.limits.min_blocks)
     needed = share_needed_s(
@@ -203,7 +201,6 @@ def _share(
         block_s=run.block_s,
         min_blocks=max(run.limits.min_blocks, result.needed_blocks or 0),
         alpha=run.limits.alpha / (share_tests(run) if result.missed > allowed * result.requests else 1),
-        power=power,
     )
     return result, needed
 

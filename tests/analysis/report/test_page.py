@@ -178,16 +178,6 @@ def test_a_grid_for_each_arm_and_phase_has_a_cell_for_each_quantile(demo: Summar
     assert {grid.phase for grid in comparing.grids(demo)} == {"steady", "all"}
 
 
-def test_ratios_of_loads_stand_beside_the_knee(demo: Summary) -> None:
-    assert comparing.load_ratios(demo) == {}
-    demo["saturation"] = {
-        "brackets": [{"arm": "eager", "passed_rps": 8.0}, {"arm": "compiled-padded", "passed_rps": 10.0}],
-        "ratios": [{"arm": "compiled-padded", "ratio": 1.25, "low": 1.1, "high": None}],
-    }
-    assert comparing.load_ratios(demo) == {"compiled-padded": "×1.25 [1.1, –]"}
-    assert "×1.25 [1.1, –]" in html_report(demo)
-
-
 def test_the_load_of_a_server_is_shown_with_a_spike(demo: Summary) -> None:
     assert "Load of external arms" not in html_report(demo)
     columns = {"running": [3.0, 8.0], "waiting": [0.0, 31.0], "cache_pct": [40.0, 99.5], "preemptions": [None, 3.0]}
