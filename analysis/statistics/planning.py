@@ -14,8 +14,8 @@ from typing import Final
 
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
+from analysis.statistics.dependence import group_count
 from analysis.statistics.distributions import normal_quantile, t_quantile
-from analysis.statistics.groups import group_count
 
 POWER = 0.80
 LONGEST_S = 7 * 24 * 3600.0  # no plan is longer

@@ -17,7 +17,7 @@ from analysis.arrays import Floats
 from analysis.judging.gates.goodput import bunched_error, log_ratio
 from analysis.judging.paths import SEGMENTS, SOONEST_BLOCKS, Decided, first_decided
 from analysis.run.slo import judge_share
-from analysis.statistics.groups import groups_of
+from analysis.statistics.dependence import groups_of
 from analysis.statistics.sequential import APART, Exchange, Outcome, groups_for
 from analysis.statistics.share_evidence import FEWEST_BLOCKS, share_evidence, tail_effects
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples

@@ -21,8 +21,8 @@ from analysis.run.luck import luck_of_share, start_spread
 from analysis.run.run import Run
 from analysis.run.slo import limit_used
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
+from analysis.statistics.dependence import groups_of
 from analysis.statistics.distributions import t_quantile
-from analysis.statistics.groups import groups_of
 from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, is_far
 from analysis.statistics.unpaired import Level, day_part, difference, level_of
 from analysis.statistics.windows import FARTHEST

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.statistics.dependence import Dependence
+from analysis.statistics.dependence import Dependence, groups_of
 from analysis.statistics.exposure import ExposureError, best_ladder, first_seen, padding, unseen_probability
-from analysis.statistics.groups import groups_of
 from analysis.statistics.knees import KneeProfile, knee_grid, knee_profile, p_not_higher
 from analysis.statistics.quantiles import (
     block_histogram,
