@@ -9,7 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from analysis.judging.bed import BedJudgement
+from analysis.checks.applied import apply_checks
+from analysis.checks.check import Check
+from analysis.checks.machine_verdict import MachineVerdict, machine_verdict
+from analysis.checks.table import checks_of_run
 from analysis.judging.comparisons import Comparisons, comparisons
 from analysis.judging.gates import INCONCLUSIVE, Gate
 from analysis.judging.gates.compiles import CompileFacts, compile_facts, compile_gates, eager_gates
@@ -20,10 +23,9 @@ from analysis.judging.gates.objectives import death_gates, error_gates, objectiv
 from analysis.judging.gates.parity import parity_gates
 from analysis.judging.load_steps import goodput_gate, holding_of, is_search, steps_of
 from analysis.judging.ramp_account import ramp_gate, ramp_of
-from analysis.judging.run_checks import checks_of_run
-from analysis.judging.validity import SPEED_CHECKS, Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
 from analysis.run.client_stalls import ArmStalls, client_stalls
+from analysis.run.machine_records import MachineRecords
 from analysis.run.memory import RunMemory, memory_of
 from analysis.run.run import Run
 from analysis.statistics.compare import Comparison
@@ -43,25 +45,25 @@ class Judgement:
     slo: Mapping[str, tuple[Gate, ...]]  # of every arm, the control included, before the checks; cold targets last
     gates: tuple[Gate, ...]  # of the treatments, after the checks
     checks: tuple[Check, ...]
-    bed: BedJudgement
+    machines: MachineRecords
+    machine_verdict: MachineVerdict
     verdicts: Mapping[str, str]  # of the treatments
     overall: str
     headline: str
     advice: Advice
 
 
-def judge(run: Run, machines: Sequence[Check] = ()) -> Judgement:
+def judge(run: Run, given: Sequence[Check] = ()) -> Judgement:
     """The judgement on the run. The same records and seed give an equal one.
 
-    `machines` are checks that take the place of those on the machines' speed, as two runs compared have.
+    `given` checks replace those of the same name, as where two runs are compared.
     """
     # A search drives the arms past what they hold, so their latency over the whole run means nothing.
     search = is_search(run)
     compared = Comparisons() if search else comparisons(run)
     stalls = client_stalls(run.requests, run.arms)
-    bed, checks = checks_of_run(run, compared, stalls)
-    if machines:
-        checks = [*(check for check in checks if check.check not in SPEED_CHECKS), *machines]
+    checks, machines = checks_of_run(run, compared, stalls)
+    checks = [*(check for check in checks if check.check not in {own.check for own in given}), *given]
     facts = {arm: {part: compile_facts(run, arm, part) for part in ("", "cold", "steady")} for arm in run.arms}
     memory = memory_of(run)
     targets = (*run.targets, *run.cold_targets)
@@ -88,7 +90,9 @@ def judge(run: Run, machines: Sequence[Check] = ()) -> Judgement:
         raw += memory_gates(run, arm, memory)
     if (ramp := ramp_of(run)) is not None:
         raw.append(ramp_gate(ramp))
-    gates = [with_needed(run, before, after) for before, after in zip(raw, apply_checks(raw, checks), strict=True)]
+    gates = [
+        with_needed(run, before, after, checks) for before, after in zip(raw, apply_checks(raw, checks), strict=True)
+    ]
     verdicts = {arm: combined([gate.verdict for gate in gates if gate.arm == arm]) for arm in run.treatments}
     return Judgement(
         steady=compared.gated,
@@ -100,7 +104,8 @@ def judge(run: Run, machines: Sequence[Check] = ()) -> Judgement:
         slo=slo,
         gates=tuple(gates),
         checks=tuple(checks),
-        bed=bed,
+        machines=machines,
+        machine_verdict=machine_verdict(machines, checks),
         verdicts=verdicts,
         overall=combined(list(verdicts.values())),
         headline=headline(verdicts, gates, checks, run.control),

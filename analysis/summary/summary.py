@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.checks.check import Check
 from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
@@ -22,7 +23,6 @@ from analysis.judging.gates.latency import noninferiority_name
 from analysis.judging.gates.parity import GreedyParity, greedy_parities
 from analysis.judging.judgement import Judgement, judge
 from analysis.judging.remedies import Evidence, Remedy, remedies
-from analysis.judging.validity import Check
 from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping
 from analysis.records.run_records import RunRecords, read_run
@@ -38,9 +38,9 @@ from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.statistics.share_evidence import design_effect_of
 from analysis.summary.arms import arm_row
-from analysis.summary.bed import bed_row
 from analysis.summary.joined import joined_facts
 from analysis.summary.looks import looks_row
+from analysis.summary.machines import machines_row
 from analysis.summary.ramp import ramp_row, weights_row
 from analysis.summary.resources import memory_events
 from analysis.summary.sent_traffic import traffic_facts
@@ -113,7 +113,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         ],
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [_check_row(check) for check in judgement.checks],
-        "bed": bed_row(run, judgement.bed),
+        "machines": machines_row(run, judgement),
         "parity": _parity(run),
         **({"memory": events} if (events := memory_events(run, judgement.memory)) else {}),
         "spikes": [_spike_row(run, spike, load) for spike in spikes],
@@ -187,9 +187,8 @@ def _gate_row(gate: Gate) -> dict[str, Any]:
 
 
 def _check_row(check: Check) -> dict[str, Any]:
-    row = asdict(replace(check, remedy="" if check.ok else check.remedy))
-    del row["among_trials"], row["slows"], row["spares"]
-    return row
+    names = ("check", "ok", "arm", "value", "limit", "reason", "opens", "gates", "shift")
+    return {name: getattr(check, name) for name in names} | {"remedy": "" if check.ok else check.remedy}
 
 
 def _asked_row(parity: GreedyParity) -> dict[str, Any]:

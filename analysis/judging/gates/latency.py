@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from analysis.checks.applied import blocking
+from analysis.checks.check import Check
 from analysis.judging.gates import INCONCLUSIVE, Gate
 from analysis.judging.paths import Path
-from analysis.judging.validity import LENGTH_CHECKS
 from analysis.run.run import Run
 from analysis.statistics.compare import Comparison
 from analysis.statistics.planning import (
@@ -92,10 +94,10 @@ def shortest_s(run: Run, rate: float) -> float:
     return least_length_s(run.limits, rate=rate, block_s=run.block_s) + run.limits.cold_s * len(run.trials)
 
 
-def with_needed(run: Run, before: Gate, after: Gate) -> Gate:
+def with_needed(run: Run, before: Gate, after: Gate, checks: Sequence[Check]) -> Gate:
     """The gate with the run length that its checks ask for, where they alone open it and a longer run passes them."""
     opened = before.verdict != INCONCLUSIVE and after.verdict == INCONCLUSIVE
-    if not opened or not set(after.blocked_by) <= LENGTH_CHECKS:
+    if not opened or not all(check.rule.mended_by_length for check in blocking(after, checks)):
         return after
     rate = run.rate(int(run.of_arm(after.arm).sum()), after.arm if run.separate else None)
     return replace(after, needed_s=shortest_s(run, rate))
