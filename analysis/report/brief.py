@@ -280,7 +280,7 @@ def _checks(judged: Judged) -> tuple[CheckLine, ...]:
 def _check(row: CheckRow, judged: Judged) -> CheckLine:
     keeps_open = any(row.check in gate.blocked_by and row.arm in (None, gate.arm) for gate in judged.gates)
     allowed = judged.overall == "PASS" or (row.shift is not None and not keeps_open)
-    opens = "" if row.ok or allowed else label(row.gates or row.affects)
+    opens = "" if row.ok or allowed else label(row.gates or row.opens)
     return CheckLine(
         row=row,
         name=row.check if row.arm is None else f"{row.check} ({text(row.arm)})",

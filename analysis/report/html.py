@@ -14,13 +14,13 @@ from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoe
 from markupsafe import Markup
 
 from analysis.report import (
-    bed,
     charts,
     comparing,
     conditions,
     frontier,
     joined,
     looks,
+    machines,
     server_load,
     stalls,
     values,
@@ -45,7 +45,7 @@ SCRIPTS = (
     "timeline-marks.js",
     "timeline-input.js",
     "distribution.js",
-    "bed.js",
+    "machines.js",
     "server-load.js",
     "knees.js",
     "tables.js",
@@ -182,7 +182,6 @@ def html_report(summary: Mapping[str, Any]) -> str:
                 *conditions.flattened(summary.get("environment")),
             ],
             grids=comparing.grids(summary),
-            rates=comparing.rates(summary),
             phases=PHASES,
             columns=COLUMNS,
             metric_names=metric_names(summary),
@@ -208,9 +207,8 @@ def html_report(summary: Mapping[str, Any]) -> str:
             joined_runs=joined.runs(summary),
             joined_ratios=joined.ratios(summary),
             joined_differences=joined.differences(summary),
-            bed=bed.bed_section(summary),
-            bed_line=values.text(values.at(summary, "bed", "line")),
-            variation=bed.variation(summary),
+            machines=machines.machine_section(summary),
+            machine_line=values.text(values.at(summary, "machines", "line")),
             server_load=server_load.server_load(summary),
         )
     )

@@ -1,9 +1,8 @@
 """How long a run must be to decide what is open, and what a run of a given length can decide.
 
 Standard errors shrink with the square root of time; how large they are now is seen in a pilot, or comes from a model
-of servers. The test at the end resamples a few groups of blocks (or trials) and knows its own error only that well, so
-Student's t with groups - 1 degrees of freedom stands where a normal would promise too much. Where a pilot with few
-groups measures the spread, the same holds for it (the two-stage argument of Stein 1945).
+of servers. The test at the end has few groups of blocks (or trials), so Student's t stands where a normal would promise
+too much. Where a pilot with few groups measures the spread, the same holds for it (Stein 1945, two stages).
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Final
 
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
+from analysis.statistics.dependence import group_count
 from analysis.statistics.distributions import normal_quantile, t_quantile
-from analysis.statistics.groups import group_count
 
 POWER = 0.80
 LONGEST_S = 7 * 24 * 3600.0  # no plan is longer
@@ -28,9 +27,9 @@ _KNOWN_SHARE = 1.0 / 3.0
 _LONGER = 1.5  # a run that left something open is not planned shorter than this times its length
 
 
-def power_of_each(limits: GateLimits, power: float = POWER) -> float:
-    """The power that each gated latency needs, so that all of them pass together with `power` (Bonferroni)."""
-    return 1.0 - (1.0 - power) / (len(limits.metrics) * len(limits.quantiles))
+def power_of_each(limits: GateLimits) -> float:
+    """Return the power that each gated latency needs, so that all pass together with POWER (Bonferroni)."""
+    return 1.0 - (1.0 - POWER) / (len(limits.metrics) * len(limits.quantiles))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,14 +133,13 @@ def comparison_needed_s(
     power: float = POWER,
     ratio: float | None = None,
 ) -> float | None:
-    """The run length, over all trials, at which the comparison is decided with this power.
+    """Return the run length, over all trials, at which the comparison is decided with this power.
 
-    `ratio` is the true ratio to plan for; without one, what this run saw. At least `min_blocks` blocks. `overhead_s` is
-    time of the run that the comparison leaves out (cold start, compile windows). Where trials are the unit, more trials
-    of the same length. In as many starts as `starts_needed` says. A run that left the comparison open is planned half
-    as long again at least: its noise is known to have been too much. Its ratio is planned as one standard error from
-    the margin at least: what it saw nearer may be chance, and a length that grows without bound says nothing. None
-    when no length helps: nothing to compare, a ratio given on the margin, or more than a week.
+    `ratio` is the true ratio to plan for; without one, what this run saw, taken as one standard error from the margin
+    at least. `overhead_s` is time of the run that the comparison leaves out. The length has `min_blocks` blocks at
+    least, and half as much again as a run that left the comparison open. Where trials are the unit, more trials of the
+    same length; else in as many starts as `starts_needed` says. None when no length helps: nothing to compare, a ratio
+    given on the margin, or more than a week.
     """
     if comparison.obstacle is not None and comparison.needed_blocks is None:
         return None
@@ -157,7 +155,7 @@ def comparison_needed_s(
 
 
 def starts_needed(comparison: Comparison, *, power: float = POWER, ratio: float | None = None) -> int:
-    """How many fresh starts the comparison needs to be decided at all, however long: at least those it had."""
+    """Return how many fresh starts the comparison needs to be decided, however long: at least those it had."""
     noise = Noise.of(comparison, block_s=1.0)
     true = comparison.ratio if ratio is None else ratio
     if noise is None or true is None:
@@ -202,11 +200,10 @@ def share_needed_s(
     block_s: float,
     min_blocks: int,
     alpha: float,
-    power: float = POWER,
 ) -> float | None:
-    """The run length at which a share of misses is decided with this power, if it is what this run saw.
+    """Return the run length at which a share of misses is decided, if it is what this run saw.
 
-    As for a comparison, one nearer to what is allowed than its standard error is planned as that far within it.
+    One nearer to what is allowed than its standard error is planned as that far within it.
     """
     if requests == 0 or requests_per_s <= 0 or not 0.0 < allowed < 1.0:
         return None
@@ -214,7 +211,7 @@ def share_needed_s(
     error = math.sqrt(allowed * (1.0 - allowed) * design_effect / requests)
     if abs(seen - allowed) < error:
         seen = max(0.0, allowed - error)
-    needed = requests_for_share(seen, allowed, alpha=alpha, power=power)
+    needed = requests_for_share(seen, allowed, alpha=alpha, power=POWER)
     if needed is None:
         return None
     seconds = max(math.ceil(needed * design_effect / requests_per_s / block_s - 1e-9), min_blocks) * block_s
@@ -253,10 +250,10 @@ MODEL_SPREADS: Final = {"mirrored": 0.029, "shadow": 0.029, "split": 0.066, "swi
 def model_noise(
     design: str, *, rate: float, block_s: float, overhead_s: float = 0.0, restart_spread: float = 0.0, trials: int = 1
 ) -> Noise:
-    """The noise of p99 in a typical block that simulated servers show under `design` at `rate` requests/s to each arm.
+    """Return the noise of p99 in a typical block on simulated servers under `design`, at `rate` requests/s to each arm.
 
-    A guess to a factor of two, for want of a pilot. Its variance is that of how few requests lie beyond the quantile,
-    so it falls with the rate. Both arms start, `trials` times, each with the spread `restart_spread`.
+    A guess to a factor of two. Few requests lie beyond the quantile, so the variance falls with the rate. Both arms
+    start, `trials` times, each with the spread `restart_spread`.
     """
     return Noise(
         per_unit=MODEL_SPREADS[design] * math.sqrt(MODEL_RATE / rate * MODEL_S / block_s),

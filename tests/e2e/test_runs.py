@@ -89,7 +89,7 @@ def test_an_endless_compile_and_a_death_after_the_last_answer_are_recorded(
     assert compiling["seconds"] > 1.0
     assert {row["status"] for row in requests(outcome.run_dir) if row["arm"] == "last"} == {"OK"}
     checks = {(row["check"], row["arm"]): row for row in analyze(outcome.run_dir)["validity"]}
-    assert not checks["compile events", "naive"]["ok"]
+    assert not checks["telemetry", "naive"]["ok"]
     assert not checks["alive", "last"]["ok"]
 
 

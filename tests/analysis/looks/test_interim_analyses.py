@@ -32,7 +32,7 @@ from analysis.statistics.compare import Sample
 from analysis.statistics.sequential import Exchange, groups_for
 from tests.fakes.machines import GIB, FakeBed, Trouble, sample
 from tests.fakes.processes import refusal
-from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
+from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, check, start_of, write_run
 
 GATES = {"sequential": True}
 SLO = {"p99_e2e_ms": 60_000}
@@ -218,7 +218,8 @@ PASSING = gate(INCONCLUSIVE, "slo", path=path_of(harm=-5.0, safety=1.2))
 @pytest.mark.parametrize("lost", [LOST, UNEXPLAINED], ids=["undecidable", "a stall of unknown cause"])
 @pytest.mark.parametrize(("others", "hopeless"), [([], True), ([FAILING], False), ([PASSING], True)])
 def test_an_arm_that_cannot_pass_is_hopeless_unless_it_may_fail(lost: Gate, others: list[Gate], hopeless: bool) -> None:
-    assert outlook_of("a", [*others, lost], seconds=1200.0, left_s=600.0).hopeless is hopeless
+    checks = [check(name=name, opens=("recompile",), arm="a") for name in lost.blocked_by]
+    assert outlook_of("a", [*others, lost], checks, seconds=1200.0, left_s=600.0).hopeless is hopeless
 
 
 @pytest.mark.parametrize(
