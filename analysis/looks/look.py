@@ -16,17 +16,12 @@ from analysis.checks.table import checks_of_run
 from analysis.checks.traffic import SAMPLE_RATIO
 from analysis.judging.comparisons import gated_comparisons, step_comparisons
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.memory import ratio_gate
+from analysis.judging.gates.compiles import compile_gates, eager_gates
+from analysis.judging.gates.latency import latency_gate
+from analysis.judging.gates.memory import memory_gates
+from analysis.judging.gates.objectives import error_gates, objective_gate, refused_gates
+from analysis.judging.gates.parity import parity_gates
 from analysis.judging.ramp_account import ramp_of
-from analysis.judging.run_gates import (
-    compile_facts,
-    compile_gates,
-    error_gates,
-    latency_gate,
-    objective_gate,
-    parity_gates,
-)
-from analysis.judging.unforeseen import unforeseen_gates
 from analysis.judging.verdict import KIND_ORDER
 from analysis.run.client_stalls import client_stalls
 from analysis.run.memory import memory_of
@@ -87,15 +82,14 @@ def look_at(run: Run, *, left_s: float) -> Look:
         pairs = zip(compared.gated, compared.paths, strict=True)
         raw += [latency_gate(run, item, path) for item, path in pairs if item.arm == arm]
         raw += [objective_gate(run, arm, target) for target in run.targets]
-        facts = {part: compile_facts(run, arm, part) for part in ("", "cold", "steady")}
-        raw += compile_gates(run, arm, facts, stalls[arm])
-        raw += unforeseen_gates(run, arm)
+        raw += compile_gates(run, arm, stalls[arm])
+        raw += [*eager_gates(run, arm), *refused_gates(run, arm)]
         raw += error_gates(run, arm)
         raw += parity_gates(run, arm)
     ramp = ramp_of(run)
-    if ramp is not None and (most := run.limits.max_memory_ratio) is not None:
-        # A peak is one observation of a start, which more looks at it do not make more of.
-        raw.append(ratio_gate(memory_of(run), ramp.candidate, run.control, most, run.limits.alpha))
+    if ramp is not None:
+        # A peak is one observation of a start, however often it is analysed.
+        raw += memory_gates(run, ramp.candidate, memory_of(run))
     gates = apply_checks(raw, checks)
     # No step of a ramp can wait for the end of the run.
     one_look = has_one_look(run) and ramp is None

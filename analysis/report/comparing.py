@@ -1,12 +1,11 @@
-"""An arm against the control: ratios by quantile and phase, goodput and throughput at the same load."""
+"""An arm against the control: ratios of latencies by quantile and phase."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from analysis.report.arms import arm_names, metric_names
-from analysis.report.tables import Table
-from analysis.report.values import DASH, interval, is_number, percent, quantity, ratio, text, verdict
+from analysis.report.values import DASH, interval, ratio, text, verdict
 from analysis.summary.model import Comparison, Summary
 
 PHASES = (
@@ -14,7 +13,6 @@ PHASES = (
     ("cold", "Cold", "quotient of the quantiles of the first traffic after ready"),
     ("all", "All traffic", "quotient of the whole-run quantiles, compiles included"),
 )
-RATE_NAMES = {"goodput": "goodput", "requests": "requests completed", "output tokens": "output tokens"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,28 +71,3 @@ def _cell(row: Comparison | None) -> Cell:
         tone="slower" if slower else "faster" if faster else "",
         reason=text(row.reason),
     )
-
-
-def rates(summary: Summary) -> Table:
-    """Goodput and throughput at the same offered load; empty where they were not compared."""
-    shown = [
-        {
-            "Arm": text(row.arm),
-            "Rate": RATE_NAMES[row.rate],
-            "The arm's": quantity(row.value, "rps"),
-            "The control's": quantity(row.control_value, "rps"),
-            "Good requests": DASH
-            if row.share_pct is None or row.control_share_pct is None
-            else f"{percent(row.share_pct)} / {percent(row.control_share_pct)}",
-            "Ratio": quantity(row.ratio, "ratio"),
-            "Interval": interval(row.low, row.high, _finely),
-            "At least": quantity(row.min_ratio, "ratio"),
-        }
-        for row in summary.rates
-    ]
-    return Table(rows=shown, kinds={"Arm": "arm", "Rate": "words"})
-
-
-def _finely(ratio: object) -> str:
-    """One digit more than a latency's ratio has: rates of the same load differ by little."""
-    return f"{ratio:.3f}" if is_number(ratio) else DASH

@@ -180,7 +180,6 @@ def html_report(document: Mapping[str, Any]) -> str:
                 *conditions.flattened(summary.environment),
             ],
             grids=comparing.grids(summary),
-            rates=comparing.rates(summary),
             phases=PHASES,
             columns=COLUMNS,
             metric_names=metric_names(summary),

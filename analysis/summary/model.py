@@ -250,21 +250,6 @@ class Comparison(Row):
     reason: str
 
 
-class Rate(Row):
-    """Goodput or throughput of an arm at the same load, with the control's."""
-
-    arm: str
-    rate: Literal["goodput", "requests", "output tokens"]
-    value: Number
-    control_value: Number
-    share_pct: Number = None
-    control_share_pct: Number = None
-    ratio: Number = None
-    low: Number = None
-    high: Number = None
-    min_ratio: Number = None
-
-
 # --- Numerics ---------------------------------------------------------------------------------------------------------
 
 
@@ -532,7 +517,6 @@ class Summary(Row):
     control: str
     arms: list[Arm]
     comparisons: list[Comparison]
-    rates: list[Rate]
     gates: list[Gate]
     validity: list[Check]
     advice: Advice

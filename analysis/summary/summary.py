@@ -18,11 +18,11 @@ import numpy as np
 from analysis.checks.check import Check
 from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiority_name
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.gates.latency import noninferiority_name
+from analysis.judging.gates.parity import greedy_parities
 from analysis.judging.judgement import Judgement, judge
-from analysis.judging.rates import RateComparison
 from analysis.judging.remedies import Evidence, remedies
-from analysis.judging.run_gates import greedy_parities
 from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import RunRecords, read_run
@@ -110,7 +110,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
             *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.steady),
             *(_comparison_row(item, None) for item in judgement.beside),
         ],
-        "rates": [_rate_row(item, run.limits.min_goodput_ratio) for item in judgement.rates],
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [_check_row(check) for check in judgement.checks],
         "advice": {
@@ -158,11 +157,6 @@ def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
         "verdict": None if gate is None else gate.verdict,
         "reason": item.reason if gate is None else gate.reason,
     }
-
-
-def _rate_row(item: RateComparison, least: float | None) -> dict[str, Any]:
-    gates = item.rate == "goodput" and least is not None
-    return asdict(item) | {"min_ratio": least if gates else None}
 
 
 def _gate_row(gate: Gate) -> dict[str, Any]:

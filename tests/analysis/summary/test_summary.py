@@ -239,7 +239,6 @@ def test_a_run_of_embeddings_is_judged_and_shown_without_tokens(tmp_path):
     assert naive["recompiles"] == "FAIL"
     assert not any("ttft" in gate or "itl" in gate for gate in (*padded, *naive))
     assert {row["metric"] for row in summary["comparisons"]} == {"e2e"}
-    assert {row["rate"] for row in summary["rates"]} == {"goodput", "requests"}
     assert (summary["task"], list(summary["distribution"])) == ("embed", ["e2e"])
     for arm in summary["arms"]:
         assert [list(arm[part]) for part in ("metrics", "steady", "cold")] == [["e2e"]] * 3
