@@ -47,7 +47,7 @@ class ArmOutlook:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutlook:
     """What a ramp asks of an interim analysis. `safe`: the candidate is surely no slower than a step allows; `failed`:
-    why it surely is; `requests` of it were judged since the last change of weights; `uneven` says how its share differs."""
+    why it surely is; `requests` of it were judged since the last change of weights; `uneven`: how its share differs."""
 
     safe: bool
     failed: str | None

@@ -188,7 +188,7 @@ class WatchedRun:
             **{"number": number, "at_ns": self.now_ns(), "trial": 1, "seconds": number * 60.0, "groups": number},
             **{"sequential": True, "arms": arms, "gates": gates, "checks": checks, "latency": {}},
         }
-        self._append("looks", line)
+        self._append("interim", line)
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         with (self.folder / f"{name}.jsonl").open("a") as file:
