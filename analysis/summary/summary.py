@@ -38,8 +38,8 @@ from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.statistics.share_evidence import design_effect_of
 from analysis.summary.arms import arm_row
+from analysis.summary.interim import interim_row
 from analysis.summary.joined import joined_facts
-from analysis.summary.looks import looks_row
 from analysis.summary.machines import machines_row
 from analysis.summary.ramp import ramp_row, weights_row
 from analysis.summary.resources import memory_events
@@ -122,7 +122,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         **({"server_load": told} if (told := server_load_row(run, load)) else {}),
         "distribution": _distribution(run),
         "design": _design(run),
-        **({"sequential": looks} if (looks := looks_row(run, judgement)) else {}),
+        **({"sequential": interim} if (interim := interim_row(run, judgement)) else {}),
         **({"ramp": ramp} if (ramp := ramp_row(run)) else {}),
         **({"weights": weights} if (weights := weights_row(run)) else {}),
         **({"joined": joined} if (joined := joined_facts(run, judgement)) else {}),
