@@ -38,8 +38,8 @@ from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.statistics.share_evidence import design_effect_of
 from analysis.summary.arms import arm_row
+from analysis.summary.interim import interim_row
 from analysis.summary.joined import joined_facts
-from analysis.summary.looks import looks_row
 from analysis.summary.machines import machines_row
 from analysis.summary.model import SCHEMA, Summary
 from analysis.summary.ramp import ramp_row, weight_rows
@@ -125,7 +125,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "series": latency_series(run),
         "distribution": _distribution(run),
         "server_load": server_load_row(run, load),
-        "sequential": looks_row(run, judgement),
+        "sequential": interim_row(run, judgement),
         "ramp": ramp_row(run),
         "weights": weight_rows(run),
         "joined": joined_facts(run, judgement),

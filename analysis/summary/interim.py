@@ -8,7 +8,7 @@ from analysis.judging.judgement import Judgement
 from analysis.run.run import Run
 
 
-def looks_row(run: Run, judgement: Judgement) -> dict[str, Any] | None:
+def interim_row(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     """The `sequential` part of the summary; None for a run with one analysis. Times in seconds of judged traffic."""
     if not run.limits.sequential:
         return None

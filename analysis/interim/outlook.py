@@ -1,8 +1,8 @@
-"""One look at a run that goes on: each gate as its evidence decides it until now, and whether an arm is decided.
+"""An interim analysis: each gate as its evidence decides it until now, and whether an arm is decided.
 
-An arm has failed once a gate fails, and passed once every gate that may be looked at passes. What is asked after the
-traffic, or what clients cannot see, is not waited for. A gate that has one look alone keeps an arm from passing before
-the end.
+An arm has failed once a gate fails, and passed once every gate with interim evidence passes. What is asked after the
+traffic, or what clients cannot see, is not waited for. A gate that only the whole run decides keeps an arm from passing
+before the end.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class ArmOutlook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutlook:
-    """What a ramp asks of a look. `safe`: the candidate is surely no slower than a step allows; `failed`: why it
-    surely is; `requests` of it were judged since the last change of weights; `uneven` says how its share differs."""
+    """What a ramp asks of an interim analysis. `safe`: the candidate is surely no slower than a step allows; `failed`:
+    why it surely is; `requests` of it were judged since the last change of weights; `uneven`: how its share differs."""
 
     safe: bool
     failed: str | None
@@ -56,7 +56,7 @@ class StepOutlook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Interim:
     """What is known of the run after `seconds` that could be judged."""
 
     seconds: float
@@ -72,8 +72,8 @@ class Look:
         return all(item.decision is not None or item.hopeless for item in self.arms)
 
 
-def look_at(run: Run, *, left_s: float) -> Look:
-    """The look at what the run holds, of which `left_s` seconds are still to come."""
+def analyse(run: Run, *, left_s: float) -> Interim:
+    """The interim analysis of what the run holds, of which `left_s` seconds are still to come."""
     compared = gated_comparisons(run)
     stalls = client_stalls(run.requests, run.arms)
     checks, _ = checks_of_run(run, compared, stalls, at_end=False)
@@ -92,8 +92,8 @@ def look_at(run: Run, *, left_s: float) -> Look:
         raw += memory_gates(run, ramp.candidate, memory_of(run))
     gates = apply_checks(raw, checks)
     # No step of a ramp can wait for the end of the run.
-    one_look = has_one_look(run) and ramp is None
-    return Look(
+    to_the_end = waits_for_the_end(run) and ramp is None
+    return Interim(
         seconds=run.seconds,
         trial=max((trial.number for trial in run.trials), default=1),
         arms=tuple(
@@ -103,7 +103,7 @@ def look_at(run: Run, *, left_s: float) -> Look:
                 checks,
                 seconds=run.seconds,
                 left_s=left_s,
-                to_the_end=one_look,
+                to_the_end=to_the_end,
             )
             for arm in run.treatments
         ),
@@ -114,7 +114,7 @@ def look_at(run: Run, *, left_s: float) -> Look:
 
 
 def step_outlook(run: Run, checks: Sequence[Check]) -> StepOutlook | None:
-    """What the look says of the step that the run's ramp is at; None where it is none."""
+    """What is known of the step that the run's ramp is at; None where it is none."""
     ramp = ramp_of(run)
     if ramp is None:
         return None
@@ -129,8 +129,8 @@ def step_outlook(run: Run, checks: Sequence[Check]) -> StepOutlook | None:
     )
 
 
-def has_one_look(run: Run) -> bool:
-    """Whether the experiment has gates that are decided by the whole run, in one look at its end."""
+def waits_for_the_end(run: Run) -> bool:
+    """Whether the experiment has gates that only the whole run decides."""
     limits = run.limits
     return bool(run.cold_targets) or limits.min_goodput_ratio is not None or limits.max_memory_ratio is not None
 
@@ -166,7 +166,7 @@ def outlook_of(
             decided_s=max((gate.path.decided_s or 0.0 for gate in waited if gate.path is not None), default=seconds),
             outlook_s=0.0,
             hopeless=False,
-            reason="Every gate that may be looked at has passed.",
+            reason="Every gate with interim evidence has passed.",
         )
     known = [value for value in left if value is not None]
     paths = [gate.path for gate in still if gate.path is not None]
