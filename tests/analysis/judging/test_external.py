@@ -13,12 +13,18 @@ import numpy as np
 import pytest
 
 from analysis.judging.client_gates import client_gates
-from analysis.judging.greedy_parity import NEAR_TIE, GreedyParity, greedy_gate, judge_asked, judge_greedy
+from analysis.judging.greedy_parity import (
+    NEAR_TIE,
+    GreedyParity,
+    greedy_answers,
+    greedy_gate,
+    judge_asked,
+    judge_greedy,
+)
 from analysis.records.asked_answers import AskedAnswer, Twice
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from analysis.run.client_stalls import UNKNOWN, ArmStalls, Stall
-from analysis.run.greedy_answers import greedy_answers
 from analysis.settings.gate_limits import CompileBudget
 from analysis.summary.summary import analyze
 from benchmarks.simulation.detection import CONTROL, TREATMENT
@@ -199,7 +205,7 @@ def test_greedy_answers_decide_as_far_as_they_can(
     assert [word for word in words if word not in found.reason] == []
     assert (found.answers.departs == ()) is (control in (EXACT, Server(tells=False)))
     if not control.tells:
-        assert (found.answers.told, found.answers.shift) == (False, None)
+        assert (found.answers.log_probs, found.answers.shift) == (False, None)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +280,7 @@ def test_log_probabilities_of_zero_are_not_used() -> None:
 
     twice = EXACT.twice(1, PROMPTS)
     found = judged_answers(twice, (tuple(map(sure, twice[0])), tuple(map(sure, twice[1]))))
-    assert not found.answers.told
+    assert not found.answers.log_probs
 
 
 def test_fault_in_a_third_of_the_prompts_is_found() -> None:
