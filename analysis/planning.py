@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from analysis.checks.applied import faults_to_fix
 from analysis.judging.gates import FAIL
+from analysis.judging.gates.objectives import judge_target
 from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
-from analysis.judging.run_gates import judge_target
-from analysis.judging.validity import faults_to_mend
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.logged_compiles import with_lengths
@@ -123,7 +123,7 @@ def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
         rate = run.rate(int((run.of_arm(arm) & run.usable).sum()))
         rows += [_share_need(run, arm, target) for target in targets]
         rows.append(_least_need(limits, arm=arm, rate=rate, block_s=run.block_s, trials=trials))
-    faults = faults_to_mend(judged.checks, judged.gates, trials)
+    faults = faults_to_fix(judged.checks, judged.gates, trials)
     notes = []
     failed = [arm for arm, verdict in judged.verdicts.items() if verdict == FAIL]
     if failed:

@@ -134,7 +134,7 @@ def verdict_of(case: Path) -> dict[str, Any]:
     return {
         "overall": summary["overall"],
         "headline": summary["headline"],
-        "bed": summary["bed"]["verdict"],
+        "machines": summary["machines"]["verdict"],
         "trials": summary["design"]["trials"],
         "gates": [_short(gate) for gate in summary["gates"]],
         "failed_checks": [

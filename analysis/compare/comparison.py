@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from analysis.checks.check import Check, Rule
 from analysis.compare.machine import check_machines, machine_speeds
 from analysis.compare.pair import CANDIDATE, read_pair
 from analysis.judging.judgement import judge
-from analysis.judging.validity import Check
 from analysis.summary.summary import summary_of
 
-WHAT_DIFFERS = "what differs"
+WHAT_DIFFERS = Rule(name="what differs", find=lambda seen: (), sound="Nothing recorded of the runs differs.", opens=())
 
 
 def compare_runs(
@@ -35,5 +35,4 @@ def compare_runs(
 
 def _what_differs(texts: tuple[str, ...]) -> Check:
     """The check "what differs", which always passes: it lists what may be the cause."""
-    listed = f"The candidate differs in {'; '.join(texts)}." if texts else "Nothing recorded of the runs differs."
-    return Check(check=WHAT_DIFFERS, ok=True, arm=CANDIDATE, reason=listed, affects=())
+    return WHAT_DIFFERS.row(True, f"The candidate differs in {'; '.join(texts)}." if texts else "", arm=CANDIDATE)

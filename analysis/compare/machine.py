@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from analysis.checks.check import MACHINES, Check, Rule
 from analysis.compare.pair import BASELINE, CANDIDATE
 from analysis.judging.gates import FAIL, PASS
-from analysis.judging.validity import Check
 from analysis.records.schemas import RUN_HOST
 from analysis.run.placement import devices_of
 from analysis.run.references import CARD_FIGURES, FIGURES, references_of, speed_of
@@ -100,7 +100,7 @@ def check_machines(speeds: MachineSpeeds, *, trusted: bool) -> Check:
     """The check "machine speed": the machines were equally fast, or are `trusted` to be."""
     moved = speeds.moved
     spread = max(map(abs, moved.values()), default=0.0)
-    ok, shift, reason, remedy = True, None, "The machines of both runs were equally fast.", ""
+    ok, shift, reason, remedy = True, None, "", ""
     if moved and not trusted:
         ok, remedy = False, "Run the baseline again on the candidate's machine."
         reason = f"{speeds.text[0].upper()}{speeds.text[1:]}."
@@ -112,15 +112,22 @@ def check_machines(speeds: MachineSpeeds, *, trusted: bool) -> Check:
         )
         remedy = "Take references in both runs ([bed] reference_s), or give --trust-machines."
     slowed, sped = any(value > 0 for value in moved.values()), any(value < 0 for value in moved.values())
-    return Check(
-        check="machine speed",
-        ok=ok,
+    return SPEED.row(
+        ok,
+        reason,
         value=100.0 * math.expm1(spread),
         limit=100.0 * _NOISE,
         arm=CANDIDATE,
-        reason=reason,
-        affects=("noninferiority", "goodput"),
         shift=shift,
         spares=PASS if slowed and not sped else FAIL if sped and not slowed else "",
         remedy=remedy,
     )
+
+
+SPEED = Rule(
+    name="machine speed",
+    find=lambda seen: (),
+    sound="The machines of both runs were equally fast.",
+    opens=("noninferiority", "goodput"),
+    rank=MACHINES,
+)

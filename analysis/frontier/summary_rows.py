@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from analysis.checks.applied import blocking
+from analysis.checks.check import Check
 from analysis.frontier.answer import answer, load_ranges
 from analysis.frontier.holdings import Frontier, frontier_of
 from analysis.frontier.latencies import drawn_target, step_latencies
@@ -21,13 +23,6 @@ from analysis.settings.metrics import gate_label
 from analysis.settings.rollout import Rollout
 from analysis.wording import digits
 
-# Where arms take turns, what these look for leaves out the steps of single trials (`load_steps`), and no arm waits for
-# the requests of another. A step leaves out nothing for a compile, so that it needs no telemetry.
-_OF_STEPS = {
-    *("complete", "arms", "load generator", "lag apart"),
-    *("compile events", "step counts"),
-}
-
 
 def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     """What the summary says of which policy to ship; None where the run made no search.
@@ -37,11 +32,15 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     if not is_search(run):
         return None
     rollout = Rollout.recorded(mapping(run.records.experiment.get("rollout")))
-    by_arm = _blocked_by(run, judgement)
+    found = _blocking(run, judgement)
     disturbed: set[str] = set()
     if run.in_turn:
-        disturbed = set().union(*by_arm.values()) & {item.aspect.check for item in judgement.bed.disturbances}
-        by_arm = {arm: checks - disturbed - _OF_STEPS for arm, checks in by_arm.items()}
+        disturbed = {check.check for own in found.values() for check in own if check.disturbances}
+        found = {
+            arm: [check for check in own if not check.disturbances and not check.rule.by_step]
+            for arm, own in found.items()
+        }
+    by_arm = {arm: {check.check for check in own} for arm, own in found.items()}
     whole = by_arm[run.control]
     # A replica's own load: replicas are taken to add up.
     made = steps_of(run)
@@ -97,12 +96,16 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     return rows | ({"search": _search_row(search)} if search else {})
 
 
-def _blocked_by(run: Run, judgement: Judgement) -> dict[str, set[str]]:
+def _blocking(run: Run, judgement: Judgement) -> dict[str, list[Check]]:
     """The checks that leave the loads of each arm open: of the control, whose load no gate judges, those that concern
     all arms."""
-    own = {gate.arm: set(gate.blocked_by) for gate in judgement.gates if gate.gate == "goodput"}
-    whole = {check.check for check in judgement.checks if not check.ok and check.arm in (None, run.control)}
-    return {arm: own.get(arm, set()) for arm in run.treatments} | {run.control: whole & set().union(*own.values())}
+    own = {gate.arm: blocking(gate, judgement.checks) for gate in judgement.gates if gate.gate == "goodput"}
+    whole = [
+        check
+        for check in judgement.checks
+        if check.arm in (None, run.control) and any(check in checks for checks in own.values())
+    ]
+    return {arm: own.get(arm, []) for arm in run.treatments} | {run.control: whole}
 
 
 def asks_nothing(rows: Mapping[str, Any] | None) -> bool:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from analysis.arrays import Floats
-from analysis.judging.checks.records import allowed_missing
+from analysis.checks.complete import allowed_missing
+from analysis.checks.generator import known_accounts, measured_of
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.generators import known_accounts, measured_of
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
 from analysis.run.slo import meets_all, units

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.report import frontier, joined, looks
+from analysis.report import frontier, interim, joined
 from analysis.report.arms import arm_names
 from analysis.report.values import DASH, at, count, interval, label, milliseconds, percent, quantity, seconds, text
 from analysis.summary.model import CheckRow, GateRow, Judged
@@ -142,7 +142,7 @@ def _notes(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return (
         *((("Judged together", " · ".join(filter(None, together))),) if together[0] else ()),
         *((("Under pressure", text(pressure).removeprefix("Under pressure: ")),) if pressure else ()),
-        *looks.words(summary),
+        *interim.words(summary),
     )
 
 
@@ -280,7 +280,7 @@ def _checks(judged: Judged) -> tuple[CheckLine, ...]:
 def _check(row: CheckRow, judged: Judged) -> CheckLine:
     keeps_open = any(row.check in gate.blocked_by and row.arm in (None, gate.arm) for gate in judged.gates)
     allowed = judged.overall == "PASS" or (row.shift is not None and not keeps_open)
-    opens = "" if row.ok or allowed else label(row.gates or row.affects)
+    opens = "" if row.ok or allowed else label(row.gates or row.opens)
     return CheckLine(
         row=row,
         name=row.check if row.arm is None else f"{row.check} ({text(row.arm)})",

@@ -37,7 +37,7 @@ def chart_data(summary: Row) -> dict[str, Any]:
             | {"at_s": stall.get("offset_s"), "seconds": stall.get("seconds")}
             for name, stall in unexplained_stalls(summary)
         ],
-        **({"bed": bed} if (bed := _bed(summary, index)) else {}),
+        **({"machines": machines} if (machines := _machines(summary, index)) else {}),
         **({"server_load": load} if (load := _server_load(summary, index)) else {}),
         "needs": [_need(event, index) for event in rows(summary, "memory", "events")],
         "limits": _limits(summary),
@@ -117,11 +117,11 @@ def _spikes(summary: Row, index: Mapping[str, int]) -> list[dict[str, Any]]:
     return shown
 
 
-def _bed(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
+def _machines(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
     """The samples of the machines; a device has the colour of the arm that it served in the trial."""
-    series = at(summary, "bed", "series")
+    series = at(summary, "machines", "series")
     served = {
-        _machine(row): row["arms"] for row in rows(summary, "bed", "devices") if isinstance(row.get("arms"), list)
+        _machine(row): row["arms"] for row in rows(summary, "machines", "devices") if isinstance(row.get("arms"), list)
     }
     shown = []
     for row in rows(series, "rows"):

@@ -105,7 +105,7 @@ def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> 
         stdout.write("", summary, as_json=True)
         return code
     words = [verdict_table(summary, width=stdout.columns())]
-    words += [str(row["reason"]) for row in summary["validity"] if row["check"] == WHAT_DIFFERS]
+    words += [str(row["reason"]) for row in summary["validity"] if row["check"] == WHAT_DIFFERS.name]
     words += [] if report is None else [f"report: {report}"]
     line = {
         "verdict": summary["overall"],

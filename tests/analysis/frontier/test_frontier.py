@@ -264,7 +264,7 @@ QUANTISED = {"bucketed": "its weights are held as float8-per-row (control: none)
         ({"unproven": QUANTISED}, ("bucketed is not shown to answer as well", "float8-per-row"), "not tried"),
         ({"unproven": QUANTISED, "dropped": [Left(arm="bucketed", reason="late")]}, ("not tried",), "is not shown"),
         ({"blocked": {"dynamic": ["comparable"]}}, ("Nothing is known of dynamic", "comparable"), "dynamic costs"),
-        ({"disturbed": ["bed drift", "host"]}, ("disturbed (bed drift, host", "5 %"), "loads is true all"),
+        ({"disturbed": ["machine speed"]}, ("disturbed (machine speed", "5 %"), "loads is true all"),
     ],
     ids=["clear", "failed", "left", "never tried", "unproven", "unproven, never tried", "blocked", "disturbed"],
 )

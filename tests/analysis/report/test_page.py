@@ -37,7 +37,7 @@ def test_what_decides_comes_first_and_the_rest_is_folded(demo: Summary, read_pag
 def test_sections_without_content_are_absent(demo: Summary, read_page: Reader) -> None:
     bare = {**demo, "events": [], "spikes": [], "comparisons": [], "rates": [], "series": {"bin_s": 1.0, "arms": {}}}
     ids = {attributes.get("id") for _, attributes in read_page(html_report(bare)).tags}
-    assert not {"events", "spikes", "comparison", "timeline", "looks", "joined", "ship", "load", "bed"} & ids
+    assert not {"events", "spikes", "comparison", "timeline", "interim", "joined", "ship", "load", "machines"} & ids
 
 
 def test_the_first_screen_has_verdict_leaning_next_command_and_gates(demo: Summary, read_page: Reader) -> None:
@@ -79,7 +79,7 @@ def test_a_gate_is_framed_in_the_colour_of_its_verdict(verdict: str | None, roll
 
 def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_page: Reader) -> None:
     row = {"check": "stalls of unknown cause", "ok": False, "arm": "compiled-naive", "value": 2.04, "limit": 1.0}
-    row |= {"reason": "It stopped.", "affects": ["recompile"], "gates": ["longest stall"], "remedy": "See."}
+    row |= {"reason": "It stopped.", "opens": ["recompile"], "gates": ["longest stall"], "remedy": "See."}
     demo["validity"].append(row)
     text = read_page(html_report(demo)).text
     assert "18 are needed. Leaves open: SLO." in text

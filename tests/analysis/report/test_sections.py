@@ -14,7 +14,7 @@ from analysis.report.frontier import answer, costs, holdings, pairs, picture
 from analysis.report.terminal import frontier_words
 from analysis.report.values import rate
 from analysis.summary.summary import analyze
-from tests.analysis.judging.checks.test_telemetry import stopped
+from tests.analysis.checks.test_telemetry import stopped
 from tests.analysis.judging.test_load_steps import write_search
 
 Summary = dict[str, Any]

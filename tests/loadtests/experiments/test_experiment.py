@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.judging.validity import LENGTH_CHECKS
+from analysis.checks.table import LENGTH_CHECKS
 from analysis.settings.gate_limits import CompileBudget, GateLimits
 from analysis.settings.model import Settings
 from analysis.settings.slo_targets import parse_cold, parse_slo
