@@ -18,7 +18,7 @@ from analysis.judging.run_gates import judge_target
 from analysis.judging.validity import faults_to_mend
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
-from analysis.run.logged_compiles import with_lengths
+from analysis.run.client_stalls import with_lengths
 from analysis.run.run import Run
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.metrics import quantile_label

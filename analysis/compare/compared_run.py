@@ -23,7 +23,7 @@ from analysis.records.schemas import RUN_HOST
 from analysis.records.tables import RecordError
 from analysis.results.file import name_of, part_of
 from analysis.results.run_directory import write_run
-from analysis.run.logged_compiles import with_lengths
+from analysis.run.client_stalls import with_lengths
 from analysis.run.luck import searches_kernels
 from analysis.run.placement import devices_of
 from analysis.run.references import references_of

@@ -134,12 +134,7 @@ def _unexplained(seen: ArmStalls, stalls: Sequence[Stall]) -> str:
     reasons = []
     if whole := [stall for stall in stalls if stall.cause != PART]:
         alone = f"{seen.arm} alone" if seen.witnesses else f"{seen.arm}, with no other arm to compare,"
-        why = (
-            "long prompts may explain it, or compiles"
-            if all(stall.may_be_work for stall in whole)
-            else "it may compile"
-        )
-        reasons.append(f"{alone} stalled {_times(whole)}, and {why}. Its own logs know.")
+        reasons.append(f"{alone} stalled {_times(whole)}, and it may compile. Its own logs know.")
     if parts := [stall for stall in stalls if stall.cause == PART]:
         reasons.append(
             f"{seen.arm} delayed some requests {_times(parts)}, while it answered others: several servers may share "

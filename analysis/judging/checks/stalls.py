@@ -34,8 +34,7 @@ _UNKNOWN_REMEDY = (
 def unexplained_stalls(run: Run, arm: str, seen: ArmStalls, *, vouched: bool) -> list[str]:
     """Return what no compile event explains of the compiles that delayed requests by the server's account, in words.
 
-    Where the number of events is not vouched for, a stall of unknown cause may be a compile that no event reports, even
-    if its prompts may have taken as long.
+    Where the number of events is not vouched for, a stall of unknown cause may be a compile that no event reports.
     """
     requests = _unexplained_requests(run, arm)
     suspected = [] if vouched else [stall for stall in seen.of_cause(UNKNOWN) if may_compile(stall)]
@@ -59,13 +58,11 @@ def unexplained_stalls(run: Run, arm: str, seen: ArmStalls, *, vouched: bool) ->
 def check_unknown(run: Run, seen: ArmStalls) -> Check:
     """The stalls of the arm alone that no event explains stay within what compiles may cost users.
 
-    What every server with work in flight bore is the host's, and what its prompts may have taken is work: neither is of
-    unknown cause.
+    What every server with work in flight bore is the host's, and what its prompts take is work: neither is of unknown
+    cause.
     """
     limits, ends = run.limits, cold_ends(run)
-    unexplained = [
-        stall for stall in seen.of_cause(UNKNOWN) if not stall.may_be_work and not is_explained(stall, run.events)
-    ]
+    unexplained = [stall for stall in seen.of_cause(UNKNOWN) if not is_explained(stall, run.events)]
     served = run.of_arm(seen.arm) & ~run.requests.broken
     parts = [("", limits)] if limits.cold is None else [("steady", limits), ("cold", limits.cold)]
     stalls: list[Stall] = []
