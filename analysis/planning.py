@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from analysis.checks.applied import faults_to_fix
 from analysis.judging.gates import FAIL
 from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
 from analysis.judging.run_gates import judge_target
-from analysis.judging.validity import faults_to_mend
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.client_stalls import with_lengths
@@ -48,59 +48,52 @@ _FEWEST_GROUPS = 6  # that tell a spread and are no guess
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What the run is to decide. None takes the pilot's own setting, or the default of [gates].
+    """What the run is to decide. Without a `margin`, that of the pilot or the default of [gates].
 
     `ratio` is the true ratio to plan for: 1 is an arm as fast as the control. With `duration_s` (all trials together)
-    the margins that such a run can decide are named as well.
+    the plan also names the margins that such a run decides.
     """
 
     margin: float | None = None
-    power: float = POWER
     ratio: float = 1.0
-    alpha: float | None = None
     duration_s: float | None = None
 
     def __post_init__(self) -> None:
         for flag, value, low, high, remedy in (
-            ("--power", self.power, 0.5, 0.999, "a share from 0.5 to 0.999"),
             ("--ratio", self.ratio, 0.01, 100.0, "a ratio from 0.01 to 100, such as 1 for no difference"),
             ("--margin", self.margin, 1e-4, 10.0, "a share above 0, from 0.0001 to 10, such as 0.1 for 10 %"),
-            ("--alpha", self.alpha, 0.0001, 0.5, "a probability from 0.0001 to 0.5"),
             ("--duration", self.duration_s, 1e-3, LONGEST_S, f"seconds above 0, at most {LONGEST_S:g}"),
         ):
             if value is not None and not low <= value <= high:
                 raise RecordError(f"{flag} is {value:g}: give {remedy}")
 
     def limits_of(self, limits: GateLimits) -> GateLimits:
-        """`limits` with the goal's margin and alpha."""
-        if self.margin is not None:
-            limits = replace(limits, margin=self.margin, margins={})
-        return limits if self.alpha is None else replace(limits, alpha=self.alpha)
+        """Return `limits` with the goal's margin."""
+        return limits if self.margin is None else limits.model_copy(update={"margin": self.margin, "margins": {}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """A run that was not made yet. `rate` in requests/s to each arm; `searching`: the arm searches for kernels in each
-    trial, and the control does not."""
+    """A run that was not made yet.
+
+    `rate` is in requests/s to each arm. `searching`: the arm searches for kernels at each start, and the control does
+    not.
+    """
 
     rate: float
     design: str = "mirrored"
-    trials: int = 1
     searching: bool = False
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.rate <= 1e6:
             raise RecordError(f"--rate is {self.rate:g}: give requests/s to each arm above 0, from 1e-06 to 1e+06")
-        if not 1 <= self.trials <= 1000:
-            raise RecordError(f"--trials is {self.trials}: give 1 to 1000")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
     """What one gate needs: seconds over all trials, None where no length of up to a week is enough.
 
-    `needed_s` is for the true ratio that was planned for, `as_seen_s` for what the pilot saw. `margin` is the smallest
-    that a run of the goal's duration passes.
+    `margin` is the smallest that a run of the goal's duration passes.
     """
 
     arm: str = ""
@@ -108,13 +101,12 @@ class Need:
     seen: float | None = None
     spread: float | None = None
     needed_s: float | None = None
-    as_seen_s: float | None = None
     margin: float | None = None
     note: str = ""
 
 
 def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
-    """The plan as plain values, from the spread that the run in `directory` saw. RecordError where it shows none."""
+    """Plan from the spread that the run in `directory` saw; return plain values. RecordError where it shows none."""
     run = with_lengths(Run.of(read_run(directory)))
     limits = goal.limits_of(run.limits)
     run = replace(run, limits=limits)
@@ -127,28 +119,23 @@ def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
     targets = list(run.targets)
     if all(target.quantile is not None for target in targets):
         targets.append(_error_target(limits))
-    rates = {arm: run.rate(int((run.of_arm(arm) & run.usable).sum())) for arm in run.arms}
     for arm in run.treatments:
-        rows += [_share_need(run, arm, target, goal) for target in targets]
-        rows.append(_least_need(limits, arm=arm, rate=rates[arm], block_s=run.block_s, trials=trials))
-    faults = faults_to_mend(judged.checks, judged.gates, trials)
+        rate = run.rate(int((run.of_arm(arm) & run.usable).sum()))
+        rows += [_share_need(run, arm, target) for target in targets]
+        rows.append(_least_need(limits, arm=arm, rate=rate, block_s=run.block_s, trials=trials))
+    faults = faults_to_fix(judged.checks, judged.gates, trials)
     notes = []
-    if failed := [arm for arm, verdict in judged.verdicts.items() if verdict == FAIL]:
+    failed = [arm for arm, verdict in judged.verdicts.items() if verdict == FAIL]
+    if failed:
         notes.append(f"{', '.join(failed)} failed in the pilot: no length clears that, and its rows do not count.")
     if any(item.machine_spread > 0 for item in judged.steady):
         notes.append("Only more machines average out what differs between machines: more trials on the same do not.")
-    return _joined(
+    source = {"from": "pilot", "run_dir": str(directory), "design": run.design, "seconds": run.seconds}
+    return _plan(
         rows,
         goal,
         limits,
-        source={
-            "from": "pilot",
-            "run_dir": str(directory),
-            "design": run.design,
-            "seconds": run.seconds,
-            "trials": trials,
-            "rate": rates,
-        },
+        source={**source, "trials": trials},
         trials=trials,
         trial_s=run.seconds / trials if trials >= TRIALS_FOR_T_TEST else None,
         block_s=run.block_s,
@@ -159,14 +146,14 @@ def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
 
 
 def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarget] = ()) -> dict[str, Any]:
-    """The plan as plain values, without a pilot, from the model of servers."""
+    """Plan without a pilot, from the model of servers; return plain values."""
     limits = goal.limits_of(GateLimits())
     # A block of switchback holds one turn of each arm.
     block_s = limits.block_s * (2 if traffic.design == "switchback" else 1)
     rows = [
         _model_need(traffic, goal, limits, block_s),
-        *(_target_need(target, traffic, goal, limits, block_s) for target in (*targets, _error_target(limits))),
-        _least_need(limits, rate=traffic.rate, block_s=block_s, trials=traffic.trials),
+        *(_target_need(target, traffic, limits, block_s) for target in (*targets, _error_target(limits))),
+        _least_need(limits, rate=traffic.rate, block_s=block_s, trials=1),
     ]
     notes = [
         "No pilot: the spread is that of simulated servers at 40 % load, known to a factor of 2, so lengths to a "
@@ -174,47 +161,33 @@ def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarge
     ]
     if not traffic.searching:
         notes.append("The arm searches for no kernels: for one that does, such as compiled-bucketed, give --searching.")
-    return _joined(
-        rows,
-        goal,
-        limits,
-        source={"from": "model", **asdict(traffic)},
-        trials=traffic.trials,
-        block_s=block_s,
-        notes=notes,
-    )
+    return _plan(rows, goal, limits, source={"from": "model", **asdict(traffic)}, block_s=block_s, notes=notes)
 
 
 def _comparison_need(run: Run, item: Comparison, goal: Goal) -> Need:
     limits, overhead_s = run.limits, run.limits.cold_s * len(run.trials)
-    power = power_of_each(limits, goal.power)
-
-    def needed(ratio: float | None) -> float | None:
-        return comparison_needed_s(
-            item,
-            block_s=run.block_s,
-            min_blocks=limits.min_blocks,
-            overhead_s=overhead_s,
-            power=power,
-            ratio=ratio,
-        )
-
+    power = power_of_each(limits)
     notes = [item.obstacle] if item.obstacle else []
     noise = Noise.of(item, block_s=run.block_s, overhead_s=overhead_s)
     if noise is not None and item.groups < _FEWEST_GROUPS:
         notes.append(f"a guess: {counted(item.groups, 'group')} of blocks tell the spread")
-    needed_s = needed(goal.ratio)
+    needed_s = comparison_needed_s(
+        item,
+        block_s=run.block_s,
+        min_blocks=limits.min_blocks,
+        overhead_s=overhead_s,
+        power=power,
+        ratio=goal.ratio,
+    )
     starts = starts_needed(item, power=power, ratio=goal.ratio)
     if needed_s is not None and starts > item.trials:
-        # Time cannot average out what every request of a start shares.
-        notes.append(f"in {starts} fresh starts (trials.count)")
+        notes.append(_starts_text(starts))
     return Need(
         arm=item.arm,
         what=quantile_label(item.metric, item.quantile),
         seen=item.ratio,
         spread=item.spread,
         needed_s=needed_s,
-        as_seen_s=needed(None),
         margin=_margin(noise, goal, alpha=item.alpha, power=power),
         note="; ".join(notes),
     )
@@ -225,19 +198,23 @@ def _model_need(traffic: Traffic, goal: Goal, limits: GateLimits, block_s: float
         traffic.design,
         rate=traffic.rate,
         block_s=block_s,
-        overhead_s=limits.cold_s * traffic.trials,
+        overhead_s=limits.cold_s,
         restart_spread=math.hypot(limits.restart_spread, limits.tuning_spread / math.sqrt(2.0) * traffic.searching),
-        trials=traffic.trials,
     )
-    distance, power = log_distance(limits.margin, goal.ratio), power_of_each(limits, goal.power)
+    distance, power = log_distance(limits.margin, goal.ratio), power_of_each(limits)
     least_s = limits.min_blocks * block_s + noise.lost_s
     starts = noise.starts_for(distance, alpha=limits.alpha, power=power)
     return Need(
         what=f"p{100 * limits.quantile:.10g}",
         needed_s=noise.length_s(distance, alpha=limits.alpha, power=power, least_s=least_s),
         margin=_margin(replace(noise, starts=starts), goal, alpha=limits.alpha, power=power),
-        note=f"in {starts} fresh starts (trials.count)" if starts > traffic.trials else "",
+        note=_starts_text(starts) if starts > 1 else "",
     )
+
+
+def _starts_text(starts: int) -> str:
+    """Time cannot average out what every request of a start shares."""
+    return f"in {starts} fresh starts (trials.count)"
 
 
 def _margin(noise: Noise | None, goal: Goal, *, alpha: float, power: float) -> float | None:
@@ -254,29 +231,23 @@ def _share_label(target: SloTarget) -> str:
     return "errors" if target.quantile is None else f"slo {target.key}"
 
 
-def _share_need(run: Run, arm: str, target: SloTarget, goal: Goal) -> Need:
+def _share_need(run: Run, arm: str, target: SloTarget) -> Need:
     """What it takes to show that few enough requests miss the target, if as many do as in the pilot."""
-    result, needed = judge_target(run, arm, target, power=goal.power)
+    result, needed_s = judge_target(run, arm, target)
+    seen = result.missed / result.requests if result.requests else None
     note = f"{result.missed} of {result.requests} missed it, {100 * result.allowed:.3g} % may"
-    if result.requests and result.missed / result.requests > result.allowed:
+    if seen is not None and seen > result.allowed:
         note += ": a run of this length would show a FAIL"
-    return Need(
-        arm=arm,
-        what=_share_label(target),
-        seen=result.missed / result.requests if result.requests else None,
-        needed_s=needed,
-        as_seen_s=needed,
-        note=note,
-    )
+    return Need(arm=arm, what=_share_label(target), seen=seen, needed_s=needed_s, note=note)
 
 
-def _target_need(target: SloTarget, traffic: Traffic, goal: Goal, limits: GateLimits, block_s: float) -> Need:
+def _target_need(target: SloTarget, traffic: Traffic, limits: GateLimits, block_s: float) -> Need:
     """What it takes if half as many requests miss the target as may."""
     allowed = target.allowed_share
     if not 0 < allowed < 1:
         return Need(what=_share_label(target), note="no run shows a share of 0 or 1")
     clean = clean_requests(allowed, alpha=limits.alpha)
-    half = requests_for_share(allowed / 2, allowed, alpha=limits.alpha, power=goal.power) or clean
+    half = requests_for_share(allowed / 2, allowed, alpha=limits.alpha, power=POWER) or clean
     seconds = math.ceil(max(half, clean) / traffic.rate / block_s - 1e-9) * block_s
     return Need(
         what=_share_label(target),
@@ -289,30 +260,31 @@ def _least_need(limits: GateLimits, *, rate: float, block_s: float, trials: int,
     """What every verdict needs, whatever the spread: blocks, and requests beyond the quantile."""
     seconds = least_length_s(limits, rate=rate, block_s=block_s) + limits.cold_s * trials if rate > 0 else None
     note = f"{limits.min_blocks} blocks of {block_s:g} s, {TAIL_REQUESTS} requests beyond p{100 * limits.quantile:.10g}"
-    return Need(arm=arm, what="blocks and tail", needed_s=seconds, as_seen_s=seconds, note=note)
+    return Need(arm=arm, what="blocks and tail", needed_s=seconds, note=note)
 
 
-def _joined(
+def _plan(
     rows: Sequence[Need],
     goal: Goal,
     limits: GateLimits,
     *,
     source: Mapping[str, Any],
-    trials: int,
     block_s: float,
     notes: Sequence[str],
+    trials: int = 1,
     trial_s: float | None = None,
     failed: Sequence[str] = (),
     mend: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The plan as plain values: what its `rows` need together, and what stands in the way."""
-    # What else is open on an arm that has failed decides nothing more.
+    """Say what `rows` need together, and what stands in the way. Rows of arms that `failed` decide nothing more.
+
+    From six trials on, they are the unit: `trial_s` is their length, and the plan adds more of them.
+    """
     counting = [row for row in rows if row.arm not in failed] or rows
     stuck = [row for row in counting if row.needed_s is None]
     longest = max(counting, key=lambda row: row.needed_s or 0.0)
     needed_s = None if stuck else longest.needed_s
     if needed_s is not None and trial_s is not None:
-        # Trials are the unit: more of them, as long as they were.
         trials = max(trials, math.ceil(needed_s / trial_s - 0.01))
     elif needed_s is not None:
         trial_s = math.ceil(needed_s / trials / block_s - 1e-9) * block_s
@@ -322,13 +294,7 @@ def _joined(
     return {
         "schema": SCHEMA,
         "source": dict(source),
-        "wanted": {
-            "margin": limits.margin,
-            "power": goal.power,
-            "alpha": limits.alpha,
-            "ratio": goal.ratio,
-            "duration_s": goal.duration_s,
-        },
+        "wanted": {**asdict(goal), "margin": limits.margin, "power": POWER, "alpha": limits.alpha},
         "needed_s": needed_s,
         "decided_by": f"{longest.arm} {longest.what}".lstrip() if needed_s is not None else None,
         "out_of_reach": [f"{row.arm} {row.what}".lstrip() for row in stuck],

@@ -37,9 +37,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.arrays import Floats
 from analysis.judging.comparisons import compared, judge_quantiles
-from analysis.records.checksums import Checksum
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
+from analysis.records.tables import Checksum
 from analysis.report import write_reports
 from analysis.run.run import Run
 from analysis.summary.summary import analyze, write_summary

@@ -29,8 +29,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.records.export import export
+from analysis.records.joining import RunList, listed_runs, read_run_list, write_run_list
 from analysis.records.plain_values import rows_of
-from analysis.records.run_list import RunList, listed_runs, read_run_list, write_run_list
 from analysis.records.run_records import check_runs
 from analysis.records.tables import RecordError
 from analysis.summary.summary import analyze
@@ -134,7 +134,7 @@ def verdict_of(case: Path) -> dict[str, Any]:
     return {
         "overall": summary["overall"],
         "headline": summary["headline"],
-        "bed": summary["bed"]["verdict"],
+        "machines": summary["machines"]["verdict"],
         "trials": summary["design"]["trials"],
         "gates": [_short(gate) for gate in summary["gates"]],
         "failed_checks": [

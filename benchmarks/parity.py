@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from analysis.parity.flips import Answers
-from analysis.parity.judge import ArmParity, judge
+from analysis.parity.judge import judge
+from analysis.parity.outcome import ArmParity
 from servers import parity, presets
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, Dtype, EngineConfig, ModelConfig

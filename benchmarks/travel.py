@@ -31,7 +31,7 @@ HAS = frozenset(
         "pytest", "pytest-timeout", "pytest-xdist", "pyyaml", "regex", "requests", "rich", "safetensors",
         "scikit-learn", "scipy", "sentence-transformers", "shellingham", "sortedcontainers", "sympy",
         "threadpoolctl", "tokenizers", "torch", "tqdm", "transformers", "typer", "typing-extensions",
-        "typing-inspection", "urllib3", "werkzeug",
+        "urllib3", "werkzeug",
     )
 )  # fmt: skip
 # Packages that no run and no test needs there.

@@ -15,8 +15,8 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,7 @@ from servers.clock import now_ns
 from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, ModelConfig
-from servers.engine.border_scheduler import BorderScheduler, enough_requests
-from servers.engine.borders import batch_borders, late_contexts, prefill_borders, prompt_borders
+from servers.engine.borders import late_contexts, prompt_borders
 from servers.engine.encoder import EncoderRunner
 from servers.engine.engine import REFUSED, Arrivals, Engine
 from servers.engine.messages import Submit
@@ -53,32 +52,9 @@ Report = Callable[[str, int, int], None]  # what goes on, done, total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Borders:
-    """The borders of one arm, as lengths of prompts in tokens, and those of them that no prompt of the plan has; and as
-    rows of the steps of a kind, all of which are unasked until a step of the arm has so many.
-
-    `enough` is a number of prompts that lets all be asked, those of the other arms too.
-    """
-
-    prompts: tuple[int, ...]
-    unasked_prompts: tuple[int, ...]
-    batches: Mapping[str, tuple[int, ...]]
-    unasked_batches: Mapping[str, tuple[int, ...]]
-    enough: int
-
-    def after(self, sizes: Mapping[str, Collection[int]]) -> Borders:
-        """The same once steps of these `sizes`, by their kind, have run."""
-        unasked = {
-            kind: tuple(size for size in unrun if size not in sizes.get(kind, ()))
-            for kind, unrun in self.unasked_batches.items()
-        }
-        return replace(self, unasked_batches=unasked)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What every arm answers: prompts, how many tokens to answer each with, and, once the control has answered, the
-    continuations along which all logits are compared. `borders` are those of each arm, by its name.
+    continuations along which all logits are compared.
 
     `late_prompt` is one more request, fed `late_tokens` and never asked to answer by itself: its logits are compared at
     `late_places`, counted from its first answer, where contexts are longer than any prompt.
@@ -87,7 +63,6 @@ class Plan:
     prompts: tuple[tuple[int, ...], ...]
     counts: tuple[int, ...]
     continuations: tuple[tuple[int, ...], ...] = ()
-    borders: Mapping[str, Borders] = field(default_factory=dict)
     late_prompt: tuple[int, ...] = ()
     late_tokens: tuple[int, ...] = ()
     late_places: tuple[int, ...] = ()
@@ -96,10 +71,6 @@ class Plan:
     def positions(self) -> int:
         """Rows of the logits: one for each token of each continuation, then one for each late place."""
         return sum(self.counts) + len(self.late_places)
-
-    def batches(self, kind: str) -> frozenset[int]:
-        """The borders of every arm, as rows of the steps of that kind."""
-        return frozenset[int]().union(*(borders.batches.get(kind, ()) for borders in self.borders.values()))
 
     def write(self, path: Path) -> None:
         """`path` holds the plan."""
@@ -116,11 +87,10 @@ def make_plan(
 ) -> Plan:
     """Fresh random prompts that reach every length at which an arm changes its shape.
 
-    Lengths are those of `prompt_borders` of every arm, one token and the longest prompt first, and the rest spread
-    evenly over orders of magnitude. Answers differ in length, so that rows fall free at different steps. With `prompts`
-    0, half as many again as the engine has slots, from 16 to 64, or as there are borders where these are more, and as
-    many as the borders of batches take, and `least` at least. A number that is too small for all borders is logged with
-    one that is not, and the plan says which borders are not asked.
+    Lengths are those of `prompt_borders` of every arm, and the rest spread evenly over orders of magnitude. Answers
+    differ in length, so that rows fall free at different steps. `prompts` and `least` are raised to the number of
+    lengths at which shapes change. With `prompts` 0, half as many again as the engine has slots, from 16 to 64, or as
+    there are such lengths where these are more.
     """
     engine = arms[0].engine
     longest = engine.max_prompt_tokens
@@ -128,21 +98,10 @@ def make_plan(
     # two tokens at least where there may be: the first is of the prefill, and a decode step is asked too
     fewest = max((most + 1) // 2, min(2, most))
     borders = sorted(frozenset[int]().union(*map(prompt_borders, arms)))
-    batches = {arm.name: _batches(arm, decodes=most > 1) for arm in arms}
-    decodes, prefills = (
-        frozenset[int]().union(*(own.get(kind, ()) for own in batches.values())) for kind in ("decode", "prefill")
-    )
-    enough = max(len(borders), enough_requests(decodes, prefills, fewest - 1))
-    count = prompts or max(
-        min(64, max(16, engine.slots + engine.slots // 2)), len(borders) + len(borders) // 2, enough, least
-    )
-    if count < len(borders):
-        log.warning("%d prompts reach %d of %d borders: give parity.prompts = %d", count, count, len(borders), enough)
-    elif count < enough:
-        log.warning("%d prompts may not fill every border of batches: give parity.prompts = %d", count, enough)
+    slots = min(64, max(16, engine.slots + engine.slots // 2))
+    count = max(prompts or max(slots, len(borders) + len(borders) // 2, least), len(borders))
     rng = random.Random(f"parity {seed}")
-    notable = [1, longest, *rng.sample(borders, len(borders))]
-    lengths = list(dict.fromkeys(notable))[:count]
+    lengths = rng.sample(borders, len(borders))
     lengths += [round(math.exp(rng.uniform(0.0, math.log(longest)))) for _ in range(count - len(lengths))]
     rng.shuffle(lengths)
     late = sorted(frozenset[int]().union(*map(late_contexts, arms)))
@@ -151,30 +110,10 @@ def make_plan(
     return Plan(
         prompts=tuple(tuple(rng.randrange(vocab_size) for _ in range(length)) for length in lengths),
         counts=tuple(rng.randint(fewest, most) for _ in lengths),
-        borders={arm.name: _borders(arm, frozenset(lengths), batches[arm.name], enough) for arm in arms},
         late_prompt=tuple(late_rng.randrange(vocab_size) for _ in range(longest if late else 0)),
         late_tokens=tuple(late_rng.randrange(vocab_size) for _ in range(late[-1] - longest if late else 0)),
         # the token at place n of an answer is decoded from n positions more than the prompt has
         late_places=tuple(context - longest for context in late),
-    )
-
-
-def _batches(arm: ArmConfig, *, decodes: bool) -> dict[str, tuple[int, ...]]:
-    """The borders of the arm's batches by the kind of step; no decode steps where each answer is one token."""
-    sizes = tuple(sorted(batch_borders(arm)))
-    if arm.model.embeds:
-        return {"encode": sizes}
-    return {"prefill": tuple(sorted(prefill_borders(arm))), **({"decode": sizes} if decodes else {})}
-
-
-def _borders(arm: ArmConfig, lengths: frozenset[int], batches: Mapping[str, tuple[int, ...]], enough: int) -> Borders:
-    prompts = prompt_borders(arm)
-    return Borders(
-        prompts=tuple(sorted(prompts)),
-        unasked_prompts=tuple(sorted(prompts - lengths)),
-        batches=batches,
-        unasked_batches=batches,
-        enough=enough,
     )
 
 
@@ -225,24 +164,18 @@ def free_run(arm: ArmConfig, runner: ModelRunner, recorder: CompileRecorder, pla
     return answers
 
 
-def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> dict[str, set[int]]:
-    """`out` [positions, vocabulary] float32 holds the logits for every token of every continuation, fed as it is. The
-    numbers of rows that steps had are returned by their kind.
+def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> None:
+    """`out` [positions, vocabulary] float32 holds the logits for every token of every continuation, fed as it is.
 
-    Steps of as many rows as the borders of the plan have come first, as far as the requests suffice. Then rows join,
-    stand beside each other and leave as they do while serving.
+    Rows join, run together and leave as they do while serving.
     """
-    scheduler = BorderScheduler(runner.arm.engine, decodes=plan.batches("decode"), prefills=plan.batches("prefill"))
-    sizes: dict[str, set[int]] = {}
+    scheduler = Scheduler(runner.arm.engine)
     for request, (prompt, count) in enumerate(zip(plan.prompts, plan.counts, strict=True)):
         scheduler.submit(Job(request_id=str(request), prompt=list(prompt), max_tokens=count, recv_ns=0))
     first = np.concatenate(([0], np.cumsum(plan.counts)))
     done = 0
     while (step := scheduler.next_step()) is not None:
         rows = runner.logits(step).cpu().numpy()
-        # a decode step runs every row up to its last
-        size = max(job.row for job in step.jobs) + 1 if step.kind == "decode" else len(step.jobs)
-        sizes.setdefault(step.kind, set()).add(size)
         for index, job in enumerate(step.jobs):
             if step.chunks and step.chunks[index][1] < len(job.prompt):
                 continue  # more of its prompt to come
@@ -253,7 +186,6 @@ def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], re
             if outcome is not None and (move := scheduler.release(job.request_id)) is not None:
                 runner.move(move)
         report("teacher forcing", done, sum(plan.counts))
-    return sizes
 
 
 def late_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> list[int]:
@@ -386,7 +318,7 @@ def reference_logits(model: nn.Module, plan: Plan, out: np.ndarray[Any, Any], re
 
 
 def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
-    """`folder` holds facts.json, borders.json, answers.json and logits.npy of `arm`, of an encoder vectors.npy and
+    """`folder` holds facts.json, answers.json and logits.npy of `arm`, of an encoder vectors.npy and
     rows.json instead of the last two; or refused.json where it is strict and refuses a shape. The control (no plan yet)
     writes the plan; one that refuses is no measure: ConfigError."""
     recorder = CompileRecorder()
@@ -438,7 +370,7 @@ def _leave_answers(
     if new_plan is not None:
         plan = replace(plan, continuations=tuple(map(tuple, answers)))
         plan.write(new_plan)
-    _write_borders(arm, plan, forced_logits(runner, plan, logits, _report), folder)
+    forced_logits(runner, plan, logits, _report)
     late = late_logits(runner, plan, logits[sum(plan.counts) :], _report)
     if late:  # an answer like the others: what the arm prefers there
         (folder / "answers.json").write_text(json.dumps([*answers, late]), encoding="utf-8")
@@ -463,7 +395,6 @@ def _leave_vectors(
         plan.write(new_plan)
     np.save(folder / "vectors.npy", served_vectors(arm, runner, recorder, plan.prompts, batches, _report))
     (folder / "rows.json").write_text(json.dumps(batches.rows), encoding="utf-8")
-    _write_borders(arm, plan, {"encode": {size for _, size in batches.rows}}, folder)
 
 
 def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
@@ -501,12 +432,6 @@ def _given_texts(task: dict[str, Any], vocab_size: int) -> Plan:
 def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
     (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
     _print({"facts": facts})
-
-
-def _write_borders(arm: ArmConfig, plan: Plan, sizes: Mapping[str, Collection[int]], folder: Path) -> None:
-    """What of the arm's borders is unasked after all its steps, which had these `sizes`."""
-    borders = asdict(plan.borders[arm.name].after(sizes))
-    (folder / "borders.json").write_text(json.dumps(borders), encoding="utf-8")
 
 
 def _matrix(path: Path, plan: Plan, vocab_size: int, dtype: type) -> np.memmap[Any, Any]:

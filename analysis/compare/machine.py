@@ -1,17 +1,26 @@
-"""Whether two runs had machines of the same speed, by the references that each run took before and after its trials."""
+"""Whether two runs had machines of one speed, by the references that each took before and after its trials.
+
+A ratio of latencies is decided where it would stand if the machines made all of their difference.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from analysis.run.references import CARD_FIGURES, FIGURES, speed_of
+from analysis.checks.check import MACHINES, Check, Rule
+from analysis.compare.pair import BASELINE, CANDIDATE
+from analysis.judging.gates import FAIL, PASS
+from analysis.records.schemas import RUN_HOST
+from analysis.run.placement import devices_of
+from analysis.run.references import CARD_FIGURES, FIGURES, references_of, speed_of
+from analysis.run.run import Run
 
 _NOISE = 0.01  # of a log reference, by which two runs of one machine may differ
-_PLAUSIBLE = (1e-9, 1e12)  # what a reference may be, in any of its units
-
+# From here on a queue may have grown by more than the machine was slower.
+DRIFT = 0.05
 _NAMES = {
     "matmul_tflops": "matrix product",
     "read_gb_per_s": "memory read",
@@ -20,114 +29,105 @@ _NAMES = {
 }
 
 
-def typical(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The median of each figure over the references that have it."""
-    taken = list(rows)
-    known = {key: [row[key] for row in taken if key in row] for key in FIGURES}
-    return {key: statistics.median(values) for key, values in known.items() if values}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """One reference on both machines. `slower` is the log of how many times longer the candidate's took."""
-
-    key: str
-    name: str
-    part: str  # card | host
-    baseline: float
-    candidate: float
-    slower: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSpeeds:
-    """How much the machines of two runs of one arm differ in speed."""
+    """How much longer the candidate's machine took for each reference that both runs have, as logarithms.
 
-    same_machine: bool | None  # by identity; None where a run does not say
-    speeds: tuple[Speed, ...]  # references that both runs have
-    drift: float  # from which on a reference says that the machines differ
-    one_sided: frozenset[str] = frozenset()  # parts of which one run has references and both have none
+    `one_sided` are parts of the machine that only one run measured; `same` is None where a run does not say which
+    machine it had.
+    """
 
-    @property
-    def drifted(self) -> tuple[Speed, ...]:
-        """The references that differ by more than `drift`."""
-        return tuple(speed for speed in self.speeds if abs(speed.slower) > math.log1p(self.drift))
-
-    @property
-    def moved(self) -> tuple[Speed, ...]:
-        """The references that differ by more than their noise: small differences count, since limits are small too."""
-        return tuple(speed for speed in self.speeds if abs(speed.slower) > min(_NOISE, math.log1p(self.drift)))
-
-    @property
-    def range(self) -> tuple[float, float]:
-        """By how much the machine may have made the candidate's times longer: at least, at most. It holds 0, since a
-        server may not depend on what the reference shows."""
-        return _range(self.moved)
-
-    @property
-    def drift_range(self) -> tuple[float, float]:
-        """As `range`, by the references that drifted."""
-        return _range(self.drifted)
+    slower: Mapping[str, float]
+    one_sided: frozenset[str]
+    same: bool | None
 
     @property
     def known(self) -> bool:
-        """Whether the speeds can be told apart from the servers': by references of each part of the machine that either
-        run measured, or since the machine is the same."""
-        return self.same_machine is True or (bool(self.speeds) and not self.one_sided)
+        """Whether the machines' speeds compare."""
+        return self.same is True or (bool(self.slower) and not self.one_sided)
+
+    @property
+    def moved(self) -> dict[str, float]:
+        """The references that differ by more than their noise."""
+        return {key: value for key, value in self.slower.items() if abs(value) > _NOISE}
 
     @property
     def text(self) -> str:
-        """The references that differ: "the candidate's host was slower (Python ×1.08)"."""
+        """What differs: "the candidate's host was slower (Python ×1.08)"."""
         words = []
         for side, slower in (("slower", True), ("faster", False)):
-            own = [speed for speed in self.moved if (speed.slower > 0) is slower]
+            own = {key: value for key, value in self.moved.items() if (value > 0) is slower}
             if own:
-                parts = " and ".join(dict.fromkeys(speed.part for speed in own))
-                listed = ", ".join(f"{speed.name} ×{math.exp(abs(speed.slower)):.2f}" for speed in own)
-                were = "were" if " and " in parts else "was"
-                words.append(f"the candidate's {parts} {were} {side} ({listed})")
+                parts = " and ".join(dict.fromkeys(map(part_of, own)))
+                listed = ", ".join(f"{_NAMES[key]} ×{math.exp(abs(value)):.2f}" for key, value in own.items())
+                words.append(f"the candidate's {parts} {'were' if ' and ' in parts else 'was'} {side} ({listed})")
         return "; ".join(words)
 
 
-def _range(speeds: Iterable[Speed]) -> tuple[float, float]:
-    slower = [0.0, *(speed.slower for speed in speeds)]
-    return min(slower), max(slower)
+def part_of(figure: str) -> str:
+    """The part of the machine that a reference measures: card or host."""
+    return "card" if figure in CARD_FIGURES else "host"
 
 
-def machine_speeds(
-    baseline: Mapping[str, float],
-    candidate: Mapping[str, float],
-    *,
-    drift: float,
-    same_machine: bool | None,
-) -> MachineSpeeds:
-    """The speeds by the typical references of two runs. What no machine can be is left out."""
-    one, two = (_plausible(figures) for figures in (baseline, candidate))
-    speeds = tuple(
-        Speed(
-            key=key,
-            name=_NAMES[key],
-            part=_part(key),
-            baseline=one[key],
-            candidate=two[key],
-            slower=speed_of(key, one[key]) - speed_of(key, two[key]),
-        )
-        for key in FIGURES
-        if key in one and key in two
-    )
-    measured = {_part(key) for key in (*one, *two)}
+def machine_speeds(run: Run, machines: tuple[str, str]) -> MachineSpeeds:
+    """The speeds of the two arms' machines; `machines` are their identities, empty where unknown."""
+    external = any(run.account(arm).external for arm in run.arms)
+    one, two = (({} if external else _typical(run, arm)) for arm in (BASELINE, CANDIDATE))
+    slower = {key: speed_of(key, one[key]) - speed_of(key, two[key]) for key in FIGURES if key in one and key in two}
+    measured = {part_of(key) for key in (*one, *two)}
     return MachineSpeeds(
-        same_machine=same_machine,
-        speeds=speeds,
-        drift=drift,
-        one_sided=frozenset(measured - {speed.part for speed in speeds}),
+        slower=slower,
+        one_sided=frozenset(measured - set(map(part_of, slower))),
+        # An external server is not on the machine of the run.
+        same=machines[0] == machines[1] if all(machines) and not external else None,
     )
 
 
-def _part(key: str) -> str:
-    return "card" if key in CARD_FIGURES else "host"
+def _typical(run: Run, arm: str) -> dict[str, float]:
+    """The median of each reference of the device that the arm had; those of another card are left out."""
+    taken = [row for row in references_of(run.trials) if row.host == RUN_HOST and row.error is None]
+    values: dict[str, list[float]] = {}
+    for trial in run.trials_of(arm):
+        device = devices_of(trial).get(arm)
+        for row in taken:
+            if row.trial == trial.number and device in (None, row.device):
+                for key, value in row.figures.items():
+                    values.setdefault(key, []).append(value)
+    return {key: statistics.median(own) for key, own in values.items()}
 
 
-def _plausible(figures: Mapping[str, float]) -> dict[str, float]:
-    low, high = _PLAUSIBLE
-    return {key: figures[key] for key in FIGURES if key in figures and low <= figures[key] <= high}
+def check_machines(speeds: MachineSpeeds, *, trusted: bool) -> Check:
+    """The check "machine speed": the machines were equally fast, or are `trusted` to be."""
+    moved = speeds.moved
+    spread = max(map(abs, moved.values()), default=0.0)
+    ok, shift, reason, remedy = True, None, "", ""
+    if moved and not trusted:
+        ok, remedy = False, "Run the baseline again on the candidate's machine."
+        reason = f"{speeds.text[0].upper()}{speeds.text[1:]}."
+        shift = spread if spread <= math.log1p(DRIFT) else None
+    elif not speeds.known:
+        ok = trusted
+        reason = "Nothing says that the machines of both runs were equally fast" + (
+            ", which is taken for granted." if trusted else "."
+        )
+        remedy = "Take references in both runs ([bed] reference_s), or give --trust-machines."
+    slowed, sped = any(value > 0 for value in moved.values()), any(value < 0 for value in moved.values())
+    return SPEED.row(
+        ok,
+        reason,
+        value=100.0 * math.expm1(spread),
+        limit=100.0 * _NOISE,
+        arm=CANDIDATE,
+        shift=shift,
+        spares=PASS if slowed and not sped else FAIL if sped and not slowed else "",
+        remedy=remedy,
+    )
+
+
+SPEED = Rule(
+    name="machine speed",
+    find=lambda seen: (),
+    sound="The machines of both runs were equally fast.",
+    opens=("noninferiority", "goodput"),
+    rank=MACHINES,
+)

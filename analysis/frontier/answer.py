@@ -12,12 +12,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.frontier.holdings import Frontier, Holding
+from analysis.frontier.holdings import Frontier
 from analysis.frontier.latencies import StepLatency, latency_at_one_load
 from analysis.frontier.load_costs import LoadCost, Span
 from analysis.frontier.search import Left
 from analysis.judging.gates import FAIL, PASS
-from analysis.judging.load_steps import FEWEST_STARTS
+from analysis.judging.load_steps import FEWEST_STARTS, Holding
 from analysis.run.startup import Start
 from analysis.wording import bytes_text, digits, listed
 
@@ -88,15 +88,13 @@ def answer(
     label: str = "",
     at_load: Sequence[LoadCost] = (),
 ) -> list[str]:
-    """The answer, a sentence each: what to ship where, what it costs, what is open.
+    """Return the answer, a sentence each: what to ship where, what it costs, what is open.
 
     `verdicts` are those of the gates. `left` are the arms that the search let go, `dropped` those that it never
-    started, and `blocked` those whose steps are not used, with the checks that forbid it. Nothing is claimed of the
-    last two, nor of an arm that was let go after one start, and the others are named without them. `unproven` are the
-    arms whose weights are held otherwise than the control's and that are not shown to answer as well, each with why.
-    `disturbed` are the checks by which the machines were not left alone. `latencies` are what requests waited in each
-    step, and `label` names it: where nothing is gained in load, time may be. `at_load` is what the arms cost at the
-    load that the rollout names.
+    started, and `blocked` those whose steps are not used, with the checks that forbid it: nothing is claimed of the
+    last two, nor of an arm that was let go after one start. `unproven` are the arms with other weights that are not
+    shown to answer as well, each with why, and `disturbed` the checks by which machines were disturbed. `latencies`,
+    called `label`, are those of each step; `at_load` is what the arms cost at the load that the rollout names.
     """
     unknown = blocked or {}
     out = {item.arm for item in left if frontier.of(item.arm).starts < FEWEST_STARTS}

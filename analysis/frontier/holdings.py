@@ -1,13 +1,10 @@
 """Which load each arm surely holds, and which of any two arms holds more: all statements right together.
 
-With a chance of at most `alpha` is any statement wrong, over all arms, all pairs of them and all loads. Half of it is
-for the arms: an interval of each knee, two-sided at alpha / 2 over the number of arms (Bonferroni). Loads cost nothing
-more, since an interval that holds the knee makes every "holds this load" below it and every "does not" above it true.
-The other half is for the pairs: the likelihood ratio that one knee is no higher than another's, both ways for each
-pair, by Holm [1]. Intervals that do not meet order their arms as well, at no cost.
-
-What a start brings is shared by all its steps, so one start decides nothing. `benchmarks/simulation/frontiers.py` shows
-the error on servers whose knees are known, under the search that chooses its loads by what it saw.
+Any statement is wrong with a chance of at most `alpha`, over all arms, pairs and loads. Half of it is for the arms: an
+interval of each knee, two-sided at alpha / 2 over the number of arms (Bonferroni). Loads cost nothing more, since an
+interval that holds the knee makes every "holds this load" below it and every "does not" above it true. The other half
+is for the pairs: the likelihood ratio that one knee is no higher than another's, both ways for each pair, by Holm [1].
+Intervals that do not meet order their arms as well, at no cost. `benchmarks/simulation/frontiers.py` shows the error.
 
 References
 ----------
@@ -19,38 +16,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from analysis.judging.load_steps import FEWEST_STARTS, Step, profile_of
+from analysis.judging.load_steps import FEWEST_STARTS, Holding, Step, holding_of, profile_of
 from analysis.statistics.compare import holm
-from analysis.statistics.knees import KneeProfile, knee_grid, p_not_higher
-
-At = Literal["holds", "open", "misses"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
-    """What one arm holds, in requests/s: surely all up to `low_rps`, surely nothing above `high_rps`; None where open.
-
-    `seen_rps` is the likeliest knee, or the highest rate that was held where no step missed; None where none was held.
-    `lowest_rps` is the lowest rate that was tried. `starts` and `steps` are those that were judged. `thin`: steps had
-    too few requests for what they were to show, so that nothing is surely held.
-    """
-
-    arm: str
-    low_rps: float | None
-    seen_rps: float | None
-    high_rps: float | None
-    starts: int
-    steps: int
-    lowest_rps: float | None = None
-    thin: bool = False
-
-    def at(self, rps: float) -> At:
-        """Whether the arm surely holds the load, or surely does not."""
-        if self.low_rps is not None and rps <= self.low_rps:
-            return "holds"
-        return "misses" if self.high_rps is not None and rps > self.high_rps else "open"
+from analysis.statistics.knees import knee_grid, p_not_higher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +70,11 @@ def frontier_of(steps: Sequence[Step], arms: Sequence[str], *, alpha: float = 0.
     Arms without a judged step, or of one start, are open everywhere, and still count for the error of the others.
     """
     judged = [step for step in steps if step.held != "undecided"]
-    profiles = _profiles(judged, arms)
+    grid = knee_grid([step.rate for step in judged]) if judged else None
     error = alpha / 2.0 / len(arms)
-    by_arm = {
-        arm: _holding(arm, [step for step in judged if step.arm == arm], profiles.get(arm), error) for arm in arms
-    }
+    by_arm = {arm: holding_of(arm, judged, error=error, grid=grid) for arm in arms}
+    found = ((arm, profile_of([step for step in judged if step.arm == arm], grid)) for arm in arms)
+    profiles = {arm: profile for arm, profile in found if profile is not None}
     pairs = list(itertools.permutations(arms, 2))
     tested = {pair: min(by_arm[arm].starts for arm in pair) >= FEWEST_STARTS for pair in pairs}
     p_values = [p_not_higher(*(profiles[arm] for arm in pair)) if tested[pair] else 1.0 for pair in pairs]
@@ -120,37 +89,6 @@ def frontier_of(steps: Sequence[Step], arms: Sequence[str], *, alpha: float = 0.
         surely = (p_value is not None and p_value <= alpha / 2.0) or (least is not None and least >= 1.0)
         orders.append(Order(more=more, less=less, p=p_value, surely=surely, least=least))
     return Frontier(holdings=tuple(by_arm.values()), orders=tuple(orders), alpha=alpha)
-
-
-def _profiles(judged: Sequence[Step], arms: Sequence[str]) -> dict[str, KneeProfile]:
-    """The profile of each arm with a judged step, all over one grid."""
-    if not judged:
-        return {}
-    grid = knee_grid([step.rate for step in judged])
-    profiles = {arm: profile_of([step for step in judged if step.arm == arm], grid) for arm in arms}
-    return {arm: profile for arm, profile in profiles.items() if profile is not None}
-
-
-def _holding(arm: str, own: Sequence[Step], profile: KneeProfile | None, error: float) -> Holding:
-    starts = len({step.trial for step in own})
-    low, high = profile.interval(error) if profile is not None and starts >= FEWEST_STARTS else (None, None)
-    held = [step for step in own if step.held == "held"]
-    thin = low is not None and 2 * sum(step.thin for step in held if step.rate >= low / 2) > sum(
-        step.rate >= low / 2 for step in held
-    )
-    seen = None if profile is None else profile.likeliest
-    if profile is not None and not profile.missed:
-        seen = max(step.rate for step in own)
-    return Holding(
-        arm=arm,
-        low_rps=None if thin else low,
-        seen_rps=seen,
-        high_rps=high,
-        starts=starts,
-        steps=len(own),
-        lowest_rps=min((step.rate for step in own), default=None),
-        thin=thin,
-    )
 
 
 def _over(above: float | None, below: float | None) -> float | None:

@@ -1,17 +1,10 @@
 """Which arm is started next, and how long: a search that keeps to a budget of time.
 
 The budget is shared out over rounds, and each round over the arms that are still in the search. An arm leaves when it
-surely holds less than another (successive elimination [1]): far arms leave soon, and what they would have taken goes to
-those between which the answer lies. The control never leaves, since every answer begins with it. An arm whose knee is
-known closely enough, and that is told apart from all others in the search, gets no more. Once that is so of all, the
-rest of the budget goes to the knees of those that left, but for arms that no load could speak for.
-
-Halving the arms by what was seen, whether sure or not (sequential halving), was tried with narrower intervals than
-these: it named the best arm in 0 of 10 simulated searches of 90 minutes instead of 9, since one more start of the far
-arm would have decided.
-
-Before the first round every arm has one start, which shows what its starts take. An arm that is then seen to hold less
-than half of what the control does is hopeless: it leaves at once, and nothing is claimed of it.
+surely holds less than another (successive elimination [1]). The control never leaves. An arm whose knee is known
+closely enough, and that is told apart from all others in the search, gets no more. Once that is so of all, the rest of
+the budget goes to the knees of those that left, but for arms that no load could speak for. Before the first round every
+arm has one start. An arm that is then seen to hold less than half of what the control does leaves at once.
 
 Pure: the same steps and the same budget give the same decision.
 
@@ -27,8 +20,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.frontier.holdings import Frontier, Holding
-from analysis.judging.load_steps import FEWEST_STARTS
+from analysis.frontier.holdings import Frontier
+from analysis.judging.load_steps import FEWEST_STARTS, Holding
 from analysis.wording import digits, duration_text
 
 FEWEST_STEPS = 3  # of a start: one surely held, one near the knee, one missed
@@ -81,8 +74,8 @@ class Round:
 
 
 def first_turns(arms: Sequence[str], start_s: Mapping[str, float], budget: Budget) -> tuple[Turn, ...]:
-    """One start of every arm, the control first: with as many steps as leave half of the budget for what follows, by
-    what starts are guessed to take."""
+    """Return one start of every arm, the control first, with as many steps as leave half of the budget, by what starts
+    are guessed to take."""
     guessed = {arm: start_s[arm] for arm in arms}
     counts = range(budget.steps, FEWEST_STEPS, -1)
     half = budget.total_s / FEWEST_STARTS
@@ -122,7 +115,7 @@ def hopeless(frontier: Frontier, before: Sequence[Left] = ()) -> tuple[Left, ...
 
 
 def rounds_of(start_s: Mapping[str, float], budget: Budget) -> int:
-    """How many rounds the budget has: one whole start of every arm each, two at least and eight at most."""
+    """Return how many rounds the budget has: one whole start of every arm each, two at least and eight at most."""
     return max(FEWEST_STARTS, min(_MOST_ROUNDS, int(budget.total_s / _all_s(start_s, budget.steps, budget))))
 
 
@@ -179,26 +172,18 @@ def next_round(
 
 
 def _leaving(frontier: Frontier, staying: Sequence[str]) -> list[Left]:
-    """Who leaves, and why: all but the control that surely hold less than another arm that is still there."""
-    control, holdings = frontier.arms[0], {arm: frontier.of(arm) for arm in staying}
+    """All arms but the control that surely hold less than another arm that is still there, and why."""
     left = []
     for arm in staying:
-        above = [other for other in staying if frontier.surely_more(other, arm)]
-        if arm != control and above:
-            best = max(above, key=lambda other: _seen(holdings[other]))
-            reason = f"surely holds less than {best}{_as_seen(holdings[arm], holdings[best])}"
-            left.append(Left(arm=arm, reason=reason))
+        above = [frontier.of(other) for other in staying if frontier.surely_more(other, arm)]
+        if arm == frontier.arms[0] or not above:
+            continue
+        best, own = max(above, key=lambda other: other.seen_rps or 0.0), frontier.of(arm).seen_rps
+        seen = " (none of its steps was held)" if own is None else ""
+        if own is not None and best.seen_rps is not None:
+            seen = f" ({digits(own)} against {digits(best.seen_rps)} requests/s as seen)"
+        left.append(Left(arm=arm, reason=f"surely holds less than {best.arm}{seen}"))
     return left
-
-
-def _seen(holding: Holding) -> float:
-    return holding.seen_rps or 0.0
-
-
-def _as_seen(own: Holding, best: Holding) -> str:
-    if own.seen_rps is None or best.seen_rps is None:
-        return " (none of its steps was held)" if own.seen_rps is None else ""
-    return f" ({digits(own.seen_rps)} against {digits(best.seen_rps)} requests/s as seen)"
 
 
 def _open(frontier: Frontier, arm: str, staying: Sequence[str], budget: Budget) -> bool:
@@ -233,11 +218,10 @@ def _turns(
     budget: Budget,
     share_s: float,
 ) -> tuple[Turn, ...]:
-    """Turns that take at most `share_s`, the most open arms first; each arm the same time, in one start or more.
+    """Return turns that take at most `share_s`; each arm has the same time, in one start or more.
 
-    Of equally open ones those with the fewest starts come first, as one start decides nothing.
-
-    An arm of one start decides nothing, so that two short starts come before a long one.
+    The most open arms come first, and of equally open ones those with the fewest starts. An arm of one start decides
+    nothing, so that two short starts come before a long one.
     """
     ordered = sorted(wanting, key=lambda arm: (-_width(frontier.of(arm)), frontier.of(arm).starts))
     while ordered:

@@ -6,12 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from analysis.checks.applied import blocking
+from analysis.checks.check import Check
 from analysis.frontier.answer import answer, load_ranges
 from analysis.frontier.holdings import Frontier, frontier_of
 from analysis.frontier.latencies import drawn_target, step_latencies
 from analysis.frontier.load_costs import LoadCost, load_costs, shown_loads
 from analysis.frontier.search import Left
-from analysis.frontier.step_times import StepCell, step_cells, turning_points
 from analysis.judging.gates import FAIL, INCONCLUSIVE
 from analysis.judging.judgement import Judgement
 from analysis.judging.load_steps import is_search, steps_of
@@ -22,31 +23,29 @@ from analysis.settings.metrics import gate_label
 from analysis.settings.rollout import Rollout
 from analysis.wording import digits
 
-# Where arms take turns, what these look for leaves out the steps of single trials (`load_steps`), and no arm waits for
-# the requests of another. A step leaves out nothing for a compile, so that it needs no telemetry.
-_OF_STEPS = {
-    *("complete", "arms", "load generator", "lag apart"),
-    *("compile events", "step counts"),
-}
-
 
 def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
-    """What the summary says of which policy to ship; None where the run made no search, or has one arm.
+    """What the summary says of which policy to ship; None where the run made no search.
 
     Where a check leaves the loads of the search open, no step is used: of the arm that it concerns, or of any.
     """
-    if not is_search(run) or len(run.arms) < 2:
+    if not is_search(run):
         return None
-    rollout = Rollout.from_table(mapping(run.records.experiment.get("rollout")))
-    by_arm = _blocked_by(run, judgement)
+    rollout = Rollout.recorded(mapping(run.records.experiment.get("rollout")))
+    found = _blocking(run, judgement)
     disturbed: set[str] = set()
     if run.in_turn:
-        disturbed = set().union(*by_arm.values()) & {item.aspect.check for item in judgement.bed.disturbances}
-        by_arm = {arm: checks - disturbed - _OF_STEPS for arm, checks in by_arm.items()}
+        disturbed = {check.check for own in found.values() for check in own if check.disturbances}
+        found = {
+            arm: [check for check in own if not check.disturbances and not check.rule.by_step]
+            for arm, own in found.items()
+        }
+    by_arm = {arm: {check.check for check in own} for arm, own in found.items()}
     whole = by_arm[run.control]
     # A replica's own load: replicas are taken to add up.
-    steps = [replace(step, rate=step.rate / run.replicas(step.arm)) for step in steps_of(run)]
-    frontier = frontier_of([step for step in steps if not by_arm[step.arm]], run.arms, alpha=run.limits.alpha)
+    made = steps_of(run)
+    steps = [replace(step, rate=step.rate / run.replicas(step.arm)) for step in made if not by_arm[step.arm]]
+    frontier = frontier_of(steps, run.arms, alpha=run.limits.alpha)
     starts = {arm: start_of(run, arm) for arm in run.arms}
     search = mapping(run.records.search)
     untried = [Left(arm=arm, reason="no trial of it was recorded") for arm in run.arms if not run.trials_of(arm)]
@@ -59,7 +58,6 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         frontier,
         shown_loads(frontier) if rollout.load_rps is None else [rollout.load_rps],
         gpus_per_replica=rollout.gpus_per_replica,
-        tokens={arm: _tokens_of(run, arm) for arm in run.arms},
     )
     sentences = answer(
         frontier,
@@ -85,6 +83,8 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         "blocked_by": sorted(whole),
         "blocked": blocked,
         "disturbed_by": sorted(disturbed),
+        "objective": objective_of(run),
+        "steps": [asdict(step) for step in made],
     }
     if target is not None:
         rows["latency"] = {
@@ -93,26 +93,19 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
             "limit_ms": target.limit,
             "steps": [asdict(item) for item in latencies],
         }
-    if cells := step_cells(run):
-        rows["step_times"] = {
-            "cells": [asdict(cell) | {"ratios": _ratios(cell, run)} for cell in cells],
-            "turns": [line for arm in run.treatments for line in turning_points(cells, arm, run.control)],
-        }
     return rows | ({"search": _search_row(search)} if search else {})
 
 
-def _tokens_of(run: Run, arm: str) -> float | None:
-    """Tokens that come out for a request, the mean; None where the arm answered nothing, or does not count them."""
-    rows = run.answered(arm)
-    return float(run.requests.output_tokens[rows].mean()) if rows.size and run.account(arm).counts_tokens else None
-
-
-def _blocked_by(run: Run, judgement: Judgement) -> dict[str, set[str]]:
+def _blocking(run: Run, judgement: Judgement) -> dict[str, list[Check]]:
     """The checks that leave the loads of each arm open: of the control, whose load no gate judges, those that concern
     all arms."""
-    own = {gate.arm: set(gate.blocked_by) for gate in judgement.gates if gate.gate == "goodput"}
-    whole = {check.check for check in judgement.checks if not check.ok and check.arm in (None, run.control)}
-    return {arm: own.get(arm, set()) for arm in run.treatments} | {run.control: whole & set().union(*own.values())}
+    own = {gate.arm: blocking(gate, judgement.checks) for gate in judgement.gates if gate.gate == "goodput"}
+    whole = [
+        check
+        for check in judgement.checks
+        if check.arm in (None, run.control) and any(check in checks for checks in own.values())
+    ]
+    return {arm: own.get(arm, []) for arm in run.treatments} | {run.control: whole}
 
 
 def asks_nothing(rows: Mapping[str, Any] | None) -> bool:
@@ -129,12 +122,6 @@ def headline_of(rows: Mapping[str, Any] | None) -> str:
     lines = [str(line) for line in rows["answer"]]
     end = next((place for place, line in enumerate(lines) if line.startswith("For more load")), len(lines) - 1)
     return " ".join(lines[: end + 1])
-
-
-def _ratios(cell: StepCell, run: Run) -> dict[str, float]:
-    """The step of each treatment over the control's, where both are known."""
-    ratios = {arm: cell.ratio(arm, run.control) for arm in run.treatments}
-    return {arm: ratio for arm, ratio in ratios.items() if ratio is not None}
 
 
 def _left(search: Mapping[str, Any], key: str) -> list[Left]:

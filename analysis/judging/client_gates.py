@@ -48,6 +48,7 @@ def client_gates(
     minutes: float,
     part: str = "",
     cold_ns: Mapping[int, int] | None = None,
+    timed: bool = True,
     reported: Sequence[Gate] | None = None,
     log: str = "",
     blind_spots: Collection[str] = (),
@@ -71,6 +72,8 @@ def client_gates(
     for number, ((name, unit, key), value) in enumerate(zip(COMPILE_GATES, values, strict=True)):
         limit = float(getattr(budget, key))
         doubt = _unexplained(seen, maybe) if value > limit else ""
+        if not timed:
+            doubt = "Its results do not say when each request was sent, so no stall shows."
         if not complete and not doubt:
             doubt = _unseen(seen, requests, limit if key == "max_stall_s" else _MUST_SHOW_S)
         gate = Gate(

@@ -166,6 +166,7 @@ def _compared(
             margin=run.limits.margin_of(metric),
             alpha=run.limits.alpha,
             restart_spread=start_spread(run, arm),
+            day_spread=run.limits.day_spread,
         )
         return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in items]
     if phase != "steady":

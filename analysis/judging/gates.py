@@ -331,7 +331,7 @@ def _accuracy(measured: Mapping[str, Any]) -> str:
     """What was measured of a quantised arm's accuracy, in sentences; empty for any other."""
     rows = measured.get("findings")
     named = [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
-    return " ".join(str(row.get("reason")) for row in named if row.get("name") in ("perplexity", "kl"))
+    return " ".join(str(row.get("reason")) for row in named if row.get("name") == "kl")
 
 
 def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]], *, weights_apart: bool = False) -> tuple[str, str]:

@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from scipy import stats
-
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.records.asked_answers import AFTER, BEFORE, Twice, answers_in
 from analysis.run.greedy_answers import CONFIDENCE, GreedyAnswers, greedy_answers
+from analysis.statistics.distributions import beta_quantile, binomial_sf
 from analysis.wording import counted, digits, percent
 
 MOST_APART: Final = 0.1  # of the answers, may part from the control's at no near tie
@@ -139,7 +138,7 @@ def shift_limit(answers: GreedyAnswers, near_tie: float) -> float:
 def _surely_other(answers: GreedyAnswers, *, limit: float, alpha: float) -> str:
     """Why the arm surely computes something else; empty where that is not sure."""
     pairs = answers.repeated + answers.swapped
-    chance = float(stats.binom.sf(answers.repeated - 1, pairs, 1 / 3)) if pairs else 1.0
+    chance = float(binomial_sf(answers.repeated - 1, pairs, 1 / 3)) if pairs else 1.0
     shift = answers.shift
     if answers.told:
         if chance <= alpha and _least(answers.repeated, answers.answered, alpha) > MOST_APART:
@@ -165,12 +164,12 @@ def _surely_other(answers: GreedyAnswers, *, limit: float, alpha: float) -> str:
 
 def _least(count: int, of: int, alpha: float) -> float:
     """The one-sided lower limit of a share at level `alpha`, by Clopper and Pearson."""
-    return float(stats.beta.ppf(alpha, count, of - count + 1)) if count else 0.0
+    return float(beta_quantile(alpha, count, of - count + 1)) if count else 0.0
 
 
 def _most(count: int, of: int) -> float:
     """The one-sided upper limit of a share (95 %)."""
-    return float(stats.beta.ppf(CONFIDENCE, count + 1, of - count)) if count < of else 1.0
+    return float(beta_quantile(CONFIDENCE, count + 1, of - count)) if count < of else 1.0
 
 
 def _first(answers: GreedyAnswers) -> str:

@@ -9,18 +9,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from analysis.judging.bed import BedJudgement
+from analysis.checks.applied import apply_checks
+from analysis.checks.check import Check
+from analysis.checks.machine_verdict import MachineVerdict, machine_verdict
+from analysis.checks.table import checks_of_run
 from analysis.judging.comparisons import Comparisons, comparisons
 from analysis.judging.gates import (
     INCONCLUSIVE,
     CompileFacts,
     Gate,
 )
-from analysis.judging.load_steps import brackets, goodput_gate, is_search
+from analysis.judging.load_steps import goodput_gate, holding_of, is_search, steps_of
 from analysis.judging.memory import ratio_gate
 from analysis.judging.ramp_account import ramp_gate, ramp_of
 from analysis.judging.rates import RateComparison, compare_rates
-from analysis.judging.run_checks import checks_of_run
 from analysis.judging.run_gates import (
     compile_facts,
     compile_gates,
@@ -33,9 +35,9 @@ from analysis.judging.run_gates import (
     with_needed,
 )
 from analysis.judging.unforeseen import unforeseen_gates
-from analysis.judging.validity import Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
 from analysis.run.client_stalls import ArmStalls, client_stalls
+from analysis.run.machine_records import MachineRecords
 from analysis.run.memory import RunMemory, memory_of
 from analysis.run.run import Run
 from analysis.statistics.compare import Comparison
@@ -56,30 +58,36 @@ class Judgement:
     slo: Mapping[str, tuple[Gate, ...]]  # of every arm, the control included, before the checks; cold targets last
     gates: tuple[Gate, ...]  # of the treatments, after the checks
     checks: tuple[Check, ...]
-    bed: BedJudgement
+    machines: MachineRecords
+    machine_verdict: MachineVerdict
     verdicts: Mapping[str, str]  # of the treatments
     overall: str
     headline: str
     advice: Advice
 
 
-def judge(run: Run) -> Judgement:
-    """The judgement on the run. The same records and seed give an equal one."""
+def judge(run: Run, given: Sequence[Check] = ()) -> Judgement:
+    """The judgement on the run. The same records and seed give an equal one.
+
+    `given` checks replace those of the same name, as where two runs are compared.
+    """
     # A search drives the arms past what they hold, so their latency over the whole run means nothing.
     search = is_search(run)
     compared = Comparisons() if search else comparisons(run)
     rates = () if search else compare_rates(run)
     stalls = client_stalls(run.requests, run.arms)
-    bed, checks = checks_of_run(run, compared, stalls)
+    checks, machines = checks_of_run(run, compared, stalls)
+    checks = [*(check for check in checks if check.check not in {own.check for own in given}), *given]
     facts = {arm: {part: compile_facts(run, arm, part) for part in ("", "cold", "steady")} for arm in run.arms}
     memory = memory_of(run)
     targets = (*run.targets, *run.cold_targets)
     slo = {arm: tuple(objective_gate(run, arm, target) for target in targets) for arm in run.arms}
+    steps = steps_of(run) if search else []
     raw: list[Gate] = []
     for arm in run.treatments:
         if search:
-            held = {item.arm: item for item in brackets(run)}
-            raw.append(goodput_gate(held[arm], held[run.control], margin=run.limits.margin))
+            own, control = (holding_of(name, steps) for name in (arm, run.control))
+            raw.append(goodput_gate(own, control, margin=run.limits.margin))
         else:
             paths = compared.paths or [None] * len(compared.gated)
             raw += [
@@ -94,10 +102,13 @@ def judge(run: Run) -> Judgement:
         raw += death_gates(run, arm) if search else error_gates(run, arm)
         raw += parity_gates(run, arm)
         if run.limits.max_memory_ratio is not None:
-            raw.append(ratio_gate(memory, arm, run.control, run.limits.max_memory_ratio, run.limits.alpha))
+            most = run.limits.max_memory_ratio
+            raw.append(ratio_gate(memory, arm, run.control, most, run.limits.alpha, separate=run.separate))
     if (ramp := ramp_of(run)) is not None:
         raw.append(ramp_gate(ramp))
-    gates = [with_needed(run, before, after) for before, after in zip(raw, apply_checks(raw, checks), strict=True)]
+    gates = [
+        with_needed(run, before, after, checks) for before, after in zip(raw, apply_checks(raw, checks), strict=True)
+    ]
     verdicts = {arm: combined([gate.verdict for gate in gates if gate.arm == arm]) for arm in run.treatments}
     return Judgement(
         steady=compared.gated,
@@ -110,7 +121,8 @@ def judge(run: Run) -> Judgement:
         slo=slo,
         gates=tuple(gates),
         checks=tuple(checks),
-        bed=bed,
+        machines=machines,
+        machine_verdict=machine_verdict(machines, checks),
         verdicts=verdicts,
         overall=combined(list(verdicts.values())),
         headline=headline(verdicts, gates, checks, run.control),

@@ -1,28 +1,21 @@
-"""How much load each arm holds within its SLO: steps of rising rate, judged one by one, and the bracket they leave.
+"""How much load each arm holds within its SLO: steps of rising rate, judged one by one, and the knee behind them.
 
 A step is judged on the requests that were due in it after its settling time: it is held when the share of requests
-that miss an objective is at most what the objective allows, as it was seen. The bracket over the steps of all trials
-goes from the highest rate below which nothing failed to the lowest above which nothing was held: what was seen, so that
-steps that contradict each other make it wider.
-
-One step is a small sample, and the same rate may be held in one trial and not in the next. The interval allows for
-that, and for what a start brings to all its steps: it holds every knee that the steps do not contradict at 95 %
-(`analysis.statistics.knees`).
+that miss an objective is at most what the objective allows. One step is a small sample, and what a start brings is
+shared by all its steps; the interval of the knee allows for both (`analysis.statistics.knees`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
-
-import numpy as np
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from analysis.arrays import Floats
-from analysis.judging.checks.records import allowed_missing
+from analysis.checks.complete import allowed_missing
+from analysis.checks.generator import known_accounts, measured_of
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.generators import known_accounts, measured_of
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
 from analysis.run.slo import meets_all, units
@@ -41,8 +34,7 @@ _MEDIAN_MISS = math.log(2.0)  # expected misses at which none is seen half of th
 
 
 def requests_to_see(allowed_share: float) -> int:
-    """How many requests a step needs so that it speaks for an objective that lets this share of them miss: 70 for a
-    p99."""
+    """Return how many requests a step needs for an objective that lets this share of them miss: 70 for a p99."""
     return math.ceil(_MEDIAN_MISS / allowed_share)
 
 
@@ -68,31 +60,28 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bracket:
-    """Where an arm's knee lies: above `passed_rps`, at or below `failed_rps`; None where no step shows it.
+class Holding:
+    """What one arm holds, in requests/s: surely all up to `low_rps`, surely nothing above `high_rps`; None where open.
 
-    `low_rps` and `high_rps` are the interval of the knee; None where it is open. `goodput_rps` is the mean goodput of
-    the steps at `passed_rps`; `highest_rps` is the most that any step gave.
+    `seen_rps` is the likeliest knee, or the highest rate that was held where no step missed; None where none was held.
+    `lowest_rps` is the lowest rate that was tried. `starts` and `steps` are those that were judged. `thin`: most steps
+    that count for `low_rps` had too few requests, so that nothing is surely held.
     """
 
     arm: str
-    passed_rps: float | None
-    failed_rps: float | None
     low_rps: float | None
+    seen_rps: float | None
     high_rps: float | None
-    goodput_rps: float | None
-    highest_rps: float | None
-    trials: int
+    starts: int
     steps: int
+    lowest_rps: float | None = None
+    thin: bool = False
 
-    @property
-    def to_search(self) -> tuple[float | None, float | None]:
-        """Where the next trial should look: over the interval, or on from the last step where that is open."""
-        if self.high_rps is None:
-            return self.passed_rps or self.low_rps, None
-        if self.low_rps is None:
-            return None, self.failed_rps or self.high_rps
-        return self.low_rps, self.high_rps
+    def at(self, rps: float) -> Literal["holds", "open", "misses"]:
+        """Whether the arm surely holds the load, or surely does not."""
+        if self.low_rps is not None and rps <= self.low_rps:
+            return "holds"
+        return "misses" if self.high_rps is not None and rps > self.high_rps else "open"
 
 
 def is_search(run: Run) -> bool:
@@ -199,106 +188,88 @@ def _step(run: Run, arm: str, window: StepWindow) -> Step:
     )
 
 
-def bracket(arm: str, steps: Sequence[Step]) -> Bracket:
-    """The bracket that the steps of `arm` leave."""
-    own = [step for step in steps if step.arm == arm]
-    held = sorted(step.rate for step in own if step.held == "held")
-    missed = sorted(step.rate for step in own if step.held == "missed")
-    passed = max((rate for rate in held if not missed or rate < missed[0]), default=None)
-    failed = min((rate for rate in missed if not held or rate > held[-1]), default=None)
-    at_passed = [step.goodput_rps for step in own if step.rate == passed and step.held == "held"]
-    profile = profile_of(own)
-    low, high = (None, None) if profile is None else profile.interval(0.05)
-    return Bracket(
-        arm=arm,
-        passed_rps=passed,
-        failed_rps=failed,
-        low_rps=low,
-        high_rps=high,
-        goodput_rps=float(np.mean(at_passed)) if at_passed else None,
-        highest_rps=max((step.goodput_rps for step in own if step.held != "undecided"), default=None),
-        trials=len({step.trial for step in own if step.held != "undecided"}),
-        steps=sum(step.held != "undecided" for step in own),
-    )
-
-
 def profile_of(steps: Sequence[Step], grid: Floats | None = None) -> KneeProfile | None:
-    """The likelihood of the knee behind the steps of one arm, over `grid` or over one of its own; None where no step
-    was long enough to judge."""
+    """Return the likelihood of the knee behind the judged steps of one arm, over `grid` or over one of its own; None
+    without such steps."""
     judged = [step for step in steps if step.held != "undecided"]
     if not judged:
         return None
     rates = [step.rate for step in judged]
     held = [step.held == "held" for step in judged]
-    starts = [step.trial for step in judged]
-    return knee_profile(rates, held, starts, grid=knee_grid(rates) if grid is None else grid)
+    return knee_profile(rates, held, [step.trial for step in judged], grid=knee_grid(rates) if grid is None else grid)
 
 
-def brackets(run: Run) -> list[Bracket]:
-    """The bracket of every arm, the control first."""
-    steps = steps_of(run)
-    return [bracket(arm, steps) for arm in run.arms]
+def holding_of(arm: str, steps: Sequence[Step], *, error: float = 0.05, grid: Floats | None = None) -> Holding:
+    """Return what the steps of `arm` show that it holds, with an interval at two-sided level `error`.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRatio:
-    """What an arm holds over what the control holds. `low` and `high` are the far ends of the two intervals, so that
-    both would have to be wrong for the ratio to lie outside; None where open. `goodput` is of the rates held."""
-
-    arm: str
-    control: str
-    ratio: float | None
-    low: float | None
-    high: float | None
-    goodput: float | None
-    trials: int
-
-
-def load_ratio(own: Bracket, control: Bracket) -> LoadRatio:
-    """The ratio of the loads held, with its interval."""
-    return LoadRatio(
-        arm=own.arm,
-        control=control.arm,
-        ratio=_ratio(own.passed_rps, control.passed_rps),
-        low=_ratio(own.low_rps, control.high_rps),
-        high=_ratio(own.high_rps, control.low_rps),
-        goodput=_ratio(own.goodput_rps, control.goodput_rps),
-        trials=min(own.trials, control.trials),
+    One start decides nothing.
+    """
+    own = [step for step in steps if step.arm == arm and step.held != "undecided"]
+    profile, starts = profile_of(own, grid), len({step.trial for step in own})
+    if profile is None:
+        return Holding(arm=arm, low_rps=None, seen_rps=None, high_rps=None, starts=0, steps=0)
+    low, high = profile.interval(error) if starts >= FEWEST_STARTS else (None, None)
+    counting = [step.thin for step in own if step.held == "held" and low is not None and step.rate >= low / 2]
+    thin = 2 * sum(counting) > len(counting)
+    return Holding(
+        arm=arm,
+        low_rps=None if thin else low,
+        seen_rps=profile.likeliest if profile.missed else max(step.rate for step in own),
+        high_rps=high,
+        starts=starts,
+        steps=len(own),
+        lowest_rps=min(step.rate for step in own),
+        thin=thin,
     )
 
 
-def goodput_gate(own: Bracket, control: Bracket, *, margin: float) -> Gate:
-    """Whether the arm surely holds at least 1 - `margin` of the load that the control holds.
+def to_search(arm: str, steps: Sequence[Step]) -> tuple[float | None, float | None]:
+    """Return where the next start of `arm` should look: over the 95 % interval of its knee, or where that is open on
+    from the highest rate below which nothing failed, or to the lowest above which nothing was held."""
+    own = [step for step in steps if step.arm == arm]
+    held = [step.rate for step in own if step.held == "held"]
+    missed = [step.rate for step in own if step.held == "missed"]
+    profile = profile_of(own)
+    low, high = (None, None) if profile is None else profile.interval(0.05)
+    if high is None:
+        return max((rate for rate in held if rate < min(missed, default=math.inf)), default=None) or low, None
+    if low is None:
+        return None, min((rate for rate in missed if rate > max(held, default=0.0)), default=None) or high
+    return low, high
 
-    PASS when even the lower end of the ratio is enough, FAIL when the upper end is not. One trial decides nothing: in
-    it a step that fails makes those after it fail too.
+
+def goodput_gate(own: Holding, control: Holding, *, margin: float) -> Gate:
+    """Judge whether the arm surely holds at least 1 - `margin` of the load that the control holds.
+
+    PASS when even the lower end of the ratio is enough, FAIL when the upper end is not. The ends are the far ends of
+    both intervals, so that both would have to be wrong.
     """
     limit = 1.0 - margin
-    ratio = load_ratio(own, control)
-    loads = f"{own.arm} holds {_span(own)} and {control.arm} {_span(control)}"
+    least, most = _ratio(own.low_rps, control.high_rps), _ratio(own.high_rps, control.low_rps)
     verdict, more = INCONCLUSIVE, "more trials narrow that."
-    if own.low_rps is None and own.high_rps is None:
+    if not own.steps or not control.steps:
         more = "none of its steps could be judged."
+    elif min(own.starts, control.starts) < FEWEST_STARTS:
+        more = "one trial cannot tell how sure that is: run two or more."
+    elif own.thin or control.thin:
+        more = "the steps had too few requests for the objective: make them longer."
     elif control.low_rps is None:
         more = f"start the search lower, so that {control.arm} holds a step."
-    elif ratio.trials < FEWEST_STARTS:
-        more = "one trial cannot tell how sure that is: run two or more."
-    elif ratio.low is not None and ratio.low >= limit:
-        verdict, more = PASS, f"at least {ratio.low:.2f} times as much, {limit:g} is enough."
-    elif ratio.high is not None and ratio.high < limit:
-        verdict, more = FAIL, f"at most {ratio.high:.2f} times as much, {limit:g} is needed."
+    elif least is not None and least >= limit:
+        verdict, more = PASS, f"at least {least:.2f} times as much, {limit:g} is enough."
+    elif most is not None and most < limit:
+        verdict, more = FAIL, f"at most {most:.2f} times as much, {limit:g} is needed."
     elif own.high_rps is None or control.high_rps is None:
         more = "search higher, so that more steps fail."
     return Gate(
         arm=own.arm,
         gate="goodput",
         kind="goodput",
-        value=ratio.ratio,
+        value=_ratio(own.seen_rps, control.seen_rps),
         limit=limit,
         unit="ratio",
         verdict=verdict,
-        reason=f"{loads}: {more}",
-        interval=(ratio.low, ratio.high),
+        reason=f"{own.arm} holds {_span(own)} and {control.arm} {_span(control)}: {more}",
     )
 
 
@@ -306,28 +277,10 @@ def _ratio(over: float | None, under: float | None) -> float | None:
     return over / under if over is not None and under else None
 
 
-def _span(held: Bracket) -> str:
+def _span(held: Holding) -> str:
     low, high = held.low_rps, held.high_rps
     if low is not None and high is not None:
         return f"{digits(low)} to {digits(high)} requests/s"
     if low is not None:
         return f"{digits(low)} requests/s or more"
     return "an unknown load" if high is None else f"less than {digits(high)} requests/s"
-
-
-def summary_rows(run: Run) -> dict[str, Any] | None:
-    """The search as the summary holds it; None where the run made none."""
-    if not is_search(run):
-        return None
-    steps = steps_of(run)
-    control, *others = [bracket(arm, steps) for arm in run.arms]
-    return {
-        "objectives": [target.key for target in run.targets],
-        "goodput_limits": {
-            target.metric: target.limit for target in run.goodput_targets if target.quantile is not None
-        },
-        "attainment_pct": None if run.attainment is None else 100.0 * run.attainment,
-        "brackets": [asdict(item) for item in (control, *others)],
-        "ratios": [asdict(load_ratio(item, control)) for item in others],
-        "steps": [asdict(step) for step in steps],
-    }

@@ -128,6 +128,7 @@ def looked_at(
     if segments is not None and _STARTS * math.sqrt(2.0) * start_spread(run, item.arm) < math.log(APART):
         sooner = groups_for(*segments, q=item.quantile, blocks=1, exchange=exchange, apart=APART)
         decided = first_decided(decided, _decided_sooner(run, item, sooner, gates=gates))
+        low, high = _narrowed(low, high, at_s, *_limits_sooner(run, sooner, alpha=item.alpha))
     low, high = _as_decided(low, high, decided, at_s, limit=1.0 + item.margin)
     path = Path(
         at_s=at_s,
@@ -175,12 +176,37 @@ class Decided:
 def _decided_sooner(run: Run, item: Comparison, groups: Groups, *, gates: int) -> Decided | None:
     """Return what a large effect decides, from `SOONEST_BLOCKS` blocks on: a disturbance of one arm lasts for less."""
     evidence = groups.evidence(item.margin)
-    blocks = np.unique(evidence.last_block // SEGMENTS, return_inverse=True)[1] + 1
-    decision = evidence.since(blocks >= SOONEST_BLOCKS).decision(alpha=item.alpha, gates=gates, to_the_end=True)
+    decision = evidence.since(_blocks_seen(evidence.last_block) >= SOONEST_BLOCKS).decision(
+        alpha=item.alpha, gates=gates, to_the_end=True
+    )
     if decision is None or not evidence.lasts(decision[0], alpha=item.alpha, gates=gates):
         return None
     at_s = judged_s(run, evidence.last_block // SEGMENTS)
     return Decided(decision[0], float(at_s[decision[1]]))
+
+
+def _blocks_seen(last_segment: Ints) -> Ints:
+    """Return how many blocks hold groups of segments, up to each group: shape (groups,)."""
+    return np.asarray(np.unique(last_segment // SEGMENTS, return_inverse=True)[1] + 1)
+
+
+def _limits_sooner(run: Run, groups: Groups, *, alpha: float) -> tuple[Floats, Floats, Floats]:
+    """Return the times from `SOONEST_BLOCKS` blocks on and the limits of the ratio at each, by groups of segments."""
+    low, high = groups.limits(alpha=alpha)
+    counted = _blocks_seen(groups.last_block) >= SOONEST_BLOCKS
+    return judged_s(run, groups.last_block // SEGMENTS)[counted], low[counted], high[counted]
+
+
+def _narrowed(
+    low: Floats, high: Floats, at_s: Floats, times: Floats, lows: Floats, highs: Floats
+) -> tuple[Floats, Floats]:
+    """Return the limits at `at_s`, narrowed by those of the last of `times` until then."""
+    latest = np.searchsorted(times, at_s, side="right") - 1
+    known = latest >= 0
+    low, high = low.copy(), high.copy()
+    low[known] = np.maximum(low[known], lows[latest[known]])
+    high[known] = np.minimum(high[known], highs[latest[known]])
+    return low, high
 
 
 def first_decided(one: Decided | None, other: Decided | None) -> Decided | None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from analysis.checks.generator import unfinished_requests
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.generators import unfinished_requests
-from analysis.judging.validity import ESTIMATES, Check
 from analysis.records.plain_values import table
 from analysis.records.weight_journal import BY_HAND, WeightChange
 from analysis.run.run import Run
-from analysis.run.weight_stretches import weight_stretches
 from analysis.settings.ramp_limits import RampLimits
 from analysis.wording import counted
 
-_FAR = 4.5  # standard deviations that an arm's share may be from its weight by chance
 OUTCOMES = {"promoted": PASS, "rollback": FAIL}
 _DECIDED = ("hold", "promoted", "rollback", BY_HAND)  # what ends a ramp; any other change begins a step
 
@@ -65,7 +62,7 @@ def ramp_of(run: Run) -> RampAccount | None:
     changes = [change for change in run.records.weights if change.step is not None]
     if not changes:
         return None
-    limits = RampLimits.from_table(table(run.records.experiment, "ramp"))
+    limits = RampLimits.recorded(table(run.records.experiment, "ramp"))
     candidate = limits.candidate or next(iter(run.treatments), "")
     own = run.of_arm(candidate) & ~run.requests.broken
     hurt = own & (run.requests.failed | run.attribution.hit)
@@ -99,28 +96,4 @@ def ramp_gate(account: RampAccount) -> Gate:
         unit="pct",
         verdict=OUTCOMES.get(account.outcome, INCONCLUSIVE),
         reason=reason,
-    )
-
-
-def share_of_candidate(run: Run, candidate: str) -> Check:
-    """The candidate got the share of requests that its weights gave it, step by step."""
-    due, variance, got = 0.0, 0.0, 0
-    for stretch in weight_stretches(run):
-        rows, weights = stretch.rows, stretch.weights
-        count, total = int(rows.sum()), sum(weights.values())
-        share = weights.get(candidate, 0.0) / total if total else 0.0
-        due += count * share
-        variance += count * share * (1.0 - share)
-        got += int((rows & run.of_arm(candidate)).sum())
-    apart = abs(got - due) / max(1.0, variance) ** 0.5
-    return Check(
-        check="sample ratio",
-        ok=apart <= _FAR,
-        value=apart,
-        limit=_FAR,
-        arm=candidate,
-        reason=f"{candidate} got {counted(got, 'request')}, and its weights gave it {due:.0f}"
-        + ("." if apart <= _FAR else ": farther than chance."),
-        affects=(*ESTIMATES, "error"),
-        remedy="Look for requests that pin an arm, and for long sessions.",
     )

@@ -14,14 +14,14 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
 
 from analysis.arrays import Floats, Ints
 from analysis.judging.comparisons import blocks_at
 from analysis.run.run import Run
 from analysis.run.slo import limit_used
 from analysis.statistics.compare import TRIALS_FOR_T_TEST
-from analysis.statistics.groups import groups_of
+from analysis.statistics.dependence import groups_of
+from analysis.statistics.distributions import t_quantile
 from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, is_far
 from analysis.statistics.windows import FARTHEST
 
@@ -101,7 +101,7 @@ def _compared(run: Run, arm: str, rate: str, used: Floats) -> RateComparison:
             _, wider, _ = log_ratio(*sums, share=rate != "output tokens")
             if wider is not None and wider > spread:
                 spread, degrees = wider, len(sums[0])
-        times = float(stats.t.ppf(1.0 - run.limits.alpha, degrees - 1))
+        times = float(t_quantile(1.0 - run.limits.alpha, degrees - 1))
         reach = times * max(spread, bunched)
         if reach < FARTHEST:
             low, high = ratio * math.exp(-reach), ratio * math.exp(times * spread)

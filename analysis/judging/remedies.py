@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.judging.checks.records import into_compile
+from analysis.checks.complete import into_compile
 from analysis.judging.gates import FAIL, Gate
-from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import mapping, number
+from analysis.records.schemas import EVENT_KINDS
 from analysis.run.compile_events import RECOMPILE_KINDS, CompileEvent
 from analysis.run.run import Run
 from analysis.settings.metrics import gate_label

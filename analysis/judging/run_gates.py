@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.arrays import Bools, Ints
+from analysis.checks.applied import blocking
+from analysis.checks.check import Check
 from analysis.judging.client_gates import client_gates
 from analysis.judging.comparisons import blocks_at
 from analysis.judging.gates import (
@@ -25,7 +27,6 @@ from analysis.judging.gates import (
 from analysis.judging.greedy_parity import NEAR_TIE, GreedyParity, greedy_gate, judge_asked
 from analysis.judging.paths import Path, share_path, share_tests
 from analysis.judging.rates import RateComparison
-from analysis.judging.validity import LENGTH_CHECKS
 from analysis.records.plain_values import mapping, number
 from analysis.run.client_stalls import ArmStalls
 from analysis.run.compile_events import JIT, RECOMPILE_KINDS, CompileEvent, held_s
@@ -97,7 +98,7 @@ def _with_path(gate: Gate, path: Path) -> Gate:
     return replace(gate, path=path, reason=f"{gate.reason.removesuffix('.')}{after}.")
 
 
-def judge_target(run: Run, arm: str, target: SloTarget, *, power: float = POWER) -> tuple[ShareResult, float | None]:
+def judge_target(run: Run, arm: str, target: SloTarget) -> tuple[ShareResult, float | None]:
     """The share of the arm's requests that miss the target, and the run length that would decide it.
 
     Judged over all traffic, or over the cold starts, each of which is one observation: no length decides those.
@@ -107,7 +108,7 @@ def judge_target(run: Run, arm: str, target: SloTarget, *, power: float = POWER)
     if target.cold:
         block = np.unique(trial, return_inverse=True)[1]
         return _judge(run, counted, block, allowed=target.allowed_share, least_blocks=None), None
-    return _share(run, arm, counted, blocks_at(run, trial, counted.at_ns), target.allowed_share, power)
+    return _share(run, arm, counted, blocks_at(run, trial, counted.at_ns), target.allowed_share)
 
 
 def held_to(run: Run, arm: str, target: SloTarget) -> Bools:
@@ -160,6 +161,7 @@ def compile_gates(run: Run, arm: str, facts: Mapping[str, CompileFacts], stalls:
             minutes=part_minutes(run, arm, part),
             part=part,
             cold_ns=cold_ends(run),
+            timed=account.is_timed,
             reported=reported if account.tells_compiles else None,
             log=account.log_tells,
             blind_spots=account.log_spots,
@@ -232,9 +234,7 @@ def _asked_both(run: Run, arm: str, trial: int) -> bool:
     return all(trial in run.account(name).asked for name in (arm, run.control))
 
 
-def _share(
-    run: Run, arm: str, counted: Units, block: Ints, allowed: float, power: float = POWER
-) -> tuple[ShareResult, float | None]:
+def _share(run: Run, arm: str, counted: Units, block: Ints, allowed: float) -> tuple[ShareResult, float | None]:
     """Return the share that missed, judged over blocks, and the run length that would decide it."""
     result = _judge(run, counted, block, allowed=allowed, least_blocks=run.limits.min_blocks)
     needed = share_needed_s(
@@ -246,7 +246,6 @@ def _share(
         block_s=run.block_s,
         min_blocks=max(run.limits.min_blocks, result.needed_blocks or 0),
         alpha=run.limits.alpha / (share_tests(run) if result.missed > allowed * result.requests else 1),
-        power=power,
     )
     return result, needed
 
@@ -301,10 +300,10 @@ def compile_facts(run: Run, arm: str, part: str) -> CompileFacts:
     )
 
 
-def with_needed(run: Run, before: Gate, after: Gate) -> Gate:
+def with_needed(run: Run, before: Gate, after: Gate, checks: Sequence[Check]) -> Gate:
     """The gate with the run length that its checks ask for, where it was decided but for them and they want length."""
     opened = before.verdict != INCONCLUSIVE and after.verdict == INCONCLUSIVE
-    if not opened or not set(after.blocked_by) <= LENGTH_CHECKS:
+    if not opened or not all(check.rule.mended_by_length for check in blocking(after, checks)):
         return after
     rate = _rate(run, after.arm, int(run.of_arm(after.arm).sum()))
     floor = least_length_s(run.limits, rate=rate, block_s=run.block_s)

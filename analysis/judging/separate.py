@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.run.luck import luck_of_quantile
-from analysis.settings.gate_limits import DAY_SPREAD
 from analysis.statistics.compare import Comparison, Sample
+from analysis.statistics.machines import Part
 from analysis.statistics.quantiles import quantile
 from analysis.statistics.unpaired import Level, day_part, difference, level_of, trials_needed
 
@@ -27,6 +27,7 @@ def compare_separate(
     margin: float,
     alpha: float,
     restart_spread: float,
+    day_spread: float,
 ) -> list[Comparison]:
     """One comparison of two samples for each quantile in `qs`, undecided (see `compare.decide`).
 
@@ -48,16 +49,15 @@ def compare_separate(
     for name, size in zip(("the arm", "the control"), sizes, strict=True):
         if not size:
             base = replace(base, obstacle=f"{name} has no request to compare")
-    return [_compared(replace(base, quantile=q), samples) for q in qs]
+    return [_compared(replace(base, quantile=q), samples, day_part(day_spread)) for q in qs]
 
 
-def _compared(item: Comparison, samples: tuple[Sample, Sample]) -> Comparison:
+def _compared(item: Comparison, samples: tuple[Sample, Sample], day: Part) -> Comparison:
     if item.obstacle is not None:
         return item
     own, base = (_level(sample, item) for sample in samples)
     if own is None or base is None:
         return item
-    day = day_part(DAY_SPREAD)
     apart, anchor = difference(base, own, day), math.log1p(item.margin)
     low, high = apart.limits(item.alpha)
     return replace(

@@ -5,11 +5,12 @@ An arm passes when every gate passes (intersection-union, Berger 1982).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from analysis.checks.applied import blocking
+from analysis.checks.check import OVERLOADED, TOO_SHORT, Check
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.validity import OVERLOAD, Check
 from analysis.settings.metrics import gate_label
 from analysis.wording import counted, duration_text
 
@@ -81,8 +82,8 @@ def _bound(gate: Gate) -> float | None:
     return max(gate.high, gate.lasting[1] if gate.lasting else gate.high)
 
 
-def _is_overload(check: Check, arms: Sequence[str]) -> bool:
-    return check.check == OVERLOAD and not check.ok and bool(arms) and check.arm in (None, *arms)
+def _is_overload(check: Check, arms: Collection[str]) -> bool:
+    return check.rule.rank == OVERLOADED and not check.ok and bool(arms) and check.arm in (None, *arms)
 
 
 def _plain(gate: Gate) -> str:
@@ -96,27 +97,19 @@ def _clause(reason: str) -> str:
     return inner[0].lower() + inner[1:] if inner.startswith(("Compiles", "No ")) else inner
 
 
-# A fault of the run leads, since no longer run mends it. Then comes too little data, and last what the machines did: a
-# minute on quiet machines decides nothing either.
-_RANKS = {
-    **dict.fromkeys(("blocks", "run length", "cold starts"), 1),
-    **dict.fromkeys(("foreign work", "throttling", "device settings", "host"), 2),
-    **dict.fromkeys(("bed drift", "bed apart", "slow bed"), 2),
-    **dict.fromkeys(("tail", "cut requests"), 3),
-}
-
-
 def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
     open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE]
-    # An overload is reported before all arms.
-    blocking = {name for gate in open_gates for name in gate.blocked_by} - {OVERLOAD}
-    arms = {gate.arm for gate in gates}
-    for check in sorted(checks, key=lambda item: _RANKS.get(item.check, 0)):
-        if not check.ok and check.check in blocking and check.arm in (None, *arms):
-            return check.reason
+    of_gates = [(gate, _blocking(gate, checks)) for gate in open_gates]
+    if found := [check for _, own in of_gates for check in own]:
+        return min(found, key=lambda check: (check.rule.rank, checks.index(check))).reason
     if not open_gates:
         return "No gate was judged."
-    return next((gate.reason for gate in open_gates if gate.blocked_by != (OVERLOAD,)), "")
+    return next((gate.reason for gate, own in of_gates if own or not gate.blocked_by), "")
+
+
+def _blocking(gate: Gate, checks: Sequence[Check]) -> list[Check]:
+    """The failed checks that keep the gate open, without an overload, which is reported before all arms."""
+    return [check for check in blocking(gate, checks) if check.rule.rank != OVERLOADED]
 
 
 # Below this many blocks the spread, and every length that follows from it, is known to a factor of several.
@@ -171,15 +164,15 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
     failed = sorted({gate.arm for gate in gates if gate.verdict == FAIL})
     open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE and gate.arm not in failed]
     arms = {gate.arm for gate in open_gates}
-    blocking = {name for gate in open_gates for name in gate.blocked_by}
-    faults = [check for check in checks if not check.ok and check.check in blocking and check.arm in (None, *arms)]
+    faults = [check for check in checks if any(blocking(gate, [check]) for gate in open_gates)]
     sentences = list(dict.fromkeys(check.remedy for check in faults if check.remedy))
     # A longer run of the same load only makes the queues longer.
-    timed = [gate for gate in open_gates if gate.needed_s is not None and OVERLOAD not in gate.blocked_by]
+    overloaded = [gate for gate in open_gates if any(_is_overload(check, arms) for check in blocking(gate, checks))]
+    timed = [gate for gate in open_gates if gate.needed_s is not None and gate not in overloaded]
     needed = max((gate.needed_s or 0.0 for gate in timed), default=None)
     if needed is not None:
         long = [gate for gate in timed if (gate.needed_s or 0.0) > _LONG_S]
-        short = [check for check in checks if check.check == "blocks" and not check.ok and check.arm in arms]
+        short = [check for check in faults if check.rule.rank == TOO_SHORT and check.rule.mended_by_length]
         few = min((check for check in short if (check.value or 0.0) < FEW_BLOCKS), key=_value, default=None)
         if soon := [gate for gate in timed if gate not in long]:
             others = f"all open gates but {len(long)}" if few else "all other open gates"

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from analysis.checks.applied import apply_checks, blocking
+from analysis.checks.check import Check
+from analysis.checks.table import checks_of_run
+from analysis.checks.traffic import SAMPLE_RATIO
 from analysis.judging.comparisons import gated_comparisons, step_comparisons
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.memory import ratio_gate
 from analysis.judging.ramp_account import ramp_of
-from analysis.judging.run_checks import checks_of_run
 from analysis.judging.run_gates import (
     compile_facts,
     compile_gates,
@@ -24,14 +27,11 @@ from analysis.judging.run_gates import (
     parity_gates,
 )
 from analysis.judging.unforeseen import unforeseen_gates
-from analysis.judging.validity import LASTING_CHECKS, Check, apply_checks
 from analysis.judging.verdict import KIND_ORDER
 from analysis.run.client_stalls import client_stalls
 from analysis.run.memory import memory_of
 from analysis.run.run import Run
 
-# What only the end of a run can tell.
-_OF_THE_END = frozenset({"complete", "arms", "records", "cut requests", "schedules", "answers"})
 _ASKED_LATER = ("parity",)
 
 
@@ -81,8 +81,7 @@ def look_at(run: Run, *, left_s: float) -> Look:
     """The look at what the run holds, of which `left_s` seconds are still to come."""
     compared = gated_comparisons(run)
     stalls = client_stalls(run.requests, run.arms)
-    _, checks = checks_of_run(run, compared, stalls)
-    checks = [check for check in checks if check.check not in _OF_THE_END]
+    checks, _ = checks_of_run(run, compared, stalls, at_end=False)
     raw: list[Gate] = []
     for arm in run.treatments:
         pairs = zip(compared.gated, compared.paths, strict=True)
@@ -107,6 +106,7 @@ def look_at(run: Run, *, left_s: float) -> Look:
             outlook_of(
                 arm,
                 [gate for gate in gates if gate.arm == arm],
+                checks,
                 seconds=run.seconds,
                 left_s=left_s,
                 to_the_end=one_look,
@@ -125,7 +125,7 @@ def step_outlook(run: Run, checks: Sequence[Check]) -> StepOutlook | None:
     if ramp is None:
         return None
     compared = step_comparisons(run, ramp.candidate, ramp.limits.step_margin)
-    uneven = [check.reason for check in checks if check.check == "sample ratio" and not check.ok]
+    uneven = [check.reason for check in checks if check.rule is SAMPLE_RATIO and not check.ok]
     own = run.of_arm(ramp.candidate) & run.usable
     return StepOutlook(
         safe=bool(compared) and all(path.outcome == PASS for _, path in compared),
@@ -142,7 +142,13 @@ def has_one_look(run: Run) -> bool:
 
 
 def outlook_of(
-    arm: str, gates: Sequence[Gate], *, seconds: float, left_s: float, to_the_end: bool = False
+    arm: str,
+    gates: Sequence[Gate],
+    checks: Sequence[Check] = (),
+    *,
+    seconds: float,
+    left_s: float,
+    to_the_end: bool = False,
 ) -> ArmOutlook:
     """Where the arm stands by its gates. `to_the_end`: it has gates that only the end of the run decides."""
     failed = min((gate for gate in gates if gate.verdict == FAIL), key=lambda gate: KIND_ORDER[gate.kind], default=None)
@@ -170,7 +176,7 @@ def outlook_of(
         )
     known = [value for value in left if value is not None]
     paths = [gate.path for gate in still if gate.path is not None]
-    lost = [gate for gate in still if LASTING_CHECKS.intersection(gate.blocked_by)]
+    lost = [gate for gate in still if any(check.rule.lasting for check in blocking(gate, checks))]
     # No PASS is left to wait for, and no FAIL either.
     no_pass = bool(lost) or any(path.hopeless(left_s) for path in paths)
     hopeless = no_pass and not any(path.may_fail(left_s) for path in paths)

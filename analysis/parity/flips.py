@@ -1,8 +1,8 @@
-"""Tokens that the reference would not have taken, and whether noise of the allowed size can have chosen them."""
+"""Tokens that the reference would not have taken, and whether noise of the allowed size explains them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,11 @@ from analysis.wording import counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What one arm answered: the tokens of its free run for each request, and its logits [positions, vocabulary] along
-    the control's tokens, request after request. `texts` are its logits along the texts that were given, if any."""
+    """What one arm answered.
+
+    `tokens` [request][token] are those of its free run. `logits` [positions, vocabulary] are along the control's
+    tokens, request after request; `texts` are its logits along the given texts, if any.
+    """
 
     name: str
     tokens: Sequence[Sequence[int]]
@@ -25,25 +28,24 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:
-    """A token that the reference would not have taken. `free`: of the free run, else along the control's tokens."""
+    """A token behind the preferred one by `lead`, where noise of the allowed size turns a lead of `bound`."""
 
     position: int
     token: int
-    free: bool
-    lead: float  # by how much the reference prefers its own token
-    bound: float  # how much of a lead noise can turn round at that position
+    lead: float
+    bound: float
 
     @property
     def explained(self) -> bool:
-        """Whether noise of the allowed size can have done it."""
+        """Whether noise explains the token."""
         return self.lead <= self.bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where a position lies: which request, and which of its tokens."""
+    """The request and the token of each position, from the `lengths` of continuations and of `prompts`, in tokens."""
 
-    lengths: Sequence[int]  # tokens of each request's continuation
+    lengths: Sequence[int]
     prompts: Sequence[int]
 
     @property
@@ -52,11 +54,11 @@ class Places:
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     def position(self, request: int, token: int) -> int:
-        """Where the logits for that token of that request stand."""
+        """The row of the logits for that token of that request."""
         return int(sum(self.lengths[:request])) + token
 
     def text(self, position: int) -> str:
-        """Such as "request 3 (prompt of 57 tokens), token 5 of 24"; tokens count from 1."""
+        """Name the position, such as "request 3 (prompt of 57 tokens), token 5 of 24"; tokens count from 1."""
         request = int(self.request[position])
         token = position - self.position(request, 0) + 1
         asked = counted(self.prompts[request], "token")
@@ -64,39 +66,30 @@ class Places:
 
 
 def flips_of(
-    arm: Answers, control: Answers, measures: Measures, bound: Floats, reference: Matrix, place: Places
+    arm: Answers, left: Sequence[tuple[int, int]], measures: Measures, bound: Floats, reference: Matrix, place: Places
 ) -> list[Flip]:
-    """Tokens of the arm that float64 would not have taken, along the control's tokens, and where its own answers first
-    leave the control's: up to there they share every token, so the reference still knows the question."""
-    leads, tokens = measures.lead, measures.top
-    flips = [
-        Flip(position=int(at), token=int(tokens[at]), free=False, lead=float(leads[at]), bound=float(bound[at]))
-        for at in np.flatnonzero(leads > 0)
-    ]
-    for request, token in departures(arm, control):
-        position, taken = place.position(request, token), arm.tokens[request][token]
-        if taken != tokens[position]:  # else it is what the logits prefer, and counted
-            flips.append(_taken(reference, bound, position, taken))
+    """Return the tokens of the arm that float64 would not have taken.
+
+    They are those along the control's tokens, and the first token at which each of its own answers leaves the
+    control's: up to there both share every token, so the reference still answers the same question.
+    """
+    preferred = [(int(at), int(measures.top[at])) for at in np.flatnonzero(measures.lead > 0)]
+    first = [(place.position(request, token), arm.tokens[request][token]) for request, token in left]
+    return taken_flips(reference, bound, dict.fromkeys([*preferred, *first]))
+
+
+def taken_flips(logits: Matrix, bound: Floats, taken: Iterable[tuple[int, int]]) -> list[Flip]:
+    """Return a flip, with a lead of 0 or more in `logits`, for each (position, token)."""
+    flips = []
+    for position, token in taken:
+        row = np.asarray(logits[position], dtype=np.float64)
+        lead = float(row[~np.isneginf(row)].max() - row[token])
+        flips.append(Flip(position=position, token=token, lead=lead, bound=float(bound[position])))
     return flips
 
 
-def answered(arm: Answers, reference: Matrix, bound: Floats, place: Places) -> list[Flip]:
-    """Every token of the continuation itself, as a flip of lead 0 or more."""
-    return [
-        _taken(reference, bound, place.position(request, token), taken)
-        for request, tokens in enumerate(arm.tokens)
-        for token, taken in enumerate(tokens)
-    ]
-
-
-def _taken(reference: Matrix, bound: Floats, position: int, token: int) -> Flip:
-    row = np.asarray(reference[position], dtype=np.float64)
-    lead = float(row[np.isfinite(row)].max() - row[token])
-    return Flip(position=position, token=int(token), free=True, lead=lead, bound=float(bound[position]))
-
-
 def departures(arm: Answers, control: Answers) -> list[tuple[int, int]]:
-    """(request, token) where each answer first leaves the control's. An answer that ends early leaves at its end."""
+    """Return (request, token) where an answer first leaves the control's. ValueError where lengths differ."""
     places = []
     for request, (own, due) in enumerate(zip(arm.tokens, control.tokens, strict=True)):
         if len(own) != len(due):
@@ -108,4 +101,14 @@ def departures(arm: Answers, control: Answers) -> list[tuple[int, int]]:
 
 
 def largest_share_of_bound(flips: Sequence[Flip]) -> float:
+    """Return the largest lead as a share of its bound; 0 without a flip."""
     return max((flip.lead / flip.bound for flip in flips), default=0.0)
+
+
+def worst_text(strange: Sequence[Flip], place: Places) -> str:
+    """Count the unexplained flips and describe the worst."""
+    worst = max(strange, key=lambda flip: flip.lead / flip.bound)
+    return (
+        f"Noise does not explain {counted(len(strange), 'token')}; worst at {place.text(worst.position)}: it takes "
+        f"{worst.token}, and another is preferred by {worst.lead:.3g} where noise can turn {worst.bound:.2g}"
+    )

@@ -27,7 +27,7 @@ NOISE_SDS = 4.0
 # Fewer set no interval: at the limit an arm passes 4 to 8 of 100 times with 8, and 17 with 2, where 2.5 is meant.
 LEAST_REQUESTS = 8
 _DRAWS = 999
-_CONFIDENCE = 0.95
+_TAIL = 0.025  # on either side of an interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Measures:
 
 
 def measure(logits: Matrix, reference: Matrix) -> Measures:
-    """How `logits` differ from `reference`, both [positions, vocabulary], read a row at a time.
+    """Return how `logits` differ from `reference`, both [positions, vocabulary], read a row at a time.
 
     Tokens that the reference rules out (−inf) are left out. Logits that are not finite where the reference is count as
     infinitely wrong.
@@ -82,13 +82,13 @@ def _measure_row(logits: Floats, reference: Floats) -> tuple[float, float, float
 
 
 def noise_bound(control: Measures, dtype: str) -> Floats:
-    """By position, the largest lead that noise of the allowed size can turn round.
+    """Return the largest lead at each position that noise of the allowed size can turn.
 
     A flip needs the errors of two tokens to differ by more than the lead. Were they independent with the control's
-    spread s, their difference would have a standard deviation of √2·s. An arm may err ERROR_LIMIT times as much;
-    NOISE_SDS standard deviations of that are granted, and one step of the dtype at the size of the largest logit,
-    because logits that share a step are equal. A position where the control was lucky counts as a typical one.
-    The bound rests on the control's errors alone: by an arm's own errors, every flip would explain itself.
+    spread s, their difference would have a standard deviation of √2·s. An arm may err ERROR_LIMIT times as much, and
+    NOISE_SDS standard deviations of that are granted, and one step of the dtype at the size of the largest logit, since
+    logits that share a step are equal. A position where the control errs little counts as a typical one.
+    The bound rests on the control's errors alone: an arm's own errors would explain every flip.
     """
     typical = np.maximum(control.spread, np.median(control.spread))
     step = EPSILON[dtype] * np.exp2(np.floor(np.log2(np.maximum(control.peak, np.finfo(np.float64).tiny))))
@@ -98,11 +98,10 @@ def noise_bound(control: Measures, dtype: str) -> Floats:
 def ratio_interval(
     own: Floats, control: Floats, request: Ints, statistic: Statistic, rng: np.random.Generator
 ) -> tuple[float, float, float]:
-    """statistic(own) / statistic(control), and its 95 % interval by resampling requests with all their positions.
+    """Return statistic(own) / statistic(control), and its 95 % interval by resampling requests with all positions.
 
-    Positions of a request share a context and so resemble each other; requests are independent. With one request the
-    interval has no width, and says nothing; whoever judges asks for LEAST_REQUESTS. A ratio to nothing is infinite, of
-    nothing to nothing 1.
+    Positions of a request share a context; requests are independent. One request gives an interval without width, so
+    the caller asks for LEAST_REQUESTS. A ratio to nothing is infinite, of nothing to nothing 1.
     """
 
     def ratio(index: Ints) -> float:
@@ -116,13 +115,11 @@ def ratio_interval(
         ratio(np.concatenate([groups[pick] for pick in rng.integers(0, len(groups), size=len(groups))]))
         for _ in range(_DRAWS)
     ]
-    tail = (1.0 - _CONFIDENCE) / 2.0
-    # By rank: an infinite draw must not become not-a-number by interpolation.
-    low, high = np.quantile(draws, [tail, 1.0 - tail], method="inverted_cdf")
+    low, high = np.quantile(draws, [_TAIL, 1.0 - _TAIL], method="inverted_cdf")
     return ratio(np.arange(len(own))), float(low), float(high)
 
 
-# By rank: an infinite value must not become not-a-number by interpolation.
+# Quantiles are by rank: an infinite value must not become not-a-number by interpolation.
 
 
 def median(values: Floats) -> float:

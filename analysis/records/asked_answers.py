@@ -3,70 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import replace
+from typing import Annotated, Any, Final
 
-from analysis.records.plain_values import mapping, number, rows_of, text_of
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 
 BEFORE: Final = "before"
 AFTER: Final = "after"
 PATTERN: Final = "answers-*.json"
 
 
+def _known(values: Any) -> Any:
+    """Leave out what is null, as an infinite log-probability is in JSON."""
+    return {key: value for key, value in values.items() if value is not None} if isinstance(values, dict) else values
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Candidates = Annotated[Mapping[str, Finite], BeforeValidator(_known)]
+
+
 def file_name(arm: str) -> str:
-    """The name of the arm's file."""
+    """Return the name of the arm's file."""
     return PATTERN.replace("*", arm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedAnswer:
-    """One answer to a prompt that `digest` names. `tokens` stand beside their log-probabilities and those of the
-    tokens that were likeliest in their place; all three are empty where the server does not tell. `asked` is how many
-    tokens it was to have, `error` why there is none."""
+    """One answer to the prompt that `digest` names.
+
+    `tokens`, their log-probabilities and those of the likeliest tokens in each place are of one length; all three are
+    empty if the server reports none.
+    """
 
     digest: str = ""
-    asked: int = 0
+    asked: int = 0  # tokens that it was to have
     text: str = ""
     pieces: int = 0
     tokens: tuple[str, ...] = ()
-    log_probs: tuple[float, ...] = ()
-    likeliest: tuple[Mapping[str, float], ...] = ()
-    error: str = ""
+    log_probs: tuple[Finite, ...] = ()
+    likeliest: tuple[Candidates, ...] = ()
+    error: str = ""  # why there is no answer
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> AskedAnswer:
+        if len({len(self.tokens), len(self.log_probs), len(self.likeliest)}) > 1:
+            raise ValueError("tokens, log_probs and likeliest have unequal lengths")
+        return self
 
 
 Twice = tuple[tuple[AskedAnswer, ...], tuple[AskedAnswer, ...]]
 
 
+class _Prompt(BaseModel):
+    digest: str = ""
+    max_tokens: int = 0
+
+
+class _Document(BaseModel):
+    prompts: list[_Prompt] = Field(min_length=1)
+    answers: dict[str, list[list[AskedAnswer]]]
+
+
 def answers_in(document: Mapping[str, Any], when: str) -> Twice | None:
-    """The answers of the document before or after the load, to the same prompts twice; None where it holds none."""
-    prompts = rows_of(document.get("prompts"))
-    rounds = mapping(document.get("answers")).get(when)
-    if not isinstance(rounds, list) or len(rounds) != 2 or not prompts:
+    """Return the answers of the document before or after the load, to the same prompts twice; None if it holds none."""
+    try:
+        content = _Document.model_validate(document)
+    except ValidationError:
+        return None
+    rounds = content.answers.get(when, [])
+    if len(rounds) != 2 or any(len(answers) != len(content.prompts) for answers in rounds):
         return None
     first, second = (
-        tuple(_answer(prompt, row) for prompt, row in zip(prompts, rows_of(rows), strict=False)) for rows in rounds
+        tuple(
+            replace(answer, digest=prompt.digest, asked=prompt.max_tokens)
+            for prompt, answer in zip(content.prompts, answers, strict=True)
+        )
+        for answers in rounds
     )
-    return (first, second) if len(first) == len(second) == len(prompts) else None
-
-
-def _answer(prompt: Mapping[str, Any], row: Mapping[str, Any]) -> AskedAnswer:
-    tokens, values, likeliest = (row.get(key) for key in ("tokens", "log_probs", "likeliest"))
-    told = isinstance(tokens, list) and isinstance(values, list) and isinstance(likeliest, list)
-    known = [number(value) for value in values] if isinstance(values, list) else []
-    # A log-probability that is no number makes the others of the answer useless: they stand side by side.
-    if not told or len({len(tokens or ()), len(known), len(likeliest or ())}) != 1 or None in known:
-        tokens, known, likeliest = [], [], []
-    return AskedAnswer(
-        digest=text_of(prompt, "digest"),
-        asked=int(number(prompt.get("max_tokens")) or 0),
-        text=text_of(row, "text"),
-        pieces=int(number(row.get("pieces")) or 0),
-        tokens=tuple(map(str, tokens or ())),
-        log_probs=tuple(value for value in known if value is not None),
-        likeliest=tuple(_numbers(others) for others in likeliest or ()),
-        error=text_of(row, "error"),
-    )
-
-
-def _numbers(value: Any) -> dict[str, float]:
-    return {str(key): known for key, other in mapping(value).items() if (known := number(other)) is not None}
+    return first, second

@@ -1,89 +1,88 @@
-"""The small files that describe a run: JSON and TOML with a checksum of their own.
+"""The small files that describe a run: JSON and TOML with a checksum.
 
-A JSON document holds the CRC-32 of the rest of it under "crc32"; a TOML document ends with a comment that holds the
-CRC-32 of the text above, or "# edited" after a change on purpose. Without either, nothing vouches for the content:
-another tool may have written it.
+A JSON document holds the CRC-32 of its other content under "crc32". A TOML document ends with a comment that holds the
+CRC-32 of the text above, or with "# edited" after a deliberate change. A file of another tool has neither.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.records.shallow_toml import DEEPEST, parse
-
+DEEPEST = 32  # levels of values; no setting lies deeper
 LARGEST_BYTES = 64 << 20
-LARGEST_TOML_BYTES = 4 << 20
 
 _KEY = "crc32"
 _TOML_END = re.compile(r"\n# crc32 ([0-9a-f]{8})\s*\Z")
 _EDITED = "# edited"
+_BETWEEN_KEYS = re.compile(r"[\s=\[\]{},]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """What a file holds. `problem` is what is wrong with it, as what follows its name, or empty."""
+    """What a file holds."""
 
-    content: dict[str, Any] | None  # None where it cannot be read
-    stated: bool  # it has a checksum, or says that it was edited
-    problem: str = ""
+    content: dict[str, Any] | None  # None if it cannot be read
+    stated: bool  # it has a checksum, or is marked as edited
+    problem: str = ""  # in words that follow the file's name
 
 
 def write_document(path: Path, content: Mapping[str, Any], *, indent: int | None = None) -> None:
-    """`path` holds `content` and its checksum as JSON; a reader sees the old content or the new, never a part."""
+    """Write `content` and its checksum to `path` as JSON; a reader sees the old content or the new, never a part."""
     write_json(path, vouched(content), indent=indent)
 
 
 def write_json(path: Path, content: Any, **style: Any) -> None:
-    """`path` holds `content` as JSON in the `style` of json.dumps; a reader sees the old content or the new, never a
-    part."""
+    """Write `content` to `path` in the `style` of json.dumps; a reader sees the old content or the new."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(content, **style) + "\n", encoding="utf-8")
     partial.replace(path)
 
 
 def vouched(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with its checksum."""
+    """Return the content with its checksum."""
     written = {str(key): value for key, value in content.items() if key != _KEY}
     return {**written, _KEY: _crc32(parse_json(json.dumps(written)))}
 
 
 def vouched_toml(text: str) -> str:
-    """The text with its checksum as a comment at the end."""
+    """Return the text with its checksum as a comment at the end."""
     return f"{text.rstrip()}\n# crc32 {zlib.crc32(text.rstrip().encode()):08x}\n"
 
 
 def parse_json(text: str) -> Any:
-    """The value in `text`. NaN and infinities are null, since no other reader takes them.
+    """Return the value in `text`, with null for NaN and infinities.
 
-    Raises ValueError for what is no JSON, no text that can be written again, or deeper than DEEPEST.
+    Raises ValueError for what is no JSON, cannot be written again as text, or is deeper than DEEPEST.
     """
     try:
         value = json.loads(text, parse_constant=lambda _: None)
     except RecursionError:
         raise ValueError(f"it is more than {DEEPEST} levels deep") from None
-    if text.count("[") + text.count("{") > DEEPEST and not _is_flat(value, DEEPEST):
-        raise ValueError(f"it is more than {DEEPEST} levels deep")
+    if text.count("[") + text.count("{") > DEEPEST:
+        _check_depth(value)
     if "\\u" in text:
-        json.dumps(value, ensure_ascii=False).encode()  # half a character is none
+        json.dumps(value, ensure_ascii=False).encode()  # raises for half a surrogate pair
     return value
 
 
 def read_document(path: Path) -> Document | None:
-    """What the JSON file at `path` holds; None where there is no such file. What was changed since is not read."""
+    """Return what the JSON file at `path` holds; None if there is no such file. Changed content is not read."""
     if not path.exists():
         return None
     try:
         if path.stat().st_size > LARGEST_BYTES:
-            raise ValueError(f"it has more than {LARGEST_BYTES >> 20} MiB")
+            raise ValueError("too large")
         content = parse_json(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or not _is_small(content):
-            raise ValueError("it is no table, or a whole number has more than 64 bits")
+        if not isinstance(content, dict):
+            raise ValueError("no table")
+        _check_whole_numbers(content)
     except (OSError, ValueError):
         return Document(content=None, stated=False, problem="is not readable JSON")
     stated = _KEY in content
@@ -92,9 +91,17 @@ def read_document(path: Path) -> Document | None:
     return Document(content=content, stated=stated)
 
 
+def content_of(path: Path) -> dict[str, Any]:
+    """Return what the JSON file at `path` holds; empty if it is missing, damaged or changed."""
+    document = read_document(path)
+    return (document.content if document is not None else None) or {}
+
+
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The tables in the lines of the JSON Lines file at `path`, none where there is no such file, and how many whole
-    lines hold none. A last line without its end was being written when the run was cut off."""
+    """Return the tables in the lines of the JSON Lines file at `path`, and how many whole lines hold none.
+
+    There are none without such a file. A last line without its end was being written when the run was cut off.
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError:
@@ -115,23 +122,19 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
     return rows, bad
 
 
-def content_of(path: Path) -> dict[str, Any]:
-    """What the JSON file at `path` holds, empty where there is none that can be believed."""
-    document = read_document(path)
-    return (document.content if document is not None else None) or {}
-
-
 def read_toml(path: Path) -> Document | None:
-    """What the TOML file at `path` holds; None where there is no such file.
+    """Return what the TOML file at `path` holds; None if there is no such file.
 
-    What was changed since is read all the same, since people do that. Raises ValueError and OSError where it cannot be.
+    Changed content is read all the same, since people edit settings. Raises ValueError and OSError if it cannot be.
     """
     if not path.exists():
         return None
-    if path.stat().st_size > LARGEST_TOML_BYTES:
-        raise ValueError(f"it has more than {LARGEST_TOML_BYTES >> 20} MiB")
+    if path.stat().st_size > LARGEST_BYTES:
+        raise ValueError(f"it has more than {LARGEST_BYTES >> 20} MiB")
     text = path.read_text(encoding="utf-8")
     content = parse_toml(text)
+    _check_depth(content)
+    _check_whole_numbers(content)
     if text.rstrip().endswith(f"\n{_EDITED}"):
         return Document(content=content, stated=True)
     end = _TOML_END.search(text)
@@ -143,13 +146,21 @@ def read_toml(path: Path) -> Document | None:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table in `text`. Raises ValueError for what is no TOML or so deep that reading it would take minutes."""
-    table = parse(text)
-    if not _is_flat(table, DEEPEST):
-        raise ValueError(f"it is more than {DEEPEST} levels deep")
-    if not _is_small(table):
-        raise ValueError("a whole number has more than 64 bits")
-    return table
+    """Return the table in `text`. Raises ValueError for what is no TOML and for keys deeper than DEEPEST."""
+    # The parser takes time in the square of a key's depth, so a hostile key is refused before it.
+    words = _BETWEEN_KEYS.split(text.replace(" ", "").replace("\t", ""))
+    parts = max(sum(1 for part in word.split(".") if part) for word in words)
+    if parts > DEEPEST:
+        raise ValueError(f"a key has {parts} parts; the limit is {DEEPEST}: no setting lies so deep")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = str(error)  # may name a key of any length
+        raise ValueError(f"not valid TOML: {line if len(line) <= 500 else f'{line[:400]} ... {line[-90:]}'}") from None
+    except RecursionError:
+        raise ValueError(f"values are nested too deep; the limit is {DEEPEST}: no setting lies so deep") from None
+    except ValueError as error:  # a number of more than 4,300 digits
+        raise ValueError(f"a value cannot be read: {error}") from None
 
 
 def _crc32(content: Any) -> str:
@@ -157,16 +168,21 @@ def _crc32(content: Any) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
-def _is_flat(value: Any, levels: int) -> bool:
-    if not isinstance(value, (dict, list)):
-        return True
-    return levels > 0 and all(
-        _is_flat(item, levels - 1) for item in (value.values() if isinstance(value, dict) else value)
-    )
+def _items(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
 
 
-def _is_small(value: Any) -> bool:
-    """Whether all whole numbers in the value have at most 64 bits, as every other reader of them expects."""
-    if isinstance(value, (dict, list)):
-        return all(_is_small(item) for item in (value.values() if isinstance(value, dict) else value))
-    return not isinstance(value, int) or -(2**63) <= value < 2**64
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = [item for outer in level for item in _items(outer)]
+    if level:
+        raise ValueError(f"it is more than {DEEPEST} levels deep")
+
+
+def _check_whole_numbers(value: Any) -> None:
+    """Raise ValueError for a whole number of more than 64 bits, which other readers do not take."""
+    for item in _items(value):
+        _check_whole_numbers(item)
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise ValueError("a whole number has more than 64 bits")

@@ -1,51 +1,122 @@
-"""Runs of one experiment as one run: whether they may be judged together, and what each trial and request is called
-then.
+"""Several runs of one experiment as one run: which runs a folder joins, whether they may be joined, and new names.
 
-Trials stay what they are, each from a fresh start; they are numbered anew in order of time, those that were planned and
-are missing included. Ids are unique within a run only, so each gets the place of its run in front: "2.1-17-eager".
+A folder that joins runs holds runs.json, which names them by paths from the folder. Trials are numbered anew in order
+of time, with planned trials that are missing included. Ids are unique within a run only, so each gets the place of its
+run in front, such as "2.1-17-eager".
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import BaseModel, Field, ValidationError
 
-from analysis.records.arrow import integers
+from analysis.records.documents import read_document, write_document
 from analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from analysis.records.schemas import RUN_HOST
 from analysis.records.tables import RecordError
 
-_MOST_PLANNED = 1000  # trials of one run
-_MOST_SHOWN = 120  # characters of a value that is repeated to the user
-_MOST_NAMED = 12  # differences of one run
+RUN_LIST = "runs.json"
 
+_MOST_RUNS = 1000
+_MOST_PLANNED = 1000  # trials of one run
+_LONGEST_SHOWN = 120  # characters of a value
+_MOST_NAMED = 12  # differences of one run
 # Settings that change nothing of what is measured, as keys or as tables: where and how often, not what.
 _MAY_DIFFER = (
     *("name", "seed", "bed", "rollout", "trials.count", "trials.ready_timeout_s"),
     *("splitter.port", "splitter.admin_port", "splitter.access_log"),
     *("traffic.workers", "traffic.remote_workers", "traffic.master_bind"),
 )
-# Runs that differ in these are no trials of one experiment, whatever is accepted.
-_MUST_AGREE = ("arms", "control", "traffic.design", "loop")
-_FILES = ("trace", "conversations")  # another host has them elsewhere: name and content count
-_SECRETS = ("tls_certificate", "tls_key", "tls_client_ca", "tls_ca", "token_file", "token_env")  # only whether
+_MUST_AGREE = ("arms", "control", "traffic.design", "loop")  # whatever is accepted
 _VERSIONS = ("tailgate", "torch", "transformers", "triton")
-_KNOWN_BEFORE = ("arms", "stalling_kinds")  # of a trial's facts, where it has not begun
-_PARITY_ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
+_IDS = ("request_id", "session_id", "pair_id", "event_id", "request_ids")
+
+
+# --- The list of runs -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunList:
+    """The directories of runs, and the keys in which they may differ."""
+
+    directories: tuple[Path, ...]
+    accepted: tuple[str, ...] = ()
+
+
+class _RunListFile(BaseModel):
+    runs: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(min_length=1)
+    accepted: list[str] = []
+
+
+def joins_runs(directory: Path) -> bool:
+    """Return whether the directory is a folder that joins runs."""
+    return (directory / RUN_LIST).exists()
+
+
+def read_run_list(directory: Path) -> RunList | None:
+    """Return the list in `directory`, None if it holds none. Raises RecordError for one that cannot be followed."""
+    path = directory / RUN_LIST
+    document = read_document(path)
+    if document is None:
+        return None
+    again = f"join the runs again: tailgate analyze RUN RUN --out {directory}"
+    if document.content is None:
+        raise RecordError(f"{path} {document.problem}: {again}")
+    try:
+        listed = _RunListFile.model_validate(document.content)
+    except ValidationError:
+        raise RecordError(f"{path} does not name its runs as a list of paths: {again}") from None
+    for name in listed.runs:
+        if not (directory / name).is_dir():
+            raise RecordError(f"{path} names {name[:80]}, which is not there: put it back, or {again}")
+        if joins_runs(directory / name):
+            raise RecordError(f"{path} names {name}, which joins runs itself: {again}")
+    return RunList(directories=tuple(directory / name for name in listed.runs), accepted=tuple(listed.accepted))
+
+
+def listed_runs(directories: Sequence[Path], accepted: Sequence[str] = ()) -> RunList:
+    """Return the runs in `directories`, with those of a folder that joins runs in its place.
+
+    Raises RecordError for what is no directory, for a run that is given twice, and for too many.
+    """
+    runs: dict[Path, Path] = {}
+    keys = list(accepted)
+    for directory in directories:
+        if not directory.is_dir():
+            raise RecordError(f"{directory} is not a directory: give the directory of a run")
+        inner = read_run_list(directory)
+        keys += inner.accepted if inner is not None else ()
+        for run in inner.directories if inner is not None else (directory,):
+            if run.resolve() in runs:
+                raise RecordError(f"the run {run.resolve().name} is given twice, again by {directory}: give it once")
+            runs[run.resolve()] = run
+    if len(runs) > _MOST_RUNS:
+        raise RecordError(f"{len(runs)} runs are given; the limit is {_MOST_RUNS}: give fewer")
+    return RunList(directories=tuple(runs.values()), accepted=tuple(dict.fromkeys(keys)))
+
+
+def write_run_list(directory: Path, listed: RunList) -> None:
+    """Name the runs in `directory`, which is made if it is not there. Raises OSError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    here = directory.resolve()
+    paths = [Path(os.path.relpath(run.resolve(), here)).as_posix() for run in listed.directories]
+    write_document(directory / RUN_LIST, {"runs": paths, "accepted": list(listed.accepted)}, indent=2)
+
+
+# --- Runs and their names ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDocuments:
-    """What a run says of itself, before its tables are read."""
+    """The documents of a run, before its tables are read."""
 
     directory: Path
     name: str  # of the directory, with as much of its path as tells it from the others
@@ -59,9 +130,14 @@ class RunDocuments:
 
     @property
     def starts_ns(self) -> dict[int, int]:
-        """When each trial started, without those that do not say."""
+        """When each trial started, without those that state no start."""
         known = zip(self.numbers, (number(mapping(info).get("start_ns")) for info in self.infos), strict=True)
         return {trial: int(start) for trial, start in known if start is not None and 0 < start < 1 << 63}
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """What runs are sorted by: their start, then their name."""
+        return min(self.starts_ns.values(), default=0), self.name
 
     @property
     def seed(self) -> str:
@@ -70,11 +146,9 @@ class RunDocuments:
 
     @property
     def machine(self) -> str:
-        """The identity of the machine that it ran on; empty where it is not recorded."""
-        beds = (
-            mapping(mapping(mapping(mapping(info).get("bed")).get("machines")).get(RUN_HOST)) for info in self.infos
-        )
-        found = self.environment.get("machine") or first_of(beds, "machine")
+        """The identity of the machine that it ran on; empty if it is not recorded."""
+        machines = (mapping(mapping(mapping(info).get("bed")).get("machines")) for info in self.infos)
+        found = self.environment.get("machine") or first_of((mapping(own.get(RUN_HOST)) for own in machines), "machine")
         return found if isinstance(found, str) else ""
 
 
@@ -84,62 +158,50 @@ class JoinedRun:
 
     documents: RunDocuments
     place: int  # among the runs in order of time, from 1; 0 for a run that is judged by itself
-    trials: Mapping[int, int]  # the number that each of its trials has among all; those that are missing included
+    trials: Mapping[int, int]  # the new number of each of its trials, with those that are missing
     unknown: int  # the number of every trial that it does not have
 
     def with_own_names(self, rows: pa.Table) -> pa.Table:
-        """The rows of one of its tables, with the trials' numbers among all and with ids that no other run has."""
+        """Return the rows of one of its tables with the trials' new numbers and with ids that no other run has."""
         if not self.place:
             return rows
-        given = integers(rows.column("trial"), -1)
-        for name in _IDS:
-            if name in rows.column_names:
-                column = rows.column(name)
-                renamed = self._events(column, given) if name == "event_id" else self._renamed(column)
-                rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), renamed)
+        for name in (name for name in _IDS if name in rows.column_names):
+            rows = _replaced(rows, name, _prefixed(rows.column(name), f"{self.place}."))
+        given = pc.fill_null(rows.column("trial"), -1).to_numpy()
         numbers = np.full(len(given), self.unknown, dtype=np.int32)
         for own in np.unique(given).tolist():
             numbers[given == own] = self.trials.get(own, self.unknown)
-        index = rows.schema.get_field_index("trial")
-        return rows.set_column(index, rows.schema.field(index), pa.array(numbers, rows.schema.field(index).type))
-
-    def _renamed(self, column: pa.ChunkedArray) -> Any:
-        """Ids, or lists of them, with the place of the run in front; null stays null."""
-        front = f"{self.place}."
-        if pa.types.is_list(column.type):
-            lists = column.to_pylist()
-            return pa.array([ids and [name and front + name for name in ids] for ids in lists], column.type)
-        return pc.binary_join_element_wise(front, column, "")
-
-    def _events(self, column: pa.ChunkedArray, trials: Any) -> pa.Array:
-        """The ids of events. One that begins with its trial's number, as those of a replica that counts them, begins
-        with the number among all."""
-        names = column.to_pylist()
-        for row, (name, trial) in enumerate(zip(names, trials.tolist(), strict=True)):
-            joined = self.trials.get(trial, self.unknown)
-            own = f"{trial}-"
-            if name is not None:
-                names[row] = f"{joined}-{name.removeprefix(own)}" if name.startswith(own) else f"{self.place}.{name}"
-        return pa.array(names, column.type)
+        return _replaced(rows, "trial", pa.array(numbers))
 
 
-_IDS = ("request_id", "session_id", "pair_id", "request_ids", "event_id")
+def _replaced(rows: pa.Table, name: str, column: Any) -> pa.Table:
+    place = rows.schema.get_field_index(name)
+    return rows.set_column(place, rows.schema.field(place), column.cast(rows.schema.field(place).type))
+
+
+def _prefixed(column: Any, front: str) -> Any:
+    """Return ids, or lists of ids, with `front` before each; null stays null."""
+    if pa.types.is_list(column.type):
+        lists = column.to_pylist()
+        return pa.array([ids and [name and front + name for name in ids] for ids in lists], column.type)
+    return pc.binary_join_element_wise(front, column, "")
 
 
 def one_run(documents: RunDocuments) -> JoinedRun:
-    """The run as it is judged by itself: everything keeps its name."""
+    """Return the run as it is judged by itself: everything keeps its name."""
     return JoinedRun(documents=documents, place=0, trials={item: item for item in documents.numbers}, unknown=0)
 
 
 def joined_runs(runs: Sequence[RunDocuments]) -> tuple[JoinedRun, ...]:
-    """The runs in order of time, with a number for each trial that they have or planned."""
-    ordered = sorted(runs, key=lambda run: (min(run.starts_ns.values(), default=0), run.name))
+    """Return the runs in order of time, with a number for each trial that they have or planned."""
+    ordered = sorted(runs, key=lambda run: run.order)
     moments: list[tuple[int, int, int]] = []
     for place, run in enumerate(ordered):
-        # One that does not say when it started stays behind the one before it.
-        start = min(run.starts_ns.values(), default=0)
-        for trial in sorted({*run.numbers, *range(1, _planned(run) + 1)}):
-            start = run.starts_ns.get(trial, start)
+        start = run.order[0]
+        planned = table(run.experiment, "trials").get("count")
+        planned = min(planned, _MOST_PLANNED) if isinstance(planned, int) else 0
+        for trial in sorted({*run.numbers, *range(1, planned + 1)}):
+            start = run.starts_ns.get(trial, start)  # a trial without a start follows the one before it
             moments.append((start, place, trial))
     numbers: list[dict[int, int]] = [{} for _ in ordered]
     for joined, (_, place, trial) in enumerate(sorted(moments), start=1):
@@ -150,64 +212,68 @@ def joined_runs(runs: Sequence[RunDocuments]) -> tuple[JoinedRun, ...]:
     )
 
 
-def _planned(run: RunDocuments) -> int:
-    count = table(run.experiment, "trials").get("count")
-    return min(count, _MOST_PLANNED) if isinstance(count, int) else 0
-
-
 def names_of(directories: Sequence[Path]) -> list[str]:
-    """A name for each directory: its own, with as much of its path in front as tells it from the others."""
-    paths = [directory.resolve().parts for directory in directories]
-    depth = 1
-    while depth < max(map(len, paths)) and len({parts[-depth:] for parts in paths}) < len(paths):
-        depth += 1
-    return ["/".join(parts[-depth:]) for parts in paths]
+    """Return a name for each directory: its own, or its path from the folder that they share if names are equal."""
+    paths = [directory.resolve() for directory in directories]
+    if len({path.name for path in paths}) == len(paths):
+        return [path.name for path in paths]
+    return [path.relative_to(os.path.commonpath(paths)).as_posix() for path in paths]
 
 
-# --- Whether they may be joined ---------------------------------------------------------------------------------------
+# --- Whether runs may be joined ---------------------------------------------------------------------------------------
 
 
 def check_joinable(runs: Sequence[RunDocuments], accepted: Sequence[str] = ()) -> tuple[str, ...]:
-    """The runs are trials of one experiment but for what is `accepted`: keys, or tables of keys. Returns the
-    differences that were accepted, in words. Otherwise RecordError, which names what differs."""
+    """Return the differences between the runs that `accepted` allows, in words. Its entries are keys or tables of keys.
+
+    Raises RecordError for other differences, for runs without documents, and for two that hold the same trial.
+    """
+    seen: dict[tuple[str, int], str] = {}  # a trial's identity is its seed and its start
     for run in runs:
         if not run.experiment:
             raise RecordError(f"{run.name} has no experiment.toml, so what it ran is unknown: give another run")
         if not any(run.infos):
             raise RecordError(f"{run.name} holds no trial with a trial.json: give another run")
-    _check_apart(runs)
-    return _agreeing(runs, accepted)
+        for start in run.starts_ns.values():
+            owner = seen.setdefault((run.seed, start), run.name)
+            if owner != run.name:
+                raise RecordError(f"{run.name} and {owner} hold the same trial, of one start and seed: leave one out")
+    return _accepted_differences(runs, accepted)
 
 
 def check_next(runs: Sequence[RunDocuments], coming: RunDocuments, accepted: Sequence[str] = ()) -> None:
-    """A run that has not begun yet will be one of the same experiment as `runs`, as far as experiments, machines and
-    what each says of its arms before it begins tell. Otherwise RecordError."""
-    begun = tuple({key: info[key] for key in _KNOWN_BEFORE if key in info} for info in runs[0].infos if info)
-    _agreeing((replace(runs[0], infos=begun), coming), accepted)
+    """Raise RecordError if a run that has not begun yet differs from `runs` in what is known before it begins."""
+    begun = tuple(
+        {key: info[key] for key in ("arms", "stalling_kinds") if key in info} for info in runs[0].infos if info
+    )
+    _accepted_differences((replace(runs[0], infos=begun), coming), accepted)
 
 
-def _agreeing(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[str, ...]:
-    """The differences between the runs, all of them accepted, in words. Otherwise RecordError."""
-    first = runs[0]
+def _accepted_differences(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[str, ...]:
+    first = runs[0].name
+    known: dict[
+        str, dict[str, Any]
+    ] = {}  # of each arm as in the first run that started it: a search need not start all
     refused: list[str] = []
     allowed: list[str] = []
     keys: dict[str, None] = {}
-    for place, run in enumerate(runs[1:], start=1):
-        differing = _differences(first, run)
-        for earlier in runs[1:place]:
-            # An arm that no trial of the first run had is held to the first run that had it.
-            late = tuple(f"arms.{name}" for name in _started(earlier) - _started(first))
-            differing |= {key: pair for key, pair in _differences(earlier, run).items() if _is_among(key, late)}
+    for run in runs:
+        differing: dict[str, tuple[Any, Any]] = {}
+        for owner, own in settings_of(run).items():
+            base = known.setdefault(owner, own)
+            changed = [key for key in sorted({*base, *own}) if base.get(key) != own.get(key)]
+            differing |= {key: (base.get(key), own.get(key)) for key in changed if not _is_among(key, _MAY_DIFFER)}
+        if run.search is not None or runs[0].search is not None:
+            differing.pop("traffic.duration_s", None)  # the trials of a search last as long as it decides
         if never := [key for key in differing if key in _MUST_AGREE]:
-            words = _in_words(differing, never, first.name)
             raise RecordError(
-                f"{run.name} and {first.name} are no trials of one experiment: {words}: leave {first.name} out, or run "
-                "the experiment that it ran"
+                f"{run.name} and {first} are no trials of one experiment: {_in_words(differing, never, first)}: leave "
+                f"{first} out, or run the experiment that it ran"
             )
         if wrong := [key for key in differing if not _is_among(key, accepted)]:
             keys |= dict.fromkeys(wrong)
-            refused.append(f"{run.name} differs from {first.name} in {_in_words(differing, wrong, first.name)}")
-        allowed += [f"{run.name}: {_in_words(differing, [key], first.name)}" for key in differing if key not in wrong]
+            refused.append(f"{run.name} differs from {first} in {_in_words(differing, wrong, first)}")
+        allowed += [f"{run.name}: {_in_words(differing, [key], first)}" for key in differing if key not in wrong]
     if refused:
         raise RecordError(
             f"{'; '.join(refused)}: join runs of one experiment on one kind of machine, or accept what differs with "
@@ -216,208 +282,143 @@ def _agreeing(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[st
     return tuple(allowed)
 
 
-def _in_words(differing: Mapping[str, tuple[Any, Any]], keys: Sequence[str], there: str) -> str:
-    """The differences in `keys`, with the value in the run called `there` in brackets."""
-    pairs = [(key, *differing[key]) for key in keys[:_MOST_NAMED]]
-    named = ", ".join(f"{key} {_shown(own)} (in {there} {_shown(base)})" for key, base, own in pairs)
-    return named + (f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else "")
-
-
-def check_known(runs: Sequence[RunDocuments], names: Sequence[str]) -> None:
-    """Each of `names` is a setting of one of the runs, or a table of settings. Otherwise RecordError."""
-    settings = {key for run in runs for key in _settings(run, _started(run))}
-    for name in names:
-        if not any(_is_among(key, (name,)) for key in settings):
-            raise RecordError(f'no run has a setting "{name}" in which it could differ: leave it out, or see its name')
-
-
-def _check_apart(runs: Sequence[RunDocuments]) -> None:
-    """No two of the runs are one: the seed and the start of a trial are its identity."""
-    seen: dict[tuple[str, int], str] = {}
-    for run in runs:
-        for start in run.starts_ns.values():
-            owner = seen.setdefault((run.seed, start), run.name)
-            if owner != run.name:
-                raise RecordError(f"{run.name} and {owner} hold the same trial, of one start and seed: leave one out")
-
-
-def _is_among(key: str, names: Sequence[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
-def _differences(first: RunDocuments, other: RunDocuments) -> dict[str, tuple[Any, Any]]:
-    """The keys in which two runs differ, with the value of each. Of an arm that only one of them started the tables of
-    the experiments count."""
-    both = _started(first) & _started(other)
-    one, two = _settings(first, both), _settings(other, both)
-    if first.search is not None or other.search is not None:
-        # The trials of a search last as long as it decides.
-        one, two = (settings | {"traffic.duration_s": None} for settings in (one, two))
-    keys = [key for key in sorted({*one, *two}) if one.get(key) != two.get(key) and not _is_among(key, _MAY_DIFFER)]
-    # What all arms share is said once.
-    shared = {key for key in keys if key.startswith(("model.", "engine."))}
-    kept = [key for key in keys if not (key.startswith("arms.") and _in_arm(key) in shared)]
-    return {key: (one.get(key), two.get(key)) for key in kept}
-
-
-def _in_arm(key: str) -> str:
-    """The key without its arm: "model.dtype" of "arms.eager.model.dtype"."""
-    return key.split(".", 2)[-1]
-
-
-def _started(run: RunDocuments) -> set[str]:
-    """The arms that some trial of the run resolved."""
-    return {str(row["name"]) for row in _resolved([info for info in run.infos if info]) if len(row) > 1}
-
-
-def _settings(run: RunDocuments, started: Collection[str]) -> dict[str, Any]:
-    """Everything that decides what the run measured, by its key; of the arms in `started` as its trials resolved it."""
-    experiment = {key: value for key, value in run.experiment.items() if key != "arms"}
-    rows = rows_of(run.experiment.get("arms"))
+def settings_of(run: RunDocuments) -> dict[str, dict[str, Any]]:
+    """Return everything that decides what the run measured: under "" the settings of its experiment and facts of its
+    machine, by key, and under the name of each arm that it started what these settings were resolved to."""
     infos = [info for info in run.infos if info]
-    found = dict(_flat(experiment))
-    for row in (*rows, *(row for row in _resolved(infos) if row["name"] in started)):
-        own = {key: value for key, value in row.items() if key not in ("name", "control")}
-        found |= dict(_flat(own, f"arms.{row.get('name')}"))
-    is_quantised = any(key.endswith(".quantisation") and value != "none" for key, value in found.items())
-    found["arms"] = sorted(str(row.get("name")) for row in rows)
-    found["control"] = [str(row.get("name")) for row in rows if row.get("control") is True]
-    found["loop"] = [str(first_of(infos, key)) for key in ("loop", "open_loop")]
-    found |= {key: first_of(infos, key) for key in ("block_s", "stalling_kinds")}
-    found["traffic.design"] = first_of(infos, "design") or found.get("traffic.design")
-    found["traffic.duration_s"] = first_of(infos, "duration_s") or found.get("traffic.duration_s")
-    prompts = mapping(first_of(infos, "prompts"))
-    for name in _FILES:
-        found |= dict(_flat(mapping(prompts.get(name)), f"traffic.{name}"))
+    rows = rows_of(run.experiment.get("arms"))
     versions = mapping(run.environment.get("versions"))
-    found |= {f"versions.{name}": versions.get(name) for name in (*_VERSIONS, *(("torchao",) if is_quantised else ()))}
     gpus = run.environment.get("gpus")
-    found["gpus"] = sorted({str(gpu).partition(",")[0] for gpu in gpus}) if isinstance(gpus, list) else None
-    return {key: _comparable(key, value) for key, value in found.items() if value is not None}
+    shared = {
+        **{key: value for key, value in run.experiment.items() if key != "arms"},
+        **{key: first_of(infos, key) for key in ("block_s", "stalling_kinds")},
+        "arms": sorted(str(row.get("name")) for row in rows),
+        "control": [str(row.get("name")) for row in rows if row.get("control") is True],
+        "loop": [str(first_of(infos, key)) for key in ("loop", "open_loop")],
+        "versions": {name: versions.get(name) for name in _VERSIONS},
+        "gpus": sorted({str(gpu).partition(",")[0] for gpu in gpus}) if isinstance(gpus, list) else None,
+    }
+    found = {"": dict(flat(shared))}
+    for row in rows:
+        found[""] |= flat({key: row[key] for key in row if key not in ("name", "control")}, f"arms.{row.get('name')}")
+    for key in ("design", "duration_s"):
+        if (value := first_of(infos, key)) is not None:
+            found[""][f"traffic.{key}"] = _comparable(key, value)
+    prompts = mapping(first_of(infos, "prompts"))
+    found[""] |= flat({f"traffic.{key}": mapping(prompts.get(key)) for key in ("trace", "conversations")})
+    for row in (row for info in infos for row in rows_of(info.get("arms")) if row.get("config")):
+        found.setdefault(str(row.get("name")), dict(flat(mapping(row["config"]), f"arms.{row.get('name')}")))
+    if any(key.endswith(".quantisation") and value != "none" for own in found.values() for key, value in own.items()):
+        found[""]["versions.torchao"] = versions.get("torchao")
+    return found
 
 
-def _resolved(infos: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Each arm's configuration as the first trial that has it resolved it."""
-    rows = [row for info in infos for row in rows_of(info.get("arms"))]
-    for name in dict.fromkeys(str(row.get("name")) for row in rows):
-        config = next((row["config"] for row in rows if str(row.get("name")) == name and row.get("config")), None)
-        yield {**mapping(config), "name": name}
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key of each value in nested tables, with the value as far as it decides what was measured."""
     for key, item in value.items():
         name = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(item, Mapping):
-            yield from _flat(item, name)
-        else:
-            yield name, item
+            yield from flat(item, name)
+        elif item is not None:
+            yield name, _comparable(str(key), item)
 
 
 def _comparable(key: str, value: Any) -> Any:
-    """The value as far as it decides what was measured: not which of equal cards, nor where a file lies."""
-    last = key.rpartition(".")[2]
+    """Return the value without which of equal cards it names, or where a file lies."""
     if not isinstance(value, str):
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if last == "device":
+    if key == "device":
         return value.partition(":")[0]
-    if last in _SECRETS:
-        return bool(value)
-    return Path(value).name if last in (*_FILES, "texts") else value
+    return Path(value).name if value.startswith(("/", "./", "../", "~")) else value
 
 
-def _shown(value: Any) -> str:
+def _is_among(key: str, names: Sequence[str]) -> bool:
+    """Return whether `names` holds the key or a table of it; a setting that arms share includes that of each arm."""
+    keys = (key, key.split(".", 2)[-1]) if key.startswith("arms.") else (key,)
+    return any(one == name or one.startswith(f"{name}.") for one in keys for name in names)
+
+
+def _in_words(differing: Mapping[str, tuple[Any, Any]], keys: Sequence[str], there: str) -> str:
+    """Return the differences in `keys`, with the value in the run called `there` in brackets."""
+    pairs = [(key, *differing[key]) for key in keys[:_MOST_NAMED]]
+    named = ", ".join(f"{key} {shown(own)} (in {there} {shown(base)})" for key, base, own in pairs)
+    return named + (f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else "")
+
+
+def shown(value: Any) -> str:
+    """Return the value of a setting as text."""
     if value is None:
         return "not given"
-    if isinstance(value, float) and not isinstance(value, bool):
-        return f"{value:g}"
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = f"{value:g}" if type(value) is float else ", ".join(map(str, value)) if type(value) is list else str(value)
     text = " ".join(text.split()) or "none"
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
-# --- What they say together -------------------------------------------------------------------------------------------
+# --- Documents of all runs together -----------------------------------------------------------------------------------
 
 
 def joined_experiment(runs: Sequence[JoinedRun]) -> dict[str, Any]:
-    """The experiment of the first run, with as many trials as all have or planned."""
-    experiments = [run.documents.experiment for run in runs]
-    names = dict.fromkeys(str(experiment["name"]) for experiment in experiments if "name" in experiment)
-    trials = {**table(experiments[0], "trials"), "count": sum(len(run.trials) for run in runs)}
-    return {**experiments[0], **({"name": " + ".join(names)} if names else {}), "trials": trials}
+    """Return the experiment of the first run, with as many trials as all have or planned."""
+    first = runs[0].documents.experiment
+    names = dict.fromkeys(str(run.documents.experiment.get("name", "")) for run in runs)
+    trials = {**table(first, "trials"), "count": sum(len(run.trials) for run in runs)}
+    return {**first, "name": " + ".join(filter(None, names)), "trials": trials}
 
 
-def joined_environment(runs: Sequence[JoinedRun]) -> dict[str, Any]:
-    """What the runs' environments have in common; where they differ, every value, with semicolons between: of numbers
-    none, as no one number is that of all."""
-    return _together([run.documents.environment for run in runs])
-
-
-def _together(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def joined_environment(environments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the runs' environments have in common; of differing texts and lists all values, of numbers none."""
     joined: dict[str, Any] = {}
-    for key in dict.fromkeys(key for one in tables for key in one):
-        values = [one[key] for one in tables if one.get(key) is not None]
-        if values and all(isinstance(value, Mapping) for value in values):
-            joined[key] = _together([one.get(key) or {} for one in tables])
-        elif values and all(isinstance(value, list) for value in values):
-            # One that a run has twice is there twice, such as two cards of a kind; another run has the same ones.
-            joined[key] = list(reduce(or_, (Counter(map(str, value)) for value in values)).elements())
+    for key in dict.fromkeys(key for one in environments for key in one):
+        values = [one.get(key) for one in environments]
+        known = [value for value in values if value is not None]
+        if all(value == values[0] for value in values):
+            joined[key] = values[0]
+        elif all(isinstance(value, Mapping) for value in known):
+            joined[key] = joined_environment([value or {} for value in values])
+        elif all(isinstance(value, list) for value in known):
+            joined[key] = list(dict.fromkeys(str(item) for value in known for item in value))
+        elif all(isinstance(value, int | float) for value in known):
+            joined[key] = None
         else:
-            known = list(dict.fromkeys("unknown" if one.get(key) is None else str(one[key]) for one in tables))
-            numbers = all(isinstance(value, int | float) for value in values)
-            differing = None if numbers else "; ".join(known)
-            joined[key] = (values[0] if values else None) if len(known) == 1 else differing
+            joined[key] = "; ".join(dict.fromkeys("unknown" if value is None else str(value) for value in values))
     return joined
 
 
-def joined_parity(runs: Sequence[JoinedRun]) -> dict[str, Any] | None:
-    """What was measured of the arms before the first trial of each run: of each arm the worst. None where one of the
-    runs measured nothing."""
-    documents = [run.documents.parity for run in runs]
-    if len(runs) == 1:
-        return None if documents[0] is None else dict(documents[0])
-    if any(document is None for document in documents):
+def joined_parity(documents: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Return what was measured of the arms before the first trial of each run, of each arm the worst; None if a run
+    measured nothing."""
+    measured = [document for document in documents if document is not None]
+    if len(measured) < len(documents):
         return None
-    measured = [mapping(document) for document in documents]
+    rows = sorted((row for document in measured for row in rows_of(document.get("arms"))), key=_parity_rank)
     worst: dict[str, Mapping[str, Any]] = {}
-    for row in (row for document in measured for row in rows_of(document.get("arms"))):
-        name = str(row.get("name"))
-        if name not in worst or _parity_rank(row) < _parity_rank(worst[name]):
-            worst[name] = row
-    whole = min(measured, key=_parity_rank)
-    return {**whole, "arms": list(worst.values())}
-
-
-def joined_search(runs: Sequence[JoinedRun]) -> dict[str, Any] | None:
-    """How the searches of all runs went on, as one. None where a run made none.
-
-    Verdicts were asked for where one asked; an arm was let go where every search did, for the first one's reason.
-    """
-    documents = [run.documents.search for run in runs]
-    searches = [mapping(document) for document in documents if document is not None]
-    if len(searches) < len(runs):
-        return None
-    if len(searches) == 1:
-        return dict(searches[0])
-    spent = {key: [value for search in searches if (value := number(search.get(key))) is not None] for key in _SPENT}
-    stops = [str(search.get("stop") or "") for search in searches]
-    each = stops[:1] if len(set(stops)) == 1 else [f"run {place}: {stop}" for place, stop in enumerate(stops, start=1)]
-    return {
-        "gated": any(search.get("gated", True) is not False for search in searches),
-        **{key: sum(values) for key, values in spent.items() if len(values) == len(searches)},
-        "stop": "; ".join(each) if all(stops) else "",
-        **{key: _let_go([rows_of(search.get(key)) for search in searches]) for key in ("left", "dropped")},
-    }
-
-
-_SPENT = ("budget_s", "spent_s", "parity_s")
-
-
-def _let_go(searches: Sequence[Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
-    """The arms that are named in each, as the first names them."""
-    named = [{str(row.get("arm")) for row in rows} for rows in searches]
-    return [row for row in searches[0] if all(str(row.get("arm")) in names for names in named)]
+    for row in rows:
+        worst.setdefault(str(row.get("name")), row)
+    return {**sorted(measured, key=_parity_rank)[0], "arms": list(worst.values())}
 
 
 def _parity_rank(row: Mapping[str, Any]) -> int:
-    verdict = row.get("verdict")
-    return _PARITY_ORDER.index(verdict) if verdict in _PARITY_ORDER else 1
+    return {"FAIL": 0, "PASS": 2}.get(str(row.get("verdict")), 1)
+
+
+def joined_search(searches: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Return how the searches of all runs went on, as one; None if a run made none.
+
+    Verdicts were asked for if one search asked; an arm was dropped if every search dropped it.
+    """
+    known = [search for search in searches if search is not None]
+    if len(known) < len(searches):
+        return None
+    stops = [str(search.get("stop") or "") for search in known]
+    together: dict[str, Any] = {
+        "gated": any(search.get("gated", True) is not False for search in known),
+        "stop": "; ".join(dict.fromkeys(stops)) if all(stops) else "",
+    }
+    for key in ("budget_s", "spent_s", "parity_s"):
+        spent = [number(search.get(key)) for search in known]
+        together |= {} if None in spent else {key: sum(value for value in spent if value is not None)}
+    for key in ("left", "dropped"):
+        named = [{str(row.get("arm")) for row in rows_of(search.get(key))} for search in known]
+        common = set.intersection(*named)
+        together[key] = [row for row in rows_of(known[0].get(key)) if str(row.get("arm")) in common]
+    return together

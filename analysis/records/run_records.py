@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.records import joining
 from analysis.records.asked_answers import PATTERN as ANSWERS
-from analysis.records.joining import (
-    JoinedRun,
-    RunDocuments,
-    check_joinable,
-    joined_environment,
-    joined_experiment,
-    joined_parity,
-    joined_runs,
-    joined_search,
-    names_of,
-    one_run,
-)
+from analysis.records.documents import Document, content_of, read_document, read_toml
+from analysis.records.joining import JoinedRun, RunDocuments, RunList, read_run_list
 from analysis.records.plain_values import mapping, number
-from analysis.records.run_files import RunFiles
-from analysis.records.run_list import RunList, read_run_list
-from analysis.records.schemas import (
-    BED,
-    COMPILE_EVENTS,
-    JUDGED_REQUESTS,
-    REQUIRED_BED_COLUMNS,
-    REQUIRED_EVENT_COLUMNS,
-    REQUIRED_REQUEST_COLUMNS,
-    REQUIRED_SERVER_LOAD_COLUMNS,
-    REQUIRED_STEP_COLUMNS,
-    SERVER_LOAD,
-    STEPS,
-)
-from analysis.records.tables import RecordError
+from analysis.records.schemas import JUDGED_REQUESTS, REQUIRED, TABLES
+from analysis.records.tables import NOT_AS_WRITTEN, RecordError, crc32_of, one_line, read_end, read_table
 from analysis.records.weight_journal import JOURNAL, WeightChange, read_weights, weights_problem
 from analysis.wording import counted
+
+EXPORT = "export.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +35,17 @@ class RunRecords:
     requests: pa.Table  # the columns of JUDGED_REQUESTS
     events: pa.Table | None  # None: no such file, so nothing is known of compiles
     steps: pa.Table | None  # None: of no trial
-    bed: pa.Table | None  # samples of the machines; None: nobody watched them
+    bed: pa.Table | None  # samples of the machines; None if nothing sampled them
     problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
-    server_load: pa.Table | None = None  # of external arms by their own account; None where none shows it
+    server_load: pa.Table | None = None  # as external arms report it; None if none does
     stated: bool = False  # its files state what they should hold
     parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
     answers: tuple[dict[str, Any], ...] = ()  # of external arms to prompts that all were asked, a trial and an arm each
-    search: dict[str, Any] | None = None  # frontier.json: how a search, or several, went on; None where none was made
+    search: dict[str, Any] | None = None  # frontier.json: how a search, or several, went on; None if none was made
     stepless: frozenset[int] = frozenset()  # trials of runs that were kept without their engine steps
-    weights: tuple[WeightChange, ...] = ()  # what each arm was to get from when on; empty where it never changed
-    runs: tuple[JoinedRun, ...] = ()  # that were read, in order of time; the one alone where none were joined
-    differences: tuple[str, ...] = ()  # between runs that were joined all the same, in words
+    weights: tuple[WeightChange, ...] = ()  # empty if they never changed
+    runs: tuple[JoinedRun, ...] = ()  # that were read, in order of time; the one alone if none were joined
+    differences: tuple[str, ...] = ()  # between joined runs, as they were accepted
 
     @property
     def joined(self) -> bool:
@@ -79,43 +59,160 @@ class RunRecords:
 
 
 def read_run(directory: Path) -> RunRecords:
-    """The records under `directory`: trial-NN/ folders, the tables side by side in it, or the runs that it joins.
+    """Return the records under `directory`: trial-NN/ folders, tables in it, or the runs that it joins.
 
-    Raises RecordError when there is no table of requests or one that cannot be read, and for runs that may not be
-    joined.
+    Raises RecordError if there is no table of requests or one that cannot be read, and for runs that may not be joined.
     """
     if not directory.is_dir():
         raise RecordError(f"{directory} is not a directory: give the directory of a run")
     listed = read_run_list(directory)
     if listed is None:
         documents, files = _documents(directory, "")
-        return _read(directory, [one_run(documents)], {documents.directory: files})
+        return _read(directory, [joining.one_run(documents)], {documents.directory: files})
     opened = _opened(listed)
-    differences = check_joinable([documents for documents, _ in opened], listed.accepted)
+    runs = [documents for documents, _ in opened]
+    differences = joining.check_joinable(runs, listed.accepted)
     files_of = {documents.directory: files for documents, files in opened}
-    return _read(directory, joined_runs([documents for documents, _ in opened]), files_of, differences)
+    return _read(directory, joining.joined_runs(runs), files_of, differences)
+
+
+def read_together(directories: Sequence[Path]) -> RunRecords:
+    """Return the records of runs that may be of different experiments, with the trials and ids of joined runs."""
+    opened = _opened(RunList(directories=tuple(directories)))
+    files_of = {documents.directory: files for documents, files in opened}
+    return _read(directories[-1], joining.joined_runs([documents for documents, _ in opened]), files_of)
 
 
 def check_runs(listed: RunList) -> tuple[RunDocuments, ...]:
-    """What the runs of the list say of themselves: they may be joined, and each holds requests. Else RecordError."""
+    """Return the documents of the listed runs. Raises RecordError for runs that may not be joined or hold no
+    requests."""
     documents = tuple(run for run, _ in _opened(listed))
     for run in documents:
         if not any(table_files(folder, "requests") for folder in run.folders):
             raise RecordError(f"{run.name} holds no requests*.arrow, .parquet or .jsonl: give another run")
-    check_joinable(documents, listed.accepted)
+    joining.check_joinable(documents, listed.accepted)
     return documents
 
 
-def _opened(listed: RunList) -> list[tuple[RunDocuments, RunFiles]]:
-    named = zip(listed.directories, names_of(listed.directories), strict=True)
+def load_process(path: Path) -> str:
+    """Return the name of the load process that wrote the requests at `path`."""
+    return path.name.removeprefix("requests-").partition(".")[0]
+
+
+def clock_offset_ns(account: Mapping[str, Any]) -> int:
+    """Return what the times of a load process still lack to the run's time, by its account: a file that was copied from
+    the process's own disk is in its host's time."""
+    clock = mapping(account.get("clock"))
+    offset_ns = number(clock.get("offset_ns"))
+    return int(clock["offset_ns"]) if clock.get("applied") is False and offset_ns is not None else 0
+
+
+def shifted(rows: Any, offset_ns: int) -> Any:
+    """Return the requests, a table or a batch, with `offset_ns` added to every time that the load process took."""
+    for name in ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns") if offset_ns else ():
+        place = rows.schema.get_field_index(name)
+        rows = rows.set_column(place, rows.schema.field(place), pc.add(rows.column(place), offset_ns))
+    return rows
+
+
+def trial_folders(directory: Path) -> list[Path]:
+    """Return the folders of the trials, or the directory itself if it has none."""
+    return sorted(path for path in directory.glob("trial-*") if path.is_dir()) or [directory]
+
+
+def table_files(folder: Path, stem: str) -> list[Path]:
+    """Return the files of a table, all in the first format that there is."""
+    by_suffix = (sorted(folder.glob(f"{stem}*.{suffix}")) for suffix in ("arrow", "parquet", "jsonl"))
+    return next(filter(None, by_suffix), [])
+
+
+# --- Files that state what they should hold ---------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class _Files:
+    """The files of the run in `directory` as they are read. With a `name`, each is called by it and its own path."""
+
+    directory: Path
+    name: str
+    exported: Mapping[str, Any]  # export.json, which states what exported tables hold
+    problems: list[str] = field(default_factory=list)
+    documents: dict[str, bool] = field(default_factory=dict)  # whether each file states what it should hold
+    tables: dict[str, bool] = field(default_factory=dict)
+
+    def add(self, path: Path, problem: str) -> None:
+        """Add what is wrong with the file or folder at `path`, in words that follow its name."""
+        self.problems.append(f"{self._label(path)} {problem}")
+
+    def document(self, path: Path) -> dict[str, Any] | None:
+        """Return the JSON document at `path`; None if there is none, or none that can be believed."""
+        return self._content(path, read_document(path))
+
+    def toml(self, path: Path) -> dict[str, Any]:
+        """Return the TOML document at `path`, empty if there is none. Raises RecordError if it cannot be read."""
+        try:
+            return self._content(path, read_toml(path)) or {}
+        except (OSError, ValueError) as error:
+            raise RecordError(f"{self._label(path)} cannot be read ({one_line(error)}): correct it") from error
+
+    def _content(self, path: Path, document: Document | None) -> dict[str, Any] | None:
+        if document is None:
+            return None
+        if document.problem:
+            self.add(path, document.problem)
+        if document.content is not None:
+            self.documents[self._label(path)] = document.stated
+        return document.content
+
+    def table(self, path: Path, schema: pa.Schema, *, required: Sequence[str]) -> pa.Table:
+        """Return the rows of the file, as `read_table` has them. Raises RecordError and OSError."""
+        stated = mapping(self.exported.get("files")).get(path.relative_to(self.directory).as_posix())
+        if stated is not None and stated != f"{crc32_of(path):08x}":
+            self.add(path, f"{NOT_AS_WRITTEN}: its rows are not used")
+            self.tables[self._label(path)] = True
+            return schema.empty_table()
+        rows, problems = read_table(path, schema, required=required)
+        for problem in problems:
+            self.add(path, problem)
+        states = bool(stated or read_end(path))
+        if states or not problems:  # what was cut off lost what it stated
+            self.tables[self._label(path)] = states
+        return rows
+
+    @property
+    def stated(self) -> bool:
+        """Whether the tables state what they should hold."""
+        return any(self.tables.values())
+
+    @property
+    def changed(self) -> list[str]:
+        """What a changed file shows: it states nothing, and others of the run do."""
+        any_document = any(self.documents.values())
+        silent = [name for name, states in self.documents.items() if any_document and not states]
+        silent += [name for name, states in self.tables.items() if (any_document or self.stated) and not states]
+        return [f"{name} does not state what it should hold, as others of the run do" for name in silent]
+
+    def _label(self, path: Path) -> str:
+        own = path.relative_to(self.directory).as_posix()
+        return f"{self.name}/{own}" if self.name else own
+
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
+
+
+def _opened(listed: RunList) -> list[tuple[RunDocuments, _Files]]:
+    named = zip(listed.directories, joining.names_of(listed.directories), strict=True)
     opened = [_documents(directory, name) for directory, name in named]
-    # In order of time, so that the outcome does not hang on the order in which they were named.
-    return sorted(opened, key=lambda run: (min(run[0].starts_ns.values(), default=0), run[0].name))
+    # In order of time, so that the order in which they were given does not matter.
+    return sorted(opened, key=lambda run: run[0].order)
 
 
-def _documents(directory: Path, name: str) -> tuple[RunDocuments, RunFiles]:
-    """The documents of the run in `directory`; `name` is put in front of what is said of its files."""
-    files = RunFiles(directory, name)
+def _documents(directory: Path, name: str) -> tuple[RunDocuments, _Files]:
+    """Read the documents of the run in `directory`; `name` precedes what is reported of its files."""
+    export = read_document(directory / EXPORT)
+    files = _Files(directory=directory, name=name, exported=(export and export.content) or {})
+    if export is not None and export.problem:
+        files.add(directory / EXPORT, export.problem)
     experiment = files.toml(directory / "experiment.toml")
     environment = files.document(directory / "environment.json") or {}
     folders = trial_folders(directory)
@@ -143,59 +240,56 @@ def _documents(directory: Path, name: str) -> tuple[RunDocuments, RunFiles]:
     return documents, files
 
 
+def _trial_number(info: Mapping[str, Any] | None, folder: Path, position: int) -> int:
+    given = (info or {}).get("trial")
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 31:
+        return given
+    name = folder.name.removeprefix("trial-")
+    return int(name) if name.isdecimal() else position
+
+
 def _read(
-    directory: Path, runs: Sequence[JoinedRun], files_of: Mapping[Path, RunFiles], differences: Sequence[str] = ()
+    directory: Path, runs: Sequence[JoinedRun], files_of: Mapping[Path, _Files], differences: Sequence[str] = ()
 ) -> RunRecords:
-    """The records of the runs, in their order, each with its own files."""
-    tables: dict[str, list[pa.Table]] = {}
-    silent: list[tuple[RunFiles, Path]] = []  # folders without compile events
-    for run, number_in_run, folder in _folders(runs):
-        files = files_of[run.documents.directory]
-        for stem, (schema, required) in _TABLES.items():
-            paths = table_files(folder, stem)
-            if stem == "compile_events" and not paths:
-                silent.append((files, folder))
-            for path in paths:
-                rows = _with_trial(files.table(stem, path, schema, required=required), number_in_run)
-                tables.setdefault(stem, []).append(run.with_own_names(rows))
-    events, steps, bed, server_load = (pa.concat_tables(tables[stem]) if stem in tables else None for stem in _TABLES)
+    """Return the records of the runs, in their order, each with its own files."""
+    tables = {stem: list(_tables(runs, files_of, stem)) for stem in ("compile_events", "steps", "bed", "server_load")}
+    events, steps, bed, server_load = (pa.concat_tables(rows) if rows else None for rows in tables.values())
     if events is not None:
-        # No event of a trial would read as no compile in it.
-        for files, folder in silent:
-            files.add(folder, "holds no compile_events, as other trials do")
+        for run, _, folder in _folders(runs):
+            if not table_files(folder, "compile_events"):  # which would read as no compile in this trial
+                files_of[run.documents.directory].add(folder, "holds no compile_events, as other trials do")
     requests: list[pa.Table] = []
     generators: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
-    for run, number_in_run, folder in _folders(runs):
-        files = files_of[run.documents.directory]
-        own: dict[str, dict[str, Any]] = {}
+    for run, own_number, folder in _folders(runs):
+        files, trial = files_of[run.documents.directory], run.trials[own_number]
+        accounts: dict[str, dict[str, Any]] = {}
         for path in sorted(folder.glob("generator-*.json")):
-            generator = files.document(path)
-            if generator is not None:
-                own[path.stem.removeprefix("generator-")] = {**generator, "trial": run.trials[number_in_run]}
+            if (account := files.document(path)) is not None:
+                accounts[path.stem.removeprefix("generator-")] = {**account, "trial": trial}
         for path in table_files(folder, "requests"):
-            rows = files.table("requests", path, JUDGED_REQUESTS, required=REQUIRED_REQUEST_COLUMNS)
+            rows = files.table(path, JUDGED_REQUESTS, required=REQUIRED["requests"])
             nameless = rows.column("trial").null_count
             if nameless and (folder / "trial.json").exists():  # bare tables need not name their one trial
                 files.add(path, f"has {counted(nameless, 'request')} without a trial")
-            account = own.get(load_process(path))
-            if account is not None:
-                account["rows"] = rows.num_rows
-                rows = shifted(rows, clock_offset_ns(account))
-            requests.append(run.with_own_names(_with_trial(rows, number_in_run)))
-        generators += own.values()
+            if own := accounts.get(load_process(path)):
+                own["rows"] = rows.num_rows
+                rows = shifted(rows, clock_offset_ns(own))
+            requests.append(run.with_own_names(_with_trial(rows, own_number)))
+        generators += accounts.values()
         files.document(folder / "compiler.json")
         for path in sorted(folder.glob(ANSWERS)):
             if (document := files.document(path)) is not None:
-                answers.append({**document, "trial": run.trials[number_in_run]})
+                answers.append({**document, "trial": trial})
     if not requests:
         raise RecordError(f"{directory.name} holds no requests*.arrow, .parquet or .jsonl: give a run directory")
+    documents = [run.documents for run in runs]
     joined = bool(runs[0].place)
-    problems_of = [_problems(run, files_of[run.documents.directory]) for run in runs]
+    environments = [own.environment for own in documents]
     return RunRecords(
         directory=directory,
-        experiment=joined_experiment(runs) if joined else dict(runs[0].documents.experiment),
-        environment=joined_environment(runs) if joined else dict(runs[0].documents.environment),
+        experiment=joining.joined_experiment(runs) if joined else dict(documents[0].experiment),
+        environment=joining.joined_environment(environments) if joined else dict(documents[0].environment),
         trials=_trials(runs),
         generators=tuple(generators),
         requests=pa.concat_tables(requests),
@@ -203,45 +297,39 @@ def _read(
         steps=steps,
         bed=bed,
         server_load=server_load,
-        problems=tuple(problem for problems in problems_of for problem in problems),
+        problems=tuple(problem for run in runs for problem in _problems(run, files_of[run.documents.directory])),
         stated=all(files.stated for files in files_of.values()),
-        parity=joined_parity(runs),
+        parity=joining.joined_parity([own.parity for own in documents]),
         answers=tuple(answers),
-        search=joined_search(runs),
+        search=joining.joined_search([own.search for own in documents]),
         stepless=_stepless(runs),
-        weights=() if joined else read_weights(runs[0].documents.directory),
+        weights=() if joined else read_weights(documents[0].directory),
         runs=tuple(runs),
         differences=tuple(differences),
     )
 
 
-_TABLES = {
-    "compile_events": (COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
-    "steps": (STEPS, REQUIRED_STEP_COLUMNS),
-    "bed": (BED, REQUIRED_BED_COLUMNS),
-    "server_load": (SERVER_LOAD, REQUIRED_SERVER_LOAD_COLUMNS),
-}
+def _tables(runs: Sequence[JoinedRun], files_of: Mapping[Path, _Files], stem: str) -> Iterator[pa.Table]:
+    for run, own_number, folder in _folders(runs):
+        for path in table_files(folder, stem):
+            rows = files_of[run.documents.directory].table(path, TABLES[stem], required=REQUIRED[stem])
+            yield run.with_own_names(_with_trial(rows, own_number))
 
 
 def _folders(runs: Iterable[JoinedRun]) -> Iterator[tuple[JoinedRun, int, Path]]:
-    """Each folder of each run, with its trial's number in the run."""
+    """Yield each folder of each run, with its trial's number in the run."""
     for run in runs:
         for own, folder in zip(run.documents.numbers, run.documents.folders, strict=True):
             yield run, own, folder
 
 
-def _stepless(runs: Sequence[JoinedRun]) -> frozenset[int]:
-    """The trials of runs without a table of steps. Where one trial of a run has it, those of its others are lost."""
-    return frozenset(
-        number
-        for run in runs
-        if not any(table_files(folder, "steps") for folder in run.documents.folders)
-        for number in run.trials.values()
-    )
+def _with_trial(rows: pa.Table, number: int) -> pa.Table:
+    place = rows.schema.get_field_index("trial")
+    return rows.set_column(place, rows.schema.field(place), pc.fill_null(rows.column(place), number))
 
 
 def _trials(runs: Sequence[JoinedRun]) -> tuple[dict[str, Any], ...]:
-    """trial.json of each trial, in order, with its number among all."""
+    """Return trial.json of each trial, in order, with its new number."""
     trials = [
         {**info, "trial": run.trials[own]}
         for run in runs
@@ -251,68 +339,23 @@ def _trials(runs: Sequence[JoinedRun]) -> tuple[dict[str, Any], ...]:
     return tuple(trials if len(runs) == 1 else sorted(trials, key=lambda info: info["trial"]))
 
 
-def _problems(run: JoinedRun, files: RunFiles) -> list[str]:
-    """What is wrong with the run. What was before its records were exported does not show in the files any more."""
+def _stepless(runs: Sequence[JoinedRun]) -> frozenset[int]:
+    """Return the trials of runs without any table of steps. If one trial of a run has it, those of its others are
+    lost."""
+    without = (run for run in runs if not any(table_files(folder, "steps") for folder in run.documents.folders))
+    return frozenset(trial for run in without for trial in run.trials.values())
+
+
+def _problems(run: JoinedRun, files: _Files) -> list[str]:
+    """Return what is wrong with the run. What was wrong before an export does not show in the files any more."""
     front = f"{run.documents.name}: " if run.place else ""
     journal = weights_problem(run.documents.directory)
     own = [f"{JOURNAL} {journal}"] if journal else []
-    return [*files.problems(), *(f"{front}{problem}" for problem in (*own, *earlier_problems(files.exported)))]
+    own += earlier_problems(run.documents.directory)
+    return [*files.problems, *files.changed, *(f"{front}{problem}" for problem in own)]
 
 
-def earlier_problems(exported: Mapping[str, Any]) -> list[str]:
-    """What was wrong with the records before they were exported, by export.json."""
-    problems = exported.get("problems")
+def earlier_problems(directory: Path) -> list[str]:
+    """Return what was wrong with the records of a run before they were exported to `directory`."""
+    problems = content_of(directory / EXPORT).get("problems")
     return [str(problem) for problem in problems] if isinstance(problems, list) else []
-
-
-def load_process(path: Path) -> str:
-    """The name of the load process that wrote the requests at `path`."""
-    return path.name.removeprefix("requests-").partition(".")[0]
-
-
-def clock_offset_ns(account: Mapping[str, Any]) -> int:
-    """What the times of a load process still lack to the run's time, by its account.
-
-    A file that was copied from a load process's own disk is in that host's time.
-    """
-    clock = mapping(account.get("clock"))
-    offset_ns: Any = clock.get("offset_ns")
-    return int(offset_ns) if clock.get("applied") is False and number(offset_ns) is not None else 0
-
-
-# The times of a request that its load process took; the others are the server's.
-_CLIENT_TIMES = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
-
-
-def shifted(rows: Any, offset_ns: int) -> Any:
-    """The requests, a table or a batch, with `offset_ns` added to every time that the load process took."""
-    for name in _CLIENT_TIMES if offset_ns else ():
-        place = rows.schema.get_field_index(name)
-        rows = rows.set_column(place, rows.schema.field(place), pc.add(rows.column(place), offset_ns))
-    return rows
-
-
-def trial_folders(directory: Path) -> list[Path]:
-    """The folders of the trials, or the directory itself where it has none."""
-    return sorted(path for path in directory.glob("trial-*") if path.is_dir()) or [directory]
-
-
-def table_files(folder: Path, stem: str) -> list[Path]:
-    """The files of a table, all in the first format that there is."""
-    by_suffix = (sorted(folder.glob(f"{stem}*.{suffix}")) for suffix in ("arrow", "parquet", "jsonl"))
-    return next(filter(None, by_suffix), [])
-
-
-def _trial_number(info: Mapping[str, Any] | None, folder: Path, position: int) -> int:
-    given = (info or {}).get("trial")
-    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 31:
-        return given
-    name = folder.name.removeprefix("trial-")
-    return int(name) if name.isdecimal() else position
-
-
-def _with_trial(table: pa.Table, number: int) -> pa.Table:
-    index = table.schema.get_field_index("trial")
-    if not table.column(index).null_count:
-        return table
-    return table.set_column(index, table.schema.field(index), pc.fill_null(table.column(index), number))

@@ -1,6 +1,9 @@
-"""The tables of a run: their columns, and which of them a file must have."""
+"""The tables of a run: their columns, which of them a file must have, and the kinds of compile events."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
 
 import pyarrow as pa
 
@@ -46,7 +49,7 @@ COMPILE_EVENTS = pa.schema(
         ("trial", pa.int32()),
         ("arm", pa.string()),
         ("replica", pa.string()),
-        ("kind", pa.string()),  # one of event_kinds
+        ("kind", pa.string()),  # one of EVENT_KINDS
         ("start_ns", pa.int64()),
         ("end_ns", pa.int64()),
         ("compile_id", pa.string()),
@@ -149,7 +152,36 @@ BED = pa.schema(
     ]
 )
 
-# What judging reads of a request, as it is held in memory: names that many requests share are kept once.
+TABLES: Final = {
+    "requests": REQUESTS,
+    "steps": STEPS,
+    "compile_events": COMPILE_EVENTS,
+    "bed": BED,
+    "server_load": SERVER_LOAD,
+}
+
+# Columns that a file must have.
+REQUIRED: Final = {
+    "requests": ("arm", "end_ns", "status"),
+    "compile_events": ("arm", "kind", "start_ns", "end_ns"),
+    "steps": ("arm", "start_ns", "end_ns"),
+    "server_load": ("arm", "at_ns"),
+    "bed": ("kind", "name", "at_ns"),
+}
+
+# Kinds of compile events, and how each reads.
+EVENT_KINDS: Final[Mapping[str, str]] = {
+    "compile": "compile",
+    "recompile": "recompile",
+    "graph_capture": "graph capture",
+    "autotune": "autotune",
+    "limit_hit": "limit hit",
+    "jit": "JIT compile",
+    "background_compile": "background compile",
+    "eager_fallback": "eager fallback",
+}
+
+# What judging reads of a request; a name that many requests share is kept once.
 _SHARED_NAME = pa.dictionary(pa.int32(), pa.string())
 _SHARED_NAMES = ("arm", "replica", "status", "error", "phase")
 JUDGED_REQUESTS = pa.schema(
@@ -162,9 +194,3 @@ JUDGED_REQUESTS = pa.schema(
         )
     ]
 )
-
-REQUIRED_REQUEST_COLUMNS = ("arm", "end_ns", "status")
-REQUIRED_EVENT_COLUMNS = ("arm", "kind", "start_ns", "end_ns")
-REQUIRED_STEP_COLUMNS = ("arm", "start_ns", "end_ns")
-REQUIRED_SERVER_LOAD_COLUMNS = ("arm", "at_ns")
-REQUIRED_BED_COLUMNS = ("kind", "name", "at_ns")

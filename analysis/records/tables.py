@@ -1,56 +1,125 @@
-"""One table of records in a file: appended while the run goes on, readable after a kill, taken in three formats.
+"""Tables of records in files: written as an Arrow stream, read from Arrow, Parquet and JSON Lines.
 
-A table is an Arrow IPC stream that grows by whole batches and ends with its row count and checksum. A kill in the
-middle of a batch costs that batch and nothing before it. Of a file that is not as its checksum states no row is used.
-Parquet and JSON Lines are read where other systems wrote them.
+A stream grows by whole batches, so that a kill costs one batch at most. It ends with a line that states the row count
+and the CRC-32 of everything before, such as `rows 000000001234 crc32 0a1b2c3d`; other readers of Arrow stop in front of
+it. A file that was cut off lacks that line and still reads. A file that differs from what it states is not used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
+import re
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
 import pyarrow.parquet
 
-from analysis.records.checksums import END_OF_STREAM, Checksum, read_end
 from analysis.records.documents import parse_json
 from analysis.wording import counted
 
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+CUT_OFF = "is cut off at its end"
+NOT_AS_WRITTEN = "is not as it was written"
+
+_END_LINE = re.compile(rb"\nrows ([0-9]{12}) crc32 ([0-9a-f]{8})\n\Z")
+_END_LINE_BYTES = len(b"\nrows 000000000000 crc32 00000000\n")
 _FILE_MAGIC = b"ARROW1"
 _LARGEST_INT = 9.2e18
 _ROWS_AT_ONCE = 1 << 16  # of Parquet
-_BYTES_AT_ONCE = 1 << 24  # of Arrow
-_LINES_AT_ONCE = 1 << 24  # bytes
+_BYTES_AT_ONCE = 1 << 24
 _LONGEST, _HEAD = 1000, 700  # characters of an error
-# This pool gives back at once what is freed, where others keep much of it: the columns of a large run take half the
-# memory while they are read. Not every build of Arrow has it.
+
+# jemalloc returns freed memory at once, which halves the peak while a large run is read. Not every build has it.
 with contextlib.suppress(NotImplementedError):
     pa.set_memory_pool(pa.jemalloc_memory_pool())
     pa.jemalloc_set_decay_ms(0)
 
 
 class RecordError(ValueError):
-    """The records cannot be read or judged. The message is one line: what, where, remedy. Of one with many characters
-    the beginning and the end are kept."""
+    """The records cannot be read or judged. The message is one line: what, where, remedy; a long one is shortened in
+    the middle."""
 
     def __init__(self, message: str) -> None:
         line = " ".join(message.splitlines())
         super().__init__(line if len(line) <= _LONGEST else f"{line[:_HEAD]} ... {line[_HEAD - _LONGEST :]}")
 
 
-class RecordWriter:
-    """Rows appended to one Arrow IPC stream file; what `flush` wrote survives a kill of the process.
+def one_line(error: BaseException) -> str:
+    """Return the first line of the error's message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
-    An existing file is continued: a batch that a kill tore is cut off first. A file with another schema or one that is
-    not as it was written raises RecordError.
+
+# --- The end of a file ------------------------------------------------------------------------------------------------
+
+
+class Checksum:
+    """Rows and CRC-32 of a file that is being written from its beginning."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._crc32 = 0
+
+    def add(self, piece: bytes | memoryview, rows: int) -> None:
+        """Count `piece`, which holds `rows` rows and follows what the file held."""
+        self._crc32 = zlib.crc32(piece, self._crc32)
+        self.rows += rows
+
+    def end(self) -> bytes:
+        """Return what ends the file: the end mark of the stream, and the last line."""
+        line = b"\nrows %012d crc32 " % self.rows
+        return b"%s%s%08x\n" % (END_OF_STREAM, line, zlib.crc32(END_OF_STREAM + line, self._crc32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEnd:
+    """What the last line of a file states."""
+
+    rows: int
+    size: int  # bytes before the line
+    crc32: int  # of these bytes and of the line up to the sum
+
+    def agrees_with(self, path: Path) -> bool:
+        """Return whether the file at `path` is as stated. Raises OSError."""
+        return crc32_of(path, self.size + len(b"\nrows 000000000000 crc32 ")) == self.crc32
+
+
+def read_end(path: Path) -> FileEnd | None:
+    """Return what the file states at its end; None if it states nothing. Raises OSError."""
+    size = path.stat().st_size - _END_LINE_BYTES
+    if size < 0:
+        return None
+    with path.open("rb") as file:
+        file.seek(size)
+        line = _END_LINE.match(file.read())
+    return None if line is None else FileEnd(rows=int(line[1]), size=size, crc32=int(line[2], 16))
+
+
+def crc32_of(path: Path, size: int | None = None) -> int:
+    """Return the CRC-32 of the first `size` bytes of the file, or of all. Raises OSError."""
+    left = path.stat().st_size if size is None else size
+    crc32 = 0
+    with path.open("rb") as file:
+        while left and (piece := file.read(min(left, _BYTES_AT_ONCE))):
+            crc32 = zlib.crc32(piece, crc32)
+            left -= len(piece)
+    return crc32
+
+
+# --- Writing ----------------------------------------------------------------------------------------------------------
+
+
+class RecordWriter:
+    """Rows appended to one Arrow stream; what `flush` wrote survives a kill of the process.
+
+    An existing file is continued after its last whole batch. Raises RecordError for one with another schema and for one
+    that is not as it was written.
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
@@ -58,7 +127,7 @@ class RecordWriter:
         self._rows: list[Mapping[str, Any]] = []
         self._checksum = Checksum()
         kept = _kept_batches(path, schema)
-        # The whole batches are written beside the file and moved over it: a kill here loses nothing either.
+        # The whole batches go to a new file that replaces the old one: a kill here loses nothing either.
         fresh = path.with_name(path.name + ".new")
         self._file = fresh.open("wb", buffering=0)
         self._append(schema.serialize().to_pybytes(), 0)
@@ -82,7 +151,7 @@ class RecordWriter:
         self._append(batch.serialize().to_pybytes(), batch.num_rows)
 
     def close(self) -> None:
-        """Write the rows that wait and the end of the file. Closing twice does nothing more."""
+        """Write the rows that wait and the end of the file. A second call does nothing."""
         if self._file.closed:
             return
         self.flush()
@@ -117,15 +186,14 @@ def _append_whole(file: io.FileIO, piece: bytes) -> None:
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """The values as a column. A whole number may be anything that a server said: one that does not fit is unknown."""
+    """Return the values as a column; a whole number that does not fit is null, since a server may send any."""
     try:
         return pa.array(values, kind)
     except (OverflowError, pa.ArrowInvalid):
         if not pa.types.is_integer(kind):
             raise
         beyond = 1 << (kind.bit_width - 1)
-        fitting = [value if value is not None and -beyond <= value < beyond else None for value in values]
-        return pa.array(fitting, kind)
+        return pa.array([x if x is not None and -beyond <= x < beyond else None for x in values], kind)
 
 
 def _kept_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:
@@ -143,55 +211,61 @@ def _kept_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:
     return [batch for table in tables for batch in table.to_batches()]
 
 
-CUT_OFF = "is cut off at its end"
-NOT_AS_WRITTEN = "is not as it was written"
+# --- Reading ----------------------------------------------------------------------------------------------------------
 
 
-def unusable(rows: int) -> str:
-    """Say of a file that states `rows` rows and is not as it states that nothing of it counts."""
-    return f"{NOT_AS_WRITTEN}: its {counted(rows, 'row')} {'is' if rows == 1 else 'are'} not used"
+def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -> tuple[pa.Table, tuple[str, ...]]:
+    """Return the rows of an Arrow, Parquet or JSON Lines file in `schema`, and what is wrong with the file, in words
+    that follow its name.
+
+    Columns that `schema` lacks are not read, and columns that the file lacks are null. Raises RecordError for a missing
+    `required` column, a column of another kind, and a file that cannot be read.
+    """
+    tables_of = {".parquet": _parquet_tables, ".jsonl": _json_tables}.get(path.suffix, _arrow_tables)
+    problems: list[str] = []
+    tables = [schema.empty_table()]
+    try:
+        for table in tables_of(path, schema.names, problems):
+            tables.append(_conform(table, schema, required, path.name))
+    except RecordError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+        raise RecordError(f"{path.name} cannot be read ({one_line(error)}): give the file again") from error
+    return pa.concat_tables(tables), tuple(problems)
 
 
 def _arrow_tables(path: Path, names: Collection[str] | None, problems: list[str]) -> Iterator[pa.Table]:
-    """All whole batches of an Arrow file, some at a time; `problems` gets what is wrong with the file, in words.
-
-    Columns not in `names` are left out, if given. There is no table when not even the schema is whole, or when the file
-    is not as it states.
-    """
+    """Yield the whole batches of an Arrow file, with the columns in `names` or all, and add what is wrong with the file
+    to `problems`. Yield nothing if not even the schema is whole."""
     end = read_end(path)
     if end is not None and not end.agrees_with(path):
-        problems.append(unusable(end.rows))
+        are = "row is" if end.rows == 1 else "rows are"
+        problems.append(f"{NOT_AS_WRITTEN}: its {end.rows} {are} not used")
         return
     # Read, not memory-mapped: a writer that continues the file must be free to replace it.
     with pa.OSFile(str(path)) as file:
-        size = file.size() if end is None else end.size
         try:
-            with_footer = file.read(len(_FILE_MAGIC)) == _FILE_MAGIC
-            file.seek(0)
-            if with_footer:
-                options = _only(names, pa.ipc.open_file(file).schema)
-                table = pa.ipc.open_file(file, options=options).read_all()
+            if file.read(len(_FILE_MAGIC)) == _FILE_MAGIC:
+                table = pa.ipc.open_file(file, options=_only(names, pa.ipc.open_file(file).schema)).read_all()
                 table.validate(full=True)
-            else:
-                options = _only(names, pa.ipc.open_stream(file).schema)
-                file.seek(0)
-                stream = pa.ipc.open_stream(file, options=options)
+                yield table
+                return
+            file.seek(0)
+            options = _only(names, pa.ipc.open_stream(file).schema)
+            file.seek(0)
+            stream = pa.ipc.open_stream(file, options=options)
         except (pa.ArrowException, OSError):
             problems.append(CUT_OFF)
             return
-        if with_footer:
-            yield table
-        else:
-            yield from _stream_tables(file, size, stream, problems)
+        yield from _stream_tables(file, file.size() if end is None else end.size, stream, problems)
 
 
 def _stream_tables(
     file: pa.NativeFile, size: int, stream: pa.ipc.RecordBatchStreamReader, problems: list[str]
 ) -> Iterator[pa.Table]:
-    """The batches of the stream, which `size` bytes of the file hold, each validated before it is used."""
+    """Yield the batches of the stream in the first `size` bytes of the file, each validated."""
     batches: list[pa.RecordBatch] = []
-    waiting = 0
-    ended = False
+    waiting, ended = 0, False
     while not ended:
         try:
             batch = stream.read_next_batch()
@@ -200,12 +274,12 @@ def _stream_tables(
             waiting += batch.nbytes
         except StopIteration:
             ended = True
-            # Zeros read as the mark of an end too.
-            after = size - file.tell()
-            if after:
+            # Arrow takes zeros for the mark of an end too.
+            if after := size - file.tell():
                 problems.append(f"holds {counted(after, 'byte')} behind its end")
-            elif not _has_end_mark(file, size):
-                problems.append(CUT_OFF)
+            else:
+                file.seek(max(0, size - len(END_OF_STREAM)))
+                problems += [] if file.read(len(END_OF_STREAM)) == END_OF_STREAM else [CUT_OFF]
         except (pa.ArrowException, OSError):
             ended = True
             problems.append(CUT_OFF)
@@ -214,44 +288,38 @@ def _stream_tables(
             batches, waiting = [], 0
 
 
-def _has_end_mark(file: pa.NativeFile, size: int) -> bool:
-    file.seek(max(0, size - len(END_OF_STREAM)))
-    return bool(file.read(len(END_OF_STREAM)) == END_OF_STREAM)
-
-
 def _only(names: Collection[str] | None, schema: pa.Schema) -> pa.ipc.IpcReadOptions:
     if names is None:
         return pa.ipc.IpcReadOptions()
     return pa.ipc.IpcReadOptions(included_fields=[index for index, name in enumerate(schema.names) if name in names])
 
 
-def _json_tables(path: Path, _: Collection[str], problems: list[str]) -> Iterator[pa.Table]:
-    """As `_arrow_tables`, of the lines that are a table of JSON each."""
+def _json_tables(path: Path, names: Collection[str], problems: list[str]) -> Iterator[pa.Table]:
+    """Yield the lines that hold a table of JSON each."""
     bad = 0
-    # Lines are cut here and not by Arrow, which reads a whole file at once.
     with path.open("rb") as file:
-        while lines := file.readlines(_LINES_AT_ONCE):
-            kept = []
-            for line in lines:
-                clean = clean_line(line) if line.strip() else b""
-                if clean:
-                    kept.append(clean)
-                elif clean is None and line.endswith(b"\n"):
+        while lines := file.readlines(_BYTES_AT_ONCE):
+            rows: list[dict[str, Any]] = []
+            for line in filter(bytes.strip, lines):
+                try:
+                    row = parse_json(line.decode("utf-8"))
+                except ValueError:
+                    row = None
+                if isinstance(row, dict):
+                    rows.append(row)
+                elif line.endswith(b"\n"):
                     bad += 1
-                elif clean is None:
+                else:
                     problems.append(CUT_OFF)
-            if kept:
-                block = b"\n".join(kept) + b"\n"
-                options = pa.json.ReadOptions(block_size=len(block) + 1)
-                table = pa.json.read_json(pa.BufferReader(block), read_options=options)
-                table.validate(full=True)
-                yield table
+            if rows:
+                present = [name for name in names if any(name in row for row in rows)]
+                yield pa.table({name: pa.array([row.get(name) for row in rows]) for name in present})
     if bad:
         problems.append(f"has {f'{bad} lines that are' if bad > 1 else 'a line that is'} no table of JSON")
 
 
 def _parquet_tables(path: Path, names: Collection[str], problems: list[str]) -> Iterator[pa.Table]:
-    """As `_arrow_tables`. Parquet that is damaged cannot be read at all, which raises."""
+    """Yield the row groups of a Parquet file. A damaged one raises, since nothing of it can be read."""
     with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
         columns = [name for name in file.schema_arrow.names if name in names]
         yield file.schema_arrow.empty_table()
@@ -260,78 +328,38 @@ def _parquet_tables(path: Path, names: Collection[str], problems: list[str]) -> 
             yield pa.Table.from_batches([batch])
 
 
-def clean_line(line: bytes) -> bytes | None:
-    """A line of JSON as Arrow's reader takes it, which ends the process on some that it does not; None for no table."""
-    try:
-        value = parse_json(line.decode("utf-8"))
-    except ValueError:
-        return None
-    if not isinstance(value, dict):
-        return None
-    return json.dumps(value).encode() if b"NaN" in line or b"Infinity" in line else line.strip()
-
-
-def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -> tuple[pa.Table, tuple[str, ...]]:
-    """The rows of an Arrow, Parquet or JSON Lines file in `schema`, and what is wrong with the file, in words that
-    follow its name.
-
-    Columns that `schema` lacks are not read. Missing columns are null; a missing `required` column or a column of
-    another kind raises RecordError.
-    """
-    tables_of = {".parquet": _parquet_tables, ".jsonl": _json_tables}.get(path.suffix, _arrow_tables)
-    problems: list[str] = []
-    tables = [schema.empty_table()]
-    try:
-        for table in tables_of(path, schema.names, problems):
-            tables.append(conform(table, schema, required, path.name))
-    except RecordError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise RecordError(f"{path.name} cannot be read ({one_line(error)}): give the file again") from error
-    return pa.concat_tables(tables), tuple(problems)
-
-
-def one_line(error: BaseException) -> str:
-    """What the error says first."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def conform(table: pa.Table, schema: pa.Schema, required: Sequence[str], source: str) -> pa.Table:
-    """The rows of `table` in `schema`, with null for columns that it lacks. RecordError names `source`.
-
-    A missing `required` column or a column of another kind raises it.
-    """
+def _conform(table: pa.Table, schema: pa.Schema, required: Sequence[str], source: str) -> pa.Table:
+    """Return the rows of `table` in `schema`, with null for columns that it lacks. RecordError names `source`."""
     columns: list[Any] = []
     for field in schema:
         places = table.schema.get_all_field_indices(field.name)
         if len(places) > 1:
             raise RecordError(f'{source}: column "{field.name}" appears {len(places)} times: keep one')
-        if not places:
-            if field.name in required:
-                raise RecordError(f'{source}: column "{field.name}" is missing: this table needs {", ".join(required)}')
-            columns.append(pa.nulls(table.num_rows, field.type))
-            continue
-        columns.append(_cast(table.column(places[0]), field, source))
+        if not places and field.name in required:
+            raise RecordError(f'{source}: column "{field.name}" is missing: this table needs {", ".join(required)}')
+        nothing = pa.nulls(table.num_rows, field.type)
+        columns.append(_cast(table.column(places[0]), field, source) if places else nothing)
     return pa.table(columns, schema=schema)
 
 
 def _cast(column: Any, field: pa.Field, source: str) -> Any:
     if column.type == field.type:
         return column
+    types = pa.types
     try:
-        if pa.types.is_timestamp(column.type):
+        if types.is_timestamp(column.type):
             column = column.cast(pa.timestamp("ns", column.type.tz)).cast(pa.int64())
-        if pa.types.is_floating(column.type) and pa.types.is_integer(field.type):
+        if types.is_floating(column.type) and types.is_integer(field.type):
             # Not-a-number and values beyond any clock are unknown, not zero.
             usable = pc.and_kleene(pc.is_finite(column), pc.less(pc.abs(column), _LARGEST_INT))
             column = pc.round(pc.if_else(usable, column, None))
-        text = pa.types.is_string(field.type) or pa.types.is_dictionary(field.type)
-        if text and pa.types.is_dictionary(column.type):
+        text = types.is_string(field.type) or types.is_dictionary(field.type)
+        if text and types.is_dictionary(column.type):
             column = pc.cast(column, pa.string())
-        if not text and (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        if not text and (types.is_string(column.type) or types.is_large_string(column.type)):
             raise pa.ArrowInvalid("text")
-        if pa.types.is_dictionary(field.type):
-            # A cast to the type that it has takes as long as the encoding.
+        if types.is_dictionary(field.type):
+            # A cast to the type that the texts have takes as long as the encoding.
             texts = column if column.type == field.type.value_type else column.cast(field.type.value_type)
             encoded = texts.dictionary_encode()
             return encoded if encoded.type == field.type else encoded.cast(field.type)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.report import frontier, joined, looks
+from analysis.report.arms import arm_names
 from analysis.report.values import DASH, at, count, interval, label, milliseconds, percent, quantity, seconds, text
-from analysis.settings.metrics import METRIC_NAMES
 from analysis.summary.model import CheckRow, GateRow, Judged
 
 ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
+_MORE_IS_BETTER = ("goodput", "parity")
 COUNTED = ("recompiles", "longest stall", "requests hit")  # gates that stand for an arm at a glance
 DEFINITION = (
     "Ratios are those of a typical block of steady traffic, without the cold start and what compiles delayed; "
@@ -31,12 +32,22 @@ class GateLine:
     interval: str
     limit: str
     sentence: str
+    rest: str  # the whole reason, where it says more
     reason: str
     remedy: str
 
     @property
     def verdict(self) -> str:
         return self.row.verdict
+
+    @property
+    def shares(self) -> tuple[float | None, float, float | None] | None:
+        """Its lower limit, value and upper limit over what is allowed; None where less is worse."""
+        row = self.row
+        if row.kind in _MORE_IS_BETTER or row.value is None or not row.limit or row.value < 0:
+            return None
+        low, high = (None, None) if row.kind in ("slo", "cold") else (row.low, row.high)
+        return low and low / row.limit, row.value / row.limit, high and high / row.limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +150,11 @@ def _notes(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _arms(judged: Judged, summary: Mapping[str, Any]) -> tuple[ArmBrief, ...]:
-    rows = {str(arm["name"]): arm for arm in sorted(judged.arms, key=lambda arm: not arm.get("control"))}
-    names = dict.fromkeys((*rows, *(gate.arm for gate in judged.gates)))
+    rows = {str(arm["name"]): arm for arm in judged.arms}
     held, unasked = frontier.held(summary), bool(frontier.title(summary))
     metrics = [gate.gate.removeprefix("noninferiority ") for gate in judged.gates if gate.kind == "noninferiority"]
     arms = []
-    for name in names:
+    for name in arm_names(summary):
         row = rows.get(name, {})
         gates = _gates(judged, name)
         control = name == judged.control
@@ -175,7 +185,8 @@ def _gates(judged: Judged, arm: str) -> tuple[GateLine, ...]:
 
 def _gate(row: GateRow, judged: Judged) -> GateLine:
     reason = text(row.reason)
-    sentence = text(row.caveat) if row.caveat else _first_sentence(reason)
+    first = _first_sentence(reason)
+    sentence = text(row.caveat) if row.caveat else _ERROR_BARS.sub("", first)
     remedies = [item.text for item in judged.advice.remedies if item.arm == row.arm and row.gate in item.gates]
     return GateLine(
         row=row,
@@ -184,6 +195,7 @@ def _gate(row: GateRow, judged: Judged) -> GateLine:
         interval=_interval(row),
         limit=quantity(row.limit, row.unit),
         sentence=sentence,
+        rest="" if reason in (sentence, first) else reason,
         reason=reason,
         remedy=text(remedies[0]) if remedies else "",
     )
@@ -192,8 +204,11 @@ def _gate(row: GateRow, judged: Judged) -> GateLine:
 def _interval(row: GateRow) -> str:
     if row.kind in ("slo", "cold"):
         shown = interval(row.low, row.high, percent)
-        return shown if row.low is None and row.high is None else f"{shown} miss it"
+        return shown if row.low is None and row.high is None else f"{shown} miss"
     return interval(row.low, row.high, lambda value: quantity(value, row.unit))
+
+
+_ERROR_BARS = re.compile(r" \([^()]*error bars[^()]*\)")  # which the interval shows
 
 
 def _first_sentence(reason: str) -> str:
@@ -221,7 +236,7 @@ def _of_control(arm: Mapping[str, Any], metrics: Iterable[str]) -> Iterable[Figu
     for metric in metrics:
         quantile, _, name = metric.partition("_") if not metric.startswith("p99_9") else ("p99_9", "_", metric[6:])
         value = at(arm, "steady", name, f"{quantile}_ms")
-        yield Figure(name=label(metric), value=milliseconds(value), note="steady traffic")
+        yield Figure(name=label(metric), value=milliseconds(value))
     compile_row = at(arm, "compile")
     yield Figure(name="recompiles", value=count(at(compile_row, "recompiles")))
     yield Figure(name="longest stall", value=seconds(at(compile_row, "longest_stall_s")))
@@ -233,9 +248,6 @@ def _held(held: Mapping[str, Any]) -> Iterable[Figure]:
     yield Figure(name="surely holds", value=quantity(held.get("low_rps"), "rps"))
     yield Figure(name="as seen", value=quantity(held.get("seen_rps"), "rps"))
     yield Figure(name="start", value=seconds(at(held, "start", "serving_s")))
-
-
-_MORE_IS_BETTER = ("goodput", "parity")
 
 
 def _leaning(arm: str, gates: tuple[GateLine, ...]) -> str:
@@ -268,7 +280,7 @@ def _checks(judged: Judged) -> tuple[CheckLine, ...]:
 def _check(row: CheckRow, judged: Judged) -> CheckLine:
     keeps_open = any(row.check in gate.blocked_by and row.arm in (None, gate.arm) for gate in judged.gates)
     allowed = judged.overall == "PASS" or (row.shift is not None and not keeps_open)
-    opens = "" if row.ok or allowed else label(row.gates or row.affects)
+    opens = "" if row.ok or allowed else label(row.gates or row.opens)
     return CheckLine(
         row=row,
         name=row.check if row.arm is None else f"{row.check} ({text(row.arm)})",
@@ -310,8 +322,3 @@ def _command(judged: Judged) -> str:
     # In whole minutes, since the length is an estimate.
     each = 60 * math.ceil(needed / trials / 60)
     return f"tailgate run experiment.toml --set traffic.duration_s={each}"
-
-
-def metric_names(summary: Mapping[str, Any]) -> Mapping[str, str]:
-    """What a reader calls each metric that the run's requests have, in order."""
-    return METRIC_NAMES if summary.get("task") != "embed" else {"e2e": METRIC_NAMES["e2e"]}

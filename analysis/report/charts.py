@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.records.event_kinds import EVENT_KINDS
-from analysis.report import comparing, reading
+from analysis.records.schemas import EVENT_KINDS
+from analysis.report.arms import arm_names, metric_names
 from analysis.report.stalls import unexplained_stalls
-from analysis.report.values import Row, at, clean, is_number, metric_label, phase_label, rows, text
+from analysis.report.values import Row, at, clean, is_number, metric_label, rows, text
 from analysis.settings.metrics import METRIC_NAMES
 
 SERIES = ("ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms")
@@ -20,12 +20,12 @@ SHOWN_REASON = 400
 
 def chart_data(summary: Row) -> dict[str, Any]:
     """What the scripts need: arms by index, columns of the time series, events, distributions, padding, comparisons."""
-    names = reading.arm_names(summary)
+    names = arm_names(summary)
     index = {name: position for position, name in enumerate(names)}
     data = {
         "arms": [{"name": name, "control": name == at(summary, "control")} for name in names],
         "kinds": dict(EVENT_KINDS),
-        "metrics": reading.metric_names(summary),
+        "metrics": metric_names(summary),
         "bin_s": at(summary, "series", "bin_s"),
         "block_s": at(summary, "design", "block_s"),
         "duration_s": at(summary, "design", "duration_s"),
@@ -37,14 +37,12 @@ def chart_data(summary: Row) -> dict[str, Any]:
             | {"at_s": stall.get("offset_s"), "seconds": stall.get("seconds")}
             for name, stall in unexplained_stalls(summary)
         ],
-        **({"bed": bed} if (bed := _bed(summary, index)) else {}),
+        **({"machines": machines} if (machines := _machines(summary, index)) else {}),
         **({"server_load": load} if (load := _server_load(summary, index)) else {}),
         "needs": [_need(event, index) for event in rows(summary, "memory", "events")],
         "limits": _limits(summary),
         "distribution": _distribution(summary, names),
-        "padding": _padding(summary, index),
         "knees": _knees(summary, index),
-        "comparisons": [_comparison(row, index) for row in comparing.shown_comparisons(summary)],
     }
     embedded: dict[str, Any] = clean(data)
     return embedded
@@ -119,11 +117,11 @@ def _spikes(summary: Row, index: Mapping[str, int]) -> list[dict[str, Any]]:
     return shown
 
 
-def _bed(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
+def _machines(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
     """The samples of the machines; a device has the colour of the arm that it served in the trial."""
-    series = at(summary, "bed", "series")
+    series = at(summary, "machines", "series")
     served = {
-        _machine(row): row["arms"] for row in rows(summary, "bed", "devices") if isinstance(row.get("arms"), list)
+        _machine(row): row["arms"] for row in rows(summary, "machines", "devices") if isinstance(row.get("arms"), list)
     }
     shown = []
     for row in rows(series, "rows"):
@@ -196,24 +194,10 @@ def _distribution(summary: Row, names: list[str]) -> dict[str, list[Any]]:
     }
 
 
-def _padding(summary: Row, index: Mapping[str, int]) -> list[dict[str, Any]]:
-    keys = ("tokens", "padded_tokens", "waste_pct", "prefill_waste_pct", "decode_waste_pct")
-    encode = "encode_waste_pct"  # of arms that embed
-    return [
-        {
-            "arm": index.get(str(arm.get("name"))),
-            **{key: at(arm, "padding", key) for key in keys},
-            **({encode: at(arm, "padding", encode)} if at(arm, "padding", encode) is not None else {}),
-        }
-        for arm in rows(summary, "arms")
-    ]
-
-
 def _knees(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
-    """Latency and cost of each arm against load; empty where no search was made."""
+    """Latency of each arm against load; empty where no search was made."""
     found = at(summary, "frontier", "latency")
-    costs = [row for row in rows(summary, "frontier", "costs") if is_number(at(row, "token_gpu_s", "seen"))]
-    if not isinstance(found, Mapping) and not costs:
+    if not isinstance(found, Mapping):
         return {}
     return {
         "label": metric_label(at(found, "metric"), at(found, "quantile")),
@@ -226,26 +210,4 @@ def _knees(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
             }
             for row in rows(found, "steps")
         ],
-        "costs": [
-            {
-                "arm": index.get(str(row.get("arm"))),
-                "load": _rounded(row.get("load_rps")),
-                **{key: _rounded(at(row, "token_gpu_s", key)) for key in ("low", "seen", "high")},
-                "gpus": _rounded(at(row, "gpus", "seen")),
-                "fewest": row.get("surely_fewest") is True,
-            }
-            for row in costs
-        ],
-    }
-
-
-def _comparison(row: Row, index: Mapping[str, int]) -> dict[str, Any]:
-    kept = ("ratio", "low", "high", "margin", "p_worse", "p_noninferior", "blocks", "trials", "verdict", "needed_s")
-    return {
-        "arm": index.get(str(row.get("arm"))),
-        "label": metric_label(row.get("metric"), row.get("quantile")),
-        **{key: row.get(key) for key in kept},
-        **{key: text(row.get(key)) for key in ("method", "reason", "control")},
-        "phase": phase_label(row.get("phase")),
-        "gate": comparing.gates(row),
     }

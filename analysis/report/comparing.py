@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analysis.report.reading import arm_names, metric_names
+from analysis.report.arms import arm_names, metric_names
 from analysis.report.tables import Table
 from analysis.report.values import (
     DASH,
     Row,
-    at,
-    figure,
     interval,
     is_number,
     percent,
@@ -22,9 +20,9 @@ from analysis.report.values import (
 )
 
 PHASES = (
-    ("steady", "Steady", "past the cold start, while neither arm compiled"),
-    ("cold", "Cold", "first traffic after ready"),
-    ("all", "All traffic", "what users saw"),
+    ("steady", "Steady", "ratio of a typical block, without the cold start and what compiles delayed"),
+    ("cold", "Cold", "quotient of the quantiles of the first traffic after ready"),
+    ("all", "All traffic", "quotient of the whole-run quantiles, compiles included"),
 )
 RATE_NAMES = {"goodput": "goodput", "requests": "requests completed", "output tokens": "output tokens"}
 
@@ -38,25 +36,6 @@ def comparisons(summary: Row) -> list[Row]:
     """Comparisons arm by arm in the order of `arm_names`, each arm's in the summary's order."""
     place = {name: position for position, name in enumerate(arm_names(summary))}
     return sorted(rows(summary, "comparisons"), key=lambda row: place.get(str(row.get("arm")), len(place)))
-
-
-def shown_comparisons(summary: Row) -> list[Row]:
-    """Those on which gates rest, each with the same figure over all traffic."""
-    compared = comparisons(summary)
-    gating = {_figure(row) for row in compared if gates(row)}
-    return [row for row in compared if gates(row) or (row.get("phase") == "all" and _figure(row) in gating)]
-
-
-def _figure(row: Row) -> tuple[object, object, object]:
-    return row.get("arm"), row.get("metric"), row.get("quantile")
-
-
-def ratio_of(summary: Row, arm: object, metric: str) -> float | None:
-    """The ratio of p99 to the control's over all traffic: what belongs beside an arm's overall quantile."""
-    for row in rows(summary, "comparisons"):
-        if _figure(row) == (arm, metric, 0.99) and row.get("phase") == "all":
-            return row["ratio"] if is_number(row.get("ratio")) else None
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,12 +121,3 @@ def rates(summary: Row) -> Table:
 def _finely(ratio: object) -> str:
     """One digit more than a latency's ratio has: rates of the same load differ by little."""
     return f"{ratio:.3f}" if is_number(ratio) else DASH
-
-
-def load_ratios(summary: Row) -> dict[str, str]:
-    """By arm, the load it holds over the control's: "×1.25 [1.1, 1.6]"; empty where no search was made."""
-    return {
-        text(row.get("arm")): f"{ratio(row.get('ratio'))} [{figure(row.get('low'))}, {figure(row.get('high'))}]"
-        for row in rows(summary, "saturation", "ratios")
-        if any(is_number(at(row, key)) for key in ("ratio", "low", "high"))
-    }

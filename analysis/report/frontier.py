@@ -18,9 +18,8 @@ from analysis.report.values import (
     figure,
     is_number,
     metric_label,
-    milliseconds,
+    percent,
     rate,
-    ratio,
     rows,
     seconds,
     text,
@@ -28,6 +27,7 @@ from analysis.report.values import (
 
 WIDTH, LABELS, ROW, AXIS = 960.0, 220.0, 30.0, 28.0  # of the picture, in its own units
 _TICKS = (1, 2, 5)
+_HELD = {"held": "held", "missed": "missed", "undecided": "too few"}
 
 
 def answer(summary: Row) -> list[str]:
@@ -41,11 +41,6 @@ def title(summary: Row) -> str:
     FAIL all the same."""
     unasked = asks_nothing(summary.get("frontier")) and at(summary, "overall") != FAIL
     return "Which policy to ship" if unasked else ""
-
-
-def arm_verdict(summary: Row, arm: Row) -> object:
-    """The arm's verdict; None where nobody asked, since it would be of gates that nobody set."""
-    return None if title(summary) else arm.get("verdict")
 
 
 def search_notes(summary: Row) -> list[str]:
@@ -67,11 +62,6 @@ def latencies(summary: Row) -> str:
     """What the chart of latency against load draws, such as "p99 TTFT"; empty where it has nothing to draw."""
     found = at(summary, "frontier", "latency")
     return metric_label(at(found, "metric"), at(found, "quantile")) if rows(found, "steps") else ""
-
-
-def costly(summary: Row) -> bool:
-    """Whether any arm's cost is known at some load."""
-    return any(is_number(at(row, "token_gpu_s", "seen")) for row in rows(summary, "frontier", "costs"))
 
 
 def holdings(summary: Row) -> Table:
@@ -135,41 +125,30 @@ def costs(summary: Row) -> Table:
     )
 
 
-def step_turns(summary: Row) -> list[str]:
-    """Where steps of each arm are shorter and longer than the control's, a sentence a kind; empty where unknown."""
-    lines = at(summary, "frontier", "step_times", "turns")
-    return [text(line) for line in lines] if isinstance(lines, list) else []
-
-
-def step_times(summary: Row) -> Table:
-    """The median engine step by batch and tokens a row: the control's, and every other arm's as a factor of it."""
-    control = text(at(summary, "control"))
-    arms = [name for row in rows(summary, "frontier", "arms") if (name := text(row.get("arm"))) != control]
-    return Table(
-        kinds={"Step": "words"},
-        rows=[
+def steps(summary: Row) -> Table:
+    """Every step of the search in order of trial, rate and arm."""
+    shown = []
+    for row in rows(summary, "frontier", "steps"):
+        requests, good = row.get("requests"), row.get("good")
+        share = 100.0 * good / requests if is_number(requests) and is_number(good) and requests else None
+        shown.append(
             {
-                "Step": text(row.get("kind")),
-                "Rows": _sizes(row.get("batch")),
-                "Tokens a row": _sizes(row.get("length")),
-                control: milliseconds(at(row, "ms", control)),
-                **{arm: _against(row, arm) for arm in arms},
+                "Arm": text(row.get("arm")),
+                "Trial": count(row.get("trial")),
+                "Rate": rate(row.get("rate")),
+                "Requests": count(requests),
+                "Goodput": rate(row.get("goodput_rps")),
+                "Good": percent(share),
+                "Step": _HELD.get(str(row.get("held")), DASH),
+                "Why": text(row.get("reason")),
             }
-            for row in rows(summary, "frontier", "step_times", "cells")
-        ],
-    )
+        )
+    return Table(rows=shown, kinds={"Arm": "arm", "Step": "words", "Why": "reason"})
 
 
-def _sizes(ends: object) -> str:
-    if not isinstance(ends, (list, tuple)) or len(ends) != 2:
-        return DASH
-    return count(ends[1]) if ends[0] == ends[1] else f"{count(ends[0])}–{count(ends[1])}"
-
-
-def _against(row: Row, arm: str) -> str:
-    """Such as "×0.71 (5.2 ms)"; the time alone where the control has too few such steps."""
-    own, factor = milliseconds(at(row, "ms", arm)), at(row, "ratios", arm)
-    return f"{ratio(factor)} ({own})" if is_number(factor) else own
+def objective(summary: Row) -> str:
+    """What a step must keep to count as held, in words."""
+    return text(at(summary, "frontier", "objective"))
 
 
 def _span(limits: object) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any
@@ -13,18 +14,28 @@ from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoe
 from markupsafe import Markup
 
 from analysis.report import (
-    bed,
     charts,
     comparing,
+    conditions,
     frontier,
     joined,
-    load,
     looks,
-    reading,
+    machines,
     server_load,
     stalls,
     values,
 )
+from analysis.report.arms import (
+    arm_names,
+    embeds,
+    externals,
+    metric_names,
+    parity,
+    shortfalls,
+    side_by_side,
+    startup_costs,
+)
+from analysis.report.brief import DEFINITION, ORDER, GateLine, brief_of
 from analysis.report.resources import memory_events
 from analysis.wording import counted
 
@@ -34,18 +45,19 @@ SCRIPTS = (
     "timeline-marks.js",
     "timeline-input.js",
     "distribution.js",
-    "padding.js",
-    "bed.js",
+    "machines.js",
     "server-load.js",
-    "forest.js",
     "knees.js",
     "tables.js",
     "report.js",
 )
-METRIC_COLUMNS = ("n", "p50_ms", "p90_ms", "p95_ms", "p99_ms", "p99_9_ms", "max_ms", "mean_ms")
+COLUMNS = (
+    *(("n", "n"), ("p50_ms", "p50"), ("p90_ms", "p90"), ("p95_ms", "p95"), ("p99_ms", "p99"), ("p99_9_ms", "p99.9")),
+    *(("max_ms", "max"), ("mean_ms", "mean")),
+)
 PHASES = (
     ("metrics", "All traffic", "every measured request"),
-    ("steady", "Steady", "while nothing compiled"),
+    ("steady", "Steady", "without the cold start and what compiles delayed"),
     ("cold", "Cold", "first traffic after ready"),
 )
 
@@ -86,7 +98,7 @@ def environment() -> Environment:
     for show in (
         *(values.text, values.count, values.milliseconds, values.column_ms, values.seconds, values.percent),
         *(values.ratio, values.quantity, values.label, values.metric_label, values.kind_label, values.verdict),
-        *(values.moment, values.first_line, values.with_code, reading.ratio_of_limit, reading.check_name),
+        *(values.moment, values.first_line, values.with_code),
     ):
         environment.filters[show.__name__] = show
     environment.filters["counted"] = partial(counted, show=values.count)
@@ -94,14 +106,47 @@ def environment() -> Environment:
     return environment
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateGroups:
+    """Gates as (arm, verdict, gates): `first` has the failed ones and those that keep an arm open; `rest` is folded."""
+
+    first: list[tuple[Any, str, tuple[GateLine, ...]]]
+    rest: list[tuple[Any, str, tuple[GateLine, ...]]]
+
+    @property
+    def words(self) -> str:
+        """What `rest` holds."""
+        passed, undecided = (
+            sum(len(gates) for _, verdict, gates in self.rest if verdict == wanted)
+            for wanted in ("PASS", "INCONCLUSIVE")
+        )
+        more = f", {counted(undecided, 'open gate')} of arms that failed" if undecided else ""
+        return f"{counted(passed, 'gate')} passed{more}"
+
+
+def gate_groups(arms: Sequence[Mapping[str, Any]]) -> GateGroups:
+    """The gates of `arms` in the order in which the page shows them."""
+    groups = [(arm, verdict, arm["brief"].of(verdict)) for verdict in ORDER for arm in arms]
+    known = [group for group in groups if group[2]]
+    first = [
+        (arm, verdict, gates)
+        for arm, verdict, gates in known
+        if verdict == "FAIL" or (verdict == "INCONCLUSIVE" and not arm["brief"].of("FAIL"))
+    ]
+    return GateGroups(first=first, rest=[group for group in known if group not in first])
+
+
 def html_report(summary: Mapping[str, Any]) -> str:
     """The whole report.html for `summary`."""
-    names = reading.arm_names(summary)
-    arms = {arm.get("name"): arm for arm in values.rows(summary, "arms")}
+    brief = brief_of(summary)
+    rows = {arm.get("name"): arm for arm in values.rows(summary, "arms")}
+    arms = [
+        {**rows.get(name, {}), "index": index, "name": name, "known": name in rows, "brief": own}
+        for index, (name, own) in enumerate(zip(arm_names(summary), brief.arms, strict=True))
+    ]
     events = values.rows(summary, "events")
+    data = charts.chart_data(summary)
     style, script = template_text("report.css"), bundle()
-    metric_names = reading.metric_names(summary)
-    gates = reading.gate_lists(summary)
     return (
         environment()
         .get_template("report.html")
@@ -109,84 +154,62 @@ def html_report(summary: Mapping[str, Any]) -> str:
             policy=content_policy(style, script),
             style=Markup(style),
             script=Markup(script),
-            data=Markup(charts.script_json(charts.chart_data(summary))),
+            data=Markup(charts.script_json(data)),
             summary=summary,
-            headline=reading.headline(summary),
-            facts=reading.facts(summary),
-            bed=bed.bed_section(summary),
-            variation=bed.variation(summary),
-            bed_line=reading.bed_line(summary),
-            bed_note=reading.bed_note(summary),
-            bed_verdict=values.text(values.at(summary, "bed", "verdict")),
-            pressure=reading.pressure(summary),
-            below_headline=reading.below_headline(summary, gates.shared),
-            arms=[{"index": index, "name": name, **_arm(arms.get(name), summary)} for index, name in enumerate(names)],
-            gates=gates,
-            ratios={
-                name: {metric: comparing.ratio_of(summary, name, metric) for metric in metric_names} for name in names
-            },
-            unknown_stalls=reading.unknown_stalls(summary),
-            checks=values.rows(summary, "validity"),
-            failed_checks=reading.failed_checks(summary),
-            checks_heading=reading.checks_heading(summary),
-            is_allowed_for=partial(reading.is_allowed_for, summary),
+            brief=brief,
+            definition=DEFINITION,
+            arms=arms,
+            known=[arm for arm in arms if arm["known"]],
+            gates=gate_groups(arms),
+            remedies=[*brief.remedies, *([("To decide what is open", brief.decider)] if brief.decider else [])],
+            drawn_timeline=any(columns["t_s"] for columns in data["series"]),
+            drawn_distribution=any(data["distribution"].values()),
             events=events,
-            # Where each event stands in the table, so that a spike can point at its events.
+            # Where each event is in the table, so that a spike can point at its events.
             event_numbers={values.text(event.get("event_id")): number for number, event in enumerate(events)},
             longest_event=max((s for event in events if values.is_number(s := event.get("seconds"))), default=0.0),
             spikes=values.rows(summary, "spikes"),
-            side_by_side=reading.side_by_side(summary),
+            beside=server_load.beside,
+            side_by_side=side_by_side(summary),
             memory_events=memory_events(summary),
+            startup=startup_costs(summary),
+            shortfalls=shortfalls(summary),
+            parity=parity(summary),
+            externals=externals(summary),
+            conditions=[
+                *conditions.facts(summary),
+                *conditions.traffic(summary),
+                *conditions.flattened(summary.get("environment")),
+            ],
             grids=comparing.grids(summary),
             rates=comparing.rates(summary),
-            knees=load.knees(summary),
+            phases=PHASES,
+            columns=COLUMNS,
+            metric_names=metric_names(summary),
+            embeds=embeds(summary),
+            causes=stalls.causes(summary),
+            stall_counts=stalls.counts(summary),
+            stalls=stalls.longest_stalls(summary),
             frontier={
-                "title": frontier.title(summary),
                 "answer": frontier.answer(summary),
                 "picture": frontier.picture(summary),
                 "latencies": frontier.latencies(summary),
-                "costly": frontier.costly(summary),
-                "step_turns": frontier.step_turns(summary),
-                "step_times": frontier.step_times(summary),
-                "held": frontier.held(summary),
                 "holdings": frontier.holdings(summary),
                 "search_notes": frontier.search_notes(summary),
                 "pairs": frontier.pairs(summary),
                 "costs": frontier.costs(summary),
+                "steps": frontier.steps(summary),
+                "objective": frontier.objective(summary),
             },
-            steps=load.steps(summary),
-            objectives=load.objectives(summary),
-            traffic=load.traffic(summary),
             looks_words=looks.words(summary),
             decisions=looks.decisions(summary),
             ramp_steps=looks.ramp_steps(summary),
-            ramp_picture=looks.ramp_picture(summary),
-            parity=reading.parity(summary),
-            asked=reading.was_asked(summary),
-            externals=reading.externals(summary),
             joined_head=joined.head(summary),
             joined_runs=joined.runs(summary),
             joined_ratios=joined.ratios(summary),
             joined_differences=joined.differences(summary),
-            causes=stalls.causes(summary),
-            stall_counts=stalls.counts(summary),
-            stalls=stalls.longest_stalls(summary),
+            machines=machines.machine_section(summary),
+            machine_line=values.text(values.at(summary, "machines", "line")),
             server_load=server_load.server_load(summary),
-            beside=server_load.beside,
-            startup=reading.startup_costs(summary),
-            shortfalls=reading.shortfalls(summary),
-            environment=reading.flattened(values.at(summary, "environment")),
-            phases=PHASES,
-            columns=METRIC_COLUMNS,
-            metric_names=metric_names,
-            embeds=reading.embeds(summary),
         )
     )
-
-
-def _arm(arm: Mapping[str, Any] | None, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """An arm's own table; `known` is False for an arm that only gates name."""
-    if arm is None:
-        return {"known": False}
-    own = {key: value for key, value in arm.items() if key not in {"index", "name"}}
-    return {"known": True, **own, "verdict": frontier.arm_verdict(summary, arm)}

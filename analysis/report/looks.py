@@ -24,7 +24,6 @@ from analysis.wording import counted
 
 _KINDS = {"Arm": "arm", "Gate": "words", "Verdict": "words", "Did": "words", "Why": "reason"}
 _OUTCOMES = {"promoted": "promoted", "rollback": "rolled back", "hold": "held"}
-WIDTH, HEIGHT = 720.0, 140.0  # of the picture of a ramp
 
 
 def words(summary: Row) -> list[tuple[str, str]]:
@@ -48,18 +47,6 @@ def words(summary: Row) -> list[tuple[str, str]]:
         if by_hand:
             lines.append(("Weights", "; ".join(map(_by_hand, by_hand))))
     return lines
-
-
-def ramp_facts(summary: Row) -> list[tuple[str, str, str]]:
-    """(name, value, note): how far a ramp came and what it cost users; empty for any other run."""
-    if (outcome := at(summary, "ramp", "outcome")) is None:
-        return []
-    candidate = at(summary, "ramp", "candidate")
-    reached = max((_share(row, candidate) or 0.0 for row in rows(summary, "ramp", "changes")), default=None)
-    return [
-        ("Share reached", quantity(reached, "pct"), _OUTCOMES.get(str(outcome), text(outcome))),
-        ("Exposed", count(at(summary, "ramp", "exposed")), f"{count(at(summary, 'ramp', 'hurt'))} hurt"),
-    ]
 
 
 def _share(row: Row, candidate: object) -> float | None:
@@ -117,27 +104,3 @@ def ramp_steps(summary: Row) -> Table:
 def _last(row: Row, name: str) -> object:
     column = row.get(name)
     return column[-1] if isinstance(column, list) and column else None
-
-
-def ramp_picture(summary: Row) -> dict[str, object]:
-    """The candidate's share of the traffic over time as the points of a line, and what was done where; empty where
-    there was no ramp."""
-    candidate = text(at(summary, "ramp", "candidate"))
-    known = [row for row in rows(summary, "ramp", "changes") if is_number(row.get("offset_s"))]
-    longest = max([at(summary, "design", "duration_s") or 0.0, *(row["offset_s"] for row in known)], default=0.0)
-    if not known or longest <= 0:
-        return {}
-    points: list[str] = []
-    marks = []
-    height = HEIGHT
-    for row in known:
-        x = WIDTH * row["offset_s"] / longest
-        weights = row.get("weights")
-        shares = weights if isinstance(weights, dict) else {}
-        total = sum(value for value in shares.values() if is_number(value)) or 1
-        points.append(f"{x:.1f},{height:.1f}")
-        height = HEIGHT * (1.0 - (shares.get(candidate) or 0) / total)
-        points.append(f"{x:.1f},{height:.1f}")
-        marks.append({"x": f"{x:.1f}", "y": f"{height:.1f}", "bad": row.get("action") == "rollback"})
-    points.append(f"{WIDTH:.1f},{height:.1f}")
-    return {"points": " ".join(points), "marks": marks, "until": span(longest), "candidate": candidate}

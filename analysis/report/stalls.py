@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from analysis.report.reading import arms_of
+from analysis.report.arms import arms_of
 from analysis.report.tables import Figure, Shown, Table, figures_of
 from analysis.report.values import (
     DASH,

@@ -17,7 +17,6 @@ from analysis.report import frontier
 from analysis.report.brief import DEFINITION, ArmBrief, Brief, brief_of
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
-WIDE = 96  # columns from which a comparison has its verdicts in a column of their own
 MARKS = {"PASS": "✔ PASS", "FAIL": "✘ FAIL", "INCONCLUSIVE": "? INCONCLUSIVE"}
 
 

@@ -9,15 +9,14 @@ from typing import Any, TypeGuard
 
 from markupsafe import Markup
 
-from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import CONTROL
+from analysis.records.schemas import EVENT_KINDS
 from analysis.settings.metrics import METRIC_NAMES, gate_label, quantile_label
 from analysis.wording import bytes_text, digits
 
 Row = Mapping[str, Any]
 
 DASH = "–"
-PHASE_NAMES = {"steady": "steady", "all": "all traffic", "cold": "cold"}
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
 
 
@@ -170,10 +169,6 @@ def kind_label(kind: object) -> str:
     return EVENT_KINDS.get(kind, text(kind)) if isinstance(kind, str) else text(kind)
 
 
-def phase_label(phase: object) -> str:
-    return PHASE_NAMES.get(phase, text(phase)) if isinstance(phase, str) else text(phase)
-
-
 def verdict(value: object) -> str:
     """PASS, FAIL or INCONCLUSIVE; an en dash for anything else."""
     return value if isinstance(value, str) and value in VERDICTS else DASH
@@ -194,13 +189,6 @@ def first_line(value: object, limit: int = 120) -> str:
     words = line[:limit].rpartition(" ")[0]
     # One very long word is cut: the little before it says nothing.
     return (words if len(words) >= limit // 2 else line[: limit - 1]).rstrip(" ,;:") + "…"
-
-
-def first_sentence(value: object, limit: int = 160) -> str:
-    """The first sentence of a text; what follows it stands in the full report."""
-    line = " ".join(text(value).split())
-    end = re.search(r"\.(?= [A-Z])", line)
-    return first_line(line[: end.end()] if end else line, limit)
 
 
 def clean(value: Any) -> Any:

@@ -9,10 +9,10 @@ from operator import itemgetter
 from typing import Final
 
 import numpy as np
-from scipy import stats
 
 from analysis.records.asked_answers import AskedAnswer, Twice
 from analysis.run.answer_difference import Difference, difference
+from analysis.statistics.distributions import exact_share, t_quantile
 
 CONFIDENCE: Final = 0.95
 _SURE: Final = -1e-6  # a server all of whose tokens are this likely states what is left after it chose
@@ -116,7 +116,7 @@ def greedy_answers(control: Sequence[Twice], own: Sequence[Twice], *, near_tie: 
     rows = [_four(*four, near_tie=near_tie) for four in whole]
     departs = sorted(row.across.at for row in rows if row.across.at is not None)
     same = len(rows) - len(departs)
-    limits = stats.binomtest(same, len(rows)).proportion_ci(CONFIDENCE, "exact") if rows else None
+    limits = exact_share(same, len(rows), confidence=CONFIDENCE) if rows else None
     stable = [row for row in rows if row.control.agrees]
     failures = (
         answer.error or "an answer is empty" for four in fours for answer in four if answer.error or _is_empty(answer)
@@ -128,8 +128,8 @@ def greedy_answers(control: Sequence[Twice], own: Sequence[Twice], *, near_tie: 
         same_prompts=all(four[0].digest == four[2].digest for four in fours),
         told=told,
         same=same,
-        low=None if limits is None else float(limits.low),
-        high=None if limits is None else float(limits.high),
+        low=None if limits is None else limits[0],
+        high=None if limits is None else limits[1],
         control_same=sum(row.control.at is None for row in rows),
         own_same=sum(row.own.at is None for row in rows),
         control_agrees=len(stable),
@@ -199,7 +199,7 @@ def _shift(shifts: Sequence[Sequence[float]]) -> Shift | None:
         return None
     mean, half = float(means.mean()), None
     if means.size > 1:
-        half = float(stats.t.ppf(CONFIDENCE, means.size - 1) * means.std(ddof=1) / np.sqrt(means.size))
+        half = float(t_quantile(CONFIDENCE, means.size - 1) * means.std(ddof=1) / np.sqrt(means.size))
     return Shift(
         mean=mean,
         low=None if half is None else mean - half,

@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.plain_values import mapping
 from analysis.run.run import Run
 from analysis.statistics.dependence import cosine_variance
+from analysis.statistics.distributions import normal_quantile
 from analysis.statistics.quantiles import ordered_interval
 from analysis.statistics.unpaired import Luck
 
 _FEWEST_BLOCKS = 2  # one block cannot show how much blocks differ
 _CONFIDENCE = 0.95
-_REACH = float(stats.norm.ppf(0.5 + _CONFIDENCE / 2.0))
+_REACH = float(normal_quantile(0.5 + _CONFIDENCE / 2.0))
 
 # Of torch.compile and inductor: what has many kernels timed and the quickest kept. Which one that is differs from one
 # compile to the next.
@@ -72,17 +72,6 @@ def luck_of_quantile(values: Floats, block: Ints, q: float, value: float) -> Luc
     if math.isnan(low) or math.isnan(high) or low <= 0:
         return Luck(spread=None)
     return Luck(spread=math.log(high / low) / (2.0 * _REACH), degrees=degrees)
-
-
-def luck_of_share(hits: Bools, block: Ints) -> Luck:
-    """The standard error of the log share of hits in one trial; where all or none are, as if half a request more were
-    not."""
-    bunching = _bunching(~hits, block)
-    if bunching is None:
-        return Luck(spread=None)
-    effect, degrees = bunching
-    share = (float(hits.sum()) + 0.5) / (len(hits) + 1.0)
-    return Luck(spread=math.sqrt(effect * (1.0 - share) / (share * len(hits))), degrees=degrees)
 
 
 def _bunching(missed: Bools, block: Ints) -> tuple[float, float] | None:

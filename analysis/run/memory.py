@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.records.schemas import RUN_HOST
-from analysis.run.bed_samples import Rows, Samples
+from analysis.run.machine_samples import Rows, Samples
 from analysis.run.placement import alone_on, devices_of
 from analysis.run.run import Run
 from analysis.run.trials import Trial

@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis.records.plain_values import mapping, number, rows_of, text_of
 from analysis.records.schemas import RUN_HOST
-from analysis.run.cards import cards_of
+from analysis.run.placement import cards_of
 from analysis.run.trials import Trial
 
 # Figures of a reference that are of the card, and those that are of its host; of the last two less is better.
@@ -37,7 +37,7 @@ _LEAST, _MOST = 1e-9, 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What a device and its host did of a fixed piece of work, beside the traffic."""
+    """What a device and its host did of a fixed piece of work, before or after the traffic."""
 
     trial: int
     host: str
@@ -46,7 +46,6 @@ class Reference:
     when: str  # before | after
     figures: Mapping[str, float]
     sizes: Mapping[str, tuple[Any, ...]]  # of the work behind each figure, as the reference says
-    python_range_ms: tuple[float, float] | None  # first and ninth decile over the host's processors
     error: str | None
 
 
@@ -101,7 +100,6 @@ def _of_trial(trial: Trial) -> Iterator[Reference]:
         host, device = text_of(row, "host", RUN_HOST), text_of(row, "device")
         known = {figure: number(row.get(figure)) for figure in FIGURES}
         error = row.get("error")
-        low, high = number(row.get("python_low_ms")), number(row.get("python_high_ms"))
         machine = mapping(mapping(bed.get("machines")).get(host))
         card = cards.get((host, device))
         yield Reference(
@@ -112,6 +110,5 @@ def _of_trial(trial: Trial) -> Iterator[Reference]:
             when=text_of(row, "when"),
             figures={name: value for name, value in known.items() if value is not None and _LEAST < value < _MOST},
             sizes={figure: tuple(row.get(key) for key in keys) for figure, keys in _SIZES.items()},
-            python_range_ms=None if low is None or high is None else (low, high),
             error=error if isinstance(error, str) and error else None,
         )

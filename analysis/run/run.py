@@ -27,7 +27,7 @@ from analysis.run.compile_events import CompileEvent, compile_events, stall_wind
 from analysis.run.machines import Machines
 from analysis.run.slo import parse_goodput
 from analysis.run.trials import SECOND, Trial, block_numbers, planned_ends, trials_of
-from analysis.settings.gate_limits import GateLimits
+from analysis.settings.gate_limits import GateLimits, usual_for
 from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS, task_of
 from analysis.settings.slo_targets import SloTarget, parse_cold, parse_slo
 from analysis.statistics.quantiles import quantile
@@ -66,7 +66,7 @@ class Run:
         Raises RecordError when no arm can be the control, or when a setting to judge by cannot be used.
         """
         experiment = records.experiment
-        limits = GateLimits.from_table(table(experiment, "gates"), task_of(experiment))
+        limits = GateLimits.recorded({**usual_for(task_of(experiment)), **table(experiment, "gates")})
         infos = records.trials
         design = str(first_of(infos, "design") or table(experiment, "traffic").get("design") or "mirrored")
         block_s = seconds_of(first_of(infos, "block_s")) or seconds_of(table(experiment, "trials").get("block_s"))

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.requests import Requests
 from analysis.run.gaps import gaps_of
 from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import SloTarget
+from analysis.statistics.distributions import beta_quantile
 from analysis.statistics.quantiles import quantile
 from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, design_effect_of, is_far
 
@@ -170,8 +170,8 @@ def judge_share(
     far = slow is None or allowed >= 1.0 or is_far(float(slow[~missed].max(initial=0.0)), limit_ms, blocks=seen)
     own = design_effect_of(missed, block)
     effect = own if slow is None or far else max(own, bunching(slow, block, allowed=allowed))
-    low = float(stats.beta.ppf(alpha / tests, count / own, (size - count) / own + 1.0)) if count > 0 else 0.0
-    high = 1.0 if count == size else float(stats.beta.ppf(1.0 - alpha, count / effect + 1.0, (size - count) / effect))
+    low = float(beta_quantile(alpha / tests, count / own, (size - count) / own + 1.0)) if count > 0 else 0.0
+    high = 1.0 if count == size else float(beta_quantile(1.0 - alpha, count / effect + 1.0, (size - count) / effect))
     verdict, needed_blocks = "INCONCLUSIVE", None
     needed = 0 if least_blocks is None else least_blocks if far else max(least_blocks, BLOCKS_FOR_PASS)
     if high <= allowed and blocks >= needed:

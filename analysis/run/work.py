@@ -11,12 +11,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from analysis.arrays import Floats, Ints
 from analysis.records.plain_values import mapping
 from analysis.run.pairs import in_pairs
 from analysis.run.run import Run
+from analysis.statistics.distributions import hypergeometric_sf
 from analysis.wording import counted
 
 WORK_APART = 0.05  # of mean lengths; a template's few tokens stay below, another tokenizer does not
@@ -60,9 +60,11 @@ def work_of(run: Run, arm: str) -> Work:
     means: list[tuple[str, float, float]] = []
     if own.size and base.size:
         sides = (own, base)
-        if paired or run.separate:
+        # Runs of our own that are separate may have schedules of their own.
+        same = paired or (run.separate and not ours)
+        if same:
             means.append(("prompt tokens", _mean(requests.prompt_tokens[own]), _mean(requests.prompt_tokens[base])))
-        if (paired or run.separate) and counted:
+        if same and counted:
             means.append(("answer tokens", _mean(requests.output_tokens[own]), _mean(requests.output_tokens[base])))
         elif counted and _is_planned(run, own, base):
             first, second = (_total(requests.output_tokens[rows]) / _total(requests.max_tokens[rows]) for rows in sides)
@@ -204,7 +206,9 @@ def _short_apart(arm: str, control: str, own: AnswerLengths, base: AnswerLengths
     for (name, side), (other_name, other) in (((arm, own), (control, base)), ((control, base), (arm, own))):
         few, near = np.array(side.up_to), np.array(other.near)
         both, answers = few + near, side.count + other.count
-        chance = stats.hypergeom.sf(few - 1, answers, both, side.count)
+        chance = [
+            hypergeometric_sf(int(low) - 1, answers, int(of), side.count) for low, of in zip(few, both, strict=True)
+        ]
         place = int(np.argmin(chance))
         tests = int(((both > 0) & (both < answers)).sum())
         share = few[place] / side.count

@@ -1,99 +1,98 @@
-"""What an arm must hold: the limits of an experiment's [gates] table, with their defaults and ranges.
+"""What an arm must hold: the [gates] and [goodput] tables of an experiment.
 
-It stands apart from the gates so that reading an experiment does not load the statistics.
+They stand apart from the gates so that reading an experiment does not load the statistics.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
 
 from analysis.records.tables import RecordError
-from analysis.settings.fields import Range, check_fields, finite, numbers_of
 from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS
+from analysis.settings.model import Listed, Settings, unknown_key
 
-# The standard deviation of an arm's log latency over fresh starts, where the run's own starts do not show it better.
 RESTART_SPREAD = 0.01
 TUNING_SPREAD = 0.03
-MIN_BLOCKS = 18
-# The same over the days of one build, which runs that were made apart do not share.
 DAY_SPREAD = 0.01
-
-_MARGIN = Range(0.0, 10.0)
-_QUANTILE = Range(0.5, 0.9999)
+MIN_BLOCKS = 18  # twenty less the two that a cold start may take
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompileBudget:
-    """The compiles that an arm may make while it serves. A value out of range raises RecordError."""
+class CompileBudget(Settings):
+    """The compiles that an arm may make while it serves."""
 
-    max_recompiles: Annotated[int, Range(0, 1_000_000)] = 0  # per arm and trial
-    max_stall_s: Annotated[float, Range(0.0, 86_400.0)] = 1.0  # the longest that compiles held up one request
-    max_stall_s_per_min: Annotated[float, Range(0.0, 60.0)] = 0.5
-    max_requests_hit_pct: Annotated[float, Range(0.0, 100.0)] = 1.0
+    table: ClassVar[str] = "gates.cold"
 
-    def __post_init__(self) -> None:
-        check_fields(self, "gates.cold")
+    max_recompiles: int = Field(default=0, ge=0, le=1_000_000)  # per arm and trial
+    max_stall_s: float = Field(default=1.0, ge=0.0, le=86_400.0)  # the longest that compiles held up one request
+    max_stall_s_per_min: float = Field(default=0.5, ge=0.0, le=60.0)
+    max_requests_hit_pct: float = Field(default=1.0, ge=0.0, le=100.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GateLimits(CompileBudget):
     """What an arm must hold to replace the control. Limits on compiles are for those while serving.
 
     With `cold`, compiles during the first `cold_s` have this budget, and the others the table's own; without, all have
-    the one. A value out of range raises RecordError, one line that names gates.KEY.
+    the one. A key that [gates.cold] leaves out is the table's own.
     """
 
-    margin: Annotated[float, _MARGIN] = 0.10  # the rise of the quantile over the control's that is still accepted
-    margins: Mapping[str, float] = field(default_factory=dict)  # by metric, where it is not `margin`
-    metrics: tuple[str, ...] = ("ttft", "e2e")
-    quantiles: tuple[float, ...] = (0.99,)
-    alpha: Annotated[float, Range(0.0001, 0.5)] = 0.05
-    max_error_pct: Annotated[float, Range(0.001, 100.0)] = 0.5  # no finite run shows that none fails
+    table: ClassVar[str] = "gates"
+
+    margin: float = Field(default=0.10, ge=0.0, le=10.0)  # by which a quantile may exceed the control's
+    margins: Mapping[str, Annotated[float, Field(ge=0.0, le=10.0)]] = {}  # by metric, where it is not `margin`
+    metrics: Annotated[tuple[str, ...], Listed] = ("ttft", "e2e")
+    quantiles: Annotated[tuple[Annotated[float, Field(ge=0.5, le=0.9999)], ...], Listed] = (0.99,)
+    alpha: float = Field(default=0.05, ge=0.0001, le=0.5)
+    max_error_pct: float = Field(default=0.5, ge=0.001, le=100.0)  # no finite run shows that none fails
     # Of an arm that compiles: steps that ran as plain Python, and requests whose shape it refused.
-    max_eager_steps_pct: Annotated[float, Range(0.0, 100.0)] = 1.0
-    max_refused_pct: Annotated[float, Range(0.0, 100.0)] = 0.0
-    # To the control's at the same load; None: goodput is reported alone.
-    min_goodput_ratio: Annotated[float | None, Range(0.0, 10.0)] = None
-    # The highest memory of a replica to that of the control's; None: memory is reported alone.
-    max_memory_ratio: Annotated[float | None, Range(0.0, 1000.0)] = None
-    cold_s: Annotated[float, Range(0.0, 86_400.0)] = 30.0  # after the first request, judged apart
+    max_eager_steps_pct: float = Field(default=1.0, ge=0.0, le=100.0)
+    max_refused_pct: float = Field(default=0.0, ge=0.0, le=100.0)
+    min_goodput_ratio: float | None = Field(default=None, ge=0.0, le=10.0)  # to the control's at the same load
+    max_memory_ratio: float | None = Field(default=None, ge=0.0, le=1000.0)  # of a replica's peak to the control's
+    cold_s: float = Field(default=30.0, ge=0.0, le=86_400.0)  # after the first request, judged by itself
     cold: CompileBudget | None = None
-    min_blocks: Annotated[int, Range(2, 100_000)] = MIN_BLOCKS  # twenty less the two that a cold start may take
-    max_generator_lag_ms: Annotated[float, Range(0.0, 60_000.0)] = 50.0
-    # Of the reference beside the traffic: from before a trial to after it, over trials, between the arms' devices.
-    max_bed_drift: Annotated[float, Range(0.001, 0.9)] = 0.05
+    min_blocks: int = Field(default=MIN_BLOCKS, ge=2, le=100_000)
+    max_generator_lag_ms: float = Field(default=50.0, ge=0.0, le=60_000.0)
+    # Of the references: from before a trial to after it, over trials, between the arms' devices.
+    max_bed_drift: float = Field(default=0.05, ge=0.001, le=0.9)
     # Of the processors' time of a host during a trial: taken by the hypervisor, and by work that is not of the run.
     # Pauses of the whole host for 2 % of the time set the p99 TTFT of both arms, which hides what they differ by.
-    max_steal_pct: Annotated[float, Range(0.0, 100.0)] = 1.0
-    max_other_cpu_pct: Annotated[float, Range(0.0, 100.0)] = 10.0
-    # Gates are decided by evidence that may be looked at while it forms, and the run ends when all are.
-    sequential: bool = False
-    # Of log latency over starts of one arm; counts as four starts.
-    restart_spread: Annotated[float, Range(0.0, 1.0)] = RESTART_SPREAD
-    # The same over compiles that search for kernels by timing them; 0: they are taken to find the same.
-    tuning_spread: Annotated[float, Range(0.0, 1.0)] = TUNING_SPREAD
-    block_s: Annotated[float, Range(0.1, 86_400.0)] = 30.0  # in an experiment, by default the traffic's
+    max_steal_pct: float = Field(default=1.0, ge=0.0, le=100.0)
+    max_other_cpu_pct: float = Field(default=10.0, ge=0.0, le=100.0)
+    sequential: bool = False  # gates are decided by interim analyses, and the run ends when all are
+    # Standard deviations of log latency that equal arms may differ by, over starts, over compiles that search for
+    # kernels by timing them, and over days where arms had separate runs. Each counts as four starts, or days.
+    restart_spread: float = Field(default=RESTART_SPREAD, ge=0.0, le=1.0)
+    tuning_spread: float = Field(default=TUNING_SPREAD, ge=0.0, le=1.0)
+    day_spread: float = Field(default=DAY_SPREAD, ge=0.0, le=1.0)
+    block_s: float = Field(default=30.0, ge=0.1, le=86_400.0)  # in an experiment, by default the traffic's
 
-    def __post_init__(self) -> None:
-        check_fields(self, "gates")
+    @model_validator(mode="before")
+    @classmethod
+    def _cold_inherits(cls, table: Any) -> Any:
+        if isinstance(table, Mapping) and isinstance(cold := table.get("cold"), Mapping):
+            own = {key: table[key] for key in CompileBudget.model_fields if key in table}
+            return {**table, "cold": {**own, **cold}}
+        return table
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> Self:
         if not self.metrics:
-            raise RecordError(f"gates.metrics is empty: name one or more of {', '.join(JUDGED_METRICS)}")
+            raise ValueError(f"gates.metrics is empty: name one or more of {', '.join(JUDGED_METRICS)}")
         for metric in self.metrics:
             if metric not in JUDGED_METRICS:
-                raise RecordError(f"gates.metrics holds {metric!r}: use {', '.join(JUDGED_METRICS)}")
+                raise ValueError(f"gates.metrics holds {metric!r}: use {', '.join(JUDGED_METRICS)}")
         if len(set(self.metrics)) < len(self.metrics):
-            raise RecordError(f"gates.metrics is {list(self.metrics)}: name each metric once")
+            raise ValueError(f"gates.metrics is {list(self.metrics)}: name each metric once")
         if not self.quantiles or len(set(self.quantiles)) < len(self.quantiles):
-            raise RecordError(f"gates.quantiles is {list(self.quantiles)}: name one or more, each once, such as 0.99")
-        for quantile in self.quantiles:
-            _QUANTILE.check("gates.quantiles", quantile)
-        for metric, margin in self.margins.items():
+            raise ValueError(f"gates.quantiles is {list(self.quantiles)}: name one or more, each once, such as 0.99")
+        for metric in self.margins:
             if metric not in self.metrics:
-                raise RecordError(f"gates.margins.{metric} is for a metric that is not in gates.metrics: add it there")
-            _MARGIN.check(f"gates.margins.{metric}", margin)
+                raise ValueError(f"gates.margins.{metric} is for a metric that is not in gates.metrics: add it there")
+        return self
 
     @property
     def quantile(self) -> float:
@@ -104,69 +103,15 @@ class GateLimits(CompileBudget):
         """The accepted rise of the metric."""
         return self.margins.get(metric, self.margin)
 
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any], task: str = "generate") -> GateLimits:
-        """The limits in `table`, defaults for the task elsewhere; other keys are ignored.
 
-        Values of another type raise RecordError. Lenient, because records may come from another version or from
-        elsewhere: whole numbers may be written 20.0.
-        """
-        full = filled(table, task)
-        known = numbers_of(cls, full, "gates")
-        known |= {key: full[key] for key in ("cold",) if key in full}
-        if "sequential" in full:
-            if not isinstance(full["sequential"], bool):
-                raise RecordError(f"gates.sequential is {full['sequential']!r}: give true or false")
-            known["sequential"] = full["sequential"]
-        if "metrics" in full:
-            metrics = full["metrics"]
-            if not isinstance(metrics, list) or not all(isinstance(name, str) for name in metrics):
-                raise RecordError(f"gates.metrics is {metrics!r}: give a list of names")
-            known["metrics"] = tuple(metrics)
-        if "quantiles" in full:
-            if not isinstance(full["quantiles"], list):
-                raise RecordError(f"gates.quantiles is {full['quantiles']!r}: give a list of numbers")
-            known["quantiles"] = tuple(finite("gates.quantiles", item) for item in full["quantiles"])
-        if "margins" in full:
-            if not isinstance(full["margins"], Mapping):
-                raise RecordError(f"gates.margins is {full['margins']!r}: give a table")
-            known["margins"] = {str(key): finite(f"gates.margins.{key}", it) for key, it in full["margins"].items()}
-        return cls(**known)
-
-
-def filled(table: Mapping[str, Any], task: str = "generate") -> dict[str, Any]:
-    """A [gates] table in today's keys: `quantile` as a list, and as `cold` a CompileBudget, with the table's own limits
-    where the one that is written is silent. Embeddings are by default judged by the one metric that they have.
-
-    RecordError when it has both `quantile` and `quantiles`, or `cold` is no table or holds another key.
-    """
-    full = dict(table)
-    if task == EMBED:
-        full.setdefault("metrics", list(EMBED_METRICS))
-    if "quantile" in full:
-        if "quantiles" in full:
-            raise RecordError(
-                f"gates has quantile = {full['quantile']!r} and quantiles = {full['quantiles']!r}: keep quantiles"
-            )
-        value = full.pop("quantile")
-        _QUANTILE.check("gates.quantile", finite("gates.quantile", value))
-        full["quantiles"] = [value]
-    cold = full.get("cold")
-    if cold is not None:
-        if not isinstance(cold, Mapping):
-            raise RecordError(f"gates.cold is {cold!r}: give a table [gates.cold]")
-        known = [item.name for item in fields(CompileBudget)]
-        for key in cold:
-            if key not in known:
-                raise RecordError(f"gates.cold.{key} is unknown: it takes {', '.join(known)}")
-        own = numbers_of(CompileBudget, full, "gates")
-        full["cold"] = CompileBudget(**(own | numbers_of(CompileBudget, cold, "gates.cold")))
-    return full
-
-
-# What each request must meet to count as good, in ms: the names that vLLM's serving benchmark has, and our own.
+# The limits that a good request meets, in ms: the names that vLLM's serving benchmark has, and our own.
 GOODPUT_METRICS = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e", "e2e": "e2e", "max_itl": "max_itl"}
 ATTAINMENT_PCT = 99.0
+
+
+def usual_for(task: str) -> dict[str, Any]:
+    """The [gates] of the task where an experiment is silent: embeddings are judged by the one metric that they have."""
+    return {"metrics": list(EMBED_METRICS)} if task == EMBED else {}
 
 
 def check_goodput(table: Mapping[str, Any]) -> tuple[dict[str, float], float | None]:
@@ -185,7 +130,7 @@ def check_goodput(table: Mapping[str, Any]) -> tuple[dict[str, float], float | N
             share = float(limit)
             continue
         if key not in GOODPUT_METRICS:
-            raise RecordError(f"goodput.{key} is unknown: use {', '.join(GOODPUT_METRICS)} in ms, and attainment_pct")
+            raise RecordError(unknown_key(f"goodput.{key}", (*GOODPUT_METRICS, "attainment_pct")))
         if GOODPUT_METRICS[key] in limits:
             raise RecordError("goodput has e2e and e2el, which are the same: keep one")
         limits[GOODPUT_METRICS[key]] = float(limit)

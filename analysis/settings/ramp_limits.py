@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from analysis.records.tables import RecordError
-from analysis.settings.fields import Range, check_fields, finite, numbers_of
+from pydantic import Field, model_validator
 
-OnInconclusive = Literal["hold", "rollback"]
-Load = Literal["experiment", "none"]
-_PERCENT = Range(0.01, 100.0)
+from analysis.settings.model import Listed, Settings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RampLimits:
+class RampLimits(Settings):
     """`steps` are percent of the traffic. A step lasts `step_s` at least, and what is still open after `most_step_s`
     holds it there or rolls it back, as `on_inconclusive` says. Words are those of Argo Rollouts and OME.
 
     A step below the last is left once the candidate is surely at most `step_margin` slower at the median and at p90,
     and had `least_requests`. In the first `initial_delay_s` of a step no gate rolls back, nor does the next one begin.
-    More than `failure_limit` alarms roll back, whenever they come; an alarm is a death, a compile of `stall_limit_s` or
-    longer, more recompiles than the gates allow, a burst of errors. With `load` "none" nothing is sent: the traffic is
-    that of users. A value out of range raises RecordError, one line that names ramp.KEY.
+    More than `failure_limit` alarms roll back, whenever they come: deaths, compiles of `stall_limit_s` or longer, more
+    recompiles than the gates allow, bursts of errors. With `load` "none" the traffic is that of users.
     """
 
-    load: Load = "experiment"
-    candidate: str = ""  # empty: the only arm beside the control
-    steps: tuple[float, ...] = (1.0, 5.0, 25.0, 50.0, 100.0)
-    initial_delay_s: Annotated[float, Range(0.0, 86_400.0)] = 0.0
-    step_s: Annotated[float, Range(1.0, 86_400.0)] = 300.0
-    most_step_s: Annotated[float, Range(1.0, 604_800.0)] = 1800.0
-    step_margin: Annotated[float, Range(0.0, 10.0)] = 0.25
-    least_requests: Annotated[int, Range(0, 1_000_000)] = 30
-    failure_limit: Annotated[int, Range(0, 1_000_000)] = 0
-    stall_limit_s: Annotated[float, Range(0.0, 86_400.0)] = 1.0
-    on_inconclusive: OnInconclusive = "hold"
+    table: ClassVar[str] = "ramp"
 
-    def __post_init__(self) -> None:
-        check_fields(self, "ramp")
-        for step in self.steps:
-            _PERCENT.check("ramp.steps", step)
+    load: Literal["experiment", "none"] = "experiment"
+    candidate: str = ""  # empty: the only arm beside the control
+    steps: Annotated[tuple[Annotated[float, Field(ge=0.01, le=100.0)], ...], Listed] = (1.0, 5.0, 25.0, 50.0, 100.0)
+    initial_delay_s: float = Field(default=0.0, ge=0.0, le=86_400.0)
+    step_s: float = Field(default=300.0, ge=1.0, le=86_400.0)
+    most_step_s: float = Field(default=1800.0, ge=1.0, le=604_800.0)
+    step_margin: float = Field(default=0.25, ge=0.0, le=10.0)
+    least_requests: int = Field(default=30, ge=0, le=1_000_000)
+    failure_limit: int = Field(default=0, ge=0, le=1_000_000)
+    stall_limit_s: float = Field(default=1.0, ge=0.0, le=86_400.0)
+    on_inconclusive: Literal["hold", "rollback"] = "hold"
+
+    @model_validator(mode="after")
+    def _steps_rise(self) -> Self:
         if not self.steps or list(self.steps) != sorted(set(self.steps)) or self.steps[-1] != 100.0:
-            raise RecordError(
-                f"ramp.steps is {list(self.steps)}: give percents that rise to 100, such as 1, 5, 50, 100"
-            )
+            raise ValueError(f"ramp.steps is {list(self.steps)}: give percents that rise to 100, such as 1, 5, 50, 100")
         if self.step_s > self.most_step_s:
-            raise RecordError(f"ramp.step_s is {self.step_s:g}: give at most ramp.most_step_s, {self.most_step_s:g}")
+            raise ValueError(f"ramp.step_s is {self.step_s:g}: give at most ramp.most_step_s, {self.most_step_s:g}")
+        return self
 
     @property
     def least_step_s(self) -> float:
@@ -58,15 +50,3 @@ class RampLimits:
     def longest_s(self) -> float:
         """How long the ramp can take: every step its longest, and the last its least."""
         return max(self.most_step_s, self.initial_delay_s) * (len(self.steps) - 1) + self.least_step_s
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> RampLimits:
-        """The ramp that `table` describes, defaults elsewhere; other keys are ignored. RecordError as for any value."""
-        known = numbers_of(cls, table, "ramp")
-        known |= {key: table[key] for key in ("load", "candidate", "on_inconclusive") if key in table}
-        if "steps" in table:
-            steps = table["steps"]
-            if not isinstance(steps, (list, tuple)):
-                raise RecordError(f"ramp.steps is {steps!r}: give a list of percents")
-            known["steps"] = tuple(finite("ramp.steps", step) for step in steps)
-        return cls(**known)

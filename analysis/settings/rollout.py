@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import ClassVar
 
-from analysis.settings.fields import Range, check_fields, numbers_of
+from pydantic import Field
+
+from analysis.settings.model import Settings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """`load_rps` is the load over all replicas, None for any; `gpus_per_replica` what one server process takes.
+class Rollout(Settings):
+    """`load_rps` is the load over all replicas, None for any; `gpus_per_replica` is what one server process takes."""
 
-    A value out of range or of another type raises RecordError, one line that names rollout.KEY.
-    """
+    table: ClassVar[str] = "rollout"
 
-    load_rps: Annotated[float | None, Range(1e-6, 1e9)] = None
-    gpus_per_replica: Annotated[int, Range(1, 4096)] = 1
-
-    def __post_init__(self) -> None:
-        check_fields(self, "rollout")
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Rollout:
-        """The rollout that `table` describes, defaults elsewhere; other keys are ignored."""
-        return cls(**numbers_of(cls, table, "rollout"))
+    load_rps: float | None = Field(default=None, ge=1e-6, le=1e9)
+    gpus_per_replica: int = Field(default=1, ge=1, le=4096)

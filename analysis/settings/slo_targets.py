@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.records.tables import RecordError
-from analysis.settings.fields import finite
 from analysis.settings.metrics import JUDGED_METRICS
 
 _FIELD_NAMES = {"e2el": "e2e"}  # as vLLM's serving benchmark has it
@@ -134,7 +133,7 @@ def _of_key(key: str, value: Any, where: str) -> SloTarget:
     entry = f"{where}.{key}"
     # The key first: what an unknown one should hold is unknown too.
     unlimited = None if key == "error_pct" else _unlimited(key, entry, "error_pct", needs_unit=True)[0]
-    entry = f"{entry} is {finite(entry, value):g}"
+    entry = f"{entry} is {_finite(entry, value):g}"
     return _error_target(value, entry) if unlimited is None else _latency_target(unlimited, value, entry)
 
 
@@ -153,6 +152,12 @@ def _unlimited(key: str, entry: str, errors: str, *, needs_unit: bool = False) -
     part = f"_{match['part']}" if match["part"] else ""
     key = f"p{match['whole']}{part}_{metric}_ms"
     return SloTarget(key=key, metric=metric, quantile=quantile, limit=math.nan), bool(match["ms"])
+
+
+def _finite(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise RecordError(f"{key} is {value!r}: give a number")
+    return float(value)
 
 
 def _latency_target(unlimited: SloTarget, limit_ms: float, entry: str) -> SloTarget:

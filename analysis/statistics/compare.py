@@ -18,13 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.settings.gate_limits import RESTART_SPREAD
 from analysis.settings.metrics import quantile_label
-from analysis.statistics.dependence import Dependence, block_differences, dependence_of
-from analysis.statistics.groups import FEWEST_GROUPS, groups_of
+from analysis.statistics.dependence import FEWEST_GROUPS, Dependence, block_differences, dependence_of, groups_of
+from analysis.statistics.distributions import t_cdf, t_quantile, t_sf
 from analysis.statistics.machines import lasting_reach, mean_over_trials
 from analysis.statistics.quantiles import BlockHistogram, block_histogram, quantiles, shared_blocks
 from analysis.statistics.windows import Windows, ratios_by_group, tail_of_group, typical_ratio, window_limits
@@ -34,6 +33,7 @@ TRIALS_FOR_T_TEST = 6
 TRIALS_METHOD = "t over trials"
 NO_TEST = "quotient of quantiles"
 GROUPS_METHOD = "t over groups of blocks"
+_ALIKE = "no block differs from the others"
 _FEWEST_DISTINCT = 10  # fewer different latencies are a coarse clock or made-up data
 
 
@@ -99,8 +99,8 @@ class Comparison:
 def as_many(treatment: Sample, control: Sample, *, rng: np.random.Generator) -> tuple[Sample, Sample]:
     """Return as many values of each sample in each block, drawn at random from the one that has more.
 
-    A sample of 30 values has no 1 % of them: beside one of 300 its slowest value takes the whole tail of both or none
-    of it, which makes the smaller sample look quicker: at shares of 1 to 9, half of the arms at the margin passed.
+    The slowest of a few values takes the whole tail or none of it, which makes the smaller sample look quicker: at
+    shares of 1 to 9, half of the arms at the margin passed.
     """
     blocks = 1 + max(int(sample.block.max(initial=-1)) for sample in (treatment, control))
     counts = [np.bincount(sample.block, minlength=blocks) for sample in (treatment, control)]
@@ -139,14 +139,43 @@ def compare(
     quantile in each group, or latencies that are all equal there is no test, and `obstacle` says so. Where the tail is
     too thin for a typical block, `ratio` is that of the whole run.
     """
-    stage = _Stage.of(
-        treatment, control, margin=margin, alpha=alpha, restart_spread=restart_spread, machines=machines or {}
+    sizes = (len(treatment), len(control))
+    treatment, control, trial_of_block = _in_shared_blocks(treatment, control)
+    blocks, trials = len(trial_of_block), np.unique(trial_of_block)
+    by_trial, group = len(trials) >= TRIALS_FOR_T_TEST, groups_of(trial_of_block)
+    base = Comparison(
+        quantile=0.5,
+        margin=margin,
+        alpha=alpha,
+        method=TRIALS_METHOD if by_trial else GROUPS_METHOD,
+        blocks=blocks,
+        groups=len(trials) if by_trial else int(group[-1]) + 1 if blocks else 0,
+        trials=len(trials),
+        requests=min(sizes),
+        obstacle=_obstacle(treatment, control, sizes, blocks),
     )
-    above, below = quantiles(stage.treatment.values, qs), quantiles(stage.control.values, qs)
-    wholes = [one / other if one > 0 and other > 0 else None for one, other in zip(above, below, strict=True)]
+    if base.obstacle is not None:
+        return _wholes(base, treatment, control, qs)
+    treatment, control = _inside(treatment), _inside(control)
+    machine = np.array([(machines or {}).get(trial, 0) for trial in trial_of_block.tolist()], dtype=np.int64)
+    differences = block_differences(treatment.values, treatment.block, control.values, control.block, blocks)
+    dependence = dependence_of(differences, group, trial_of_block, restart_spread=restart_spread, machine=machine)
+    histogram = block_histogram(
+        treatment.values, treatment.block, control.values, control.block, anchor=math.log1p(margin)
+    )
+    first = np.searchsorted(trial_of_block, trials)
+    if by_trial:  # trials are apart in time, and the variance of their starts is in what they differ by
+        group = np.searchsorted(trials, trial_of_block)
+    else:
+        base = replace(
+            base,
+            autocorrelation=dependence.correlation,
+            restart_spread=dependence.restart,
+            machine_spread=math.sqrt(dependence.machine),
+        )
     return [
-        _compared(stage, replace(stage.base, quantile=q, ratio=whole, whole=whole))
-        for q, whole in zip(qs, wholes, strict=True)
+        item if item.ratio is None else _tested(item, histogram, group, dependence, machine[first])
+        for item in _wholes(base, treatment, control, qs)
     ]
 
 
@@ -164,33 +193,39 @@ def described(
         trials=min(len(np.unique(sample.trial)) for sample in samples),
         requests=min(map(len, samples)),
     )
-    above, below = (quantiles(sample.values, qs) for sample in samples)
-    wholes = [one / other if one > 0 and other > 0 else None for one, other in zip(above, below, strict=True)]
-    return [replace(base, quantile=q, ratio=whole, whole=whole) for q, whole in zip(qs, wholes, strict=True)]
+    return _wholes(base, treatment, control, qs)
 
 
-def _compared(stage: _Stage, item: Comparison) -> Comparison:
-    if stage.histogram is None or item.ratio is None:
-        return item
+def _wholes(base: Comparison, treatment: Sample, control: Sample, qs: Sequence[float]) -> list[Comparison]:
+    """The base with the quotient of the quantiles over all requests, for each quantile."""
+    items = []
+    for q, above, below in zip(qs, quantiles(treatment.values, qs), quantiles(control.values, qs), strict=True):
+        whole = above / below if above > 0 and below > 0 else None
+        items.append(replace(base, quantile=q, ratio=whole, whole=whole))
+    return items
+
+
+def _tested(
+    item: Comparison, histogram: BlockHistogram, unit: Ints, dependence: Dependence, machine: Ints
+) -> Comparison:
+    """The item with its limits; `unit` numbers the group or the trial of each block, `machine` that of each trial."""
     by_trial = item.trials >= TRIALS_FOR_T_TEST
-    trial = np.searchsorted(np.unique(stage.trial_of_block), stage.trial_of_block)
-    unit = trial if by_trial else stage.group
-    windows = Windows.of(stage.histogram, unit, item.quantile)
+    windows = Windows.of(histogram, unit, item.quantile)
     if windows is None:
-        beyond = tail_of_group(stage.histogram, unit, item.quantile)
+        beyond = tail_of_group(histogram, unit, item.quantile)
         name = "trial" if by_trial else "group of blocks"
         why = f"a {name} holds {beyond:.2g} requests beyond the quantile, and a test needs one"
         return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
     if by_trial:
         ratios = ratios_by_group(windows)
-        return _by_trials(item, ratios, stage.machine_of_trial) if np.ptp(ratios) > 0 else _alike(item)
+        return _by_trials(item, ratios, machine) if np.ptp(ratios) > 0 else replace(item, obstacle=_ALIKE)
+    item = replace(item, ratio=math.exp(typical_ratio(windows)))
     if windows.groups < FEWEST_GROUPS:
         why = f"a test needs {FEWEST_GROUPS} time blocks, and there are {item.blocks}"
-        ratio = math.exp(typical_ratio(windows))
-        return replace(item, ratio=ratio, obstacle=why, needed_blocks=FEWEST_GROUPS)
-    limits = window_limits(windows, bound=stage.anchor, alpha=item.alpha, dependence=stage.dependence)
+        return replace(item, obstacle=why, needed_blocks=FEWEST_GROUPS)
+    limits = window_limits(windows, bound=math.log1p(item.margin), alpha=item.alpha, dependence=dependence)
     if limits is None:
-        return _alike(replace(item, ratio=math.exp(typical_ratio(windows))))
+        return replace(item, obstacle=_ALIKE)
     return replace(
         item,
         ratio=math.exp(limits.ratio),
@@ -203,87 +238,16 @@ def _compared(stage: _Stage, item: Comparison) -> Comparison:
     )
 
 
-def _alike(item: Comparison) -> Comparison:
-    return replace(item, obstacle="no block differs from the others")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
-    """Two samples made ready to be compared: in the blocks that both have, by group of blocks."""
-
-    treatment: Sample
-    control: Sample
-    base: Comparison
-    anchor: float  # log of 1 + margin
-    group: Ints  # of each block
-    trial_of_block: Ints
-    machine_of_trial: Ints  # of the trials that the samples share, in order
-    histogram: BlockHistogram | None  # None where the base has an obstacle
-    dependence: Dependence
-
-    @classmethod
-    def of(
-        cls,
-        treatment: Sample,
-        control: Sample,
-        *,
-        margin: float,
-        alpha: float,
-        restart_spread: float,
-        machines: Mapping[int, int],
-    ) -> _Stage:
-        treatment, control, trial_of_block, sizes = _in_shared_blocks(treatment, control)
-        group, blocks = groups_of(trial_of_block), len(trial_of_block)
-        trials = np.unique(trial_of_block)
-        machine = np.array([machines.get(trial, 0) for trial in trial_of_block.tolist()], dtype=np.int64)
-        obstacle = _obstacle(treatment, control, sizes, blocks)
-        anchor, dependence, histogram = math.log1p(margin), Dependence(), None
-        if obstacle is None:
-            treatment, control = _inside(treatment), _inside(control)
-            histogram = block_histogram(treatment.values, treatment.block, control.values, control.block, anchor=anchor)
-            differences = block_differences(treatment.values, treatment.block, control.values, control.block, blocks)
-            dependence = dependence_of(
-                differences, group, trial_of_block, restart_spread=restart_spread, machine=machine
-            )
-        by_trial = len(trials) >= TRIALS_FOR_T_TEST
-        return cls(
-            treatment=treatment,
-            control=control,
-            base=Comparison(
-                quantile=0.5,
-                margin=margin,
-                alpha=alpha,
-                method=TRIALS_METHOD if by_trial else GROUPS_METHOD,
-                blocks=blocks,
-                groups=len(trials) if by_trial else int(group[-1]) + 1 if blocks else 0,
-                trials=len(trials),
-                requests=min(sizes),
-                obstacle=obstacle,
-                # Trials are apart in time, and the variance of their starts is in what they differ by.
-                autocorrelation=None if by_trial else dependence.correlation,
-                restart_spread=0.0 if by_trial else dependence.restart,
-                machine_spread=0.0 if by_trial else math.sqrt(dependence.machine),
-            ),
-            anchor=anchor,
-            group=group,
-            trial_of_block=trial_of_block,
-            machine_of_trial=np.array([machines.get(trial, 0) for trial in trials.tolist()], dtype=np.int64),
-            histogram=histogram,
-            dependence=dependence,
-        )
-
-
-def _in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sample, Ints, tuple[int, int]]:
-    """Both samples with the blocks that hold requests of both numbered from 0 (-1: the others), the trial of each
-    such block, and how many requests each sample has."""
-    sizes = (len(treatment), len(control))
-    if not min(sizes):
-        return treatment, control, np.zeros(0, dtype=np.int64), sizes
+def _in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sample, Ints]:
+    """Both samples with the blocks that hold requests of both numbered from 0 (-1: the others), and the trial of each
+    such block."""
+    if not len(treatment) or not len(control):
+        return treatment, control, np.zeros(0, dtype=np.int64)
     number, count = shared_blocks(treatment.block, control.block)
     numbered = [replace(sample, block=number(sample.block)) for sample in (treatment, control)]
     trial = np.zeros(count + 1, dtype=np.int64)  # the last place takes the blocks that are not shared
     trial[numbered[1].block] = control.trial
-    return numbered[0], numbered[1], trial[:count], sizes
+    return numbered[0], numbered[1], trial[:count]
 
 
 def _inside(sample: Sample) -> Sample:
@@ -317,14 +281,14 @@ def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
     mean, trials = float(ratios.mean()), len(ratios)
     spread, degrees, added = float(ratios.std(ddof=1) / math.sqrt(trials)), float(trials - 1), 0.0
     known = mean_over_trials(ratios, machine)
-    reaches = [float(stats.t.ppf(1.0 - item.alpha, own)) * error for own, error in ((degrees, spread), known.reach)]
+    reaches = [float(t_quantile(1.0 - item.alpha, own)) * error for own, error in ((degrees, spread), known.reach)]
     if reaches[1] > reaches[0]:
         (degrees, spread), added = known.reach, math.sqrt(known.between)
     reach, anchor = max(reaches), math.log1p(item.margin)
     lasting = max(reach, lasting_reach(ratios, item.alpha))
 
     def above(bound: float) -> float:
-        return float(stats.t.sf((mean - bound) / spread, degrees))
+        return float(t_sf((mean - bound) / spread, degrees))
 
     return replace(
         item,
@@ -334,14 +298,14 @@ def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
         high=math.exp(mean + reach),
         lasting=(math.exp(mean - lasting), math.exp(mean + lasting)),
         p_worse=above(0.0),
-        p_noninferior=float(stats.t.cdf((mean - anchor) / spread, degrees)),
+        p_noninferior=float(t_cdf((mean - anchor) / spread, degrees)),
         p_inferior=above(anchor),
         spread=spread,
     )
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values adjusted by Holm's step-down procedure [5], in the given order."""
+    """Return the p-values adjusted by Holm's step-down procedure [2], in the given order."""
     order = np.argsort(p_values, kind="stable")
     raised = np.asarray(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
     adjusted = np.empty(len(order))
@@ -392,7 +356,7 @@ def _decided(item: Comparison, adjusted: float | None, tests: int) -> Comparison
 
 
 def limits_text(low: float | None, high: float | None, neither: str = "so little of the tail sets no limits") -> str:
-    """The limits in words, or `neither` where there is none."""
+    """Return the limits in words, or `neither` where there is none."""
     if low is None and high is None:
         return neither
     if low is None:

@@ -1,13 +1,14 @@
-"""How much less a run knows than its groups of blocks say: speed that wanders within a start, and the luck of a start.
+"""Groups of neighbouring blocks, and how much less they tell than independent groups would.
 
-Few requests lie beyond p99, about one a block, so the tail itself is nearly blind to both. Every request shows
-them: what is estimated here comes from means of log latencies by block, arm less control, and is carried over to the
-quantile that is judged.
+What lasts longer than a block makes neighbours alike. A few long groups are nearly independent whatever the noise does
+on a shorter scale [3]; drift within a start and start-to-start variance outlast them. Few requests lie beyond p99, so
+both are estimated from means of log latencies by block, arm less control, and carried over to the quantile.
 
 References
 ----------
 [1] Lazarus, E., Lewis, D. J., Stock, J. H. and Watson, M. W. (2018). HAR inference: recommendations for practice.
 [2] Satterthwaite, F. E. (1946). An approximate distribution of estimates of variance components.
+[3] Ibragimov, R. and Müller, U. K. (2010). t-statistic based correlation and heterogeneity robust inference.
 """
 
 from __future__ import annotations
@@ -16,16 +17,43 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from analysis.arrays import Floats, Ints
+from analysis.statistics.distributions import t_quantile
 from analysis.statistics.machines import Part, between_machines, summed
 
+FEWEST_GROUPS = 8
+MOST_GROUPS = 10
+_BLOCKS_PER_GROUP = 4
 DRIFT_COSINES = 4  # slower than groups: what one of them lasts for is seen by at most eight or ten
 _PRIOR_DEGREES = 4.0  # how many starts the allowance for restarts counts as
 _FEWEST_BLOCKS = 8
 _SMALLEST_MS = 1e-3
 _FINEST = 1e-3  # the width of a bin in log latency: no standard error is known better
+
+
+def group_count(blocks: int) -> int:
+    """Return into how many groups so many blocks of one trial are put; see `groups_of`."""
+    return min(blocks, max(FEWEST_GROUPS, min(MOST_GROUPS, blocks // _BLOCKS_PER_GROUP)))
+
+
+def groups_of(trials: Ints) -> Ints:
+    """Return the group of each block, in order of time: neighbours of one trial. Shape (blocks,).
+
+    `trials` is the trial of each block, rising. Four blocks make a group, but there are at least eight groups, else no
+    test has power, and at most ten, since more gain little and longer groups gain trust. Below eight blocks each is its
+    own group.
+    """
+    blocks = len(trials)
+    groups = group_count(blocks)
+    group = np.empty(blocks, dtype=np.int64)
+    used = 0
+    for trial in np.unique(trials):
+        own = np.flatnonzero(trials == trial)
+        share = max(1, min(len(own), round(groups * len(own) / blocks)))
+        group[own] = used + np.arange(len(own)) * share // len(own)
+        used += share
+    return group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +62,7 @@ class Dependence:
 
     `drift`: the variance of the run's mean that wandering adds to what independent groups have. `restart`: the
     standard deviation of one start's log ratio, from the `trials` of the run and the allowance. `machine`: the variance
-    of the run's mean that its `machines` add. `correlation`: of neighbouring groups, as blocks foretell it; None where
+    of the run's mean that its `machines` add. `correlation`: of neighbouring groups, as blocks predict it; None where
     they are too few.
     """
 
@@ -65,15 +93,16 @@ class Dependence:
                 Part(variance=self.machine, degrees=max(1, self.machines - 1)),
             ]
         )
-        quantiles = stats.t.ppf(1.0 - alpha, (min(degrees, total.degrees), degrees))
+        quantiles = t_quantile(1.0 - alpha, (min(degrees, total.degrees), degrees))
         return math.sqrt(total.variance / own) * float(quantiles[0] / quantiles[1])
 
 
 def dependence_of(
     differences: Floats, group: Ints, trial: Ints, *, restart_spread: float, machine: Ints | None = None
 ) -> Dependence:
-    """The dependence that a series of blocks shows; `group`, `trial` and `machine` number those of each block, the
-    first two rising. Without `machine` there was one.
+    """Return the dependence that a series of blocks shows.
+
+    `group`, `trial` and `machine` number those of each block, the first two rising. Without `machine` there was one.
 
     `restart_spread` is the standard deviation of one arm's log latency over starts that is taken for granted; both
     arms start, so a ratio has it √2 times. It counts as four starts, and those of the run are added to it. Below eight
@@ -87,7 +116,7 @@ def dependence_of(
         inner[trial == number] -= differences[trial == number].mean()
     drift = _drift(inner, group) if known else 0.0
     means = np.array([differences[trial == number].mean() for number in numbers])
-    # What blocks foretell of a trial's mean is no luck of its start.
+    # What blocks predict of a trial's mean is no start-to-start variance.
     within = (float(inner.var()) / max(1, len(inner)) + drift) * len(numbers)
     restart = _restart_variance(means, ran_on, within, restart_spread)
     return Dependence(
@@ -103,7 +132,7 @@ def dependence_of(
 def block_differences(
     treatment: Floats, treatment_block: Ints, control: Floats, control_block: Ints, blocks: int
 ) -> Floats:
-    """Mean log latency of the treatment less that of the control, by block; each block holds both. Shape (blocks,)."""
+    """Return the mean log latency of the treatment less that of the control, by block; each block holds both."""
     means = []
     for values, block in ((treatment, treatment_block), (control, control_block)):
         sums = np.bincount(block, np.log(np.maximum(values, _SMALLEST_MS)), blocks)
@@ -122,8 +151,8 @@ def _drift(inner: Floats, group: Ints) -> float:
 def _restart_variance(means: Floats, machine: Ints, within: float, restart_spread: float) -> float:
     """The variance of a start's log ratio: what is taken for granted, and what the starts of the run say.
 
-    `means` are those of the trials, `within` what each has beside the luck of its start, `machine` where each ran: what
-    differs between machines is no luck of starts.
+    `means` are those of the trials, `within` the variance of each without that of its start, `machine` where each ran:
+    what differs between machines is no variance of starts.
     """
     allowed = 2.0 * restart_spread**2
     machines = np.unique(machine, return_inverse=True)[1]
@@ -148,7 +177,7 @@ def _machine_variance(means: Floats, machine: Ints, within: float) -> float:
 
 
 def cosine_variance(series: Floats, cosines: int) -> float:
-    """The long-run variance of a series by its `cosines` slowest cosines, which weigh the same [1]."""
+    """Return the long-run variance of a series by its `cosines` slowest cosines, which weigh the same [1]."""
     size = len(series)
     steps = (np.arange(size) + 0.5) / size
     basis = math.sqrt(2.0 / size) * np.cos(math.pi * np.outer(np.arange(1, cosines + 1), steps))
@@ -156,7 +185,7 @@ def cosine_variance(series: Floats, cosines: int) -> float:
 
 
 def first_autocorrelation(series: Floats) -> float | None:
-    """The correlation of neighbouring blocks; None below 8 blocks or when nothing varies."""
+    """Return the correlation of neighbouring blocks; None below 8 blocks or when nothing varies."""
     if len(series) < 8:
         return None
     centred = series - series.mean()
@@ -165,7 +194,7 @@ def first_autocorrelation(series: Floats) -> float | None:
 
 
 def group_correlation(series: Floats, group: Ints) -> float | None:
-    """How much neighbouring groups of blocks correlate, from how blocks do; None below 8 blocks or without variance.
+    """Return how much neighbouring groups correlate, from how blocks do; None below 8 blocks or without variance.
 
     The blocks are taken for an autoregression of order one. The correlation seen in n blocks is too low by about
     (1 + 4φ) / n, which is put back, since a series too short to show its drift is the dangerous one.

@@ -1,11 +1,10 @@
 """Where a server's knee lies, and which of two servers has the higher one, from steps of load that were held or missed.
 
-A step at a rate is held with probability Phi((log knee + luck - drag - log rate) / spread), as a dose is survived in a
-probit assay [1]. `spread` is of the knee from step to step; `luck` is normal and shared by all steps of one start;
+A step at a rate is held with probability Phi((log knee + start - drag - log rate) / spread), as a dose is survived in a
+probit assay [1]. `spread` is of the knee from step to step; `start` is normal and shared by all steps of one start;
 `drag` is what the queue of a missed step takes off the next. All three are nuisances: the likelihood of a knee is the
-highest over a grid of them. What the likelihood ratio [2] then rules out is held against F with as many degrees of
-freedom as there are starts but one, fourteen at the least: steps near the knee are few, and chi-square would be a
-little too narrow. `benchmarks/simulation/frontiers.py` shows how often an interval holds the true knee.
+highest over a grid of them. The likelihood ratio [2] is held against F with as many degrees of freedom as there are
+starts but one, fourteen at the least. `benchmarks/simulation/frontiers.py` shows the coverage.
 
 References
 ----------
@@ -21,14 +20,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from analysis.arrays import Floats, Ints
+from analysis.statistics.distributions import f_quantile, t_sf
 
 # In log rate. No server is taken to be steadier than 3 % from step to step.
 _SPREADS = np.geomspace(0.03, 0.4, 7)
 # Of starts: no two are taken to be more alike than 1 %, the allowance that the gates make for restarts.
-_LUCKS = (0.01, 0.04, 0.12)
+_START_SPREADS = (0.01, 0.04, 0.12)
 # By how much a step that was missed lowers what the next one of its start holds.
 _DRAGS = (0.0, 0.07, 0.15)
 # Of 120 simulated searches for four equal arms whose starts differ by 6 %, the worst kind, 2 said something false. With
@@ -46,7 +46,7 @@ def knee_grid(rates: Sequence[float]) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KneeProfile:
-    """The log likelihood of each knee of a grid, the highest over spread and luck, and what it was made of."""
+    """The log likelihood of each knee of a grid, the highest over the nuisances, and what it was made of."""
 
     grid: Floats
     likelihood: Floats
@@ -71,7 +71,7 @@ class KneeProfile:
 
         Without any step both ends are open; with steps of one kind alone, one end is.
         """
-        least = float(self.likelihood.max()) - 0.5 * float(stats.f.isf(error, 1, self.degrees))
+        least = float(self.likelihood.max()) - 0.5 * float(f_quantile(1.0 - error, 1, self.degrees))
         inside = np.flatnonzero(self.likelihood >= least)
         first, last = int(inside[0]), int(inside[-1])
         low = None if first == 0 or not self.held else self._crossing(first, first - 1, least)
@@ -100,8 +100,10 @@ def knee_profile(rates: Sequence[float], held: Sequence[bool], starts: Sequence[
     for drag, spread in itertools.product(_DRAGS, _SPREADS):
         each = special.log_ndtr(np.where(kept, 1.0, -1.0) * (grid[:, None] - steps - drag * behind) / spread)
         by_start = _by_start(each, start)
-        for luck in _LUCKS:
-            profile = np.maximum(profile, sum((_smoothed(row, luck, grid) for row in by_start), np.zeros(len(grid))))
+        for start_spread in _START_SPREADS:
+            profile = np.maximum(
+                profile, sum((_smoothed(row, start_spread, grid) for row in by_start), np.zeros(len(grid)))
+            )
     return KneeProfile(
         grid=grid,
         likelihood=profile,
@@ -116,11 +118,11 @@ def _by_start(each: Floats, start: Ints) -> list[Floats]:
     return [each[:, start == number].sum(axis=1) for number in np.unique(start)]
 
 
-def _smoothed(likelihood: Floats, luck: float, grid: Floats) -> Floats:
-    """The log likelihood of one start with its luck integrated out; the grid is even, and flat beyond its ends."""
+def _smoothed(likelihood: Floats, start_spread: float, grid: Floats) -> Floats:
+    """The log likelihood of one start with its own shift integrated out; the grid is even, and flat beyond its ends."""
     cell = float(grid[1] - grid[0])
-    reach = math.ceil(4.0 * luck / cell)
-    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) * cell / luck) ** 2)
+    reach = math.ceil(4.0 * start_spread / cell)
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) * cell / start_spread) ** 2)
     top = float(likelihood.max())
     padded = np.pad(np.exp(likelihood - top), reach, mode="edge")
     with np.errstate(divide="ignore"):
@@ -136,4 +138,4 @@ def p_not_higher(one: KneeProfile, other: KneeProfile) -> float:
     # The best pair of knees that obeys H0: for each knee of `other`, the likeliest of `one` up to it.
     obeying = float((np.maximum.accumulate(one.likelihood) + other.likelihood).max())
     root = math.sqrt(max(0.0, 2.0 * (best - obeying)))
-    return float(stats.t.sf(root, min(one.degrees, other.degrees)))
+    return float(t_sf(root, min(one.degrees, other.degrees)))

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from analysis.arrays import Floats, Ints
+from analysis.statistics.distributions import chi_square_sf, f_quantile, t_quantile
 
 _LASTING_GROUPS = 3  # fewer say too little of how they scatter, and more are too short for what lasts
 
@@ -93,7 +93,7 @@ def lasting_reach(ratios: Floats, alpha: float) -> float:
     """
     means = np.array([part.mean() for part in np.array_split(ratios, _LASTING_GROUPS)])
     error = float(means.std(ddof=1)) / math.sqrt(_LASTING_GROUPS)
-    return float(stats.t.ppf(1.0 - alpha, _LASTING_GROUPS - 1)) * error
+    return float(t_quantile(1.0 - alpha, _LASTING_GROUPS - 1)) * error
 
 
 def between_machines(means: Floats, weight: Floats, *, within: float, degrees: float) -> float:
@@ -108,7 +108,7 @@ def between_machines(means: Floats, weight: Floats, *, within: float, degrees: f
     if machines < 2:
         return 0.0
     seen = float((weight**2 * (means - weight @ means) ** 2).sum()) * machines / (machines - 1)
-    typical = stats.f.ppf(0.5, machines - 1, degrees) if degrees > 0 else 1.0
+    typical = f_quantile(0.5, machines - 1, degrees) if degrees > 0 else 1.0
     return max(0.0, seen / float(typical) - within)
 
 
@@ -121,4 +121,4 @@ def disagreement(ratios: Floats, spreads: Floats) -> float | None:
         return None
     weight = spreads**-2.0
     centre = float(weight @ ratios) / float(weight.sum())
-    return float(stats.chi2.sf(float(weight @ (ratios - centre) ** 2), len(ratios) - 1))
+    return float(chi_square_sf(float(weight @ (ratios - centre) ** 2), len(ratios) - 1))

@@ -1,9 +1,8 @@
 """How long a run must be to decide what is open, and what a run of a given length can decide.
 
 Standard errors shrink with the square root of time; how large they are now is seen in a pilot, or comes from a model
-of servers. The test at the end resamples a few groups of blocks (or trials) and knows its own error only that well, so
-Student's t with groups - 1 degrees of freedom stands where a normal would promise too much. Where a pilot with few
-groups measures the spread, the same holds for it (the two-stage argument of Stein 1945).
+of servers. The test at the end has few groups of blocks (or trials), so Student's t stands where a normal would promise
+too much. Where a pilot with few groups measures the spread, the same holds for it (Stein 1945, two stages).
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Final
 
-from scipy import stats
-
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
-from analysis.statistics.groups import group_count
+from analysis.statistics.dependence import group_count
+from analysis.statistics.distributions import normal_quantile, t_quantile
 
 POWER = 0.80
 LONGEST_S = 7 * 24 * 3600.0  # no plan is longer
@@ -29,9 +27,9 @@ _KNOWN_SHARE = 1.0 / 3.0
 _LONGER = 1.5  # a run that left something open is not planned shorter than this times its length
 
 
-def power_of_each(limits: GateLimits, power: float = POWER) -> float:
-    """The power that each gated latency needs, so that all of them pass together with `power` (Bonferroni)."""
-    return 1.0 - (1.0 - power) / (len(limits.metrics) * len(limits.quantiles))
+def power_of_each(limits: GateLimits) -> float:
+    """Return the power that each gated latency needs, so that all pass together with POWER (Bonferroni)."""
+    return 1.0 - (1.0 - POWER) / (len(limits.metrics) * len(limits.quantiles))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +116,7 @@ class Noise:
 
 def _factor(degrees: float, *, alpha: float, power: float) -> float:
     """How many standard errors the ratio must lie off the margin for this power, where so many degrees tell them."""
-    return float(stats.t.ppf(1.0 - alpha, max(1, degrees)) + stats.t.ppf(power, max(1, degrees)))
+    return float(t_quantile(1.0 - alpha, max(1, degrees)) + t_quantile(power, max(1, degrees)))
 
 
 def log_distance(margin: float, ratio: float) -> float:
@@ -135,14 +133,13 @@ def comparison_needed_s(
     power: float = POWER,
     ratio: float | None = None,
 ) -> float | None:
-    """The run length, over all trials, at which the comparison is decided with this power.
+    """Return the run length, over all trials, at which the comparison is decided with this power.
 
-    `ratio` is the true ratio to plan for; without one, what this run saw. At least `min_blocks` blocks. `overhead_s` is
-    time of the run that the comparison leaves out (cold start, compile windows). Where trials are the unit, more trials
-    of the same length. In as many starts as `starts_needed` says. A run that left the comparison open is planned half
-    as long again at least: its noise is known to have been too much. Its ratio is planned as one standard error from
-    the margin at least: what it saw nearer may be chance, and a length that grows without bound says nothing. None
-    when no length helps: nothing to compare, a ratio given on the margin, or more than a week.
+    `ratio` is the true ratio to plan for; without one, what this run saw, taken as one standard error from the margin
+    at least. `overhead_s` is time of the run that the comparison leaves out. The length has `min_blocks` blocks at
+    least, and half as much again as a run that left the comparison open. Where trials are the unit, more trials of the
+    same length; else in as many starts as `starts_needed` says. None when no length helps: nothing to compare, a ratio
+    given on the margin, or more than a week.
     """
     if comparison.obstacle is not None and comparison.needed_blocks is None:
         return None
@@ -158,7 +155,7 @@ def comparison_needed_s(
 
 
 def starts_needed(comparison: Comparison, *, power: float = POWER, ratio: float | None = None) -> int:
-    """How many fresh starts the comparison needs to be decided at all, however long: at least those it had."""
+    """Return how many fresh starts the comparison needs to be decided, however long: at least those it had."""
     noise = Noise.of(comparison, block_s=1.0)
     true = comparison.ratio if ratio is None else ratio
     if noise is None or true is None:
@@ -203,11 +200,10 @@ def share_needed_s(
     block_s: float,
     min_blocks: int,
     alpha: float,
-    power: float = POWER,
 ) -> float | None:
-    """The run length at which a share of misses is decided with this power, if it is what this run saw.
+    """Return the run length at which a share of misses is decided, if it is what this run saw.
 
-    As for a comparison, one nearer to what is allowed than its standard error is planned as that far within it.
+    One nearer to what is allowed than its standard error is planned as that far within it.
     """
     if requests == 0 or requests_per_s <= 0 or not 0.0 < allowed < 1.0:
         return None
@@ -215,7 +211,7 @@ def share_needed_s(
     error = math.sqrt(allowed * (1.0 - allowed) * design_effect / requests)
     if abs(seen - allowed) < error:
         seen = max(0.0, allowed - error)
-    needed = requests_for_share(seen, allowed, alpha=alpha, power=power)
+    needed = requests_for_share(seen, allowed, alpha=alpha, power=POWER)
     if needed is None:
         return None
     seconds = max(math.ceil(needed * design_effect / requests_per_s / block_s - 1e-9), min_blocks) * block_s
@@ -236,8 +232,8 @@ def requests_for_share(true: float, allowed: float, *, alpha: float, power: floa
         return None
     if true == 0.0:
         return clean_requests(allowed, alpha=alpha)
-    reject = float(stats.norm.ppf(1.0 - alpha)) * math.sqrt(allowed * (1.0 - allowed))
-    detect = float(stats.norm.ppf(power)) * math.sqrt(true * (1.0 - true))
+    reject = float(normal_quantile(1.0 - alpha)) * math.sqrt(allowed * (1.0 - allowed))
+    detect = float(normal_quantile(power)) * math.sqrt(true * (1.0 - true))
     return math.ceil(((reject + detect) / (true - allowed)) ** 2)
 
 
@@ -254,10 +250,10 @@ MODEL_SPREADS: Final = {"mirrored": 0.029, "shadow": 0.029, "split": 0.066, "swi
 def model_noise(
     design: str, *, rate: float, block_s: float, overhead_s: float = 0.0, restart_spread: float = 0.0, trials: int = 1
 ) -> Noise:
-    """The noise of p99 in a typical block that simulated servers show under `design` at `rate` requests/s to each arm.
+    """Return the noise of p99 in a typical block on simulated servers under `design`, at `rate` requests/s to each arm.
 
-    A guess to a factor of two, for want of a pilot. Its variance is that of how few requests lie beyond the quantile,
-    so it falls with the rate. Both arms start, `trials` times, each with the spread `restart_spread`.
+    A guess to a factor of two. Few requests lie beyond the quantile, so the variance falls with the rate. Both arms
+    start, `trials` times, each with the spread `restart_spread`.
     """
     return Noise(
         per_unit=MODEL_SPREADS[design] * math.sqrt(MODEL_RATE / rate * MODEL_S / block_s),

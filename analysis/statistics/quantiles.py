@@ -1,4 +1,4 @@
-"""Quantiles of latencies, exact or resampled: the block × log-bin histogram lets a permutation cost a few look-ups."""
+"""Quantiles of latencies, their intervals, and counts by time block and log bin."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 from analysis.arrays import Floats, Ints
+from analysis.statistics.distributions import binomial_quantile
 
 Singles = npt.NDArray[np.float32]
 
@@ -86,8 +86,8 @@ def _interval_ranks(size: int, q: float, *, confidence: float, design_effect: fl
         return None, None
     effective = max(1, int(size / max(design_effect, 1.0)))
     tail = (1.0 - confidence) / 2.0
-    lower = int(stats.binom.ppf(tail, effective, q))
-    upper = int(stats.binom.ppf(1.0 - tail, effective, q)) + 1
+    lower = binomial_quantile(tail, effective, q)
+    upper = binomial_quantile(1.0 - tail, effective, q) + 1
     # Below order statistic 1 and above order statistic n there is nothing that bounds the quantile.
     low = math.ceil(lower * size / effective) - 1 if lower >= 1 else None
     high = min(size, math.ceil(upper * size / effective)) - 1 if upper <= effective else None
@@ -96,14 +96,13 @@ def _interval_ranks(size: int, q: float, *, confidence: float, design_effect: fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockHistogram:
-    """Cumulative counts of two samples by time block on one grid of log bins, so that a shift costs a few look-ups.
+    """Cumulative counts of two samples by time block on one grid of log bins.
 
     Both samples weigh the same in each block (the mean of their sizes), also when one has nine tenths of the traffic.
     Bins are `width` wide in log scale, at most 0.4 %.
     """
 
     width: float
-    lowest: float  # log of the lower edge of bin 0
     treatment: Singles  # (bins, blocks): requests at or below the bin
     control: Singles  # (bins, blocks)
     size: float  # requests of one sample
@@ -138,9 +137,7 @@ def block_histogram(
         held = tables.pop(0).astype(np.float64)
         held *= weight / total
         cumulated.append(np.cumsum(held, axis=0, out=held).astype(np.float32))
-    return BlockHistogram(
-        width=width, lowest=lowest, treatment=cumulated[0], control=cumulated[1], size=float(weight.sum())
-    )
+    return BlockHistogram(width=width, treatment=cumulated[0], control=cumulated[1], size=float(weight.sum()))
 
 
 def _logs_by_block(values: Floats, block: Ints) -> tuple[Floats, Ints]:
@@ -172,7 +169,6 @@ def grouped(histogram: BlockHistogram, group: Ints) -> BlockHistogram:
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     return BlockHistogram(
         width=histogram.width,
-        lowest=histogram.lowest,
         treatment=np.add.reduceat(histogram.treatment, starts, axis=1),
         control=np.add.reduceat(histogram.control, starts, axis=1),
         size=histogram.size,

@@ -1,28 +1,25 @@
-"""A comparison that may be looked at after every minute: evidence that only counts what could not be luck of any look.
+"""A comparison that may be analysed after every minute, with an error that holds over all interim analyses.
 
-Time is cut into groups of neighbouring blocks. With the treatment's latencies divided by 1 + margin, each group has a
-score: how much more often the treatment exceeds the group's own quantile, of both arms, than the control does. Were
-the true ratio 1 + margin, swapping the arms would change nothing but the sign of that score, so that its sign is a
-fair coin given its size and the past [1]. Then the product over groups of exp(λz) / cosh(λz) is a martingale of mean 1
-for every λ, and so is their mean over several λ: it ever exceeds 1 / alpha with a chance of alpha at most [2], however
-often one looks. Of positive λ it is evidence of harm, of negative ones of safety. As cosh(x) ≤ exp(x²/2), it is never
-less than the exp(λS - λ²S²/2) of de la Peña [1].
+Time is cut into groups of neighbouring blocks. With the treatment's latencies divided by 1 + margin, the score of a
+group is how much more often the treatment exceeds the group's own quantile, of both arms, than the control does. Were
+the true ratio 1 + margin, swapping the arms would only flip the sign of the score: a fair coin, given its size and the
+past [1]. Then the product over groups of exp(λz) / cosh(λz) is a martingale of mean 1 for every λ, and so is their mean
+over several λ: it ever exceeds 1 / alpha with a chance of alpha at most [2]. Positive λ give evidence of harm, negative
+ones of safety.
 
-Groups that resemble each other are paid for, as decision 0010 does for a fixed test: the logarithm is divided by how
-much the variance of the sum exceeds that of independent groups. What lasts longer than a group is seen in the mean log
-latency of all requests; the slope of the scores carries it over to the quantile. That is an estimate and no theorem:
-`python benchmarks/judging.py sequential` says how often it errs.
+Groups that resemble each other are allowed for: the logarithm is divided by how much the variance of the sum exceeds
+that of independent groups (`deflation`). What lasts longer than a group is estimated from the mean log latency of all
+requests; the slope of the scores carries it over to the quantile. `python benchmarks/judging.py sequential` measures
+the error that is left.
 
-A large effect needs no long run. The same test over shorter groups, against a null that lies a factor of `APART` beyond
-the margin, on the side of the other verdict, leaves that factor to whatever lasts longer than a group, such as drift
-and starts. Nothing is paid for them, so the caller asks only where starts differ by less (`analysis.judging.paths`). A
-disturbance of one arm by more than the factor looks like an effect while it lasts: the caller waits, and asks whether
-all groups still say so (`since`, `lasts`).
+Large effects take shorter groups, against a null that lies a factor of `APART` beyond the margin, on the side of the
+other verdict. That factor stands for whatever lasts longer than a group, so the caller asks only where starts differ by
+less (`analysis.judging.paths`), waits until a disturbance would have passed, and asks whether all groups still say so
+(`since`, `lasts`).
 
-Where one arm has far fewer requests, swapping the arms changes more than a sign. There the requests are exchanged
-instead: of those of a group that exceed the quantile, the treatment's share is hypergeometric at the margin, and
-w^k / E[w^k] of its count k is an e-value for every odds ratio w. That counts each request by itself, so requests that
-share their fate are paid for too, by the variance of the scores over groups.
+Where one arm has far fewer requests, requests are exchanged instead of arms: of those of a group that exceed the
+quantile, the treatment's share is hypergeometric at the margin, and w^k / E[w^k] of its count k is an e-value for every
+odds ratio w. Requests that share their fate are allowed for by the variance of the scores over groups.
 
 References
 ----------
@@ -51,14 +48,14 @@ _STAKES = np.exp(np.linspace(math.log(0.1), math.log(2.5), 8))  # λ, for scores
 _LONGEST = 3  # times as many blocks as were asked for, in a jam
 _JAM, _FAR = 0.1, 3.0  # in mean log latency, and in median absolute deviations
 _LAGS = 4
-_DOUBT = 0.5  # standard errors of a correlation that are luck
+_DOUBT = 0.5  # standard errors of a correlation that chance is granted
 _SPAN = 0.1  # in log ratio, to either side, over which the slope of the scores is taken
 _LEAST_VARIANCE = 0.5
 _PRIOR_STARTS = 4.0
 _SMALLEST_MS = 1e-3
 _BIN = 1e-3  # in log latency
 # Log ratios at which limits are looked for.
-_STEPS = np.array([0.02, 0.05, 0.1, 0.15, 0.22, 0.3, 0.45, 0.7, 1.0, 1.6])
+_STEPS = np.array([0.02, 0.05, 0.1, 0.15, 0.22, 0.3, 0.45, 0.7, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0])
 _TRIED = np.concatenate((-_STEPS[::-1], [0.0], _STEPS))
 
 Outcome = Literal["PASS", "FAIL"]
@@ -70,7 +67,7 @@ class Evidence:
     """What is known after each group, of shape (groups,): logarithms of e-values, against a ratio of at most 1 + margin
     (`harm`) and of at least that (`safety`).
 
-    `last_block` is the last block of each group, `payment` what the logarithms were divided by: 1 where groups are
+    `last_block` is the last block of each group, `deflation` what the logarithms were divided by: 1 where groups are
     independent, infinite while there are fewer than FEWEST_GROUPS. `whole` is the ratio of the quantiles of all groups
     so far.
     """
@@ -79,7 +76,7 @@ class Evidence:
     last_block: Ints
     harm: Floats
     safety: Floats
-    payment: Floats
+    deflation: Floats
     whole: Floats
 
     def decision(self, *, alpha: float, gates: int = 1, to_the_end: bool = False) -> tuple[Outcome, int] | None:
@@ -141,33 +138,34 @@ class Groups:
     def evidence(self, margin: float) -> Evidence:
         """The evidence after each group against a ratio of 1 + margin; empty where there is no group."""
         if not len(self):
-            harm = safety = payment = np.zeros(0)
+            harm = safety = deflation = np.zeros(0)
         else:
             bound, apart = math.log1p(margin), math.log(self.apart)
-            harm, safety, payment = self._bets(bound + apart)
+            harm, safety, deflation = self._bets(bound + apart)
             if apart:
-                _, safety, payment = self._bets(bound - apart)
+                _, safety, deflation = self._bets(bound - apart)
         return Evidence(
-            margin=margin, last_block=self.last_block, harm=harm, safety=safety, payment=payment, whole=self.whole
+            margin=margin, last_block=self.last_block, harm=harm, safety=safety, deflation=deflation, whole=self.whole
         )
 
     def _bets(self, ratio: float) -> tuple[Floats, Floats, Floats]:
-        """Logarithms of the evidence of harm and of safety at a log ratio, and what was paid, (groups,) each."""
+        """Logarithms of the evidence of harm and of safety at a log ratio, and the deflation, (groups,) each."""
         counts = slow_counts(self.treatment, self.control, ratio + np.array([0.0, -_SPAN, _SPAN]), self.q)
         if self.exchange == "requests":
             scores = counts.by_request()
-            payment = _payments(scores, self.lasting) * _design_effects(scores[0])
+            deflation = _deflations(scores, self.lasting) * _design_effects(scores[0])
             harm, safety = counts.at(0).bets()
         else:
             scores = counts.by_arm()
-            payment = _payments(scores, self.lasting)
+            deflation = _deflations(scores, self.lasting)
             stakes = _STAKES[:, None] * scores[0]
             lost = np.logaddexp(stakes, -stakes) - math.log(2.0)  # log cosh
             harm, safety = stakes - lost, -stakes - lost
-        return mixed(np.cumsum(harm, axis=1) / payment), mixed(np.cumsum(safety, axis=1) / payment), payment
+        return mixed(np.cumsum(harm, axis=1) / deflation), mixed(np.cumsum(safety, axis=1) / deflation), deflation
 
     def limits(self, *, alpha: float) -> tuple[Floats, Floats]:
-        """The limits of the ratio after each group, (groups,) each: one-sided, at level alpha over all looks together.
+        """The limits of the ratio after each group, (groups,) each: one-sided, at level alpha over all interim
+        analyses together.
 
         A ratio below `low` was refuted by evidence of harm, one above `high` by evidence of safety, at this group or
         before. 0 and infinity where nothing was refuted yet. Between the ratios that are tried, where the evidence
@@ -199,12 +197,11 @@ def groups_for(
 ) -> Groups:
     """The groups of `blocks` blocks or more; none where the samples share no block.
 
-    A group is closed once it holds a few requests beyond its quantile and no jam goes on, in which one piece of luck
-    lasts; it never reaches over two trials. Which blocks make a group depends on both arms alike, not on which was
-    slow, and nothing depends on what comes later. `exchange` says what is swapped: arms of about equal share, or
-    requests of arms of any share. `restart_spread` is the standard deviation of one arm's log latency over starts that
-    is taken for granted. With `apart` above 1 the evidence is against a ratio that many times beyond the margin, and
-    what lasts longer than a group is not paid for.
+    A group is closed once it holds a few requests beyond its quantile and no jam goes on; it never reaches over two
+    trials. Which blocks make a group depends on both arms alike, and on nothing that comes later. `exchange` says what
+    is swapped: arms of about equal share, or requests of arms of any share. `restart_spread` is the standard deviation
+    of one arm's log latency over starts that is taken for granted. With `apart` above 1 the evidence is against a ratio
+    that many times beyond the margin, and what lasts longer than a group is not allowed for.
     """
     numbered = _grouped(treatment, control, q=q, least=blocks, enough=_ENOUGH if apart == 1.0 else _ENOUGH_APART)
     if numbered is None:
@@ -329,7 +326,7 @@ def _design_effects(scores: Floats) -> Floats:
     return np.maximum(1.0, around / np.maximum(1, seen - 1))
 
 
-def _payments(scores: Floats, lasting: Floats) -> Floats:
+def _deflations(scores: Floats, lasting: Floats) -> Floats:
     """What the logarithm of the evidence is divided by after each group.
 
     `scores` are those at a ratio, and of ratios a span below and above it: their slope carries what lasts over from
@@ -338,8 +335,8 @@ def _payments(scores: Floats, lasting: Floats) -> Floats:
     seen = np.arange(1, len(lasting) + 1)
     slope = np.maximum(0.0, np.cumsum(scores[1] - scores[2]) / seen / (2.0 * _SPAN))
     variance = np.maximum(np.cumsum(scores[0] ** 2) / seen, _LEAST_VARIANCE)
-    payments = 1.0 + slope**2 * lasting / variance + 2.0 * _neighbours(scores[0])
-    return np.where(seen < FEWEST_GROUPS, math.inf, payments)
+    deflations = 1.0 + slope**2 * lasting / variance + 2.0 * _neighbours(scores[0])
+    return np.where(seen < FEWEST_GROUPS, math.inf, deflations)
 
 
 def _neighbours(scores: Floats) -> Floats:
@@ -357,24 +354,23 @@ def _neighbours(scores: Floats) -> Floats:
 
 
 def _lasting(differences: Floats, trial: Ints, restart_spread: float, *, doubt: float = 0.0) -> Floats:
-    """After each group, the variance that luck which lasts longer than a group adds to the sum of the `differences` of
-    mean log latencies, for each group. 0 for the first few.
+    """After each group, the variance, for each group, of the sum of the `differences` of mean log latencies beyond that
+    of independent groups. 0 for the first few.
 
-    Where the means of groups are of few requests, their covariances are mostly luck: only what exceeds `doubt`
-    standard errors counts.
+    Where the means are of few requests, only covariances beyond `doubt` standard errors count.
     """
     found = np.zeros(len(differences))
     for seen in range(FEWEST_GROUPS, len(differences) + 1):
         rest = differences[:seen] - differences[:seen].mean()
         for lag in range(1, min(_LAGS, seen // 3) + 1):
-            # what taking the mean away takes from each covariance is given back
-            luck = float(rest.var()) * (1.0 / seen - doubt / math.sqrt(seen))
-            found[seen - 1] += 2.0 * max(0.0, float(rest[lag:] @ rest[:-lag]) / seen + luck)
-        found[seen - 1] += _luck_of_starts(differences[:seen], trial[:seen], restart_spread)
+            # What taking the mean away takes from each covariance is given back.
+            shift = float(rest.var()) * (1.0 / seen - doubt / math.sqrt(seen))
+            found[seen - 1] += 2.0 * max(0.0, float(rest[lag:] @ rest[:-lag]) / seen + shift)
+        found[seen - 1] += _variance_of_starts(differences[:seen], trial[:seen], restart_spread)
     return found
 
 
-def _luck_of_starts(differences: Floats, trial: Ints, restart_spread: float) -> float:
+def _variance_of_starts(differences: Floats, trial: Ints, restart_spread: float) -> float:
     """The variance that starts add to the sum over groups, for each group: what is taken for granted of a start, which
     counts as four starts, and what the starts so far say."""
     which, sizes = np.unique(trial, return_inverse=True, return_counts=True)[1:]

@@ -1,20 +1,15 @@
 """Whether a share of requests keeps below what is allowed: once at the end, or after every block of a run.
 
-Misses come in bunches, so a count of misses carries less than as many independent requests would. The design effect is
-how many times more the count varies over blocks, or over stretches of several blocks, than that of independent
-requests. A run in which few requests or none missed cannot show how misses bunch. Its slow requests can: where those
-come in jams, misses will come in jams. A PASS therefore rests on the largest design effect of the misses and of the
-slow requests, from the allowed share up to the slowest fifth of all requests (`bunching`). It also needs
-`BLOCKS_FOR_PASS` blocks, because a run too short for the first jam shows no jam either. Where even the slowest of the
-requests that met the limit is far below it (`is_far`), neither is needed: those that missed it have another cause.
+Misses come in bunches. The design effect is how many times more the count of misses varies over blocks, or over
+stretches of several blocks, than that of independent requests. Few misses cannot show how they bunch, but slow requests
+can: a PASS rests on the largest design effect of the misses and of the slow requests, from the allowed share up to the
+slowest fifth (`bunching`), and on `BLOCKS_FOR_PASS` blocks, since a run too short for the first jam shows no jam. Where
+even the slowest of the requests that met the limit is far below it (`is_far`), neither is needed.
 
-Sequential evidence: were the share p0, the likelihood ratio of any other share to p0, multiplied up request by request,
-is a martingale of mean 1, and so is the mean over several other shares: it ever exceeds 1 / alpha with a chance of
-alpha at most [1, 2]. Shares above p0 give evidence of harm, shares below give evidence of safety. The logarithm is
-divided by the design effect.
-
-The design effects are estimates, so these error rates are measured, not proven: `python benchmarks/judging.py
-objectives`.
+Sequential evidence: were the share p0, the likelihood ratio of any other share to p0 is a martingale of mean 1, and so
+is the mean over several other shares: it ever exceeds 1 / alpha with a chance of alpha at most [1, 2]. Shares above p0
+give evidence of harm, shares below of safety. The logarithm is divided by the design effect. The design effects are
+estimates: `python benchmarks/judging.py objectives` measures the error rates.
 
 References
 ----------
@@ -32,7 +27,7 @@ import numpy as np
 from analysis.arrays import Bools, Floats, Ints
 from analysis.statistics.sequential import Outcome, first_outcome, mixed, uncontradicted
 
-FEWEST_BLOCKS = 4  # of a PASS at any look, where the slowest request is far below the limit
+FEWEST_BLOCKS = 4  # of a PASS at any interim analysis, where the slowest request is far below the limit
 FEWEST_FOR_FAIL = 3  # blocks with a miss: the misses of one or two blocks may have one cause
 BLOCKS_FOR_PASS = 24  # a jam that comes every eighth block, or more often, is in 95 % of such runs (exp(-3))
 _FAR, _FAR_BLOCKS = 3.0, 72.0  # how many times the slowest request must fit into the limit, and that times blocks

@@ -18,9 +18,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from scipy import stats
-
 from analysis.arrays import Floats
+from analysis.statistics.distributions import t_quantile, t_sf
 from analysis.statistics.machines import Part, summed
 
 TRIALS_FOR_WELCH = 6  # from here on trials alone say how much they differ
@@ -99,7 +98,7 @@ class Difference:
         """One-sided limits at level `alpha` each."""
         if self.part is None:
             return None, None
-        reach = float(stats.t.ppf(1.0 - alpha, self.part.degrees)) * math.sqrt(self.part.variance)
+        reach = float(t_quantile(1.0 - alpha, self.part.degrees)) * math.sqrt(self.part.variance)
         return self.effect - reach, self.effect + reach
 
     def p_above(self, bound: float) -> float | None:
@@ -115,7 +114,7 @@ class Difference:
             return None
         if self.part.variance <= 0:
             return 0.0 if distance > 0 else 1.0
-        return float(stats.t.sf(distance / math.sqrt(self.part.variance), self.part.degrees))
+        return float(t_sf(distance / math.sqrt(self.part.variance), self.part.degrees))
 
     def moved(self, by: float) -> Difference:
         """The difference, less `by`."""

@@ -1,12 +1,10 @@
-"""The tail of a typical minute: whether an arm exceeds each window's own quantile more often than the control does.
+"""The tail of a typical block: whether an arm exceeds each window's own quantile more often than the control does.
 
-A quantile of a whole run is made by its few worst stretches: where traffic jams, both arms jam together, and the ratio
-of the two hangs on one or two jams. Here each window has a threshold of its own, the quantile of the requests of both
-arms in it, and every window weighs the same. With the treatment's latencies divided by a ratio, the exceedances of the
-two arms balance when that is the ratio of their tails in a typical window.
-
-The standard error is that of groups of windows [1], each by how much it moved the ratio that was fitted to it (HC3
-[2]).
+A quantile of a whole run is made by its few worst stretches, in which both arms jam together. Here each window has a
+threshold of its own, the quantile of the requests of both arms in it, and every window weighs the same. With the
+treatment's latencies divided by a ratio, the exceedances of the two arms balance when that is the ratio of their tails
+in a typical window. The standard error is that of groups of windows [1], each by how much it moved the ratio that was
+fitted to it (HC3 [2]).
 
 References
 ----------
@@ -24,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 from analysis.arrays import Floats, Ints
 from analysis.statistics.dependence import Dependence
+from analysis.statistics.distributions import t_cdf, t_quantile, t_sf
 from analysis.statistics.quantiles import BlockHistogram, grouped
 
 FARTHEST = math.log(1000.0)  # a limit beyond this ratio is no limit
@@ -158,7 +156,7 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
         slope = abs(excess) / max(0.5, abs(shift - centre))
         return excess / math.hypot(error, slope * moved)
 
-    reach = float(stats.t.ppf(1.0 - alpha, groups - 1))
+    reach = float(t_quantile(1.0 - alpha, groups - 1))
 
     def limit(direction: int) -> float | None:
         """The first shift from the fit outwards that the test rejects; None without one."""
@@ -179,9 +177,9 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
         ratio=centre * width,
         low=low,
         high=high,
-        p_worse=float(stats.t.sf(distance(0), groups - 1)),
-        p_noninferior=float(stats.t.cdf(at_bound, groups - 1)),
-        p_inferior=float(stats.t.sf(at_bound, groups - 1)),
+        p_worse=float(t_sf(distance(0), groups - 1)),
+        p_noninferior=float(t_cdf(at_bound, groups - 1)),
+        p_inferior=float(t_sf(at_bound, groups - 1)),
         spread=math.hypot(spread, math.sqrt(dependence.drift)),
     )
 

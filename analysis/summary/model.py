@@ -48,7 +48,7 @@ class CheckRow(Row):
     value: float | None = None
     limit: float | None = None
     reason: str
-    affects: Annotated[list[str], Field(description="kinds of gates that it can keep open")] = []
+    opens: Annotated[list[str], Field(description="kinds of gates that it can keep open")] = []
     gates: Annotated[list[str], Field(description="the only gates of these kinds that it concerns")] = []
     shift: Annotated[float | None, Field(description="the most that it can have moved the logarithm of a ratio by")] = (
         None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from statistics import fmean, stdev
 from typing import Any
 
 from analysis.run.memory import RunMemory
 from analysis.run.run import Run
-from analysis.run.variation import moments_of
 
 
 def memory_row(memory: RunMemory, arm: str) -> dict[str, Any] | None:
@@ -21,7 +21,7 @@ def memory_row(memory: RunMemory, arm: str) -> dict[str, Any] | None:
 
 
 def memory_events(run: Run, memory: RunMemory) -> dict[str, Any] | None:
-    """Allocations in need; None where nobody looked."""
+    """Allocations in need; None where memory was not sampled."""
     if not any(memory.arms.values()):
         return None
     events = [asdict(event) | {"offset_s": run.offset_s(event.trial, event.at_ns)} for event in memory.events]
@@ -30,5 +30,11 @@ def memory_events(run: Run, memory: RunMemory) -> dict[str, Any] | None:
 
 def _over_trials(values: Sequence[float]) -> dict[str, float | int | None]:
     """How one figure varies, a value a trial."""
-    n, mean, sd, cv = moments_of(values)
-    return {"mean": mean, "sd": sd, "cv_pct": None if cv is None else 100.0 * cv, "trials": n}
+    mean = fmean(values)
+    sd = stdev(values) if len(values) > 1 else None
+    return {
+        "mean": mean,
+        "sd": sd,
+        "cv_pct": 100.0 * sd / mean if sd is not None and mean else None,
+        "trials": len(values),
+    }

@@ -15,16 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from analysis.checks.check import Check
 from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiority_name
 from analysis.judging.greedy_parity import GreedyParity
 from analysis.judging.judgement import Judgement, judge
-from analysis.judging.load_steps import summary_rows
 from analysis.judging.rates import RateComparison
 from analysis.judging.remedies import Evidence, Remedy, remedies
 from analysis.judging.run_gates import greedy_parities
-from analysis.judging.validity import Check
 from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping
 from analysis.records.run_records import RunRecords, read_run
@@ -40,9 +39,9 @@ from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.statistics.share_evidence import design_effect_of
 from analysis.summary.arms import arm_row
-from analysis.summary.bed import bed_row
 from analysis.summary.joined import joined_facts
 from analysis.summary.looks import looks_row
+from analysis.summary.machines import machines_row
 from analysis.summary.ramp import ramp_row, weights_row
 from analysis.summary.resources import memory_events
 from analysis.summary.sent_traffic import traffic_facts
@@ -66,7 +65,12 @@ def analyze(run_dir: Path, *, seed: int | None = None, slo: Sequence[str] = ()) 
     """
     # Nothing here holds the records beside the run, so that it can let go of their table.
     run = with_lengths(Run.of(_with_targets(read_run(run_dir), slo), seed))
-    return {key: _plain(value) for key, value in _summary(run, judge(run)).items()}
+    return summary_of(run, judge(run))
+
+
+def summary_of(run: Run, judgement: Judgement) -> dict[str, Any]:
+    """The summary of a judged run, ready for JSON."""
+    return {key: _plain(value) for key, value in _summary(run, judgement).items()}
 
 
 def _with_targets(records: RunRecords, slo: Sequence[str]) -> RunRecords:
@@ -111,7 +115,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "rates": [_rate_row(item, run.limits.min_goodput_ratio) for item in judgement.rates],
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [_check_row(check) for check in judgement.checks],
-        "bed": bed_row(run, judgement.bed),
+        "machines": machines_row(run, judgement),
         "parity": _parity(run),
         **({"memory": events} if (events := memory_events(run, judgement.memory)) else {}),
         "spikes": [_spike_row(run, spike, load) for spike in spikes],
@@ -125,7 +129,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         **({"weights": weights} if (weights := weights_row(run)) else {}),
         **({"joined": joined} if (joined := joined_facts(run, judgement)) else {}),
         **({"traffic": traffic} if (traffic := traffic_facts(run)) else {}),
-        **({"saturation": search} if (search := summary_rows(run)) else {}),
         **({"frontier": frontier} if frontier else {}),
         "advice": {
             "needed_s": judgement.advice.needed_s,
@@ -191,9 +194,8 @@ def _gate_row(gate: Gate) -> dict[str, Any]:
 
 
 def _check_row(check: Check) -> dict[str, Any]:
-    row = asdict(replace(check, remedy="" if check.ok else check.remedy))
-    del row["among_trials"], row["slows"]
-    return row
+    names = ("check", "ok", "arm", "value", "limit", "reason", "opens", "gates", "shift")
+    return {name: getattr(check, name) for name in names} | {"remedy": "" if check.ok else check.remedy}
 
 
 def _asked_row(parity: GreedyParity) -> dict[str, Any]:

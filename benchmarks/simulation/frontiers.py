@@ -18,7 +18,7 @@ from analysis.arrays import Floats
 from analysis.frontier.answer import by_start, load_ranges
 from analysis.frontier.holdings import Frontier, frontier_of
 from analysis.frontier.search import Budget, Left, Turn, first_turns, hopeless, next_round
-from analysis.judging.load_steps import Step, bracket
+from analysis.judging.load_steps import Step, holding_of, to_search
 from analysis.run.startup import Start
 from benchmarks.simulation.calibration import means
 from benchmarks.simulation.table import Table
@@ -81,7 +81,7 @@ def search(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget 
         nonlocal spent_s, trial, steps
         for turn in turns:
             trial += 1
-            around = bracket(turn.arm, steps).to_search
+            around = to_search(turn.arm, steps)
             first = around == (None, None)
             rates = staircase(LOW, HIGH, turn.steps) if first else closer([around], turn.steps, low=LOW, high=HIGH)
             steps += _one_start(turn.arm, knees[turn.arm], rates, kind, trial, rng)
@@ -174,10 +174,10 @@ def inside(kind: Kind, starts: int, seed: int) -> Floats:
     knee = float(np.exp(rng.uniform(np.log(4.0), np.log(30.0))))
     steps: list[Step] = []
     for trial in range(1, starts + 1):
-        around = bracket("arm", steps).to_search
+        around = to_search("arm", steps)
         rates = closer([around], 8, low=LOW, high=HIGH) if steps else staircase(LOW, HIGH, 8)
         steps += _one_start("arm", knee, rates, kind, trial, rng)
-    shown = bracket("arm", steps)
+    shown = holding_of("arm", steps)
     return np.array([(shown.low_rps or 0.0) <= knee <= (shown.high_rps or math.inf)], dtype=np.float64)
 
 

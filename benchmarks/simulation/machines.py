@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.arrays import Floats, Ints
-from analysis.judging.checks.machines import check_machines
+from analysis.checks.data import heterogeneity
 from analysis.judging.comparisons import leveled
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.run.machines import Machines
@@ -72,7 +72,7 @@ def verdicts(machines: int, trials: int, *, between: float, ratio: float, seed: 
         for place, name in enumerate(known.names)
         for own in _compared(_of_machine(pair, known, place), known)
     ]
-    ok = check_machines("arm", [item], apart, []).ok
+    ok = heterogeneity("arm", [item], apart, []).ok
     return item.verdict if ok else INCONCLUSIVE, blind.verdict
 
 

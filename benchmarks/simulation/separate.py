@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.arrays import Floats
 from analysis.judging.separate import compare_separate
-from analysis.settings.gate_limits import RESTART_SPREAD
+from analysis.settings.gate_limits import DAY_SPREAD, RESTART_SPREAD
 from analysis.statistics.compare import Comparison, Sample, decide
 from analysis.wording import counted
 from benchmarks.simulation.calibration import covers, means
@@ -42,7 +42,14 @@ def compared(kind: Kind, seed: int, *, ratio: float = 1.0, alpha: float = ALPHA)
     items: list[Comparison] = []
     for metric in METRICS:
         both = runs(kind, rng, f"{metric}_ms", ratio=ratio)
-        items += compare_separate(*both, qs=QUANTILES, margin=MARGIN, alpha=alpha, restart_spread=RESTART_SPREAD)
+        items += compare_separate(
+            *both,
+            qs=QUANTILES,
+            margin=MARGIN,
+            alpha=alpha,
+            restart_spread=RESTART_SPREAD,
+            day_spread=DAY_SPREAD,
+        )
     return decide(items)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.statistics.groups import groups_of
+from analysis.statistics.dependence import groups_of
 from analysis.statistics.planning import MODEL_RATE, MODEL_S, model_noise
 from analysis.statistics.quantiles import block_histogram
 from analysis.statistics.windows import Windows, typical_ratio

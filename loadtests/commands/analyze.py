@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.frontier.summary_rows import asks_nothing
-from analysis.records.run_list import joins_runs
+from analysis.records.joining import joins_runs
 from analysis.records.tables import RecordError
 from analysis.report import write_reports
 from analysis.report.terminal import frontier_words, verdict_table
@@ -19,7 +19,7 @@ from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_v
 from loadtests.commands.joined_folder import join_runs
 from loadtests.commands.result_folder import names_results, run_of_results
 from loadtests.experiments.config_errors import as_config_error
-from loadtests.trials.preflight import check_writable
+from loadtests.trials.run_directory import check_writable
 from servers import stdout
 from servers.complaint import fault, unwritten
 from servers.fields import ConfigError

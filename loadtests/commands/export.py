@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from analysis.records.export import TABLES, export
+from analysis.records.export import export
+from analysis.records.schemas import TABLES
 from analysis.records.tables import RecordError
 from loadtests.commands.command_line import CommandParser
 from loadtests.commands.exits import EXIT_BROKE, complain

@@ -21,11 +21,7 @@ _FLAGS: tuple[tuple[str, Callable[[str], Any], Any, str, str], ...] = (
     ("--graphs", whole(1, 1024), 8, "N", "steps of the best ladder (default %(default)s)"),
     ("--multiple", whole(1, _MOST_TOKENS), 1, "N", "its steps are multiples of this (default %(default)s)"),
     ("--ladder", several(whole(1, _MOST_TOKENS)), (), "LIST", "a ladder of your own to compare, such as 256,1024,4096"),
-    ("--batch", whole(1, 4096), 1, "N", "most prompts in one prefill (default %(default)s)"),
-    ("--window-ms", real(0, 3.6e6), 0.0, "MS", "they come within this time (default 0)"),
     ("--recompile-limit", whole(1, 100_000), 8, "N", "the compiler's (default %(default)s)"),
-    ("--slots", whole(1, 100_000), 8, "N", "requests that decode at once (default %(default)s)"),
-    ("--step-ms", several(real(0.001, 1e6)), "10,30,100", "LIST", "what a decode step takes (default %(default)s)"),
     ("--compile-seconds", real(0, 86_400), 0.0, "S", "what one compile takes, for the stalls"),
 )
 
@@ -34,12 +30,10 @@ def add_arguments(parser: CommandParser) -> None:
     """`parser` reads the command line of `tailgate forecast`."""
     parser.describe(
         "How often a prompt length that never came will arrive, how many graphs and compiles each policy needs,\n"
-        "what it pads, and the ladder of buckets that pads least; and the same for the decode steps of a server with\n"
-        "so many slots whose steps take so long. Nothing is run.",
+        "what it pads, and the ladder of buckets that pads least. Nothing is run.",
         "  tailgate forecast AzureLLMInferenceTrace_conv.csv --max-prompt-tokens 8192\n"
         "  tailgate forecast conv.csv --graphs 6 --multiple 64 --compile-seconds 20\n"
-        "  tailgate forecast conv.csv --batch 4 --window-ms 50 --ladder 256,1024,4096\n"
-        "  tailgate forecast conv.csv --slots 32 --step-ms 7,12",
+        "  tailgate forecast conv.csv --ladder 256,1024,4096",
     )
     parser.add_argument("trace", metavar="TRACE", help=KNOWN)
     parser.add_argument("--time-unit", choices=("s", "ms"), default="", help="of JSON Lines that do not show it")
@@ -68,17 +62,17 @@ def forecast_text(figures: dict[str, Any]) -> str:
     ]
     if trace["too_long"]:
         lines.append(f"{trace['too_long']:,} longer than {trace['max_prompt_tokens']:,} tokens are left out")
-    for shape in figures["shapes"]:
-        growth = ", ".join(f"{count:,} after {int(mark):,}" for mark, count in shape["after"].items())
-        hourly = shape["new_per_hour"]
-        lines += [
-            "",
-            f"never-seen {shape['name']}: {growth}{', ' if growth else ''}{shape['distinct']:,} after all "
-            f"{shape['steps']:,} steps",
-            f"  new share: {shape['first_tenth_new_share']:.1%} of the first tenth, "
-            f"{shape['last_tenth_new_share']:.1%} of the last; the next one is new with {shape['next_is_new']:.1%}"
-            + (f", {hourly:,.0f} an hour" if hourly is not None else ""),
-        ]
+    seen = figures["lengths"]
+    growth = ", ".join(f"{count:,} after {int(mark):,}" for mark, count in seen["after"].items())
+    hourly = seen["new_per_hour"]
+    lines += [
+        "",
+        f"never-seen prompt length: {growth}{', ' if growth else ''}{seen['distinct']:,} after all {seen['steps']:,} "
+        "steps",
+        f"  new share: {seen['first_tenth_new_share']:.1%} of the first tenth, {seen['last_tenth_new_share']:.1%} of "
+        f"the last; the next one is new with {seen['next_is_new']:.1%}"
+        + (f", {hourly:,.0f} an hour" if hourly is not None else ""),
+    ]
     rows = [["prefill policy", "graphs before", "compiles serving", "padded/true", ""]]
     seconds = any(row["warm_up_s"] is not None for row in figures["policies"])
     if seconds:
@@ -94,43 +88,4 @@ def forecast_text(figures: dict[str, Any]) -> str:
         if seconds:
             cells[3:3] = [f"{row['warm_up_s']:,.0f} s", f"{row['stalled_s']:,.0f} s"]
         rows.append(cells)
-    return "\n".join([*lines, "", *aligned(rows), "", *_decode_text(figures["decode"], trace)])
-
-
-def _shared_note(notes: list[tuple[float, str]]) -> str:
-    """The note that all step times share, else that of the first with its time."""
-    step_ms, note = notes[0]
-    return note if all(other == note for _, other in notes) else f"at {step_ms:g} ms: {note}"
-
-
-def _decode_text(cases: list[dict[str, Any]], trace: dict[str, Any]) -> list[str]:
-    """The decode steps for people, all step times side by side."""
-    lines = [
-        f"decode with {cases[0]['slots']} slots, if a prefill takes no time and a step the same whatever its batch:"
-    ]
-    for case in cases:
-        if not case["steps"]:
-            lines.append("  no answer of the trace has a second token, so nothing decodes")
-            return lines
-        too_slow = case["behind_s"] > 0.1 * trace["duration_s"]
-        lines.append(
-            f"  {case['step_ms']:g} ms a step: {case['mean_batch']:.2g} rows on average, {case['batches'][0]} to "
-            f"{case['batches'][-1]} met, all slots {case['full_share']:.0%} of the steps; {case['distinct']:,} shapes "
-            f"(rows, positions) in {case['steps']:,} steps, the next one is new with {case['next_is_new']:.1%}"
-            + (f"; {case['requests_left_out']:,} requests left out" if case["requests_left_out"] else "")
-            + (f"; too slow for the trace: {case['behind_s']:,.0f} s behind at its end" if too_slow else "")
-        )
-    head = ["decode policy", "graphs before", *(f"compiles at {case['step_ms']:g} ms" for case in cases)]
-    rows = [[*head, "padded/true rows", ""]]
-    for policies in zip(*(case["policies"] for case in cases), strict=True):
-        factors = sorted({f"{row['padded_over_true']:.2f}" for row in policies})
-        rows.append(
-            [
-                policies[0]["policy"],
-                f"{policies[0]['graphs_before_serving']:,}",
-                *(f"{row['compiles_while_serving']:,}" for row in policies),
-                f"{'–'.join(factors[:: max(1, len(factors) - 1)])} ×",
-                _shared_note([(case["step_ms"], row["note"]) for case, row in zip(cases, policies, strict=True)]),
-            ]
-        )
-    return [*lines, "", *aligned(rows)]
+    return "\n".join([*lines, "", *aligned(rows)])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.records.run_list import RunList
+from analysis.records.joining import RunDocuments, RunList, check_next, listed_runs
+from analysis.records.run_records import check_runs
 from analysis.records.tables import RecordError
 from loadtests.commands.analyze import judge_run
 from loadtests.commands.command_line import (
@@ -24,16 +28,19 @@ from loadtests.commands.command_line import (
 )
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.frontier_plan import FrontierPlan, asks_for_verdicts, frontier_plan
-from loadtests.commands.joined_folder import check_continued, check_outside, join_runs
+from loadtests.commands.joined_folder import check_outside, join_runs
 from loadtests.commands.judged_run import add_page, page_of
 from loadtests.commands.parity import show_parity
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.model import Experiment
+from loadtests.experiments.writing import to_toml
+from loadtests.trials.environment import describe_environment
 from loadtests.trials.exporter import exporting
 from loadtests.trials.frontier import FrontierSearch, check_budget
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import ARM_COMMAND
 from loadtests.trials.run_directory import has_requests
+from loadtests.trials.trial_facts import known_before
 from servers.fields import ConfigError
 
 BUDGET_MINUTES = 60.0
@@ -116,6 +123,35 @@ def _earlier(experiment: Experiment, options: argparse.Namespace) -> RunList | N
         after = check_continued(experiment, directories, options.allow_different)
     check_outside(Path(options.out), [*directories, *after.directories])
     return after
+
+
+def check_continued(experiment: Experiment, directories: Sequence[Path], accepted: Sequence[str] = ()) -> RunList:
+    """The searches in `directories`, with which one of `experiment` on this machine may be joined once it is there.
+
+    RecordError where it may not, but for what is `accepted`.
+    """
+    listed = listed_runs(directories, accepted)
+    documents = check_runs(listed)
+    for run in documents:
+        if run.search is None:
+            raise RecordError(f"{run.name} is no search, as it holds no frontier.json: give runs of tailgate frontier")
+        if run.seed == str(experiment.seed):
+            raise RecordError(
+                f"{run.name} has seed {run.seed} too, so its requests would come again: give another --seed"
+            )
+    coming = RunDocuments(
+        directory=Path(),
+        name="what would run now",
+        experiment=tomllib.loads(to_toml(experiment)),
+        environment=describe_environment(),
+        parity=None,
+        folders=(),
+        numbers=(),
+        infos=(json.loads(json.dumps(known_before(experiment))),),  # as trial.json will have it
+        search={},
+    )
+    check_next(documents, coming, listed.accepted)
+    return listed
 
 
 def _search(

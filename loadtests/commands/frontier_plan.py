@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from analysis.frontier.search import Left
 from analysis.judging.load_steps import requests_to_see
 from analysis.records.tables import RecordError
-from analysis.settings.gate_limits import GateLimits, check_goodput
+from analysis.settings.gate_limits import GateLimits, check_goodput, usual_for
 from analysis.settings.slo_targets import parse_slo
 from analysis.statistics.exposure import ExposureError, best_ladder
 from loadtests.experiments.config_errors import as_config_error
@@ -78,9 +78,9 @@ def frontier_plan(
 
 def asks_for_verdicts(experiment: Experiment) -> bool:
     """Whether the experiment sets any limit of a gate. What is required of blocks and of the load generator is none."""
-    usual = GateLimits.from_table({}, experiment.task)
+    usual = GateLimits.read(usual_for(experiment.task))
     other = {name: getattr(usual, name) for name in ("block_s", "alpha", "max_generator_lag_ms")}
-    return replace(experiment.gates, **other) != usual
+    return experiment.gates.model_copy(update=other) != usual
 
 
 def _own(experiment: Experiment) -> Experiment:

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.records.joining import RunDocuments, check_known, check_next
-from analysis.records.run_list import RunList, joins_runs, listed_runs, write_run_list
+from analysis.records.joining import RunDocuments, RunList, joins_runs, listed_runs, write_run_list
 from analysis.records.run_records import check_runs
-from analysis.records.tables import RecordError
-from loadtests.experiments.model import Experiment
-from loadtests.experiments.writing import to_toml
-from loadtests.trials.environment import describe_environment
-from loadtests.trials.trial_facts import known_before
 from servers.fields import ConfigError
 
 
@@ -28,7 +20,6 @@ def join_runs(directories: Sequence[Path], *, out: str = "", accepted: Sequence[
     """
     listed = listed_runs(directories, accepted)
     documents = check_runs(listed)
-    check_known(documents, accepted)
     if out:
         folder = Path(out)
     elif len(directories) == 1:
@@ -40,36 +31,6 @@ def join_runs(directories: Sequence[Path], *, out: str = "", accepted: Sequence[
     _check_free(folder, listed)
     write_run_list(folder, listed)
     return folder
-
-
-def check_continued(experiment: Experiment, directories: Sequence[Path], accepted: Sequence[str] = ()) -> RunList:
-    """The searches in `directories`, with which one of `experiment` on this machine may be joined once it is there.
-
-    RecordError where it may not, but for what is `accepted`.
-    """
-    listed = listed_runs(directories, accepted)
-    documents = check_runs(listed)
-    check_known(documents, accepted)
-    for run in documents:
-        if run.search is None:
-            raise RecordError(f"{run.name} is no search, as it holds no frontier.json: give runs of tailgate frontier")
-        if run.seed == str(experiment.seed):
-            raise RecordError(
-                f"{run.name} has seed {run.seed} too, so its requests would come again: give another --seed"
-            )
-    coming = RunDocuments(
-        directory=Path(),
-        name="what would run now",
-        experiment=tomllib.loads(to_toml(experiment)),
-        environment=describe_environment(),
-        parity=None,
-        folders=(),
-        numbers=(),
-        infos=(json.loads(json.dumps(known_before(experiment))),),  # as trial.json will have it
-        search={},
-    )
-    check_next(documents, coming, listed.accepted)
-    return listed
 
 
 def _identity(documents: Sequence[RunDocuments]) -> str:

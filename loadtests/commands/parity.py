@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.report.values import count, figure, fine_ratio, ratio
+from analysis.report.values import count, figure, ratio
 from analysis.wording import counted
 from loadtests.commands.command_line import CommandParser, add_experiment, add_set, seed
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
@@ -15,9 +15,8 @@ from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.reading import load
 from loadtests.trials.errors import RunError
 from loadtests.trials.parity_processes import ParityRun, check_measurable
-from loadtests.trials.preflight import check_writable
 from loadtests.trials.progress import Display, Status
-from loadtests.trials.run_directory import new_run_dir
+from loadtests.trials.run_directory import check_writable, new_run_dir
 from servers import stdout
 
 
@@ -28,8 +27,8 @@ def add_arguments(parser: CommandParser) -> None:
         "control's and its logits with a float64 reference of the same weights. In float32 the answers must be\n"
         "equal. In lower precision the error may be 1.5 times the control's, and a token that float64 would not\n"
         "take must lie within noise of the one that it would. An arm whose weights are quantised is judged by its\n"
-        "perplexity on the same texts and its mean KL from float64 instead. Encoders are judged by the cosine of\n"
-        "every text's vector with the control's and with float64's. Arms that differ in more than their policy and\n"
+        "mean KL divergence from float64 on texts instead. Encoders are judged by the cosine of every text's\n"
+        "vector with float64's. Arms that differ in more than their policy and\n"
         "quantisation are refused.\n\n"
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the measurement broke or was\n"
         "interrupted.",
@@ -37,7 +36,7 @@ def add_arguments(parser: CommandParser) -> None:
         "  tailgate parity demo --set model.dtype=bfloat16\n"
         "  tailgate parity canary.toml --set parity.prompts=64 --set parity.tokens=128\n"
         "  tailgate parity canary.toml --set parity.reference=false\n"
-        "  tailgate parity int8.toml --set parity.texts=texts.jsonl --set parity.max_kl=0.02",
+        "  tailgate parity int8.toml --set parity.texts=texts.jsonl --set parity.max_kl=0.01",
     )
     add_experiment(parser)
     add_set(parser, "parity.prompts=64")
@@ -105,10 +104,8 @@ def parity_table(document: Mapping[str, Any]) -> str:
     if control["figures"]:
         head += f", off float64 by {figure(control['figures']['error']['median'])}"
     divergence = f"KL({'float64' if document['reference'] else 'control'}‖arm)"
-    quantised = any("perplexity" in arm["figures"] for arm in document["arms"])
-    perplexity = ("perplexity",) if quantised else ()
-    titles = ("arm", "verdict", "error", "p99", "worst", divergence, *perplexity, "other tokens", "same answers")
-    rows = [titles, *(_row(arm, quantised=quantised) for arm in document["arms"])]
+    titles = ("arm", "verdict", "error", "p99", "worst", divergence, "other tokens", "same answers")
+    rows = [titles, *map(_row, document["arms"])]
     return _table(head, rows, document)
 
 
@@ -120,11 +117,11 @@ def vector_table(document: Mapping[str, Any]) -> str:
     own = document["control"]["figures"].get("cosine")
     if own:
         head += f", cosine with float64 at least {_cosine(own['least'])}"
-    rows = [("arm", "verdict", "cosine with control: least", "median", "with float64: least", "median")]
+    other = "float64" if document["reference"] else "control"
+    rows = [("arm", "verdict", f"cosine with {other}: least", "median")]
     for arm in document["arms"]:
-        figures = (arm["figures"].get(key) or {} for key in ("cosine_control", "cosine"))
-        values = [_cosine(item.get(name)) for item in figures for name in ("least", "median")]
-        rows.append((arm["name"], arm["verdict"], *values))
+        figures = arm["figures"].get("cosine") or {}
+        rows.append((arm["name"], arm["verdict"], *(_cosine(figures.get(name)) for name in ("least", "median"))))
     return _table(head, rows, document)
 
 
@@ -141,8 +138,7 @@ def _table(head: str, rows: Sequence[tuple[str, ...]], document: Mapping[str, An
     return "\n".join(lines)
 
 
-def _row(arm: Mapping[str, Any], *, quantised: bool) -> tuple[str, ...]:
-    """`quantised`: some arm is, so that there is a column for perplexity."""
+def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
     findings = {finding["name"]: finding for finding in arm["findings"]}
     figures = arm["figures"]
 
@@ -150,12 +146,12 @@ def _row(arm: Mapping[str, Any], *, quantised: bool) -> tuple[str, ...]:
         return ratio((findings.get(name) or {}).get("value"))
 
     if "refused" in findings:
-        return (arm["name"], arm["verdict"], *["–"] * (7 if quantised else 6))
+        return (arm["name"], arm["verdict"], *["–"] * 6)
     divergence = (figures.get("divergence") or figures["divergence_control"])["mean"]
     if "kl" in findings:  # on the texts by which it is judged
         divergence = findings["kl"]["value"]
     flips, unexplained = figures.get("flips"), figures.get("flips_unexplained")
-    if "perplexity" in findings:
+    if "kl" in findings:
         strange = (findings.get("answers") or {}).get("value")
         other_tokens = f"{strange:g} not computed" if strange else "–"
     elif flips is None:
@@ -171,7 +167,6 @@ def _row(arm: Mapping[str, Any], *, quantised: bool) -> tuple[str, ...]:
         times("tail error"),
         times("worst error"),
         f"{figure(divergence)} {times('divergence')}".removesuffix(" –"),
-        *((fine_ratio((findings.get("perplexity") or {}).get("value")),) if quantised else ()),
         other_tokens,
         f"{figures['answers_same']} of {figures['answers']}",
     )

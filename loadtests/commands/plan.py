@@ -20,9 +20,10 @@ from servers.fields import ConfigError
 def add_arguments(parser: CommandParser) -> None:
     """`parser` reads the command line of `tailgate plan`."""
     parser.describe(
-        "For a given margin and power: from the spread that a pilot run saw, for every gate, or without a pilot from\n"
-        "rate and design. With --duration it also says which margin a run of that length decides. Nothing is run.",
-        "  tailgate plan runs/20260101T120000Z-canary --margin 0.1 --power 0.8\n"
+        "For a given margin: from the spread that a pilot run saw, for every gate, or without a pilot from rate and\n"
+        "design. All gates pass together with a chance of 80 % where arms are equal.\n"
+        "With --duration it also says which margin a run of that length decides. Nothing is run.",
+        "  tailgate plan runs/20260101T120000Z-canary --margin 0.1\n"
         "  tailgate plan runs/20260101T120000Z-canary --duration 3600\n"
         "  tailgate plan --rate 4 --design mirrored --margin 0.1\n"
         "  tailgate plan --rate 4 --design split --slo 'p99_ttft_ms <= 500'",
@@ -30,9 +31,7 @@ def add_arguments(parser: CommandParser) -> None:
     add = parser.add_argument
     add("run_dir", nargs="?", default="", metavar="RUN_DIR", help="a pilot: a directory that `tailgate run` wrote")
     add("--margin", type=float, metavar="M", help="accepted rise (default: the pilot's, or 0.1)")
-    add("--power", type=float, default=0.8, metavar="P", help="chance that the gates are decided (default %(default)s)")
     add("--ratio", type=float, default=1.0, metavar="R", help="true ratio to plan for; 1 is equal arms (default 1)")
-    add("--alpha", type=float, metavar="A", help="error of each gate (default: the pilot's, or 0.05)")
     add("--duration", type=float, metavar="S", help="which margins so many seconds decide")
     group = parser.add_argument_group("without a pilot")
     group.add_argument("--rate", type=float, metavar="R", help="requests/s to each arm")
@@ -41,7 +40,6 @@ def add_arguments(parser: CommandParser) -> None:
         choices=DESIGNS,
         help="separate: two runs at different times or hosts (default mirrored)",
     )
-    group.add_argument("--trials", type=int, metavar="N", help="trials that share the time (default 1)")
     group.add_argument(
         "--searching",
         action="store_true",
@@ -60,15 +58,9 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> dict[str, Any]:
-    goal = Goal(
-        margin=options.margin,
-        power=options.power,
-        ratio=options.ratio,
-        alpha=options.alpha,
-        duration_s=options.duration,
-    )
+    goal = Goal(margin=options.margin, ratio=options.ratio, duration_s=options.duration)
     if options.run_dir:
-        for flag in ("rate", "design", "trials", "searching", "slo"):
+        for flag in ("rate", "design", "searching", "slo"):
             if getattr(options, flag) is not None:
                 raise ConfigError(
                     f"--{flag} is for a plan without a pilot, but RUN_DIR is given: leave one of them out"
@@ -76,12 +68,8 @@ def _plan(options: argparse.Namespace) -> dict[str, Any]:
         return plan_from_run(run_directory(options.run_dir), goal)
     if options.rate is None:
         raise ConfigError("there is neither a pilot nor a rate: give RUN_DIR, or --rate R for requests/s to each arm")
-    traffic = Traffic(
-        rate=options.rate,
-        design=options.design or "mirrored",
-        trials=1 if options.trials is None else options.trials,
-        searching=bool(options.searching),
-    )
+    design, searching = options.design or "mirrored", bool(options.searching)
+    traffic = Traffic(rate=options.rate, design=design, searching=searching)
     return plan_from_design(traffic, goal, targets=parse_targets(options.slo or [], "--slo"))
 
 
@@ -103,14 +91,13 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     ]
     duration = goal["duration_s"]
     head = ["arm"] * pilot + ["gate", *(["seen", "spread"] if pilot else []), "run length"]
-    head += ["if as seen"] * pilot + ([f"margin in {duration_text(duration)}"] if duration is not None else []) + [""]
+    head += ([f"margin in {duration_text(duration)}"] if duration is not None else []) + [""]
     table = [head]
     for row in plan["rows"]:
         cells = [row["arm"]] * pilot + [row["what"]]
         if pilot:
             cells += [_seen(row), "" if row["spread"] is None else f"{row['spread']:.3f}"]
         cells.append(_length(row["needed_s"]))
-        cells += [_length(row["as_seen_s"])] * pilot
         if duration is not None:
             cells.append("" if row["margin"] is None else f"{100 * row['margin']:.3g} %")
         table.append([*cells, row["note"]])

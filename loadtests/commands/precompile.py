@@ -10,7 +10,8 @@ from typing import NoReturn
 from loadtests.commands.arm_flags import add_arm_flags, become
 from loadtests.commands.command_line import CommandParser, add_experiment, add_set
 from loadtests.commands.inspect import inspected_arm
-from loadtests.trials.preflight import check_arm, check_writable
+from loadtests.trials.preflight import check_arm
+from loadtests.trials.run_directory import check_writable
 from servers.config import PRESETS, ArmConfig
 from servers.fields import ConfigError
 

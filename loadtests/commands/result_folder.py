@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.results.file import part_of
-from analysis.results.run_directory import Named, identity, is_made_of, write_run
+from analysis.imports.file import part_of
+from analysis.imports.run_directory import Named, identity, is_made_of, write_run
 from servers.fields import ConfigError
 
 _LONGEST_NAME = 60

@@ -81,7 +81,7 @@ def _until_decided(experiment: Experiment, at_most_s: float | None) -> Experimen
     if at_most_s is not None:
         traffic = replace(traffic, duration_s=at_most_s / experiment.trials.count)
     with as_config_error(RecordError):
-        return replace(experiment, traffic=traffic, gates=replace(experiment.gates, sequential=True))
+        return replace(experiment, traffic=traffic, gates=experiment.gates.model_copy(update={"sequential": True}))
 
 
 def _add_field_names(parser: argparse.ArgumentParser) -> None:

@@ -112,11 +112,11 @@ class ParityConfig:
 
     `served`: after the traffic of each trial every replica answers the same few prompts. `full`: before the first trial
     every arm is measured as `tailgate parity` does, against a float64 `reference`; a failure ends the run. `prompts` 0
-    takes half as many again as the engine has slots, from 16 to 64, or as there are borders of shapes where these are
-    more, what borders of batches take, and 64 where an arm is quantised differently from the control; answers have
-    `tokens` tokens at most. Such an arm is judged by `max_perplexity_ratio` and `max_kl` (nats a token) on `texts`, a
-    file of token ids; without it on the control's answers. Encoders are judged by the cosine of every vector,
-    `min_cosine` at least; 0 takes what the dtype allows.
+    takes half as many again as the engine has slots, from 16 to 64, or as there are lengths at which shapes change,
+    and 64 where an arm is quantised differently from the control; answers have `tokens` tokens at most.
+    Such an arm is judged by its KL divergence, `max_kl` nats a token, on `texts`, a file of token ids; without it on
+    the control's answers. Encoders are judged by the cosine of every vector, `min_cosine` at least; 0 takes what the
+    dtype allows.
 
     External arms whose control is external too are `served` by `prompts` of the traffic (0: 48) with answers of
     `tokens`, before the load and after it; two tokens between which servers choose otherwise are a `near_tie` up to so
@@ -129,8 +129,7 @@ class ParityConfig:
     prompts: Annotated[int, Range(0, 4096)] = 0
     tokens: Annotated[int, Range(1, 4096)] = 24
     texts: str = ""
-    max_perplexity_ratio: Annotated[float, Range(1, 1000)] = 1.02
-    max_kl: Annotated[float, Range(1e-9, 100)] = 0.05
+    max_kl: Annotated[float, Range(1e-9, 100)] = 0.02
     min_cosine: Annotated[float, Range(0, 1)] = 0.0
     near_tie: Annotated[float, Range(1e-6, 100)] = 1.0
 

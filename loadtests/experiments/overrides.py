@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from analysis.records.shallow_toml import DEEPEST
+from analysis.records.documents import DEEPEST
 from analysis.wording import counted
 from loadtests.experiments.files import FILE_KEYS
 from loadtests.experiments.toml_limits import parse_toml, table_of

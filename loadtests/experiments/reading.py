@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from analysis.records.tables import RecordError
-from analysis.settings.gate_limits import filled
+from analysis.settings.gate_limits import GateLimits, usual_for
+from analysis.settings.model import Settings
 from analysis.settings.slo_targets import merged
 from loadtests.experiments.arm_tables import read_arm
 from loadtests.experiments.config_errors import as_config_error
@@ -24,7 +25,9 @@ from servers.fields import ConfigError, build
 
 # The tables that an experiment has once, with what each is made of, in order: the gates follow the traffic.
 _TABLES = {
-    name: kind for name, kind in get_type_hints(Experiment).items() if isinstance(kind, type) and is_dataclass(kind)
+    name: kind
+    for name, kind in get_type_hints(Experiment).items()
+    if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, Settings))
 }
 _VALUES: Mapping[str, type] = {"name": str, "seed": int, "compare_models": bool}
 
@@ -101,11 +104,15 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
     built: dict[str, Any] = {}
     with as_config_error(RecordError):
         for key, kind in _TABLES.items():
-            if key == "gates":
-                parts[key] = filled(_with_block_s(parts[key], built["traffic"].block_s), built["model"].task)
             if key == "traffic" and built["model"].task == "embed":
                 parts[key].setdefault("workload", "sentences")
-            built[key] = build(kind, parts[key], where=key)
+            if kind is GateLimits:
+                own = _with_block_s(parts[key], built["traffic"].block_s)
+                built[key] = GateLimits.read(usual_for(built["model"].task) | own)
+            elif issubclass(kind, Settings):
+                built[key] = kind.read(parts[key])
+            else:
+                built[key] = build(kind, parts[key], where=key)
     arms = table.get("arms", [])
     if not isinstance(arms, list) or not all(isinstance(item, dict) for item in arms):
         raise ConfigError("arms is not a list of tables: write one [[arms]] table for each arm")
@@ -131,7 +138,7 @@ def _text_of(source: str | Path) -> tuple[Path, str]:
     )
 
 
-def _with_block_s(gates: Mapping[str, Any], block_s: float) -> Mapping[str, Any]:
+def _with_block_s(gates: Mapping[str, Any], block_s: float) -> dict[str, Any]:
     """The [gates] table, over the blocks of the traffic where it names no block_s, or 0."""
     given = gates.get("block_s", 0)
-    return {**gates, "block_s": block_s} if given == 0 and given is not False else gates
+    return {**gates, "block_s": block_s} if given == 0 and given is not False else dict(gates)

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.records.shallow_toml import DEEPEST, LARGEST_BYTES, TomlError, parse
+from analysis.records import documents
+from analysis.records.documents import DEEPEST
 from servers.fields import ConfigError
 
+LARGEST_BYTES = 1 << 20
 LONGEST_TEXT = 1 << 16
 LONGEST_LIST = 100_000
 _WHOLE = 1 << 63
@@ -34,8 +36,8 @@ def read_toml(path: Path) -> str:
 def parse_toml(text: str, where: str) -> dict[str, Any]:
     """The table that `text` holds. Raises ConfigError for what is no TOML, or deeper than `DEEPEST`."""
     try:
-        return parse(text)
-    except TomlError as error:
+        return documents.parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 

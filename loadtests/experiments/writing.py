@@ -8,6 +8,7 @@ from typing import Any
 
 import tomli_w
 
+from analysis.settings.model import Settings
 from loadtests.experiments.model import Experiment, ExperimentArm, ExternalArm
 from loadtests.external.addresses import external_table
 
@@ -46,7 +47,9 @@ def _arm_table(arm: ExperimentArm, experiment: Experiment) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, Settings):
+        value = value.model_dump()
+    elif is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items() if item is not None}

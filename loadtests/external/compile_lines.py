@@ -57,7 +57,7 @@ class LoggedCompile:
     """One compile by its lines. Where no line tells how long it took, start and end are the moment of its line: the end
     of a kernel of Triton, the begin of any other."""
 
-    kind: str  # one of analysis.records.event_kinds
+    kind: str  # one of analysis.records.schemas
     start_ns: int
     end_ns: int
     frame: str = ""

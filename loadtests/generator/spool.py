@@ -17,7 +17,7 @@ import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
-from analysis.records.checksums import Checksum
+from analysis.records.tables import Checksum
 
 MOST_WAITING_BYTES = 64 << 20  # some 20 s of records at 10,000 requests/s
 CLOSE_WITHIN_S = 10.0

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.records.documents import content_of
-from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import CONTROL, mapping, number
+from analysis.records.schemas import EVENT_KINDS
 from analysis.settings.metrics import METRIC_NAMES, gate_label
 from analysis.wording import counted
 from loadtests.page.history import History

@@ -80,8 +80,8 @@ class _Run:
     def evidence(self, question: Question, *, now_ns: int, stale_s: float | None) -> Evidence:
         self._refresh(now_ns)
         try:
-            limits = RampLimits.from_table(table(self._experiment, "ramp"))
-            gates = GateLimits.from_table(table(self._experiment, "gates"))
+            limits = RampLimits.recorded(table(self._experiment, "ramp"))
+            gates = GateLimits.recorded(table(self._experiment, "gates"))
         except RecordError as error:
             return Evidence(run=self.folder.name, arm=question.arm, limits=RampLimits(), unwatched=str(error))
         arm = self._arm(question, limits)

@@ -28,7 +28,7 @@ from analysis.frontier.search import (
     least_s,
     next_round,
 )
-from analysis.judging.load_steps import Step, bracket, steps_of
+from analysis.judging.load_steps import Step, steps_of, to_search
 from analysis.records.documents import write_document
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
@@ -323,7 +323,7 @@ class FrontierSearch(Orchestrator):
     def _rates(self, known: Sequence[Step], names: Sequence[str], steps: int) -> tuple[float, ...]:
         """The rates around what is open of these arms; empty for the whole staircase, where nothing is known of one."""
         low, high = self.experiment.traffic.step_rates
-        around = [bracket(arm, known).to_search for arm in names]
+        around = [to_search(arm, known) for arm in names]
         return () if (None, None) in around else closer(around, steps, low=low, high=high)
 
     def _failures(self, error: RunError, context: TrialContext) -> list[dict[str, str]]:

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from analysis.parity.accuracy import AccuracyLimits, Texts
-from analysis.parity.borders import Borders
 from analysis.parity.flips import Answers
-from analysis.parity.judge import Accuracy, judge
+from analysis.parity.judge import judge
 from analysis.parity.measures import EPSILON
+from analysis.parity.outcome import Parity
+from analysis.parity.quantised import Accuracy, Texts
 from analysis.parity.vectors import Embedded, TextRows, judge_vectors
 from analysis.records.documents import vouched, write_json
 from analysis.summary.summary import EXIT_CODES
@@ -34,7 +34,7 @@ from loadtests.trials.parity_texts import read_texts
 from loadtests.trials.preflight import check_arm
 from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
 from loadtests.trials.progress import ReplicaState, Status
-from servers.fields import ConfigError, build
+from servers.fields import ConfigError
 from servers.program import isolate_compiler
 
 PARITY_COMMAND = (sys.executable, "-P", "-m", "servers.parity")
@@ -204,8 +204,7 @@ class ParityRun:
     def _judge(
         self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
     ) -> dict[str, Any]:
-        plan = _read(work / "plan.json")
-        refused, borders = _refused(work, arms), _borders(work, plan)
+        plan, refused = _read(work / "plan.json"), _refused(work, arms)
         answers = [
             Answers(
                 name=arm.name,
@@ -216,71 +215,60 @@ class ParityRun:
             for arm in arms
             if arm.name not in refused
         ]
-        reference = np.load(work / REFERENCE / "logits.npy", mmap_mode="r") if REFERENCE in facts else None
-        dtype = _dtype_of(facts[arms[0].name])
+        late = [plan["late_prompt"]] if plan["late_places"] else []
         outcome = judge(
             answers[0],
             answers[1:],
-            reference,
-            dtype=dtype,
-            prompts=[
-                len(prompt) for prompt in (*plan["prompts"], *([plan["late_prompt"]] if plan["late_places"] else []))
-            ],
+            np.load(work / REFERENCE / "logits.npy", mmap_mode="r") if REFERENCE in facts else None,
+            dtype=_dtype_of(facts[arms[0].name]),
+            prompts=[len(prompt) for prompt in (*plan["prompts"], *late)],
             seed=self.experiment.seed,
             accuracy=self._accuracy(work),
-            borders={name: build(Borders, table, where="borders") for name, table in borders.items()},
             refused=refused,
         )
-        return {
-            "schema": SCHEMA,
-            "name": self.experiment.name,
-            "exit_code": EXIT_CODES[outcome.verdict],
-            "dtype": dtype,
-            "reference": reference is not None,
-            "requests": len(plan["prompts"]),
-            "borders": borders,
-            "positions": len(answers[0].logits),
-            "vocabulary": answers[0].logits.shape[1],
-            "seed": self.experiment.seed,
-            "seconds": seconds,
-            "facts": facts,
-            **outcome.to_dict(),
-        }
+        positions, vocabulary = answers[0].logits.shape
+        sizes = {"requests": len(plan["prompts"]), "positions": positions, "vocabulary": vocabulary}
+        return self._document(outcome, arms, facts, seconds, sizes)
 
     def _judge_vectors(
         self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
     ) -> dict[str, Any]:
-        plan = _read(work / "plan.json")
-        lengths = [len(prompt) for prompt in plan["prompts"]]
-        refused, borders = _refused(work, arms), _borders(work, plan)
+        lengths = [len(prompt) for prompt in _read(work / "plan.json")["prompts"]]
+        refused = _refused(work, arms)
         texts, batches = zip(*_read(work / arms[0].name / "rows.json"), strict=True)
         embedded = [
             Embedded(name=arm.name, vectors=np.load(work / arm.name / "vectors.npy"))
             for arm in arms
             if arm.name not in refused
         ]
-        reference = np.load(work / REFERENCE / "vectors.npy") if REFERENCE in facts else None
-        dtype = _dtype_of(facts[arms[0].name])
         outcome = judge_vectors(
             embedded[0],
             embedded[1:],
-            reference,
+            np.load(work / REFERENCE / "vectors.npy") if REFERENCE in facts else None,
             rows=TextRows(texts=texts, batches=batches, lengths=lengths),
-            dtype=dtype,
+            dtype=_dtype_of(facts[arms[0].name]),
             least=self.experiment.parity.min_cosine or None,
-            borders={name: build(Borders, table, where="borders") for name, table in borders.items()},
             refused=refused,
         )
+        sizes = {"texts": len(lengths), "rows": len(texts), "width": embedded[0].vectors.shape[1]}
+        return self._document(outcome, arms, facts, seconds, sizes)
+
+    def _document(
+        self,
+        outcome: Parity,
+        arms: Sequence[OwnArm],
+        facts: Mapping[str, Mapping[str, Any]],
+        seconds: float,
+        sizes: Mapping[str, int],
+    ) -> dict[str, Any]:
+        """What `parity.json` holds."""
         return {
             "schema": SCHEMA,
             "name": self.experiment.name,
             "exit_code": EXIT_CODES[outcome.verdict],
-            "dtype": dtype,
-            "reference": reference is not None,
-            "texts": len(lengths),
-            "borders": borders,
-            "rows": len(texts),
-            "width": embedded[0].vectors.shape[1],
+            "dtype": _dtype_of(facts[arms[0].name]),
+            "reference": REFERENCE in facts,
+            **sizes,
             "seed": self.experiment.seed,
             "seconds": seconds,
             "facts": facts,
@@ -296,16 +284,13 @@ class ParityRun:
         if (work / TEXTS).exists():
             path = Path(settings.texts)
             texts = Texts(
-                tokens=_read(work / TEXTS)["continuations"],
+                lengths=_read(work / TEXTS)["counts"],
+                reference=_logits(work / REFERENCE / "texts.npy"),
                 source=f"of {path.name}",
                 more=f"put more into {path.name}, where equal texts count once",
             )
-        return Accuracy(
-            quantised={arm.name: arm.config.model.quantisation for arm in quantised},
-            limits=AccuracyLimits(perplexity_ratio=settings.max_perplexity_ratio, kl=settings.max_kl),
-            texts=texts,
-            reference=_logits(work / REFERENCE / "texts.npy"),
-        )
+        kinds = {arm.name: arm.config.model.quantisation for arm in quantised}
+        return Accuracy(quantised=kinds, max_kl=settings.max_kl, texts=texts)
 
 
 def _dtype_of(facts: Mapping[str, Any]) -> str:
@@ -334,9 +319,3 @@ def _refused(work: Path, arms: Sequence[OwnArm]) -> dict[str, str]:
     """Why arms have no answers, by their names."""
     paths = {arm.name: work / arm.name / "refused.json" for arm in arms}
     return {name: str(_read(path)["reason"]) for name, path in paths.items() if path.exists()}
-
-
-def _borders(work: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The borders of every arm: as its steps left them, or where it refused one of these, as the plan has them."""
-    paths = {name: work / name / "borders.json" for name in plan["borders"]}
-    return {name: _read(path) if path.exists() else plan["borders"][name] for name, path in paths.items()}

@@ -261,24 +261,6 @@ def check_port(port: int, *, key: str, host: str = "127.0.0.1", remedy: str = "o
             ) from None
 
 
-def check_makeable(folder: Path, option: str = "--out") -> None:
-    """The folder is there and can be written to, or the one that it would be made in is. Nothing is made."""
-    place = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    if not place.is_dir():
-        raise ConfigError(f'{option} "{folder}" cannot be made ("{place}" is no folder): give a folder that can')
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f'{option} "{place}" is not writable: give a folder that is')
-
-
-def check_writable(folder: Path) -> None:
-    """The folder is there and can be written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f'--out "{folder}" cannot be made ({error.strerror}): give a folder that can') from None
-    check_makeable(folder)
-
-
 def check_compiler(arm: str) -> None:
     """What compiles for the CPU is there: a C++ compiler and Python's header. Otherwise ConfigError."""
     # Inductor writes C++ for the CPU and asks for g++ by name unless CXX says otherwise.

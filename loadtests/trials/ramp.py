@@ -45,7 +45,7 @@ def ramped(experiment: Experiment, *, at_most_s: float | None = None) -> Experim
             arms=arms,
             traffic=replace(experiment.traffic, design="split", duration_s=duration_s),
             trials=replace(experiment.trials, count=1),
-            gates=replace(experiment.gates, sequential=True),
+            gates=experiment.gates.model_copy(update={"sequential": True}),
             ramp=replace(limits, candidate=candidate),
         )
 

@@ -26,9 +26,9 @@ from loadtests.trials.errors import RunError, StopRequestedError
 from loadtests.trials.judge import Judge
 from loadtests.trials.live_page import LivePage
 from loadtests.trials.parity_processes import PARITY_COMMAND, ParityRun
-from loadtests.trials.preflight import check_experiment, check_writable
+from loadtests.trials.preflight import check_experiment
 from loadtests.trials.progress import Status
-from loadtests.trials.run_directory import new_run_dir
+from loadtests.trials.run_directory import check_writable, new_run_dir
 from loadtests.trials.served_parity import ExpectedAnswers
 from loadtests.trials.steering import Steering, Together
 from loadtests.trials.trial import Trial

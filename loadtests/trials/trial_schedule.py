@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from analysis.judging.load_steps import brackets
+from analysis.judging.load_steps import steps_of, to_search
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from loadtests.experiments.model import Experiment
@@ -61,5 +61,7 @@ class TrialSchedules:
         """The rates at which a saturation search goes on: over what the trials in `run_dir` leave open for each arm."""
         traffic = self.experiment.traffic
         low, high = traffic.step_rates
-        open_ranges = [item.to_search for item in brackets(Run.of(read_run(run_dir)))]
+        run = Run.of(read_run(run_dir))
+        steps = steps_of(run)
+        open_ranges = [to_search(arm, steps) for arm in run.arms]
         return closer(open_ranges, traffic.saturation_steps, low=low, high=high)

@@ -15,10 +15,10 @@ from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.trials.context import TrialContext
 from loadtests.trials.live_page import LivePage
-from loadtests.trials.preflight import check_writable
 from loadtests.trials.progress import Status
 from loadtests.trials.ramp_control import RampControl
 from loadtests.trials.run import Orchestrator
+from loadtests.trials.run_directory import check_writable
 from loadtests.trials.splitters import UNANSWERED, EnvoySplitter, Splitter, splitter_of
 from loadtests.trials.steering import Steered, Steering
 from loadtests.trials.trial_facts import TrialFacts

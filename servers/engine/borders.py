@@ -36,21 +36,12 @@ def prompt_borders(arm: ArmConfig) -> frozenset[int]:
 
 
 def batch_borders(arm: ArmConfig) -> frozenset[int]:
-    """Rows of decode steps, or texts of an encoder's batches, that lie on a border or just past it: one and two, all
-    slots, the steps of a ladder, the smallest size that is not padded up, and the ends of given bounds."""
-    return _batches(arm, arm.engine.slots, arm.shapes.batch_ladder)
-
-
-def prefill_borders(arm: ArmConfig) -> frozenset[int]:
-    """Prompts of prefill steps that lie on a border or just past it, as `batch_borders`. Their ladder is their own."""
-    return _batches(arm, arm.engine.prefill_batch, ())
-
-
-def _batches(arm: ArmConfig, most: int, ladder: tuple[int, ...]) -> frozenset[int]:
-    shapes, bounds = arm.shapes, arm.compile.batch_bounds
+    """Texts of an encoder's batches that lie on a border or just past it: one and two, all slots, the steps of a
+    ladder, the smallest size that is not padded up, and the ends of given bounds."""
+    most, shapes, bounds = arm.engine.slots, arm.shapes, arm.compile.batch_bounds
     ends = {1, most}
     if shapes.kind == "buckets":
-        ends |= set(ladder or default_batches(most))
+        ends |= set(shapes.batch_ladder or default_batches(most))
     elif shapes.kind == "exact":
         ends |= {shapes.min_size - 1, shapes.min_size, 2}
     ends |= {bounds[0] - 1, bounds[1]} if bounds else set()

@@ -10,14 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from analysis.judging.judgement import judge
 from analysis.judging.run_gates import latency_gate
 from analysis.planning import DESIGNS, Goal, Traffic, plan_from_design, plan_from_run
-from analysis.records.run_records import read_run
-from analysis.run.run import Run
 from analysis.run.slo import judge_share
 from analysis.settings.gate_limits import GateLimits
-from analysis.settings.metrics import gate_label
 from analysis.statistics.planning import (
     Noise,
     clean_requests,
@@ -29,7 +25,7 @@ from analysis.statistics.planning import (
 )
 from benchmarks.simulation.planning import planned_power
 from benchmarks.simulation.scenario import Scenario
-from tests.fakes.runs import EAGER, GATES, FakeArm, FakeRun, comparison, pilot, row, share, write_run
+from tests.fakes.runs import comparison, pilot, row, share
 
 __all__ = ["pilot"]
 
@@ -213,23 +209,6 @@ def test_a_pilot_plans_every_gate(pilot: Path) -> None:
     assert plan["needed_s"] == max(item["needed_s"] for item in plan["rows"])
     assert plan["needed_s"] == row(plan, plan["decided_by"].removeprefix("compiled "))["needed_s"]
     assert (plan["wanted"]["margin"], plan["trials"], plan["trial_s"]) == (0.05, 1, plan["needed_s"])
-
-
-@pytest.mark.parametrize("ratio", [1.06, 1.1])
-def test_a_plan_asks_for_what_the_reports_advice_asks_for(tmp_path: Path, ratio: float) -> None:
-    run = FakeRun(
-        duration_s=660,
-        rate=2.0,
-        gates=GATES,
-        slo={"p99_ttft_ms": 2000},
-        arms=(EAGER, FakeArm(name="compiled", ratio=ratio)),
-    )
-    directory = write_run(tmp_path / "run", run)
-    waiting = [gate for gate in judge(Run.of(read_run(directory))).gates if gate.needed_s is not None]
-    planned = {gate_label(item["what"]): item["as_seen_s"] for item in plan_from_run(directory, Goal())["rows"]}
-    assert waiting
-    for gate in waiting:
-        assert planned[gate_label(gate.gate).removeprefix("non-inferiority ")] == gate.needed_s
 
 
 def test_without_a_pilot_mirrored_arms_need_least_and_separate_ones_most() -> None:

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from analysis.report.compare import write_compare_reports
 from analysis.report.html import html_report
 from analysis.summary.summary import analyze
 from tests.analysis.judging.test_load_steps import write_search
-from tests.analysis.report.test_compare import compared
 from tests.fakes.machines import FakeBed, Trouble
 from tests.fakes.runs import FakeRun, write_run
 from tests.fakes.screens import Browser, Tab
@@ -67,14 +65,12 @@ def crowded(demo: Summary) -> Summary:
     summary: Summary = stretched(demo)
     for row in summary["comparisons"]:
         row |= {key: row[key] ** 3 * 40 for key in ("ratio", "high") if row[key] is not None}
-    for row, waste in zip(summary["arms"], (0.0694, 12.3456, 99.987), strict=True):
-        row["padding"] |= {"waste_pct": waste, "prefill_waste_pct": waste / 3, "decode_waste_pct": waste / 700}
     return summary
 
 
 def test_charts_draw_every_compile_and_only_the_first_takes_the_tab_key(demo: Summary, open_report: Open) -> None:
     tab = open_report(demo)
-    assert tab.count("svg.plot") == 4
+    assert tab.count("svg.plot") == 2
     bars = "g[role=button][aria-label*='recompile of compiled-naive']"
     assert tab.count(bars) == len(demo["events"])
     assert (tab.count(f"{bars}[tabindex='0']"), tab.count(f"{bars}[tabindex='-1']")) == (1, len(demo["events"]) - 1)
@@ -122,22 +118,22 @@ def test_hostile_text_runs_nothing(hostile: Summary, open_report: Open) -> None:
     assert tab.evaluate("document.title").startswith("FAIL · </script>")  # and not "pwned"
 
 
-@pytest.mark.parametrize("emptied", [True, False])
-def test_charts_without_data_say_so(nulls: Summary, emptied: bool, open_report: Open) -> None:
-    text = open_report({} if emptied else nulls).text()
-    assert "NaN" not in text
-    assert "No arm was compared with the control." in text
+def test_a_page_without_data_has_no_chart_and_no_error(nulls: Summary, open_report: Open) -> None:
+    tab = open_report(nulls | {"series": {"bin_s": None, "arms": {}}, "distribution": {"metrics": {}}})
+    assert "NaN" not in tab.text()
+    assert tab.count("[data-chart]") == 0
 
 
-def test_a_page_of_two_runs_compared_has_no_error(tmp_path: Path, browser: Browser) -> None:
-    tab = browser.open(write_compare_reports(compared(), tmp_path / "out").as_uri())
-    assert tab.count("table.compared") > 0
-    assert tab.complaints == []
+def test_a_link_to_something_folded_opens_it(demo: Summary, open_report: Open) -> None:
+    tab = open_report(demo)
+    assert not tab.evaluate("document.querySelector('#event-1').checkVisibility()")
+    tab.evaluate("location.hash = '#event-1'")
+    tab.wait_for("document.querySelector('#event-1').checkVisibility()")
 
 
 # Every label lies inside its chart and over no other one, whichever figures are chosen; no table is scrolled.
 MEASURE = """
-(() => {
+(async () => {
 const faults = [];
 function measure(state) {
   document.querySelectorAll("svg.plot").forEach((plot, number) => {
@@ -156,6 +152,9 @@ function measure(state) {
   });
 }
 measure("as opened");
+document.querySelectorAll("details").forEach((fold) => (fold.open = true));
+await new Promise((done) => setTimeout(done, 200));  // charts are drawn again at their width
+measure("unfolded");
 for (const input of document.querySelectorAll(".chart .segments input")) { input.click(); measure(input.value); }
 for (const table of document.querySelectorAll("table.gates, table.checks")) {
   const room = table.parentElement.clientWidth;
@@ -187,28 +186,20 @@ def test_a_measurement_finds_labels_that_are_cut(demo: Summary, open_report: Ope
     assert tab.evaluate(MEASURE)
 
 
-def test_the_verdict_the_first_remedy_and_all_figures_are_on_the_first_screen(demo: Summary, open_report: Open) -> None:
-    remedy = (
-        "All 3 compiles while serving were for steps that its start had not warmed up. First failed guard: tensor "
-        "'input_ids' size mismatch at index 1. expected 5, actual 192. Warm up every planned step (compile.warmup = "
-        '"shapes", not "minimal"), plan its shapes (preset compiled-bucketed) or mark what varies, with bounds (preset '
-        "compiled-dynamic). Try without traffic: `tailgate inspect experiment.toml --arm compiled-naive --shapes "
-        '"prefill 1x192, decode 1@193, decode 2@194"`.'
-    )
-    failed = ("compiled-naive", "compiled-padded")
-    demo["advice"]["remedies"] = [{"arm": arm, "gates": [], "text": remedy} for arm in failed]
+def test_the_verdict_the_figures_and_every_failed_gate_are_on_the_first_screen(
+    demo: Summary, open_report: Open
+) -> None:
     slower = "The host launched small work 44.8 % slower before trial 1 than after it. " * 2
     demo["headline"] = (
         "compiled-naive must not replace eager: 3 recompiles while serving, longest 13.7 s, limit 0; 106 of 378 "
         f"requests waited. This run cannot decide whether compiled-padded may replace eager. {slower}"
     )
-    demo["bed"] = {"verdict": "disturbed", "line": f"Disturbed: {slower}"}
     tab = open_report(demo)
     below = """
-    [...document.querySelectorAll(".verdict p, .facts dd, .cards dd")]
+    [...document.querySelectorAll(".verdict p, .cards dd, .gates tbody:first-of-type th")]
       .filter((node) => node.checkVisibility() && node.getBoundingClientRect().bottom > 900)
       .map((node) => node.textContent)
     """
     assert tab.evaluate(below) == []
-    tab.evaluate("document.querySelectorAll('details.others').forEach((fold) => (fold.open = true))")
-    assert tab.evaluate(below)
+    assert tab.evaluate("document.querySelector('#timeline').getBoundingClientRect().bottom") < 1800
+    assert tab.evaluate("document.documentElement.scrollHeight") < 2500

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from analysis.records.run_list import RunList
+from analysis.records.joining import RunList
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from benchmarks.case import archive_of

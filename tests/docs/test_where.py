@@ -106,7 +106,7 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
         ),
         (SCHEMA, '"examples": ["ttft", "e2e",', '"examples": ["decode", "ttft", "e2e",'),
     ]
-    limit = "    max_cut: Annotated[int, Range(0, 1000)] = 0\n    max_error_pct: "
+    limit = "    max_cut: int = Field(default=0, ge=0, le=1000)\n    max_error_pct: "
     deaths = "    return [*gates, *death_gates(run, arm)] if run.records.trials else gates\n"
     cut = "    gates.append(cut_gate(arm, int(run.requests.cut[run.of_arm(arm)].sum()), run.limits.max_cut))\n"
     gate = [
@@ -118,7 +118,7 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
     last = '"limit_hit", "jit"'
     kind = [
         (
-            "analysis/records/event_kinds.py",
+            "analysis/records/schemas.py",
             '    "autotune": "autotune",\n',
             '    "autotune": "a",\n    "relink": "relinking",\n',
         ),

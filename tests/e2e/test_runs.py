@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from analysis.compare.compared_run import read_compared
-from analysis.settings.compare_limits import CompareLimits
 from analysis.summary.summary import analyze
 from benchmarks.compare import Plan, compared, run_dir
 from loadtests.commands.main import build_parser
@@ -91,7 +89,7 @@ def test_an_endless_compile_and_a_death_after_the_last_answer_are_recorded(
     assert compiling["seconds"] > 1.0
     assert {row["status"] for row in requests(outcome.run_dir) if row["arm"] == "last"} == {"OK"}
     checks = {(row["check"], row["arm"]): row for row in analyze(outcome.run_dir)["validity"]}
-    assert not checks["compile events", "naive"]["ok"]
+    assert not checks["telemetry", "naive"]["ok"]
     assert not checks["alive", "last"]["ok"]
 
 
@@ -281,24 +279,21 @@ def test_a_server_names_its_address_on_stderr(
     assert (code, lines) == (0, []), err
 
 
-FIGURES = ("p50_tpot_ms", "process_peak_bytes")
-
-
 @pytest.mark.timeout(600)
-def test_planted_decode_time_and_memory_fail_and_an_equal_run_passes(tmp_path: Path) -> None:
+def test_planted_decode_time_fails_and_an_equal_run_passes(tmp_path: Path) -> None:
     plan = Plan(
         folder=tmp_path,
         trials=3,
         seconds=6.0,
         rate=6.0,
         lag_ms=5000.0,  # the arms sleep, so that a busy machine changes little
-        arm_command=(sys.executable, str(FAKE_ARM), "--token-s", "0.04", "--memory-bytes", "500000000"),
+        arm_command=(sys.executable, str(FAKE_ARM), "--token-s", "0.04"),
         more="[bed]\nsample_s = 0\nreference_s = 0\n",
-        limits=CompareLimits(need_references=False, limits={"p50_tpot_ms": 0.25}),
+        margin=0.25,
+        trust_machines=True,
     )
-    baseline = read_compared(run_dir(plan, "baseline", seed=1000, planted=""))
-    for seed, (planted, verdict) in enumerate({"decode=1.5,memory=1.3": "FAIL", "": "PASS"}.items()):
+    baseline = run_dir(plan, "baseline", seed=1000, planted="")
+    for seed, (planted, verdict) in enumerate({"decode=1.5": "FAIL", "": "PASS"}.items()):
         candidate = run_dir(plan, f"candidate-{seed}", seed=2000 + seed, planted=planted)
-        rows = compared(plan, baseline, candidate)["figures"]
-        found = {(row["arm"], row["figure"]): row["verdict"] for row in rows if row["figure"] in FIGURES}
-        assert found == {(arm, figure): verdict for arm in ("eager", "padded") for figure in FIGURES}, rows
+        rows = [row for row in compared(plan, baseline, candidate)["gates"] if row["kind"] == "noninferiority"]
+        assert [row["verdict"] for row in rows] == [verdict], rows

@@ -29,13 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("what", choices=("arm", "reference"))
     for name in ("config", "task", "out"):
         parser.add_argument(f"--{name}", required=True)
-    for name in (
-        "noise",
-        "token",
-        "fact",
-        "unasked",
-        "unrun",
-    ):  # ARM=SIZE, ARM=TOKEN, ARM:KEY=VALUE, ARM=LENGTH, ARM=ROWS
+    for name in ("noise", "token", "fact"):  # ARM=SIZE, ARM=TOKEN, ARM:KEY=VALUE
         parser.add_argument(f"--{name}", action="append", default=[])
     for name in ("unforeseen", "refuse", "crash", "silent"):
         parser.add_argument(f"--{name}", default="", metavar="ARM")
@@ -66,11 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan_path = Path(task["plan"])
     prompts = [[1] * (index + 1) for index in range(task["prompts"] or max(16, task["least"]))]
     if not plan_path.exists():
-        batches = {"encode" if config["model"]["task"] == "embed" else "decode": [1, 2, 8]}
-        same = {"prompts": [1, 2, 16], "batches": batches, "unasked_batches": batches, "enough": 24}
-        names = [arm["name"] for arm in task["arms"]]
-        borders = {name: {**same, "unasked_prompts": unasked_by(options.unasked, name)} for name in names}
-        plan_path.write_text(json.dumps({"prompts": prompts, "borders": borders, "late_prompt": [], "late_places": []}))
+        plan_path.write_text(json.dumps({"prompts": prompts, "late_prompt": [], "late_places": []}))
     if name == options.unforeseen:
         (folder / "refused.json").write_text(json.dumps({"reason": "2 of 16 requests are refused, first request 0"}))
         return 0
@@ -78,8 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         vectors = np.random.default_rng(task["seed"]).standard_normal((len(prompts), VOCABULARY))
         np.save(folder / "vectors.npy", vectors)
         (folder / "rows.json").write_text(json.dumps([(text, 1) for text in range(len(prompts))]))
-        if options.what == "arm":
-            leave_borders(plan_path, folder, options.unrun)
         return 0
     reference = np.random.default_rng(task["seed"]).standard_normal((len(prompts) * TOKENS, VOCABULARY))
     reference[:, 7] = 5.0
@@ -92,7 +80,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if answered:
             np.save(folder / "texts.npy", given)
         return 0
-    leave_borders(plan_path, folder, options.unrun)
     noise = float(dict(item.split("=") for item in options.noise).get(name, 0.001))
     for file, values in (("logits", reference), *([("texts", given)] if answered else [])):
         own = np.random.default_rng(len(name)).standard_normal(values.shape)
@@ -104,16 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tokens[2][3] = int(token)
     (folder / "answers.json").write_text(json.dumps(tokens))
     return 0
-
-
-def leave_borders(plan_path: Path, folder: Path, unrun: list[str]) -> None:
-    borders = json.loads(plan_path.read_text())["borders"][folder.name]
-    borders["unasked_batches"] = {kind: unasked_by(unrun, folder.name) for kind in borders["batches"]}
-    (folder / "borders.json").write_text(json.dumps(borders))
-
-
-def unasked_by(items: list[str], arm: str) -> list[int]:
-    return [int(item.partition("=")[2]) for item in items if item.partition("=")[0] == arm]
 
 
 ENVIRONMENT = ("TORCHINDUCTOR_CACHE_DIR", "OMP_NUM_THREADS")

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.records.checksums import read_end
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter
+from analysis.records.tables import RecordWriter, read_end
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 
 S = 1_000_000_000

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 import tomli_w
 
+from analysis.checks.check import ESTIMATES, Check
+from analysis.checks.table import RULES
 from analysis.judging.gates import Gate
-from analysis.judging.validity import ESTIMATES, Check
 from analysis.records.documents import vouched_toml, write_document
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
 from analysis.records.tables import RecordWriter
@@ -383,8 +384,9 @@ def gate(kind: str = "noninferiority", verdict: str = "PASS", arm: str = "compil
     return Gate(arm=arm, kind=kind, verdict=verdict, **known | more)  # type: ignore[arg-type]
 
 
-def check(ok: bool = False, affects: tuple[str, ...] = ESTIMATES, name: str = "load generator", **more: Any) -> Check:
-    return Check(check=name, ok=ok, reason="The generator was late.", affects=affects, **more)
+def check(ok: bool = False, opens: tuple[str, ...] = ESTIMATES, name: str = "load generator", **more: Any) -> Check:
+    rule = next(rule for rule in RULES if rule.name == name)
+    return rule.row(ok, **{"reason": "The generator was late.", "remedy": "", "opens": opens, **more})
 
 
 def comparison(**more: Any) -> Comparison:

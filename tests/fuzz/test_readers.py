@@ -19,7 +19,7 @@ import pytest
 from analysis.looks.journal import JOURNAL as LOOKS
 from analysis.looks.journal import read_looks
 from analysis.records.documents import read_document, read_toml, vouched, vouched_toml, write_document
-from analysis.records.run_list import RUN_LIST, read_run_list
+from analysis.records.joining import RUN_LIST, read_run_list
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError, RecordWriter, read_table
 from analysis.records.weight_journal import JOURNAL as WEIGHTS

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.parity.accuracy import AccuracyLimits
 from analysis.parity.flips import Answers
-from analysis.parity.judge import Accuracy, Parity, judge
+from analysis.parity.judge import judge
+from analysis.parity.outcome import Parity
+from analysis.parity.quantised import Accuracy
 from analysis.parity.vectors import Embedded, TextRows, judge_vectors
 from servers import parity
 from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
 from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine.borders import batch_borders, prefill_borders, prompt_borders
+from servers.engine.borders import batch_borders, prompt_borders
 from servers.engine.encoder import EncoderRunner
 from servers.engine.engine import Arrivals, Engine
 from servers.engine.runner import ModelRunner
@@ -236,7 +237,7 @@ def quantised(preset: str) -> ArmConfig:
 def accuracy_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
     said, plan, reference = yardstick()
     mine, _ = answers(arm, plan, fault)
-    accuracy = Accuracy(quantised={"int8": "int8-weight-only"}, limits=AccuracyLimits(perplexity_ratio=1.05, kl=0.05))
+    accuracy = Accuracy(quantised={"int8": "int8-weight-only"}, max_kl=0.05)
     return judged(said, mine, plan, reference, accuracy=accuracy)
 
 
@@ -308,46 +309,8 @@ def test_every_decode_bucket_and_the_longest_context_are_asked() -> None:
     assert len(said.tokens[-1]) == 5
 
 
-def sizes_run(arm: ArmConfig, plan: parity.Plan) -> dict[str, set[int]]:
-    runner, logits = loaded(arm), np.zeros((plan.positions, 259), dtype=np.float32)
-    return parity.forced_logits(runner, answered(plan), logits, quiet)
-
-
-@pytest.mark.parametrize("tokens", [2, 24])
-def test_every_border_of_the_batches_of_every_arm_has_its_step(tokens: int) -> None:
-    engine = replace(ENGINE, slots=20, prefill_batch=4, max_new_tokens=24)
-    control = ArmConfig(name="eager", model=ModelConfig(device="cpu"), engine=engine)
-    bounds = CompileConfig(enabled=True, mark_dynamic=True, batch_bounds=(5, 20), guarded=True)
-    ladders = ShapeConfig(kind="buckets", batch_ladder=(6, 20))
-    others = [replace(control, name="laddered", shapes=ladders), replace(control, name="bounded", compile=bounds)]
-    plan = parity.make_plan([control, *others], vocab_size=259, prompts=0, tokens=tokens, seed=3)
-    assert plan.borders["laddered"].batches == {"prefill": (1, 2, 3, 4), "decode": (1, 2, 6, 7, 20)}
-    assert plan.borders["bounded"].unasked_batches == plan.borders["bounded"].batches
-    assert {4, 5} <= set(plan.borders["bounded"].batches["decode"])
-    sizes = sizes_run(control, plan)
-    assert sizes["decode"] >= frozenset().union(*map(batch_borders, [control, *others]))
-    assert sizes["prefill"] >= frozenset().union(*map(prefill_borders, [control, *others]))
-    for borders in plan.borders.values():
-        assert not any(borders.after(sizes).unasked_batches.values())
-
-
-def test_a_batch_border_that_too_few_prompts_fill_is_unasked_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    arm = replace(arm_for("eager-padded", "float32", slots=8), shapes=ShapeConfig(kind="buckets"))
-    plan = plan_for(arm, prompts=7)
-    (message,) = caplog.messages
-    assert "7 prompts" in message
-    assert "parity.prompts = 9" in message
-    borders = plan.borders[arm.name].after(sizes_run(arm, plan))
-    assert borders.batches["decode"] == (1, 2, 3, 4, 5, 8)
-    assert borders.unasked_batches == {"prefill": (), "decode": (8,)}
-    more = plan_for(arm, prompts=borders.enough)
-    assert not any(more.borders[arm.name].after(sizes_run(arm, more)).unasked_batches.values())
-    one_token = plan_for(arm_for("eager", "float32"), tokens=1)
-    assert one_token.borders["eager"].batches == {"prefill": (1,)}, "no decode steps"
-
-
-def measured(arm: ArmConfig, folder: Path, **task: Any) -> dict[str, Any]:
-    """The borders that the measuring process leaves of the arm; the plan is there already, or the arm makes it."""
+def measured(arm: ArmConfig, folder: Path, **task: Any) -> parity.Plan:
+    """The plan that the measuring process answers; it is there already, or the arm makes it."""
     paths = {"plan": str(folder / "plan.json"), "texts": "", "on_texts": []}
     arms = [(ENCODERS[0] if arm.model.task == "embed" else arm).to_dict(), arm.to_dict()]
     reset_compiler()
@@ -355,16 +318,7 @@ def measured(arm: ArmConfig, folder: Path, **task: Any) -> dict[str, Any]:
         parity.run_arm(arm, {**paths, "arms": arms, "prompts": 0, "tokens": 24, "seed": 3, "least": 0, **task}, folder)
     finally:
         reset_compiler()
-    path = folder / "borders.json"
-    borders: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return borders
-
-
-def test_a_measured_arm_leaves_the_borders_that_its_steps_asked(tmp_path: Path) -> None:
-    borders = measured(arm_for("eager", "float32"), tmp_path, prompts=3, tokens=2)
-    assert borders["batches"] == {"prefill": [1], "decode": [1, 2, 3, 4]}
-    assert borders["unasked_batches"] == {"prefill": [], "decode": [3, 4]}
-    assert len(borders["unasked_prompts"]) == len(borders["prompts"]) - 3
+    return parity.Plan.read(folder / "plan.json")
 
 
 def test_lost_tokens_large_logits_and_other_texts_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +346,7 @@ def test_a_plan_without_a_count_reaches_every_border_and_fills_the_slots() -> No
     plan = plan_for(many, tokens=2, least=64)
     assert len(plan.prompts) > 64
     assert {len(prompt) for prompt in plan.prompts} >= prompt_borders(many)
-    assert plan.borders["many"].unasked_prompts == ()
+    assert {len(prompt) for prompt in plan_for(many, tokens=2, prompts=3).prompts} == prompt_borders(many)
     assert len(plan_for(many, tokens=2, least=500).prompts) == 500
     assert len(plan_for(arm_for("eager", "float32"), tokens=2, least=64).prompts) == 64
 
@@ -517,11 +471,6 @@ def test_a_strict_encoder_that_was_not_warmed_at_a_border_is_refused_and_no_cont
     assert not (tmp_path / "vectors.npy").exists()
 
 
-@pytest.mark.parametrize(("prompts", "unasked"), [(0, 0), (3, 1)])
-def test_an_encoder_leaves_its_borders_that_no_text_asked(prompts: int, unasked: int, tmp_path: Path) -> None:
-    borders = measured(ENCODERS[0], tmp_path, prompts=prompts)
-    assert borders["prompts"] == [1, 2, 3, 24]
-    assert (len(borders["unasked_prompts"]), borders["enough"]) == (unasked, 4)
-    # every text is in a batch of every size, however few there are
-    assert borders["batches"] == {"encode": [1, 2, 3, 4]}
-    assert borders["unasked_batches"] == {"encode": []}
+def test_every_length_at_which_shapes_change_is_asked_however_few_prompts_are_given(tmp_path: Path) -> None:
+    plan = measured(ENCODERS[0], tmp_path, prompts=3)
+    assert {len(prompt) for prompt in plan.prompts} == {1, 2, 3, 24}

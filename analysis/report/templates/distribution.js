@@ -59,7 +59,7 @@ function distribution(host, data) {
     });
     const ticks = logTicks(domain, width / 70);
     for (const tick of ticks) root.append(line(x(tick), top, x(tick), height - 24, "grid"));
-    for (const tick of ticksApart(ticks, x, ms)) root.append(labelWithin(width, x(tick), height - 8, ms(tick), "middle"));
+    for (const tick of ticksApart(ticks, x, ms, width)) root.append(labelWithin(width, x(tick), height - 8, ms(tick), "middle"));
     root.append(line(left, base, width - right, base, "axis"), label(left - 8, top + 14, "share", "end"));
 
     const shares = arms.map((arm) => outline(arm, x));

@@ -1,4 +1,4 @@
-// Charts of a search: latency against load, a point for each step; and cost against load, a line for each arm.
+// The chart of a search: latency against load, a point for each step.
 
 // A frame on two log axes; `inside` gets the root and both scales, and gives the marks that can be walked and their words.
 function onLoad(host, { xs, ys, yText, title, unit }, inside) {
@@ -33,7 +33,7 @@ function onLoad(host, { xs, ys, yText, title, unit }, inside) {
       [x.invert(left), x.invert(width - right)],
       12,
     );
-    for (const tick of ticksApart(loads, x, figure))
+    for (const tick of ticksApart(loads, x, figure, width))
       root.append(line(x(tick), base, x(tick), base + 4, "axis"), labelWithin(width, x(tick), base + 18, figure(tick), "middle"));
     root.append(
       line(left, base, width - right, base, "axis"),
@@ -106,51 +106,6 @@ function latencyByLoad(host, data) {
         el("p", {}, numbers),
         compiled ? el("p", {}, compiled) : null,
       ]);
-    }
-    return { stops, said };
-  });
-}
-
-function costByLoad(host, data) {
-  const rows = (data.knees.costs ?? []).filter((row) => isNumber(row.seen) && row.seen > 0 && isNumber(row.load) && row.load > 0);
-  if (!rows.length) return empty(host, "No arm surely holds a load, so that nothing is known of costs.");
-  armLegend(host, data, new Set(rows.map((row) => row.arm)));
-  const known = (value) => isNumber(value) && value > 0;
-  const frame = {
-    xs: rows.map((row) => row.load),
-    ys: rows.flatMap((row) => [row.low, row.seen, row.high]).filter(known),
-    yText: sec,
-    title: "GPU-seconds for a million tokens against load",
-    unit: "requests/s over all replicas",
-  };
-  onLoad(host, frame, (root, { x, y }) => {
-    const stops = [],
-      said = [];
-    for (const arm of new Set(rows.map((row) => row.arm))) {
-      const own = rows.filter((row) => row.arm === arm).sort((a, b) => a.load - b.load),
-        both = own.filter((row) => known(row.low) && known(row.high)),
-        name = data.arms[arm]?.name ?? DASH;
-      const group = svg("g", { class: armClass(arm) });
-      if (both.length > 1)
-        group.append(
-          svg("path", {
-            class: "area",
-            d: `${pathOf([...both.map((row) => [x(row.load), y(row.high)]), ...both.toReversed().map((row) => [x(row.load), y(row.low)])])}Z`,
-          }),
-        );
-      group.append(svg("path", { class: "line", d: pathOf(own.map((row) => [x(row.load), y(row.seen)])) }));
-      root.append(group);
-      for (const row of own) {
-        const numbers = `${sec(row.seen)} for a million tokens at ${figure(row.load)}\u00a0requests/s, between ${sec(row.low)} and ${sec(row.high)}; ${figure(row.gpus)} GPUs`;
-        const stop = svg("g", { class: armClass(arm), role: "img", "aria-label": `${name}: ${numbers}` });
-        stop.append(
-          svg("circle", { class: "halo", cx: x(row.load).toFixed(1), cy: y(row.seen).toFixed(1), r: 8 }),
-          marker(arm ?? 0, x(row.load), y(row.seen)),
-        );
-        root.append(stop);
-        stops.push(stop);
-        said.push([el("p", {}, el("b", {}, name)), el("p", {}, numbers), row.fewest ? el("p", {}, "No other arm may need as few GPUs.") : null]);
-      }
     }
     return { stops, said };
   });

@@ -98,12 +98,13 @@ function labelWithin(width, x, y, text, anchor, cls) {
     before = { middle: size / 2, end: size }[anchor] ?? 0;
   return label(Math.max(before, Math.min(x, width - size + before)), y, text, anchor, cls);
 }
-// Those of `ticks` whose labels keep apart when centred at `at(tick)`, the first ones first.
-function ticksApart(ticks, at, textOf) {
+// Those of `ticks` whose labels keep apart when centred at `at(tick)` within `width`, the first ones first.
+function ticksApart(ticks, at, textOf, width = Infinity) {
   const kept = [];
   for (const tick of ticks) {
-    const size = textWidth(textOf(tick));
-    if (kept.every(([other, half]) => Math.abs(at(other) - at(tick)) > half + size / 2 + 8)) kept.push([tick, size / 2]);
+    const half = textWidth(textOf(tick)) / 2,
+      middle = Math.max(half, Math.min(at(tick), width - half));
+    if (kept.every(([, other, room]) => Math.abs(other - middle) > room + half + 8)) kept.push([tick, middle, half]);
   }
   return kept.map(([tick]) => tick);
 }

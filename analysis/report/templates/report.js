@@ -1,7 +1,7 @@
 // Puts the page together. A chart that fails says so in its place; the tables do not depend on any chart.
 
 const data = JSON.parse(document.getElementById("chart-data").textContent);
-const charts = { timeline, distribution, padding, forest, testBed, serverLoad, latencyByLoad, costByLoad };
+const charts = { timeline, distribution, machines, serverLoad, latencyByLoad };
 const drawn = {};
 for (const [name, draw] of Object.entries(charts)) {
   const host = document.querySelector(`[data-chart="${name}"]`);
@@ -14,19 +14,23 @@ for (const [name, draw] of Object.entries(charts)) {
   }
 }
 
-const table = document.querySelector("[data-events]");
-if (table) {
-  const opened = eventTable(table, document.querySelector("[data-event-filters]"), (index) =>
-    drawn.timeline?.show(index),
-  );
-  document.addEventListener("event-chosen", (event) => opened.open(event.detail));
-  const follow = () => {
-    const found = /^#event-(\d+)$/.exec(location.hash);
-    if (found) opened.open(Number(found[1]));
-  };
-  addEventListener("hashchange", follow);
-  follow();
+// What a link or a chart points at may be folded.
+function unfold(node) {
+  for (let at = node; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
 }
+
+const table = document.querySelector("[data-events]");
+const opened =
+  table &&
+  eventTable(table, document.querySelector("[data-event-filters]"), (index) => drawn.timeline?.show(index));
+document.addEventListener("event-chosen", (event) => opened?.open(event.detail));
+const follow = () => {
+  const found = /^#event-(\d+)$/.exec(location.hash);
+  if (found) opened?.open(Number(found[1]));
+  else if (location.hash) unfold(document.getElementById(location.hash.slice(1)));
+};
+addEventListener("hashchange", follow);
+follow();
 
 document.querySelector("[data-theme-toggle]").addEventListener("click", () => {
   const root = document.documentElement;
@@ -34,8 +38,5 @@ document.querySelector("[data-theme-toggle]").addEventListener("click", () => {
   root.dataset.theme = dark ? "light" : "dark";
 });
 
-addEventListener("beforeprint", () => {
-  for (const node of document.querySelectorAll("details.arm, details.fold")) node.open = true;
-});
 addEventListener("scroll", () => tip.hide(), { passive: true });
 document.documentElement.dataset.ready = "yes";

@@ -50,7 +50,7 @@ function eventTable(table, form, show) {
       filter();
       for (const other of rows) other.classList.remove("chosen");
       row.classList.add("chosen");
-      row.querySelector("details").open = true;
+      unfold(row.querySelector("details"));
       row.scrollIntoView({ block: "center" });
     },
   };

@@ -170,7 +170,7 @@ function timelineView(data, state, width) {
   const left = Math.max(58, ...yTicks.map((tick) => textWidth(ms(tick)) + 10)),
     right = width - 14,
     top = 14,
-    bottom = top + Math.max(190, Math.min(330, width * 0.36)),
+    bottom = top + Math.max(190, Math.min(240, width * 0.36)),
     lanes = bottom + 8;
   return {
     bin,

@@ -167,7 +167,9 @@ def sample(
 
 
 def compare_arms(treatment: Sample, control: Sample, q: float = 0.5) -> Comparison:
-    (item,) = compare_separate(treatment, control, qs=[q], margin=0.10, alpha=0.05, restart_spread=0.01)
+    (item,) = compare_separate(
+        treatment, control, qs=[q], margin=0.10, alpha=0.05, restart_spread=0.01, day_spread=0.01
+    )
     return item
 
 

@@ -11,7 +11,7 @@ import pytest
 from analysis.judging.comparisons import comparisons
 from analysis.judging.judgement import Judgement, judge
 from analysis.judging.rates import compare_rates
-from analysis.records.run_list import listed_runs, write_run_list
+from analysis.records.joining import listed_runs, write_run_list
 from analysis.records.run_records import check_runs, read_run
 from analysis.records.tables import RecordWriter
 from analysis.run.run import Run
@@ -54,7 +54,7 @@ def test_joined_runs_pass_every_check_that_each_of_them_passes(tmp_path):
     assert [item.check for item in judgement.checks if not item.ok] == []
     assert run.planned == {"eager": 4500, "compiled": 4500}
     assert check(judgement, "pairs").ok
-    assert check(judgement, "machines").ok
+    assert check(judgement, "heterogeneity").ok
     assert judgement.overall == "PASS"
 
 
@@ -69,7 +69,7 @@ def test_a_fault_of_one_run_concerns_all_and_names_its_trial(tmp_path):
     _, judgement = judged(folder)
     assert "Trial 3 (trial 2 of run-1)" in check(judgement, "complete").reason
     assert any(item.gate == "deaths" and item.verdict == "FAIL" for item in judgement.gates)
-    lost = [item.reason for item in judgement.checks if item.check == "compile events" and not item.ok]
+    lost = [item.reason for item in judgement.checks if item.check == "telemetry" and not item.ok]
     assert any("compiled-0 counted 9 in trial 3" in reason for reason in lost)
 
 
@@ -84,7 +84,7 @@ def test_lost_steps_are_missing_unless_the_whole_run_was_kept_without_steps(tmp_
     lost = [tmp_path / "run-0" / f"trial-0{number}" / "steps.arrow" for number in (1, 2)]
     lost[0].unlink()
     _, judgement = judged(folder)
-    reasons = [item.reason for item in judgement.checks if item.check == "step counts" and not item.ok]
+    reasons = [item.reason for item in judgement.checks if item.check == "telemetry" and not item.ok]
     assert len(reasons) == 2
     assert all("-0 counted 20 in trial 1 and 0 are recorded." in reason for reason in reasons)
     assert judgement.overall == "INCONCLUSIVE"
@@ -92,7 +92,7 @@ def test_lost_steps_are_missing_unless_the_whole_run_was_kept_without_steps(tmp_
     lost[1].unlink()
     assert read_run(folder).stepless == {1, 2}
     _, judgement = judged(folder)
-    assert all(item.ok for item in judgement.checks if item.check == "step counts")
+    assert all(item.ok for item in judgement.checks if item.check == "telemetry")
     assert judgement.overall == "PASS"
 
 
@@ -107,7 +107,7 @@ def test_missing_events_are_counted_under_the_new_number_of_their_trial(tmp_path
         start = start_of(1, day=DAYS_APART) - SECOND
         writer.append({**row, "event_id": "1-compiled-0-7", "start_ns": start, "end_ns": start + 1})
     _, judgement = judged(folder)
-    reasons = [item.reason for item in judgement.checks if item.check == "compile events" and not item.ok]
+    reasons = [item.reason for item in judgement.checks if item.check == "telemetry" and not item.ok]
     assert len(reasons) == 1
     assert "compiled-0 counted 8 in trial 2 and 3 are recorded" in reasons[0]
 
@@ -120,7 +120,7 @@ def test_runs_of_one_seed_share_schedules(tmp_path):
     said = check(judgement, "schedules")
     assert not said.ok
     assert "Trials 1 and 3, 2 and 4" in said.reason
-    assert said.affects == ()
+    assert said.opens == ()
     assert judgement.overall == "PASS", "a mirrored schedule favours neither arm"
 
 
@@ -162,9 +162,9 @@ def test_a_machine_that_contradicts_the_others_leaves_its_gate_open(tmp_path, ot
     _, judgement = judged(joined(tmp_path, *runs))
     gates = {item.kind: item for item in judgement.gates if item.gate != "deaths"}
     assert gates[kind].verdict == "INCONCLUSIVE"
-    assert words in check(judgement, "machines").reason
+    assert words in check(judgement, "heterogeneity").reason
     if words:
-        assert gates[kind].blocked_by == ("machines",)
+        assert gates[kind].blocked_by == ("heterogeneity",)
         assert gates["noninferiority"].blocked_by == ()
 
 
@@ -204,7 +204,7 @@ def test_the_summary_names_runs_and_machines(tmp_path):
 
 def test_a_run_without_compile_events_among_others_leaves_gates_open(tmp_path):
     _, judgement = judged(joined(tmp_path, on("a"), on("a", telemetry=False)))
-    assert "run-1/trial-01" in check(judgement, "records").reason
+    assert "run-1/trial-01" in check(judgement, "complete").reason
     assert next(item for item in judgement.gates if item.gate == "recompiles").verdict == "INCONCLUSIVE"
 
 
@@ -212,5 +212,5 @@ def test_a_trial_without_compile_events_among_others_leaves_gates_open(tmp_path)
     run = write_run(tmp_path / "run", on("a", trials=2))
     (run / "trial-02" / "compile_events.arrow").unlink()
     _, judgement = judged(run)
-    assert "trial-02" in check(judgement, "records").reason
+    assert "trial-02" in check(judgement, "complete").reason
     assert judgement.overall == "INCONCLUSIVE"

@@ -11,7 +11,6 @@ import pytest
 
 from analysis.judging.gates import Gate
 from analysis.judging.remedies import Evidence, Remedy, remedies
-from analysis.judging.validity import ESTIMATES, Check
 from analysis.judging.verdict import advise, combined, headline
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
@@ -59,11 +58,11 @@ class TestWords:
 
     @pytest.mark.parametrize(
         ("name", "leads"),
-        [("load generator", "The generator was late."), ("host", "Too short."), ("tail", "Too short.")],
+        [("load generator", "The generator was late."), ("other work", "Too short."), ("tail", "Too short.")],
     )
     def test_headline_leads_with_a_fault_of_the_run_then_with_too_little_data(self, name, leads):
         gates = [gate(verdict="INCONCLUSIVE", blocked_by=("blocks", name))]
-        short = Check(check="blocks", ok=False, reason="Too short.", affects=ESTIMATES)
+        short = check(name="blocks", reason="Too short.")
         for checks in ([short, check(name=name)], [check(name=name), short]):
             text = headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager")
             assert text == f"This run cannot decide whether compiled may replace eager. {leads}"

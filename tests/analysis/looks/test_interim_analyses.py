@@ -32,7 +32,7 @@ from analysis.statistics.compare import Sample
 from analysis.statistics.sequential import Exchange, groups_for
 from tests.fakes.machines import GIB, FakeBed, Trouble, sample
 from tests.fakes.processes import refusal
-from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
+from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, check, start_of, write_run
 
 GATES = {"sequential": True}
 SLO = {"p99_e2e_ms": 60_000}
@@ -109,6 +109,10 @@ def test_a_large_effect_is_decided_in_three_minutes_of_steady_traffic(
     assert (latency.verdict, look.arms[0].decision) == (decision, decision), look.arms[0].reason
     assert latency.path is not None
     assert (latency.path.decided_s or 999) <= 210
+    low, high = latency.low, latency.high
+    assert low is not None
+    assert high is not None
+    assert ratio / 2 < low < ratio < high < ratio * 2
 
 
 @pytest.mark.parametrize(("gates", "verdict"), [({}, PASS), ({"min_blocks": 30}, "INCONCLUSIVE")])
@@ -214,7 +218,8 @@ PASSING = gate(INCONCLUSIVE, "slo", path=path_of(harm=-5.0, safety=1.2))
 @pytest.mark.parametrize("lost", [LOST, UNEXPLAINED], ids=["undecidable", "a stall of unknown cause"])
 @pytest.mark.parametrize(("others", "hopeless"), [([], True), ([FAILING], False), ([PASSING], True)])
 def test_an_arm_that_cannot_pass_is_hopeless_unless_it_may_fail(lost: Gate, others: list[Gate], hopeless: bool) -> None:
-    assert outlook_of("a", [*others, lost], seconds=1200.0, left_s=600.0).hopeless is hopeless
+    checks = [check(name=name, opens=("recompile",), arm="a") for name in lost.blocked_by]
+    assert outlook_of("a", [*others, lost], checks, seconds=1200.0, left_s=600.0).hopeless is hopeless
 
 
 @pytest.mark.parametrize(
@@ -379,7 +384,7 @@ def test_certain_harm_and_alarms_roll_back_from_any_step_at_once(step: int, harm
 
 def test_an_open_step_rolls_back_if_asked() -> None:
     standing = Standing(step=1, step_s=1800.0, requests=100)
-    assert decide(standing, replace(LIMITS, on_inconclusive="rollback")).action == "rollback"
+    assert decide(standing, LIMITS.model_copy(update={"on_inconclusive": "rollback"})).action == "rollback"
 
 
 @pytest.mark.parametrize(
@@ -395,7 +400,7 @@ def test_an_open_step_rolls_back_if_asked() -> None:
     ],
 )
 def test_impossible_limits_are_refused(table: dict[str, object], words: tuple[str, ...]) -> None:
-    message = refusal(RecordError, RampLimits.from_table, table)
+    message = refusal(RecordError, RampLimits.read, table)
     assert [word for word in words if word not in message] == []
 
 

@@ -1,4 +1,4 @@
-"""A border that parity did not ask is named, with the number of prompts that asks all."""
+"""Faults that are planted in made-up logits and vectors fail, and noise of the allowed size passes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from analysis.arrays import Floats
 from analysis.judging.gates import judge_answers, parity_gate
-from analysis.parity.borders import Borders, judge_borders
-from analysis.parity.evenness import POSITION_LIMIT, PROMPT_LIMIT, judge_evenness
 from analysis.parity.flips import Answers, Places
-from analysis.parity.judge import KL_LIMIT, WORST_LIMIT, Parity, judge
+from analysis.parity.judge import KL_LIMIT, WORST_LIMIT, judge
 from analysis.parity.measures import ERROR_LIMIT, measure, ratio_interval
+from analysis.parity.outcome import Parity
+from analysis.parity.quantised import POSITION_LIMIT, PROMPT_LIMIT, judge_evenness
 from analysis.parity.vectors import LEAST_COSINE, Embedded, TextRows, cosines, judge_vectors
 
 REQUESTS, TOKENS, VOCABULARY = 12, 10, 400
@@ -129,16 +129,6 @@ def test_few_prompts_set_no_interval_and_pass_nothing(requests, verdict):
     assert ("no interval), limit 1.5: give parity.prompts = 8 at least." in error.reason) == (verdict != "PASS")
 
 
-@pytest.mark.parametrize(("times", "verdict"), [(1.0, "INCONCLUSIVE"), (1.8, "FAIL")])
-def test_a_border_that_was_not_asked_leaves_open_what_did_not_fail(times, verdict):
-    reference = reference_of()
-    arm, control = answers(noisy(reference, times, seed=2)), answers(noisy(reference), "eager")
-    borders = {"eager": Borders(prompts=(1, 2)), "arm": Borders(prompts=(1, 16, 17), unasked_prompts=(17,))}
-    parity = judge(control, [arm], reference, dtype="bfloat16", prompts=PROMPTS, seed=1, borders=borders)
-    assert parity.verdict == verdict
-    assert found(parity)["borders"].verdict == "INCONCLUSIVE"
-
-
 class TestFlips:
     def test_a_flip_within_noise_is_explained(self):
         reference = near_tie(reference_of(), 33, 0.03)
@@ -147,7 +137,6 @@ class TestFlips:
         parity = outcome(answers(arm, r3t3=7), reference)
         assert parity.arms[0].figures["flips"] == 1
         assert found(parity)["flips"].verdict == "PASS"
-        assert "1 time, always within noise" in found(parity)["flips"].reason
 
     def test_a_flip_beyond_noise_is_not(self):
         reference = near_tie(reference_of(), 33, 0.8)
@@ -157,7 +146,6 @@ class TestFlips:
         flips = found(parity)["flips"]
         assert (flips.verdict, flips.value) == ("FAIL", 1.0)
         assert "request 3 (prompt of 4 tokens), token 4 of 10: it takes 11" in flips.reason
-        assert "along the control's tokens" in flips.reason
 
     def test_an_arm_cannot_explain_a_flip_by_its_own_noise(self):
         """The near tie is wide for the control's noise; that the arm is noisier does not widen the bound."""
@@ -172,7 +160,7 @@ class TestFlips:
         parity = outcome(answers(arm, r5t2=11, r5t3=12), reference)
         flips = found(parity)["flips"]
         assert (flips.verdict, flips.value) == ("FAIL", 1.0)
-        assert "in its free run at request 5 (prompt of 6 tokens), token 3 of 10: it takes 11" in flips.reason
+        assert "at request 5 (prompt of 6 tokens), token 3 of 10: it takes 11" in flips.reason
 
     def test_a_departure_at_a_near_tie_is_explained_and_what_follows_is_not_asked(self):
         reference = near_tie(reference_of(), 52, 0.03)
@@ -226,7 +214,7 @@ class TestControl:
         reference = reference_of()
         parity = outcome(answers(noisy(reference, seed=2)), reference, answers(noisy(reference), "eager", r1t1=99))
         assert parity.control.verdict == "INCONCLUSIVE"
-        assert "it does not answer as it computes" in parity.arms[0].reasons[0]
+        assert "eager does not answer as it computes" in parity.arms[0].reasons[0]
 
 
 def row(replica="arm-0", same=6, dtype="float32", **more):
@@ -327,32 +315,6 @@ def test_answers_of_unequal_length_are_no_answers():
     short = Answers(name="arm", tokens=[tokens[:-1] for tokens in arm.tokens], logits=arm.logits)
     with pytest.raises(ValueError, match="answered request 0 with 9 tokens, not 10"):
         outcome(short, reference)
-
-
-def test_borders_that_were_not_asked_are_named_and_leave_it_open():
-    borders = Borders(prompts=tuple(range(1, 12)), unasked_prompts=tuple(range(3, 10)), enough=12)
-    finding = judge_borders("bucketed", borders)
-    assert (finding.verdict, finding.value, finding.limit) == ("INCONCLUSIVE", 7.0, 0.0)
-    assert finding.reason == (
-        "No request asks 7 of the 11 borders of bucketed (prompts of 3, 4, 5, 6, 7 and 2 more tokens): "
-        "give parity.prompts = 12."
-    )
-
-
-def test_a_batch_border_that_no_step_ran_leaves_parity_open():
-    borders = Borders(
-        prompts=(1, 2, 40),
-        unasked_prompts=(2,),
-        batches={"prefill": (1, 2), "decode": (1, 2, 4, 5, 8)},
-        unasked_batches={"prefill": (), "decode": (5, 8)},
-        enough=9,
-    )
-    finding = judge_borders("bucketed", borders)
-    assert (finding.verdict, finding.value) == ("INCONCLUSIVE", 3.0)
-    assert finding.reason == (
-        "No request asks 3 of the 10 borders of bucketed (prompts of 2 tokens; decode steps of 5, 8 rows): "
-        "give parity.prompts = 9."
-    )
 
 
 REQUESTS_EACH, TOKENS_EACH, VOCABULARY_EACH = 20, 8, 60
@@ -459,7 +421,10 @@ def test_a_vector_without_direction_fails(broken: float) -> None:
     arm[2] = broken
     outcome = judged(arm)
     assert outcome.verdict == "FAIL"
-    assert any("no direction to 1 vector of 24, first to text 2" in reason for reason in outcome.arms[0].reasons)
+    assert any(
+        "1 vector of 24 of fast or float64 has no direction, first of text 2" in reason
+        for reason in outcome.arms[0].reasons
+    )
     assert outcome.to_dict()["arms"][0]["verdict"] == "FAIL"
 
 
@@ -500,15 +465,6 @@ def test_no_text_shows_nothing() -> None:
 def test_vectors_of_another_width_are_no_matter_of_rounding() -> None:
     with pytest.raises(ValueError, match="cannot be compared"):
         cosines(np.ones((2, 3)), np.ones((2, 4)))
-
-
-def test_a_length_that_no_text_has_leaves_an_encoder_open_and_excuses_no_fault() -> None:
-    borders = {"fast": Borders(prompts=(1, 2, 24), unasked_prompts=(24,), batches={"encode": (1, 4)}, enough=13)}
-    for arm, verdict in ((EVERY, "INCONCLUSIVE"), (off_by(0.5), "FAIL")):
-        outcome = judged(arm, borders=borders)
-        assert outcome.verdict == verdict
-        assert "prompts of 24 tokens" in outcome.arms[0].reasons[-1]
-        assert "parity.prompts = 13" in outcome.arms[0].reasons[-1]
 
 
 def test_an_encoder_that_refuses_a_text_fails_whatever_the_control_is() -> None:

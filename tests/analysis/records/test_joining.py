@@ -4,7 +4,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from analysis.records.documents import write_document
-from analysis.records.joining import joined_environment, joined_search, names_of
-from analysis.records.run_list import listed_runs, write_run_list
+from analysis.records.joining import joined_environment, joined_search, listed_runs, names_of, write_run_list
 from analysis.records.run_records import check_runs, read_run
 from analysis.records.schemas import BED
 from analysis.records.tables import RecordError, RecordWriter
@@ -84,7 +82,7 @@ def test_ids_that_two_runs_share_stay_those_of_two_requests(tmp_path):
     assert records.requests.column("end_ns").to_pylist()[: alone.num_rows] == alone.column("end_ns").to_pylist()
 
 
-def test_events_keep_to_their_requests_and_to_their_replicas_numbers(tmp_path):
+def test_events_keep_to_their_requests(tmp_path):
     run = replace(SHORT, arms=(EAGER, COMPILING), rate=4)
     directories = runs_in(tmp_path, run, run)
     path = directories[1] / "trial-02" / "compile_events.arrow"
@@ -95,7 +93,7 @@ def test_events_keep_to_their_requests_and_to_their_replicas_numbers(tmp_path):
     records = joined(tmp_path / "joined", directories)
     events = records.events.to_pylist()
     assert {event["trial"] for event in events} == {1, 2, 3, 4}
-    assert "4-compiled-0-7" in {event["event_id"] for event in events}, "a replica's own count can still be followed"
+    assert "2.2-compiled-0-7" in {event["event_id"] for event in events}
     assert events[-1]["event_id"] is None
     assert events[-1]["request_ids"] is None
     assert events[-2]["request_ids"] == ["2.2-1-compiled", None]
@@ -143,38 +141,30 @@ def test_names_have_as_much_of_the_path_as_tells_runs_apart():
     assert names_of([Path("/x/a/one"), Path("/x/b/one")]) == ["a/one", "b/one"]
 
 
-def with_documents(**documents):
-    """Runs whose documents hold one value each of these keys."""
-    return [
-        SimpleNamespace(documents=SimpleNamespace(**dict(zip(documents, values, strict=True))))
-        for values in zip(*documents.values(), strict=True)
-    ]
-
-
 def test_the_environment_of_joined_runs_is_what_they_share_and_every_value_that_differs():
     one = {"memory_bytes": 32, "cpu": {"model": "Xeon", "count": 32}, "gpus": ["H100, 580"] * 2, "git": "a", "os": "b"}
     other = {"memory_bytes": 64, "cpu": {"model": "Xeon", "count": 64}, "gpus": ["H100, 575"], "git": 3}
-    assert joined_environment(with_documents(environment=(one, other))) == {
+    assert joined_environment([one, other]) == {
         "memory_bytes": None,  # of numbers that differ, none
         "cpu": {"model": "Xeon", "count": None},
-        "gpus": ["H100, 580", "H100, 580", "H100, 575"],
+        "gpus": ["H100, 580", "H100, 575"],
         "git": "a; 3",
         "os": "b; unknown",
     }
-    assert joined_environment(with_documents(environment=(one, one)))["gpus"] == one["gpus"]
+    assert joined_environment([one, one])["gpus"] == one["gpus"]
 
 
 def test_of_searches_an_arm_is_dropped_that_each_dropped():
     slow, late = ({"arm": arm, "reason": f"{arm} was too slow"} for arm in ("compiled", "other"))
     first = {"budget_s": 600.0, "gated": False, "dropped": [], "spent_s": 500.0, "stop": "done", "left": [slow, late]}
     second = {**first, "spent_s": 590.0, "stop": "10 s are left", "left": [slow]}
-    assert joined_search(with_documents(search=(first, None))) is None, "one of them is no search"
-    assert joined_search(with_documents(search=(first,))) == first
-    both = joined_search(with_documents(search=(first, second)))
+    assert joined_search([first, None]) is None, "one of them is no search"
+    assert joined_search([first]) == first
+    both = joined_search([first, second])
     assert (both["budget_s"], both["spent_s"], both["left"], both["gated"]) == (1200.0, 1090.0, [slow], False)
-    assert both["stop"] == "run 1: done; run 2: 10 s are left"
+    assert both["stop"] == "done; 10 s are left"
     cut = {"budget_s": 600.0, "gated": True, "stop": "", "left": [], "dropped": []}
-    both = joined_search(with_documents(search=(first, cut)))
+    both = joined_search([first, cut])
     assert (both["gated"], both["stop"], both["left"]) == (True, "", [])
     assert "spent_s" not in both
 

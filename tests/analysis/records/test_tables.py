@@ -12,18 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.records.checksums import read_end
 from analysis.records.documents import (
     parse_json,
-    parse_toml,
     read_document,
     read_rows,
     read_toml,
     vouched_toml,
     write_document,
 )
-from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, REQUIRED_REQUEST_COLUMNS
-from analysis.records.tables import CUT_OFF, NOT_AS_WRITTEN, RecordError, RecordWriter, read_table
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, REQUIRED
+from analysis.records.tables import CUT_OFF, NOT_AS_WRITTEN, RecordError, RecordWriter, read_end, read_table
 from tests.fakes.request_rows import T0, row, table_of, unstate, write_rows
 
 
@@ -97,7 +95,7 @@ class TestReading:
     def test_a_missing_required_column_is_named(self, tmp_path):
         pq.write_table(table_of([row()]).drop_columns(["end_ns"]), tmp_path / "a.parquet")
         with pytest.raises(RecordError, match='column "end_ns" is missing') as error:
-            read_table(tmp_path / "a.parquet", REQUESTS, required=REQUIRED_REQUEST_COLUMNS)
+            read_table(tmp_path / "a.parquet", REQUESTS, required=REQUIRED["requests"])
         assert "\n" not in str(error.value)
 
     def test_text_in_place_of_a_time_is_named(self, tmp_path):
@@ -345,9 +343,10 @@ def test_a_changed_setting_is_noticed_and_still_read(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["a." * 50_000 + "b = 1", "a = " + "[" * 5000, "a = " + "[" * 40 + "]" * 40])
-def test_toml_that_is_too_deep_is_refused_at_once(text):
+def test_toml_that_is_too_deep_is_refused_at_once(tmp_path, text):
+    (tmp_path / "experiment.toml").write_text(text)
     with pytest.raises(ValueError, match="32"):
-        parse_toml(text)
+        read_toml(tmp_path / "experiment.toml")
 
 
 def test_whole_lines_without_a_table_are_counted_and_a_torn_one_is_not(tmp_path):

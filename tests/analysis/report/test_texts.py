@@ -148,18 +148,18 @@ def test_an_open_arm_says_what_its_values_alone_would_give(
 def test_the_next_command_is_that_of_a_remedy_of_a_blocking_check_or_a_longer_run(demo: Summary) -> None:
     assert brief_of(demo).next == "tailgate inspect experiment.toml --arm compiled-naive"
     advice = {"needed_s": 900.0, "text": "Longer.", "remedies": []}
-    undecided = gate("errors", "?", blocked_by=["host"])
+    undecided = gate("errors", "?", blocked_by=["other work"])
     design = demo["design"] | {"trials": 2}
     brief = brief_with(demo, undecided, advice=advice, design=design)
     assert brief.next == "tailgate run experiment.toml --set traffic.duration_s=480", "in whole minutes of each trial"
-    check = {"check": "host", "ok": False, "reason": "Busy.", "remedy": "See `tailgate doctor`."}
+    check = {"check": "other work", "ok": False, "reason": "Busy.", "remedy": "See `tailgate doctor`."}
     assert brief_with(demo, undecided, advice=advice, validity=[check]).next == "tailgate doctor"
     assert brief_with(demo, gate("errors", "?", verdict="PASS"), advice=advice, overall="PASS").next == ""
 
 
 def test_a_check_limits_the_run_unless_the_verdict_allows_for_what_it_saw(demo: Summary) -> None:
-    check = {"check": "host", "ok": False, "reason": "Busy.", "affects": ["slo"], "shift": 0.1}
-    for blocked, state, opens in (([], "allowed for", ""), (["host"], "limits", "what it may have turned: SLO")):
+    check = {"check": "other work", "ok": False, "reason": "Busy.", "opens": ["slo"], "shift": 0.1}
+    for blocked, state, opens in (([], "allowed for", ""), (["other work"], "limits", "what it may have turned: SLO")):
         brief = brief_with(demo, gate("errors", "?", blocked_by=blocked), validity=[check])
         assert [(line.state, line.opens) for line in brief.checks] == [(state, opens)]
 
@@ -220,7 +220,7 @@ def test_hostile_text_keeps_every_table_whole(hostile: Summary) -> None:
 
 @pytest.mark.parametrize("report", [markdown_report, verdict_table])
 def test_what_is_not_known_is_a_dash(nulls: Summary, report: Any) -> None:
-    assert "no arm" in report({**nulls, "arms": [], "gates": []}).lower()
+    assert "no arm" in report({**nulls, "arms": [], "gates": [], "comparisons": []}).lower()
     assert not re.search(r"\b(None|nan|inf|null)\b", report(nulls))
 
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.judging.checks.traffic import check_shares_by_stretch
+from analysis.checks.traffic import sample_ratio
 from analysis.judging.judgement import judge
 from analysis.records.asked_answers import AskedAnswer
-from analysis.records.run_list import listed_runs, write_run_list
+from analysis.records.joining import listed_runs, write_run_list
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.records.weight_journal import BY_HAND, WeightChange, append
@@ -173,7 +173,7 @@ def test_each_stretch_of_requests_is_held_to_its_weights(eager, compiled, ok, tm
     ],
 )
 def test_shares_are_held_to_the_weights_of_their_stretch(stretches, ok):
-    assert check_shares_by_stretch(stretches).ok is ok
+    assert all(check.ok for check in sample_ratio(stretches)) is ok
 
 
 def answer(*tokens, log_prob=-0.5, **likeliest):

@@ -13,7 +13,7 @@ import pytest
 from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import RecordWriter
-from analysis.run.luck import luck_of_quantile, luck_of_share, searching_starts, start_spread
+from analysis.run.luck import luck_of_quantile, searching_starts, start_spread
 from analysis.run.run import Run
 from analysis.run.startup import compiler_facts, startup_row
 from analysis.summary.summary import analyze
@@ -110,11 +110,10 @@ def test_each_compile_that_searches_has_a_variance_of_its_own(
 @pytest.mark.parametrize(("blocks", "degrees"), [(2, 1.0), (3, 2.0), (20, 3.0), (120, 10.0)])
 def test_a_longer_trial_knows_better_how_much_its_traffic_moved_it(blocks: int, degrees: float) -> None:
     block = np.repeat(np.arange(blocks), 50)
-    luck = luck_of_share(np.random.default_rng(1).random(len(block)) < 0.9, block)
-    assert luck.degrees == degrees
-    assert luck.spread == pytest.approx(np.sqrt(0.1 / 0.9 / len(block)), rel=1.5)
+    values = np.exp(np.random.default_rng(1).standard_normal(len(block)))
+    assert luck_of_quantile(values, block, 0.5, float(np.median(values))).degrees == degrees
     one = np.zeros(50, dtype=np.int64)
-    assert luck_of_share(one == 1, one).spread is luck_of_quantile(np.arange(1.0, 51.0), one, 0.5, 25.0).spread is None
+    assert luck_of_quantile(np.arange(1.0, 51.0), one, 0.5, 25.0).spread is None
 
 
 def test_a_compile_in_the_background_holds_up_no_request(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import CompileBudget, GateLimits
+from analysis.settings.model import Settings
+from analysis.settings.ramp_limits import RampLimits
 from analysis.settings.rollout import Rollout
 from analysis.settings.slo_targets import merged, parse_cold, parse_slo, parse_target
 from tests.fakes.processes import refusal
@@ -27,7 +28,6 @@ from tests.fakes.processes import refusal
         ("alpha", 0.0, "gates.alpha"),
         *(("metrics", value, "gates.metrics") for value in ("ttft", [], ["e2e", "e2e"])),
         ("metrics", ["speed"], "gates.metrics holds 'speed': use ttft"),
-        ("quantile", 1.0, "gates.quantile"),
         *(("quantiles", value, f"gates.quantiles is {value}") for value in ([], [0.9, 0.9])),
         ("quantiles", [0.3], "gates.quantiles is 0.3: give a value from 0.5"),
         ("min_blocks", 1, "gates.min_blocks"),
@@ -39,33 +39,46 @@ from tests.fakes.processes import refusal
     ],
 )
 def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(key: str, value: Any, words: str) -> None:
-    assert words in refusal(RecordError, GateLimits.from_table, {key: value})
+    assert words in refusal(RecordError, GateLimits.read, {key: value})
 
 
 def test_every_number_has_a_range() -> None:
-    for item in fields(GateLimits):
-        if item.name not in ("metrics", "quantiles", "margins", "cold", "sequential"):
-            assert refusal(RecordError, GateLimits, **{item.name: -1}).startswith(f"gates.{item.name} is -1")
-    for item in fields(CompileBudget):
-        assert refusal(RecordError, CompileBudget, **{item.name: -1}).startswith(f"gates.cold.{item.name} is -1")
-    assert "keep quantiles" in refusal(RecordError, GateLimits.from_table, {"quantile": 0.9, "quantiles": [0.9]})
+    for model in (GateLimits, CompileBudget, RampLimits, Rollout):
+        for key, field in model.model_fields.items():
+            if field.annotation in (int, float, float | None):
+                value = -1 if field.annotation is int else -1.0
+                assert refusal(RecordError, model.read, {key: value}).startswith(f"{model.table}.{key} is -1: give a v")
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "closest"),
+    [
+        (GateLimits, "magrin", "gates.margin"),
+        (GateLimits, "quantile", "gates.quantiles"),
+        (RampLimits, "step", "ramp.steps"),
+        (Rollout, "load", "rollout.load_rps"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_closest(model: type[Settings], key: str, closest: str) -> None:
+    said = refusal(RecordError, model.read, {key: 1})
+    assert said == f"{model.table}.{key} is unknown: the closest is {closest}"
 
 
 def test_limits_have_defaults_and_exceptions_by_metric_and_phase() -> None:
-    limits = GateLimits.from_table({"margin": 0.2, "metrics": ["tpot"], "max_recompiles": 3, "unheard_of": 1})
+    limits = GateLimits.read({"margin": 0.2, "metrics": ["tpot"], "max_recompiles": 3})
     assert (limits.margin, limits.metrics, limits.max_recompiles, limits.min_blocks) == (0.2, ("tpot",), 3, 18)
-    assert GateLimits.from_table({"quantiles": [0.5, 0.999, 0.9]}).quantile == 0.999
-    own = GateLimits.from_table({"margin": 0.1, "margins": {"e2e": 0.2}})
+    assert GateLimits.read({"quantiles": [0.5, 0.999, 0.9]}).quantile == 0.999
+    own = GateLimits.read({"margin": 0.1, "margins": {"e2e": 0.2}})
     assert (own.margin_of("ttft"), own.margin_of("e2e")) == (0.1, 0.2)
-    cold = GateLimits.from_table({"max_stall_s": 3, "cold": {"max_recompiles": 4}})
+    cold = GateLimits.read({"max_stall_s": 3.0, "cold": {"max_recompiles": 4}})
     assert cold.cold == CompileBudget(max_recompiles=4, max_stall_s=3.0)
     assert (cold.max_recompiles, cold.max_stall_s) == (0, 3.0)
-    assert GateLimits.from_table({}).cold is None
+    assert GateLimits.read({}).cold is None
 
 
 def test_a_rollout_has_a_load_and_the_gpus_of_a_replica() -> None:
-    assert Rollout.from_table({}) == Rollout(load_rps=None, gpus_per_replica=1)
-    found = Rollout.from_table({"load_rps": 200, "gpus_per_replica": 2.0})
+    assert Rollout.read({}) == Rollout(load_rps=None, gpus_per_replica=1)
+    found = Rollout.read({"load_rps": 200, "gpus_per_replica": 2})
     assert found == Rollout(load_rps=200.0, gpus_per_replica=2)
 
 
@@ -77,7 +90,7 @@ def test_a_rollout_has_a_load_and_the_gpus_of_a_replica() -> None:
     ],
 )
 def test_a_value_of_the_rollout_that_cannot_be_used_is_refused(key: str, value: Any) -> None:
-    assert refusal(RecordError, Rollout.from_table, {key: value}).startswith(f"rollout.{key} is {value!r}: give ")
+    assert refusal(RecordError, Rollout.read, {key: value}).startswith(f"rollout.{key} is {value!r}: give ")
 
 
 @pytest.mark.parametrize(

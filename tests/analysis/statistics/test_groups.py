@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from analysis.statistics.dependence import (
+    FEWEST_GROUPS,
+    MOST_GROUPS,
     Dependence,
     block_differences,
     dependence_of,
     first_autocorrelation,
     group_correlation,
+    group_count,
+    groups_of,
 )
-from analysis.statistics.groups import FEWEST_GROUPS, MOST_GROUPS, group_count, groups_of
 from analysis.statistics.machines import Part, between_machines, disagreement, lasting_reach, mean_over_trials, summed
 from analysis.statistics.unpaired import Level, Luck, difference, level_of, trials_needed
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.statistics.dependence import Dependence
-from analysis.statistics.exposure import ExposureError, batches, best_ladder, first_seen, padding, unseen_probability
-from analysis.statistics.groups import groups_of
+from analysis.statistics.dependence import Dependence, groups_of
+from analysis.statistics.exposure import ExposureError, best_ladder, first_seen, padding, unseen_probability
 from analysis.statistics.knees import KneeProfile, knee_grid, knee_profile, p_not_higher
 from analysis.statistics.quantiles import (
     block_histogram,
@@ -209,7 +208,6 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=25).map(np.array)
 
 def test_a_row_is_new_only_the_first_time_it_comes() -> None:
     assert first_seen(np.array([5, 3, 5, 4, 3])).tolist() == [True, True, False, True, False]
-    assert first_seen(np.array([1, 1, 2]), np.array([7, 8, 7])).tolist() == [True, True, True]
     assert first_seen(np.array([], dtype=np.int64)).tolist() == []
 
 
@@ -263,22 +261,6 @@ def test_every_step_is_allowed_and_every_request_within_the_limit_fits(
 def test_another_step_never_pads_more(lengths: np.ndarray) -> None:
     factors = [best_ladder(lengths, steps).factor for steps in range(1, 7)]
     assert factors == sorted(factors, reverse=True)
-
-
-def test_a_batch_closes_when_it_is_full_or_its_window_is_over() -> None:
-    found = batches(np.array([0, 1, 2, 50, 120]), np.array([5, 9, 7, 3, 4]), window_ns=60, most=2)
-    assert found.size.tolist() == [2, 2, 1]
-    assert found.longest.tolist() == [9, 7, 4]
-    assert found.start_ns.tolist() == [0, 2, 120]
-
-
-@given(gaps=st.lists(st.integers(0, 20), min_size=1, max_size=40), window=st.integers(0, 50), most=st.integers(1, 8))
-def test_every_request_is_in_one_batch(gaps: list[int], window: int, most: int) -> None:
-    times = np.cumsum(gaps)
-    found = batches(times, np.ones(len(times), dtype=np.int64), window_ns=window, most=most)
-    assert found.size.sum() == len(times)
-    assert found.size.min() >= 1
-    assert found.size.max() <= most
 
 
 @pytest.mark.parametrize("ladder", [[], [0, 5]])

@@ -79,9 +79,9 @@ def test_evidence_of_one_early_disturbance_does_not_last(ratio: float, disturbed
 def test_nothing_is_decided_before_it_is_known_how_groups_resemble_each_other() -> None:
     rng = np.random.default_rng(0)
     evidence = of(arm(rng, ratio=9.0), arm(rng))
-    assert np.isinf(evidence.payment[: FEWEST_GROUPS - 1]).all()
+    assert np.isinf(evidence.deflation[: FEWEST_GROUPS - 1]).all()
     assert (evidence.harm[: FEWEST_GROUPS - 1] == 0.0).all()
-    assert np.isfinite(evidence.payment[FEWEST_GROUPS - 1 :]).all()
+    assert np.isfinite(evidence.deflation[FEWEST_GROUPS - 1 :]).all()
 
 
 @settings(max_examples=20)
@@ -95,7 +95,7 @@ def test_what_comes_later_changes_nothing_of_what_was_known(seed: int, kept: int
     whole = of(*both)
     part = of(*(sample.only(sample.block < kept) for sample in both))
     groups = len(part.harm)
-    for item in ("last_block", "harm", "safety", "payment", "whole"):
+    for item in ("last_block", "harm", "safety", "deflation", "whole"):
         np.testing.assert_array_equal(getattr(part, item), getattr(whole, item)[:groups])
 
 
@@ -140,14 +140,14 @@ def test_groups_wait_for_requests_beyond_their_quantile() -> None:
 def test_noise_that_lasts_and_start_to_start_variance_deflate_the_evidence() -> None:
     rng = np.random.default_rng(7)
     plain = arm(rng), arm(rng)
-    calm = of(*plain).payment[-1]
+    calm = of(*plain).deflation[-1]
     wandering = np.repeat([0.3, -0.3, 0.3, -0.3, 0.3], 8)
     slowed = Sample(
         values=plain[0].values * np.exp(wandering[plain[0].block]), block=plain[0].block, trial=plain[0].trial
     )
     assert calm < 1.5
-    assert of(slowed, plain[1]).payment[-1] > 1.2 * calm
-    assert of(*plain, restart_spread=0.05).payment[-1] > calm + 0.5
+    assert of(slowed, plain[1]).deflation[-1] > 1.2 * calm
+    assert of(*plain, restart_spread=0.05).deflation[-1] > calm + 0.5
 
 
 def test_neighbours_that_agree_are_paid_for_and_those_that_do_not_are_not() -> None:
@@ -175,7 +175,7 @@ def test_arms_that_share_no_time_are_not_compared() -> None:
 
 def test_a_failure_of_one_gate_among_many_needs_more_evidence_and_a_pass_does_not() -> None:
     def decision(gates: int, *, to_the_end: bool = False, **logarithms: list[float]) -> object:
-        known = {name: np.array(logarithms.get(name, [0.0, 0.0])) for name in ("harm", "safety", "payment", "whole")}
+        known = {name: np.array(logarithms.get(name, [0.0, 0.0])) for name in ("harm", "safety", "deflation", "whole")}
         evidence = Evidence(margin=MARGIN, last_block=np.array([1, 3]), **known)
         return evidence.decision(alpha=0.05, gates=gates, to_the_end=to_the_end)
 

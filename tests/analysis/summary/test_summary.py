@@ -81,12 +81,17 @@ def test_parquet_alone_is_judged_and_recompiles_are_unknown_without_events(tmp_p
     times = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
     columns = ["arm", "trial", "pair_id", *times, "status", "output_tokens"]
     pq.write_table(requests.select(columns), bare / "requests.parquet")
-    summary = analyze(bare)
+    assert "open_loop" in {row["check"]: row for row in analyze(bare)["validity"]}["open loop"]["remedy"]
+    said = tmp_path / "said" / "trial-01"
+    said.mkdir(parents=True)
+    (bare / "requests.parquet").rename(said / "requests.parquet")
+    (said / "trial.json").write_text('{"trial": 1, "complete": true, "open_loop": true}')
+    summary = analyze(said.parent)
     verdicts = {name: gate["verdict"] for name, gate in gates_of(summary).items()}
     assert (verdicts["recompiles"], verdicts["noninferiority p99_ttft"]) == ("INCONCLUSIVE", "PASS")
     assert summary["overall"] == "INCONCLUSIVE"
-    pq.write_table(read_table(trial / "compile_events.arrow", COMPILE_EVENTS)[0], bare / "compile_events.parquet")
-    summary = analyze(bare)
+    pq.write_table(read_table(trial / "compile_events.arrow", COMPILE_EVENTS)[0], said / "compile_events.parquet")
+    summary = analyze(said.parent)
     assert (summary["control"], summary["overall"]) == ("eager", "PASS")
 
 
@@ -211,9 +216,9 @@ SLOW_BALANCED = Trouble(what="slow", size=0.85)
 def test_disturbed_machines_leave_a_pass_open_unless_changing_places_balances_it(tmp_path, trouble):
     summary = on_machines(tmp_path, trouble)
     left_open = trouble is not SLOW_BALANCED
-    assert summary["bed"]["verdict"] == "disturbed"
+    assert summary["machines"]["verdict"] == "disturbed"
     assert summary["overall"] == ("INCONCLUSIVE" if left_open else "PASS")
-    check = summary["bed"]["disturbances"][0]["check"]
+    check = summary["machines"]["disturbances"][0]["check"]
     assert (check in {row["check"] for row in summary["validity"] if not row["ok"]}) is left_open
     for gate in estimates_of(summary):
         blocked = bool(gate["blocked_by"])

@@ -2,56 +2,43 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import shutil
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analysis.compare.compared_run import read_compared
 from analysis.records.run_records import read_run
 from analysis.summary.summary import analyze
 from loadtests.commands.main import main
 from tests.fakes import results
 from tests.fakes.machines import GIB, referenced, sample
 from tests.fakes.results import Sent, in_turn, traffic, write
-from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeRun, write_run
 from tests.fakes.summary_schema import hold
 from tests.loadtests.commands.test_main import refused, told
 
-MEMORY = {"process_peak": 600_000_000, "device_peak": 1 << 30}
-COMPILED = FakeArm(name="compiled", ratio=0.8, memory_bytes=MEMORY)
 RUN = FakeRun(
-    arms=(EAGER, COMPILED),
-    trials=4,
-    duration_s=240,
-    rate=3.0,
-    drift=0.03,
-    start_spread=0.01,
+    trials=2,
+    duration_s=120,
+    rate=2.0,
     gates={},
     slo={"p99_e2e_ms": 5000},
     bed=referenced(python_ms=10.0, read_gb_per_s=20.0),
     environment={"machine": "0123456789ab", "versions": {"torch": "2.11"}},
 )
+COMPILED = RUN.arms[1]
 LATER = replace(RUN, seed=2, day=7, environment={"machine": "0123456789ab", "versions": {"torch": "2.12"}})
-
-SHORT = replace(RUN, duration_s=60, trials=2)
-READ = functools.cache(read_compared)
 FOLDER: list[Path] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _runs_are_written_and_read_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _runs_are_written_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     FOLDER[:] = [tmp_path_factory.mktemp("compared")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("loadtests.commands.compare.read_compared", READ)
-        yield
 
 
 def made(name: str, run: FakeRun) -> Path:
@@ -60,90 +47,65 @@ def made(name: str, run: FakeRun) -> Path:
     return path if path.exists() else write_run(path, run)
 
 
-def with_arm(run: FakeRun, **changes: object) -> FakeRun:
-    return replace(run, arms=(EAGER, replace(COMPILED, **changes)))
-
-
 @pytest.fixture
 def baseline() -> Path:
     return made("last-week", RUN)
 
 
 @pytest.fixture
-def slower() -> Path:
-    return made("this-week", with_arm(LATER, decode=1.15))
+def naive() -> Path:
+    compiles = (Compile(at_s=100.0, seconds=2.0),)
+    return made("this-week", replace(LATER, arms=(EAGER, replace(COMPILED, compiles=compiles))))
 
 
-def test_equal_run_of_another_day_does_not_fail(tmp_path: Path, baseline: Path, capsys) -> None:
-    later = made("this-week", LATER)
-    code, line, out = told(capsys, "compare", baseline, later)
-    assert (code, line["verdict"]) == (3, "INCONCLUSIVE"), "four trials do not bound every figure"
+def test_a_new_recompile_fails_with_reports_in_the_candidate(baseline: Path, naive: Path, capsys) -> None:
+    code, line, out = told(capsys, "compare", baseline, naive)
+    assert (code, line["verdict"], line["exit_code"]) == (99, "FAIL", 99)
+    assert line["headline"].startswith("candidate must not replace baseline")
+    assert "recompile" in out
+    folder = naive / "compare"
+    assert line["report"] == str(folder / "report.html")
+    assert {path.name for path in folder.iterdir()} == {"summary.json", "report.html", "report.md", "junit.xml"}
+    summary = json.loads((folder / "summary.json").read_text())
+    hold(summary, "the summary")
+    assert summary["overall"] == "FAIL"
+    failed = [case.get("name") for case in ET.parse(folder / "junit.xml").getroot().iter("testcase") if len(case)]
+    assert any("recompiles" in str(name) for name in failed)
+
+
+def test_what_differs_between_the_runs_is_in_the_report(baseline: Path, naive: Path, tmp_path: Path, capsys) -> None:
+    _, _, out = told(capsys, "compare", baseline, naive, "--out", tmp_path / "out")
     assert "versions.torch 2.11 → 2.12" in out
-    figures = json.loads((later / "compare.json").read_text())["figures"]
-    verdicts = {row["verdict"] for row in figures if row["arm"] == "compiled"}
-    assert "PASS" in verdicts
-    assert "FAIL" not in verdicts
+    assert "versions.torch 2.11 → 2.12" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_slower_decode_fails_with_reports_beside_the_candidate(slower: Path, baseline: Path, capsys) -> None:
-    code, line, out = told(capsys, "compare", baseline, slower, "--arm", "compiled")
-    assert (code, line["verdict"], line["arms"]) == (99, "FAIL", {"compiled": "FAIL"})
-    assert "decode time (p50 TPOT)" in out
-    document = json.loads((slower / "compare.json").read_text())
-    assert document["overall"] == "FAIL"
-    (suite,) = ET.parse(slower / "compare.xml").getroot()
-    assert int(suite.get("failures", "0")) >= 1
-    assert "decode time (p50 TPOT)" in [case.get("name") for case in suite if case.find("failure") is not None]
+def test_an_arm_is_chosen_by_name(baseline: Path, naive: Path, capsys) -> None:
+    code, summary, _ = told(capsys, "compare", baseline, naive, "--arm", "eager", "--json")
+    assert code != 99
+    assert [arm["name"] for arm in summary["arms"]] == ["baseline", "candidate"]
+    assert 'the candidate has no arm "dark"' in refused(capsys, "compare", baseline, naive, "--arm", "eager=dark")
 
 
-def test_a_new_recompile_fails(baseline: Path, capsys) -> None:
-    later = made("naive", with_arm(LATER, compiles=(Compile(at_s=100.0, seconds=2.0),)))
-    code, line, _ = told(capsys, "compare", baseline, later)
-    assert (code, line["arms"]["compiled"]) == (99, "FAIL")
-
-
-def test_other_traffic_or_objectives_are_refused_with_a_list(tmp_path: Path, baseline: Path, capsys) -> None:
-    other = made("other", replace(LATER, slo={"p99_e2e_ms": 4000}, ignore_eos=True))
-    message = refused(capsys, "compare", baseline, other)
-    assert "traffic.ignore_eos False → True" in message
-    assert "p99_e2e_ms <= 5000 → p99_e2e_ms <= 4000" in message
-    assert "run both with one experiment" in message
-
-
-def test_a_run_is_not_compared_with_itself_nor_with_a_copy(tmp_path: Path, baseline: Path, capsys) -> None:
-    assert "last-week is the baseline and the candidate" in refused(capsys, "compare", baseline, baseline)
-    copied = Path(shutil.copytree(baseline, tmp_path / "copy"))
-    assert "last-week and copy hold the same trial" in refused(capsys, "compare", baseline, copied)
-
-
-def test_what_cannot_be_written_is_refused(tmp_path: Path, baseline: Path, capsys) -> None:
-    later = made("this-week", LATER)
-    said = refused(capsys, "compare", baseline, later, "--out", "/proc/reports")
+def test_what_cannot_be_written_is_refused(baseline: Path, naive: Path, capsys) -> None:
+    said = refused(capsys, "compare", baseline, naive, "--out", "/proc/reports")
     assert "/proc/reports" in said
     assert "--out" in said
 
 
-def test_limits_come_from_the_file(tmp_path: Path, baseline: Path, slower: Path, capsys) -> None:
+def test_limits_come_from_the_file(tmp_path: Path, baseline: Path, naive: Path, capsys) -> None:
     limits = tmp_path / "limits.toml"
-    limits.write_text("[compare.limits]\np50_tpot_ms = 0.5\np99_e2e_ms = false\n")
-    _, document, _ = told(capsys, "compare", baseline, slower, "--limits", limits, "--json")
-    judged = {row["figure"]: row for row in document["figures"] if row["arm"] == "compiled"}
-    assert judged["p50_tpot_ms"]["verdict"] == "PASS"
-    assert judged["p99_e2e_ms"]["verdict"] is None
+    limits.write_text("[gates]\nmax_recompiles = 1\nmax_stall_s = 5\n")
+    _, summary, _ = told(capsys, "compare", baseline, naive, "--limits", limits, "--json")
+    judged = {row["gate"]: row["verdict"] for row in summary["gates"]}
+    assert (judged["recompiles"], judged["longest stall"]) == ("PASS", "PASS")
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[compare]\nalpha = 2\n", "compare.alpha is 2: give a value from 0.0001 to 0.5"),
-        ("[compare]\nspeed = 2\n", "compare.speed is unknown"),
-        ("[compare.limits]\nspeed = 0.1\n", "compare.limits.speed is unknown: use p50_ttft_ms"),
-        ("[compare.limits]\ngood_pct = 1.5\n", "give a share below 1"),
-        ("[compare.limits]\np99_e2e_ms = true\n", "give a share such as 0.1, or false"),
-        ('[compare.limits]\np99_e2e_ms = "5%"\n', "give a number"),
-        ("[compare]\nneed_references = 1\n", "use true or false"),
-        ("[gates]\nmargin = 1\n", "it takes a table [compare]"),
-        ("[compare\n", "limits.toml"),
+        ("[gates]\nalpha = 2\n", "gates.alpha is 2"),
+        ("[slo]\np99_e2e_ms = 1\n", "[slo] is unknown: it takes a table [gates]"),
+        ("[gates\n", "limits.toml"),
     ],
 )
 def test_limits_that_cannot_be_used_are_refused(text, expected, tmp_path: Path, baseline: Path, capsys) -> None:
@@ -157,7 +119,7 @@ def test_limits_that_cannot_be_used_are_refused(text, expected, tmp_path: Path, 
     [
         (["none", "{run}"], "none does not exist"),
         (["{run}", "none"], "none does not exist"),
-        (["{empty}", "{run}"], "empty is no run directory and no result file"),
+        (["{empty}", "{run}"], "empty is no run directory"),
         (["{run}", "{run}", "--limits", "none.toml"], "none.toml: cannot be read"),
         (["{run}", "{run}", "--limits", ""], "--limits is empty"),
         (["{run}", "{run}", "--out", ""], "--out is empty"),
@@ -167,14 +129,9 @@ def test_limits_that_cannot_be_used_are_refused(text, expected, tmp_path: Path, 
         (["{run}", "{run}", "--arm", "=eager"], '--arm "=eager" lacks a name'),
         (["{run}", "{run}", "--arm", ""], '--arm "" lacks a name'),
         (["/dev/null", "{run}"], "/dev/null is no run directory and no result file"),
-        (["{run}", "/dev/null"], "/dev/null is no run directory and no result file"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(
-    arguments, expected, tmp_path: Path, baseline: Path, capsys, monkeypatch
-) -> None:
-    if "--arm" in arguments:
-        monkeypatch.setattr("loadtests.commands.compare.read_compared", lambda path: pytest.fail(f"{path} was read"))
+def test_what_cannot_be_compared_is_refused(arguments, expected, tmp_path: Path, baseline: Path, capsys) -> None:
     (tmp_path / "empty").mkdir()
     given = [word.format(run=baseline, empty=tmp_path / "empty") for word in arguments]
     assert expected in refused(capsys, "compare", *given)
@@ -227,20 +184,13 @@ def test_what_differs_is_refused_and_can_be_accepted_by_its_key(runs, tmp_path, 
     assert told(capsys, "analyze", folder)[1]["runs"] == 4, "what was accepted is kept with the runs"
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        ("", "--allow-different holds an empty key"),
-        (",", "--allow-different holds an empty key"),
-        ("gates.margin,", "--allow-different holds an empty key"),
-        ("gates.magrin", 'no run has a setting "gates.magrin"'),
-    ],
-)
-def test_key_that_no_run_has_is_refused_and_the_joined_folder_stays(keys, expected, runs, tmp_path, capsys):
+@pytest.mark.parametrize("keys", ["", ",", "gates.margin,"])
+def test_an_empty_key_is_refused_and_the_joined_folder_stays(keys, runs, tmp_path, capsys):
     folder = tmp_path / "case"
     told(capsys, "analyze", *runs[:2], "--out", folder)
     listed = (folder / "runs.json").read_text()
-    assert expected in refused(capsys, "analyze", folder, runs[2], "--out", folder, "--allow-different", keys)
+    said = refused(capsys, "analyze", folder, runs[2], "--out", folder, "--allow-different", keys)
+    assert "--allow-different holds an empty key" in said
     assert (folder / "runs.json").read_text() == listed
     assert "--out is empty" in refused(capsys, "analyze", *runs, "--out", "")
 
@@ -255,7 +205,7 @@ def test_the_outcome_never_goes_into_a_run_nor_over_other_files(runs, tmp_path, 
 
 def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
     assert 'run directory "nowhere" does not exist' in refused(capsys, "analyze", runs[0], "nowhere")
-    assert "the run run-0 is given twice (twice as" in refused(capsys, "analyze", runs[0], runs[0])
+    assert "the run run-0 is given twice, again by" in refused(capsys, "analyze", runs[0], runs[0])
     assert "--allow-different is for several runs" in refused(capsys, "analyze", runs[0], "--allow-different", "gates")
     (tmp_path / "empty").mkdir()
     assert "empty holds no requests*.arrow" in refused(capsys, "analyze", runs[0], tmp_path / "empty")
@@ -334,12 +284,12 @@ def test_equal_servers_under_a_schedule_pass_and_a_much_slower_one_fails(tool: s
     code, summary = judged_with_gates(capsys, tmp_path / "slower", *much_slower)
     assert (code, summary["overall"]) == (99, "FAIL")
     assert gates(summary)["noninferiority p90_ttft"]["verdict"] == "FAIL"
-    limits = tmp_path / "limits.toml"
-    limits.write_text("[compare]\nneed_references = false\n[compare.limits]\np99_ttft_ms = 0.5\np99_e2e_ms = 0.5\n")
     files = [given.partition("=")[2] for given in much_slower]
-    code, document, _ = told(capsys, "compare", *files, "--limits", limits, "--json")
-    assert (code, document["overall"], [arm["name"] for arm in document["arms"]]) == (99, "FAIL", ["server"])
-    assert (document["baseline"]["run_id"], document["candidate"]["run_id"]) == ("1", "2")
+    limits = tmp_path / "limits.toml"
+    limits.write_text(GATES)
+    flags = ["--limits", limits, "--out", tmp_path / "out", "--trust-machines", "--json"]
+    code, summary, _ = told(capsys, "compare", *files, *flags)
+    assert (code, summary["overall"], summary["name"]) == (99, "FAIL", "1 → 2")
 
 
 def test_inference_perf_keeps_no_schedule_so_that_latency_stays_open(tmp_path: Path, capsys) -> None:
@@ -396,30 +346,18 @@ def test_other_lengths_are_other_work(tmp_path: Path, capsys) -> None:
     assert "100 % of the answers of compiled are longer" in reason
 
 
-@pytest.mark.parametrize(
-    ("made", "gates", "codes"),
-    [
-        (results.sglang, {"p99_ttft_ms", "p50_tpot_ms", "p99_e2e_ms"}, (3, 3)),
-        (results.vllm_embeddings, {"p99_e2e_ms"}, (0, 99)),
-    ],
-)
-def test_results_without_start_times_are_compared_over_time_alone(
-    made: Callable[..., Any], gates: set[str], codes: tuple[int, int], tmp_path: Path, capsys
+@pytest.mark.parametrize("made", [results.sglang, results.vllm_embeddings])
+def test_results_without_start_times_show_no_stall_so_that_they_pass_never(
+    made: Callable[..., Any], tmp_path: Path, capsys
 ) -> None:
     files = [
-        write(tmp_path / f"{name}.jsonl", [made(traffic(seed=seed, slower=slower), duration=661.0 + seed)])
-        for name, seed, slower in (("a", 1, 1.0), ("b", 2, 0.8), ("c", 3, 1.5))
+        write(tmp_path / f"{name}.jsonl", [made(traffic(seed=seed), duration=661.0 + seed)])
+        for name, seed in (("a", 1), ("b", 2))
     ]
-    (tmp_path / "limits.toml").write_text("[compare]\nneed_references = false\n")
-    flags = ["--limits", tmp_path / "limits.toml", "--out", tmp_path / "out"]
-    for candidate, expected in zip(files[1:], codes, strict=True):
-        code, document, _ = told(capsys, "compare", f"{files[0]}#1", candidate, *flags, "--json")
-        assert code == expected
-        judged = [row for row in document["figures"] if row["limit"] is not None]
-        assert {row["figure"] for row in judged} == gates
-        assert all("(open loop)" in row["reason"] for row in judged if code == 3), "SGLang keeps no schedule"
-    said = refused(capsys, "analyze", f"a={files[0]}", f"b={files[1]}")
-    assert "compare two such files with tailgate compare" in said
+    flags = ["--trust-machines", "--out", tmp_path / "out", "--json"]
+    code, summary, _ = told(capsys, "compare", f"{files[0]}#1", files[1], *flags)
+    assert (code, gates(summary)["errors"]["verdict"]) == (3, "PASS")
+    assert "do not say when each request was sent" in gates(summary)["recompiles"]["reason"]
 
 
 def test_answers_that_break_off_are_no_pass(tmp_path: Path, capsys) -> None:
@@ -429,14 +367,6 @@ def test_answers_that_break_off_are_no_pass(tmp_path: Path, capsys) -> None:
     assert (code, summary["overall"]) == (3, "INCONCLUSIVE")
     short = "4 % of the answers of {} have at most 2 tokens, 0 % of those of {}"
     assert short.format("compiled", "eager") in checks(summary)["equal work"]["reason"]
-    (tmp_path / "limits.toml").write_text("[compare]\nneed_references = false\n")
-    files = [tmp_path / "a.json", tmp_path / "b.json"]
-    code, document, _ = told(
-        capsys, "compare", *files, "--limits", tmp_path / "limits.toml", "--out", tmp_path / "out", "--json"
-    )
-    assert code == 3
-    reasons = [row["reason"] for row in document["figures"] if row["limit"] is not None]
-    assert all(short.format("the candidate", "the baseline") in reason for reason in reasons)
 
 
 def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys) -> None:
@@ -462,7 +392,7 @@ def test_closed_loops_are_inconclusive_and_another_load_is_not_compared(tmp_path
     one, other = (CLOSED["vllm"](tmp_path / f"{seed}.json", in_turn(traffic(seed=seed))) for seed in (1, 2))
     code, document, _ = told(capsys, "compare", one, other, "--json")
     assert (code, document["overall"]) == (3, "INCONCLUSIVE")
-    assert all("open loop" in row["doubt"] for row in document["figures"] if row["verdict"] is not None)
+    assert "open loop" in gates(document)["noninferiority p99_e2e"]["blocked_by"]
     opened = write(tmp_path / "open.json", results.vllm(traffic(seed=3)))
     assert "traffic.request_rate inf → 4" in refused(capsys, "compare", one, opened)
 

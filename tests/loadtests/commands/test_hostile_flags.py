@@ -6,7 +6,6 @@ The flags are read from the parser, so that a new type of flag is tried as soon 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from typing import Any, NoReturn
 
 import pytest
 
-from analysis.compare.compared_run import read_compared
 from loadtests.commands.main import build_parser, main
 from loadtests.trials.run import Orchestrator, RunOutcome
 from servers.complaint import LONGEST
@@ -63,8 +61,6 @@ HOSTILE = {
     "goodput": "ttft:nan",
     "address": "eager=127.0.0.1:99999999999999",
 }
-
-READ = functools.cache(read_compared)  # the same two runs for every value of a flag
 
 # What a command needs besides the flag that is tried. Names in capitals stand for what the fixture makes.
 BASE: dict[str, tuple[str, ...]] = {
@@ -132,7 +128,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("loadtests.commands.provider.ProviderServer", stopped)
     monkeypatch.setattr(os, "execve", stopped)
     monkeypatch.setattr("loadtests.workers.remote._wait_for", stopped)
-    monkeypatch.setattr("loadtests.commands.compare.read_compared", READ)
+    monkeypatch.setattr("loadtests.commands.compare.compare_runs", stopped)
     monkeypatch.setattr("loadtests.trials.parity_processes.ParityRun.run", stopped)
 
 

@@ -1,9 +1,8 @@
-"""What `tailgate forecast` foretells of decode steps is what `tailgate inspect` finds when it runs them."""
+"""Plans of runs and of searches, and what a trace will cost."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,13 @@ from loadtests.commands.forecast import forecast_text
 from loadtests.commands.frontier_plan import STANDARD, asks_for_verdicts, frontier_plan
 from loadtests.commands.main import main
 from loadtests.commands.plan import plan_text
-from loadtests.commands.trace_forecast import Forecast, automatic_compiles, forecast
+from loadtests.commands.trace_forecast import Forecast, forecast
 from loadtests.traffic.traces import Trace, read_trace
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 from tests.fakes.processes import refusal
 from tests.fakes.runs import EAGER, GATES, FakeArm, FakeRun, pilot, row, write_run
 from tests.loadtests.commands.test_main import refused, told
-from tests.servers.compiler.test_recorder import reset_compiler
 
 __all__ = ["pilot"]
 
@@ -56,7 +54,7 @@ def test_what_is_assumed_without_a_pilot_is_said(capsys: pytest.CaptureFixture[s
 def test_the_command_plans_from_a_pilot(pilot: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, plan, words = told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9")
     assert (code, plan["source"]["from"], plan["wanted"]["ratio"]) == (0, "pilot", 0.9)
-    assert "if as seen" in words
+    assert "run length" in words
     assert told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9", "--json")[1] == plan
 
 
@@ -113,7 +111,6 @@ def test_the_forecast_begins_with_what_was_read(tmp_path: Path, capsys: pytest.C
         (["--ladder", "0,5"], "argument --ladder: '0' is no number: give 1 to 2147483647"),
         (["--ladder", "5" + ",6" * 1024], "argument --ladder: it has 1025 values: give up to 1024"),
         (["--graphs", "0"], "argument --graphs: '0' is no number: give 1 to 1024"),
-        *((["--step-ms", text], "argument --step-ms: ") for text in ("", "0", "nan", "10,-1", "inf")),
         (["--ladder", "2"], "no request fits the ladder"),
     ],
 )
@@ -121,28 +118,6 @@ def test_bad_questions_are_one_line(
     flags: list[str], message: str, trace: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in refused(capsys, "forecast", trace.name, *flags)
-
-
-WARM = (1, 6)  # what a minimal warm-up decodes: one row after a prompt of five tokens
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiler() -> Iterator[None]:
-    yield
-    reset_compiler()
-
-
-@pytest.mark.parametrize(
-    ("shapes", "compiled"),
-    [
-        ([(1, 7), (1, 8), (1, 90)], [0]),  # one compile makes the positions dynamic
-        ([(1, 6)], []),
-        ([(3, 6), (2, 6), (4, 9), (1, 9)], [0, 2, 3]),  # rows, then positions, then a single row's own graph
-        ([(3, 9), (1, 9), (2, 40), (1, 50)], [0, 1]),
-    ],
-)
-def test_a_dimension_becomes_dynamic_when_it_first_differs(shapes: list[tuple[int, int]], compiled: list[int]) -> None:
-    assert [at - 1 for at in automatic_compiles(*zip(WARM, *shapes, strict=True)) if at > 0] == compiled
 
 
 ALONE = """

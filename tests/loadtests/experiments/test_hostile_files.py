@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from analysis.records.shallow_toml import DEEPEST
+from analysis.records.documents import DEEPEST
 from loadtests.commands.main import main
 from loadtests.experiments.overrides import parse_setting
 from loadtests.experiments.reading import load

@@ -136,7 +136,6 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"slo": {"cold": {"speed": 3}}}, ("slo.cold.speed is unknown",)),
         ({"slo": {"cold": {"p99_ttft_ms": 3}}, "gates": {"cold_s": 0}}, ("slo.cold", "gates.cold_s")),
         ({"gates": {"margin": -1}}, ("gates.margin is -1",)),
-        ({"gates": {"quantile": 0.9, "quantiles": [0.9]}}, ("keep quantiles",)),
         ({"gates": {"min_goodput_ratio": 0.9}}, ("gates.min_goodput_ratio",)),
         ({"gates": {"margins": {"tpot": 0.1}}}, ("gates.margins.tpot",)),
         ({"gates": {"cold": {"max_stall": 1}}}, ("gates.cold.max_stall is unknown",)),

@@ -21,9 +21,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.records.checksums import read_end
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import read_table
+from analysis.records.tables import read_end, read_table
 from loadtests.clients.embedding import EmbedCall
 from loadtests.external.addresses import ExternalConfig, OpenAiOptions
 from loadtests.external.client_security import SecurityConfig

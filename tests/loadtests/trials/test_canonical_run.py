@@ -219,7 +219,7 @@ def test_the_summary_joins_spikes_to_compiles_and_finds_the_records_whole(canoni
     failed = {gate["gate"] for gate in summary["gates"] if gate["verdict"] == "FAIL"}
     assert "recompiles" in failed
     broken = {check["check"] for check in summary["validity"] if not check["ok"]}
-    assert not broken & {"complete", "alive", "arms", "cut requests", "pairs", "compile events"}
+    assert not broken & {"complete", "alive", "cut requests", "pairs", "telemetry"}
 
 
 def test_the_same_records_give_the_same_summary_again(canonical: Canonical) -> None:

@@ -19,7 +19,8 @@ from analysis.records.tables import RecordError, RecordWriter
 from analysis.report.frontier import search_notes
 from analysis.run.run import Run
 from analysis.summary.summary import analyze
-from loadtests.commands.joined_folder import check_continued, join_runs
+from loadtests.commands.frontier import check_continued
+from loadtests.commands.joined_folder import join_runs
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import Schedule, planned_requests
 from loadtests.trials import frontier as searching
@@ -224,7 +225,7 @@ def test_an_interrupted_search_keeps_its_answer(tmp_path: Path) -> None:
     assert "interrupted" in document(outcome)["stop"]
     summary = analyze(outcome.run_dir)
     assert summary["frontier"]["blocked_by"] == []
-    cut = [step for step in summary["saturation"]["steps"] if step["trial"] == 5]
+    cut = [step for step in summary["frontier"]["steps"] if step["trial"] == 5]
     assert [step["held"] == "undecided" for step in cut] == [False, *[True] * (len(cut) - 1)]
     assert {row["arm"] for row in summary["frontier"]["arms"] if row["starts"] >= 2} == {"eager", "dynamic"}
 
@@ -249,7 +250,7 @@ def test_steps_of_a_trial_whose_load_fell_behind_are_undecided(copied: Path) -> 
     write_document(copied / "trial-01" / "generator-0.json", account)
     summary = analyze(copied)
     assert summary["frontier"]["blocked_by"] == []
-    steps = summary["saturation"]["steps"]
+    steps = summary["frontier"]["steps"]
     assert {step["held"] for step in steps if step["trial"] == 1} == {"undecided"}
     assert {step["held"] for step in steps if step["trial"] > 1} == {"held", "missed"}
 
@@ -265,7 +266,7 @@ def test_an_arm_that_was_never_started_does_not_block_the_others(tmp_path: Path)
     assert any("dynamic was not tried" in line for line in frontier["answer"])
     assert ("comparable", "dynamic", False) in {(row["check"], row["arm"], row["ok"]) for row in summary["validity"]}
     gates = {arm: [gate for gate in summary["gates"] if gate["arm"] == arm] for arm in ("padded", "dynamic")}
-    assert not any("arms" in gate["blocked_by"] for gate in gates["padded"])
+    assert not any("complete" in gate["blocked_by"] for gate in gates["padded"])
     assert {gate["verdict"] for gate in gates["dynamic"]} == {"INCONCLUSIVE"}
     assert summary["overall"] == "INCONCLUSIVE"
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from servers.config import EngineConfig
 from servers.engine.batcher import Batcher
-from servers.engine.border_scheduler import BorderScheduler, enough_requests
 from servers.engine.scheduler import Job, Move, Scheduler
 
 MS = 1_000_000
@@ -149,68 +148,6 @@ def test_rows_stay_dense_and_requests_get_their_tokens(
         pass
     assert got == requested
     assert len(scheduler) == 0
-
-
-def played(scheduler: Scheduler, requests: list[tuple[int, int]]) -> tuple[list[tuple[str, int]], list[int]]:
-    """(kind, rows) of each step for requests of (prompt, tokens), and how many tokens each request got."""
-    for name, (prompt, tokens) in enumerate(requests):
-        scheduler.submit(job(str(name), prompt=prompt, max_tokens=tokens))
-    steps, counts = [], [0] * len(requests)
-    while (step := scheduler.next_step()) is not None:
-        steps.append((step.kind, len(step.jobs)))
-        assert max(item.row for item in step.jobs) < scheduler._limits.slots
-        if step.kind == "decode":
-            assert [item.row for item in step.jobs] == sorted(item.row for item in step.jobs)
-        for index, item in enumerate(step.jobs):
-            if step.chunks and step.chunks[index][1] < len(item.prompt):
-                continue
-            counts[int(item.request_id)] += 1
-            if scheduler.record(item, 7):
-                scheduler.release(item.request_id)
-    return steps, counts
-
-
-def test_decode_steps_of_the_given_rows_come_first_and_fewest_first() -> None:
-    scheduler = BorderScheduler(EngineConfig(slots=8), decodes=(8, 1, 4, 2), prefills=(1,))
-    steps, _ = played(scheduler, [(3, 9)] * 12)
-    assert [rows for kind, rows in steps if kind == "decode"][:4] == [1, 2, 4, 8]
-    assert steps.index(("decode", 8)) == 8 + 3, "of eight rows, none is decoded before all are prefilled"
-
-
-def test_batches_that_too_few_requests_cannot_fill_are_left_out() -> None:
-    scheduler = BorderScheduler(EngineConfig(slots=8, prefill_batch=4), decodes=(1, 2, 8), prefills=(1, 4))
-    steps, tokens = played(scheduler, [(3, 5)] * 3)
-    assert ("decode", 2) in steps
-    assert not {("decode", 8), ("prefill", 4)} & set(steps)
-    assert tokens == [5, 5, 5]
-
-
-def test_without_borders_it_is_the_scheduler() -> None:
-    limits = EngineConfig(slots=3, prefill_batch=2, prefill_chunk=4)
-    requests = [(1 + number % 9, 1 + number % 5) for number in range(20)]
-    assert played(BorderScheduler(limits), requests) == played(Scheduler(limits), requests)
-
-
-@settings(max_examples=100)
-@given(
-    slots=st.integers(1, 20),
-    batch=st.integers(1, 6),
-    chunk=st.sampled_from([0, 1, 4]),
-    steps=st.integers(1, 6),
-    sizes=st.data(),
-)
-def test_enough_requests_fill_every_batch(slots: int, batch: int, chunk: int, steps: int, sizes: st.DataObject) -> None:
-    batch = min(batch, slots)
-    decodes = {1, *sizes.draw(st.sets(st.integers(1, slots)))} if sizes.draw(st.booleans()) else set()
-    prefills = {1, *sizes.draw(st.sets(st.integers(1, batch)))}
-    count = enough_requests(decodes, prefills, steps)
-    answers = st.integers(steps + 1, steps + 5) if decodes else st.just(1)
-    requests = sizes.draw(st.lists(st.tuples(st.integers(1, 9), answers), min_size=count, max_size=count + 4))
-    limits = EngineConfig(slots=slots, prefill_batch=batch, prefill_chunk=chunk)
-    ran, tokens = played(BorderScheduler(limits, decodes=decodes, prefills=prefills), requests)
-    assert {rows for kind, rows in ran if kind == "decode"} >= decodes
-    assert {rows for kind, rows in ran if kind == "prefill"} >= prefills
-    assert tokens == [answer for _, answer in requests]
 
 
 def text(name: str, *, at_ms: float = 0, deadline_ms: int = 0, tokens: int = 3) -> Job:

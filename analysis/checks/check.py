@@ -1,0 +1,124 @@
+"""What a check is: a rule, an entry of the table, and what it found in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from analysis.judging.comparisons import Comparisons
+from analysis.run.client_stalls import ArmStalls
+from analysis.run.machine_records import MachineRecords
+from analysis.run.run import Run
+
+# Kinds of gates.
+ESTIMATES = ("noninferiority", "slo", "cold")
+ALL_KINDS = (*ESTIMATES, "recompile", "error")
+PARITY = "parity"  # not among them: its prompts are not part of the traffic
+
+# Which check gives the reason of an open verdict. A longer run does not mend a fault, so faults are named first. A
+# minute on quiet machines decides nothing either, so too few blocks come before what the machines did.
+OVERLOADED, FAULT, TOO_SHORT, MACHINES, TAIL = range(5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What checks read. `search`: the run raised the load in steps to find what the arms hold."""
+
+    run: Run
+    compared: Comparisons
+    stalls: Mapping[str, ArmStalls]  # by arm, as clients saw them
+    machines: MachineRecords
+    search: bool = False
+
+
+Arms = tuple[str, ...] | None  # None: all; empty: none, because it falls on an arm and the control alike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """One fault of a machine, and whose gates it leaves open."""
+
+    place: str  # the device or host
+    trial: int
+    arms: Arms
+    value: float
+    limit: float
+    shift: float | None = None  # by how much it changed a machine's speed, in logarithms; None: unknown
+    among_trials: bool = False  # as of the check
+    text: str  # a sentence without its full stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One entry of the table. Rules of one name are parts of one check, each with its own remedy and gates."""
+
+    name: str
+    find: Callable[[Evidence], Iterable[Check]]  # nothing where the rule does not apply
+    sound: str  # the sentence of a check that holds
+    remedy: str = ""  # empty where a longer run is the answer
+    opens: tuple[str, ...] = ESTIMATES  # kinds of gates that a failure turns INCONCLUSIVE
+    stands: tuple[str, ...] = ("recompile", "error")  # kinds whose FAIL stands all the same, as counts of what happened
+    rank: int = FAULT
+    at_end: bool = False  # only the end of a run can tell
+    lasting: bool = False  # no longer run passes it: what it saw stays in the records
+    mended_by_length: bool = False  # a longer run of the same kind passes it
+    in_search: bool = True  # applies to a search for load too
+    by_step: bool = False  # where arms take turns in a search, the steps of single trials are left out instead
+    slows: bool = False  # what it sees can only have made requests slower
+
+    def row(
+        self,
+        ok: bool,
+        reason: str = "",
+        *,
+        arm: str | None = None,
+        value: float | None = None,
+        limit: float | None = None,
+        opens: tuple[str, ...] | None = None,
+        gates: tuple[str, ...] = (),
+        shift: float | None = None,
+        among_trials: bool = False,
+        spares: str = "",
+        remedy: str | None = None,
+        disturbances: tuple[Disturbance, ...] = (),
+    ) -> Check:
+        """Return what the rule found; without `reason` its sound sentence."""
+        return Check(
+            rule=self,
+            ok=ok,
+            arm=arm,
+            value=value,
+            limit=limit,
+            reason=reason or self.sound,
+            opens=self.opens if opens is None else opens,
+            gates=gates,
+            shift=shift,
+            among_trials=among_trials,
+            spares=spares,
+            remedy=self.remedy if remedy is None else remedy,
+            disturbances=disturbances,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What a rule found. `arm` None concerns all arms."""
+
+    rule: Rule
+    ok: bool
+    reason: str
+    opens: tuple[str, ...]  # kinds of gates
+    arm: str | None = None
+    value: float | None = None
+    limit: float | None = None
+    gates: tuple[str, ...] = ()  # the only gates of these kinds that it concerns; empty: all
+    shift: float | None = None  # the most that it can have moved the log of a ratio by; None: unknown
+    among_trials: bool = False  # it falls on some trials and not on others, so their differences have it in
+    spares: str = ""  # the verdict of a ratio that what it saw cannot have made
+    remedy: str = ""
+    disturbances: tuple[Disturbance, ...] = ()  # of machines, that it rests on
+
+    @property
+    def check(self) -> str:
+        """The name of the check."""
+        return self.rule.name

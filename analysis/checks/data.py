@@ -1,0 +1,286 @@
+"""Whether the data can carry the statistics: enough blocks, a tail to speak of, machines of one ratio."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from analysis.checks.check import TAIL, TOO_SHORT, Check, Evidence, Rule
+from analysis.judging.comparisons import blocks_at
+from analysis.judging.gates import FAIL, PASS, noninferiority_name
+from analysis.judging.run_gates import held_to
+from analysis.run.run import Run
+from analysis.run.slo import failures, judge_share, units
+from analysis.settings.metrics import quantile_label
+from analysis.statistics.compare import Comparison
+from analysis.statistics.machines import disagreement
+from analysis.statistics.planning import TAIL_REQUESTS
+from analysis.wording import counted, sentence
+
+FEWEST_STARTS = 3
+# Limits are widened for drift. What lasts so long that neighbours are nearly the same has shown too little of itself.
+_MOST_CORRELATION = 0.7
+# Few machines show little, so that differences count from here on (as is usual of Cochran's Q).
+DISAGREE_ALPHA = 0.1
+
+
+def _enough(
+    rule: Rule, reason: str, count: float, needed: int, *, arm: str | None = None, why: str = "", remedy: str = ""
+) -> Check:
+    """There is as much as is needed; `reason` says what there is."""
+    ok = count >= needed - 1e-9
+    text = f"{reason}." if ok else f"{reason}; {needed} are needed{why}."
+    return rule.row(ok, text, value=float(count), limit=float(needed), arm=arm, remedy=remedy)
+
+
+def _of(seen: Evidence, arm: str) -> list[Comparison]:
+    return [item for item in seen.compared.gated if item.arm == arm]
+
+
+def _blocks(seen: Evidence) -> Iterable[Check]:
+    run = seen.run
+    for arm in run.treatments if not run.limits.sequential else ():
+        blocks = min((item.blocks for item in _of(seen, arm)), default=0)
+        reason = f"{arm} can be compared over {counted(blocks, 'steady block')} of {run.block_s:g} s"
+        yield _enough(BLOCKS, reason, blocks, run.limits.min_blocks, arm=arm)
+
+
+BLOCKS = Rule(
+    name="blocks",
+    find=_blocks,
+    sound="Every arm can be compared over enough steady blocks.",
+    opens=("noninferiority",),
+    rank=TOO_SHORT,
+    mended_by_length=True,
+    in_search=False,
+)
+
+
+def _run_length(seen: Evidence) -> Iterable[Check]:
+    run, limits = seen.run, seen.run.limits
+    # Sequential evidence waits by itself for enough blocks.
+    if limits.min_goodput_ratio is not None or (run.targets and not limits.sequential):
+        blocks = min(map(run.blocks_of, run.arms)) if run.separate else run.blocks
+        reason = f"The run has {counted(blocks, 'block')} of {run.block_s:g} s"
+        yield _enough(RUN_LENGTH, reason, blocks, limits.min_blocks)
+
+
+RUN_LENGTH = Rule(
+    name="run length",
+    find=_run_length,
+    sound="The run has enough blocks.",
+    opens=("slo",),
+    rank=TOO_SHORT,
+    mended_by_length=True,
+    in_search=False,
+)
+
+
+def _cold_starts(seen: Evidence) -> Iterable[Check]:
+    if seen.run.cold_targets:
+        starts = len(seen.run.trials)
+        remedy = f"Set trials.count to {FEWEST_STARTS} or more: each trial starts cold."
+        reason = f"The run has {counted(starts, 'cold start')}"
+        yield _enough(COLD_STARTS, reason, starts, FEWEST_STARTS, why=" to say how they differ", remedy=remedy)
+
+
+COLD_STARTS = Rule(
+    name="cold starts",
+    find=_cold_starts,
+    sound="The run has enough cold starts.",
+    opens=("cold",),
+    rank=TOO_SHORT,
+    in_search=False,
+)
+
+
+def _tail(seen: Evidence) -> Iterable[Check]:
+    """Enough requests lie beyond the quantile to speak of it."""
+    run, quantile = seen.run, seen.run.limits.quantile
+    for arm in run.treatments if run.limits.sequential or not seen.search else ():
+        requests = min((item.requests for item in _of(seen, arm)), default=0)
+        beyond = requests * (1.0 - quantile)
+        verb = "puts" if requests == 1 else "put"
+        reason = f"{counted(requests, 'compared request')} {verb} {beyond:.1f} beyond p{100.0 * quantile:.10g}"
+        yield _enough(TAIL_SIZE, reason, beyond, TAIL_REQUESTS, arm=arm, why=" to speak of it")
+
+
+TAIL_SIZE = Rule(
+    name="tail",
+    find=_tail,
+    sound="Enough requests of every arm lie beyond the quantile.",
+    opens=("noninferiority",),
+    rank=TAIL,
+    mended_by_length=True,
+)
+
+
+def _cut(seen: Evidence) -> Iterable[Check]:
+    """Fewer requests were under way at the end than lie beyond the quantile, so the tail is not among them."""
+    run, limit = seen.run, 1.0 - seen.run.limits.quantile
+
+    def cut_share(arm: str) -> float:
+        own = run.of_arm(arm) & run.usable
+        return float(run.requests.cut[own].mean()) if own.any() else 0.0
+
+    for arm in (arm for arm in run.treatments if arm not in run.ended_arms):
+        worst = max((arm, run.control), key=cut_share)
+        share, usable = cut_share(worst), run.of_arm(worst) & run.usable
+        ok = share <= limit + 1e-12
+        cut, requests = int(run.requests.cut[usable].sum()), int(usable.sum())
+        reason = f"{cut} of {requests} requests of {worst} were still under way at the end"
+        reason += "." if ok else f": they could hold all of the slowest {100.0 * limit:.3g} %."
+        yield CUT.row(ok, reason, value=100.0 * share, limit=100.0 * limit, arm=arm)
+
+
+CUT = Rule(
+    name="cut requests",
+    find=_cut,
+    sound="The tail is not among the requests that were still under way at the end.",
+    remedy="Let the run drain before it ends, or run longer.",
+    opens=("noninferiority", "slo"),
+    rank=TAIL,
+    at_end=True,
+    mended_by_length=True,
+    in_search=False,
+)
+
+
+def _autocorrelation(seen: Evidence) -> Iterable[Check]:
+    run = seen.run
+    changing = bool((run.records.experiment.get("traffic") or {}).get("length_scales"))
+    if not run.limits.sequential:
+        yield from (autocorrelation(arm, _of(seen, arm), lengths_change=changing) for arm in run.treatments)
+
+
+def autocorrelation(arm: str, comparisons: Sequence[Comparison], *, lengths_change: bool = False) -> Check:
+    """Neighbouring groups of blocks do not resemble each other, as resampling them assumes. `lengths_change`: those
+    of the traffic do meanwhile, as the experiment asked."""
+    known = [(item.autocorrelation, item.groups) for item in comparisons if item.autocorrelation is not None]
+    if not known:
+        return AUTOCORRELATION.row(
+            True, "Too few blocks to tell whether neighbouring ones resemble each other.", arm=arm
+        )
+    worst, groups = max(known, key=lambda item: item[0])
+    ok = worst <= _MOST_CORRELATION
+    lasts = "something lasts for longer than a stretch"
+    lasts += ", perhaps the lengths that change (traffic.length_scales)" if lengths_change else ""
+    return AUTOCORRELATION.row(
+        ok,
+        f"The difference to the control in neighbouring stretches ({groups} in all) correlates by {worst:.2f}"
+        + ("." if ok else f", limit {_MOST_CORRELATION:.2f}: {lasts}."),
+        value=worst,
+        limit=_MOST_CORRELATION,
+        arm=arm,
+    )
+
+
+AUTOCORRELATION = Rule(
+    name="block autocorrelation",
+    find=_autocorrelation,
+    sound="Neighbouring stretches do not resemble each other.",
+    remedy="Run longer, so that stretches get longer, or run six trials or more.",
+    opens=("noninferiority",),
+    in_search=False,
+)
+
+
+# --- Several machines -------------------------------------------------------------------------------------------------
+
+
+def _heterogeneity(seen: Evidence) -> Iterable[Check]:
+    run = seen.run
+    for arm in run.treatments if len(run.machines) > 1 else ():
+        apart = [item for item in seen.compared.apart if item.arm == arm]
+        yield heterogeneity(arm, _of(seen, arm), apart, list(_missed_on_one(run, arm)))
+
+
+def heterogeneity(
+    arm: str, gated: Sequence[Comparison], apart: Sequence[Comparison], shares: Sequence[tuple[str, str, str]]
+) -> Check:
+    """No machine by itself says the contrary of what all of them together decide.
+
+    `gated` are the arm's decided comparisons over all machines and `apart` the same of each machine. One is
+    contradicted by a machine that is surely on the other side of the margin, or by one that was seen there where
+    machines differ by more than chance (Cochran's Q). `shares` are the gates on shares that passed while one machine
+    surely misses them: (gate, kind, what was seen there).
+    """
+    faults = [seen for *_, seen in shares]
+    gates = [gate for gate, *_ in shares]
+    kinds = [kind for _, kind, _ in shares]
+    p_values = []
+    for item in gated:
+        own = [one for one in apart if (one.metric, one.quantile) == (item.metric, item.quantile)]
+        p_value = _p_of_one_ratio(own)
+        p_values += [] if p_value is None else [p_value]
+        if _contradicted(item, own, p_value):
+            label, seen = quantile_label(item.metric, item.quantile), _listed(own)
+            chance = "" if p_value is None else f"; one ratio for all has p = {p_value:.2g}"
+            faults.append(f"{label} is {item.ratio:.2f} times that of {item.control} over all, and {seen}{chance}")
+            gates.append(noninferiority_name(item))
+            kinds.append("noninferiority")
+    text = sentence(faults)
+    return HETEROGENEITY.row(
+        not faults,
+        f"The machines disagree: {text[:1].lower()}{text[1:]}." if faults else "",
+        value=min(p_values, default=None),
+        limit=DISAGREE_ALPHA,
+        arm=arm,
+        opens=tuple(dict.fromkeys(kinds)) or None,
+        gates=tuple(gates),
+    )
+
+
+HETEROGENEITY = Rule(
+    name="heterogeneity",
+    find=_heterogeneity,
+    sound="No machine by itself contradicts what all machines together decide.",
+    remedy="Find out in what the machines differ (the section on the runs shows each), or judge each by itself.",
+    opens=("noninferiority", "slo", "error"),
+    in_search=False,
+)
+
+
+def _p_of_one_ratio(apart: Sequence[Comparison]) -> float | None:
+    known = [one for one in apart if one.ratio and one.spread is not None]
+    spreads = [math.hypot(one.spread or 0.0, one.restart_spread / math.sqrt(max(1, one.trials))) for one in known]
+    return disagreement(np.log([one.ratio or 1.0 for one in known]), np.array(spreads))
+
+
+def _contradicted(item: Comparison, apart: Sequence[Comparison], p_value: float | None) -> bool:
+    """Whether some machines were seen on the other side of the margin, by more than chance."""
+    if item.verdict not in (PASS, FAIL):
+        return False
+    worse = item.verdict == PASS
+    other = [one for one in apart if one.ratio is not None and (one.ratio > 1.0 + item.margin) is worse]
+    own = [one.p_inferior if worse else one.p_noninferior for one in other]
+    surely = any(value is not None and value <= item.alpha for value in own)
+    return bool(other) and (surely or (p_value is not None and p_value <= DISAGREE_ALPHA))
+
+
+def _listed(apart: Sequence[Comparison]) -> str:
+    known = sorted((one for one in apart if one.ratio is not None), key=lambda one: -(one.ratio or 0.0))
+    return ", ".join(f"{one.ratio:.2f} on {one.machine}" for one in known)
+
+
+def _missed_on_one(run: Run, arm: str) -> Iterable[tuple[str, str, str]]:
+    """(gate, kind, what was seen) of each share that the arm keeps over all machines and surely misses on one."""
+    requests = run.requests
+    answered = failures(requests, run.of_arm(arm) & ~requests.broken)
+    shares = [("errors", "error", "the error limit", answered, run.limits.max_error_pct / 100.0)]
+    for target in run.targets:
+        own = units(requests, held_to(run, arm, target), target)
+        shares.append((f"slo {target.key}", "slo", target.key, own, target.allowed_share))
+    for gate, kind, limit, own, allowed in shares:
+        trial = requests.trial[own.row]
+        block, of_machine = blocks_at(run, trial, own.at_ns), run.machines.codes(trial)
+        if not len(own.missed) or own.missed.mean() > allowed:
+            continue
+        for place, machine in enumerate(run.machines.names):
+            mine = of_machine == place
+            result = judge_share(own.missed[mine], block[mine], allowed=allowed, alpha=run.limits.alpha)
+            if result.verdict == FAIL:
+                count = f"{result.missed} of {result.requests}"
+                yield gate, kind, f"{limit} is missed on {machine} alone, by {count}, and kept over all"

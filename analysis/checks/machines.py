@@ -1,0 +1,598 @@
+"""Whether the machines behaved: no other work on them, nothing slowed down, and as fast as before and as each other.
+
+What disturbs one arm's device leaves that arm's gates open; on the control's device it leaves all open, as does what
+disturbs a host. A difference that falls on an arm and the control alike, since they swapped devices, opens nothing and
+is still reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from statistics import fmean
+
+import numpy as np
+
+from analysis.checks.check import ESTIMATES, MACHINES, Arms, Check, Disturbance, Evidence, Rule
+from analysis.records.schemas import RUN_HOST
+from analysis.run.machine_records import POWER_CAP, THROTTLES, DeviceTraffic, MachineRecords
+from analysis.run.references import CARD_FIGURES, FIGURES, HOST_FIGURES, speed_of
+from analysis.wording import counted, digits, percent, sentence
+
+# By how much more than its machine's speed an arm's latency can change, in logarithms. What waits in a queue at half
+# its load waits longer by 2 + ρ / (1 - ρ) = 3 times as much (M/M/1, Kleinrock 1975, section 3.2); what does not wait
+# takes as much longer as the machine does.
+LEVER = 3.0
+MOST_SHARE = 0.01  # of a trial's traffic, in which a card may be held back or used by others, or tasks wait for memory
+_MUCH_BYTES = 2 << 30  # more than a driver keeps of an idle card, or a desktop takes
+_BALANCED = ", which swapping devices balances"
+_DEEDS = {
+    "matmul_tflops": "multiplied matrices",
+    "read_gb_per_s": "read memory",
+    "launch_us": "launched small work",
+    "python_ms": "ran Python",
+}
+# Medians that the reference measured on idle machines, by the device's name in NVML. Of a bf16 matrix product on random
+# data with a rest after each, and of a read of memory. Add a kind here.
+_KNOWN: Mapping[str, Mapping[str, float]] = {"NVIDIA H200": {"matmul_tflops": 705.0, "read_gb_per_s": 4430.0}}
+_LEAST_OF_KIND = 0.8  # below this share of its kind a device is not what it should be: wide, since kinds vary
+
+
+def lost(apart: float) -> float:
+    """The share by which the slower of two speeds falls short of the other, from the logarithm of their ratio."""
+    return -math.expm1(-abs(apart))
+
+
+def _rows(rule: Rule, seen: Evidence, found: Iterable[Disturbance] | None) -> Iterable[Check]:
+    return () if found is None else rows_of_rule(rule, seen.run.arms, found)
+
+
+def rows_of_rule(rule: Rule, arms: Sequence[str], found: Iterable[Disturbance]) -> Iterator[Check]:
+    """One row of all arms, and one for each arm whose gates alone are concerned; one that holds for what is left.
+
+    Of each place and arm the worst trial counts, with the number of other trials in which it was so. What concerns the
+    control, the first of `arms`, concerns all: each is compared with it.
+    """
+    worst = _worst_of_places(found, arms[0])
+    opened = False
+    for arm in (None, *arms[1:]):
+        own = tuple(item for item in worst if (item.arms is None if arm is None else arm in (item.arms or ())))
+        if own:
+            opened = True
+            shifts = [item.shift for item in own]
+            known = [shift for shift in shifts if shift is not None]
+            yield rule.row(
+                False,
+                f"{sentence([item.text for item in own])}.",
+                arm=arm,
+                value=own[0].value,
+                limit=own[0].limit,
+                shift=LEVER * sum(known) if len(known) == len(shifts) else None,
+                among_trials=all(item.among_trials for item in own),
+                disturbances=own,
+            )
+    balanced = tuple(item for item in worst if item.arms == ())
+    if balanced or not opened:
+        reason = f"{sentence([item.text for item in balanced])}." if balanced else ""
+        yield rule.row(True, reason, disturbances=balanced)
+
+
+def _worst_of_places(found: Iterable[Disturbance], control: str) -> list[Disturbance]:
+    def key(item: Disturbance) -> tuple[str, bool]:
+        return item.place, item.arms == ()
+
+    worst = []
+    for _, group in groupby(sorted(found, key=key), key):
+        items = sorted(group, key=lambda item: -item.value)
+        trials = {item.trial for item in items} - {items[0].trial}
+        named = [item.arms for item in items]
+        arms = None if None in named else tuple(dict.fromkeys(arm for row in named for arm in row or ()))
+        # An unknown shift stays unknown among known ones; of known ones the largest counts.
+        known = [item.shift for item in items if item.shift is not None]
+        more = f", and in {counted(len(trials), 'more trial')}" if trials else ""
+        worst.append(
+            replace(
+                items[0],
+                shift=max(known) if len(known) == len(items) else None,
+                arms=None if control in (arms or ()) else arms,
+                among_trials=all(item.among_trials for item in items),
+                text=items[0].text + more,
+            )
+        )
+    return sorted(worst, key=lambda item: -item.value / item.limit)
+
+
+def disturbances_of(checks: Iterable[Check]) -> list[tuple[str, Disturbance]]:
+    """Return (check, disturbance) of all that these rest on, each once, worst first in each rule."""
+    by_rule: dict[Rule, dict[Disturbance, None]] = {}
+    for check in checks:
+        by_rule.setdefault(check.rule, {}).update(dict.fromkeys(check.disturbances))
+    return [
+        (rule.name, item)
+        for rule, found in by_rule.items()
+        for item in sorted(found, key=lambda item: -item.value / item.limit)
+    ]
+
+
+# --- Other work -------------------------------------------------------------------------------------------------------
+
+
+def foreign_work(machines: MachineRecords) -> list[Disturbance] | None:
+    """Processes of others on an arm's device; None where that is unknown."""
+    if not any(device.foreign_s is not None or _held_before(machines, device) for device in machines.used):
+        return None
+    found: list[Disturbance] = []
+    for device in machines.used:
+        before, count = _named_before(machines, device), device.foreign_processes or 1
+        if device.foreign_s is not None:
+            seconds = device.foreign_s
+            named = f" ({before})" if before else ""
+            held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
+            were = "was" if count == 1 else "were"
+            text = f"{counted(count, 'process')} of others{named}{held} {were} on {device.card.name} "
+            text += _how_long(device, seconds)
+        else:
+            # Whose the processes of the traffic were is hidden, but not that others were there first.
+            held = _held_before(machines, device)
+            seconds = device.seconds if held else 0.0
+            text = f"{held} {device.card.name} before the arms of trial {device.trial} started"
+        found += _for_too_long(device, seconds, text)
+    return found
+
+
+def _named_before(machines: MachineRecords, device: DeviceTraffic) -> str:
+    """The processes that were seen on the device before the arms started."""
+    before = machines.earlier.get((device.trial, device.card.host, device.card.name))
+    return "; ".join(before.processes) if before else ""
+
+
+def _held_before(machines: MachineRecords, device: DeviceTraffic) -> str:
+    """What shows that others used the device before the arms started; empty where nothing does."""
+    if named := _named_before(machines, device):
+        return f"{named} ran on"
+    before = machines.earlier.get((device.trial, device.card.host, device.card.name))
+    held = before.memory_bytes if before else None
+    return f"others held {held / 2**30:.3g} GiB of" if held is not None and held > _MUCH_BYTES else ""
+
+
+def _how_long(device: DeviceTraffic, seconds: float) -> str:
+    if seconds > 0.99 * device.seconds:
+        return f"throughout trial {device.trial}"
+    return f"for {digits(seconds)} s of the {digits(device.seconds)} s of trial {device.trial}"
+
+
+def _for_too_long(device: DeviceTraffic, seconds: float, text: str) -> Iterator[Disturbance]:
+    share = seconds / device.seconds if device.seconds > 0 else 0.0
+    if share > MOST_SHARE:
+        yield Disturbance(
+            place=device.card.name,
+            trial=device.trial,
+            arms=device.arms or None,
+            value=share,
+            limit=MOST_SHARE,
+            text=text,
+        )
+
+
+def host_work(seen: Evidence) -> list[Disturbance] | None:
+    """Hosts on which the hypervisor or other work took too much of the processors' time, or tasks waited for memory.
+    None where no host reports it.
+
+    Where all arms ran at the same time, such a share of the processors' time can have slowed an arm by that share at
+    most. Where arms took turns, all of it may have fallen on one of them. The load that an experiment puts on its
+    machines itself ([pressure]) is no disturbance.
+    """
+    hosts, limits = seen.machines.hosts, seen.run.limits
+    if all((host.steal, host.foreign, host.pressure_memory) == (None, None, None) for host in hosts):
+        return None
+    found: list[Disturbance] = []
+    for host in hosts:
+        name = "the host" if host.host == RUN_HOST else f"the host of {host.host}"
+        taken = [(host.steal, limits.max_steal_pct / 100.0, "the hypervisor took {} of the processors' time from {}")]
+        if host.trial not in seen.machines.pressed:
+            other = limits.max_other_cpu_pct / 100.0
+            taken += [
+                (host.foreign, other, "work that is not of the run took {} of the processors of {}"),
+                (host.pressure_memory, MOST_SHARE, "tasks waited for memory {} of the time on {}"),
+            ]
+        found += [
+            Disturbance(
+                place=f"{host.host} {text}",
+                trial=host.trial,
+                arms=None,
+                value=share,
+                limit=limit,
+                shift=-math.log1p(-share) if _shared(seen) and share < 1.0 else None,
+                text=f"{text.format(percent(share), name)} in trial {host.trial}",
+            )
+            for share, limit, text in taken
+            if share is not None and share > limit
+        ]
+    return found
+
+
+def _shared(seen: Evidence) -> bool:
+    """Whether all arms ran at the same time."""
+    return seen.run.design != "switchback" and not seen.run.in_turn
+
+
+FOREIGN: Rule = Rule(
+    name="other work",
+    find=lambda seen: _rows(FOREIGN, seen, foreign_work(seen.machines)),
+    sound="Nothing else ran on the machines that counts.",
+    remedy="Stop what else runs on the card (`nvidia-smi` lists it), or use another one.",
+    opens=(*ESTIMATES, "memory"),  # others' memory on a card cannot be told from the arm's
+    slows=True,
+    rank=MACHINES,
+)
+HOST: Rule = Rule(
+    name="other work",
+    find=lambda seen: _rows(HOST, seen, host_work(seen)),
+    sound=FOREIGN.sound,
+    remedy="Stop other work on the host and give the run its own processors and memory, use one that shares no "
+    "processor with other virtual machines, or raise gates.max_steal_pct or gates.max_other_cpu_pct.",
+    slows=True,
+    rank=MACHINES,
+)
+
+
+# --- Throttling -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gap:
+    """How far an arm's device was from the control's in one trial. `apart` is the logarithm of the ratio of their
+    speeds, negative where the arm's is slower; None: unknown. `stays` is what of it is there in all trials."""
+
+    trial: int
+    place: str  # of the slower one
+    apart: float | None
+    text: str = ""
+    stays: float = math.inf
+    counts: bool = True  # whether it is a disturbance by itself, where it is too wide
+
+
+def _unequal(arm: str, gaps: Sequence[_Gap], limit: float) -> Iterator[Disturbance]:
+    """The gaps that are too wide. What counts is the mean of the logarithms over trials: by as much the machines alone
+    move the ratio of the arms, and where it is small, swapping devices balanced them."""
+    known = [gap.apart for gap in gaps if gap.apart is not None]
+    mean = fmean(known) if known else 0.0
+    balanced = len(known) == len(gaps) and lost(mean) <= limit
+    stays = fmean(gap.stays for gap in gaps) if gaps else 0.0
+    for gap in gaps:
+        wide = 1.0 if gap.apart is None else lost(gap.apart)
+        if gap.counts and wide > limit:
+            yield Disturbance(
+                place=gap.place,
+                trial=gap.trial,
+                arms=() if balanced else (arm,),
+                value=wide,
+                limit=limit,
+                shift=None if gap.apart is None else abs(mean),
+                among_trials=lost(stays) <= limit,
+                text=gap.text + _BALANCED * balanced,
+            )
+
+
+def _pairs(machines: MachineRecords, arm: str, control: str) -> list[tuple[DeviceTraffic, DeviceTraffic]]:
+    """The devices of the arm and of the control, in the trials in which they are two."""
+    pairs = []
+    for trial in machines.trials:
+        of = {name: device for device in machines.used if device.trial == trial for name in device.arms}
+        own, other = of.get(arm), of.get(control)
+        if own is not None and other is not None and own is not other:
+            pairs.append((own, other))
+    return pairs
+
+
+def throttling(seen: Evidence) -> list[Disturbance] | None:
+    """What held an arm's device back, the power cap only where it bound on one of two; None where no device reports
+    it."""
+    machines = seen.machines
+    found: list[Disturbance] = []
+    if not any(device.throttled_s is not None for device in machines.used):
+        return None
+    for device in machines.used:
+        held = {name: took for name, took in (device.throttled_s or {}).items() if name != POWER_CAP}
+        why = ", ".join(THROTTLES[name] for name in sorted(held, key=lambda name: -held[name]))
+        seconds = device.throttle_s or 0.0
+        text = f"{device.card.name} was throttled {_how_long(device, seconds)} ({why})"
+        found += _for_too_long(device, seconds, text)
+    for arm in seen.run.treatments:
+        gaps = _power_caps(_pairs(machines, arm, seen.run.control))
+        found += _unequal(arm, gaps, seen.run.limits.max_bed_drift)
+    return found
+
+
+def _power_caps(pairs: Sequence[tuple[DeviceTraffic, DeviceTraffic]]) -> list[_Gap]:
+    """The gaps between clocks where the power cap bound on one of two devices.
+
+    None where it followed the arm from card to card: then the arm's own work draws the power, and any card of the kind
+    would hold it so. Where clocks are unknown, a cap that bound is taken for one that mattered.
+    """
+    rows = []
+    for own, other in pairs:
+        shares = _capped(own), _capped(other)
+        if None not in shares:
+            rows.append((own, other, (shares[0] or 0.0) - (shares[1] or 0.0)))
+    held = [own if more > 0 else other for own, other, more in rows]
+    on_one_arm = all(more > MOST_SHARE for *_, more in rows) or all(more < -MOST_SHARE for *_, more in rows)
+    if on_one_arm and len({device.card.identity for device in held}) > 1 and _one_power_limit(pairs):
+        return []
+    gaps = []
+    for (own, other, more), device in zip(rows, held, strict=True):
+        free = other if device is own else own
+        slower, faster = device.mean_mhz or 0.0, free.mean_mhz or 0.0
+        known = min(slower, faster) > 0
+        seconds = (device.throttled_s or {}).get(POWER_CAP, 0.0)
+        text = f"{device.card.name} was throttled {_how_long(device, seconds)} ({THROTTLES[POWER_CAP]})"
+        text += f", to {slower:,.0f} MHz in the mean where {free.card.name} had {faster:,.0f} MHz" if known else ""
+        gaps.append(
+            _Gap(
+                trial=device.trial,
+                place=f"{device.card.name} power cap",
+                apart=math.log((own.mean_mhz or 1.0) / (other.mean_mhz or 1.0)) if known else None,
+                text=text,
+                counts=abs(more) > MOST_SHARE and (slower < faster or not known),
+            )
+        )
+    return gaps
+
+
+def _capped(device: DeviceTraffic) -> float | None:
+    """The share of its traffic in which the power cap bound."""
+    if device.throttled_s is None or device.seconds <= 0:
+        return None
+    return device.throttled_s.get(POWER_CAP, 0.0) / device.seconds
+
+
+def _power_limit(device: DeviceTraffic) -> float | None:
+    # The lowest that was seen: a limit may change while a trial runs.
+    return device.power_limit_w.low if device.power_limit_w else device.card.power_limit_w
+
+
+def _one_power_limit(pairs: Sequence[tuple[DeviceTraffic, DeviceTraffic]]) -> bool:
+    known = [limit for pair in pairs for device in pair if (limit := _power_limit(device)) is not None]
+    return not known or max(known) <= 1.01 * min(known)
+
+
+def settings(seen: Evidence) -> list[Disturbance] | None:
+    """Power limits and clocks that differ between an arm's device and the control's, of one model; None where no two
+    devices were used."""
+    run = seen.run
+    found: list[Disturbance] = []
+    pairs_of = {arm: _pairs(seen.machines, arm, run.control) for arm in run.treatments}
+    if not any(pairs_of.values()):
+        return None
+    for arm, pairs in pairs_of.items():
+        alike = [pair for pair in pairs if pair[0].card.model == pair[1].card.model]
+        for name, unit, of in (
+            ("a power limit", "W", _power_limit),
+            ("a highest clock under load", "MHz", lambda device: device.free_mhz),
+        ):
+            gaps = []
+            for own, other in alike:
+                a, b = of(own) or 0.0, of(other) or 0.0
+                if min(a, b) > 0:
+                    low, high = (own, other) if a < b else (other, own)
+                    text = f"{low.card.name} had {name} of {min(a, b):,.0f} {unit} in trial {low.trial}, "
+                    text += f"{high.card.name} of {max(a, b):,.0f} {unit}"
+                    place = f"{low.card.identity} {name}"
+                    gaps.append(_Gap(trial=low.trial, place=place, apart=math.log(a / b), text=text))
+            found += _unequal(arm, gaps, run.limits.max_bed_drift)
+    return found
+
+
+THROTTLED: Rule = Rule(
+    name="throttling",
+    find=lambda seen: _rows(THROTTLED, seen, throttling(seen)),
+    sound="Nothing held the arms' devices back, and they had one power limit and one highest clock.",
+    remedy="Cool the card or lower and lock its clock below what it cannot hold, and run again.",
+    slows=True,
+    rank=MACHINES,
+)
+SETTINGS: Rule = Rule(
+    name="throttling",
+    find=lambda seen: _rows(SETTINGS, seen, settings(seen)),
+    sound=THROTTLED.sound,
+    remedy="Give all cards one power limit and one clock (`nvidia-smi -pl`, `-lgc`), or swap them over an even "
+    "number of trials (trials.swap_devices).",
+    rank=MACHINES,
+)
+
+
+# --- Speed by the reference -------------------------------------------------------------------------------------------
+
+
+def drift(seen: Evidence) -> list[Disturbance] | None:
+    """Devices and hosts that were slower after a trial than before it, or in one trial than in another; None where
+    nothing was measured twice."""
+    limit = seen.run.limits.max_bed_drift
+    changes = list(_changes(seen.machines, limit, shared=_shared(seen)))
+    return [item for item in changes if item.value > limit] if changes else None
+
+
+def largest_change(machines: MachineRecords) -> float | None:
+    """The share by which two measurements of one figure on one device differ at most; None without two."""
+    return max((item.value for item in _changes(machines, 0.0, shared=True)), default=None)
+
+
+def _changes(machines: MachineRecords, limit: float, *, shared: bool) -> Iterator[Disturbance]:
+    """The reference after each trial against before it, and each trial's against the fastest of the same device.
+
+    Arms that ran at the same time (`shared`) saw every speed in between: their mean is off by half of the change.
+    """
+    for figure in FIGURES:
+        used = [place for place in machines.measured if _arms_of(machines, *place, figure) != ()]
+        for trial, device in used:
+            own = {row.when: row for row in machines.reference(trial, device, figure)}
+            if {"before", "after"} <= own.keys():
+                before, after = (speed_of(figure, own[when].figures[figure]) for when in ("before", "after"))
+                when = ("after", "before") if after < before else ("before", "after")
+                text = f"slower {when[0]} trial {trial} than {when[1]} it"
+                half = 0.5 if shared else 1.0
+                arms = _arms_of(machines, trial, device, figure)
+                yield _change(machines, figure, trial, device, after - before, half, arms, limit, text)
+        for card in dict.fromkeys(machines.identity(*place) for place in used):
+            places = [place for place in used if machines.identity(*place) == card]
+            speeds = [(speed, *place) for place in places if (speed := machines.speed(*place, figure)) is not None]
+            best, fastest, name = max(speeds, default=(0.0, 0, ""))
+            for speed, trial, device in speeds:
+                if trial != fastest:
+                    arms = _either(
+                        *(_arms_of(machines, *place, figure) for place in ((trial, device), (fastest, name)))
+                    )
+                    text = f"slower in trial {trial} than in trial {fastest}"
+                    yield _change(machines, figure, trial, device, speed - best, 1.0, arms, limit, text)
+
+
+def _change(
+    machines: MachineRecords,
+    figure: str,
+    trial: int,
+    device: str,
+    change: float,
+    part: float,
+    arms: Arms,
+    limit: float,
+    text: str,
+) -> Disturbance:
+    return Disturbance(
+        place=machines.identity(trial, device) if figure in CARD_FIGURES else "host",
+        trial=trial,
+        arms=arms,
+        value=lost(change),
+        limit=limit,
+        shift=part * abs(change),
+        among_trials=True,
+        text=f"{_doer(device, figure)} {_DEEDS[figure]} {percent(lost(change))} {text}",
+    )
+
+
+def apart(seen: Evidence) -> list[Disturbance] | None:
+    """Devices and hosts of an arm that are slower or faster than the control's; None where no two were measured.
+
+    What of a gap stays with a device is in all trials, as far as swapping devices does not balance it; the rest is
+    momentary, and in what trials differ by.
+    """
+    measured = False
+    found: list[Disturbance] = []
+    for figure in FIGURES:
+        gaps = _with_stays(seen.machines, [item for arm in seen.run.treatments for item in _gaps(seen, arm, figure)])
+        measured = measured or any(own != other for *_, own, other in gaps)
+        for arm in seen.run.treatments:
+            own = [gap for name, gap, *_ in gaps if name == arm]
+            found += _unequal(arm, own, seen.run.limits.max_bed_drift)
+    return found if measured else None
+
+
+_ArmGap = tuple[str, _Gap, str, str]  # arm, gap, the arm's device, the control's
+
+
+def _gaps(seen: Evidence, arm: str, figure: str) -> Iterator[_ArmGap]:
+    """How far the arm's device was from the control's, trial by trial, where the two did equal work."""
+    machines = seen.machines
+    for trial, placed in machines.placed.items():
+        own, other = placed.get(arm), placed.get(seen.run.control)
+        if own is None or other is None:
+            continue
+        if own == other:
+            yield arm, _Gap(trial=trial, place=own, apart=0.0), own, other
+            continue
+        speeds = machines.speed(trial, own, figure), machines.speed(trial, other, figure)
+        sizes = [{row.sizes[figure] for row in machines.reference(trial, name, figure)} for name in (own, other)]
+        if speeds[0] is None or speeds[1] is None or sizes[0] != sizes[1]:
+            continue
+        gap = speeds[0] - speeds[1]
+        slower, faster = (own, other) if gap < 0 else (other, own)
+        text = f"{_doer(slower, figure)} {_DEEDS[figure]} {percent(lost(gap))} slower than {_doer(faster, figure)}"
+        place = f"{machines.identity(trial, slower)}{' host' * (figure in HOST_FIGURES)}"
+        yield arm, _Gap(trial=trial, place=place, apart=gap, text=f"{text} in trial {trial}"), own, other
+
+
+def _with_stays(machines: MachineRecords, gaps: Sequence[_ArmGap]) -> list[_ArmGap]:
+    """The gaps with what their devices differ by in all trials: least squares with one speed for each device."""
+    if not gaps:
+        return []
+    cards = [tuple(machines.identity(gap.trial, device) for device in devices) for _, gap, *devices in gaps]
+    number = {card: place for place, card in enumerate(dict.fromkeys(card for pair in cards for card in pair))}
+    signs = np.zeros((len(gaps), len(number)))
+    for row, (own, other) in enumerate(cards):
+        signs[row, number[own]] += 1.0
+        signs[row, number[other]] -= 1.0
+    speeds = np.linalg.lstsq(signs, np.array([gap.apart for _, gap, *_ in gaps]))[0]
+    stays = (signs @ speeds).tolist()
+    rows = zip(gaps, stays, strict=True)
+    return [(arm, replace(gap, stays=part), own, other) for (arm, gap, own, other), part in rows]
+
+
+def slow(seen: Evidence) -> list[Disturbance] | None:
+    """Devices far below what their kind is known for; None where nothing is known of the kind."""
+    machines, compared = seen.machines, False
+    found: list[Disturbance] = []
+    for trial, device in machines.measured:
+        card = machines.cards.get((trial, RUN_HOST, device))
+        kind = card.model if card and card.model and not card.shared else ""
+        for figure, known in _KNOWN.get(kind, {}).items():
+            speed, arms = machines.speed(trial, device, figure), _arms_of(machines, trial, device, figure)
+            if speed is None:
+                continue
+            compared, share = True, math.exp(speed - speed_of(figure, known))
+            if share < _LEAST_OF_KIND and arms != ():
+                text = (
+                    f"{_doer(device, figure)} {_DEEDS[figure]} in trial {trial} at {percent(share)} of the speed that "
+                )
+                found.append(
+                    Disturbance(
+                        place=machines.identity(trial, device),
+                        trial=trial,
+                        arms=arms,
+                        value=1.0 - share,
+                        limit=1.0 - _LEAST_OF_KIND,
+                        text=f"{text}{kind} is known for",
+                    )
+                )
+    return found if compared else None
+
+
+def _arms_of(machines: MachineRecords, trial: int, device: str, figure: str) -> Arms:
+    """Whose gates a figure concerns: those of the arms on the device, or of all where it is of the host they share."""
+    return None if figure in HOST_FIGURES or not machines.placed.get(trial) else machines.arms_on(trial, device)
+
+
+def _either(one: Arms, other: Arms) -> Arms:
+    return None if one is None or other is None else tuple(dict.fromkeys((*one, *other)))
+
+
+def _doer(device: str, figure: str) -> str:
+    if figure in HOST_FIGURES:
+        return "the host" if device == "cpu" else f"the host of {device}"
+    return "the processor" if device == "cpu" else device
+
+
+DRIFT: Rule = Rule(
+    name="machine speed",
+    find=lambda seen: _rows(DRIFT, seen, drift(seen)),
+    sound="By the reference, the arms' devices and hosts were as fast before as after, and as fast as each other.",
+    remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host. "
+    "A ratio to the control is decided by more trials, too: six or more in all, on several days.",
+    rank=MACHINES,
+)
+APART: Rule = Rule(
+    name="machine speed",
+    find=lambda seen: _rows(APART, seen, apart(seen)),
+    sound=DRIFT.sound,
+    remedy="Put the arms on cards of one speed, or swap them over an even number of trials (trials.swap_devices): six "
+    "or more, where the host's speed will not stay.",
+    rank=MACHINES,
+)
+SLOW: Rule = Rule(
+    name="machine speed",
+    find=lambda seen: _rows(SLOW, seen, slow(seen)),
+    sound=DRIFT.sound,
+    remedy="Look for a throttled, shared or faulty machine, or run on another one.",
+    slows=True,
+    rank=MACHINES,
+)

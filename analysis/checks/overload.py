@@ -1,0 +1,217 @@
+"""Whether the arms were offered more than they can serve: what they left undone grew through a whole trial.
+
+A queue that a burst or a stall makes comes and empties again. Under overload it never empties: arrivals outnumber
+completions in every stretch of the trial. So the trial is cut into windows, and the lowest number of requests that were
+under way or had been turned away is taken from each. A jam raises that floor in one window or two and lets it fall
+again; overload raises it from window to window, and answers take longer and longer, or requests are turned away
+throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.arrays import Bools, Floats, Ints
+from analysis.checks.check import OVERLOADED, Check, Evidence, Rule
+from analysis.run.run import Run
+from analysis.wording import counted, digits, listed
+
+WINDOWS = 8  # the first is left out: it fills the server
+FEWEST = 10  # the fewest requests in a window that count
+LEAST_UNDONE = 0.05  # share of what was offered that must be left undone
+_BINS = 40  # times in a window at which requests under way are counted
+_MOST_FALLS = 1  # of the floor, from window to window
+_MOST_AT_ONCE = 0.5  # of the whole rise in one window: more is a jam or a stall
+_SLOWER = 1.5  # how much longer answers take in the last window than in the first two
+_LEAST_SHED = 0.02  # share of requests turned away in each window
+_HANGING = 4.0  # a request that took so many times the median without an answer hung, whatever the load
+_MOST_SAMPLED = 20_000  # requests whose times make a window's median
+_MOST_COUNTED = 400_000  # requests of an arm and a trial: of more, every k-th is enough
+_BELOW = 0.8  # of what the arms answered: a rate at which a queue stays short
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What one arm was offered and what it answered in one trial, the first window left out. Rates are requests/s.
+
+    `waiting` counts the requests under way when the traffic ended, `shed` those that the server had no room or no time
+    for.
+    """
+
+    offered_rps: float
+    answered_rps: float
+    waiting: int
+    shed: int
+    overloaded: bool
+
+
+def load_of(
+    start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, seconds: float, every: int = 1
+) -> Load | None:
+    """The load on one arm in one trial of `seconds`, all arrays of shape (n,) in seconds from its first request.
+
+    The arrays hold one request of `every`: a sample is enough where there are very many.
+    A request that ended after the trial was under way when it ended. `shed` marks those that ended without an answer
+    for want of room or time (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED). None where a window has too few requests,
+    or the first has no answer: n = 0 is such a case.
+    """
+    if seconds <= 0 or len(start_s) < WINDOWS * FEWEST:
+        return None
+    width = seconds / WINDOWS
+    came = _window(start_s, width)
+    went = _window(end_s, width)
+    arrivals = np.bincount(came, minlength=WINDOWS)[:WINDOWS]
+    answers = np.bincount(went[answered], minlength=WINDOWS)[:WINDOWS]
+    if arrivals.min() < FEWEST or not answers[0]:
+        return None
+    age = end_s - start_s
+    medians = np.empty(WINDOWS)
+    for window in range(WINDOWS):
+        own = answered & (went == window)
+        medians[window] = _median(age[own]) if answers[window] else medians[window - 1]
+    # Requests that hung are no sign of load, nor are those that failed for other reasons.
+    turned = shed & (went < WINDOWS)
+    turned[turned] &= age[turned] <= _HANGING * medians[went[turned]]
+    undone = _undone(start_s, end_s, turned, width)
+    floors = undone.reshape(WINDOWS, _BINS).min(axis=1)[1:]
+    rises = np.diff(floors)
+    total = float(floors[-1] - floors[0])
+    away = np.bincount(went[turned], minlength=WINDOWS)[:WINDOWS]
+    grew = (
+        int((rises <= 0).sum()) <= _MOST_FALLS
+        and total >= max(FEWEST, LEAST_UNDONE * float(arrivals[2:].sum()))
+        and float(rises.max()) <= _MOST_AT_ONCE * total
+    )
+    slower = medians[-1] >= _SLOWER * medians[:2].min()
+    throughout = bool((away[1:] >= _LEAST_SHED * arrivals[1:]).all())
+    span = seconds - width
+    return Load(
+        offered_rps=every * float(arrivals[1:].sum()) / span,
+        answered_rps=every * float(answers[1:].sum()) / span,
+        waiting=every * int(((start_s <= seconds) & (end_s > seconds)).sum()),
+        shed=every * int(turned.sum()),
+        overloaded=bool(grew and (slower or throughout)),
+    )
+
+
+def _window(at_s: Floats, width: float) -> Ints:
+    """The window of each time; WINDOWS for what lies beyond the trial."""
+    return np.clip((at_s / width).astype(np.int64), 0, WINDOWS)
+
+
+def _undone(start_s: Floats, end_s: Floats, turned: Bools, width: float) -> Ints:
+    """Requests under way or turned away by the end of each bin, shape (WINDOWS * _BINS,)."""
+    bins = WINDOWS * _BINS
+    each = width / _BINS
+
+    def counted(at_s: Floats) -> Ints:
+        place = np.clip((at_s / each).astype(np.int64), 0, bins)
+        return np.cumsum(np.bincount(place, minlength=bins)[:bins])
+
+    return counted(start_s) - counted(end_s[~turned])
+
+
+def _median(values: Floats) -> float:
+    return float(np.median(values[:: max(1, len(values) // _MOST_SAMPLED)]))
+
+
+# --- The check --------------------------------------------------------------------------------------------------------
+
+
+def _overload(seen: Evidence) -> Iterable[Check]:
+    # A closed loop cannot overload.
+    if seen.run.reported_open_loop is not False:
+        yield from overload({arm: _loads(seen.run, arm) for arm in seen.run.arms}, seen.run.control)
+
+
+def _loads(run: Run, arm: str) -> list[Load | None]:
+    """What the arm was offered and answered, trial by trial; None where a trial has too few requests."""
+    requests = run.requests
+    own = run.of_arm(arm) & ~requests.broken
+    loads = []
+    for trial in run.trials:
+        rows = np.flatnonzero(own & (requests.trial == trial.number))
+        every = max(1, len(rows) // _MOST_COUNTED)
+        rows = rows[::every]
+        start_s, end_s = ((column[rows] - trial.first_ns) / 1e9 for column in (requests.start_ns, requests.end_ns))
+        seconds = trial.seconds - (trial.first_ns - trial.start_ns) / 1e9
+        loads.append(load_of(start_s, end_s, requests.ok[rows], requests.shed[rows], seconds=seconds, every=every))
+    return loads
+
+
+def overload(loads: Mapping[str, Sequence[Load | None]], control: str) -> Iterable[Check]:
+    """Each arm could serve what it was offered, or the control could: then what the arm cannot is its own.
+
+    `loads` holds the load of each arm by trial, None where it is unknown. An arm and the control are overloaded
+    together in a trial if both are, and in a run if they are in half of the trials with known loads. One row where all
+    arms are, else one for each arm that is.
+    """
+    trials = {arm: _trials(rows, loads[control]) for arm, rows in loads.items()}
+    treatments = [arm for arm in loads if arm != control]
+    over = [arm for arm in treatments if trials[arm] and 2 * sum(both for _, both in trials[arm]) >= len(trials[arm])]
+    if not over:
+        known = any(trials[arm] for arm in treatments)
+        yield OVERLOAD.row(True, "" if known else "Too few requests to see whether the arms were overloaded.")
+    elif over == treatments:
+        yield _overloaded([control, *over], trials, "Both arms" if len(over) == 1 else "All arms")
+    else:
+        yield from (_overloaded([control, arm], trials, f"{control} and {arm}", arm=arm) for arm in over)
+
+
+def _trials(own: Sequence[Load | None], control: Sequence[Load | None]) -> list[tuple[Load, bool]]:
+    """The arm's load in each trial with both loads known, and whether both arms were overloaded."""
+    return [
+        (load, load.overloaded and other.overloaded)
+        for load, other in zip(own, control, strict=True)
+        if load is not None and other is not None
+    ]
+
+
+def _overloaded(
+    arms: Sequence[str], trials: Mapping[str, list[tuple[Load, bool]]], who: str, *, arm: str | None = None
+) -> Check:
+    rows = {name: [load for load, both in trials[name] if both] for name in arms}
+    answered = {name: sum(load.answered_rps for load in loads) / len(loads) for name, loads in rows.items()}
+    offered = sum(load.offered_rps for loads in rows.values() for load in loads) / sum(map(len, rows.values()))
+    reason = (
+        f"{who} were overloaded: of {digits(offered)} requests/s, {listed(arms)} answered "
+        f"{listed([digits(answered[name]) for name in arms])}{_left(arms, rows)}"
+    )
+    if len(rows[arms[-1]]) < len(trials[arms[-1]]):
+        reason += f"; in {len(rows[arms[-1]])} of {counted(len(trials[arms[-1]]), 'trial')}"
+    safe = digits(_BELOW * min(answered.values()), 2)
+    return OVERLOAD.row(
+        False,
+        f"{reason}.",
+        arm=arm,
+        value=min(answered.values()),
+        limit=offered,
+        remedy=f"Lower the rate to {safe} requests/s or less, or search for what the arms hold "
+        '(traffic.arrivals = "saturation").',
+    )
+
+
+def _left(arms: Sequence[str], rows: Mapping[str, Sequence[Load]]) -> str:
+    waiting, shed = ([max(getattr(load, name) for load in rows[arm]) for arm in arms] for name in ("waiting", "shed"))
+    rest = ""
+    if any(waiting):
+        rest += f"; {listed([f'{count:,}' for count in waiting])} waited when the traffic ended"
+    if any(shed):
+        rest += f"; {listed([f'{count:,}' for count in shed])} were turned away or timed out"
+    return rest
+
+
+# The ratio of two growing queues says nothing of the arms, nor does an objective that a short queue still keeps. One
+# that is missed stays missed.
+OVERLOAD = Rule(
+    name="overload",
+    find=_overload,
+    sound="No arm was overloaded together with the control.",
+    opens=("noninferiority", "slo"),
+    stands=("recompile", "error", "slo"),
+    rank=OVERLOADED,
+    in_search=False,  # a search overloads the arms on purpose
+)

@@ -1,0 +1,88 @@
+"""The table of all checks, and what it finds in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import groupby
+
+from analysis.checks.arms import ANSWERS, COMPARABLE, EQUAL_WORK, PRESSURE, TOKEN_STREAM
+from analysis.checks.check import Check, Evidence, Rule
+from analysis.checks.complete import ALIVE, DAMAGE, SHORT, STOPPED, UNPLACED
+from analysis.checks.data import AUTOCORRELATION, BLOCKS, COLD_STARTS, CUT, HETEROGENEITY, RUN_LENGTH, TAIL_SIZE
+from analysis.checks.generator import GENERATOR, LAG_APART
+from analysis.checks.machines import APART, DRIFT, FOREIGN, HOST, SETTINGS, SLOW, THROTTLED
+from analysis.checks.overload import OVERLOAD
+from analysis.checks.telemetry import BLIND, COMPILED, EVENTS, STEPS, UNKNOWN_STALLS
+from analysis.checks.traffic import CONTROL_ERRORS, INTERFERENCE, OPEN_LOOP, PAIRS, SAMPLE_RATIO, SCHEDULES
+from analysis.judging.comparisons import Comparisons
+from analysis.judging.load_steps import is_search
+from analysis.run.client_stalls import ArmStalls
+from analysis.run.machine_records import MachineRecords
+from analysis.run.run import Run
+
+# Rules of one check follow each other. Of two with one rank, the first gives the reason of an open verdict.
+RULES: tuple[Rule, ...] = (
+    OVERLOAD,
+    *(DAMAGE, UNPLACED, STOPPED, SHORT),
+    ALIVE,
+    SCHEDULES,
+    SAMPLE_RATIO,
+    CONTROL_ERRORS,
+    PRESSURE,
+    *(GENERATOR, LAG_APART),
+    OPEN_LOOP,
+    COLD_STARTS,
+    RUN_LENGTH,
+    INTERFERENCE,
+    ANSWERS,
+    BLOCKS,
+    TAIL_SIZE,
+    AUTOCORRELATION,
+    COMPARABLE,
+    EQUAL_WORK,
+    TOKEN_STREAM,
+    PAIRS,
+    CUT,
+    *(EVENTS, BLIND, STEPS),
+    UNKNOWN_STALLS,
+    COMPILED,
+    *(FOREIGN, HOST),
+    *(THROTTLED, SETTINGS),
+    *(DRIFT, APART, SLOW),
+    HETEROGENEITY,
+)
+
+
+def names(of: Callable[[Rule], bool]) -> frozenset[str]:
+    """The names of the checks whose every rule is so."""
+    return frozenset(rule.name for rule in RULES) - {rule.name for rule in RULES if not of(rule)}
+
+
+LENGTH_CHECKS = names(lambda rule: rule.mended_by_length)
+
+
+def checks_of_run(
+    run: Run, compared: Comparisons, stalls: Mapping[str, ArmStalls], *, at_end: bool = True
+) -> tuple[list[Check], MachineRecords]:
+    """Return what all rules find, and the machines' records. An interim analysis (`at_end` False) leaves out what only
+    the end of a run can tell."""
+    machines = MachineRecords.of(run)
+    seen = Evidence(run=run, compared=compared, stalls=stalls, machines=machines, search=is_search(run))
+    checks: list[Check] = []
+    for _, rules in groupby(RULES, lambda rule: rule.name):
+        asked = [rule for rule in rules if (at_end or not rule.at_end) and (rule.in_search or not seen.search)]
+        checks += _joined([check for rule in asked for check in rule.find(seen)])
+    return checks, machines
+
+
+def _joined(rows: list[Check]) -> Iterator[Check]:
+    """The rows of one check that failed; where none did, one that holds. What holds in spite of disturbances stays."""
+    failed = [row for row in rows if not row.ok]
+    yield from failed
+    noted = [row for row in rows if row.ok and row.disturbances]
+    yield from noted
+    if rows and not failed and not noted:
+        own = {row.reason for row in rows} - {rows[0].rule.sound}
+        arm = rows[0].arm if len(rows) == 1 else None
+        yield replace(rows[0], arm=arm, reason=own.pop() if len(own) == 1 else rows[0].rule.sound)

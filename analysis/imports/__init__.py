@@ -1,0 +1,1 @@
+"""Result files of other load tools, read as records of a run."""

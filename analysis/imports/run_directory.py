@@ -1,0 +1,119 @@
+"""A run directory made of other tools' result files: each is a trial of one arm, since each was a run by itself."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import tomli_w
+
+from analysis.imports.file import part_of, read_result
+from analysis.imports.result import Result
+from analysis.records.documents import content_of, write_json
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordError, crc32_of
+
+DESIGN = "separate"
+_LIST = "results.json"
+
+Named = tuple[str, Path]
+"""An arm, and a file of it."""
+
+
+def write_run(folder: Path, files: Sequence[Named], *, name: str = "") -> None:
+    """Write the files as a run to `folder`, which is empty or not there. The first arm is the control.
+
+    Raises RecordError for a file that cannot be read, and for files of other tools or of another load than the first.
+    """
+    listed = identity(files)
+    contents = [row["content"] for row in listed["files"]]
+    for place, content in enumerate(contents):
+        if (same := contents.index(content)) < place:
+            raise RecordError(f"{files[same][1]} and {files[place][1]} hold the same run: give each run once")
+    arms = list(dict.fromkeys(arm for arm, _ in files))
+    results = [read_result(path) for _, path in files]
+    first = results[0]
+    for (_, path), result in zip(files, results, strict=True):
+        _check_alike(files[0][1], first, path, result)
+    experiment = {
+        "name": name or folder.name,
+        "compare_models": True,  # two servers were named to be compared
+        "arms": [{"name": arm, "kind": "openai", "control": arm == arms[0]} for arm in arms],
+        **({"model": {"task": "embed"}} if first.embeds else {}),
+        "traffic": {"design": DESIGN, "tool": first.tool, **first.load},
+    }
+    problems = [
+        f"{path.name} {problem}" for (_, path), one in zip(files, results, strict=True) for problem in one.problems
+    ]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as partial:
+        made = Path(partial) / "run"
+        for number, ((arm, path), result) in enumerate(zip(files, results, strict=True), start=1):
+            _write_trial(made / f"trial-{number:02d}", number, arm, path, result)
+        (made / "experiment.toml").write_text(tomli_w.dumps(experiment), encoding="utf-8")
+        write_json(made / "export.json", {"source": first.tool, "format": "parquet", "problems": problems}, indent=2)
+        write_json(made / _LIST, listed, indent=2)
+        made.replace(folder)
+
+
+def is_made_of(folder: Path, files: Sequence[Named]) -> bool:
+    """Return whether the folder holds the run that these files make."""
+    return (folder / _LIST).is_file() and content_of(folder / _LIST) == identity(files)
+
+
+def identity(files: Sequence[Named]) -> dict[str, Any]:
+    """Return the files by arm and content, wherever they lie. Raises RecordError for one that is not there."""
+    return {"files": [{"arm": arm, "name": path.name, "content": _content(path)} for arm, path in files]}
+
+
+def _content(path: Path) -> str:
+    file, part = part_of(path)
+    try:
+        crc = f"{crc32_of(file):08x}"
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read ({error.strerror}): give a result file") from None
+    return crc if part is None else f"{crc}#{part}"
+
+
+def _check_alike(one_path: Path, one: Result, other_path: Path, other: Result) -> None:
+    if one.tool != other.tool:
+        raise RecordError(
+            f"{one_path} is of {one.tool} and {other_path} of {other.tool}, which time requests in other ways: give "
+            "files of one tool"
+        )
+    differing = [
+        f"{key} {one.load.get(key, 'none')} and {other.load.get(key, 'none')}"
+        for key in sorted({*one.load, *other.load})
+        if one.load.get(key) != other.load.get(key)
+    ]
+    if differing:
+        raise RecordError(
+            f"{one_path} and {other_path} are of other loads ({'; '.join(differing)}): give runs of one load"
+        )
+
+
+def _write_trial(folder: Path, number: int, arm: str, path: Path, result: Result) -> None:
+    folder.mkdir(parents=True)
+    table = result.requests
+    for name, value in (("arm", arm), ("trial", number)):
+        item = REQUESTS.field(name)
+        column = pa.repeat(pa.scalar(value, item.type), table.num_rows)
+        table = table.set_column(REQUESTS.get_field_index(name), item, column)
+    pa.parquet.write_table(table, folder / "requests.parquet", compression="zstd")
+    info: dict[str, Any] = {
+        "trial": number,
+        "complete": True,
+        "design": DESIGN,
+        "source": path.name,
+        "pace": result.pace,
+        "open_loop": result.open_loop,
+        "timed": result.timed,
+        "arms": [{"name": arm, "kind": "openai", "external": {"model_name": result.model}}],
+        **({"max_concurrency": result.concurrency} if result.concurrency else {}),
+        **({"planned": {arm: result.sent}} if result.sent else {}),
+    }
+    write_json(folder / "trial.json", info, indent=2)

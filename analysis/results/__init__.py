@@ -1,1 +1,0 @@
-"""Result files of other load tools: what each says of its requests, as records of ours."""

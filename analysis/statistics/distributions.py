@@ -1,0 +1,88 @@
+"""Distributions by their special functions: importing scipy.stats takes longer than judging a short run.
+
+Each returns what the method of scipy.stats of the same meaning does. Arguments broadcast.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+
+def normal_quantile(p: Any) -> Any:
+    """Return the quantile of the standard normal distribution."""
+    return special.ndtri(p)
+
+
+def t_quantile(p: Any, degrees: Any) -> Any:
+    """Return the quantile of Student's t."""
+    return special.stdtrit(degrees, p)
+
+
+def t_cdf(value: Any, degrees: Any) -> Any:
+    """Return the probability that Student's t is at most `value`."""
+    return special.stdtr(degrees, value)
+
+
+def t_sf(value: Any, degrees: Any) -> Any:
+    """Return the probability that Student's t exceeds `value`."""
+    return special.stdtr(degrees, np.negative(value))
+
+
+def f_quantile(p: Any, over: Any, under: Any) -> Any:
+    """Return the quantile of F with `over` and `under` degrees of freedom."""
+    return special.fdtri(over, under, p)
+
+
+def chi_square_sf(value: Any, degrees: Any) -> Any:
+    """Return the probability that chi-square exceeds `value`."""
+    return special.chdtrc(degrees, value)
+
+
+def beta_quantile(p: Any, a: Any, b: Any) -> Any:
+    """Return the quantile of the beta distribution."""
+    return special.betaincinv(a, b, p)
+
+
+def binomial_sf(count: Any, total: Any, share: Any) -> Any:
+    """Return the probability that more than `count` of `total` succeed."""
+    return np.where(np.less(count, 0), 1.0, special.bdtrc(np.maximum(count, 0), total, share))
+
+
+def binomial_quantile(p: float, total: int, share: float) -> int:
+    """Return the least count that at most so many of `total` succeed with probability `p` or more."""
+    count = int(np.ceil(special.bdtrik(p, total, share)))
+    below = max(0, count - 1)
+    return below if special.bdtr(below, total, share) >= p else count
+
+
+def binomial_test(count: int, total: int, share: float) -> float:
+    """Return the two-sided exact p-value: the probability of all counts that are no likelier than `count`."""
+    counts = np.arange(total + 1.0)
+    logs = special.gammaln(total + 1) - special.gammaln(counts + 1) - special.gammaln(total - counts + 1)
+    logs += special.xlogy(counts, share) + special.xlog1py(total - counts, -share)
+    chances = np.exp(logs)
+    return min(1.0, float(chances[chances <= chances[count] * (1 + 1e-7)].sum()))
+
+
+def exact_share(count: int, total: int, *, confidence: float) -> tuple[float, float]:
+    """Return the limits of a share by Clopper and Pearson, equal tails."""
+    tail = (1.0 - confidence) / 2.0
+    low = float(beta_quantile(tail, count, total - count + 1)) if count else 0.0
+    return low, float(beta_quantile(1.0 - tail, count + 1, total - count)) if count < total else 1.0
+
+
+def hypergeometric_sf(count: int, population: int, marked: int, drawn: int) -> float:
+    """Return the probability that more than `count` of `drawn` from `population` are among `marked`."""
+    share = marked / population
+    mean, reach = drawn * share, 40.0 * np.sqrt(drawn * share * (1.0 - share)) + 40.0  # beyond it lies less than 1e-300
+    least = max(count + 1, drawn + marked - population, 0, int(mean - reach))
+    hits = np.arange(least, min(marked, drawn, int(mean + reach)) + 1)
+
+    def ways(total: Any, chosen: Any) -> Any:
+        return special.gammaln(total + 1) - special.gammaln(chosen + 1) - special.gammaln(total - chosen + 1)
+
+    logs = ways(marked, hits) + ways(population - marked, drawn - hits) - ways(population, drawn)
+    return min(1.0, float(np.exp(logs).sum()))

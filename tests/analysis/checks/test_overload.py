@@ -1,0 +1,215 @@
+"""Overload and interference, on simulated servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.arrays import Floats
+from analysis.checks.overload import Load, load_of, overload
+from analysis.checks.traffic import interference, slowdown_during
+from analysis.judging.judgement import Judgement, judge
+from analysis.records.run_records import read_run
+from analysis.run.run import Run
+from benchmarks.simulation.scenario import Scenario, run
+from benchmarks.simulation.server import Served
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+
+
+def slowed(factor, *, seed=0, requests=1200, seconds=600.0):
+    rng = np.random.default_rng(seed)
+    inside = np.zeros(600)
+    for start in range(20, 600, 60):
+        inside[start : start + 4] = 1.0
+    starts = np.sort(rng.uniform(0, seconds, requests))
+    drift = 0.2 * np.sin(starts / 40.0)
+    excess = drift + 0.3 * rng.standard_normal(requests) + np.log(factor) * inside[starts.astype(int)]
+    return slowdown_during(excess, starts, inside, bin_s=1.0, rng=rng)
+
+
+def test_a_control_that_slows_while_others_compile_is_seen():
+    factor, p_value = slowed(1.6)
+    assert factor == pytest.approx(1.6, rel=0.1)
+    assert not interference(factor, p_value).ok
+
+
+def test_a_control_that_drifts_by_itself_is_no_interference():
+    blamed = sum(not interference(*slowed(1.0, seed=seed)).ok for seed in range(60))
+    assert blamed <= 5
+
+
+def test_interference_is_unknown_from_too_few_requests():
+    assert slowed(1.6, requests=12) == (None, None)
+    assert interference(None, None).ok
+
+
+SEEDS = range(4)
+FEW = 30
+# A server of the simulation has 16 slots and takes 1.6 s a request: it serves 10 requests/s.
+FINE = {
+    "calm": Scenario(),
+    "calm for 90 s": Scenario(duration_s=90.0),
+    "a rate that wanders": Scenario(cox=0.2),
+    "busy for 80 % of the time": Scenario(rate=8.0, cox=0.2),
+    "jams": Scenario(rate=6.0, cox=0.6),
+    "stalls of the host": Scenario(host_stalls=6),
+    "compiles": Scenario(compile_s=8.0, new_shapes=6),
+    "compiles in 90 s": Scenario(duration_s=90.0, compile_s=8.0, new_shapes=3),
+    "stalls of its own": Scenario(private_stalls=8),
+}
+OVERLOADED = {
+    "a fifth too much": Scenario(rate=12.0),
+    "a fifth too much for 20 minutes": Scenario(rate=12.0, duration_s=1200.0),
+    "half too much": Scenario(rate=15.0),
+    "half too much for 90 s": Scenario(rate=15.0, duration_s=90.0),
+    "three times too much": Scenario(rate=30.0, duration_s=300.0),
+    "a fifth too much, with compiles": Scenario(rate=12.0, compile_s=8.0, new_shapes=6),
+}
+
+
+def load(served: Served, seconds: float) -> Load | None:
+    answered = np.ones(len(served.end_s), dtype=np.bool_)
+    return load_of(served.arrival_s, served.end_s, answered, ~answered, seconds=seconds)
+
+
+def loads(scenario: Scenario, seed: int) -> list[Load | None]:
+    made = run(scenario, np.random.default_rng(seed))
+    return [load(served, scenario.duration_s) for served in (made.treatment, made.control)]
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_passing_jams_are_no_overload(name: str) -> None:
+    found = [one for seed in SEEDS for one in loads(FINE[name], seed)]
+    assert [one for one in found if one is not None and one.overloaded] == []
+    assert sum(one is not None for one in found) >= len(found) // 2
+
+
+@pytest.mark.parametrize("name", OVERLOADED)
+def test_more_than_a_server_can_serve_is_overload(name: str) -> None:
+    scenario = OVERLOADED[name]
+    for seed in SEEDS:
+        for one in loads(scenario, seed):
+            assert one is not None
+            assert one.overloaded
+            assert one.offered_rps == pytest.approx(scenario.rate, rel=0.15)
+            assert one.answered_rps == pytest.approx(10.0, rel=0.2)
+            assert one.waiting > FEW
+
+
+def test_one_jam_that_has_not_drained_at_the_end_is_no_overload() -> None:
+    rng = np.random.default_rng(1)
+    calm, jam = rng.uniform(0.0, 600.0, 2400), rng.uniform(540.0, 560.0, 800)
+    start = np.sort(np.concatenate([calm, jam]))
+    found = load_of(*_served(start, slots=16, work_s=1.6), seconds=600.0)
+    assert found is not None
+    assert (found.waiting > FEW, found.overloaded) == (True, False)
+
+
+def _served(
+    start: Floats, *, slots: int, work_s: float, room: int = 10**9, deadline_s: float = 1e9
+) -> tuple[Floats, Floats, np.ndarray, np.ndarray]:
+    """Return (start, end, answered, shed) of a server with `room` for waiting requests and a deadline."""
+    free = np.zeros(slots)
+    end, answered = np.empty(len(start)), np.zeros(len(start), dtype=np.bool_)
+    begun: list[float] = []
+    for index, at in enumerate(start):
+        slot = int(free.argmin())
+        begin = max(at, free[slot])
+        if begin > at and sum(other > at for other in begun[-room - 1 :]) >= room:
+            end[index] = at
+        elif begin + work_s > at + deadline_s:
+            end[index] = at + deadline_s
+            free[slot] = max(free[slot], min(begin + work_s, end[index]))
+        else:
+            end[index] = free[slot] = begin + work_s
+            answered[index] = True
+            begun.append(begin)
+    return start, end, answered, ~answered
+
+
+@pytest.mark.parametrize("limit", [{"room": 32}, {"room": 200}, {"deadline_s": 10.0}, {"deadline_s": 60.0}])
+@pytest.mark.parametrize("rate", [13, 20, 40])
+def test_requests_that_are_shed_throughout_are_overload(limit: dict[str, float], rate: int) -> None:
+    start = np.sort(np.random.default_rng(rate).uniform(0.0, 300.0, 300 * rate))
+    found = load_of(*_served(start, slots=16, work_s=1.6, **limit), seconds=300.0)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.overloaded
+    assert found.shed > FEW or found.waiting > FEW
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
+def test_requests_that_hang_on_a_quick_server_are_no_overload(share: float) -> None:
+    rng = np.random.default_rng(2)
+    start = np.sort(rng.uniform(0.0, 300.0, 1200))
+    hung = rng.uniform(size=1200) < share
+    end = start + np.where(hung, 60.0, 1.6)
+    found = load_of(start, end, ~hung, hung, seconds=300.0)
+    assert found is not None
+    assert not found.overloaded
+
+
+def test_the_load_of_too_few_requests_is_unknown() -> None:
+    none = np.zeros(0)
+    assert load_of(none, none, none.astype(bool), none.astype(bool), seconds=300.0) is None
+    few = np.linspace(0.0, 299.0, 60)
+    everything = np.ones(60, dtype=np.bool_)
+    assert load_of(few, few + 1.0, everything, ~everything, seconds=300.0) is None
+
+
+CALM = Load(offered_rps=12.0, answered_rps=12.0, waiting=3, shed=0, overloaded=False)
+OVER = Load(offered_rps=12.0, answered_rps=9.96, waiting=240, shed=0, overloaded=True)
+
+
+def test_an_overload_of_all_arms_is_one_check_that_names_their_rates() -> None:
+    (found,) = overload({"eager": [OVER], "compiled": [replace(OVER, answered_rps=10.3, shed=17)]}, "eager")
+    assert (found.ok, found.arm, found.value, found.limit) == (False, None, 9.96, 12.0)
+    words = ("Both arms", "12 requests/s", "9.96 and 10.3", "240 and 240", "0 and 17")
+    assert [word for word in words if word not in found.reason] == []
+    assert "8 requests/s" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("loads", "arms"),
+    [
+        ({"eager": [CALM], "compiled": [OVER]}, []),  # its own weakness, and a FAIL
+        ({"eager": [OVER], "compiled": [CALM]}, []),
+        ({"eager": [None], "compiled": [OVER]}, []),
+        ({"eager": [OVER, CALM, CALM], "compiled": [OVER, CALM, CALM]}, []),
+        ({"eager": [OVER, None, CALM], "compiled": [OVER, OVER, CALM]}, [None]),
+        ({"eager": [OVER], "compiled": [OVER], "naive": [CALM]}, ["compiled"]),
+        ({"eager": [OVER], "compiled": [OVER], "naive": [OVER]}, [None]),
+    ],
+)
+def test_arms_are_overloaded_together_with_the_control(loads: dict[str, Any], arms: list[str | None]) -> None:
+    assert [found.arm for found in overload(loads, "eager") if not found.ok] == arms
+
+
+def judged(path: Path, **run: Any) -> Judgement:
+    return judge(Run.of(read_run(write_run(path / "run", FakeRun(**run)))))
+
+
+@pytest.mark.parametrize(("limit_ms", "seconds", "verdict"), [(2000, 660, "FAIL"), (600_000, 360, "INCONCLUSIVE")])
+def test_a_run_that_overloaded_both_arms_reports_that_first(
+    tmp_path: Path, limit_ms: int, seconds: int, verdict: str
+) -> None:
+    arms = (replace(EAGER, holds_rps=3.3), FakeArm(name="compiled", holds_rps=3.4))
+    judgement = judged(tmp_path, arms=arms, duration_s=seconds, slo={"p99_ttft_ms": limit_ms})
+    assert judgement.overall == verdict
+    assert judgement.headline.startswith("Both arms were overloaded")
+    assert "2.6 requests/s" in judgement.headline
+    assert next(check for check in judgement.checks if not check.ok).check == "overload"
+    assert "A run of about" not in judgement.advice.text
+    latency = [gate for gate in judgement.gates if gate.kind == "noninferiority"]
+    assert {(gate.verdict, "overload" in gate.blocked_by) for gate in latency} == {("INCONCLUSIVE", True)}
+
+
+def test_one_overloaded_arm_fails_and_the_load_is_not_blamed(tmp_path: Path) -> None:
+    compiles = [Compile(at_s=60.0 + 90.0 * number, seconds=9.0) for number in range(3)]
+    arms = (EAGER, FakeArm(name="compiled", compiles=compiles, holds_rps=3.3))
+    judgement = judged(tmp_path, arms=arms, duration_s=360)
+    assert judgement.overall == "FAIL"
+    assert "overloaded" not in judgement.headline

@@ -1,0 +1,331 @@
+"""Lost or wrong telemetry and stalls of unknown cause never make a PASS of the gates on compiles."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from analysis.checks.table import checks_of_run
+from analysis.checks.telemetry import UNKNOWN_STALLS, unknown_stalls
+from analysis.judging.client_gates import may_compile
+from analysis.judging.comparisons import Comparisons
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
+from analysis.records.tables import read_table
+from analysis.run.client_stalls import PART, UNKNOWN, WORK, Stall, client_stalls
+from analysis.run.run import Run
+from analysis.summary.summary import analyze, read_run
+from tests.fakes.machines import tell
+from tests.fakes.request_rows import unstate, write_rows
+from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
+
+# Lenient in all but the number of recompiles.
+GATES = {
+    "max_stall_s": 1000,
+    "max_stall_s_per_min": 60,
+    "max_requests_hit_pct": 100,
+    "metrics": ["e2e"],
+    "quantile": 0.9,
+    "min_blocks": 8,
+}
+QUIET = FakeRun(gates=GATES, duration_s=300, rate=2)
+NAIVE = FakeArm(name="compiled", compiles=[Compile(at_s=20 + 60 * step, seconds=3) for step in range(3)])
+STALLED = replace(QUIET, arms=(EAGER, NAIVE))
+
+
+CHECK = UNKNOWN_STALLS.name
+BUDGET = {**GATES, "max_stall_s": 1.0}
+
+
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("templates")
+    return {name: write_run(folder / name, run) for name, run in (("quiet", QUIET), ("stalled", STALLED))}
+
+
+@pytest.fixture
+def quiet(templates, tmp_path):
+    return shutil.copytree(templates["quiet"], tmp_path / "run")
+
+
+@pytest.fixture
+def stalled(templates, tmp_path):
+    return shutil.copytree(templates["stalled"], tmp_path / "run")
+
+
+def gate(summary, name="recompiles"):
+    return next(row for row in summary["gates"] if row["gate"] == name)
+
+
+def failed(summary):
+    """Return the reasons of the checks that failed, those of several arms together."""
+    rows = [row for row in summary["validity"] if not row["ok"]]
+    return {row["check"]: " ".join(one["reason"] for one in rows if one["check"] == row["check"]) for row in rows}
+
+
+def rewrite(directory, change):
+    """Write the compile events after `change` of their rows."""
+    path = directory / "trial-01" / "compile_events.arrow"
+    rows = change(read_table(path, COMPILE_EVENTS)[0].to_pylist())
+    with path.open("wb") as file, pa.ipc.new_stream(file, COMPILE_EVENTS) as stream:
+        stream.write_table(pa.Table.from_pylist(rows, schema=COMPILE_EVENTS))
+
+
+def count(directory, **events):
+    """Write how many compile events the replica of each arm counted."""
+    tell(directory, final={f"{arm}-0": {"counters": {"compile_events": number}} for arm, number in events.items()})
+
+
+def failed_checks(directory):
+    run = Run.of(read_run(directory))
+    checks, _ = checks_of_run(run, Comparisons(), client_stalls(run.requests, run.arms))
+    return [check for check in checks if not check.ok]
+
+
+COUNTED = {"counters": {"compile_events": 1}}
+NONE = {"counters": {"compile_events": 0}}
+
+
+@pytest.mark.parametrize(
+    ("final", "words"),
+    [
+        ({"eager-0": NONE, "compiled-0": {"counters": {"compile_events": 5}}}, ("compiled-0", "counted 5", "1 are")),
+        ({"eager-0": NONE}, ("compiled-0 reported no counts",)),
+        (
+            {
+                "eager-0": NONE,
+                "compiled-0": {**COUNTED, "compiling": {"start_ns": 5, "seconds": 53.0, "shape": "2x64"}},
+            },
+            ("compiled-0", "53.0 s into a compile for 2x64"),
+        ),
+    ],
+    ids=["fewer rows than were counted", "no count", "a compile that did not end"],
+)
+def test_compile_events_that_are_missing_open_the_gates_on_compiles(quiet, final, words):
+    tell(quiet, final={"eager-0": NONE, "compiled-0": COUNTED})
+    assert gate(analyze(quiet))["verdict"] == "PASS"
+    tell(quiet, final=final)
+    summary = analyze(quiet)
+    assert gate(summary)["verdict"] == "INCONCLUSIVE"
+    assert [word for word in words if word not in failed(summary)["telemetry"]] == []
+
+
+def test_missing_steps_are_reported_and_open_no_gate_on_compiles(quiet):
+    steps = {"eager-0": 20, "compiled-0": 21}
+    tell(
+        quiet, final={name: {"counters": {"compile_events": int("c" in name), "steps": steps[name]}} for name in steps}
+    )
+    summary = analyze(quiet)
+    assert "compiled-0 counted 21 in trial 1 and 20 are" in failed(summary)["telemetry"]
+    assert gate(summary)["verdict"] == "PASS"
+
+
+def test_numbers_missing_among_the_events_are_reported(quiet):
+    rewrite(quiet, lambda rows: [row | {"event_id": "1-compiled-0-4"} for row in rows])
+    assert "counted 5 in trial 1 and 1 are recorded" in failed(analyze(quiet))["telemetry"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"kind": "recompila"}, "kind ('recompila')"),
+        ({"kind": None}, "kind (none)"),
+        ({"phase": "serwing"}, "phase ('serwing')"),
+        ({"arm": "compilee"}, "arm ('compilee')"),
+        ({"arm": None}, "arm (none)"),
+        ({"trial": 7}, "trial (7)"),
+        ({"replica": "compiled-9"}, "replica ('compiled-9')"),
+        ({"start_ns": None}, "missing or run backwards"),
+        ({"end_ns": None}, "missing or run backwards"),
+        ({"end_ns": 5}, "missing or run backwards"),
+        ({"start_ns": 1}, "outside of the run"),
+        ({"end_ns": 9 * 10**18}, "outside of the run"),
+    ],
+    ids=str,
+)
+def test_an_event_that_cannot_be_placed_is_reported(stalled, change, reason):
+    rewrite(stalled, lambda rows: [row | (change if row["phase"] == "serving" else {}) for row in rows])
+    check = next(check for check in failed_checks(stalled) if "3 compile events" in check.reason)
+    assert check.check == "telemetry"
+    assert reason in check.reason
+    assert "recompile" in check.opens
+
+
+def test_events_that_cannot_be_placed_open_the_gates_and_fail_none(stalled):
+    rewrite(stalled, lambda rows: [row | ({"trial": 7} if row["phase"] == "serving" else {}) for row in rows])
+    summary = analyze(stalled)
+    assert gate(summary)["verdict"] == gate(summary, "longest stall")["verdict"] == "INCONCLUSIVE"
+
+
+def test_a_kernel_that_is_first_met_under_traffic_fails_the_gate_on_recompiles(tmp_path):
+    kernel = Compile(at_s=100, seconds=0.4, kind="jit", reason="triton compiled _decode for SPLITS=8")
+    directory = write_run(tmp_path / "run", replace(QUIET, arms=(EAGER, FakeArm(name="compiled", compiles=[kernel]))))
+    summary = analyze(directory)
+    assert gate(summary)["verdict"] == "FAIL"
+    assert gate(summary)["reason"].startswith("1 recompile while serving (1 of them JIT compiles of kernels), longest")
+    assert [arm["compile"]["jit_compiles"] for arm in summary["arms"]] == [0, 1]
+
+
+def edit(directory, change):
+    """Write the requests of the run after `change` of each row, given its number."""
+    path = directory / "trial-01" / "requests-0.arrow"
+    rows = [change(number, row) for number, row in enumerate(read_table(path, REQUESTS)[0].to_pylist())]
+    path.unlink()
+    write_rows(path, rows, batch=10**9)
+    unstate(path)
+
+
+def test_a_stall_longer_than_its_request_is_no_stall(quiet):
+    """A flipped bit in one request's account once failed an arm."""
+    edit(quiet, lambda number, row: row | ({"compile_stall_ns": 1 << 62} if number == 40 else {}))
+    summary = analyze(quiet)
+    assert gate(summary, "longest stall")["verdict"] == "INCONCLUSIVE"
+    assert "1 request has times" in failed(summary)["complete"]
+
+
+@pytest.mark.parametrize("change", [{"arm": "eagfr"}, {"trial": 9}, {"phase": "meazure"}], ids=str)
+def test_requests_without_a_place_decide_nothing(quiet, change):
+    edit(quiet, lambda number, row: row | (change if number == 0 else {}))
+    summary = analyze(quiet)
+    assert summary["overall"] == "INCONCLUSIVE"
+    assert "1 request of an unknown" in failed(summary)["complete"]
+
+
+BLIND = "torch 2.99.0 is not among the versions whose compiler is read"
+
+
+@pytest.mark.parametrize(("run", "verdict"), [(QUIET, "INCONCLUSIVE"), (STALLED, "FAIL")])
+def test_an_arm_that_cannot_see_its_compilers_never_passes_the_gates_on_compiles(tmp_path, run, verdict):
+    directory = write_run(tmp_path / "run", run)
+    tell(directory, startup={"compiled": {"items_ns": {}, "blind_spots": [BLIND]}, "eager": {"blind_spots": []}})
+    summary = analyze(directory)
+    assert gate(summary)["verdict"] == verdict
+    assert BLIND in failed(summary)["telemetry"]
+    assert [arm["compile"]["blind_spots"] for arm in summary["arms"]] == [[], [BLIND]]
+
+
+def stopped(directory, *at_s, seconds=3.0, control=(), gates=BUDGET, **changes):
+    """Analyze a run whose treatment stalled `at_s`, and its control at `control`, without a compile event."""
+    write_run(directory, replace(QUIET, rate=8, server_columns=False, gates=gates, **changes))
+
+    def delay(number, row):
+        for at in at_s if row["arm"] == "compiled" else control:
+            stall(row, start_of(1) + int(at * SECOND), int(seconds * SECOND))
+        return row
+
+    edit(directory, delay)
+    count(directory, eager=0, compiled=1)
+    return analyze(directory)
+
+
+def stall(row, at_ns, length_ns):
+    """Delay what the request would have received during the stall."""
+    sent = row["sent_ns"]
+    late = at_ns + length_ns - max(at_ns, sent)
+    if late <= 0 or row["end_ns"] <= at_ns:
+        return
+    for name in ("first_token_ns", "end_ns"):
+        row[name] += late if row[name] > at_ns else 0
+    row["token_ns"] = [token + late if sent + token > at_ns else token for token in row["token_ns"]]
+
+
+def without_compiles(rows):
+    return [row for row in rows if row["phase"] != "serving"]
+
+
+def in_the_background(rows):
+    serving = [row for row in rows if row["phase"] == "serving"]
+    span = {"start_ns": min(row["start_ns"] for row in serving), "end_ns": max(row["end_ns"] for row in serving)}
+    return [*without_compiles(rows), {**serving[0], **span, "kind": "background_compile", "request_ids": []}]
+
+
+@pytest.mark.parametrize("change", [without_compiles, in_the_background])
+def test_stalls_that_servers_report_and_events_do_not_explain_open_the_gates(stalled, change):
+    rewrite(stalled, change)
+    summary = analyze(stalled)
+    assert gate(summary)["verdict"] == "INCONCLUSIVE"
+    assert "server's account" in failed(summary)["telemetry"]
+
+
+def test_stalls_that_only_show_at_the_client_open_the_gates(tmp_path):
+    """Telemetry ended after the warm-up, and servers report no stalls."""
+    compiles = [Compile(at_s=20 + 20 * step, seconds=3) for step in range(12)]
+    arms = (EAGER, FakeArm(name="compiled", compiles=compiles))
+    run = replace(QUIET, arms=arms, rate=8, server_columns=False)
+    directory = write_run(tmp_path / "run", run)
+    rewrite(directory, without_compiles)
+    summary = analyze(directory)
+    assert gate(summary)["verdict"] == "INCONCLUSIVE"
+    assert "in no compile event" in failed(summary)["telemetry"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cause", "may"),
+    [(0.9, UNKNOWN, True), (0.3, UNKNOWN, False), (0.9, WORK, False), (0.9, PART, True)],
+    ids=["as long as a compile", "a garbage collection", "a long prompt", "of some requests"],
+)
+def test_a_stall_that_nothing_explains_may_be_a_compile(seconds, cause, may):
+    place = {"arm": "compiled", "trial": 1, "replica": "compiled-0", "start_ns": 0, "end_ns": int(seconds * SECOND)}
+    assert may_compile(Stall(**place, cause=cause, requests=np.arange(4))) is may
+
+
+def test_a_stall_of_unknown_cause_opens_the_gate_on_the_longest_alone(tmp_path):
+    summary = stopped(tmp_path / "run", 100, 200)
+    assert gate(summary, "longest stall")["verdict"] == "INCONCLUSIVE"
+    assert {gate(summary, name)["verdict"] for name in ("recompiles", "stall per minute", "requests hit")} == {"PASS"}
+    reason = failed(summary)[CHECK]
+    assert all(words in reason for words in ("2 times", "100 s into trial 1", "200 s into trial 1"))
+    assert summary["headline"].endswith(reason)
+    assert "raise gates.max_stall_s" in summary["advice"]["text"]
+
+
+def test_short_stalls_of_unknown_cause_open_the_gate_on_their_sum(tmp_path):
+    summary = stopped(tmp_path / "run", 50, 100, 150, 200, seconds=0.8, gates={**BUDGET, "max_stall_s_per_min": 0.5})
+    assert gate(summary, "stall per minute")["verdict"] == "INCONCLUSIVE"
+    assert {gate(summary, name)["verdict"] for name in ("recompiles", "longest stall", "requests hit")} == {"PASS"}
+    assert "4 times" in failed(summary)[CHECK]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "control", "gates"),
+    [(0.6, (), BUDGET), (3.0, (), QUIET.gates), (3.0, (100,), BUDGET)],
+    ids=["shorter than the limit", "a higher limit", "of the host: the control stalled too"],
+)
+def test_stalls_that_are_allowed_or_of_the_host_open_nothing(tmp_path, seconds, control, gates):
+    summary = stopped(tmp_path / "run", 100, seconds=seconds, control=control, gates=gates)
+    assert CHECK not in failed(summary)
+    assert gate(summary, "longest stall")["verdict"] == "PASS"
+
+
+@pytest.mark.parametrize(("at_s", "opened"), [(20, "cold longest stall"), (200, "longest stall")])
+def test_a_stall_counts_against_the_budget_of_its_part(tmp_path, at_s, opened):
+    gates = {**BUDGET, "cold_s": 60, "cold": {"max_stall_s": 2.0}}
+    summary = stopped(tmp_path / "run", at_s, gates=gates)
+    verdicts = {name: gate(summary, name)["verdict"] for name in ("cold longest stall", "longest stall")}
+    assert [name for name, verdict in verdicts.items() if verdict == "INCONCLUSIVE"] == [opened]
+
+
+@pytest.mark.parametrize("cause", [WORK, UNKNOWN])
+def test_a_stall_that_its_prompts_explain_is_not_of_unknown_cause(tmp_path, cause):
+    run = Run.of(read_run(write_run(tmp_path / "run", replace(QUIET, gates=BUDGET))))
+    seen = client_stalls(run.requests, run.arms)["compiled"]
+    start_ns = run.trials[0].first_ns + 50 * SECOND
+    times = {"start_ns": start_ns, "end_ns": start_ns + 3 * SECOND}
+    place = {"arm": "compiled", "trial": 1, "replica": "compiled-0", **times}
+    stall = Stall(**place, cause=cause, requests=np.arange(1))
+    (check,) = unknown_stalls(run, replace(seen, stalls=(stall,)))
+    assert (check.ok, check.gates) == ((True, ()) if cause == WORK else (False, ("longest stall",)))
+
+
+def test_a_search_for_load_has_no_check_of_unknown_stalls(tmp_path, monkeypatch):
+    directory = tmp_path / "run"
+    stopped(directory, 100)
+    run = Run.of(read_run(directory))
+    for searched in (False, True):
+        monkeypatch.setattr("analysis.checks.table.is_search", lambda run, searched=searched: searched)
+        checks, _ = checks_of_run(run, Comparisons(), client_stalls(run.requests, run.arms))
+        asked = {check.check for check in checks}
+        assert (CHECK in asked) is not searched

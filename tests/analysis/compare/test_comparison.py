@@ -1,0 +1,234 @@
+"""The later of two runs is judged with the earlier as its control: on its records, and on what both machines were."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.compare.comparison import compare_runs
+from analysis.compare.pair import chosen_arms, made_run, read_pair
+from analysis.records.joining import RunDocuments, listed_runs, write_run_list
+from analysis.records.tables import RecordError
+from tests.fakes.machines import FakeBed, referenced, sample
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+
+COMPILED = FakeArm(name="compiled", ratio=0.8)
+RUN = FakeRun(
+    arms=(EAGER, COMPILED),
+    trials=2,
+    duration_s=240,
+    rate=3.0,
+    drift=0.01,
+    gates={"quantiles": [0.5], "min_blocks": 8},
+    slo={"p99_e2e_ms": 5000},
+    bed=referenced(python_ms=10.0, read_gb_per_s=20.0),
+    environment={"machine": "0123456789ab", "versions": {"torch": "2.11"}},
+)
+LATER = replace(RUN, seed=2, day=7, environment={"machine": "0123456789ab", "versions": {"torch": "2.12"}})
+SHORT = replace(RUN, duration_s=60, trials=1)
+UNKNOWN = {"versions": {}}
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("earlier") / "last-week", RUN)
+
+
+def later(tmp_path: Path, run: FakeRun = LATER, **changes: Any) -> Path:
+    arms = (EAGER, replace(COMPILED, **changes))
+    return write_run(tmp_path / "this-week", replace(run, arms=arms))
+
+
+def gates(summary: dict[str, Any]) -> dict[str, str]:
+    return {row["gate"]: row["verdict"] for row in summary["gates"]}
+
+
+def checks(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["check"]: row for row in summary["validity"] if row["arm"] in (None, "candidate")}
+
+
+def edited(directory: Path, edit: Any) -> Path:
+    for path in directory.glob("trial-*/trial.json"):
+        info = json.loads(path.read_text())
+        edit(info)
+        info.pop("crc32", None)
+        path.write_text(json.dumps(info))
+    return directory
+
+
+def test_an_equal_run_of_another_day_passes_and_what_differs_is_listed(baseline: Path, tmp_path: Path) -> None:
+    summary = compare_runs(baseline, later(tmp_path))
+    assert (summary["overall"], summary["exit_code"]) == ("PASS", 0), summary["headline"]
+    assert (summary["control"], summary["name"]) == ("baseline", "last-week → this-week")
+    assert {row["method"] for row in summary["comparisons"] if row["gate"]} == {"unpaired t over trials"}
+    assert "versions.torch 2.11 → 2.12" in checks(summary)["what differs"]["reason"]
+
+
+def test_a_slower_run_fails(baseline: Path, tmp_path: Path) -> None:
+    summary = compare_runs(baseline, later(tmp_path, ratio=1.2))
+    assert (summary["overall"], summary["exit_code"]) == ("FAIL", 99)
+    assert summary["headline"].startswith("candidate must not replace baseline: p50 TTFT is 1.")
+
+
+def test_a_recompile_and_a_missed_objective_of_the_later_run_fail(baseline: Path, tmp_path: Path) -> None:
+    stalled = compare_runs(baseline, later(tmp_path, compiles=(Compile(at_s=100.0, seconds=60.0),)))
+    assert {"recompiles", "longest stall", "slo p99_e2e_ms"} <= {
+        name for name, verdict in gates(stalled).items() if verdict == "FAIL"
+    }
+
+
+def test_what_the_earlier_run_did_fails_no_gate(tmp_path: Path) -> None:
+    bad = replace(RUN, arms=(EAGER, replace(COMPILED, compiles=(Compile(at_s=100.0, seconds=2.0),))))
+    summary = compare_runs(write_run(tmp_path / "last-week", bad), later(tmp_path))
+    assert summary["overall"] == "PASS", summary["headline"]
+
+
+@pytest.mark.parametrize(
+    ("slower", "ratio", "verdict", "text"),
+    [
+        (1.03, 0.8, "PASS", "host were slower"),  # far from the margin, whatever a machine 3 % slower explains
+        (1.2, 1.2, "INCONCLUSIVE", "card and host were slower"),
+        (1.2, 0.8, "PASS", "slower"),  # equal in spite of a slower machine
+        (1 / 1.2, 0.8, "INCONCLUSIVE", "card and host were faster"),
+        (1 / 1.2, 1.2, "FAIL", "faster"),  # slower in spite of a faster machine
+    ],
+)
+def test_what_a_machine_of_another_speed_explains_is_open(
+    slower: float, ratio: float, verdict: str, text: str, baseline: Path, tmp_path: Path
+) -> None:
+    bed = referenced(python_ms=10.0 * slower, read_gb_per_s=20.0 / slower)
+    summary = compare_runs(baseline, later(tmp_path, replace(LATER, bed=bed), ratio=ratio))
+    assert gates(summary)["noninferiority p50_ttft"] == verdict
+    assert text in checks(summary)["machine speed"]["reason"]
+
+
+def test_machines_of_unknown_speed_leave_latency_open_unless_they_are_trusted(tmp_path: Path) -> None:
+    blind = [replace(run, bed=None, environment=UNKNOWN) for run in (RUN, LATER)]
+    runs = [write_run(tmp_path / str(place), run) for place, run in enumerate(blind)]
+    summary = compare_runs(*runs)
+    assert gates(summary)["noninferiority p50_ttft"] == "INCONCLUSIVE"
+    assert gates(summary)["recompiles"] == "PASS"
+    assert "--trust-machines" in checks(summary)["machine speed"]["remedy"]
+    assert compare_runs(*runs, trust_machines=True)["overall"] == "PASS"
+
+
+def test_references_of_another_card_say_nothing_of_the_arms(tmp_path: Path) -> None:
+    def unnamed(info: dict[str, Any]) -> None:
+        info["bed"].pop("machines")
+
+    def failed(info: dict[str, Any]) -> None:
+        unnamed(info)
+        for item in info["references"]:
+            if item["device"] == "cuda:1":
+                item |= {"error": "CUDA out of memory", "matmul_tflops": None}
+
+    watched = replace(SHORT, bed=FakeBed(swap=False), environment=UNKNOWN)
+    whole = edited(write_run(tmp_path / "whole", watched), unnamed)
+    lost = edited(write_run(tmp_path / "lost", replace(watched, seed=2, day=7)), failed)
+    assert not checks(compare_runs(whole, lost))["machine speed"]["ok"]
+    assert "Nothing says" in checks(compare_runs(whole, lost))["machine speed"]["reason"]
+
+
+def test_records_that_are_lost_leave_gates_open(baseline: Path, tmp_path: Path) -> None:
+    cut = later(tmp_path)
+    shutil.rmtree(cut / "trial-02")
+    summary = compare_runs(baseline, cut)
+    assert summary["overall"] == "INCONCLUSIVE"
+    assert "complete" in {name for row in summary["gates"] for name in row["blocked_by"]}
+
+
+def test_the_given_gates_replace_those_of_the_experiment(baseline: Path, tmp_path: Path) -> None:
+    slower = later(tmp_path, ratio=1.2)
+    wide = {"quantiles": [0.5], "margin": 2.0, "min_blocks": 8}
+    assert gates(compare_runs(baseline, slower))["noninferiority p50_e2e"] == "FAIL"
+    assert gates(compare_runs(baseline, slower, gates=wide))["noninferiority p50_e2e"] == "PASS"
+
+
+def test_other_traffic_objectives_or_models_are_refused_with_a_list(baseline: Path, tmp_path: Path) -> None:
+    other = later(tmp_path, replace(LATER, slo={"p99_e2e_ms": 4000}, ignore_eos=True))
+    with pytest.raises(RecordError) as refused:
+        compare_runs(baseline, other)
+    assert "traffic.ignore_eos False → True" in str(refused.value)
+    assert "slo.p99_e2e_ms 5000 → 4000" in str(refused.value)
+    assert "run both with one experiment" in str(refused.value)
+
+
+def test_a_run_is_not_compared_with_itself_nor_with_a_copy(baseline: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="last-week is the baseline and the candidate"):
+        compare_runs(baseline, baseline)
+    copied = Path(shutil.copytree(baseline, tmp_path / "copy"))
+    with pytest.raises(RecordError, match="last-week and copy hold the same trial"):
+        compare_runs(baseline, copied)
+
+
+def test_runs_of_several_days_are_refused(baseline: Path, tmp_path: Path) -> None:
+    write_run_list(tmp_path / "joined", listed_runs([baseline]))
+    with pytest.raises(RecordError, match="joins runs of several days"):
+        made_run(tmp_path / "joined", tmp_path)
+
+
+def documents(*arms: str, control: str = "eager") -> RunDocuments:
+    rows = [{"name": arm, "control": arm == control} for arm in arms]
+    return RunDocuments(
+        directory=Path("run"),
+        name="run",
+        experiment={"arms": rows},
+        environment={},
+        parity=None,
+        folders=(),
+        numbers=(),
+        infos=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "earlier", "now", "chosen"),
+    [
+        ("", ("eager", "padded"), ("eager", "padded"), ("padded", "padded")),
+        ("", ("eager",), ("eager",), ("eager", "eager")),
+        ("eager", ("eager", "padded"), ("eager", "padded"), ("eager", "eager")),
+        ("padded=buckets", ("eager", "padded"), ("eager", "buckets"), ("padded", "buckets")),
+    ],
+)
+def test_the_arm_is_the_one_that_both_runs_have_or_the_named_one(
+    text: str, earlier: tuple[str, ...], now: tuple[str, ...], chosen: tuple[str, str]
+) -> None:
+    assert chosen_arms(text, documents(*earlier), documents(*now)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("text", "earlier", "now", "said"),
+    [
+        ("", ("padded",), ("buckets",), "share no arm: padded in the baseline, buckets in the candidate"),
+        ("", ("eager", "a", "b"), ("eager", "a", "b"), "share a, b: choose one with --arm"),
+        ("dark", ("eager", "padded"), ("eager", "padded"), 'the baseline has no arm "dark": use eager, padded'),
+        ("padded=dark", ("eager", "padded"), ("eager", "padded"), 'the candidate has no arm "dark"'),
+    ],
+)
+def test_an_arm_that_is_not_one_is_refused(
+    text: str, earlier: tuple[str, ...], now: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(RecordError, match=said):
+        chosen_arms(text, documents(*earlier), documents(*now))
+
+
+def test_only_the_two_arms_are_read_under_new_names(baseline: Path, tmp_path: Path) -> None:
+    run = read_pair(baseline, later(tmp_path)).run
+    assert run.arms == ("baseline", "candidate")
+    assert [len(run.trials_of(arm)) for arm in run.arms] == [2, 2]
+    assert {event.arm for event in run.events} == {"baseline", "candidate"}
+    assert run.account("candidate").compiles
+
+
+@pytest.mark.parametrize(("peak", "verdict"), [(600_000_000, "PASS"), (900_000_000, "FAIL")])
+def test_memory_is_compared_over_trials_where_the_gates_ask_for_it(peak: int, verdict: str, tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(place), run) for place, run in enumerate((RUN, LATER))]
+    for run, held in zip(runs, (600_000_000, peak), strict=True):
+        sample(run, "allocator", "compiled-0", {"memory_bytes": held}, arm="compiled")
+    limits = {"max_memory_ratio": 1.2, "min_blocks": 8}
+    assert gates(compare_runs(*runs, gates=limits))["memory ratio"] == verdict

@@ -1,0 +1,162 @@
+"""Losses that are planted in made-up logits are found, with intervals that rest on texts."""
+
+import math
+
+import numpy as np
+import pytest
+
+from analysis.parity.flips import Answers
+from analysis.parity.judge import judge
+from analysis.parity.measures import measure
+from analysis.parity.quantised import LEAST_TEXTS, Accuracy, Texts, judge_kl, mean_interval
+
+TEXTS, TOKENS, VOCABULARY = 48, 6, 50
+
+
+def logits_of(seed=0, texts=TEXTS):
+    return np.random.default_rng(seed).standard_normal((texts * TOKENS, VOCABULARY)) * 2.0
+
+
+def blurred(logits, size, seed=1):
+    return logits + size * np.random.default_rng(seed).standard_normal(logits.shape)
+
+
+def greedy(logits):
+    return logits.argmax(axis=1).reshape(-1, TOKENS).tolist()
+
+
+def judged(logits, reference, limit=0.05):
+    lengths = [TOKENS] * (len(reference) // TOKENS)
+    texts = Texts(lengths=lengths, reference=reference, source="of made.jsonl", more="put more into made.jsonl")
+    divergence = measure(logits, reference).divergence
+    return judge_kl("int8", divergence, texts, limit, against="float64", rng=np.random.default_rng(1))
+
+
+def test_a_small_loss_passes_with_its_numbers():
+    reference = logits_of()
+    kl = judged(blurred(reference, 0.1), reference)
+    assert kl.verdict == "PASS"
+    assert 0 < kl.low <= kl.value <= kl.high <= kl.limit
+    assert "on 48 texts (288 tokens, of made.jsonl)" in kl.reason
+
+
+def test_a_loss_near_the_limit_is_open_and_a_great_one_fails():
+    reference = logits_of()
+    value = judged(blurred(reference, 0.3), reference).value
+    open_ = judged(blurred(reference, 0.3), reference, limit=value * 1.01)
+    assert open_.verdict == "INCONCLUSIVE"
+    assert open_.reason.endswith(": put more into made.jsonl.")
+    assert judged(blurred(reference, 1.5), reference).verdict == "FAIL"
+
+
+def test_few_texts_set_no_interval_however_many_tokens_they_have():
+    reference = logits_of(texts=LEAST_TEXTS - 1)
+    kl = judged(blurred(reference, 1.5), reference)
+    assert (kl.verdict, kl.low, kl.high) == ("INCONCLUSIVE", None, None)
+    assert "so few set no interval: put more into made.jsonl, at least 32." in kl.reason
+
+
+def test_the_unit_is_the_text():
+    """Tokens that repeat what their text loses add nothing to what is known."""
+    by_text = np.exp(0.5 * np.random.default_rng(0).standard_normal(40))
+    once, often = (
+        mean_interval(by_text * count, np.full(40, float(count)), np.random.default_rng(1)) for count in (1, 1000)
+    )
+    assert once == pytest.approx(often)
+    assert once[1] < once[0] < once[2]
+
+
+def test_texts_that_all_lose_the_same_are_copies_and_set_no_interval():
+    reference, arm = (np.tile(logits, (TEXTS, 1)) for logits in (logits_of(texts=1), blurred(logits_of(texts=1), 0.1)))
+    kl = judged(arm, reference)
+    assert (kl.verdict, kl.low, kl.high) == ("INCONCLUSIVE", None, None)
+    assert "they all lose exactly the same, as copies of one text do" in kl.reason
+
+
+def test_an_equal_arm_loses_nothing_and_one_that_computes_no_number_loses_everything():
+    reference = logits_of()
+    assert judged(reference, reference).verdict == "PASS"
+    arm = blurred(reference, 0.1)
+    arm[7, 3] = math.nan
+    assert judged(arm, reference).verdict == "FAIL"
+
+
+class TestQuantisedArm:
+    """What `judge` makes of an arm whose weights are quantised."""
+
+    def outcome(self, arms, reference, control=None, *, float64=True, texts=None):
+        control = control or self.answers(blurred(reference, 0.0003, seed=9).astype(np.float32), "eager")
+        arms = arms if isinstance(arms, list) else [arms]
+        quantised = {arm.name: "int8-weight-only" for arm in arms}
+        accuracy = Accuracy(quantised=quantised, max_kl=0.05, texts=texts)
+        prompts, against = list(range(1, TEXTS + 1)), reference if float64 else None
+        return judge(control, arms, against, dtype="float32", prompts=prompts, seed=1, accuracy=accuracy)
+
+    def answers(self, logits, name="int8", **more):
+        return Answers(name=name, tokens=greedy(logits), logits=logits, **more)
+
+    @pytest.fixture
+    def reference(self):
+        reference = logits_of()
+        reference[:, 7] = 9.0
+        return reference
+
+    def test_other_tokens_and_a_greater_error_than_the_control_s_are_no_fault(self):
+        reference = logits_of()
+        parity = self.outcome(self.answers(blurred(reference, 0.1)), reference)
+        assert parity.verdict == "PASS", parity.arms[0].reasons
+        assert parity.arms[0].figures["answers_same"] < TEXTS
+        names = ["finite", "answers", "worst prompt", "worst position", "kl"]
+        assert [item.name for item in parity.arms[0].findings] == names
+
+    @pytest.mark.parametrize(("times", "verdict"), [(1.0, "PASS"), (2.0, "FAIL")])
+    def test_a_policy_may_add_little_to_the_error_of_the_first_arm_with_such_weights(self, reference, times, verdict):
+        first = self.answers(blurred(reference, 0.1))
+        arm = self.answers(blurred(blurred(reference, times * 0.1), 0.001, seed=4), "compiled")
+        parity = self.outcome([first, arm], reference)
+        found = {item.name: item for item in parity.arms[1].findings}
+        assert parity.arms[0].verdict == "PASS"
+        assert (parity.arms[1].verdict, found["error"].verdict) == (verdict, verdict)
+        assert found["error"].value == pytest.approx(times, rel=0.01)
+        assert found["kl"].verdict == "PASS"
+
+    def test_a_great_loss_fails_unless_the_control_computes_something_else(self, reference):
+        lossy = self.answers(blurred(reference, 3.0))
+        assert self.outcome(lossy, reference).verdict == "FAIL"
+        wrong = Answers(name="eager", tokens=[[7] * TOKENS] * TEXTS, logits=blurred(reference, 1.0))
+        assert self.outcome(lossy, reference, wrong).verdict == "INCONCLUSIVE"
+
+    def test_an_answer_that_its_own_logits_do_not_prefer_fails(self, reference):
+        arm = self.answers(blurred(reference, 0.1))
+        arm.tokens[5][2] = 11
+        parity = self.outcome(arm, reference)
+        assert parity.verdict == "FAIL"
+        (reason,) = parity.arms[0].reasons
+        assert "request 5 (prompt of 6 tokens), token 3 of 6: it takes 11" in reason
+
+    @pytest.mark.parametrize("float64", [True, False])
+    def test_given_texts_are_judged_instead_of_the_answers_and_nonsense_at_one_border_fails(self, reference, float64):
+        given = logits_of(seed=3, texts=40)
+        texts = Texts(lengths=[TOKENS] * 40, reference=given, source="of own.jsonl", more="put more into own.jsonl")
+        control = self.answers(blurred(reference, 0.0003).astype(np.float32), "eager", texts=given)
+        how = {"float64": float64, "texts": texts}
+        lossy = self.outcome(
+            self.answers(blurred(reference, 0.1), texts=blurred(given, 1.5)), reference, control, **how
+        )
+        assert (lossy.verdict, lossy.arms[0].figures["texts"]) == ("FAIL", 40)
+        logits = blurred(reference, 0.1)
+        logits[:TOKENS] = logits_of(seed=8)[:TOKENS]
+        parity = self.outcome(self.answers(logits, texts=blurred(given, 0.1)), reference, control, **how)
+        assert parity.verdict == "FAIL"
+        found = {item.name: item.verdict for item in parity.arms[0].findings}
+        assert (found["worst prompt"], found["kl"]) == ("FAIL", "PASS")
+        assert "request 0 (prompt of 1 token)" in " ".join(parity.arms[0].reasons)
+        with pytest.raises(ValueError, match="int8"):
+            self.outcome(self.answers(reference), reference, control, **how)
+
+    def test_no_number_fails_and_leaves_a_document(self, reference):
+        arm = self.answers(blurred(reference, 0.1))
+        arm.logits[9, 3] = math.nan
+        parity = self.outcome(arm, reference)
+        assert parity.verdict == "FAIL"
+        assert parity.to_dict()["arms"][0]["findings"][0]["verdict"] == "FAIL"

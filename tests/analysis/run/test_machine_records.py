@@ -1,0 +1,170 @@
+"""What the records say of the machines during the traffic: devices, hosts, references, pressure."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from analysis.records.run_records import read_run
+from analysis.records.schemas import BED
+from analysis.run.machine_records import MachineRecords
+from analysis.run.pressure import faults, in_words, phases_of
+from analysis.run.references import references_of
+from analysis.run.run import Run
+from tests.fakes.machines import FakeBed
+from tests.fakes.runs import FakeRun, start_of, write_run
+
+
+def machines_of(folder, *samples, info=None, cards=2, trials=1):
+    """The machines of a run of one minute, with other samples or another trial.json where given."""
+    fake = FakeRun(bed=FakeBed(cards=cards), duration_s=60.0, rate=1.0, telemetry=False, trials=trials)
+    records = read_run(write_run(folder / "run", fake))
+    if samples:
+        rows = [{"trial": 1, "host": "run", **row} for row in samples]
+        records = replace(records, bed=pa.Table.from_pylist(rows, schema=BED))
+    if info is not None:
+        records = replace(records, trials=tuple({**trial, **info} for trial in records.trials))
+    return MachineRecords.of(Run.of(records))
+
+
+def each(seconds, kind="device", name="cuda:0", **row):
+    """A sample at each second; callables get the second."""
+    return [
+        {"at_ns": start_of(1) + int(second * 1e9), "kind": kind, "name": name}
+        | {key: value(second) if callable(value) else value for key, value in row.items()}
+        for second in seconds
+    ]
+
+
+def test_samples_outside_the_traffic_do_not_count(tmp_path):
+    inside = each(range(1, 61), sm_mhz=1980, throttle=[])
+    outside = each((-5, 0, 65), sm_mhz=345, throttle=["hw_slowdown"])
+    (seen,) = machines_of(tmp_path, *inside, *outside).devices
+    assert (seen.sm_mhz.low, seen.throttle_s, seen.seconds) == (1980, 0.0, 60.0)
+
+
+def test_a_gap_in_the_samples_was_not_watched(tmp_path):
+    (seen,) = machines_of(tmp_path, *each((1, 2, 3, 40, 41), foreign_processes=1)).devices
+    assert (seen.seconds, seen.foreign_s) == (5.0, 5.0)
+
+
+def test_a_counter_that_starts_again_loses_only_what_it_lost(tmp_path):
+    stolen = [0.0, 10.0, 11.0, 12.0, 0.0, 1.0, 2.0]
+    (seen,) = machines_of(tmp_path, *each(range(1, 7), "host", "run", cpus=4, steal_s=stolen.__getitem__)).hosts
+    assert seen.steal == pytest.approx(0.25)
+
+
+def test_work_of_others_is_the_time_of_the_host_less_that_of_the_run(tmp_path):
+    host = each(range(1, 11), "host", "run", cpus=8, cpu_s=lambda second: 5.0 * second)
+    own = each(range(1, 11), "process", "eager-0", cpu_s=lambda second: 2.0 * second)
+    load = each(range(1, 11), "process", "load", cpu_s=lambda second: 1.0 * second)
+    (seen,) = machines_of(tmp_path, *host, *own, *load).hosts
+    assert (seen.busy, seen.foreign) == (pytest.approx(5 / 8), pytest.approx(2 / 8))
+    assert machines_of(tmp_path, *host).hosts[0].foreign is None
+
+
+def test_null_columns_leave_everything_unknown(tmp_path):
+    kinds = ("host", "device", "process", "allocator", "something new")
+    found = machines_of(tmp_path, *(row for kind in kinds for row in each(range(1, 5), kind, "x")))
+    (device,), (host,) = found.devices, found.hosts
+    assert (device.throttled_s, device.foreign_s, device.sm_mhz) == (None, None, None)
+    assert (host.steal, host.foreign, host.pressure_memory) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "cards", "placed"),
+    [("auto", 2, "cuda:0"), ("auto", 0, "cpu"), ("cuda:1", 2, "cuda:1"), ("cpu", 2, "cpu")],
+)
+def test_an_arm_is_placed_on_its_device(tmp_path, asked, cards, placed):
+    assert machines_of(tmp_path, cards=cards, info={"devices": {"eager": asked}}).placed == {1: {"eager": placed}}
+
+
+def test_a_card_is_known_by_its_own_number_over_trials(tmp_path):
+    second = {device.card.name: device for device in machines_of(tmp_path, trials=2).devices if device.trial == 2}
+    assert second["cuda:1"].card.identity == "GPU-1"
+    assert {name: device.arms for name, device in second.items()} == {"cuda:0": ("compiled",), "cuda:1": ("eager",)}
+
+
+def reference(device="cuda:0", when="before", **figures):
+    return {"host": "run", "device": device, "when": when, **figures}
+
+
+def references(*trials):
+    found = [SimpleNamespace(number=number, info={"references": rows}) for number, rows in enumerate(trials, start=1)]
+    return [row.figures for row in references_of(found)]
+
+
+@pytest.mark.parametrize(
+    ("trials", "python_ms"),
+    [
+        ([[reference("cuda:0", python_ms=8.0), reference("cuda:1", python_ms=18.0)]], [12.0, 12.0]),
+        ([[reference(python_ms=8.0), reference(when="after", python_ms=10.0)]], [8.0, 10.0]),
+        ([[reference(python_ms=8.0)], [reference(python_ms=12.0)]], [8.0, 12.0]),
+        ([[reference("cuda:0", python_ms=8.0), reference("cuda:1", error="taken")]], [8.0, None]),
+    ],
+    ids=["cards of one host", "before and after", "trials", "a card that was not measured"],
+)
+def test_speed_of_python_on_every_processor_is_that_of_the_host(trials, python_ms):
+    rows = [[{**row, "processors": 32} if "python_ms" in row else row for row in rows] for rows in trials]
+    for figures, expected in zip(references(*rows), python_ms, strict=True):
+        assert figures.get("python_ms") == pytest.approx(expected)
+
+
+def test_speed_is_the_mean_of_before_and_after_and_more_is_faster(tmp_path):
+    def speeds(name, tflops, python_ms, after_tflops):
+        rows = [
+            reference(matmul_tflops=tflops, python_ms=python_ms),
+            reference(when="after", matmul_tflops=after_tflops, python_ms=python_ms),
+        ]
+        found = machines_of(tmp_path / name, info={"references": rows})
+        return [found.speed(1, "cuda:0", figure) for figure in ("matmul_tflops", "python_ms")]
+
+    slow, fast = speeds("slow", 400.0, 20.0, 400.0), speeds("fast", 800.0, 10.0, None)
+    assert [b - a for a, b in zip(slow, fast, strict=True)] == [pytest.approx(math.log(2), abs=1e-3)] * 2
+
+
+def test_a_figure_of_smaller_work_is_not_compared():
+    full = {"read_gb_per_s": 4200.0, "read_bytes": 1 << 32}
+    rows = [reference(f"cuda:{card}", when, **full) for card in (0, 1) for when in ("before", "after")]
+    rows[3] |= {"read_gb_per_s": 3000.0, "read_bytes": 1 << 28}
+    assert [dict(figures) for figures in references(rows)] == [{"read_gb_per_s": 4200.0}] * 3 + [{}]
+
+
+def pressed(pressure, *rows, complete=True):
+    arms = [{"name": name, "replicas": [f"{name}-0"]} for name in "ab"]
+    trial = {"trial": 3, "complete": complete, "arms": arms, "devices": {"a": "cuda:0", "b": "cuda:1"}}
+    return " ".join(faults(phases_of({"pressure": pressure}), [{**trial, "pressure": list(rows)}]))
+
+
+def had(kind, device="cuda:0", **values):
+    return {"kind": kind, "device": device, "from_s": 0.0, "start_ns": 10**18, "end_ns": 10**18 + 10**10, **values}
+
+
+MEMORY = {"start_s": 0, "end_s": 9.5, "memory_share": 0.125}
+
+
+@pytest.mark.parametrize(
+    ("pressure", "rows", "words"),
+    [
+        (MEMORY, [had("memory"), had("memory", "cuda:1", error="SIGKILL")], "cuda:1: SIGKILL"),
+        (MEMORY, [None, 4, {}, had("memory")], "1 of 2 devices"),
+        ({"compute_share": 0.5}, [had("compute", share=0.5, had_share=0.1)], "10 %"),
+        ({"tenant_rps": 2}, [had("tenant", requests_per_s=2.0, answered=4)], "4 of some 20"),
+        ({"cpus": 2}, [{"kind": "cpus", "replica": "a-0", "from_s": 0, "error": "no"}], "1 of 2 replicas"),
+    ],
+)
+def test_a_device_without_its_pressure_is_a_fault(pressure, rows, words):
+    found = pressed(pressure, *rows)
+    assert found.startswith("trial 3: ")
+    assert words in found
+    assert pressed(pressure, complete=False) == "", "a trial that was cut off"
+
+
+def test_pressure_on_every_device_is_no_fault_and_is_described():
+    assert pressed(MEMORY, had("memory"), had("memory", "cuda:1")) == ""
+    words = in_words(phases_of({"pressure": MEMORY}))
+    assert "to 9.5 s" in words
+    assert "12.5 %" in words
+    assert in_words(phases_of({"pressure": {"memory_share": "much", "schedule": 3}})) == ""
