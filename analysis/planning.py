@@ -13,9 +13,9 @@ from typing import Any
 
 from analysis.checks.applied import faults_to_fix
 from analysis.judging.gates import FAIL
+from analysis.judging.gates.objectives import judge_target
 from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
-from analysis.judging.run_gates import judge_target
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.client_stalls import with_lengths

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from analysis.checks.check import ALL_KINDS, PARITY, Check, Evidence, Rule
-from analysis.judging.gates import PASS, judge_answers
+from analysis.judging.gates import PASS
+from analysis.judging.gates.parity import judge_answers
 from analysis.run.pressure import faults as pressure_faults
 from analysis.run.pressure import phases_of
 from analysis.run.work import WORK_APART, TokenTimes, Work, gates_on_gaps, token_times, work_of

@@ -9,8 +9,9 @@ import numpy as np
 
 from analysis.checks.check import TAIL, TOO_SHORT, Check, Evidence, Rule
 from analysis.judging.comparisons import blocks_at
-from analysis.judging.gates import FAIL, PASS, noninferiority_name
-from analysis.judging.run_gates import held_to
+from analysis.judging.gates import FAIL, PASS
+from analysis.judging.gates.latency import noninferiority_name
+from analysis.judging.gates.objectives import held_to
 from analysis.run.run import Run
 from analysis.run.slo import failures, judge_share, units
 from analysis.settings.metrics import quantile_label

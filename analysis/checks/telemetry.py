@@ -15,9 +15,7 @@ import numpy as np
 from analysis.arrays import Ints
 from analysis.checks.check import ESTIMATES, Check, Evidence, Rule
 from analysis.checks.complete import into_compile
-from analysis.judging.client_gates import may_compile, stall_values
-from analysis.judging.gates import COMPILE_GATES
-from analysis.judging.run_gates import cold_ends, part_minutes
+from analysis.judging.gates.compiles import COMPILE_GATES, cold_ends, may_compile, part_minutes, stall_values
 from analysis.records.placing import words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.client_stalls import UNKNOWN, ArmStalls, Stall, compile_windows, is_explained

@@ -14,27 +14,15 @@ from analysis.checks.check import Check
 from analysis.checks.machine_verdict import MachineVerdict, machine_verdict
 from analysis.checks.table import checks_of_run
 from analysis.judging.comparisons import Comparisons, comparisons
-from analysis.judging.gates import (
-    INCONCLUSIVE,
-    CompileFacts,
-    Gate,
-)
+from analysis.judging.gates import INCONCLUSIVE, Gate
+from analysis.judging.gates.compiles import CompileFacts, compile_facts, compile_gates, eager_gates
+from analysis.judging.gates.goodput import goodput_gates
+from analysis.judging.gates.latency import latency_gate, with_needed
+from analysis.judging.gates.memory import memory_gates
+from analysis.judging.gates.objectives import death_gates, error_gates, objective_gate, refused_gates
+from analysis.judging.gates.parity import parity_gates
 from analysis.judging.load_steps import goodput_gate, holding_of, is_search, steps_of
-from analysis.judging.memory import ratio_gate
 from analysis.judging.ramp_account import ramp_gate, ramp_of
-from analysis.judging.rates import RateComparison, compare_rates
-from analysis.judging.run_gates import (
-    compile_facts,
-    compile_gates,
-    death_gates,
-    error_gates,
-    goodput_gates,
-    latency_gate,
-    objective_gate,
-    parity_gates,
-    with_needed,
-)
-from analysis.judging.unforeseen import unforeseen_gates
 from analysis.judging.verdict import Advice, advise, combined, headline
 from analysis.run.client_stalls import ArmStalls, client_stalls
 from analysis.run.machine_records import MachineRecords
@@ -51,7 +39,6 @@ class Judgement:
     steady: tuple[Comparison, ...]  # those that gate
     beside: tuple[Comparison, ...]  # all others, of every phase
     apart: tuple[Comparison, ...]  # those that gate, of each machine by itself where there are several
-    rates: tuple[RateComparison, ...]
     facts: Mapping[str, Mapping[str, CompileFacts]]  # of all that an arm served (""), its cold starts, and "steady"
     stalls: Mapping[str, ArmStalls]  # of every arm, as clients see them
     memory: RunMemory
@@ -74,7 +61,6 @@ def judge(run: Run, given: Sequence[Check] = ()) -> Judgement:
     # A search drives the arms past what they hold, so their latency over the whole run means nothing.
     search = is_search(run)
     compared = Comparisons() if search else comparisons(run)
-    rates = () if search else compare_rates(run)
     stalls = client_stalls(run.requests, run.arms)
     checks, machines = checks_of_run(run, compared, stalls)
     checks = [*(check for check in checks if check.check not in {own.check for own in given}), *given]
@@ -96,14 +82,12 @@ def judge(run: Run, given: Sequence[Check] = ()) -> Judgement:
                 if item.arm == arm
             ]
             raw += slo[arm]
-            raw += goodput_gates(run, [item for item in rates if item.arm == arm])
-        raw += compile_gates(run, arm, facts[arm], stalls[arm])
-        raw += unforeseen_gates(run, arm)
+            raw += goodput_gates(run, arm)
+        raw += compile_gates(run, arm, stalls[arm])
+        raw += [*eager_gates(run, arm), *refused_gates(run, arm)]
         raw += death_gates(run, arm) if search else error_gates(run, arm)
         raw += parity_gates(run, arm)
-        if run.limits.max_memory_ratio is not None:
-            most = run.limits.max_memory_ratio
-            raw.append(ratio_gate(memory, arm, run.control, most, run.limits.alpha, separate=run.separate))
+        raw += memory_gates(run, arm, memory)
     if (ramp := ramp_of(run)) is not None:
         raw.append(ramp_gate(ramp))
     gates = [
@@ -114,7 +98,6 @@ def judge(run: Run, given: Sequence[Check] = ()) -> Judgement:
         steady=compared.gated,
         beside=compared.beside,
         apart=compared.apart,
-        rates=rates,
         facts=facts,
         stalls=stalls,
         memory=memory,

@@ -1,6 +1,6 @@
 """How the evidence on each gate grew, and when it decided: of runs that are looked at while they go on.
 
-A path errs with a chance of alpha at most over all looks together (`analysis.statistics.sequential`,
+A path errs with a chance of alpha at most over all analyses together (`analysis.statistics.sequential`,
 `analysis.statistics.share_evidence`). A FAIL is for good; a PASS stands unless what came after contradicts it.
 """
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from analysis.records.documents import parse_json
+from analysis.records.documents import parse_lines
 from analysis.wording import counted
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -239,20 +239,22 @@ def _arrow_tables(path: Path, names: Collection[str] | None, problems: list[str]
     to `problems`. Yield nothing if not even the schema is whole."""
     end = read_end(path)
     if end is not None and not end.agrees_with(path):
-        are = "row is" if end.rows == 1 else "rows are"
-        problems.append(f"{NOT_AS_WRITTEN}: its {end.rows} {are} not used")
+        problems.append(f"{NOT_AS_WRITTEN}: its rows are not used")
         return
     # Read, not memory-mapped: a writer that continues the file must be free to replace it.
     with pa.OSFile(str(path)) as file:
         try:
-            if file.read(len(_FILE_MAGIC)) == _FILE_MAGIC:
-                table = pa.ipc.open_file(file, options=_only(names, pa.ipc.open_file(file).schema)).read_all()
+            has_footer = file.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+            file.seek(0)
+            columns = pa.ipc.open_file(file).schema.names if has_footer else pa.ipc.open_stream(file).schema.names
+            file.seek(0)
+            wanted = [place for place, name in enumerate(columns) if names is None or name in names]
+            options = pa.ipc.IpcReadOptions(included_fields=wanted)
+            if has_footer:
+                table = pa.ipc.open_file(file, options=options).read_all()
                 table.validate(full=True)
                 yield table
                 return
-            file.seek(0)
-            options = _only(names, pa.ipc.open_stream(file).schema)
-            file.seek(0)
             stream = pa.ipc.open_stream(file, options=options)
         except (pa.ArrowException, OSError):
             problems.append(CUT_OFF)
@@ -288,29 +290,14 @@ def _stream_tables(
             batches, waiting = [], 0
 
 
-def _only(names: Collection[str] | None, schema: pa.Schema) -> pa.ipc.IpcReadOptions:
-    if names is None:
-        return pa.ipc.IpcReadOptions()
-    return pa.ipc.IpcReadOptions(included_fields=[index for index, name in enumerate(schema.names) if name in names])
-
-
 def _json_tables(path: Path, names: Collection[str], problems: list[str]) -> Iterator[pa.Table]:
     """Yield the lines that hold a table of JSON each."""
     bad = 0
     with path.open("rb") as file:
         while lines := file.readlines(_BYTES_AT_ONCE):
-            rows: list[dict[str, Any]] = []
-            for line in filter(bytes.strip, lines):
-                try:
-                    row = parse_json(line.decode("utf-8"))
-                except ValueError:
-                    row = None
-                if isinstance(row, dict):
-                    rows.append(row)
-                elif line.endswith(b"\n"):
-                    bad += 1
-                else:
-                    problems.append(CUT_OFF)
+            rows, others, torn = parse_lines(lines)
+            bad += others
+            problems += [CUT_OFF] if torn else []
             if rows:
                 present = [name for name in names if any(name in row for row in rows)]
                 yield pa.table({name: pa.array([row.get(name) for row in rows]) for name in present})

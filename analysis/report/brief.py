@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.report import frontier, joined, looks
+from analysis.report import frontier, interim, joined
 from analysis.report.arms import arm_names
 from analysis.report.values import DASH, at, count, interval, label, milliseconds, percent, quantity, seconds, text
 from analysis.summary.model import CheckRow, GateRow, Judged
@@ -142,7 +142,7 @@ def _notes(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return (
         *((("Judged together", " · ".join(filter(None, together))),) if together[0] else ()),
         *((("Under pressure", text(pressure).removeprefix("Under pressure: ")),) if pressure else ()),
-        *looks.words(summary),
+        *interim.words(summary),
     )
 
 

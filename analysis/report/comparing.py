@@ -1,18 +1,15 @@
-"""What all reports say of an arm beside the control: latencies by quantile and phase, goodput and throughput."""
+"""What all reports say of an arm beside the control: latencies by quantile and phase."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from analysis.report.arms import arm_names, metric_names
-from analysis.report.tables import Table
 from analysis.report.values import (
     DASH,
     Row,
     interval,
     is_number,
-    percent,
-    quantity,
     ratio,
     rows,
     text,
@@ -24,7 +21,6 @@ PHASES = (
     ("cold", "Cold", "quotient of the quantiles of the first traffic after ready"),
     ("all", "All traffic", "quotient of the whole-run quantiles, compiles included"),
 )
-RATE_NAMES = {"goodput": "goodput", "requests": "requests completed", "output tokens": "output tokens"}
 
 
 def gates(row: Row) -> bool:
@@ -96,28 +92,3 @@ def _cell(row: Row) -> Cell:
         tone=tone,
         reason=text(row.get("reason")),
     )
-
-
-def rates(summary: Row) -> Table:
-    """Goodput and throughput at the same offered load; empty where they were not compared."""
-    shown = []
-    for row in rows(summary, "rates"):
-        own, base = row.get("share_pct"), row.get("control_share_pct")
-        shown.append(
-            {
-                "Arm": text(row.get("arm")),
-                "Rate": RATE_NAMES.get(str(row.get("rate")), text(row.get("rate"))),
-                "The arm's": quantity(row.get("value"), "rps"),
-                "The control's": quantity(row.get("control_value"), "rps"),
-                "Good requests": f"{percent(own)} / {percent(base)}" if is_number(own) and is_number(base) else DASH,
-                "Ratio": quantity(row.get("ratio"), "ratio"),
-                "Interval": interval(row.get("low"), row.get("high"), _finely),
-                "At least": quantity(row.get("min_ratio"), "ratio"),
-            }
-        )
-    return Table(rows=shown, kinds={"Arm": "arm", "Rate": "words"})
-
-
-def _finely(ratio: object) -> str:
-    """One digit more than a latency's ratio has: rates of the same load differ by little."""
-    return f"{ratio:.3f}" if is_number(ratio) else DASH

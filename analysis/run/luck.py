@@ -74,6 +74,17 @@ def luck_of_quantile(values: Floats, block: Ints, q: float, value: float) -> Luc
     return Luck(spread=math.log(high / low) / (2.0 * _REACH), degrees=degrees)
 
 
+def luck_of_share(hits: Bools, block: Ints) -> Luck:
+    """The standard error of the log share of hits in one trial; where all or none are, as if half a request more were
+    not."""
+    bunching = _bunching(~hits, block)
+    if bunching is None:
+        return Luck(spread=None)
+    effect, degrees = bunching
+    share = (float(hits.sum()) + 0.5) / (len(hits) + 1.0)
+    return Luck(spread=math.sqrt(effect * (1.0 - share) / (share * len(hits))), degrees=degrees)
+
+
 def _bunching(missed: Bools, block: Ints) -> tuple[float, float] | None:
     """How many times more the count of misses varies than with independent requests, 1 at least, and the degrees of
     freedom of that; None of one block.

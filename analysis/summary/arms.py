@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools
-from analysis.judging.gates import CompileFacts
+from analysis.judging.gates.compiles import CompileFacts
 from analysis.judging.judgement import Judgement
 from analysis.records.plain_values import number
 from analysis.records.requests import METRICS

@@ -18,12 +18,11 @@ import numpy as np
 from analysis.checks.check import Check
 from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiority_name
-from analysis.judging.greedy_parity import GreedyParity
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.gates.latency import noninferiority_name
+from analysis.judging.gates.parity import GreedyParity, greedy_parities
 from analysis.judging.judgement import Judgement, judge
-from analysis.judging.rates import RateComparison
 from analysis.judging.remedies import Evidence, Remedy, remedies
-from analysis.judging.run_gates import greedy_parities
 from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping
 from analysis.records.run_records import RunRecords, read_run
@@ -39,8 +38,8 @@ from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.statistics.share_evidence import design_effect_of
 from analysis.summary.arms import arm_row
+from analysis.summary.interim import interim_row
 from analysis.summary.joined import joined_facts
-from analysis.summary.looks import looks_row
 from analysis.summary.machines import machines_row
 from analysis.summary.ramp import ramp_row, weights_row
 from analysis.summary.resources import memory_events
@@ -112,7 +111,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
             *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.steady),
             *(_comparison_row(item, None) for item in judgement.beside),
         ],
-        "rates": [_rate_row(item, run.limits.min_goodput_ratio) for item in judgement.rates],
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [_check_row(check) for check in judgement.checks],
         "machines": machines_row(run, judgement),
@@ -124,7 +122,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         **({"server_load": told} if (told := server_load_row(run, load)) else {}),
         "distribution": _distribution(run),
         "design": _design(run),
-        **({"sequential": looks} if (looks := looks_row(run, judgement)) else {}),
+        **({"sequential": interim} if (interim := interim_row(run, judgement)) else {}),
         **({"ramp": ramp} if (ramp := ramp_row(run)) else {}),
         **({"weights": weights} if (weights := weights_row(run)) else {}),
         **({"joined": joined} if (joined := joined_facts(run, judgement)) else {}),
@@ -178,11 +176,6 @@ def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
         "reason": item.reason if gate is None else gate.reason,
         "needed_s": None if gate is None else gate.needed_s,
     }
-
-
-def _rate_row(item: RateComparison, least: float | None) -> dict[str, Any]:
-    gates = item.rate == "goodput" and least is not None
-    return asdict(item) | {"gate": gates, "min_ratio": least if gates else None}
 
 
 def _gate_row(gate: Gate) -> dict[str, Any]:

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.arrays import Floats
-from analysis.judging.client_gates import client_gates, may_compile
 from analysis.judging.gates import PASS
+from analysis.judging.gates.compiles import client_gates, may_compile
 from analysis.records.requests import Requests, requests_of
 from analysis.run.client_stalls import HOST, PART, ArmStalls, client_stalls
 from analysis.settings.gate_limits import CompileBudget

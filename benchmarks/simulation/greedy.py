@@ -14,7 +14,7 @@ from functools import cache, partial
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.judging.greedy_parity import NEAR_TIE, GreedyParity, judge_greedy
+from analysis.judging.gates.parity import NEAR_TIE, GreedyParity, judge_greedy
 from analysis.records.asked_answers import AskedAnswer, Twice
 from analysis.run.greedy_answers import greedy_answers
 from benchmarks.simulation.table import Table

@@ -14,8 +14,8 @@ import numpy as np
 from scipy import stats
 
 from analysis.arrays import Floats
+from analysis.judging.gates.goodput import bunched_error, log_ratio
 from analysis.judging.paths import SEGMENTS, SOONEST_BLOCKS, Decided, first_decided
-from analysis.judging.rates import bunched_error, log_ratio
 from analysis.run.slo import judge_share
 from analysis.statistics.dependence import groups_of
 from analysis.statistics.sequential import APART, Exchange, Outcome, groups_for
@@ -143,7 +143,7 @@ def goodput_errors(limits_ms: tuple[float, float], kind: Kind, seed: int, *, kep
             for rows in (used <= 1.0, used >= 0.0)
         ]
         seen.append((used, block))
-    ratio, spread, _ = log_ratio(*sums, share=True)
+    ratio, spread, _ = log_ratio(*sums)
     if not ratio or spread is None:
         return np.zeros(2)
     least, blocks = bunched_error(*seen, least=LEAST_GOODPUT, least_blocks=LEAST_BLOCKS)

@@ -9,7 +9,7 @@ from pathlib import Path
 from servers.launcher import launched
 
 # -P: a directory called `analysis` where the user stands must not be imported instead.
-_COMMAND = (sys.executable, "-P", "-m", "analysis.looks")
+_COMMAND = (sys.executable, "-P", "-m", "analysis.interim")
 _GRACE_S = 2.0
 
 

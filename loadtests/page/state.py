@@ -20,7 +20,7 @@ from analysis.wording import counted
 from loadtests.page.history import History
 from loadtests.page.tails import DocumentsTail, TableTail
 
-STATUS, LOAD, LOOKS, WEIGHTS, SEARCH = "status.json", "load.jsonl", "looks.jsonl", "weights.jsonl", "search.jsonl"
+STATUS, LOAD, LOOKS, WEIGHTS, SEARCH = "status.json", "load.jsonl", "interim.jsonl", "weights.jsonl", "search.jsonl"
 PREVIEW = "preview.jsonl"
 REPORT, LOCUST_PAGE = "report.html", "locust-page.json"
 LOAD_PHASES = ("traffic", "traffic of users", "waiting for the last answers")
@@ -250,7 +250,7 @@ class RunState:
                 for row in (*gates, *arms.values()):
                     row |= dict.fromkeys(row.keys() & {"decision", "decided_s", "outlook_s"})
             self._look = {
-                "look": _whole(look.get("look")),
+                "look": _whole(look.get("number")),
                 "seconds": number(look.get("seconds")),
                 "groups": _whole(look.get("groups")),
                 "sequential": look.get("sequential") is True,

@@ -70,7 +70,7 @@ class _Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._experiment: Mapping[str, Any] = {}
-        self._looks = DocumentsTail(folder / "looks.jsonl")
+        self._looks = DocumentsTail(folder / "interim.jsonl")
         self._look: Mapping[str, Any] | None = None
         self._tables: dict[Path, TableTail] = {}
         self._counts = Counts()

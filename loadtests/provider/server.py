@@ -261,5 +261,5 @@ def _document(found: Judgement, evidence: Evidence, question: Question) -> dict[
         "at": datetime.fromtimestamp(now_ns() / 1e9, UTC).isoformat(timespec="milliseconds"),
         "window": f"{question.window_s:g}s",
         "requests": evidence.requests,
-        "look": mapping(evidence.look).get("look"),
+        "interim": mapping(evidence.look).get("number"),
     }

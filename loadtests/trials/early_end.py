@@ -26,7 +26,7 @@ class EarlyEnd:
 
 
 def early_end(look: Mapping[str, Any], ended: Collection[str] = ()) -> EarlyEnd:
-    """What follows from a line of looks.jsonl; `ended` are the arms that have ended already."""
+    """What follows from a line of interim.jsonl; `ended` are the arms that have ended already."""
     outlooks = {arm: row for arm, row in look["arms"].items() if isinstance(row, Mapping)}
     decided = {arm: row["decision"] for arm, row in outlooks.items() if row["decision"] is not None}
     still = [arm for arm in outlooks if arm not in decided and arm not in ended]
@@ -46,7 +46,7 @@ def early_end(look: Mapping[str, Any], ended: Collection[str] = ()) -> EarlyEnd:
 
 def harmed(trial: Steered) -> Mapping[str, str]:
     """Arms that surely fail, each with the reason, which no look has to be waited for: counts over their limits. Cold
-    starts that have a budget of their own are left to the looks, which know when they are over."""
+    starts that have a budget of their own are left to the interim analyses, which know when they are over."""
     experiment, facts = trial.context.experiment, trial.context.facts
     limits, found = experiment.gates, {}
     for arm in experiment.arms:

@@ -1,4 +1,4 @@
-"""The looks at a run while it goes on: a process of its own makes them, and here is read what they say."""
+"""Interim analyses of a run: a process of its own makes them, and this module reads what they say."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.looks.journal import JOURNAL
+from analysis.interim.journal import JOURNAL
 from loadtests.page.tails import DocumentsTail
 from loadtests.trials.processes import Child, child_environment
 
-_COMMAND = (sys.executable, "-P", "-m", "analysis.looks")
+_COMMAND = (sys.executable, "-P", "-m", "analysis.interim")
 _GRACE_S = 2.0
 
 
 class Judge:
-    """Looks at the run in `run_dir` after every block until `stop`. One that ends early leaves a note and no looks."""
+    """Has the run in `run_dir` analysed after every block until `stop`. A process that ends early leaves a note."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._looks = DocumentsTail(run_dir / JOURNAL)  # a day has thousands: no line is read twice
+        self._rows = DocumentsTail(run_dir / JOURNAL)  # a day has thousands: no line is read twice
         self._child = Child(
-            "looks",
+            "interim",
             [*_COMMAND, str(run_dir.resolve())],
-            log_path=run_dir / "looks.log",
+            log_path=run_dir / "interim.log",
             environment=child_environment(),
         )
         self._last: Mapping[str, Any] | None = None
@@ -34,17 +34,17 @@ class Judge:
         return self._child.pid
 
     def failure(self) -> str | None:
-        """Why there are no more looks; None while they go on."""
-        return None if self._child.poll() is None else f"the run is not looked at any more: {self._child.log_tail(2)}"
+        """Why there are no more interim analyses; None while they go on."""
+        return None if self._child.poll() is None else f"the interim analyses ended: {self._child.log_tail(2)}"
 
     def last(self) -> Mapping[str, Any] | None:
-        """The last look; None before the first."""
-        for look in self._looks.new():
-            self._last = look
+        """The last interim analysis; None before the first."""
+        for row in self._rows.new():
+            self._last = row
         return self._last
 
     def stop(self) -> None:
-        """No process looks any more."""
+        """Stop the process."""
         self._child.stop(_GRACE_S)
 
     def kill(self) -> None:

@@ -46,7 +46,7 @@ def ramped(experiment: Experiment, *, at_most_s: float | None = None) -> Experim
             traffic=replace(experiment.traffic, design="split", duration_s=duration_s),
             trials=replace(experiment.trials, count=1),
             gates=experiment.gates.model_copy(update={"sequential": True}),
-            ramp=replace(limits, candidate=candidate),
+            ramp=limits.model_copy(update={"candidate": candidate}),
         )
 
 

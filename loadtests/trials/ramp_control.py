@@ -102,10 +102,10 @@ class RampControl:
         if self._due is not None or not self._holds(trial, splitter, self._last):
             return
         look = self._judge.last()
-        if look is None or int(look["look"]) == self._looked:
+        if look is None or int(look["number"]) == self._looked:
             self._act_unseen(trial, splitter, [alarm.why for alarm in alarms])
             return
-        self._looked, self._looked_ns = int(look["look"]), now_ns()
+        self._looked, self._looked_ns = int(look["number"]), now_ns()
         if int(look["at_ns"]) < self._began_ns:
             return  # it was begun before the step, and counts the requests of the one before
         self._act(trial, decide(self._standing(look, [alarm.why for alarm in alarms]), self._limits))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from analysis.judging.run_gates import latency_gate
+from analysis.judging.gates.latency import latency_gate
 from analysis.planning import DESIGNS, Goal, Traffic, plan_from_design, plan_from_run
 from analysis.run.slo import judge_share
 from analysis.settings.gate_limits import GateLimits

@@ -195,8 +195,8 @@ def test_nothing_else_is_in_the_gallery() -> None:
 
 def test_a_part_of_a_page_is_shown_under_its_head() -> None:
     page = '<head>\n<meta http-equiv="Content-Security-Policy" content="default-src">\n</head>\n<body>'
-    hidden = "main > section:not(#looks), footer { display: none }"
-    assert alone(page, "looks") == f"<head>\n<style>{hidden}</style>\n</head>\n<body>"
+    hidden = "main > section:not(#interim), footer { display: none }"
+    assert alone(page, "interim") == f"<head>\n<style>{hidden}</style>\n</head>\n<body>"
 
 
 WINDOW_S = 600.0

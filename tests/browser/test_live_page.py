@@ -100,9 +100,9 @@ def test_values_that_no_axis_holds_are_left_out(run: WatchedRun, open_page: Open
         for number, (limit, value, low) in enumerate(values)
         for unit in ("ratio", "ms", "count", "", "parsecs")
     ]
-    with (run.folder / "looks.jsonl").open("a") as file:
+    with (run.folder / "interim.jsonl").open("a") as file:
         for seconds in (180.0, 240.0):
-            file.write(json.dumps({"look": 3, "seconds": seconds, "gates": gates, "arms": {"eager": None}}) + "\n")
+            file.write(json.dumps({"number": 3, "seconds": seconds, "gates": gates, "arms": {"eager": None}}) + "\n")
     tab = open_page(run)
     assert tab.count(".tile") == len(gates)
     assert not re.search("NaN|undefined|Infinity", tab.evaluate("document.querySelector('main').innerHTML"))
@@ -127,7 +127,7 @@ def test_vectors_have_no_first_token(make_run: MakeRun, open_page: Open) -> None
 
 def test_a_run_that_is_judged_at_its_end_shows_gates_and_no_decision(make_run: MakeRun, open_page: Open) -> None:
     run = make_run(3, decided=True)
-    (run.folder / "looks.jsonl").rename(run.folder / "preview.jsonl")
+    (run.folder / "interim.jsonl").rename(run.folder / "preview.jsonl")
     tab = open_page(run)
     assert tab.text("h1") == "Under load"
     assert "for good" not in tab.text("#gates")
@@ -295,7 +295,7 @@ def test_a_search_shows_what_is_tried_and_what_each_arm_holds(make_run: MakeRun,
 def test_hostile_text_is_text(make_run: MakeRun, open_page: Open, searching: bool) -> None:
     run = make_run(2, decided=True, naive=HOSTILE, text=HOSTILE, notes=[HOSTILE])
     if searching:
-        (run.folder / "looks.jsonl").unlink()
+        (run.folder / "interim.jsonl").unlink()
         run.search(3, HOSTILE)
         run.status()
     line = {"at_ns": run.now_ns(), "weights": {HOSTILE: 5}, "why": HOSTILE}

@@ -93,7 +93,7 @@ write_reports(summary, directory)
 
 
 def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_names(tree: Path) -> None:
-    requests, run_gates = "analysis/records/requests.py", "analysis/judging/run_gates.py"
+    requests, gates = "analysis/records/requests.py", "analysis/judging/gates/objectives.py"
     metrics = '("ttft", "e2e", "tpot", "max_itl"'
     metric = [
         (requests, f"METRICS = {metrics})", f'METRICS = {metrics}, "decode")'),
@@ -111,9 +111,8 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
     cut = "    gates.append(cut_gate(arm, int(run.requests.cut[run.of_arm(arm)].sum()), run.limits.max_cut))\n"
     gate = [
         ("analysis/settings/gate_limits.py", "    max_error_pct: ", limit),
-        ("analysis/judging/gates.py", "def death_gate(", GATE),
-        (run_gates, "    death_gate,\n", "    cut_gate,\n    death_gate,\n"),
-        (run_gates, deaths, cut + deaths),
+        (gates, "def death_gate(", GATE),
+        (gates, deaths, cut + deaths),
     ]
     last = '"limit_hit", "jit"'
     kind = [
@@ -132,11 +131,11 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
     arms = '(EAGER, FakeArm(name="compiled", compiles=(Compile(at_s=300.0, seconds=4.0, kind="relink"),)))'
     limits = 'gates={"metrics": ["decode"], "max_cut": 3}, slo={"p99_decode_ms": 60000}'
     summary, report = judged(tree, f"FakeRun(arms={arms}, {limits})")
-    gates = {gate["gate"]: gate for gate in summary["gates"]}
-    assert gates["noninferiority p99_decode"]["value"] is not None
-    assert gates["slo p99_decode_ms"]["verdict"] in ("PASS", "INCONCLUSIVE")
-    assert (gates["cut"]["verdict"], gates["cut"]["limit"]) == ("PASS", 3.0)
-    assert gates["longest stall"]["verdict"] == "FAIL"
+    judged_gates = {gate["gate"]: gate for gate in summary["gates"]}
+    assert judged_gates["noninferiority p99_decode"]["value"] is not None
+    assert judged_gates["slo p99_decode_ms"]["verdict"] in ("PASS", "INCONCLUSIVE")
+    assert (judged_gates["cut"]["verdict"], judged_gates["cut"]["limit"]) == ("PASS", 3.0)
+    assert judged_gates["longest stall"]["verdict"] == "FAIL"
     assert [event["kind"] for event in summary["events"] if event["phase"] == "serving"] == ["relink"]
     for shown in ('<th scope="row">decode time</th>', "requests of compiled were cut, limit 3.", "relinking"):
         assert shown in report

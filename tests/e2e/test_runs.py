@@ -65,9 +65,9 @@ def test_a_run_until_decided_ends_when_it_is_decided(tmp_path: Path) -> None:
     assert len(requests(run_dir)) == sum(planned.values()), "all that was due was sent and has ended"
     blocking = {check["check"] for check in summary_of(run_dir)["validity"] if not check["ok"]}
     assert not blocking & {"complete", "arms", "cut requests", "pairs", "blocks", "run length"}
-    looks = [json.loads(text) for text in (run_dir / "looks.jsonl").read_text().splitlines()]
+    looks = [json.loads(text) for text in (run_dir / "interim.jsonl").read_text().splitlines()]
     assert looks[-1]["decided"]
-    assert "SIGKILL" not in (run_dir / "looks.log").read_text()
+    assert "SIGKILL" not in (run_dir / "interim.log").read_text()
 
 
 def test_an_endless_compile_and_a_death_after_the_last_answer_are_recorded(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.looks.journal import append
+from analysis.interim.journal import append
 from analysis.records.documents import write_document, write_json
 from analysis.records.schemas import BED, COMPILE_EVENTS, REQUESTS, STEPS
 from analysis.records.tables import RecordWriter
@@ -185,10 +185,10 @@ class WatchedRun:
         checks[1] |= {"remedy": "Give the load more processors."}
         checks[2] |= {"arm": self.naive}
         line = {
-            **{"look": number, "at_ns": self.now_ns(), "trial": 1, "seconds": number * 60.0, "groups": number},
+            **{"number": number, "at_ns": self.now_ns(), "trial": 1, "seconds": number * 60.0, "groups": number},
             **{"sequential": True, "arms": arms, "gates": gates, "checks": checks, "latency": {}},
         }
-        self._append("looks", line)
+        self._append("interim", line)
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         with (self.folder / f"{name}.jsonl").open("a") as file:
@@ -294,7 +294,7 @@ class Rollout:
         step = {"safe": safe, "failed": failed, "requests": 40, "uneven": None}
         arms = {self.candidate: {"decision": decision, "reason": reason}}
         gates = [{"arm": self.candidate, **row} for row in (gate, errors)]
-        line = {"look": self.looks, "at_ns": self.now_ns(), "arms": arms, "step": step, "gates": gates}
+        line = {"number": self.looks, "at_ns": self.now_ns(), "arms": arms, "step": step, "gates": gates}
         append(self.folder, line)
 
     def weighed(self, action: str, why: str = "") -> None:

@@ -40,7 +40,7 @@ LARGEST_REPORT = 6_000_000  # bytes
 STEPS = 40  # of the rate over the day
 # What may grow by more than 2 %: the page's charts fill up to 900 samples, and an interim analysis holds all records.
 PAGE, PAGE_BYTES = "loadtests.page", 6 << 20
-LOOKS, LOOKS_BYTES = "analysis.looks", 1000
+LOOKS, LOOKS_BYTES = "analysis.interim", 1000
 WARM_SHARE = 0.1  # of the traffic, after which nothing is to grow
 MOST_GROWTH = 0.02
 _SHORTEST_S = 3.0  # stretch from which a median is taken: a busy machine samples every other second

@@ -70,7 +70,7 @@ def role(process: Process, every: Mapping[int, Process], orchestrator: int) -> s
         return "envoy"
     if "-m locust" in command:
         return "worker" if parent in ("load", "worker", "remote worker") else "load"
-    if "-m analysis.looks" in command:
+    if "-m analysis.interim" in command:
         return "preview" if "--preview" in words else "judge"
     return next((name for module, name in _MODULES.items() if module in command), "")
 

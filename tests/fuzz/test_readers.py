@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from analysis.looks.journal import JOURNAL as LOOKS
-from analysis.looks.journal import read_looks
+from analysis.interim.journal import JOURNAL as LOOKS
+from analysis.interim.journal import read_interim
 from analysis.records.documents import read_document, read_toml, vouched, vouched_toml, write_document
 from analysis.records.joining import RUN_LIST, read_run_list
 from analysis.records.schemas import REQUESTS
@@ -171,8 +171,8 @@ def _weights(folder: Path) -> list[bytes]:
     return [(folder / WEIGHTS).read_bytes()]
 
 
-_LOOK = {"look": 1, "trial": 1, "t_s": 30.0, "verdicts": {"compiled": "INCONCLUSIVE"}, "gates": [{"p": 0.2, "n": 12}]}
-_LOOKS = "".join(json.dumps({**_LOOK, "look": number}) + "\n" for number in range(6)).encode()
+_LOOK = {"number": 1, "trial": 1, "t_s": 30.0, "verdicts": {"compiled": "INCONCLUSIVE"}, "gates": [{"p": 0.2, "n": 12}]}
+_LOOKS = "".join(json.dumps({**_LOOK, "number": number}) + "\n" for number in range(6)).encode()
 
 
 def _schedules(folder: Path) -> list[bytes]:
@@ -229,7 +229,7 @@ FILES = (
         refuses=(ValueError, OSError),
     ),
     Reader(name="weights.jsonl", seeds=_weights, read=_file(WEIGHTS, lambda path: read_weights(path.parent))),
-    Reader(name="looks.jsonl", seeds=_given(_LOOKS), read=_file(LOOKS, lambda path: read_looks(path.parent))),
+    Reader(name="interim.jsonl", seeds=_given(_LOOKS), read=_file(LOOKS, lambda path: read_interim(path.parent))),
     Reader(
         name="runs.json",
         seeds=_run_list,

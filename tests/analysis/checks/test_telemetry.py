@@ -11,8 +11,8 @@ import pytest
 
 from analysis.checks.table import checks_of_run
 from analysis.checks.telemetry import UNKNOWN_STALLS, unknown_stalls
-from analysis.judging.client_gates import may_compile
 from analysis.judging.comparisons import Comparisons
+from analysis.judging.gates.compiles import may_compile
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
 from analysis.records.tables import read_table
 from analysis.run.client_stalls import PART, UNKNOWN, WORK, Stall, client_stalls

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from analysis.judging.comparisons import PHASES, QUANTILES, blocks_at, compared, comparisons, judge_quantiles
-from analysis.judging.rates import bunched_error, compare_rates, log_ratio
+from analysis.judging.gates.goodput import bunched_error, goodput_of, log_ratio
 from analysis.judging.separate import compare_separate
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
@@ -227,62 +227,56 @@ def test_arm_without_requests_and_quantile_of_zero_cannot_be_compared() -> None:
 
 SLO = {"p99_ttft_ms": 2000}
 STALLS = FakeArm(name="compiled", compiles=[Compile(at_s=100 + 100 * step, seconds=20) for step in range(4)])
+RATED = FakeRun(duration_s=480, rate=2, slo=SLO)
 
 
-def rates_of(path, run, edit=None):
-    return {(item.arm, item.rate): item for item in compare_rates(run_of(path, run, edit))}
+def goodput(path, run, edit=None):
+    return goodput_of(run_of(path, run, edit), "compiled", 0.95)
 
 
-def test_equal_arms_have_equal_rates(tmp_path):
-    found = rates_of(tmp_path, FakeRun(duration_s=480, rate=2, slo=SLO))
-    assert {rate for _, rate in found} == {"goodput", "requests", "output tokens"}
-    for rate in ("goodput", "requests"):
-        assert found["compiled", rate].low < 1.0 < found["compiled", rate].high
-    tokens = found["compiled", "output tokens"]
-    assert (tokens.ratio, tokens.low, tokens.high) == (1.0, None, None)
-    assert tokens.obstacle == "no stretch of time differs from the others"
+def test_equal_arms_have_equal_goodput(tmp_path):
+    ratio = goodput(tmp_path, RATED).ratio
+    assert ratio.low < 1.0 < ratio.high
 
 
 NINE_TO_ONE = {"design": "split", "arms": (replace(EAGER, weight=9), FakeArm(name="compiled", weight=1)), "rate": 8}
 
 
 @pytest.mark.parametrize(
-    ("run", "requests", "goodput"),
+    ("run", "most"),
     [
-        ({"arms": (EAGER, STALLS)}, 1.0, 0.98),
-        ({"arms": (EAGER, FakeArm(name="compiled", error_share=0.3))}, 0.7, 0.9),
-        (NINE_TO_ONE, 1.0, None),
+        ({"arms": (EAGER, STALLS)}, 0.98),
+        ({"arms": (EAGER, FakeArm(name="compiled", error_share=0.3))}, 0.9),
+        (NINE_TO_ONE, None),
     ],
     ids=["stalls", "failures", "a split of nine to one"],
 )
-def test_stalls_cost_goodput_and_failures_cost_throughput_too(tmp_path, run, requests, goodput):
-    found = rates_of(tmp_path, FakeRun(**{"duration_s": 480, "rate": 2, "slo": SLO, **run}))
-    assert found["compiled", "requests"].ratio == pytest.approx(requests, abs=0.06)
-    if goodput is not None:
-        assert found["compiled", "goodput"].high < goodput
-        assert found["compiled", "goodput"].control_share_pct == 100.0
-        share = 100.0 * found["compiled", "goodput"].value / 2.0
-        assert found["compiled", "goodput"].share_pct == pytest.approx(share, rel=0.01)
+def test_stalls_and_failures_cost_goodput_and_uneven_shares_do_not(tmp_path, run, most):
+    found = goodput(tmp_path, replace(RATED, **run))
+    if most is None:
+        assert found.ratio.ratio == pytest.approx(1.0, abs=0.06)
+    else:
+        assert found.ratio.high < most
+        assert found.control_share_pct == 100.0
 
 
 def test_six_trials_are_the_unit(tmp_path):
-    found = rates_of(tmp_path, FakeRun(trials=6, duration_s=60, rate=2, slo=SLO))
-    assert {(item.method, item.groups) for item in found.values()} == {("t over trials", 6)}
+    ratio = goodput(tmp_path, FakeRun(trials=6, duration_s=60, rate=2, slo=SLO)).ratio
+    assert (ratio.method, ratio.groups) == ("t over trials", 6)
 
 
 def test_without_limits_goodput_is_unknown(tmp_path):
-    assert ("compiled", "goodput") not in rates_of(tmp_path, FakeRun(duration_s=60, rate=2))
-    asked = rates_of(tmp_path / "asked", FakeRun(duration_s=60, rate=2, gates={"min_goodput_ratio": 0.9}))
-    assert asked["compiled", "goodput"].ratio is None
-    assert "what a good request is" in asked["compiled", "goodput"].obstacle
+    ratio = goodput(tmp_path, FakeRun(duration_s=60, rate=2)).ratio
+    assert ratio.ratio is None
+    assert "what a good request is" in ratio.obstacle
 
 
 @pytest.mark.parametrize("edit", [None, lambda rows: [row for row in rows if row["arm"] == "eager"]])
 def test_one_block_and_an_arm_without_requests_have_no_limits(tmp_path, edit):
-    for item in rates_of(tmp_path, FakeRun(duration_s=30, rate=4, slo=SLO), edit).values():
-        assert (item.ratio is None) is (edit is not None)
-        assert (item.low, item.high) == (None, None)
-        assert item.obstacle
+    ratio = goodput(tmp_path, FakeRun(duration_s=30, rate=4, slo=SLO), edit).ratio
+    assert (ratio.ratio is None) is (edit is not None)
+    assert (ratio.low, ratio.high) == (None, None)
+    assert ratio.obstacle
 
 
 class TestBunchedError:
@@ -308,14 +302,16 @@ class TestBunchedError:
 class TestLogRatio:
     def test_no_miss_in_any_group_is_no_certainty(self):
         sent = np.full(10, 50.0)
-        ratio, spread, _ = log_ratio(sent, sent, sent, sent, share=True)
+        ratio, spread, _ = log_ratio(sent, sent, sent, sent)
         assert ratio == 1.0
         assert spread == pytest.approx(math.sqrt(2 / 501 / 500), rel=0.05)
 
     def test_by_hand(self):
         made, other, sent = np.array([8.0, 12.0]), np.array([10.0, 10.0]), np.array([20.0, 20.0])
-        ratio, spread, _ = log_ratio(made, sent, other, sent, share=False)
-        assert (ratio, spread) == (1.0, pytest.approx(math.sqrt(2 * (0.1**2 + 0.1**2))))
+        ratio, spread, _ = log_ratio(made, sent, other, sent)
+        independent = math.sqrt(21 / 22 * (0.5 / 0.5) / 40)
+        assert ratio == 1.0
+        assert spread > max(math.sqrt(2 * (0.1**2 + 0.1**2)), independent)
 
     @pytest.mark.parametrize(
         ("made", "sent", "control", "ratio", "why"),
@@ -329,13 +325,13 @@ class TestLogRatio:
     )
     def test_nothing_has_no_error(self, made, sent, control, ratio, why):
         columns = [np.array(column) for column in (made, sent, control)]
-        assert log_ratio(*columns, np.full(len(made), 5.0), share=True) == (ratio, None, why)
+        assert log_ratio(*columns, np.full(len(made), 5.0)) == (ratio, None, why)
 
     def test_limits_hold_the_truth_as_often_as_they_promise(self):
         """Of 300 pairs with bunched misses, two-sided 90 % limits must hold the true ratio in 84 % at least."""
         rng = np.random.default_rng(0)
         sent = rng.poisson(200, size=(300, 10)).astype(float)
         good = [rng.binomial(sent.astype(int), rng.beta(95, 5, size=sent.shape)).astype(float) for _ in range(2)]
-        found = [log_ratio(mine, of, theirs, of, share=True) for mine, theirs, of in zip(*good, sent, strict=True)]
+        found = [log_ratio(mine, of, theirs, of) for mine, theirs, of in zip(*good, sent, strict=True)]
         reach = stats.t.ppf(0.95, 9)
         assert np.mean([abs(math.log(ratio)) <= reach * spread for ratio, spread, _ in found]) >= 0.84

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.judging.client_gates import client_gates
-from analysis.judging.greedy_parity import NEAR_TIE, GreedyParity, greedy_gate, judge_asked, judge_greedy
+from analysis.judging.gates.compiles import client_gates
+from analysis.judging.gates.parity import NEAR_TIE, GreedyParity, greedy_gate, judge_asked, judge_greedy
 from analysis.records.asked_answers import AskedAnswer, Twice
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
@@ -182,9 +182,9 @@ SILENT = replace(BF16, tells=False)
 @pytest.mark.parametrize(
     ("control", "arm", "verdict", "words"),
     [
-        (EXACT, EXACT, "PASS", ("48 of 48", "92.6 % to 100 %", "0 nats", "6.05 %")),
-        (BF16, BF16, "PASS", ("prefer their tokens by 0.",)),
-        (Server(tells=False), Server(tells=False), "PASS", ("all that is known",)),
+        (EXACT, EXACT, "PASS", ("48 of 48", "92.6 % to 100 %", "6.05 %", "limit 10 %")),
+        (BF16, BF16, "PASS", ("are the control's",)),
+        (Server(tells=False), Server(tells=False), "PASS", ("another answer unseen",)),
         (BF16, Server(weights="two"), "FAIL", ("differ do so by token 1",)),
         (SILENT, Server(weights="two", tells=False), "FAIL", ("more than rounding explains",)),
         (SILENT, SILENT, "INCONCLUSIVE", ("near ties",)),
@@ -205,8 +205,8 @@ def test_greedy_answers_decide_as_far_as_they_can(
 @pytest.mark.parametrize(
     ("control", "arm", "says"),
     [
-        (replace(BF16, samples=True), BF16, "One of the two is not greedy"),
-        (BF16, replace(BF16, samples=True), "One of the two is not greedy"),
+        (replace(BF16, samples=True), BF16, "one of the two is not greedy"),
+        (BF16, replace(BF16, samples=True), "one of the two is not greedy"),
         (replace(BF16, samples=True, tells=False), replace(BF16, tells=False), "control does not repeat itself"),
         (replace(BF16, tells=False), replace(BF16, samples=True, tells=False), "arm does not repeat itself"),
     ],
@@ -308,10 +308,9 @@ class TestGate:
         assert "after the load" in gate.reason
         assert "before the load" not in gate.reason
 
-    def test_a_pass_names_both_times(self) -> None:
+    def test_a_pass_is_that_of_a_server_that_has_been_under_load(self) -> None:
         gate = greedy_gate("arm", self.judge(self.documents(BF16)))
         assert (gate.verdict, gate.unseen) == ("PASS", False)
-        assert "before the load" in gate.reason
         assert "after the load" in gate.reason
 
     def test_lost_records_leave_a_pass_open_and_a_fail_as_it_is(self) -> None:

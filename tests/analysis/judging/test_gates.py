@@ -14,20 +14,13 @@ import pyarrow as pa
 import pytest
 
 from analysis.checks.telemetry import compiled_code
-from analysis.judging.gates import (
-    CompileFacts,
-    Gate,
-    death_gate,
-    error_gate,
-    goodput_ratio_gate,
-    noninferiority_gate,
-    recompile_gates,
-    slo_gate,
-)
+from analysis.judging.gates import Gate
+from analysis.judging.gates.compiles import CompileFacts, eager_gate, recompile_gates
+from analysis.judging.gates.goodput import Goodput, goodput_gate
+from analysis.judging.gates.latency import noninferiority_gate
+from analysis.judging.gates.memory import ratio_limits
+from analysis.judging.gates.objectives import death_gate, error_gate, slo_gate
 from analysis.judging.judgement import Judgement, judge
-from analysis.judging.memory import ratio_limits
-from analysis.judging.rates import RateComparison
-from analysis.judging.unforeseen import eager_gate
 from analysis.records.run_records import read_run
 from analysis.run.compiled import CompiledSteps, most_eager
 from analysis.run.run import Run
@@ -116,16 +109,12 @@ def test_the_cold_start_has_gates_of_its_own():
     assert "2 recompiles in the cold start" in cold[0].reason
 
 
-COUNTS = {"blocks": 26, "groups": 8, "trials": 1, "requests": 3000, "method": "made up", "alpha": 0.05}
-SHARES = {
-    "value": 4.0,
-    "control_value": 4.0,
-    "ratio": 1.0,
-    "share_pct": 99.0,
-    "control_share_pct": 99.0,
-    "spread": 0.02,
-}
-GOODPUT = RateComparison(arm="compiled", control="eager", rate="goodput", **COUNTS, **SHARES)
+RATIO = replace(comparison(), metric="goodput", ratio=1.0, blocks=26)
+
+
+def goodput(low: float | None, high: float | None, **more: Any) -> Goodput:
+    ratio = replace(RATIO, low=low, high=high, **{key: more.pop(key) for key in ("ratio", "obstacle") if key in more})
+    return Goodput(ratio=ratio, share_pct=99.0, control_share_pct=99.0, **more)
 
 
 @pytest.mark.parametrize(
@@ -133,22 +122,20 @@ GOODPUT = RateComparison(arm="compiled", control="eager", rate="goodput", **COUN
     [(0.96, 1.04, "PASS"), (0.94, 1.04, "INCONCLUSIVE"), (0.90, 0.949, "FAIL"), (None, None, "INCONCLUSIVE")],
 )
 def test_the_whole_interval_of_goodput_decides(low, high, verdict):
-    gate = goodput_ratio_gate(replace(GOODPUT, low=low, high=high), 0.95, 600.0)
+    gate = goodput_gate(goodput(low, high), 0.95, 600.0)
     assert gate.verdict == verdict
     assert gate.needed_s == (600.0 if verdict == "INCONCLUSIVE" else None)
 
 
 def test_a_pass_of_goodput_waits_for_the_blocks_that_it_needs():
-    rate = replace(GOODPUT, low=0.96, high=1.04, needed_blocks=30)
-    gate = goodput_ratio_gate(rate, 0.95, 900.0)
+    gate = goodput_gate(goodput(0.96, 1.04, needed_blocks=30), 0.95, 900.0)
     assert (gate.verdict, gate.needed_s) == ("INCONCLUSIVE", 900.0)
     assert "a PASS needs 30 blocks, and this run has 26" in gate.reason
-    assert goodput_ratio_gate(replace(rate, high=0.949, low=0.9), 0.95, None).verdict == "FAIL"
+    assert goodput_gate(goodput(0.9, 0.949, needed_blocks=30), 0.95, None).verdict == "FAIL"
 
 
 def test_unknown_goodput_is_no_pass():
-    unknown = replace(GOODPUT, ratio=None, low=None, high=None, obstacle="one of the arms was sent nothing")
-    gate = goodput_ratio_gate(unknown, 0.95, None)
+    gate = goodput_gate(goodput(None, None, ratio=None, obstacle="one of the arms was sent nothing"), 0.95, None)
     assert gate.verdict == "INCONCLUSIVE"
     assert "was sent nothing" in gate.reason
 

@@ -29,7 +29,7 @@ from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 # Limits that a run of a few minutes can meet.
 SLO = {"p90_ttft_ms": 2000, "p90_e2e_ms": 9000}
-GATES = {"metrics": ["ttft", "e2e"], "quantile": 0.9, "min_blocks": 8, "max_error_pct": 1.0}
+GATES = {"metrics": ["ttft", "e2e"], "quantiles": [0.9], "min_blocks": 8, "max_error_pct": 1.0}
 S = 10**9
 
 

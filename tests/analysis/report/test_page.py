@@ -37,7 +37,7 @@ def test_what_decides_comes_first_and_the_rest_is_folded(demo: Summary, read_pag
 def test_sections_without_content_are_absent(demo: Summary, read_page: Reader) -> None:
     bare = {**demo, "events": [], "spikes": [], "comparisons": [], "rates": [], "series": {"bin_s": 1.0, "arms": {}}}
     ids = {attributes.get("id") for _, attributes in read_page(html_report(bare)).tags}
-    assert not {"events", "spikes", "comparison", "timeline", "looks", "joined", "ship", "load", "machines"} & ids
+    assert not {"events", "spikes", "comparison", "timeline", "interim", "joined", "ship", "load", "machines"} & ids
 
 
 def test_the_first_screen_has_verdict_leaning_next_command_and_gates(demo: Summary, read_page: Reader) -> None:

@@ -55,15 +55,15 @@ def test_one_failed_arm_decides_and_all_must_pass(run: WatchedRun) -> None:
     assert told(run)["now"]["decided"] == "FAIL"
     for last, decided in (("PASS", "PASS"), (None, None)):
         decisions = dict(zip(run.arms[1:], ("PASS", last), strict=True))
-        line = {"look": 3, "seconds": 180.0, "arms": {arm: {"decision": each} for arm, each in decisions.items()}}
-        with (run.folder / "looks.jsonl").open("a") as file:
+        line = {"number": 3, "seconds": 180.0, "arms": {arm: {"decision": each} for arm, each in decisions.items()}}
+        with (run.folder / "interim.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         assert told(run)["now"]["decided"] == decided
 
 
 def test_a_preview_decides_nothing(run: WatchedRun) -> None:
     run.minutes(1, decided=True)
-    (run.folder / "looks.jsonl").rename(run.folder / "preview.jsonl")
+    (run.folder / "interim.jsonl").rename(run.folder / "preview.jsonl")
     state = told(run)
     assert state["now"]["decided"] is None
     assert (state["look"]["sequential"], state["look"]["decides"]) == (True, False)
@@ -149,7 +149,7 @@ def test_files_of_any_content_raise_nothing(run: WatchedRun, content: Any) -> No
     lines += [dict.fromkeys(("arms", "rates", "held", "trial", "spent_s", "stop"), content)]
     held = dict.fromkeys(("arm", "low_rps", "seen_rps", "high_rps", "starts", "steps", "left"), content)
     lines += [{"arms": [content], "rates": [content], "held": [held, content]}]
-    for name in ("looks.jsonl", "load.jsonl", "weights.jsonl", "search.jsonl"):
+    for name in ("interim.jsonl", "load.jsonl", "weights.jsonl", "search.jsonl"):
         (run.folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run.folder / "experiment.toml").write_text("[[")
     (run.folder / "trial-x").mkdir()
@@ -210,7 +210,7 @@ def test_rows_of_a_growing_table_come_once_and_again_after_a_new_start(tmp_path:
 
 
 def test_documents_are_tables_of_json_alone(tmp_path: Path) -> None:
-    file = tmp_path / "looks.jsonl"
+    file = tmp_path / "interim.jsonl"
     deep = "[" * 100_000
     file.write_text(f'{{"look": 1, "value": NaN}}\nnull\n[1]\n{{"torn\n{deep}\n\n{json.dumps({"look": 2})}\n')
     assert list(DocumentsTail(file).new()) == [{"look": 1, "value": None}, {"look": 2}]

@@ -67,7 +67,7 @@ def test_a_judgement_is_json_with_reasons(run: Rollout, serve: Serve) -> None:
     assert (status, document.pop("at")[:4].isdigit()) == (200, True)
     assert document == {
         **{"verdict": "PASS", "reasons": ["it is surely at most 25 % slower than the control"], "candidate": "new"},
-        **{"for": "step", "gate": None, "run": run.folder.name, "window": "90s", "requests": 40, "look": 1},
+        **{"for": "step", "gate": None, "run": run.folder.name, "window": "90s", "requests": 40, "interim": 1},
     }
 
 

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import pytest
 
+from analysis.interim.journal import JOURNAL
+from analysis.interim.journal import append as append_look
 from analysis.judging.alarms import ServedCompile, compile_alarms
-from analysis.looks.journal import JOURNAL
-from analysis.looks.journal import append as append_look
 from analysis.records.weight_journal import BY_HAND, WeightChange, append, read_weights
 from analysis.settings.gate_limits import CompileBudget, GateLimits
 from analysis.settings.ramp_limits import RampLimits
@@ -188,7 +188,7 @@ def test_a_restarted_splitter_gets_the_weights_again(ramp: Ramp) -> None:
 def test_nothing_is_decided_while_the_weights_are_unknown(ramp: Ramp) -> None:
     ramp.poll()
     ramp.splitter.deaf = True
-    ramp.look = {"look": 1, "at_ns": ramp.clock_ns + 10**12, "arms": {}}
+    ramp.look = {"number": 1, "at_ns": ramp.clock_ns + 10**12, "arms": {}}
     ramp.poll(3)
     assert ramp.actions == ["start"]
     assert "does not answer" in ramp.status.detail
@@ -346,14 +346,14 @@ def test_the_last_whole_interim_analysis_counts_and_is_parsed_once(
     judge = Judge(tmp_path)
     try:
         assert judge.last() is None
-        append_look(tmp_path, {"look": 1})
-        append_look(tmp_path, {"look": 2})
-        assert judge.last() == judge.last() == {"look": 2}
+        append_look(tmp_path, {"number": 1})
+        append_look(tmp_path, {"number": 2})
+        assert judge.last() == judge.last() == {"number": 2}
         with (tmp_path / JOURNAL).open("a") as file:
-            for text, last in (('{"look"', 2), (": 3}\n", 3)):
+            for text, last in (('{"number"', 2), (": 3}\n", 3)):
                 file.write(text)
                 file.flush()
-                assert judge.last() == {"look": last}
+                assert judge.last() == {"number": last}
     finally:
         judge.stop()
     assert len(parsed) <= 3

@@ -1,4 +1,4 @@
-"""When there is something new to look at in a run directory, and the look at it."""
+"""Interim analyses of a run directory, whenever there is something new: `python -m analysis.interim RUN_DIR`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis.looks.journal import JOURNAL, PREVIEW, append, read_looks, row_of
-from analysis.looks.look import look_at
+from analysis.interim.journal import JOURNAL, PREVIEW, append, read_interim, row_of
+from analysis.interim.outlook import analyse
 from analysis.records.documents import read_document
 from analysis.records.plain_values import number, table
 from analysis.records.run_records import read_run, trial_folders
@@ -18,20 +18,20 @@ from analysis.run.run import Run
 
 
 class Watch:
-    """Looks at the run in `directory` whenever a block more of it can be judged.
+    """Analyses the run in `directory` whenever a block more of it can be judged.
 
-    A `preview` looks at any run as if it were judged at every look, in a journal of its own: its intervals hold however
-    often somebody looks, and nothing is decided by them.
+    A `preview` takes any run as if interim analyses decided it, in a journal of its own: its intervals hold at every
+    analysis, and nothing is decided by them.
     """
 
     def __init__(self, directory: Path, *, preview: bool = False) -> None:
         self._directory = directory
         self._preview = preview
         self._journal = PREVIEW if preview else JOURNAL
-        self._looks = len(read_looks(directory, journal=self._journal))
+        self._number = len(read_interim(directory, journal=self._journal))
         self._seen_s = 0.0
 
-    def look(self, at_ns: int) -> dict[str, Any] | None:
+    def analyse(self, at_ns: int) -> dict[str, Any] | None:
         """The line that was added to the journal; None where nothing new can be judged yet."""
         if self._settled_s() <= self._seen_s:
             return None
@@ -46,8 +46,9 @@ class Watch:
             records = replace(records, experiment={**records.experiment, "gates": gates})
         run = with_lengths(Run.of(records))
         self._seen_s = run.seconds
-        self._looks += 1
-        row = row_of(look_at(run, left_s=max(0.0, _planned_s(run) - run.seconds)), run, number=self._looks, at_ns=at_ns)
+        self._number += 1
+        interim = analyse(run, left_s=max(0.0, _planned_s(run) - run.seconds))
+        row = row_of(interim, run, number=self._number, at_ns=at_ns)
         append(self._directory, row, journal=self._journal)
         return row
 

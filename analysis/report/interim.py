@@ -32,8 +32,8 @@ def words(summary: Row) -> list[tuple[str, str]]:
     lines = []
     if at(summary, "sequential", "alpha"):
         ended = text(at(summary, "sequential", "ended"))
-        how = "looked at after every block; each verdict errs as often over all looks as it would in one"
-        lines.append(("Looks", how if ended == DASH else f"{how}; {ended}"))
+        how = "analysed after every block; each verdict errs as often over all analyses as it would in one"
+        lines.append(("Interim analyses", how if ended == DASH else f"{how}; {ended}"))
     if (outcome := at(summary, "ramp", "outcome")) is not None:
         told = _OUTCOMES.get(str(outcome), text(outcome))
         exposed, hurt = at(summary, "ramp", "exposed"), at(summary, "ramp", "hurt")

@@ -1,4 +1,4 @@
-"""looks.jsonl: one line a look, for whoever wants to see a verdict form."""
+"""interim.jsonl: one line for each interim analysis."""
 
 from __future__ import annotations
 
@@ -11,50 +11,34 @@ from typing import Any
 
 import numpy as np
 
+from analysis.interim.outlook import Interim
 from analysis.judging.gates import Gate
-from analysis.looks.look import Look
 from analysis.records.documents import read_rows
 from analysis.run.run import Run
 from analysis.statistics.quantiles import quantile
 
-JOURNAL = "looks.jsonl"
-PREVIEW = "preview.jsonl"  # looks by which nothing is decided
+JOURNAL = "interim.jsonl"
+PREVIEW = "preview.jsonl"  # analyses by which nothing is decided
 
 
-def row_of(look: Look, run: Run, *, number: int, at_ns: int) -> dict[str, Any]:
-    """The look as plain values. Times are ns since the epoch and seconds of judged traffic, latencies ms, `harm` and
-    `safety` e-values as decimal logarithms, of which a FAIL takes `needed` and a PASS `needed_safety`."""
+_OF_CHECKS = ("check", "arm", "ok", "value", "limit", "reason", "remedy")
+
+
+def row_of(interim: Interim, run: Run, *, number: int, at_ns: int) -> dict[str, Any]:
+    """The analysis as plain values. Times are ns since the epoch and seconds of judged traffic, latencies ms, `harm`
+    and `safety` e-values as decimal logarithms, of which a FAIL takes `needed` and a PASS `needed_safety`."""
+    arms = {item.arm: {key: value for key, value in asdict(item).items() if key != "arm"} for item in interim.arms}
     return {
-        "look": number,
+        "number": number,
         "at_ns": at_ns,
-        "trial": look.trial,
-        "seconds": look.seconds,
+        "trial": interim.trial,
+        "seconds": interim.seconds,
         "sequential": run.limits.sequential,
-        "decided": look.decided,
-        "arms": {
-            item.arm: {
-                "decision": item.decision,
-                "decided_s": item.decided_s,
-                "outlook_s": item.outlook_s,
-                "hopeless": item.hopeless,
-                "reason": item.reason,
-            }
-            for item in look.arms
-        },
-        **({} if look.step is None else {"step": asdict(look.step)}),
-        "gates": [_gate(gate) for gate in look.gates],
-        "checks": [
-            {
-                "check": check.check,
-                "arm": check.arm,
-                "ok": check.ok,
-                "value": check.value,
-                "limit": check.limit,
-                "reason": check.reason,
-                "remedy": check.remedy,
-            }
-            for check in look.checks
-        ],
+        "decided": interim.decided,
+        "arms": arms,
+        **({} if interim.step is None else {"step": asdict(interim.step)}),
+        "gates": [_gate(gate) for gate in interim.gates],
+        "checks": [{key: getattr(check, key) for key in _OF_CHECKS} for check in interim.checks],
         "latency": {arm: _latency(run, arm) for arm in run.arms},
     }
 
@@ -104,6 +88,6 @@ def append(directory: Path, row: Mapping[str, Any], *, journal: str = JOURNAL) -
         file.write(json.dumps(row, allow_nan=False) + "\n")
 
 
-def read_looks(directory: Path, *, journal: str = JOURNAL) -> list[dict[str, Any]]:
+def read_interim(directory: Path, *, journal: str = JOURNAL) -> list[dict[str, Any]]:
     """Every whole line of the journal; empty where there is none."""
     return read_rows(directory / journal)[0]

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.interim.journal import JOURNAL, append, read_interim, row_of
+from analysis.interim.outlook import analyse, outlook_of
+from analysis.interim.watch import Watch
 from analysis.judging import paths
 from analysis.judging.alarms import Alarm, ServedCompile, burst_alarms, compile_alarms, death_alarms
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.judgement import judge
 from analysis.judging.paths import Path as EvidencePath
 from analysis.judging.ramp_decision import Standing, decide
-from analysis.looks.journal import JOURNAL, append, read_looks, row_of
-from analysis.looks.look import look_at, outlook_of
-from analysis.looks.watch import Watch
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.records.weight_journal import JOURNAL as WEIGHTS
@@ -69,7 +69,7 @@ def run_until(directory: Path, seconds: float) -> Run:
 
 
 def test_equal_arms_pass_before_the_run_has_ended(long_run: Path) -> None:
-    look = look_at(run_until(long_run, 1500), left_s=300)
+    look = analyse(run_until(long_run, 1500), left_s=300)
     assert [(arm.arm, arm.decision) for arm in look.arms] == [("compiled", PASS)]
     assert look.decided
     assert 300 <= (look.arms[0].decided_s or 0) <= 1500
@@ -81,7 +81,7 @@ def test_an_interim_decision_is_that_of_the_whole_run_at_the_same_instant(long_r
     decided = {gate.gate: gate.path.decided_s for gate in whole.gates if gate.path is not None}
     assert set(decided) == {"noninferiority p99_ttft", "noninferiority p99_e2e", "slo p99_e2e_ms", "errors"}
     for seconds in (600, 1020, 1500):
-        look = look_at(run_until(long_run, seconds), left_s=0)
+        look = analyse(run_until(long_run, seconds), left_s=0)
         for gate in look.gates:
             if gate.path is None:
                 continue
@@ -93,7 +93,7 @@ def test_an_interim_decision_is_that_of_the_whole_run_at_the_same_instant(long_r
 
 def test_an_objective_that_lacks_blocks_alone_names_them_and_the_time_that_they_take(tmp_path: Path) -> None:
     near = replace(LONG, duration_s=600, slo={"p99_e2e_ms": 4500})
-    look = look_at(run_until(write_run(tmp_path / "run", near), 600), left_s=0)
+    look = analyse(run_until(write_run(tmp_path / "run", near), 600), left_s=0)
     (found,) = (gate for gate in look.gates if gate.kind == "slo")
     assert found.reason.endswith("; a PASS needs 24 blocks, and this run has 20.")
     assert (found.verdict, found.needed_s) == (INCONCLUSIVE, 720.0)
@@ -104,7 +104,7 @@ def test_a_large_effect_is_decided_in_three_minutes_of_steady_traffic(
     ratio: float, decision: str, tmp_path: Path
 ) -> None:
     run = replace(LONG, duration_s=240, rate=5, arms=(EAGER, FakeArm(name="compiled", ratio=ratio)))
-    look = look_at(run_until(write_run(tmp_path / "run", run), 210), left_s=30)
+    look = analyse(run_until(write_run(tmp_path / "run", run), 210), left_s=30)
     (latency,) = [gate for gate in look.gates if gate.gate == "noninferiority p99_e2e"]
     assert (latency.verdict, look.arms[0].decision) == (decision, decision), look.arms[0].reason
     assert latency.path is not None
@@ -120,13 +120,13 @@ def test_errors_pass_on_few_blocks_unless_more_are_asked_for(
     gates: dict[str, int], verdict: str, tmp_path: Path
 ) -> None:
     run = replace(LONG, duration_s=600, rate=5, gates={**GATES, **gates})
-    look = look_at(run_until(write_run(tmp_path / "run", run), 300), left_s=300)
+    look = analyse(run_until(write_run(tmp_path / "run", run), 300), left_s=300)
     assert [gate.verdict for gate in look.gates if gate.kind == "error"] == [verdict, PASS]  # of failures, of deaths
 
 
 def test_a_slow_arm_fails_soon(tmp_path: Path) -> None:
     slow = replace(LONG, arms=(EAGER, FakeArm(name="compiled", ratio=2.0)))
-    look = look_at(run_until(write_run(tmp_path / "run", slow), 600), left_s=1200)
+    look = analyse(run_until(write_run(tmp_path / "run", slow), 600), left_s=1200)
     assert look.arms[0].decision == FAIL
     assert (look.arms[0].decided_s or 0) <= 480
     assert look.arms[0].reason.startswith("p99")
@@ -140,20 +140,20 @@ def test_steal_is_weighed_alike_by_an_interim_analysis_and_the_final_one(
     slow = replace(LONG, arms=(EAGER, FakeArm(name="compiled", ratio=ratio)), bed=bed)
     directory = write_run(tmp_path / "run", slow)
     whole = judge(Run.of(read_run(directory)))
-    look = look_at(run_until(directory, 1500), left_s=300)
+    look = analyse(run_until(directory, 1500), left_s=300)
     assert look.arms[0].decision == decision
     assert whole.verdicts["compiled"] == (decision or "INCONCLUSIVE")
 
 
 def test_a_recompile_fails_at_the_first_interim_analysis(tmp_path: Path) -> None:
     naive = replace(LONG, arms=(EAGER, FakeArm(name="compiled", compiles=[Compile(at_s=5, seconds=3)])))
-    look = look_at(run_until(write_run(tmp_path / "run", naive), 30), left_s=1770)
+    look = analyse(run_until(write_run(tmp_path / "run", naive), 30), left_s=1770)
     assert (look.seconds, look.arms[0].decision) == (30.0, FAIL)
     assert "1 recompile" in look.arms[0].reason
 
 
 def test_before_enough_is_known_nothing_is_decided_and_nothing_is_hopeless(long_run: Path) -> None:
-    look = look_at(run_until(long_run, 120), left_s=1680)
+    look = analyse(run_until(long_run, 120), left_s=1680)
     assert (look.arms[0].decision, look.arms[0].hopeless, look.decided) == (None, False, False)
 
 
@@ -171,15 +171,15 @@ def test_a_ramp_judges_the_memory_ratio(tmp_path: Path, size: float, decision: s
     directory = ramping(tmp_path, max_memory_ratio=1.5)
     for name, held in (("eager", 1.0), ("compiled", size)):
         sample(directory, "process", f"{name}-0", {"memory_bytes": held * GIB}, arm=name)
-    (arm,) = look_at(run_until(directory, 1500), left_s=300).arms
+    (arm,) = analyse(run_until(directory, 1500), left_s=300).arms
     assert arm.decision == decision
 
 
 def test_an_arm_at_the_margin_becomes_hopeless_when_little_is_left(tmp_path: Path) -> None:
     near = replace(LONG, arms=(EAGER, FakeArm(name="compiled", ratio=1.1)))
     run = run_until(write_run(tmp_path / "run", near), 1500)
-    assert not look_at(run, left_s=36_000).arms[0].hopeless
-    look = look_at(run, left_s=30)
+    assert not analyse(run, left_s=36_000).arms[0].hopeless
+    look = analyse(run, left_s=30)
     assert look.arms[0].decision is None
     assert look.arms[0].hopeless
     assert look.decided
@@ -240,19 +240,19 @@ def test_an_arm_is_decided_by_the_gates_that_allow_interim_analyses(gates: list[
 def test_each_block_that_settles_is_followed_by_an_interim_analysis(tmp_path: Path) -> None:
     directory = until(write_run(tmp_path / "run", replace(LONG, duration_s=300)), None)
     watch = Watch(directory)
-    assert watch.look(1) is None, "the load has not begun"
+    assert watch.analyse(1) is None, "the load has not begun"
     until(directory, 29)
-    assert watch.look(2) is None, "no block is whole"
+    assert watch.analyse(2) is None, "no block is whole"
     until(directory, 61)
-    row = watch.look(3)
+    row = watch.analyse(3)
     assert row is not None
-    assert (row["look"], row["seconds"], row["at_ns"]) == (1, 60.0, 3)
-    assert watch.look(4) is None, "nothing new"
+    assert (row["number"], row["seconds"], row["at_ns"]) == (1, 60.0, 3)
+    assert watch.analyse(4) is None, "nothing new"
     until(directory, 95)
-    assert (watch.look(5) or {})["seconds"] == 90.0
-    assert [line["seconds"] for line in read_looks(directory)] == [60.0, 90.0]
-    assert Watch(directory).look(6) is not None
-    assert read_looks(directory)[-1]["look"] == 3, "one that starts again counts on"
+    assert (watch.analyse(5) or {})["seconds"] == 90.0
+    assert [line["seconds"] for line in read_interim(directory)] == [60.0, 90.0]
+    assert Watch(directory).analyse(6) is not None
+    assert read_interim(directory)[-1]["number"] == 3, "one that starts again counts on"
 
 
 def test_a_block_is_settled_once_it_is_for_every_load_process(long_run: Path) -> None:
@@ -272,7 +272,7 @@ def test_requests_of_blocks_that_are_not_settled_are_left_out(long_run: Path) ->
 
 def test_value_limit_and_interval_of_a_gate_are_in_one_unit(long_run: Path) -> None:
     run = run_until(long_run, 600)
-    rows = {gate["gate"]: gate for gate in row_of(look_at(run, left_s=0), run, number=1, at_ns=0)["gates"]}
+    rows = {gate["gate"]: gate for gate in row_of(analyse(run, left_s=0), run, number=1, at_ns=0)["gates"]}
     for name, limit in (("slo p99_e2e_ms", 1.0), ("errors", run.limits.max_error_pct)):
         assert (rows[name]["unit"], rows[name]["limit"]) == ("pct", pytest.approx(limit))
         assert rows[name]["value"] == rows[name]["low"] == 0.0 < rows[name]["high"] < 5.0
@@ -282,11 +282,11 @@ def test_value_limit_and_interval_of_a_gate_are_in_one_unit(long_run: Path) -> N
 
 
 def test_a_torn_last_line_of_the_journal_is_ignored(tmp_path: Path) -> None:
-    append(tmp_path, {"look": 1})
+    append(tmp_path, {"number": 1})
     with (tmp_path / JOURNAL).open("a") as file:
-        file.write('{"look": 2, "sec')
-    assert read_looks(tmp_path) == [{"look": 1}]
-    assert read_looks(tmp_path / "none") == []
+        file.write('{"number": 2, "sec')
+    assert read_interim(tmp_path) == [{"number": 1}]
+    assert read_interim(tmp_path / "none") == []
 
 
 def compile_of(

@@ -13,7 +13,7 @@ from analysis.run.run import Run
 _MOST_POINTS = 240
 
 
-def looks_row(run: Run, judgement: Judgement) -> dict[str, Any]:
+def interim_row(run: Run, judgement: Judgement) -> dict[str, Any]:
     """The `sequential` part of the summary; empty for a run that had one look. Times in seconds of judged traffic,
     `harm` and `safety` e-values as decimal logarithms, of which a FAIL needs `needed` and a PASS `needed_safety`."""
     if not run.limits.sequential:

@@ -1,8 +1,8 @@
-"""One look at a run that goes on: each gate as its evidence decides it until now, and whether an arm is decided.
+"""An interim analysis: each gate as its evidence decides it until now, and whether an arm is decided.
 
-An arm has failed once a gate fails, and passed once every gate that may be looked at passes. What is asked after the
-traffic, or what clients cannot see, is not waited for. A gate that has one look alone keeps an arm from passing before
-the end.
+An arm has failed once a gate fails, and passed once every gate with interim evidence passes. What is asked after the
+traffic, or what clients cannot see, is not waited for. A gate that only the whole run decides keeps an arm from passing
+before the end.
 """
 
 from __future__ import annotations
@@ -16,17 +16,12 @@ from analysis.checks.table import checks_of_run
 from analysis.checks.traffic import SAMPLE_RATIO
 from analysis.judging.comparisons import gated_comparisons, step_comparisons
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.memory import ratio_gate
+from analysis.judging.gates.compiles import compile_gates, eager_gates
+from analysis.judging.gates.latency import latency_gate
+from analysis.judging.gates.memory import memory_gates
+from analysis.judging.gates.objectives import error_gates, objective_gate, refused_gates
+from analysis.judging.gates.parity import parity_gates
 from analysis.judging.ramp_account import ramp_of
-from analysis.judging.run_gates import (
-    compile_facts,
-    compile_gates,
-    error_gates,
-    latency_gate,
-    objective_gate,
-    parity_gates,
-)
-from analysis.judging.unforeseen import unforeseen_gates
 from analysis.judging.verdict import KIND_ORDER
 from analysis.run.client_stalls import client_stalls
 from analysis.run.memory import memory_of
@@ -51,8 +46,8 @@ class ArmOutlook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutlook:
-    """What a ramp asks of a look. `safe`: the candidate is surely no slower than a step allows; `failed`: why it
-    surely is; `requests` of it were judged since the last change of weights; `uneven` says how its share differs."""
+    """What a ramp asks of an interim analysis. `safe`: the candidate is surely no slower than a step allows; `failed`:
+    why it surely is; `requests` of it were judged since the last change of weights; `uneven`: how its share differs."""
 
     safe: bool
     failed: str | None
@@ -61,7 +56,7 @@ class StepOutlook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Interim:
     """What is known of the run after `seconds` that could be judged."""
 
     seconds: float
@@ -77,8 +72,8 @@ class Look:
         return all(item.decision is not None or item.hopeless for item in self.arms)
 
 
-def look_at(run: Run, *, left_s: float) -> Look:
-    """The look at what the run holds, of which `left_s` seconds are still to come."""
+def analyse(run: Run, *, left_s: float) -> Interim:
+    """The interim analysis of what the run holds, of which `left_s` seconds are still to come."""
     compared = gated_comparisons(run)
     stalls = client_stalls(run.requests, run.arms)
     checks, _ = checks_of_run(run, compared, stalls, at_end=False)
@@ -87,19 +82,18 @@ def look_at(run: Run, *, left_s: float) -> Look:
         pairs = zip(compared.gated, compared.paths, strict=True)
         raw += [latency_gate(run, item, path) for item, path in pairs if item.arm == arm]
         raw += [objective_gate(run, arm, target) for target in run.targets]
-        facts = {part: compile_facts(run, arm, part) for part in ("", "cold", "steady")}
-        raw += compile_gates(run, arm, facts, stalls[arm])
-        raw += unforeseen_gates(run, arm)
+        raw += compile_gates(run, arm, stalls[arm])
+        raw += [*eager_gates(run, arm), *refused_gates(run, arm)]
         raw += error_gates(run, arm)
         raw += parity_gates(run, arm)
     ramp = ramp_of(run)
-    if ramp is not None and (most := run.limits.max_memory_ratio) is not None:
-        # A peak is one observation of a start, which more looks at it do not make more of.
-        raw.append(ratio_gate(memory_of(run), ramp.candidate, run.control, most, run.limits.alpha))
+    if ramp is not None:
+        # A peak is one observation of a start, however often it is analysed.
+        raw += memory_gates(run, ramp.candidate, memory_of(run))
     gates = apply_checks(raw, checks)
     # No step of a ramp can wait for the end of the run.
-    one_look = has_one_look(run) and ramp is None
-    return Look(
+    to_the_end = waits_for_the_end(run) and ramp is None
+    return Interim(
         seconds=run.seconds,
         trial=max((trial.number for trial in run.trials), default=1),
         arms=tuple(
@@ -109,7 +103,7 @@ def look_at(run: Run, *, left_s: float) -> Look:
                 checks,
                 seconds=run.seconds,
                 left_s=left_s,
-                to_the_end=one_look,
+                to_the_end=to_the_end,
             )
             for arm in run.treatments
         ),
@@ -120,7 +114,7 @@ def look_at(run: Run, *, left_s: float) -> Look:
 
 
 def step_outlook(run: Run, checks: Sequence[Check]) -> StepOutlook | None:
-    """What the look says of the step that the run's ramp is at; None where it is none."""
+    """What is known of the step that the run's ramp is at; None where it is none."""
     ramp = ramp_of(run)
     if ramp is None:
         return None
@@ -135,8 +129,8 @@ def step_outlook(run: Run, checks: Sequence[Check]) -> StepOutlook | None:
     )
 
 
-def has_one_look(run: Run) -> bool:
-    """Whether the experiment has gates that are decided by the whole run, in one look at its end."""
+def waits_for_the_end(run: Run) -> bool:
+    """Whether the experiment has gates that only the whole run decides."""
     limits = run.limits
     return bool(run.cold_targets) or limits.min_goodput_ratio is not None or limits.max_memory_ratio is not None
 
@@ -172,7 +166,7 @@ def outlook_of(
             decided_s=max((gate.path.decided_s or 0.0 for gate in waited if gate.path is not None), default=seconds),
             outlook_s=0.0,
             hopeless=False,
-            reason="Every gate that may be looked at has passed.",
+            reason="Every gate with interim evidence has passed.",
         )
     known = [value for value in left if value is not None]
     paths = [gate.path for gate in still if gate.path is not None]

@@ -1,0 +1,1 @@
+"""Interim analyses of a run that goes on: what each gate says so far, and whether more would change it."""

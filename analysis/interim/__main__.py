@@ -1,0 +1,50 @@
+"""Analyses a run directory after every block until SIGTERM: `python -m analysis.interim RUN_DIR [--preview]`.
+
+A process of its own, at low priority, so that judging takes no time from the load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from analysis.interim.watch import Watch
+
+_NICE = 10
+_REST = 2.0  # times as long as an analysis took: never more than a third of one processor
+
+
+def main() -> int:
+    """Run until SIGTERM; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.interim")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--every", type=float, default=2.0, metavar="S", help="how often new records are looked for")
+    parser.add_argument("--preview", action="store_true", help="for a run that is judged once, at its end")
+    options = parser.parse_args()
+    os.nice(_NICE)
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    watch = Watch(options.run_dir, preview=options.preview)
+    failures = 0
+    while not stopped.wait(options.every):
+        began = time.monotonic()
+        try:
+            row = watch.analyse(time.time_ns())
+            failures = 0
+        except Exception as error:  # a file may be half written: the next analysis finds it whole
+            failures += 1
+            print(f"the analysis failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            stopped.wait(min(60.0, 2.0**failures))
+            continue
+        if row is not None:
+            stopped.wait(_REST * (time.monotonic() - began))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

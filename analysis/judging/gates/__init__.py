@@ -1,0 +1,53 @@
+"""The requirements on one arm, a module for each family: what a gate asks, how it is judged and what its reason says.
+
+Gates on latency, errors and goodput are estimates, so a run may be too short for them. Gates on compiles are counts of
+what happened: they FAIL in a run of any length. A gate's limit is in `analysis.settings.gate_limits`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analysis.judging.paths import Path
+
+PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """One requirement on one arm."""
+
+    arm: str
+    gate: str
+    kind: str  # noninferiority | slo | cold | goodput | recompile | error | parity | memory | ramp
+    value: float | None
+    limit: float | None
+    unit: str  # ratio | ms | count | s | pct
+    verdict: str
+    reason: str
+    interval: tuple[float | None, float | None] = (None, None)  # of its value; of an SLO, of the percentage that misses
+    needed_s: float | None = None  # run length that would decide it; None when decided or out of reach
+    needed_starts: int | None = None  # trials that it takes for that, where it is more than the run had
+    blocked_by: tuple[str, ...] = ()  # checks that forbid to believe it
+    caveat: str = ""  # the end of its reason, where failed checks turned its verdict; empty where none did
+    allowance: str = ""  # the part of its reason that says what it allows for of what failed checks saw
+    low: float | None = None  # limits of a ratio, which a machine may have moved
+    high: float | None = None  # of an objective that no request missed, the slowest
+    lasting: tuple[float, float] | None = None  # both, where trials are what it counts and one state may outlast some
+    unseen: bool = False  # open because only clients saw the arm
+    path: Path | None = None  # how its evidence grew, where interim analyses decide
+
+    @property
+    def is_share(self) -> bool:
+        """Whether its evidence is on the share of requests that miss or fail, in percent, whatever its value is."""
+        return self.path is not None and self.kind in ("slo", "error")
+
+    @property
+    def path_unit(self) -> str:
+        """The unit of the path, and of its limit; the gate's own where there is no path."""
+        return "pct" if self.is_share else self.unit
+
+    @property
+    def path_limit(self) -> float | None:
+        """The limit in that unit: of an objective the share that may miss it."""
+        return self.path.limit if self.path is not None and self.is_share else self.limit

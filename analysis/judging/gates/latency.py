@@ -1,0 +1,103 @@
+"""Non-inferiority: a quantile of a latency is at most `gates.margin` above the control's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from analysis.checks.applied import blocking
+from analysis.checks.check import Check
+from analysis.judging.gates import INCONCLUSIVE, Gate
+from analysis.judging.paths import Path
+from analysis.run.run import Run
+from analysis.statistics.compare import Comparison
+from analysis.statistics.planning import (
+    LONGEST_S,
+    MOST_STARTS,
+    POWER,
+    comparison_needed_s,
+    least_length_s,
+    power_of_each,
+    starts_needed,
+)
+
+
+def latency_gate(run: Run, item: Comparison, path: Path | None = None) -> Gate:
+    """The gate of a decided comparison; `path` is how its evidence grew, where interim analyses decide."""
+    needed_s, needed_starts = _needed(run, item, path)
+    return noninferiority_gate(item, needed_s, needed_starts, path)
+
+
+def noninferiority_gate(
+    item: Comparison, needed_s: float | None, needed_starts: int | None = None, path: Path | None = None
+) -> Gate:
+    """The gate of a decided comparison that a run of `needed_s`, in as many starts, would decide."""
+    is_open = item.verdict == INCONCLUSIVE
+    return Gate(
+        arm=item.arm,
+        gate=noninferiority_name(item),
+        kind="noninferiority",
+        value=item.ratio,
+        limit=1.0 + item.margin,
+        unit="ratio",
+        verdict=item.verdict,
+        reason=item.reason,
+        interval=(item.low, item.high),
+        low=item.low,
+        # The ratio over the run must be within the margin too.
+        high=None if item.high is None else max(item.high, item.whole or 0.0),
+        lasting=item.lasting,
+        needed_s=needed_s if is_open else None,
+        needed_starts=needed_starts if is_open else None,
+        path=path,
+    )
+
+
+def noninferiority_name(item: Comparison) -> str:
+    """The name of the comparison's gate: "noninferiority p99_ttft", "noninferiority p99_9_e2e"."""
+    quantile = f"p{100.0 * item.quantile:.10g}".replace(".", "_")
+    return f"noninferiority {quantile}_{item.metric}"
+
+
+def _needed(run: Run, item: Comparison, path: Path | None) -> tuple[float | None, int | None]:
+    """The run length and the starts that would decide it; None where no number would, or none more is needed."""
+    if path is not None:
+        return whole_s(run, path), None
+    if run.separate:
+        # More of the same run says nothing of other starts and days; too short a run says nothing at all.
+        if item.obstacle is None and item.blocks < run.limits.min_blocks:
+            return shortest_s(run, run.rate(item.requests, item.arm)), None
+        return None, _within_reach(item.needed_trials)
+    power = power_of_each(run.limits)
+    starts = starts_needed(item, power=power)
+    return needed_s(run, item, power=power), _within_reach(starts) if starts > item.trials else None
+
+
+def _within_reach(starts: int | None) -> int | None:
+    return None if starts is None or starts > MOST_STARTS else starts
+
+
+def needed_s(run: Run, item: Comparison, *, power: float = POWER, blocks: int = 0) -> float | None:
+    """The length of a run of `blocks` blocks at least that would decide the comparison."""
+    blocks, overhead_s = max(blocks, run.limits.min_blocks), run.limits.cold_s * len(run.trials)
+    return comparison_needed_s(item, block_s=run.block_s, min_blocks=blocks, overhead_s=overhead_s, power=power)
+
+
+def whole_s(run: Run, path: Path) -> float | None:
+    """The length of the run that decides the gate, at its recent pace; None where it decides nothing."""
+    left_s = path.outlook_s
+    return None if left_s is None or left_s > LONGEST_S else run.seconds + left_s
+
+
+def shortest_s(run: Run, rate: float) -> float:
+    """The shortest run at `rate` requests/s of an arm that its checks on length accept."""
+    return least_length_s(run.limits, rate=rate, block_s=run.block_s) + run.limits.cold_s * len(run.trials)
+
+
+def with_needed(run: Run, before: Gate, after: Gate, checks: Sequence[Check]) -> Gate:
+    """The gate with the run length that its checks ask for, where they alone open it and a longer run passes them."""
+    opened = before.verdict != INCONCLUSIVE and after.verdict == INCONCLUSIVE
+    if not opened or not all(check.rule.mended_by_length for check in blocking(after, checks)):
+        return after
+    rate = run.rate(int(run.of_arm(after.arm).sum()), after.arm if run.separate else None)
+    return replace(after, needed_s=shortest_s(run, rate))

@@ -1,1 +1,0 @@
-"""Looks at a run that goes on: what each gate says so far, and whether more would change it."""
