@@ -194,7 +194,7 @@ PLAIN = replace(ARM, config={"compile": {"enabled": False}})
         (MISSED, {"slo": (replace(MISSED, arm="eager"),)}, ("eager misses SLO p99 TTFT too",), None),
         (failed("parity", "parity"), {}, ("`tailgate parity experiment.toml`",), None),
         (failed("refused", "error"), {}, ("bounds or ladders",), None),
-        (failed("eager steps", "recompile"), {}, ("run eagerly",), None),
+        (failed("eager steps", "recompile"), {}, ("to run eagerly",), None),
         (failed("memory ratio", "memory"), {}, ("fewer slots",), None),
         (failed("cold slo p99_ttft_ms", "cold"), {}, ("`tailgate precompile`",), None),
         (failed("ramp", "ramp"), {}, ("section on the ramp",), None),
