@@ -10,7 +10,7 @@ import json
 import re
 import tomllib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,28 +98,33 @@ def content_of(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the tables in the lines of the JSON Lines file at `path`, and how many whole lines hold none.
-
-    There are none without such a file. A last line without its end was being written when the run was cut off.
-    """
+    """Return the tables in the lines of the JSON Lines file at `path`, and how many whole lines hold none; nothing
+    without such a file."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        with path.open("rb") as file:
+            rows, bad, _ = parse_lines(file.readlines())
     except OSError:
         return [], 0
+    return rows, bad
+
+
+def parse_lines(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int, bool]:
+    """Return the tables in the lines, how many whole lines hold none, and whether the last was cut off while it was
+    written."""
     rows: list[dict[str, Any]] = []
     bad = 0
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for line in filter(bytes.strip, lines):
         try:
             row = parse_json(line.decode("utf-8"))
         except ValueError:
             row = None
         if isinstance(row, dict):
             rows.append(row)
-        elif number < len(lines):
+        elif line.endswith(b"\n"):
             bad += 1
-    return rows, bad
+        else:
+            return rows, bad, True
+    return rows, bad, False
 
 
 def read_toml(path: Path) -> Document | None:

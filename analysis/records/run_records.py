@@ -17,7 +17,7 @@ from analysis.records.joining import JoinedRun, RunDocuments, RunList, read_run_
 from analysis.records.plain_values import mapping, number
 from analysis.records.schemas import JUDGED_REQUESTS, REQUIRED, TABLES
 from analysis.records.tables import NOT_AS_WRITTEN, RecordError, crc32_of, one_line, read_end, read_table
-from analysis.records.weight_journal import JOURNAL, WeightChange, read_weights, weights_problem
+from analysis.records.weight_journal import WeightChange, read_journal
 from analysis.wording import counted
 
 EXPORT = "export.json"
@@ -303,7 +303,7 @@ def _read(
         answers=tuple(answers),
         search=joining.joined_search([own.search for own in documents]),
         stepless=_stepless(runs),
-        weights=() if joined else read_weights(documents[0].directory),
+        weights=() if joined else read_journal(documents[0].directory)[0],
         runs=tuple(runs),
         differences=tuple(differences),
     )
@@ -336,7 +336,7 @@ def _trials(runs: Sequence[JoinedRun]) -> tuple[dict[str, Any], ...]:
         for own, info in zip(run.documents.numbers, run.documents.infos, strict=True)
         if info is not None
     ]
-    return tuple(trials if len(runs) == 1 else sorted(trials, key=lambda info: info["trial"]))
+    return tuple(sorted(trials, key=lambda info: info["trial"]))
 
 
 def _stepless(runs: Sequence[JoinedRun]) -> frozenset[int]:
@@ -349,9 +349,7 @@ def _stepless(runs: Sequence[JoinedRun]) -> frozenset[int]:
 def _problems(run: JoinedRun, files: _Files) -> list[str]:
     """Return what is wrong with the run. What was wrong before an export does not show in the files any more."""
     front = f"{run.documents.name}: " if run.place else ""
-    journal = weights_problem(run.documents.directory)
-    own = [f"{JOURNAL} {journal}"] if journal else []
-    own += earlier_problems(run.documents.directory)
+    own = [*filter(None, [read_journal(run.documents.directory)[1]]), *earlier_problems(run.documents.directory)]
     return [*files.problems, *files.changed, *(f"{front}{problem}" for problem in own)]
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from analysis.records.documents import parse_json
+from analysis.records.documents import parse_lines
 from analysis.wording import counted
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -295,18 +295,9 @@ def _json_tables(path: Path, names: Collection[str], problems: list[str]) -> Ite
     bad = 0
     with path.open("rb") as file:
         while lines := file.readlines(_BYTES_AT_ONCE):
-            rows: list[dict[str, Any]] = []
-            for line in filter(bytes.strip, lines):
-                try:
-                    row = parse_json(line.decode("utf-8"))
-                except ValueError:
-                    row = None
-                if isinstance(row, dict):
-                    rows.append(row)
-                elif line.endswith(b"\n"):
-                    bad += 1
-                else:
-                    problems.append(CUT_OFF)
+            rows, others, torn = parse_lines(lines)
+            bad += others
+            problems += [CUT_OFF] if torn else []
             if rows:
                 present = [name for name in names if any(name in row for row in rows)]
                 yield pa.table({name: pa.array([row.get(name) for row in rows]) for name in present})

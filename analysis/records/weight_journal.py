@@ -57,18 +57,11 @@ def append(directory: Path, change: WeightChange) -> None:
 
 def read_weights(directory: Path) -> tuple[WeightChange, ...]:
     """Return every whole line of the journal, in order; empty if there is none."""
-    return _read(directory)[0]
+    return read_journal(directory)[0]
 
 
-def weights_problem(directory: Path) -> str:
-    """Return what is wrong with the journal, in words that follow its name, or an empty text."""
-    bad = _read(directory)[1]
-    which = f"has {bad} lines that are" if bad > 1 else "has a line that is"
-    return f"{which} no decision" if bad else ""
-
-
-def _read(directory: Path) -> tuple[tuple[WeightChange, ...], int]:
-    """The changes, and how many whole lines are none."""
+def read_journal(directory: Path) -> tuple[tuple[WeightChange, ...], str]:
+    """Return every whole line of the journal, and what is wrong with it in words, or an empty text."""
     rows, bad = read_rows(directory / JOURNAL)
     changes: dict[int, WeightChange] = {}
     for row in rows:
@@ -78,7 +71,8 @@ def _read(directory: Path) -> tuple[tuple[WeightChange, ...], int]:
             bad += 1
         else:
             changes[change.at_ns] = change  # a second line of the same instant states when it was done
-    return tuple(changes.values()), bad
+    which = f"has {bad} lines that are" if bad > 1 else "has a line that is"
+    return tuple(changes.values()), f"{JOURNAL} {which} no decision" if bad else ""
 
 
 _CHANGE = TypeAdapter(WeightChange)

@@ -19,7 +19,7 @@ from analysis.records.placing import misplaced_requests
 from analysis.records.requests import codes, groups, requests_of
 from analysis.records.run_records import clock_offset_ns, read_run
 from analysis.records.tables import RecordError
-from analysis.records.weight_journal import JOURNAL, WeightChange, append, read_weights, weights_problem
+from analysis.records.weight_journal import JOURNAL, WeightChange, append, read_journal, read_weights
 from tests.fakes.request_rows import T0, S, row, table_of, write_rows
 from tests.fakes.runs import FakeRun, write_run
 
@@ -246,7 +246,7 @@ def journal(folder: Path, *more: bytes) -> Path:
 
 def test_what_was_written_is_read_and_a_torn_end_is_no_damage(tmp_path: Path) -> None:
     (change,) = read_weights(journal(tmp_path, b'{"at_ns": 7, "weights": {"eag'))
-    assert (change.at_ns, change.weights, weights_problem(tmp_path)) == (5, {"eager": 90, "compiled": 10}, "")
+    assert (change.at_ns, change.weights, read_journal(tmp_path)[1]) == (5, {"eager": 90, "compiled": 10}, "")
     assert read_weights(tmp_path / "none") == ()
 
 
@@ -264,5 +264,5 @@ def test_what_was_written_is_read_and_a_torn_end_is_no_damage(tmp_path: Path) ->
 )
 def test_a_damaged_line_is_no_decision_and_is_reported(tmp_path: Path, line: bytes) -> None:
     assert len(read_weights(journal(tmp_path, line))) == 1
-    assert weights_problem(tmp_path) == "has a line that is no decision"
-    assert weights_problem(journal(tmp_path, line)) == "has 2 lines that are no decision"
+    assert read_journal(tmp_path)[1] == "weights.jsonl has a line that is no decision"
+    assert read_journal(journal(tmp_path, line))[1] == "weights.jsonl has 2 lines that are no decision"
