@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.summary_schema import hold
 
 from analysis.records.run_records import read_run
+from analysis.summary.model import Summary
 from analysis.summary.summary import analyze
 from loadtests.commands.main import main
 from tests.fakes import results
@@ -67,7 +67,7 @@ def test_a_new_recompile_fails_with_reports_in_the_candidate(baseline: Path, nai
     assert line["report"] == str(folder / "report.html")
     assert {path.name for path in folder.iterdir()} == {"summary.json", "report.html", "report.md", "junit.xml"}
     summary = json.loads((folder / "summary.json").read_text())
-    hold(summary, "the summary")
+    assert Summary.of(summary).document() == summary
     assert summary["overall"] == "FAIL"
     failed = [case.get("name") for case in ET.parse(folder / "junit.xml").getroot().iter("testcase") if len(case)]
     assert any("recompiles" in str(name) for name in failed)
@@ -238,7 +238,7 @@ CLOSED: dict[str, Callable[[Path, list[Sent]], Path]] = {
 
 def judged(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict]:
     code, summary, _ = told(capsys, "analyze", *arguments, "--json")
-    hold(summary, "the summary")
+    assert Summary.of(summary).document() == summary
     return code, summary
 
 
