@@ -26,7 +26,7 @@ from analysis.judging.remedies import Evidence, Remedy, remedies
 from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping
 from analysis.records.run_records import RunRecords, read_run
-from analysis.run.logged_compiles import LENGTH_FROM, with_lengths
+from analysis.run.client_stalls import LENGTH_FROM, with_lengths
 from analysis.run.pressure import in_words, phases_of
 from analysis.run.run import Run
 from analysis.run.server_load import LoadSamples, load_samples, meanwhile

@@ -199,7 +199,7 @@ def test_greedy_answers_decide_as_far_as_they_can(
     assert [word for word in words if word not in found.reason] == []
     assert (found.answers.departs == ()) is (control in (EXACT, Server(tells=False)))
     if not control.tells:
-        assert (found.answers.told, found.answers.shift) == (False, None)
+        assert (found.answers.log_probs, found.answers.shift) == (False, None)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_log_probabilities_of_zero_are_not_used() -> None:
 
     twice = EXACT.twice(1, PROMPTS)
     found = judged_answers(twice, (tuple(map(sure, twice[0])), tuple(map(sure, twice[1]))))
-    assert not found.answers.told
+    assert not found.answers.log_probs
 
 
 def test_fault_in_a_third_of_the_prompts_is_found() -> None:
