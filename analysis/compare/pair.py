@@ -20,7 +20,7 @@ from analysis.records.plain_values import mapping, rows_of, table
 from analysis.records.run_records import RunRecords, read_together, table_files
 from analysis.records.tables import RecordError
 from analysis.run.arm_account import replica_names
-from analysis.run.logged_compiles import with_lengths
+from analysis.run.client_stalls import with_lengths
 from analysis.run.run import Run
 
 BASELINE, CANDIDATE = "baseline", "candidate"

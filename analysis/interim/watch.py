@@ -12,8 +12,8 @@ from analysis.records.documents import read_document
 from analysis.records.plain_values import number, table
 from analysis.records.run_records import read_run, trial_folders
 from analysis.records.tables import RecordError
+from analysis.run.client_stalls import with_lengths
 from analysis.run.horizon import settled, settled_s
-from analysis.run.logged_compiles import with_lengths
 from analysis.run.run import Run
 
 

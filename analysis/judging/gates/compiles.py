@@ -271,9 +271,7 @@ def _unexplained(seen: ArmStalls, stalls: Sequence[Stall]) -> str:
             "its address, of which one compiles."
         )
     alone = f"{seen.arm} alone" if seen.witnesses else f"{seen.arm}, with no other arm to compare,"
-    work = all(stall.may_be_work for stall in whole)
-    why = "long prompts may explain it, or compiles" if work else "it may compile"
-    return f"{alone} stalled {_times(whole)}, and {why}: its own logs know."
+    return f"{alone} stalled {_times(whole)}, and it may compile: its own logs know."
 
 
 def _times(stalls: Sequence[Stall]) -> str:
