@@ -18,7 +18,7 @@ from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
-from analysis.run.logged_compiles import with_lengths
+from analysis.run.client_stalls import with_lengths
 from analysis.run.run import Run
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.metrics import quantile_label

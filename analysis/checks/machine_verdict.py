@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from analysis.checks.check import Check
 from analysis.checks.machines import disturbances_of, largest_change
 from analysis.records.schemas import RUN_HOST
-from analysis.run.machine_records import MachineRecords
+from analysis.run.machine_records import DeviceTraffic, MachineRecords
 from analysis.run.references import FIGURES
 from analysis.wording import counted, percent
 
@@ -71,19 +71,32 @@ def _unknown(machines: MachineRecords) -> Iterator[str]:
         yield "what the hypervisor took"
     if any(host.foreign is None for host in hosts):
         yield "what else ran on the host"
-    used = [device for device in machines.used if device.arms]
-    seen = {(at.trial, at.card.name) for at in used if at.seconds >= _LEAST_SAMPLED * machines.seconds[at.trial]}
+    used = {(device.trial, device.card.name): device for device in machines.used if device.arms}
     cards = {(trial, name) for trial, row in machines.placed.items() for name in row.values() if name != "cpu"}
-    if missing := sorted({name for trial, name in cards - seen if trial in {host.trial for host in hosts}}):
-        yield f"how {', '.join(missing)} behaved all the time"
-    for what, column in (
-        ("who else was on {}", "foreign_processes"),
-        ("whether {} was throttled", "throttle"),
-        ("the clocks of {}", "sm_mhz"),
-    ):
-        if names := sorted({device.card.name for device in used if device.reported[column] < _LEAST_SAMPLED}):
-            yield what.format(", ".join(names))
+    for what, column in _OF_DEVICES.items():
+        lacking = {
+            place[1]
+            for place in cards | used.keys()
+            if place[0] in {host.trial for host in hosts} and not _reports(machines, used.get(place), column)
+        }
+        if lacking:
+            yield what.format(", ".join(sorted(lacking)))
     yield from _unmeasured(machines)
+
+
+_OF_DEVICES = {
+    "who else was on {}": "foreign_processes",
+    "whether {} was throttled": "throttle",
+    "the clocks of {}": "sm_mhz",
+}
+
+
+def _reports(machines: MachineRecords, device: DeviceTraffic | None, column: str) -> bool:
+    return (
+        device is not None
+        and device.seconds >= _LEAST_SAMPLED * machines.seconds[device.trial]
+        and device.reported[column] >= _LEAST_SAMPLED
+    )
 
 
 def _unmeasured(machines: MachineRecords) -> Iterator[str]:

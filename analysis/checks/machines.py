@@ -120,41 +120,27 @@ def disturbances_of(checks: Iterable[Check]) -> list[tuple[str, Disturbance]]:
 
 
 def foreign_work(machines: MachineRecords) -> list[Disturbance] | None:
-    """Processes of others on an arm's device; None where that is unknown."""
-    if not any(device.foreign_s is not None or _held_before(machines, device) for device in machines.used):
-        return None
+    """Processes of others on an arm's device; None where that is unknown. Where it is hidden whose the processes of the
+    traffic were, what was there before the arms started is taken to have stayed."""
     found: list[Disturbance] = []
+    known = False
     for device in machines.used:
-        before, count = _named_before(machines, device), device.foreign_processes or 1
-        if device.foreign_s is not None:
-            seconds = device.foreign_s
-            named = f" ({before})" if before else ""
+        before = machines.earlier.get((device.trial, device.card.host, device.card.name))
+        names = "; ".join(before.processes) if before else ""
+        name, seconds = device.card.name, device.foreign_s
+        if seconds is not None:
+            count = device.foreign_processes or 1
             held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
-            were = "was" if count == 1 else "were"
-            text = f"{counted(count, 'process')} of others{named}{held} {were} on {device.card.name} "
-            text += _how_long(device, seconds)
+            who = f"{counted(count, 'process')} of others{f' ({names})' if names else ''}{held}"
+            text = f"{who} {'was' if count == 1 else 'were'} on {name} {_how_long(device, seconds)}"
+        elif before and (names or (before.memory_bytes or 0.0) > _MUCH_BYTES):
+            who = f"{names} ran on" if names else f"others held {(before.memory_bytes or 0.0) / 2**30:.3g} GiB of"
+            seconds, text = device.seconds, f"{who} {name} before the arms of trial {device.trial} started"
         else:
-            # Whose the processes of the traffic were is hidden, but not that others were there first.
-            held = _held_before(machines, device)
-            seconds = device.seconds if held else 0.0
-            text = f"{held} {device.card.name} before the arms of trial {device.trial} started"
+            continue
+        known = True
         found += _for_too_long(device, seconds, text)
-    return found
-
-
-def _named_before(machines: MachineRecords, device: DeviceTraffic) -> str:
-    """The processes that were seen on the device before the arms started."""
-    before = machines.earlier.get((device.trial, device.card.host, device.card.name))
-    return "; ".join(before.processes) if before else ""
-
-
-def _held_before(machines: MachineRecords, device: DeviceTraffic) -> str:
-    """What shows that others used the device before the arms started; empty where nothing does."""
-    if named := _named_before(machines, device):
-        return f"{named} ran on"
-    before = machines.earlier.get((device.trial, device.card.host, device.card.name))
-    held = before.memory_bytes if before else None
-    return f"others held {held / 2**30:.3g} GiB of" if held is not None and held > _MUCH_BYTES else ""
+    return found if known else None
 
 
 def _how_long(device: DeviceTraffic, seconds: float) -> str:
@@ -230,7 +216,6 @@ FOREIGN: Rule = Rule(
 HOST: Rule = Rule(
     name="other work",
     find=lambda seen: _rows(HOST, seen, host_work(seen)),
-    sound=FOREIGN.sound,
     remedy="Stop other work on the host and give the run its own processors and memory, use one that shares no "
     "processor with other virtual machines, or raise gates.max_steal_pct or gates.max_other_cpu_pct.",
     slows=True,
@@ -250,6 +235,7 @@ class _Gap:
     place: str  # of the slower one
     apart: float | None
     text: str = ""
+    cards: tuple[str, str] = ("", "")  # the arm's and the control's
     stays: float = math.inf
     counts: bool = True  # whether it is a disturbance by itself, where it is too wide
 
@@ -302,7 +288,7 @@ def throttling(seen: Evidence) -> list[Disturbance] | None:
         found += _for_too_long(device, seconds, text)
     for arm in seen.run.treatments:
         gaps = _power_caps(_pairs(machines, arm, seen.run.control))
-        found += _unequal(arm, gaps, seen.run.limits.max_bed_drift)
+        found += _unequal(arm, gaps, seen.run.limits.max_machine_drift)
     return found
 
 
@@ -381,7 +367,7 @@ def settings(seen: Evidence) -> list[Disturbance] | None:
                     text += f"{high.card.name} of {max(a, b):,.0f} {unit}"
                     place = f"{low.card.identity} {name}"
                     gaps.append(_Gap(trial=low.trial, place=place, apart=math.log(a / b), text=text))
-            found += _unequal(arm, gaps, run.limits.max_bed_drift)
+            found += _unequal(arm, gaps, run.limits.max_machine_drift)
     return found
 
 
@@ -396,7 +382,6 @@ THROTTLED: Rule = Rule(
 SETTINGS: Rule = Rule(
     name="throttling",
     find=lambda seen: _rows(SETTINGS, seen, settings(seen)),
-    sound=THROTTLED.sound,
     remedy="Give all cards one power limit and one clock (`nvidia-smi -pl`, `-lgc`), or swap them over an even "
     "number of trials (trials.swap_devices).",
     rank=MACHINES,
@@ -409,7 +394,7 @@ SETTINGS: Rule = Rule(
 def drift(seen: Evidence) -> list[Disturbance] | None:
     """Devices and hosts that were slower after a trial than before it, or in one trial than in another; None where
     nothing was measured twice."""
-    limit = seen.run.limits.max_bed_drift
+    limit = seen.run.limits.max_machine_drift
     changes = list(_changes(seen.machines, limit, shared=_shared(seen)))
     return [item for item in changes if item.value > limit] if changes else None
 
@@ -426,106 +411,84 @@ def _changes(machines: MachineRecords, limit: float, *, shared: bool) -> Iterato
     """
     for figure in FIGURES:
         used = [place for place in machines.measured if _arms_of(machines, *place, figure) != ()]
+        # (trial, device, change, by how much of it a mean can be off, other place, text)
+        rows: list[tuple[int, str, float, float, tuple[int, str], str]] = []
         for trial, device in used:
-            own = {row.when: row for row in machines.reference(trial, device, figure)}
+            own = {row.when: speed_of(figure, row.figures[figure]) for row in machines.reference(trial, device, figure)}
             if {"before", "after"} <= own.keys():
-                before, after = (speed_of(figure, own[when].figures[figure]) for when in ("before", "after"))
-                when = ("after", "before") if after < before else ("before", "after")
-                text = f"slower {when[0]} trial {trial} than {when[1]} it"
-                half = 0.5 if shared else 1.0
-                arms = _arms_of(machines, trial, device, figure)
-                yield _change(machines, figure, trial, device, after - before, half, arms, limit, text)
+                slower, faster = sorted(("before", "after"), key=lambda when: own[when])
+                text = f"slower {slower} trial {trial} than {faster} it"
+                rows.append((trial, device, own[faster] - own[slower], 0.5 if shared else 1.0, (trial, device), text))
         for card in dict.fromkeys(machines.identity(*place) for place in used):
             places = [place for place in used if machines.identity(*place) == card]
-            speeds = [(speed, *place) for place in places if (speed := machines.speed(*place, figure)) is not None]
-            best, fastest, name = max(speeds, default=(0.0, 0, ""))
-            for speed, trial, device in speeds:
-                if trial != fastest:
-                    arms = _either(
-                        *(_arms_of(machines, *place, figure) for place in ((trial, device), (fastest, name)))
-                    )
-                    text = f"slower in trial {trial} than in trial {fastest}"
-                    yield _change(machines, figure, trial, device, speed - best, 1.0, arms, limit, text)
-
-
-def _change(
-    machines: MachineRecords,
-    figure: str,
-    trial: int,
-    device: str,
-    change: float,
-    part: float,
-    arms: Arms,
-    limit: float,
-    text: str,
-) -> Disturbance:
-    return Disturbance(
-        place=machines.identity(trial, device) if figure in CARD_FIGURES else "host",
-        trial=trial,
-        arms=arms,
-        value=lost(change),
-        limit=limit,
-        shift=part * abs(change),
-        among_trials=True,
-        text=f"{_doer(device, figure)} {_DEEDS[figure]} {percent(lost(change))} {text}",
-    )
+            speeds = {place: speed for place in places if (speed := machines.speed(*place, figure)) is not None}
+            fastest = max(speeds, key=lambda place: speeds[place], default=(0, ""))
+            for place, speed in speeds.items():
+                if place[0] != fastest[0]:
+                    text = f"slower in trial {place[0]} than in trial {fastest[0]}"
+                    rows.append((*place, speeds[fastest] - speed, 1.0, fastest, text))
+        for trial, device, change, part, other, text in rows:
+            both = [_arms_of(machines, *place, figure) for place in ((trial, device), other)]
+            yield Disturbance(
+                place=machines.identity(trial, device) if figure in CARD_FIGURES else "host",
+                trial=trial,
+                arms=None if None in both else tuple(dict.fromkeys(arm for arms in both for arm in arms or ())),
+                value=lost(change),
+                limit=limit,
+                shift=part * change,
+                among_trials=True,
+                text=f"{_doer(device, figure)} {_DEEDS[figure]} {percent(lost(change))} {text}",
+            )
 
 
 def apart(seen: Evidence) -> list[Disturbance] | None:
-    """Devices and hosts of an arm that are slower or faster than the control's; None where no two were measured.
+    """Devices and hosts of an arm that are slower or faster than the control's, where the two did equal work; None
+    where no two were measured.
 
     What of a gap stays with a device is in all trials, as far as swapping devices does not balance it; the rest is
     momentary, and in what trials differ by.
     """
-    measured = False
+    machines, measured = seen.machines, False
     found: list[Disturbance] = []
     for figure in FIGURES:
-        gaps = _with_stays(seen.machines, [item for arm in seen.run.treatments for item in _gaps(seen, arm, figure)])
-        measured = measured or any(own != other for *_, own, other in gaps)
-        for arm in seen.run.treatments:
-            own = [gap for name, gap, *_ in gaps if name == arm]
-            found += _unequal(arm, own, seen.run.limits.max_bed_drift)
+        gaps: dict[str, list[_Gap]] = {arm: [] for arm in seen.run.treatments}
+        for trial, placed in machines.placed.items():
+            for arm in gaps:
+                own, other = placed.get(arm), placed.get(seen.run.control)
+                gap = _gap(machines, trial, own, other, figure) if own is not None and other is not None else None
+                gaps[arm] += [gap] if gap else []
+                measured |= gap is not None and own != other
+        stays = _that_stays([gap for own in gaps.values() for gap in own])
+        for arm, own_gaps in gaps.items():
+            with_stays = [replace(gap, stays=stays[gap.trial, *gap.cards]) for gap in own_gaps]
+            found += _unequal(arm, with_stays, seen.run.limits.max_machine_drift)
     return found if measured else None
 
 
-_ArmGap = tuple[str, _Gap, str, str]  # arm, gap, the arm's device, the control's
+def _gap(machines: MachineRecords, trial: int, own: str, other: str, figure: str) -> _Gap | None:
+    cards = machines.identity(trial, own), machines.identity(trial, other)
+    if own == other:
+        return _Gap(trial=trial, place=own, apart=0.0, cards=cards)
+    speeds = machines.speed(trial, own, figure), machines.speed(trial, other, figure)
+    sizes = [{row.sizes[figure] for row in machines.reference(trial, name, figure)} for name in (own, other)]
+    if speeds[0] is None or speeds[1] is None or sizes[0] != sizes[1]:
+        return None
+    gap = speeds[0] - speeds[1]
+    slower, faster = (own, other) if gap < 0 else (other, own)
+    text = f"{_doer(slower, figure)} {_DEEDS[figure]} {percent(lost(gap))} slower than {_doer(faster, figure)}"
+    place = f"{machines.identity(trial, slower)}{' host' * (figure in HOST_FIGURES)}"
+    return _Gap(trial=trial, place=place, apart=gap, text=f"{text} in trial {trial}", cards=cards)
 
 
-def _gaps(seen: Evidence, arm: str, figure: str) -> Iterator[_ArmGap]:
-    """How far the arm's device was from the control's, trial by trial, where the two did equal work."""
-    machines = seen.machines
-    for trial, placed in machines.placed.items():
-        own, other = placed.get(arm), placed.get(seen.run.control)
-        if own is None or other is None:
-            continue
-        if own == other:
-            yield arm, _Gap(trial=trial, place=own, apart=0.0), own, other
-            continue
-        speeds = machines.speed(trial, own, figure), machines.speed(trial, other, figure)
-        sizes = [{row.sizes[figure] for row in machines.reference(trial, name, figure)} for name in (own, other)]
-        if speeds[0] is None or speeds[1] is None or sizes[0] != sizes[1]:
-            continue
-        gap = speeds[0] - speeds[1]
-        slower, faster = (own, other) if gap < 0 else (other, own)
-        text = f"{_doer(slower, figure)} {_DEEDS[figure]} {percent(lost(gap))} slower than {_doer(faster, figure)}"
-        place = f"{machines.identity(trial, slower)}{' host' * (figure in HOST_FIGURES)}"
-        yield arm, _Gap(trial=trial, place=place, apart=gap, text=f"{text} in trial {trial}"), own, other
-
-
-def _with_stays(machines: MachineRecords, gaps: Sequence[_ArmGap]) -> list[_ArmGap]:
-    """The gaps with what their devices differ by in all trials: least squares with one speed for each device."""
-    if not gaps:
-        return []
-    cards = [tuple(machines.identity(gap.trial, device) for device in devices) for _, gap, *devices in gaps]
-    number = {card: place for place, card in enumerate(dict.fromkeys(card for pair in cards for card in pair))}
+def _that_stays(gaps: Sequence[_Gap]) -> dict[tuple[int, str, str], float]:
+    """What the devices of each gap differ by in all trials: least squares with one speed for each device."""
+    number = {card: place for place, card in enumerate(dict.fromkeys(card for gap in gaps for card in gap.cards))}
     signs = np.zeros((len(gaps), len(number)))
-    for row, (own, other) in enumerate(cards):
-        signs[row, number[own]] += 1.0
-        signs[row, number[other]] -= 1.0
-    speeds = np.linalg.lstsq(signs, np.array([gap.apart for _, gap, *_ in gaps]))[0]
-    stays = (signs @ speeds).tolist()
-    rows = zip(gaps, stays, strict=True)
-    return [(arm, replace(gap, stays=part), own, other) for (arm, gap, own, other), part in rows]
+    for row, gap in enumerate(gaps):
+        for card, sign in zip(gap.cards, (1.0, -1.0), strict=True):
+            signs[row, number[card]] += sign
+    speeds = np.linalg.lstsq(signs, np.array([gap.apart or 0.0 for gap in gaps]))[0] if gaps else np.zeros(0)
+    return {(gap.trial, *gap.cards): float(part) for gap, part in zip(gaps, signs @ speeds, strict=True)}
 
 
 def slow(seen: Evidence) -> list[Disturbance] | None:
@@ -562,10 +525,6 @@ def _arms_of(machines: MachineRecords, trial: int, device: str, figure: str) -> 
     return None if figure in HOST_FIGURES or not machines.placed.get(trial) else machines.arms_on(trial, device)
 
 
-def _either(one: Arms, other: Arms) -> Arms:
-    return None if one is None or other is None else tuple(dict.fromkeys((*one, *other)))
-
-
 def _doer(device: str, figure: str) -> str:
     if figure in HOST_FIGURES:
         return "the host" if device == "cpu" else f"the host of {device}"
@@ -583,7 +542,6 @@ DRIFT: Rule = Rule(
 APART: Rule = Rule(
     name="machine speed",
     find=lambda seen: _rows(APART, seen, apart(seen)),
-    sound=DRIFT.sound,
     remedy="Put the arms on cards of one speed, or swap them over an even number of trials (trials.swap_devices): six "
     "or more, where the host's speed will not stay.",
     rank=MACHINES,
@@ -591,7 +549,6 @@ APART: Rule = Rule(
 SLOW: Rule = Rule(
     name="machine speed",
     find=lambda seen: _rows(SLOW, seen, slow(seen)),
-    sound=DRIFT.sound,
     remedy="Look for a throttled, shared or faulty machine, or run on another one.",
     slows=True,
     rank=MACHINES,

@@ -28,35 +28,25 @@ _MOST_AT_ONCE = 0.5  # of the whole rise in one window: more is a jam or a stall
 _SLOWER = 1.5  # how much longer answers take in the last window than in the first two
 _LEAST_SHED = 0.02  # share of requests turned away in each window
 _HANGING = 4.0  # a request that took so many times the median without an answer hung, whatever the load
-_MOST_SAMPLED = 20_000  # requests whose times make a window's median
-_MOST_COUNTED = 400_000  # requests of an arm and a trial: of more, every k-th is enough
 _BELOW = 0.8  # of what the arms answered: a rate at which a queue stays short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """What one arm was offered and what it answered in one trial, the first window left out. Rates are requests/s.
-
-    `waiting` counts the requests under way when the traffic ended, `shed` those that the server had no room or no time
-    for.
-    """
+    `undone` counts requests under way when the traffic ended, and those that the server had no room or no time for."""
 
     offered_rps: float
     answered_rps: float
-    waiting: int
-    shed: int
+    undone: int
     overloaded: bool
 
 
-def load_of(
-    start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, seconds: float, every: int = 1
-) -> Load | None:
+def load_of(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, seconds: float) -> Load | None:
     """The load on one arm in one trial of `seconds`, all arrays of shape (n,) in seconds from its first request.
 
-    The arrays hold one request of `every`: a sample is enough where there are very many.
-    A request that ended after the trial was under way when it ended. `shed` marks those that ended without an answer
-    for want of room or time (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED). None where a window has too few requests,
-    or the first has no answer: n = 0 is such a case.
+    `shed` marks requests that ended without an answer for want of room or time (RESOURCE_EXHAUSTED,
+    DEADLINE_EXCEEDED). None where a window has too few requests, or the first has no answer.
     """
     if seconds <= 0 or len(start_s) < WINDOWS * FEWEST:
         return None
@@ -71,7 +61,7 @@ def load_of(
     medians = np.empty(WINDOWS)
     for window in range(WINDOWS):
         own = answered & (went == window)
-        medians[window] = _median(age[own]) if answers[window] else medians[window - 1]
+        medians[window] = float(np.median(age[own])) if answers[window] else medians[window - 1]
     # Requests that hung are no sign of load, nor are those that failed for other reasons.
     turned = shed & (went < WINDOWS)
     turned[turned] &= age[turned] <= _HANGING * medians[went[turned]]
@@ -89,10 +79,9 @@ def load_of(
     throughout = bool((away[1:] >= _LEAST_SHED * arrivals[1:]).all())
     span = seconds - width
     return Load(
-        offered_rps=every * float(arrivals[1:].sum()) / span,
-        answered_rps=every * float(answers[1:].sum()) / span,
-        waiting=every * int(((start_s <= seconds) & (end_s > seconds)).sum()),
-        shed=every * int(turned.sum()),
+        offered_rps=float(arrivals[1:].sum()) / span,
+        answered_rps=float(answers[1:].sum()) / span,
+        undone=int(((start_s <= seconds) & (end_s > seconds)).sum() + turned.sum()),
         overloaded=bool(grew and (slower or throughout)),
     )
 
@@ -114,10 +103,6 @@ def _undone(start_s: Floats, end_s: Floats, turned: Bools, width: float) -> Ints
     return counted(start_s) - counted(end_s[~turned])
 
 
-def _median(values: Floats) -> float:
-    return float(np.median(values[:: max(1, len(values) // _MOST_SAMPLED)]))
-
-
 # --- The check --------------------------------------------------------------------------------------------------------
 
 
@@ -134,11 +119,9 @@ def _loads(run: Run, arm: str) -> list[Load | None]:
     loads = []
     for trial in run.trials:
         rows = np.flatnonzero(own & (requests.trial == trial.number))
-        every = max(1, len(rows) // _MOST_COUNTED)
-        rows = rows[::every]
         start_s, end_s = ((column[rows] - trial.first_ns) / 1e9 for column in (requests.start_ns, requests.end_ns))
         seconds = trial.seconds - (trial.first_ns - trial.start_ns) / 1e9
-        loads.append(load_of(start_s, end_s, requests.ok[rows], requests.shed[rows], seconds=seconds, every=every))
+        loads.append(load_of(start_s, end_s, requests.ok[rows], requests.shed[rows], seconds=seconds))
     return loads
 
 
@@ -178,7 +161,8 @@ def _overloaded(
     offered = sum(load.offered_rps for loads in rows.values() for load in loads) / sum(map(len, rows.values()))
     reason = (
         f"{who} were overloaded: of {digits(offered)} requests/s, {listed(arms)} answered "
-        f"{listed([digits(answered[name]) for name in arms])}{_left(arms, rows)}"
+        f"{listed([digits(answered[name]) for name in arms])}; "
+        f"{listed([f'{max(load.undone for load in rows[name]):,}' for name in arms])} were left undone"
     )
     if len(rows[arms[-1]]) < len(trials[arms[-1]]):
         reason += f"; in {len(rows[arms[-1]])} of {counted(len(trials[arms[-1]]), 'trial')}"
@@ -192,16 +176,6 @@ def _overloaded(
         remedy=f"Lower the rate to {safe} requests/s or less, or search for what the arms hold "
         '(traffic.arrivals = "saturation").',
     )
-
-
-def _left(arms: Sequence[str], rows: Mapping[str, Sequence[Load]]) -> str:
-    waiting, shed = ([max(getattr(load, name) for load in rows[arm]) for arm in arms] for name in ("waiting", "shed"))
-    rest = ""
-    if any(waiting):
-        rest += f"; {listed([f'{count:,}' for count in waiting])} waited when the traffic ended"
-    if any(shed):
-        rest += f"; {listed([f'{count:,}' for count in shed])} were turned away or timed out"
-    return rest
 
 
 # The ratio of two growing queues says nothing of the arms, nor does an objective that a short queue still keeps. One

@@ -30,7 +30,6 @@ _SLACK_SHARE = 0.1
 _LONGEST = "longest stall"
 _SEVERAL = 2  # one short stall may be an accident: it opens no gate by the requests that it met
 _MOST_PLACES = 4
-_SOUND = "The compile telemetry of every arm is whole, as far as its replicas counted."
 _REMEDY = "Run again; see the logs of the arm and of the disk."
 
 
@@ -58,7 +57,13 @@ def _events(seen: Evidence) -> Iterable[Check]:
         yield EVENTS.row(True)
 
 
-EVENTS = Rule(name="telemetry", find=_events, sound=_SOUND, remedy=_REMEDY, by_step=True)
+EVENTS = Rule(
+    name="telemetry",
+    find=_events,
+    sound="The compile telemetry of every arm is whole, as far as its replicas counted.",
+    remedy=_REMEDY,
+    by_step=True,
+)
 
 
 def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
@@ -107,8 +112,7 @@ def _numbered(ids: Iterable[str], replica: str) -> int:
 def unexplained_stalls(run: Run, arm: str, seen: ArmStalls, *, vouched: bool) -> list[str]:
     """Return what no compile event explains of the compiles that delayed requests by the server's account, in words.
 
-    Where the number of events is not vouched for, a stall of unknown cause may be a compile that no event reports, even
-    if its prompts may have taken as long.
+    Where the number of events is not vouched for, a stall of unknown cause may be a compile that no event reports.
     """
     requests = _unexplained_requests(run, arm)
     suspected = [] if vouched else [stall for stall in seen.of_cause(UNKNOWN) if may_compile(stall)]
@@ -157,7 +161,6 @@ def _blind(seen: Evidence) -> Iterable[Check]:
 BLIND = Rule(
     name="telemetry",
     find=_blind,
-    sound=_SOUND,
     remedy="Use a version of torch and Triton that docs/arms.md names, or a tailgate that reads this one.",
     opens=("recompile",),
     lasting=True,
@@ -190,7 +193,7 @@ def _steps(seen: Evidence) -> Iterable[Check]:
             )
 
 
-STEPS = Rule(name="telemetry", find=_steps, sound=_SOUND, remedy=_REMEDY, by_step=True)
+STEPS = Rule(name="telemetry", find=_steps, remedy=_REMEDY, by_step=True)
 
 
 # --- Stalls of unknown cause ------------------------------------------------------------------------------------------
@@ -199,7 +202,7 @@ STEPS = Rule(name="telemetry", find=_steps, sound=_SOUND, remedy=_REMEDY, by_ste
 def _unknown(seen: Evidence) -> Iterable[Check]:
     """A pause of the allocator, a first load of a kernel or a compiler that is not watched delays users as long as a
     compile, and one in half an hour moves no p99. What every server with work in flight bore is the host's, and what
-    its prompts may have taken is work."""
+    its prompts take is work."""
     run = seen.run
     own = [arm for arm in run.treatments if not run.account(arm).external] if run.records.events is not None else []
     return [check for arm in own for check in unknown_stalls(run, seen.stalls[arm])]
@@ -208,9 +211,7 @@ def _unknown(seen: Evidence) -> Iterable[Check]:
 def unknown_stalls(run: Run, seen: ArmStalls) -> Iterator[Check]:
     """The stalls of the arm that no event explains, where they exceed what compiles may cost users."""
     limits, ends = run.limits, cold_ends(run)
-    unexplained = [
-        stall for stall in seen.of_cause(UNKNOWN) if not stall.may_be_work and not is_explained(stall, run.events)
-    ]
+    unexplained = [stall for stall in seen.of_cause(UNKNOWN) if not is_explained(stall, run.events)]
     served = run.of_arm(seen.arm) & ~run.requests.broken
     parts = [("", limits)] if limits.cold is None else [("steady", limits), ("cold", limits.cold)]
     stalls: list[Stall] = []

@@ -20,7 +20,7 @@ from analysis.records.plain_values import mapping, rows_of, table
 from analysis.records.run_records import RunRecords, read_together, table_files
 from analysis.records.tables import RecordError
 from analysis.run.arm_account import replica_names
-from analysis.run.logged_compiles import with_lengths
+from analysis.run.client_stalls import with_lengths
 from analysis.run.run import Run
 
 BASELINE, CANDIDATE = "baseline", "candidate"
@@ -151,7 +151,7 @@ def _arms(documents: RunDocuments) -> dict[str, bool]:
 
 def _conditions(documents: RunDocuments, arm: str) -> dict[str, Any]:
     """What the run measured `arm` under, by key: its own settings as "arm.…", without the other arms'."""
-    settings = {key: value for own in settings_of(documents).values() for key, value in own.items()}
+    settings = settings_of(documents)
     found = {key: value for key, value in settings.items() if not _is_among(key, (*_OF_NEITHER, *_OF_SENDING))}
     found |= {
         f"arm.{key.removeprefix(f'arms.{arm}.')}": value

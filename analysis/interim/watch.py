@@ -12,7 +12,7 @@ from analysis.records.documents import read_document
 from analysis.records.plain_values import number, table
 from analysis.records.run_records import read_run, trial_folders
 from analysis.records.tables import RecordError
-from analysis.run.logged_compiles import with_lengths
+from analysis.run.client_stalls import with_lengths
 from analysis.run.run import Run
 from analysis.run.settled import settled, settled_s
 

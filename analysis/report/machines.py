@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from analysis.report.tables import Table
 from analysis.report.values import DASH, Row, at, byte_size, count, figure, is_number, percent, rows, seconds, text
 from analysis.run.machine_records import THROTTLES
-from analysis.wording import counted, sentence
+from analysis.wording import sentence
 
-_REFERENCE: dict[str, tuple[str, Callable[[object], str], str]] = {
-    "matmul_tflops": ("matrix product", figure, "TFLOP/s"),
-    "read_gb_per_s": ("read", count, "GB/s"),
-    "launch_us": ("launch", figure, "µs"),
-    "python_ms": ("Python", figure, "ms"),
+_REFERENCE = {
+    "matmul_tflops": ("matrix product", "TFLOP/s"),
+    "read_gb_per_s": ("read", "GB/s"),
+    "launch_us": ("launch", "µs"),
+    "python_ms": ("Python", "ms"),
 }
+_SHARES = {"busy": "busy", "other work": "foreign", "stolen": "steal", "waiting for memory": "pressure_memory"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,20 +39,22 @@ def machine_section(summary: Row) -> MachineSection | None:
             "Trial": count(row.get("trial")),
             "What": f"{sentence([text(row.get('text'))])}.",
             "Check": text(row.get("check")),
-            "Leaves open": _scope(row.get("arms")),
+            "Leaves open": "all arms" if (arms := row.get("arms")) is None else text(arms) if arms else "nothing",
         }
         for row in rows(machines, "disturbances")
     ]
+    unknown = at(machines, "unknown")
+    moved = [row for row in rows(machines, "devices") if at(row, "sm_mhz", "low") != at(row, "sm_mhz", "high")]
+    commands = dict.fromkeys(text(row["lock_command"]) for row in moved if row.get("lock_command"))
     return MachineSection(
         disturbances=Table(rows=disturbances, kinds={"What": "reason", "Check": "words", "Leaves open": "words"}),
         figures=_figures(machines),
-        notes=_notes(machines),
+        notes=(
+            *(f"Unknown: {text(line)}." for line in (unknown if isinstance(unknown, list) else [])),
+            *([f"Clocks moved. To lock them: {'; '.join(commands)}"] if commands else []),
+        ),
         drawn=bool(rows(machines, "series", "rows")),
     )
-
-
-def _scope(arms: object) -> str:
-    return "all arms" if not isinstance(arms, list | tuple) else text(arms) if arms else "nothing"
 
 
 def _figures(machines: object) -> Table:
@@ -63,73 +66,50 @@ def _figures(machines: object) -> Table:
         place = text(name) if host in ("run", DASH) else f"{host}: {text(name)}"
         empty = {"Trial": trial, "Machine": place, "Arms": "", "During the traffic": "", "Reference": ""}
         shown = found.setdefault((trial, place), empty)
-        shown["Arms"] = shown["Arms"] or (text(row.get("arms")) if row.get("arms") else "")
+        shown["Arms"] = text(row.get("arms")) if row.get("arms") else shown["Arms"]
         shown[column] = ", ".join(f"{key} {value}" for key, value in parts.items() if value != DASH) or shown[column]
 
     for row in rows(machines, "hosts"):
-        shares = {"busy": "busy", "other work": "foreign", "stolen": "steal", "waiting for memory": "pressure_memory"}
-        add(row, "host", "During the traffic", {name: _share(row.get(key)) for name, key in shares.items()})
+        shares = {name: row.get(key) for name, key in _SHARES.items()}
+        known = {name: f"{100.0 * share:.1f} %" for name, share in shares.items() if is_number(share)}
+        add(row, row.get("host"), "During the traffic", known)
     for row in rows(machines, "devices"):
         add(row, row.get("name"), "During the traffic", _of_device(row))
     pairs: dict[tuple[object, ...], dict[str, Row]] = {}
     for row in rows(machines, "references"):
-        place = row.get("trial"), row.get("host"), row.get("device")
-        pairs.setdefault(place, {})[text(row.get("when"))] = row
+        pairs.setdefault((row.get("trial"), row.get("host"), row.get("device")), {})[text(row.get("when"))] = row
     for pair in pairs.values():
         row = next(iter(pair.values()))
-        figures = {name: _change(pair, key, show, unit) for key, (name, show, unit) in _REFERENCE.items()}
-        errors = [text(one.get("error")) for one in pair.values() if one.get("error")]
-        add(row, row.get("device"), "Reference", figures | ({"failed:": "; ".join(errors)} if errors else {}))
+        figures = {name: _change(pair, key, unit) for key, (name, unit) in _REFERENCE.items()}
+        errors = "; ".join(text(one.get("error")) for one in pair.values() if one.get("error"))
+        add(row, row.get("device"), "Reference", figures | ({"failed:": errors} if errors else {}))
     kinds = {"Machine": "words", "Arms": "words", "During the traffic": "reason", "Reference": "reason"}
     return Table(rows=list(found.values()), kinds=kinds)
 
 
 def _of_device(row: Row) -> dict[str, str]:
     low, high, limit = at(row, "sm_mhz", "low"), at(row, "sm_mhz", "high"), at(row, "power_limit_w", "low")
-    clock = f"{count(low)} to {count(high)} MHz" if low != high else f"{count(high)} MHz"
-    took, most = row.get("foreign_s"), row.get("foreign_processes")
-    power, heat, reasons = at(row, "power_w", "median"), at(row, "temperature_c", "high"), row.get("throttled_s")
+    took, reasons = row.get("foreign_s"), row.get("throttled_s")
+    power, heat = at(row, "power_w", "median"), at(row, "temperature_c", "high")
     held = reasons.items() if isinstance(reasons, Mapping) else ()
-    throttled = ", ".join(f"{THROTTLES.get(str(name), text(name))} {seconds(took)}" for name, took in held)
+    throttled = ", ".join(f"{THROTTLES.get(str(name), text(name))} {seconds(time)}" for name, time in held)
+    others = f"{count(row.get('foreign_processes'))} for {seconds(took)}" if took else "0"
     return {
-        "SM clock": clock if is_number(low) and is_number(high) else DASH,
+        "SM clock": f"{count(low)} to {count(high)} MHz" if is_number(low) and is_number(high) else DASH,
         "power": f"{count(power)} of {count(limit)} W" if is_number(power) else DASH,
         "hottest": f"{count(heat)} °C" if is_number(heat) else DASH,
         "used": percent(at(row, "utilisation_pct", "median")),
         "memory": byte_size(at(row, "memory_bytes", "high")),
         "throttled:": throttled or ("no" if isinstance(reasons, Mapping) else "unknown"),
-        "processes of others:": "unknown"
-        if not is_number(took)
-        else f"{count(most)} for {seconds(took)}"
-        if took
-        else "0",
+        "processes of others:": others if is_number(took) else "unknown",
     }
 
 
-def _share(value: object) -> str:
-    return f"{100.0 * value:.1f} %" if is_number(value) else DASH
-
-
-def _change(pair: Mapping[str, Row], key: str, show: Callable[[object], str], unit: str) -> str:
+def _change(pair: Mapping[str, Row], key: str, unit: str) -> str:
     before, after = (at(pair.get(when), "figures", key) for when in ("before", "after"))
     if not is_number(before) or not is_number(after) or not before:
         known = before if is_number(before) else after
-        return f"{show(known)} {unit}" if is_number(known) else DASH
+        return f"{figure(known)} {unit}" if is_number(known) else DASH
     # Plus 0.0: what is rounded to nothing has no sign.
     change = round(100.0 * (after / before - 1.0), 1) + 0.0
-    return f"{show(before)} → {show(after)} {unit} ({change:+.1f} %)".replace("-", "−")
-
-
-def _notes(machines: object) -> tuple[str, ...]:
-    unknown = at(machines, "unknown")
-    notes = [f"Unknown: {text(line)}." for line in unknown] if isinstance(unknown, list) else []
-    hosts = (
-        f"Host {text(row.get('host'))}: {text(row.get('cpu'))}, {counted(row.get('cpus'), 'processor', count)}, kernel "
-        f"{text(row.get('kernel'))}{', virtual (' + text(row['virtual']) + ')' if row.get('virtual') else ''}."
-        for row in rows(machines, "hosts")
-        if row.get("cpu")
-    )
-    moved = [row for row in rows(machines, "devices") if at(row, "sm_mhz", "low") != at(row, "sm_mhz", "high")]
-    commands = dict.fromkeys(text(row["lock_command"]) for row in moved if row.get("lock_command"))
-    lock = f"Clocks moved. To lock them: {'; '.join(commands)}"
-    return (*notes, *dict.fromkeys(hosts), *([lock] if commands else []))
+    return f"{figure(before)} → {figure(after)} {unit} ({change:+.1f} %)".replace("-", "−")

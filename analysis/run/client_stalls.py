@@ -1,31 +1,41 @@
-"""Stalls of servers as their clients see them, what explains each, and whether compile events do."""
+"""Stalls of servers as their clients see them, what explains each, and what they say of compiles in a log."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Floats, Ints
+from analysis.arrays import Bools, Ints
 from analysis.records.requests import Requests
+from analysis.run.attribution import attribute
 from analysis.run.compile_events import BACKGROUND, CompileEvent, Windows, windows_of
 from analysis.run.partial_stalls import partial_stalls
-from analysis.run.prompt_work import PromptWork, copy_took_as_long, prefills
-from analysis.run.silences import FLOOR_NS, Server, Silences, servers_of, silences_of
+from analysis.run.run import Run
+from analysis.run.silences import FLOOR_NS, TOGETHER_NS, Server, Silences, servers_of, silences_of
 
 HOST, WORK, PART, UNKNOWN = "host", "work", "part", "unknown"
+
+LENGTH_FROM = "length_from"  # the column of a compile event that says where its length is from
+STALL = "stall"
+_NO_COMPILE = frozenset({"limit_hit", "eager_fallback"})
+# A line of a log is written when the compile begins or ends, may arrive late, and its time may be in whole seconds.
+_NEAR_NS = 1_000_000_000
+
+_BEHIND_NS = 20_000_000  # after a silence: one late packet of a batch must not hide its longest prompt
+_LONG_NS = 50_000_000  # a silence that may show how long prompts take
+_FEWEST_PROMPTS = 30  # silences that show how long prompts take
+_AS_LONG = 0.75  # of a silence: what takes so much of it takes about as long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
     """A stretch in which a server with work in flight showed no sign of life for longer than chance explains.
 
-    `cause`: "host" (every other server with work in flight was silent too), "work" (prompts as long took about as long
-    elsewhere), "part" (only some of its requests stalled, as where several servers share an address), "unknown".
+    `cause`: "work" (the prompts that ended it take about as long), "host" (every other server with work in flight was
+    silent too), "part" (only some of its requests stalled, as where several servers share an address), "unknown".
     """
 
     arm: str
@@ -35,7 +45,6 @@ class Stall:
     end_ns: int
     cause: str
     requests: Ints  # rows of the requests that were in flight in it
-    may_be_work: bool = False  # whether its prompts may have taken as long, for all that is known
 
     @property
     def seconds(self) -> float:
@@ -59,30 +68,28 @@ class ArmStalls:
 def client_stalls(requests: Requests, arms: Collection[str]) -> dict[str, ArmStalls]:
     """The stalls of each of `arms`."""
     servers = servers_of(requests)
-    silences = [silences_of(server) for server in servers]
-
-    # Only stalls need to know what prompts take, and many runs have none.
-    @cache
-    def prompts() -> list[tuple[Floats, Floats]]:
-        return [prefills(requests, server, own) for server, own in zip(servers, silences, strict=True)]
-
-    @cache
-    def work(arm: int) -> PromptWork:
-        return _work(arm, servers, silences, prompts())
-
     found: dict[str, list[Stall]] = {arm: [] for arm in arms}
     detectable_s: dict[str, list[float]] = {arm: [] for arm in arms}
     witnesses: dict[str, list[int]] = {arm: [] for arm in arms}
-    for number, (server, own) in enumerate(zip(servers, silences, strict=True)):
+    for server, own in zip(servers, map(silences_of, servers), strict=True):
         arm = requests.arms[server.arm]
         if arm not in found:
             continue
         others = [other for other in servers if other is not server and other.trial == server.trial]
+        work = _explained_by_prompts(requests, server, own) if own.stall.any() else own.stall
         for index in np.flatnonzero(own.stall).tolist():
-            tokens = float(prompts()[number][0][index])
-            span = int(own.start_ns[index]), int(own.end_ns[index])
-            found[arm].append(_whole_stall(requests, server, others, span, tokens, work(server.arm)))
-        found[arm] += _partial_stalls(requests, server, own)
+            start_ns, end_ns = int(own.start_ns[index]), int(own.end_ns[index])
+            cause = UNKNOWN
+            if work[index]:
+                cause = WORK
+            elif _silent_too(others, start_ns, end_ns):
+                cause = HOST
+            waited = server.rows[(server.sent_ns < end_ns) & (server.end_ns > start_ns)]
+            found[arm].append(_stall(requests, server, start_ns, end_ns, cause, waited))
+        whole = own.end_ns - own.start_ns >= FLOOR_NS
+        silent = Windows(start_ns=own.start_ns[whole], end_ns=own.end_ns[whole])
+        for gap in partial_stalls(requests, server.rows, server.sent_ns, silent):
+            found[arm].append(_stall(requests, server, gap.start_ns, gap.end_ns, PART, gap.requests))
         detectable_s[arm].append(own.detectable_s)
         witnesses[arm].append(len(others))
     return {
@@ -116,61 +123,53 @@ def compile_windows(events: Sequence[CompileEvent], arm: str, trial: int, replic
     )
 
 
-def _whole_stall(
-    requests: Requests,
-    server: Server,
-    others: Sequence[Server],
-    span: tuple[int, int],
-    tokens: float,
-    work: PromptWork,
-) -> Stall:
-    """The stall of the whole server from `span[0]` to `span[1]`, which prompts of so many tokens ended."""
-    start_ns, end_ns = span
-    seconds = (end_ns - start_ns) / 1e9
-    if work.explains(tokens, seconds) or copy_took_as_long(requests, server, others, start_ns, end_ns):
-        cause = WORK
-    elif _silent_too(others, start_ns, end_ns):
-        cause = HOST
-    else:
-        cause = UNKNOWN
+def with_lengths(run: Run) -> Run:
+    """The run in which a compile that a log names without a length lasts as long as the stall in which its line lies.
+
+    One that lies in no stall delayed no request for long enough to show, and keeps no length.
+    """
+    external = {arm for arm in run.arms if run.account(arm).external}
+    unreported = [event.arm in external and _has_no_length(event) for event in run.events]
+    if not any(unreported):
+        return run
+    seen = client_stalls(run.requests, external)
+    events = tuple(
+        _timed(event, seen[event.arm].stalls) if without else event
+        for event, without in zip(run.events, unreported, strict=True)
+    )
+    events = tuple(sorted(events, key=lambda event: (event.trial, event.start_ns, event.arm, event.event_id)))
+    return replace(run, events=events, attribution=attribute(run.requests, events))
+
+
+def _has_no_length(event: CompileEvent) -> bool:
+    return event.serving and event.start_ns == event.end_ns and event.kind not in _NO_COMPILE
+
+
+def _timed(event: CompileEvent, stalls: Sequence[Stall]) -> CompileEvent:
+    near = [
+        stall
+        for stall in stalls
+        if stall.trial == event.trial
+        and (event.replica is None or stall.replica in (None, event.replica))
+        and stall.cause != HOST
+        and stall.start_ns - _NEAR_NS <= event.start_ns <= stall.end_ns + _NEAR_NS
+    ]
+    if not near:
+        return event
+    longest = max(near, key=lambda stall: stall.seconds)
+    return replace(event, start_ns=longest.start_ns, end_ns=longest.end_ns, row={**event.row, LENGTH_FROM: STALL})
+
+
+def _stall(requests: Requests, server: Server, start_ns: int, end_ns: int, cause: str, waited: Ints) -> Stall:
     return Stall(
-        **_place(requests, server),
+        arm=requests.arms[server.arm],
+        trial=server.trial,
+        replica=requests.replicas[server.replica] if server.replica >= 0 else None,
         start_ns=start_ns,
         end_ns=end_ns,
         cause=cause,
-        requests=server.rows[(server.sent_ns < end_ns) & (server.end_ns > start_ns)],
-        may_be_work=seconds <= work.at_most_s(tokens),
+        requests=waited,
     )
-
-
-def _partial_stalls(requests: Requests, server: Server, own: Silences) -> list[Stall]:
-    """The stalls that only some requests of the server show."""
-    silent = own.end_ns - own.start_ns >= FLOOR_NS
-    silences = Windows(start_ns=own.start_ns[silent], end_ns=own.end_ns[silent])
-    return [
-        Stall(**_place(requests, server), start_ns=gap.start_ns, end_ns=gap.end_ns, cause=PART, requests=gap.requests)
-        for gap in partial_stalls(requests, server.rows, server.sent_ns, silences)
-    ]
-
-
-def _place(requests: Requests, server: Server) -> dict[str, Any]:
-    replica = requests.replicas[server.replica] if server.replica >= 0 else None
-    return {"arm": requests.arms[server.arm], "trial": server.trial, "replica": replica}
-
-
-def _work(
-    arm: int, servers: Sequence[Server], silences: Sequence[Silences], prompts: Sequence[tuple[Floats, Floats]]
-) -> PromptWork:
-    """What prompts take on the arm, by its silences that are no stalls and all those of the other arms."""
-    of_arm: dict[int, list[tuple[Floats, Floats]]] = {}
-    for server, own, (tokens, seconds) in zip(servers, silences, prompts, strict=True):
-        telling = (tokens > 0) & ~(own.stall & (server.arm == arm))
-        of_arm.setdefault(server.arm, []).append((tokens[telling], seconds[telling]))
-    joined = {
-        number: (np.concatenate([tokens for tokens, _ in parts]), np.concatenate([seconds for _, seconds in parts]))
-        for number, parts in of_arm.items()
-    }
-    return PromptWork.of(joined.pop(arm), list(joined.values()))
 
 
 def _silent_too(others: Sequence[Server], start_ns: int, end_ns: int) -> bool:
@@ -186,3 +185,27 @@ def _silent_too(others: Sequence[Server], start_ns: int, end_ns: int) -> bool:
         if inside.size or busy:
             silent.append(busy and 2 * (high - low) >= end_ns - start_ns)
     return bool(silent) and all(silent)
+
+
+def _explained_by_prompts(requests: Requests, server: Server, silences: Silences) -> Bools:
+    """Which silences lasted about as long as the prompts whose first tokens ended them take.
+
+    At the pace of the longer half of the server's prompts: the slowest tenth of its silences that are no stalls.
+    Prompts that were sent during a silence had no part in it.
+    """
+    starts, ends = silences.start_ns, silences.end_ns
+    explained = np.zeros(starts.size, np.bool_)
+    long = np.flatnonzero(ends - starts >= _LONG_NS)
+    if not long.size:
+        return explained
+    ended = np.searchsorted(ends[long] - TOGETHER_NS, server.done_ns, side="right") - 1
+    behind = (ended >= 0) & (server.done_ns <= ends[long][ended] + _BEHIND_NS)
+    behind &= server.sent_ns <= starts[long][ended] + TOGETHER_NS
+    prompts = np.maximum(requests.prompt_tokens[server.rows[behind]], 0)
+    tokens = np.bincount(ended[behind], weights=prompts, minlength=long.size)
+    took = (ends - starts)[long]
+    telling = np.flatnonzero((tokens > 0) & ~silences.stall[long])
+    if telling.size >= _FEWEST_PROMPTS:
+        longer = telling[tokens[telling] >= np.median(tokens[telling])]
+        explained[long] = _AS_LONG * took <= tokens * np.quantile(took[longer] / tokens[longer], 0.9)
+    return explained

@@ -1,32 +1,40 @@
-"""What an external arm answered beside the control, each asked twice: equal answers, where others part, and by how much
-log-probabilities differ."""
+"""What an external arm answered and the control did, each asked twice: equal answers, and where the others part."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
-from typing import Final
+from itertools import zip_longest
+from typing import Final, Literal
 
 import numpy as np
 
 from analysis.records.asked_answers import AskedAnswer, Twice
-from analysis.run.answer_difference import Difference, difference
-from analysis.statistics.distributions import exact_share, t_quantile
+from analysis.statistics.distributions import exact_share
 
 CONFIDENCE: Final = 0.95
-_SURE: Final = -1e-6  # a server all of whose tokens are this likely states what is left after it chose
+_CERTAIN: Final = -1e-6  # a server all of whose tokens are this likely states what is left after it chose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shift:
-    """By how much log-probabilities of the same token after the same text differ, in nats: the mean over prompts, its
-    one-sided 95 % limits (None of a single prompt), and the largest of all tokens."""
+class Difference:
+    """The first difference of two answers to one prompt.
 
-    mean: float
-    low: float | None
-    high: float | None
-    most: float
+    `at` is the index of the first token that differs, None without one; `of`, the tokens that were compared. `lead`
+    (nats) is by how much each server preferred its own token there, both added up; where a server does not report the
+    other's token, at least so much. `shifts` (nats) are by how much the log-probability of each token before differs.
+    """
+
+    kind: Literal["equal", "tie", "apart", "unknown"]
+    at: int | None = None
+    of: int = 0
+    lead: float | None = None
+    shifts: tuple[float, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two say the same, but for near ties."""
+        return self.kind in ("equal", "tie")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,175 +42,145 @@ class GreedyAnswers:
     """Counts of prompts, but for `departs`, `tokens` and what is in nats.
 
     Of `prompts`, `answered` have all four answers with something in them; `failure` is why the first other has not.
-    `same` are the control's, and `low` and `high` limit their share (95 %); `control_same` and `own_same` are each
-    arm's own second answers that are its first. `departs` are the tokens at which the others part, rising, of `tokens`
-    compared. `ties` are near ties, `apart` are not, and of the rest nobody knows. `held` counts the different answers
-    that the control repeats, and `parted` those of them from which an answer of the arm parts at no near tie, or
-    nobody knows whether. `repeated` departures are of arms that both repeat themselves, and `swapped` of the two other
-    ways to make pairs of the four. `sampled` is the largest share of tokens than which others would have been likelier.
+    `same` are the control's, and `low` and `high` limit their share (95 %); `control_same` are the control's second
+    answers that are its first, `control_agrees` and `own_agrees` the same but for near ties, of each arm. `departs` are
+    the tokens at which the others part, rising, of `tokens` compared. `apart` part at no near tie though both repeat
+    themselves. `held` counts the different answers that the control repeats, and `parted` those of them from which an
+    answer of the arm parts at no near tie, or at an unknown one. `lead` is the largest, `shift` the mean over prompts.
+    `sampled` is the largest share of an arm's tokens than which another was likelier by more than a near tie.
     """
 
     prompts: int
     answered: int
     failure: str
     same_prompts: bool  # both arms were asked in the same words
-    told: bool  # both tell log-probabilities
+    log_probs: bool  # both report them
     same: int
     low: float | None
     high: float | None
     control_same: int
-    own_same: int
     control_agrees: int
     own_agrees: int
     departs: tuple[int, ...]
     tokens: int
-    ties: int
     apart: int
-    repeated: int
-    swapped: int
-    distinct: int
     held: int
     parted: int
-    lead: float | None  # the largest at a departure, both servers' added up
-    shift: Shift | None
-    control_shift: Shift | None
+    lead: float | None
+    shift: float | None
     sampled: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Four:
-    """Two answers of the control and two of the arm to one prompt, and the differences between them."""
-
-    first: AskedAnswer  # of the control
-    control: Difference
-    own: Difference
-    across: Difference  # first answers
-    again: Difference  # second answers
-    crossed: tuple[Difference, Difference]  # a first and a second
-
-    @property
-    def parts(self) -> bool:
-        """Whether some answer of the arm is not the control's, but for near ties."""
-        return not all(item.agrees for item in (self.across, self.again, *self.crossed))
-
-    def repeated(self, told: bool) -> bool:
-        """Whether both repeat themselves and differ from one another."""
-        return self.control.agrees and self.own.agrees and _is_apart(self.across, told)
-
-    def swapped(self, told: bool) -> int:
-        """How many of the other two ways to make pairs of the four show what `repeated` asks of the arms."""
-        if not _is_apart(self.control, told):
-            return 0
-        return (self.across.agrees and self.again.agrees) + all(item.agrees for item in self.crossed)
+def difference(one: AskedAnswer, other: AskedAnswer, *, near_tie: float) -> Difference:
+    """Return the first difference of two answers, with log-probabilities where both report them."""
+    if not (one.tokens and other.tokens):
+        return _of_texts(one, other)
+    at = _first_difference(one.tokens, other.tokens)
+    same = min(len(one.tokens), len(other.tokens)) if at is None else at
+    shifts = tuple(abs(own - its) for own, its in zip(one.log_probs[:same], other.log_probs[:same], strict=True))
+    if at is None or (one.text == other.text and _is_whole(one) and _is_whole(other)):  # cut into other tokens
+        return Difference(kind="equal", of=same, shifts=shifts)
+    if at >= min(len(one.tokens), len(other.tokens)):  # one of them ended, which has no token to look up
+        return Difference(kind="unknown", at=at, of=at + 1, shifts=shifts)
+    (own, exact), (its, also) = _lead(one, other, at), _lead(other, one, at)
+    lead = own + its
+    kind: Literal["tie", "apart", "unknown"] = "apart" if lead > near_tie else "tie" if exact and also else "unknown"
+    return Difference(kind=kind, at=at, of=at + 1, lead=lead, shifts=shifts)
 
 
-def _is_apart(item: Difference, told: bool) -> bool:
-    return item.kind == "apart" if told else item.at is not None
+def _first_difference(one: Sequence[str], other: Sequence[str]) -> int | None:
+    return next((place for place, (own, its) in enumerate(zip_longest(one, other)) if own != its), None)
+
+
+def _lead(one: AskedAnswer, other: AskedAnswer, at: int) -> tuple[float, bool]:
+    """By how much `one` preferred its token to the other's, and whether that is exact and not only a least value."""
+    value, likeliest = one.log_probs[at], one.likeliest[at]
+    if other.tokens[at] in likeliest:
+        return value - likeliest[other.tokens[at]], True
+    return value - min([value, *likeliest.values()]), False
+
+
+def _is_whole(answer: AskedAnswer) -> bool:
+    return bool(answer.text) and "".join(answer.tokens) == answer.text
+
+
+def _of_texts(one: AskedAnswer, other: AskedAnswer) -> Difference:
+    """Texts have no tokens: where they part is taken as a share of all tokens that were asked for."""
+    of = max(one.asked, one.pieces, 1)
+    place = _first_difference(one.text, other.text)
+    if place is None:
+        return Difference(kind="equal", of=of)
+    at = min(of - 1, int(place / max(1, len(one.text)) * of))
+    return Difference(kind="unknown", at=at, of=at + 1)
 
 
 def greedy_answers(control: Sequence[Twice], own: Sequence[Twice], *, near_tie: float) -> GreedyAnswers:
-    """The figures over the trials, in each of which both were asked the same number of prompts.
+    """Count over the trials, in each of which both were asked the same number of prompts.
 
-    Log-probabilities count where both tell them for every answer with something in it, and not as of a server that is
-    sure of every token.
+    Log-probabilities count where both report them for every answer, and not as of a server that is certain of every
+    token.
     """
     fours = [four for base, arm in zip(control, own, strict=True) for four in zip(*base, *arm, strict=True)]
-    whole = [four for four in fours if not any(answer.error or _is_empty(answer) for answer in four)]
-    told = bool(whole) and all(
-        _tells([answer for four in whole for answer in of_arm(four)]) for of_arm in (itemgetter(0, 1), itemgetter(2, 3))
-    )
-    if not told:
-        whole = [(_untold(a), _untold(b), _untold(c), _untold(d)) for a, b, c, d in whole]
-    rows = [_four(*four, near_tie=near_tie) for four in whole]
-    departs = sorted(row.across.at for row in rows if row.across.at is not None)
-    same = len(rows) - len(departs)
-    limits = exact_share(same, len(rows), confidence=CONFIDENCE) if rows else None
-    stable = [row for row in rows if row.control.agrees]
-    failures = (
-        answer.error or "an answer is empty" for four in fours for answer in four if answer.error or _is_empty(answer)
-    )
+    whole: list[tuple[AskedAnswer, ...]] = [four for four in fours if not any(map(_failure, four))]
+    log_probs = all(_reports([answer for four in whole for answer in four[arm : arm + 2]]) for arm in (0, 2))
+    if not log_probs:
+        whole = [tuple(replace(item, tokens=(), log_probs=(), likeliest=()) for item in four) for four in whole]
+
+    def between(pairs: Sequence[tuple[int, int]]) -> list[list[Difference]]:
+        return [[difference(four[one], four[two], near_tie=near_tie) for one, two in pairs] for four in whole]
+
+    control_pairs = [pair for (pair,) in between([(0, 1)])]
+    own_agree = [pair.agrees for (pair,) in between([(2, 3)])]
+    across = between([(0, 2), (1, 3), (0, 3), (1, 2)])
+    firsts = [row[0] for row in across]
+    departs = sorted(item.at for item in firsts if item.at is not None)
+    same = len(whole) - len(departs)
+    low, high = exact_share(same, len(whole), confidence=CONFIDENCE) if whole else (None, None)
+    held = [
+        (four[0].tokens or (four[0].text,), row)
+        for four, pair, row in zip(whole, control_pairs, across, strict=True)
+        if pair.agrees
+    ]
+    repeated = zip(firsts, control_pairs, own_agree, strict=True)
+    shifts = [float(np.mean(item.shifts)) for item in firsts if item.shifts]
     return GreedyAnswers(
         prompts=len(fours),
-        answered=len(rows),
-        failure=next(failures, ""),
+        answered=len(whole),
+        failure=next(filter(None, (_failure(answer) for four in fours for answer in four)), ""),
         same_prompts=all(four[0].digest == four[2].digest for four in fours),
-        told=told,
+        log_probs=log_probs,
         same=same,
-        low=None if limits is None else limits[0],
-        high=None if limits is None else limits[1],
-        control_same=sum(row.control.at is None for row in rows),
-        own_same=sum(row.own.at is None for row in rows),
-        control_agrees=len(stable),
-        own_agrees=sum(row.own.agrees for row in rows),
+        low=low,
+        high=high,
+        control_same=sum(pair.at is None for pair in control_pairs),
+        control_agrees=len(held),
+        own_agrees=sum(own_agree),
         departs=tuple(departs),
-        tokens=sum(row.across.of for row in rows),
-        ties=sum(row.across.kind == "tie" for row in rows),
-        apart=sum(_is_apart(row.across, told) for row in rows) if told else 0,
-        repeated=sum(row.repeated(told) for row in rows),
-        swapped=sum(row.swapped(told) for row in rows),
-        distinct=len({_words(row.first) for row in rows}),
-        held=len({_words(row.first) for row in stable}),
-        parted=len({_words(row.first) for row in stable if row.parts}),
-        lead=max((row.across.lead for row in rows if row.across.lead is not None), default=None),
-        shift=_shift([row.across.shifts for row in rows]),
-        control_shift=_shift([row.control.shifts for row in rows]),
+        tokens=sum(item.of for item in firsts),
+        apart=sum(item.kind == "apart" and pair.agrees and own for item, pair, own in repeated),
+        held=len({words for words, _ in held}),
+        parted=len({words for words, row in held if not all(item.agrees for item in row)}),
+        lead=max((item.lead for item in firsts if item.lead is not None), default=None),
+        shift=float(np.mean(shifts)) if shifts else None,
         sampled=max((_sampled(answers, near_tie) for answers in zip(*whole, strict=True)), default=0.0),
     )
 
 
-def _four(first: AskedAnswer, second: AskedAnswer, own: AskedAnswer, again: AskedAnswer, *, near_tie: float) -> _Four:
-    def between(one: AskedAnswer, other: AskedAnswer) -> Difference:
-        return difference(one, other, near_tie=near_tie)
-
-    return _Four(
-        first=first,
-        control=between(first, second),
-        own=between(own, again),
-        across=between(first, own),
-        again=between(second, again),
-        crossed=(between(first, again), between(second, own)),
-    )
-
-
-def _words(answer: AskedAnswer) -> tuple[str, ...]:
-    return answer.tokens or (answer.text,)
-
-
-def _is_empty(answer: AskedAnswer) -> bool:
-    return not (answer.text or answer.tokens)
-
-
-def _tells(answers: Sequence[AskedAnswer]) -> bool:
-    return all(answer.tokens for answer in answers) and any(
-        value < _SURE for answer in answers for value in answer.log_probs
-    )
-
-
-def _untold(answer: AskedAnswer) -> AskedAnswer:
-    return replace(answer, tokens=(), log_probs=(), likeliest=())
-
-
 def _sampled(answers: Sequence[AskedAnswer], near_tie: float) -> float:
-    """The share of their tokens than which another was likelier, by more than a near tie."""
-    tokens = [
-        (value, max(likeliest.values(), default=value))
+    behind = [
+        max(likeliest.values(), default=value) - value > near_tie
         for answer in answers
         for value, likeliest in zip(answer.log_probs, answer.likeliest, strict=True)
     ]
-    return sum(best - value > near_tie for value, best in tokens) / len(tokens) if tokens else 0.0
+    return sum(behind) / len(behind) if behind else 0.0
 
 
-def _shift(shifts: Sequence[Sequence[float]]) -> Shift | None:
-    """The unit is the prompt, since tokens of one share a context. None where no token can be compared."""
-    means = np.array([np.mean(values) for values in shifts if values])
-    if not means.size:
-        return None
-    mean, half = float(means.mean()), None
-    if means.size > 1:
-        half = float(t_quantile(CONFIDENCE, means.size - 1) * means.std(ddof=1) / np.sqrt(means.size))
-    return Shift(
-        mean=mean,
-        low=None if half is None else mean - half,
-        high=None if half is None else mean + half,
-        most=max(max(values) for values in shifts if values),
+def _failure(answer: AskedAnswer) -> str:
+    return answer.error or ("" if answer.text or answer.tokens else "an answer is empty")
+
+
+def _reports(answers: Sequence[AskedAnswer]) -> bool:
+    """Whether every answer has log-probabilities, of a server that is not certain of every token."""
+    return all(item.tokens for item in answers) and any(
+        value < _CERTAIN for item in answers for value in item.log_probs
     )

@@ -7,7 +7,6 @@ answers of the others hide a stall of one, but not from the requests that it del
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,9 +39,7 @@ class Gap:
 def partial_stalls(requests: Requests, rows: Ints, sent_ns: Ints, silences: Windows) -> list[Gap]:
     """The gaps of requests `rows` of one server while it answered others, in order of time; those that overlap are one.
 
-    `sent_ns`: when each of `rows` was sent, rising; `silences`: when the whole server was silent. Between tokens, those
-    of others left no hole of half the gap. Before the first token, three requests or more waited together, each half as
-    long again as nearly all prompts of its length, and others that were sent later got theirs earlier.
+    `sent_ns`: when each of `rows` was sent, rising; `silences`: when the whole server was silent.
     """
     joined: list[Gap] = []
     gaps = [*_between_tokens(requests, rows), *_before_the_first(requests, rows, sent_ns, silences)]
@@ -56,6 +53,7 @@ def partial_stalls(requests: Requests, rows: Ints, sent_ns: Ints, silences: Wind
 
 
 def _between_tokens(requests: Requests, rows: Ints) -> list[Gap]:
+    """Gaps in which the tokens of others left no hole of half as long."""
     if not len(requests.gaps_ms):
         return []
     rows = rows[requests.first_ns[rows] > 0]
@@ -67,25 +65,21 @@ def _between_tokens(requests: Requests, rows: Ints) -> list[Gap]:
     _, group = np.unique(np.stack((starts // _SAME_NS, ends // _SAME_NS)), axis=1, return_inverse=True)
     groups = [np.flatnonzero(group.ravel() == number) for number in range(int(group.max(initial=-1)) + 1)]
     groups = [some for some in groups if some.size > 1 or lengths[some].max() >= _ALONE_NS]
-    groups.sort(key=lambda some: -int(lengths[some].max()))
     found = []
-    for some in groups[:_MOST]:
+    for some in sorted(groups, key=lambda some: -int(lengths[some].max()))[:_MOST]:
         start, end = int(starts[some].min()), int(ends[some].max())
         others = rows[(requests.first_ns[rows] < start) & (requests.end_ns[rows] > start)]
-        signs = _tokens(requests, others[~np.isin(others, long.row[some])], start + _EDGE_NS, end - _EDGE_NS)
-        holes = np.diff(np.concatenate(([start], np.sort(signs), [end])))
+        theirs = gaps_of(requests, others[~np.isin(others, long.row[some])])
+        inside = (theirs.end_ns > start + _EDGE_NS) & (theirs.end_ns < end - _EDGE_NS) & ~theirs.failed
+        holes = np.diff(np.concatenate(([start], np.sort(theirs.end_ns[inside]), [end])))
         if 2 * int(holes.max()) < end - start:
             found.append(Gap(start_ns=start, end_ns=end, requests=long.row[some]))
     return found
 
 
-def _tokens(requests: Requests, rows: Ints, start_ns: int, end_ns: int) -> Ints:
-    """When tokens of `rows` after the first came, within the stretch."""
-    gaps = gaps_of(requests, rows)
-    return gaps.end_ns[(gaps.end_ns > start_ns) & (gaps.end_ns < end_ns) & ~gaps.failed]
-
-
-def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: Windows) -> Sequence[Gap]:
+def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: Windows) -> list[Gap]:
+    """Waits of three requests or more at once for their first token, each half as long again as nearly all prompts of
+    its length, while others that were sent later got theirs earlier."""
     answered = (requests.first_ns[rows] > 0) & requests.ok[rows]
     rows, sent = rows[answered], sent_ns[answered]
     first = requests.first_ns[rows]
@@ -93,8 +87,6 @@ def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: W
     waited = first - sent - silences.overlap_ns(sent, first)
     long = np.flatnonzero(waited >= _TOGETHER_NS)
     long = np.sort(long[np.argsort(-waited[long], kind="stable")][:_MOST])
-    if not long.size:
-        return []
     lengths = requests.prompt_tokens[rows]
     by_length = np.argsort(lengths, kind="stable")
     overtaken = []
@@ -106,10 +98,9 @@ def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: W
         if np.count_nonzero(first[later] < first[index] - _TOGETHER_NS) >= _OVERTAKING and waited[index] > usual:
             overtaken.append(index)
     starts, ends = sent[overtaken], first[overtaken]
-    overlaps = np.minimum(ends[:, None], ends) - np.maximum(starts[:, None], starts)
-    together = (overlaps >= _TOGETHER_NS).sum(axis=1) >= _WAITING
+    together = (np.minimum(ends[:, None], ends) - np.maximum(starts[:, None], starts) >= _TOGETHER_NS).sum(axis=1)
+    long_enough = (together >= _WAITING) & (ends - starts >= _ALONE_NS)
     return [
-        Gap(start_ns=int(start), end_ns=int(end), requests=rows[index : index + 1])
-        for index, start, end, more in zip(overtaken, starts, ends, together, strict=True)
-        if more and end - start >= _ALONE_NS
+        Gap(start_ns=int(starts[place]), end_ns=int(ends[place]), requests=rows[[overtaken[place]]])
+        for place in np.flatnonzero(long_enough).tolist()
     ]

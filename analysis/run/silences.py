@@ -8,7 +8,6 @@ server's other silences make likely.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,18 +52,17 @@ class Server:
 
     def due_rate(self, at_ns: Ints) -> Floats:
         """Signs due in a second, at each time."""
-        return self._due([np.searchsorted(times, at_ns, side="right") for times in self._moments])
+        return self._due(*(np.searchsorted(times, at_ns, side="right") for times in self._moments))
 
     def due_within(self, start_ns: Ints, end_ns: Ints) -> Floats:
         """Signs due in each stretch."""
-        return self._due([_integral(times, end_ns) - _integral(times, start_ns) for times in self._moments])
+        return self._due(*(_integral(times, end_ns) - _integral(times, start_ns) for times in self._moments))
 
     @property
     def _moments(self) -> tuple[Ints, Ints, Ints]:
         return self.sent_ns, self.begun, self.ended
 
-    def _due(self, passed: Sequence[Ints | Floats]) -> Floats:
-        sent, begun, ended = passed
+    def _due(self, sent: Ints | Floats, begun: Ints | Floats, ended: Ints | Floats) -> Floats:
         return np.asarray(self.waiting_rate * (sent - begun) + self.answering_rate * (begun - ended))
 
 
@@ -105,13 +103,12 @@ def silences_of(server: Server) -> Silences:
         return Silences(start_ns=starts, end_ns=ends, stall=np.zeros(lengths.size, np.bool_), detectable_s=math.nan)
     due = server.due_within(starts, ends)
     level = _level(server.in_flight(starts))
-    # Where tokens were not looked at, a silence seems longer than it was: it does not count for what is usual.
+    # Where tokens were not read, a silence seems longer than it was: it does not count for what is usual.
     telling = server.fine.touch(starts, ends)
     telling = telling if telling.sum() >= _FEWEST else np.ones_like(telling)
     usual = _usual(level, due, telling)
     score = due / usual[level]
-    high, slope = _tail(score[telling])
-    limit = high + slope * math.log(0.05 * score.size / _CHANCE)
+    limit = _limit(score[telling], score.size)
     return Silences(
         start_ns=starts,
         end_ns=ends,
@@ -125,13 +122,13 @@ def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) 
     sent = requests.start_ns[rows] + (np.clip(late_ms, 0.0, None) * 1e6).astype(np.int64)
     order = np.argsort(sent, kind="stable")
     rows, sent = rows[order], sent[order]
-    first = requests.first_ns[rows]
+    first, ok = requests.first_ns[rows], requests.ok[rows]
     end = np.maximum(requests.end_ns[rows], sent)
-    answered = requests.ok[rows] & (first > 0)
+    answered = ok & (first > 0)
     wait_s = _quartile_s((first - sent)[answered])
     gap_s = _quartile_s((end - first)[answered & (end > first)])
     # What a client gave up on is no sign of its server.
-    signs = _signs(first[first > 0], end[requests.ok[rows]])
+    signs = _signs(first[first > 0], end[ok])
     fine = windows_of(())
     tokens = requests.gap_offsets[rows + 1] - requests.gap_offsets[rows] if len(requests.gaps_ms) else rows[:0]
     if tokens.any():
@@ -146,7 +143,7 @@ def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) 
         replica=replica,
         rows=rows,
         sent_ns=sent,
-        done_ns=np.where(first > 0, first, np.where(requests.ok[rows], end, 0)),
+        done_ns=np.where(first > 0, first, np.where(ok, end, 0)),
         end_ns=end,
         begun=np.sort(np.where(first > 0, first, end)),
         ended=np.sort(end),
@@ -164,19 +161,14 @@ def _quartile_s(times_ns: npt.NDArray[np.int64 | np.float64]) -> float:
 
 def _signs(*times: Ints) -> Ints:
     """All of the times in order, in each 5 ms the last: the tokens of one step are one sign."""
-    merged = np.concatenate([_apart(np.sort(part)) for part in times])
-    merged.sort()
-    return _apart(merged)
-
-
-def _apart(times: Ints) -> Ints:
-    return np.asarray(times[np.diff(times // TOGETHER_NS, append=-1) != 0])
+    merged = np.sort(np.concatenate(times))
+    return np.asarray(merged[np.diff(merged // TOGETHER_NS, append=-1) != 0])
 
 
 def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
     """When the tokens of `rows` after the first came, as far as they lie in the windows."""
     rows = rows[requests.first_ns[rows] > 0]  # else only the gaps are known, and not where they lie
-    rows = rows[windows.touch(requests.first_ns[rows], requests.end_ns[rows])] if windows.start_ns.size else rows[:0]
+    rows = rows[windows.touch(requests.first_ns[rows], requests.end_ns[rows])]
     gaps = gaps_of(requests, rows)
     came = gaps.end_ns[~gaps.failed]
     return np.asarray(came[windows.touch(came, came + 1)])
@@ -223,14 +215,17 @@ def _usual(level: Ints, due: Floats, telling: Bools) -> Floats:
     return np.maximum(np.array(medians)[source] / math.log(2.0), 1e-9)
 
 
-def _tail(score: Floats) -> tuple[float, float]:
-    """The 95th percentile of the scores, and the `slope` by each of which chance falls by e beyond it: that of an
-    exponential tail or a heavier one, as seen between the median and the 99th percentile, where even a server that
-    stalls now and then shows its usual silences."""
+def _limit(score: Floats, count: int) -> float:
+    """The score that a server without stalls exceeds in `count` silences with a chance of 1 %.
+
+    Chance falls by e for each slope beyond the 95th percentile: that of an exponential tail or a heavier one, as seen
+    between the median and the 99th percentile, where even a server that stalls now and then shows its usual silences.
+    """
     middle, high, top = np.quantile(score, [0.5, 0.95, 0.99], method="linear")
     body = float(high - middle) / math.log(10.0)
     tail = float(top - high) / math.log(5.0)
-    return float(high), max(_LEAST_SLOPE, body, min(tail, 2.0 * body))
+    slope = max(_LEAST_SLOPE, body, min(tail, 2.0 * body))
+    return float(high) + slope * math.log(0.05 * count / _CHANCE)
 
 
 def _detectable_s(server: Server, limits: Floats) -> float:
@@ -239,7 +234,6 @@ def _detectable_s(server: Server, limits: Floats) -> float:
     rate, sent = server.due_rate(some), np.searchsorted(server.sent_ns, some, side="right")
     for seconds in np.geomspace(FLOOR_NS / 1e9, 600.0, 80).tolist():
         more = np.searchsorted(server.sent_ns, some + int(seconds * 1e9), side="right") - sent
-        due = seconds * (rate + 0.5 * server.waiting_rate * more)
-        if float((due > limit).mean()) >= 0.9:
+        if float((seconds * (rate + 0.5 * server.waiting_rate * more) > limit).mean()) >= 0.9:
             return float(seconds)
     return math.inf

@@ -27,7 +27,7 @@ class CompileBudget(Settings):
     table: ClassVar[str] = "gates.cold"
 
     max_recompiles: int = Field(default=0, ge=0, le=1_000_000)  # per arm and trial
-    max_stall_s: float = Field(default=1.0, ge=0.0, le=86_400.0)  # the longest that compiles held up one request
+    max_stall_s: float = Field(default=1.0, ge=0.0, le=86_400.0)  # the longest that compiles delay one request
     max_stall_s_per_min: float = Field(default=0.5, ge=0.0, le=60.0)
     max_requests_hit_pct: float = Field(default=1.0, ge=0.0, le=100.0)
 
@@ -57,7 +57,7 @@ class GateLimits(CompileBudget):
     min_blocks: int = Field(default=MIN_BLOCKS, ge=2, le=100_000)
     max_generator_lag_ms: float = Field(default=50.0, ge=0.0, le=60_000.0)
     # Of the references: from before a trial to after it, over trials, between the arms' devices.
-    max_bed_drift: float = Field(default=0.05, ge=0.001, le=0.9)
+    max_machine_drift: float = Field(default=0.05, ge=0.001, le=0.9)
     # Of the processors' time of a host during a trial: taken by the hypervisor, and by work that is not of the run.
     # Pauses of the whole host for 2 % of the time set the p99 TTFT of both arms, which hides what they differ by.
     max_steal_pct: float = Field(default=1.0, ge=0.0, le=100.0)

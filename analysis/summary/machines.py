@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.arrays import Floats, Ints
+from analysis.arrays import Ints
 from analysis.checks.machines import disturbances_of
 from analysis.judging.judgement import Judgement
 from analysis.run.machine_records import THROTTLES, DeviceTraffic
@@ -17,6 +17,7 @@ from analysis.run.machine_samples import Rows, Samples
 from analysis.run.run import Run
 from analysis.run.trials import SECOND, Trial
 from analysis.statistics.quantiles import grouped_quantiles
+from analysis.summary.series import binned
 
 MOST_POINTS = 300  # of one device or host in one trial
 _STRETCHES = 60  # of a trial, for its latency
@@ -30,19 +31,15 @@ def machines_row(run: Run, judgement: Judgement) -> dict[str, Any]:
     if not machines.monitored:
         return row
     traffic = {(host.trial, host.host): asdict(host) for host in machines.hosts}
-    hosts = [*machines.facts, *(place for place in traffic if place not in machines.facts)]
     return row | {
         "unknown": list(verdict.unknown),
         "disturbances": [{"check": check, **asdict(item)} for check, item in disturbances_of(judgement.checks)],
         "hosts": [
             {"trial": place[0], "host": place[1], **machines.facts.get(place, {}), **traffic.get(place, {})}
-            for place in sorted(hosts)
+            for place in sorted({*machines.facts, *traffic})
         ],
         "devices": [_device(device) for device in machines.devices],
-        "references": [
-            {**asdict(reference), "arms": machines.arms_on(reference.trial, reference.device)}
-            for reference in machines.references
-        ],
+        "references": [{**asdict(row), "arms": machines.arms_on(row.trial, row.device)} for row in machines.references],
         **({"series": series} if (series := machine_series(run)) else {}),
     }
 
@@ -117,16 +114,3 @@ def _host_columns(own: Rows, place: Ints, bins: int) -> dict[str, Any]:
         rise = np.diff(own.column(counter), prepend=np.nan)
         columns[key] = binned(np.where((rise >= 0) & (took > 0), 100.0 * rise / (took * each), np.nan), place, bins)
     return columns
-
-
-def binned(values: Floats, place: Ints, bins: int, *, of: np.ufunc | None = None) -> list[float | None]:
-    """The mean of the values in each bin, or their least or largest by `of`; None where none is known."""
-    known = np.isfinite(values)
-    if of is not None:
-        out = np.full(bins, math.inf if of is np.minimum else -math.inf)
-        of.at(out, place[known], values[known])
-    else:
-        counts = np.bincount(place[known], minlength=bins)
-        sums = np.bincount(place[known], weights=values[known], minlength=bins)
-        out = np.divide(sums, counts, out=np.full(bins, math.inf), where=counts > 0)
-    return [value if math.isfinite(value) else None for value in out.tolist()]

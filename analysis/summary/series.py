@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.arrays import Floats, Ints
 from analysis.run.run import Run
 from analysis.run.trials import SECOND
 from analysis.statistics.quantiles import grouped_quantiles
@@ -45,3 +46,16 @@ def latency_series(run: Run) -> dict[str, Any]:
             ]
         arms[arm] = points
     return {"bin_s": bin_s, "arms": arms}
+
+
+def binned(values: Floats, place: Ints, bins: int, *, of: np.ufunc | None = None) -> list[float | None]:
+    """The mean of the values in each bin, or their least or largest by `of`; None where none is known."""
+    known = np.isfinite(values)
+    if of is not None:
+        out = np.full(bins, math.inf if of is np.minimum else -math.inf)
+        of.at(out, place[known], values[known])
+    else:
+        counts = np.bincount(place[known], minlength=bins)
+        sums = np.bincount(place[known], weights=values[known], minlength=bins)
+        out = np.divide(sums, counts, out=np.full(bins, math.inf), where=counts > 0)
+    return [value if math.isfinite(value) else None for value in out.tolist()]

@@ -13,7 +13,8 @@ from analysis.records.plain_values import number
 from analysis.run.run import Run
 from analysis.run.server_load import GAUGES, LoadSamples, meanwhile
 from analysis.run.trials import SECOND
-from analysis.summary.machines import MOST_POINTS, binned
+from analysis.summary.machines import MOST_POINTS
+from analysis.summary.series import binned
 
 
 def server_load_row(run: Run, samples: Sequence[LoadSamples]) -> dict[str, Any] | None:

@@ -154,7 +154,7 @@ margin = 1.0
 min_blocks = 4
 cold_s = 0
 max_error_pct = 5
-max_bed_drift = 0.9
+max_machine_drift = 0.9
 max_generator_lag_ms = 2000
 [trials]
 starting_at_once = 2

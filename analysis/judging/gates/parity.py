@@ -1,11 +1,10 @@
 """Parity: the arm computes what the control does ([parity]).
 
-An arm of ours is measured before the traffic (`parity.full`) and answers prompts after it. An external arm is asked for
-greedy answers, with the control's own second answers as the yardstick: servers with batches do not repeat themselves to
-the bit, since rounding chooses where two tokens are nearly tied. Each arm is asked twice. Were the arms equal, the four
-answers to a prompt would be exchangeable: that each arm repeats itself and differs from the other is then as likely as
-each of the two other ways to make pairs of four. So of all prompts that show two such pairs a third would show them by
-arm; FAIL rests on more. Decision 0019 says why the limits are what they are.
+A managed arm is measured before the traffic (`parity.full`) and answers prompts after it. An external arm is asked for
+greedy answers, twice, as the control is: servers with batches do not repeat themselves to the bit, since rounding
+chooses where two tokens are nearly tied. Only answers that both repeat count against the arm. Where equal arms repeat
+themselves on three quarters of the prompts or more, both repeat and yet differ on an eighth of the other half at most,
+6 %, and FAIL takes surely more than 10 %. Decision 0019 says why the limits are what they are.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from analysis.records.asked_answers import AFTER, BEFORE, Twice, answers_in
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.greedy_answers import CONFIDENCE, GreedyAnswers, greedy_answers
 from analysis.run.run import Run
-from analysis.statistics.distributions import beta_quantile, binomial_sf
+from analysis.statistics.distributions import beta_quantile
 from analysis.wording import counted, digits, percent
 
 MOST_APART: Final = 0.1  # of the answers, may part from the control's at no near tie
@@ -30,7 +29,7 @@ FAR: Final = 3.0  # times that, which no rounding explains: a single such answer
 SHIFT_SHARE: Final = 0.1
 # Departures per token, where no log-probability is known. The same two, of which logits are nearly flat: 0.029.
 BEYOND_ROUNDING: Final = 0.25
-_TIMES_CONTROL: Final = 1.5
+_LEAST_REPEATED: Final = 0.75
 _MOST_SAMPLED: Final = 0.05
 _TIMES_ASKED: Final = 2  # before and after the load, each with its part of alpha
 _ORDER = (FAIL, INCONCLUSIVE, PASS)
@@ -228,17 +227,17 @@ def greedy_gate(arm: str, found: Sequence[GreedyParity], *, lost: str = "") -> G
 
 def _departures(answers: GreedyAnswers) -> int:
     """Answers that depart from the control's, but for near ties where these are known."""
-    return answers.apart if answers.told else answers.answered - answers.same
+    return answers.apart if answers.log_probs else answers.answered - answers.same
 
 
 def judge_greedy(arm: str, answers: GreedyAnswers, *, when: str, near_tie: float, alpha: float) -> GreedyParity:
-    """What follows from the answers, with a false FAIL in `alpha` of equal arms at most."""
+    """Judge the answers, with a false FAIL of at most `alpha` of equal arms."""
     verdict, why = _finding(arm, answers, near_tie=near_tie, alpha=alpha)
-    share = ""
-    if answers.low is not None and answers.high is not None:
-        share = f" ({percent(answers.low)} to {percent(answers.high)})"
-    seen = f"{answers.same} of {answers.answered} greedy answers of {arm} {when} the load are the control's{share}"
-    reason = f"{seen}: {why}." if answers.answered else f"{why[0].upper()}{why[1:]}."
+    reason = f"{why[0].upper()}{why[1:]}."
+    if answers.answered:
+        share = f" ({percent(answers.low or 0.0)} to {percent(answers.high or 0.0)})"
+        seen = f"{answers.same} of {answers.answered} greedy answers of {arm} {when} the load are the control's{share}"
+        reason = f"{seen}: {why}."
     return GreedyParity(when=when, answers=answers, verdict=verdict, reason=reason)
 
 
@@ -256,43 +255,32 @@ def _finding(arm: str, answers: GreedyAnswers, *, near_tie: float, alpha: float)
             f"one of the two is not greedy, since {percent(answers.sampled)} of its tokens are not the likeliest: it "
             "ignores temperature = 0"
         )
-    limit = shift_limit(answers, near_tie)
-    if why := _surely_other(answers, limit=limit, alpha=alpha):
-        return FAIL, why
-    return _open(arm, answers, near_tie=near_tie, limit=limit)
-
-
-def shift_limit(answers: GreedyAnswers, near_tie: float) -> float:
-    """What log-probabilities of equal tokens may differ by on average, in nats."""
-    own = answers.control_shift.mean if answers.control_shift is not None else 0.0
-    return max(SHIFT_SHARE * near_tie, _TIMES_CONTROL * own)
-
-
-def _surely_other(answers: GreedyAnswers, *, limit: float, alpha: float) -> str:
-    """Why the arm surely computes something else; empty where that is not sure."""
-    pairs = answers.repeated + answers.swapped
-    chance = float(binomial_sf(answers.repeated - 1, pairs, 1 / 3)) if pairs else 1.0
-    shift = answers.shift
-    if answers.told:
-        if chance <= alpha and _least(answers.repeated, answers.answered, alpha) > MOST_APART:
-            return (
-                f"{counted(answers.repeated, 'answer')} that both repeat part where the two prefer their tokens by up "
-                f"to {digits(answers.lead or 0.0)} nats together, which is no near tie, and 1 in {1 / MOST_APART:.0f} "
-                f"is allowed{_first(answers)}"
+    for name, agrees in (("the control", answers.control_agrees), (arm, answers.own_agrees)):
+        if agrees < _LEAST_REPEATED * answers.answered:
+            return INCONCLUSIVE, (
+                f"{name} does not repeat itself ({agrees} of {answers.answered}), since it ignores temperature = 0 or "
+                "rounds otherwise in each batch"
             )
-        if answers.apart and shift is not None and shift.low is not None and shift.low > limit:
-            return (
-                f"log-probabilities of equal tokens differ by {digits(shift.mean)} nats on average (limit "
-                f"{digits(limit)}), and {counted(answers.apart, 'answer')} part at no near tie{_first(answers)}"
-            )
-        return ""
-    departures = len(answers.departs)
-    if chance <= alpha and _least(departures, answers.tokens, alpha) > BEYOND_ROUNDING:
-        return (
-            f"they part at {departures} of the {answers.tokens} tokens compared, more than rounding explains "
-            f"({BEYOND_ROUNDING:g} a token){_first(answers)}"
+    first = ""
+    if answers.departs:
+        middle = answers.departs[(len(answers.departs) - 1) // 2] + 1
+        first = f"; half of those that differ do so by token {middle}"
+    if _least(answers.apart, answers.answered, alpha) > MOST_APART:
+        return FAIL, (
+            f"{counted(answers.apart, 'answer')} that both repeat part where the two prefer their tokens by up to "
+            f"{digits(answers.lead or 0.0)} nats together, which is no near tie, and {percent(MOST_APART)} is "
+            f"allowed{first}"
         )
-    return ""
+    if not answers.log_probs and answers.departs:
+        if _least(len(answers.departs), answers.tokens, alpha) > BEYOND_ROUNDING:
+            return FAIL, (
+                f"they part at {len(answers.departs)} of the {answers.tokens} tokens compared, more than rounding "
+                f"explains ({BEYOND_ROUNDING:g} a token){first}"
+            )
+        return INCONCLUSIVE, (
+            "without log-probabilities from both, near ties cannot be told from another result: serve them with such"
+        )
+    return _open(answers, near_tie)
 
 
 def _least(count: int, of: int, alpha: float) -> float:
@@ -300,45 +288,22 @@ def _least(count: int, of: int, alpha: float) -> float:
     return float(beta_quantile(alpha, count, of - count + 1)) if count else 0.0
 
 
-def _most(count: int, of: int) -> float:
-    """The one-sided upper limit of a share (95 %)."""
-    return float(beta_quantile(CONFIDENCE, count + 1, of - count)) if count < of else 1.0
-
-
-def _first(answers: GreedyAnswers) -> str:
-    """Where answers part for the first time, as the middle of them do."""
-    if not answers.departs:
-        return ""
-    return f"; half of those that differ do so by token {answers.departs[(len(answers.departs) - 1) // 2] + 1}"
-
-
-def _open(arm: str, answers: GreedyAnswers, *, near_tie: float, limit: float) -> tuple[str, str]:
+def _open(answers: GreedyAnswers, near_tie: float) -> tuple[str, str]:
     """What leaves it open, else PASS with what that can carry."""
-    shift = answers.shift
-    for who, agrees, same in (
-        ("the control", answers.control_agrees, answers.control_same),
-        (arm, answers.own_agrees, answers.own_same),
-    ):
-        if 2 * agrees < answers.answered:
-            return INCONCLUSIVE, (
-                f"{who} does not repeat itself ({same} of {answers.answered}), since it ignores temperature = 0 or "
-                "rounds otherwise in each batch"
-            )
-    if not answers.told and answers.answered > answers.same:
+    lead, shift, limit = answers.lead or 0.0, answers.shift, SHIFT_SHARE * near_tie
+    if lead > FAR * near_tie:
         return INCONCLUSIVE, (
-            "without log-probabilities from both, near ties cannot be told from another result: serve them with such"
+            f"an answer parts where the two prefer their tokens by {digits(lead)} nats together, which no rounding "
+            f"explains, and {answers.apart} at no near tie are too few: give more parity.prompts"
         )
-    if answers.lead is not None and answers.lead > FAR * near_tie:
+    if shift is not None and shift > limit:
         return INCONCLUSIVE, (
-            f"an answer parts where the two prefer their tokens by {digits(answers.lead)} nats together, which no "
-            f"rounding explains, and {answers.apart} at no near tie are too few: give more parity.prompts"
+            f"log-probabilities of equal tokens differ by {digits(shift)} nats on average (limit {digits(limit)}): the "
+            "weights or their precision differ, or the servers state them by other rules"
         )
-    if shift is not None and (shift.high is None or shift.high > limit):
-        return INCONCLUSIVE, (
-            f"log-probabilities of equal tokens differ by {digits(shift.mean)} nats on average (limit "
-            f"{digits(limit)}): the weights or their precision differ, or the servers state them by other rules"
-        )
-    most = _most(answers.parted, answers.held)
+    most = 1.0
+    if answers.parted < answers.held:
+        most = float(beta_quantile(CONFIDENCE, answers.parted + 1, answers.held - answers.parted))
     if most > MOST_APART:
         return INCONCLUSIVE, (
             f"{answers.parted} of {counted(answers.held, 'different answer')} that the control repeats part at no "

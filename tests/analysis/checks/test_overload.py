@@ -97,7 +97,7 @@ def test_more_than_a_server_can_serve_is_overload(name: str) -> None:
             assert one.overloaded
             assert one.offered_rps == pytest.approx(scenario.rate, rel=0.15)
             assert one.answered_rps == pytest.approx(10.0, rel=0.2)
-            assert one.waiting > FEW
+            assert one.undone > FEW
 
 
 def test_one_jam_that_has_not_drained_at_the_end_is_no_overload() -> None:
@@ -106,7 +106,7 @@ def test_one_jam_that_has_not_drained_at_the_end_is_no_overload() -> None:
     start = np.sort(np.concatenate([calm, jam]))
     found = load_of(*_served(start, slots=16, work_s=1.6), seconds=600.0)
     assert found is not None
-    assert (found.waiting > FEW, found.overloaded) == (True, False)
+    assert (found.undone > FEW, found.overloaded) == (True, False)
 
 
 def _served(
@@ -138,7 +138,7 @@ def test_requests_that_are_shed_throughout_are_overload(limit: dict[str, float],
     found = load_of(*_served(start, slots=16, work_s=1.6, **limit), seconds=300.0)  # type: ignore[arg-type]
     assert found is not None
     assert found.overloaded
-    assert found.shed > FEW or found.waiting > FEW
+    assert found.undone > FEW
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
@@ -160,14 +160,14 @@ def test_the_load_of_too_few_requests_is_unknown() -> None:
     assert load_of(few, few + 1.0, everything, ~everything, seconds=300.0) is None
 
 
-CALM = Load(offered_rps=12.0, answered_rps=12.0, waiting=3, shed=0, overloaded=False)
-OVER = Load(offered_rps=12.0, answered_rps=9.96, waiting=240, shed=0, overloaded=True)
+CALM = Load(offered_rps=12.0, answered_rps=12.0, undone=3, overloaded=False)
+OVER = Load(offered_rps=12.0, answered_rps=9.96, undone=240, overloaded=True)
 
 
 def test_an_overload_of_all_arms_is_one_check_that_names_their_rates() -> None:
-    (found,) = overload({"eager": [OVER], "compiled": [replace(OVER, answered_rps=10.3, shed=17)]}, "eager")
+    (found,) = overload({"eager": [OVER], "compiled": [replace(OVER, answered_rps=10.3)]}, "eager")
     assert (found.ok, found.arm, found.value, found.limit) == (False, None, 9.96, 12.0)
-    words = ("Both arms", "12 requests/s", "9.96 and 10.3", "240 and 240", "0 and 17")
+    words = ("Both arms", "12 requests/s", "9.96 and 10.3", "240 and 240")
     assert [word for word in words if word not in found.reason] == []
     assert "8 requests/s" in found.remedy
 

@@ -204,7 +204,6 @@ def test_an_arm_that_cannot_see_its_compilers_never_passes_the_gates_on_compiles
     summary = analyze(directory)
     assert gate(summary)["verdict"] == verdict
     assert BLIND in failed(summary)["telemetry"]
-    assert [arm["compile"]["blind_spots"] for arm in summary["arms"]] == [[], [BLIND]]
 
 
 def stopped(directory, *at_s, seconds=3.0, control=(), gates=BUDGET, **changes):
@@ -308,16 +307,16 @@ def test_a_stall_counts_against_the_budget_of_its_part(tmp_path, at_s, opened):
     assert [name for name, verdict in verdicts.items() if verdict == "INCONCLUSIVE"] == [opened]
 
 
-@pytest.mark.parametrize("may_be_work", [True, False])
-def test_a_stall_that_its_prompts_may_explain_is_not_of_unknown_cause(tmp_path, may_be_work):
+@pytest.mark.parametrize("cause", [WORK, UNKNOWN])
+def test_a_stall_that_its_prompts_explain_is_not_of_unknown_cause(tmp_path, cause):
     run = Run.of(read_run(write_run(tmp_path / "run", replace(QUIET, gates=BUDGET))))
     seen = client_stalls(run.requests, run.arms)["compiled"]
     start_ns = run.trials[0].first_ns + 50 * SECOND
     times = {"start_ns": start_ns, "end_ns": start_ns + 3 * SECOND}
     place = {"arm": "compiled", "trial": 1, "replica": "compiled-0", **times}
-    stall = Stall(**place, cause=UNKNOWN, requests=np.arange(1), may_be_work=may_be_work)
+    stall = Stall(**place, cause=cause, requests=np.arange(1))
     (check,) = unknown_stalls(run, replace(seen, stalls=(stall,)))
-    assert (check.ok, check.gates) == (may_be_work, () if may_be_work else ("longest stall",))
+    assert (check.ok, check.gates) == ((True, ()) if cause == WORK else (False, ("longest stall",)))
 
 
 def test_a_search_for_load_has_no_check_of_unknown_stalls(tmp_path, monkeypatch):

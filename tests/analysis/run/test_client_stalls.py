@@ -84,14 +84,17 @@ def test_a_stall_is_of_the_host_where_no_server_continues(others: list[list[dict
     assert [(stall.replica, stall.cause) for stall in found.stalls] == [("new-0", cause)]
 
 
-@pytest.mark.parametrize(("took_s", "cause"), [(2.9, WORK), (1.0, UNKNOWN)])
-def test_a_stall_is_work_where_prompts_as_long_took_as_long_on_the_other_arm(took_s: float, cause: str) -> None:
-    others = [
-        served("old", (at_s + 0.19, took_s), long_at=at_s, replica=f"old-{at_s}", request_id=None)
-        for at_s in (20.0, 40.0, 100.0)
-    ]
-    (stall,) = seen(served("new", (60.19, 3.0), long_at=60.0), *others).stalls
-    assert stall.cause == cause
+@pytest.mark.parametrize(("tokens", "cause"), [(3000, WORK), (300, UNKNOWN)])
+def test_a_stall_is_work_where_its_prompt_takes_as_long_at_the_servers_pace(tokens: int, cause: str) -> None:
+    rows, free_s = [], 0.0
+    for index in range(120):
+        first = max(free_s, float(index)) + (3.0 if index == 60 else 0.1)
+        free_s = first + 0.05
+        row = {"request_id": str(index), "arm": "new", "replica": "new-0", "trial": 1, "status": "OK"}
+        row |= {"scheduled_ns": at(index), "sent_ns": at(index), "first_token_ns": at(first), "end_ns": at(free_s)}
+        rows.append(row | {"prompt_tokens": tokens if index == 60 else 100, "output_tokens": 2})
+    (stall,) = seen(rows).stalls
+    assert (stall.cause, round(stall.seconds)) == (cause, 3)
 
 
 def test_silence_with_nothing_in_flight_is_no_stall() -> None:
