@@ -1,10 +1,8 @@
-"""What an arm took beside time: memory, as rows of the summary."""
+"""The memory of arms, as rows of the summary."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from statistics import fmean, stdev
 from typing import Any
 
 from analysis.run.memory import RunMemory
@@ -12,29 +10,10 @@ from analysis.run.run import Run
 
 
 def memory_row(memory: RunMemory, arm: str) -> dict[str, Any] | None:
-    """The arm's figures of memory by name, each of one replica; None where nothing was seen."""
-    rows = {
-        name: {"peak_bytes": max(peaks.values()), "peaks": _over_trials(list(peaks.values()))}
-        for name, peaks in memory.arms[arm].items()
-    }
-    return rows or None
+    """The peak of each of the arm's figures of memory, of one replica; None where nothing was seen."""
+    return {name: {"peak_bytes": max(peaks.values())} for name, peaks in memory.arms[arm].items()} or None
 
 
-def memory_events(run: Run, memory: RunMemory) -> dict[str, Any] | None:
-    """Allocations in need; None where memory was not sampled."""
-    if not any(memory.arms.values()):
-        return None
-    events = [asdict(event) | {"offset_s": run.offset_s(event.trial, event.at_ns)} for event in memory.events]
-    return {"events": events}
-
-
-def _over_trials(values: Sequence[float]) -> dict[str, float | int | None]:
-    """How one figure varies, a value a trial."""
-    mean = fmean(values)
-    sd = stdev(values) if len(values) > 1 else None
-    return {
-        "mean": mean,
-        "sd": sd,
-        "cv_pct": 100.0 * sd / mean if sd is not None and mean else None,
-        "trials": len(values),
-    }
+def allocation_rows(run: Run, memory: RunMemory) -> list[dict[str, Any]]:
+    """Allocations that failed or needed all cached memory back, in order of time."""
+    return [asdict(event) | {"offset_s": run.offset_s(event.trial, event.at_ns)} for event in memory.events]
