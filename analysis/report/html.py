@@ -29,7 +29,6 @@ from analysis.report.arms import (
     allocations,
     arm_names,
     metric_names,
-    parity,
     shortfalls,
     side_by_side,
     startup_costs,
@@ -171,7 +170,6 @@ def html_report(document: Mapping[str, Any]) -> str:
             allocations=allocations(summary),
             startup=startup_costs(summary),
             shortfalls=shortfalls(summary),
-            parity=parity(summary),
             externals=conditions.externals(summary),
             conditions=[
                 *conditions.facts(summary),
