@@ -39,7 +39,6 @@ def chart_data(summary: Row) -> dict[str, Any]:
         ],
         **({"machines": machines} if (machines := _machines(summary, index)) else {}),
         **({"server_load": load} if (load := _server_load(summary, index)) else {}),
-        "needs": [_need(event, index) for event in rows(summary, "memory", "events")],
         "limits": _limits(summary),
         "distribution": _distribution(summary, names),
         "knees": _knees(summary, index),
@@ -82,19 +81,6 @@ def _event(event: Row, index: Mapping[str, int]) -> dict[str, Any]:
         "reason": text(event.get("reason"))[:SHOWN_REASON],
         "hits": event.get("requests_hit"),
         "requests": [text(item) for item in ids[:SHOWN_REQUESTS]] if isinstance(ids, list) else [],
-    }
-
-
-def _need(event: Row, index: Mapping[str, int]) -> dict[str, Any]:
-    """An allocation in need, as a moment."""
-    at_s = event.get("offset_s")
-    what = f"{text(event.get('kind'))} × {text(event.get('count'))}, {text(event.get('replica'))}"
-    return {
-        "arm": index.get(str(event.get("arm"))),
-        "trial": event.get("trial"),
-        "at_s": at_s,
-        "seconds": 0,
-        "what": what,
     }
 
 

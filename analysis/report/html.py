@@ -36,7 +36,6 @@ from analysis.report.arms import (
     startup_costs,
 )
 from analysis.report.brief import DEFINITION, ORDER, GateLine, brief_of
-from analysis.report.resources import memory_events
 from analysis.wording import counted
 
 SCRIPTS = (
@@ -171,7 +170,6 @@ def html_report(summary: Mapping[str, Any]) -> str:
             spikes=values.rows(summary, "spikes"),
             beside=server_load.beside,
             side_by_side=side_by_side(summary),
-            memory_events=memory_events(summary),
             startup=startup_costs(summary),
             shortfalls=shortfalls(summary),
             parity=parity(summary),

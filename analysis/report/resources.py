@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from analysis.report.tables import Figure, Shown, Table, figures_of
+from analysis.report.tables import Figure, Shown, figures_of
 from analysis.report.values import (
     Row,
     byte_size,
-    count,
-    figure,
-    rows,
-    text,
 )
 
 MEMORY = (
@@ -28,19 +24,3 @@ def resources(arms: list[Row]) -> list[Figure]:
         ("Memory", f"peak, {name}", byte_size, ("memory", key, "peak_bytes")) for key, name in MEMORY
     ]
     return [row for row in figures_of(arms, memory) if row.known]
-
-
-def memory_events(summary: Row) -> Table:
-    """Allocations that failed or that needed all cached memory back, in order of time."""
-    shown = [
-        {
-            "Arm": text(event.get("arm")),
-            "Replica": text(event.get("replica")),
-            "Trial": count(event.get("trial")),
-            "At": f"{figure(event.get('offset_s'))} s",
-            "What": text(event.get("kind")),
-            "Times": count(event.get("count")),
-        }
-        for event in rows(summary, "memory", "events")
-    ]
-    return Table(rows=shown, kinds={"Arm": "arm", "Replica": "words", "What": "words"})

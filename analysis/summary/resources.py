@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import Any
 
 from analysis.run.memory import RunMemory
-from analysis.run.run import Run
 
 
 def memory_row(memory: RunMemory, arm: str) -> dict[str, Any] | None:
@@ -18,14 +16,6 @@ def memory_row(memory: RunMemory, arm: str) -> dict[str, Any] | None:
         for name, peaks in memory.arms[arm].items()
     }
     return rows or None
-
-
-def memory_events(run: Run, memory: RunMemory) -> dict[str, Any] | None:
-    """Allocations in need; None where memory was not sampled."""
-    if not any(memory.arms.values()):
-        return None
-    events = [asdict(event) | {"offset_s": run.offset_s(event.trial, event.at_ns)} for event in memory.events]
-    return {"events": events}
 
 
 def _over_trials(values: Sequence[float]) -> dict[str, float | int | None]:

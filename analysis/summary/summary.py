@@ -42,7 +42,6 @@ from analysis.summary.interim import interim_row
 from analysis.summary.joined import joined_facts
 from analysis.summary.machines import machines_row
 from analysis.summary.ramp import ramp_row, weights_row
-from analysis.summary.resources import memory_events
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
 from analysis.summary.server_load import server_load_row
@@ -115,7 +114,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "validity": [_check_row(check) for check in judgement.checks],
         "machines": machines_row(run, judgement),
         "parity": _parity(run),
-        **({"memory": events} if (events := memory_events(run, judgement.memory)) else {}),
         "spikes": [_spike_row(run, spike, load) for spike in spikes],
         "events": _events(run),
         "series": latency_series(run),

@@ -12,7 +12,6 @@ import pytest
 from analysis.report import html_report, markdown_report, verdict_table
 from analysis.report.arms import side_by_side
 from analysis.report.joined import head, ratios, runs
-from analysis.report.resources import memory_events
 from analysis.summary.summary import analyze
 from tests.analysis.report.conftest import HOSTILE, changed
 from tests.fakes.machines import GIB, FakeBed, Trouble, sample, tell
@@ -149,8 +148,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     tell(directory, devices=CARDS)
     for arm in CARDS:
         levels = {"reserved_bytes": 2 * GIB, "allocated_bytes": GIB, "peak_bytes": 1.5 * GIB}
-        counts = {"allocator_retries": lambda trial, at_s: (at_s >= 60) * 1.0}
-        sample(directory, "allocator", f"{arm}-0", levels | (counts if arm == "eager" else {}), arm=arm)
+        sample(directory, "allocator", f"{arm}-0", levels, arm=arm)
     return analyze(directory)
 
 
@@ -163,11 +161,3 @@ def test_figures_of_resources_stand_beside_throughput(sampled: Summary) -> None:
         assert figures[name] == (value, value)
     assert "peak, process on the host" not in figures
     assert sampled["arms"][0]["memory"]["reserved"]["peaks"]["trials"] == 2
-
-
-def test_allocations_in_need_are_listed(sampled: Summary) -> None:
-    (first, second) = sampled["memory"]["events"]
-    assert (first["arm"], first["replica"], first["kind"], first["count"]) == ("eager", "eager-0", "allocator retry", 1)
-    assert first["offset_s"] == second["offset_s"] == 60.0
-    assert [row["At"] for row in memory_events(sampled).rows] == ["60 s", "60 s"]
-    assert "allocator retry" in html_report(sampled)
