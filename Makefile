@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LLAMA_CPP := $(VENV)-llama-cpp
 
-.PHONY: demo test test-all test-rest test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging gallery check format proto clean
+.PHONY: demo test test-all test-rest test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging gallery schema check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
@@ -78,6 +78,10 @@ bench-judging: $(VENV)/installed-dev
 # docs/gallery from the kept records: pages, pictures (of Chromium) and index, in half a minute.
 gallery: $(VENV)/installed
 	$(BIN)/python benchmarks/gallery.py $(ARGS)
+
+# docs/schema/summary-2.schema.json from the models in analysis/summary/model.py.
+schema: $(VENV)/installed
+	$(BIN)/python -m analysis.summary.model docs/schema/summary-2.schema.json
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -144,7 +144,7 @@ def verdict_of(case: Path) -> dict[str, Any]:
         ],
         "compiles_while_serving": sum(arm["compile"]["serving_events"] or 0 for arm in summary["arms"]),
         "advice": summary["advice"]["text"],
-        **({"answer": summary["frontier"]["answer"]} if "frontier" in summary else {}),
+        **({"answer": summary["frontier"]["answer"]} if summary["frontier"] else {}),
     }
 
 

@@ -208,9 +208,10 @@ def _shown(entry: Entry, part: str) -> str:
 
 
 def alone(page: str, part: str) -> str:
-    """The page with one of its parts alone under its head, so that a first screen shows it. The policy goes: it allows
-    no style but the page's own."""
-    hidden = f"main > section:not(#{part}), footer {{ display: none }}"
+    """The page with one of its parts alone under its head, unfolded, so that a first screen shows it. The policy goes:
+    it allows no style but the page's own."""
+    hidden = f"main > :not(#{part}), footer {{ display: none }}"
+    page = page.replace(f'<details class="section" id="{part}">', f'<details class="section" id="{part}" open>')
     return _POLICY.sub("", page).replace("</head>", f"<style>{hidden}</style>\n</head>", 1)
 
 

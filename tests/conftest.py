@@ -1,19 +1,14 @@
-"""Rules of every test: the time limit of the default suite, the closing line, the schema of each summary."""
+"""Rules of every test: the time limit of the default suite and the closing line."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
-
-from analysis.summary import summary as summaries
-from tests.fakes.summary_schema import hold, hold_file
 
 ROOT = Path(__file__).resolve().parent
 # `make test` runs these folders; `make test-all` runs the others too.
@@ -23,31 +18,6 @@ LIMIT_S = float(os.environ.get("TAILGATE_TEST_LIMIT_S", 2))
 # Hypothesis fails no example by its duration: the machine may be busy.
 settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")
-
-_analyze = summaries.analyze
-
-
-@wraps(_analyze)
-def _checked_analyze(*args: Any, **options: Any) -> dict[str, Any]:
-    summary = _analyze(*args, **options)
-    hold(summary, "the summary")
-    return summary
-
-
-# Before any test module and any command imports it by name.
-summaries.analyze = _checked_analyze
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _written_summaries_match_the_schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Check each summary.json that a process of the module's tests wrote."""
-    folder = tmp_path_factory.getbasetemp()
-    before = set(folder.iterdir())
-    yield
-    for new in sorted(set(folder.iterdir()) - before):
-        if not new.is_symlink():
-            for path in new.rglob("summary.json"):
-                hold_file(path)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

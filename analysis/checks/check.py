@@ -54,7 +54,7 @@ class Rule:
 
     name: str
     find: Callable[[Evidence], Iterable[Check]]  # nothing where the rule does not apply
-    sound: str  # the sentence of a check that holds
+    sound: str = ""  # the sentence of a check that holds, in the first of its rules
     remedy: str = ""  # empty where a longer run is the answer
     opens: tuple[str, ...] = ESTIMATES  # kinds of gates that a failure turns INCONCLUSIVE
     stands: tuple[str, ...] = ("recompile", "error")  # kinds whose FAIL stands all the same, as counts of what happened

@@ -15,7 +15,6 @@ from analysis.wording import counted, sentence
 _MISSING_SLACK = 2  # requests that may be under way when recorders stop
 _MISSING_SHARE = 0.001
 _RUN_AGAIN = "Run again, and let the run end by itself; logs/locust.log says why a load process ended."
-_SOUND = "All records are whole: every trial ran to its end, and every arm has its requests."
 
 
 def _damage(seen: Evidence) -> Iterable[Check]:
@@ -54,7 +53,14 @@ def is_recorded_whole(run: Run) -> bool:
     return any("arms" in info for info in run.infos)
 
 
-DAMAGE = Rule(name="complete", find=_damage, sound=_SOUND, remedy=_RUN_AGAIN, opens=ALL_KINDS, at_end=True)
+DAMAGE = Rule(
+    name="complete",
+    find=_damage,
+    sound="All records are whole: every trial ran to its end, and every arm has its requests.",
+    remedy=_RUN_AGAIN,
+    opens=ALL_KINDS,
+    at_end=True,
+)
 
 
 def _unplaced(seen: Evidence) -> Iterable[Check]:
@@ -65,7 +71,6 @@ def _unplaced(seen: Evidence) -> Iterable[Check]:
 UNPLACED = Rule(
     name="complete",
     find=_unplaced,
-    sound=_SOUND,
     remedy="Run again; see the logs of the arm and of the disk.",
     opens=ALL_KINDS,
 )
@@ -93,7 +98,6 @@ def _stopped(seen: Evidence) -> Iterable[Check]:
 STOPPED = Rule(
     name="complete",
     find=_stopped,
-    sound=_SOUND,
     remedy=_RUN_AGAIN,
     opens=ALL_KINDS,
     at_end=True,
@@ -151,7 +155,6 @@ def allowed_missing(expected: int) -> int:
 SHORT = Rule(
     name="complete",
     find=_short,
-    sound=_SOUND,
     remedy="See the logs of the arm and of the load generator.",
     opens=ALL_KINDS,
     at_end=True,

@@ -97,7 +97,6 @@ def _lag_apart(seen: Evidence) -> Iterable[Check]:
 LAG_APART = Rule(
     name="load generator",
     find=_lag_apart,
-    sound=GENERATOR.sound,
     remedy="Give the load generator its own cores or more workers, and look for what delays one arm's connections.",
     by_step=True,
 )

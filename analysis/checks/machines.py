@@ -216,7 +216,6 @@ FOREIGN: Rule = Rule(
 HOST: Rule = Rule(
     name="other work",
     find=lambda seen: _rows(HOST, seen, host_work(seen)),
-    sound=FOREIGN.sound,
     remedy="Stop other work on the host and give the run its own processors and memory, use one that shares no "
     "processor with other virtual machines, or raise gates.max_steal_pct or gates.max_other_cpu_pct.",
     slows=True,
@@ -383,7 +382,6 @@ THROTTLED: Rule = Rule(
 SETTINGS: Rule = Rule(
     name="throttling",
     find=lambda seen: _rows(SETTINGS, seen, settings(seen)),
-    sound=THROTTLED.sound,
     remedy="Give all cards one power limit and one clock (`nvidia-smi -pl`, `-lgc`), or swap them over an even "
     "number of trials (trials.swap_devices).",
     rank=MACHINES,
@@ -544,7 +542,6 @@ DRIFT: Rule = Rule(
 APART: Rule = Rule(
     name="machine speed",
     find=lambda seen: _rows(APART, seen, apart(seen)),
-    sound=DRIFT.sound,
     remedy="Put the arms on cards of one speed, or swap them over an even number of trials (trials.swap_devices): six "
     "or more, where the host's speed will not stay.",
     rank=MACHINES,
@@ -552,7 +549,6 @@ APART: Rule = Rule(
 SLOW: Rule = Rule(
     name="machine speed",
     find=lambda seen: _rows(SLOW, seen, slow(seen)),
-    sound=DRIFT.sound,
     remedy="Look for a throttled, shared or faulty machine, or run on another one.",
     slows=True,
     rank=MACHINES,

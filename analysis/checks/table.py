@@ -70,19 +70,20 @@ def checks_of_run(
     machines = MachineRecords.of(run)
     seen = Evidence(run=run, compared=compared, stalls=stalls, machines=machines, search=is_search(run))
     checks: list[Check] = []
-    for _, rules in groupby(RULES, lambda rule: rule.name):
+    for _, group in groupby(RULES, lambda rule: rule.name):
+        rules = list(group)
         asked = [rule for rule in rules if (at_end or not rule.at_end) and (rule.in_search or not seen.search)]
-        checks += _joined([check for rule in asked for check in rule.find(seen)])
+        checks += _joined([check for rule in asked for check in rule.find(seen)], rules[0].sound)
     return checks, machines
 
 
-def _joined(rows: list[Check]) -> Iterator[Check]:
+def _joined(rows: list[Check], sound: str) -> Iterator[Check]:
     """The rows of one check that failed; where none did, one that holds. What holds in spite of disturbances stays."""
     failed = [row for row in rows if not row.ok]
     yield from failed
     noted = [row for row in rows if row.ok and row.disturbances]
     yield from noted
     if rows and not failed and not noted:
-        own = {row.reason for row in rows} - {rows[0].rule.sound}
+        own = {row.reason for row in rows} - {"", sound}
         arm = rows[0].arm if len(rows) == 1 else None
-        yield replace(rows[0], arm=arm, reason=own.pop() if len(own) == 1 else rows[0].rule.sound)
+        yield replace(rows[0], arm=arm, reason=own.pop() if len(own) == 1 else sound)

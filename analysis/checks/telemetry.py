@@ -29,7 +29,6 @@ _SLACK_SHARE = 0.1
 _LONGEST = "longest stall"
 _SEVERAL = 2  # one short stall may be an accident: it opens no gate by the requests that it met
 _MOST_PLACES = 4
-_SOUND = "The compile telemetry of every arm is whole, as far as its replicas counted."
 _REMEDY = "Run again; see the logs of the arm and of the disk."
 
 
@@ -57,7 +56,13 @@ def _events(seen: Evidence) -> Iterable[Check]:
         yield EVENTS.row(True)
 
 
-EVENTS = Rule(name="telemetry", find=_events, sound=_SOUND, remedy=_REMEDY, by_step=True)
+EVENTS = Rule(
+    name="telemetry",
+    find=_events,
+    sound="The compile telemetry of every arm is whole, as far as its replicas counted.",
+    remedy=_REMEDY,
+    by_step=True,
+)
 
 
 def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
@@ -155,7 +160,6 @@ def _blind(seen: Evidence) -> Iterable[Check]:
 BLIND = Rule(
     name="telemetry",
     find=_blind,
-    sound=_SOUND,
     remedy="Use a version of torch and Triton that docs/arms.md names, or a tailgate that reads this one.",
     opens=("recompile",),
     lasting=True,
@@ -188,7 +192,7 @@ def _steps(seen: Evidence) -> Iterable[Check]:
             )
 
 
-STEPS = Rule(name="telemetry", find=_steps, sound=_SOUND, remedy=_REMEDY, by_step=True)
+STEPS = Rule(name="telemetry", find=_steps, remedy=_REMEDY, by_step=True)
 
 
 # --- Stalls of unknown cause ------------------------------------------------------------------------------------------

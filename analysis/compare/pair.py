@@ -151,7 +151,7 @@ def _arms(documents: RunDocuments) -> dict[str, bool]:
 
 def _conditions(documents: RunDocuments, arm: str) -> dict[str, Any]:
     """What the run measured `arm` under, by key: its own settings as "arm.…", without the other arms'."""
-    settings = {key: value for own in settings_of(documents).values() for key, value in own.items()}
+    settings = settings_of(documents)
     found = {key: value for key, value in settings.items() if not _is_among(key, (*_OF_NEITHER, *_OF_SENDING))}
     found |= {
         f"arm.{key.removeprefix(f'arms.{arm}.')}": value

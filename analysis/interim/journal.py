@@ -46,24 +46,17 @@ def row_of(interim: Interim, run: Run, *, number: int, at_ns: int) -> dict[str, 
 def _gate(gate: Gate) -> dict[str, Any]:
     """Value, limit and interval are in one unit: of an objective all are shares of requests, as its interval is."""
     path = gate.path
-    known = path is not None and len(path.at_s) > 0
+    last: dict[str, float | None] = {"value": None, "low": gate.low, "high": gate.high, "harm": None, "safety": None}
+    if path is not None and len(path.at_s):
+        last = {name: _finite(getattr(path, name)[-1]) for name in last}
     return {
-        "arm": gate.arm,
-        "gate": gate.gate,
-        "kind": gate.kind,
+        **{name: getattr(gate, name) for name in ("arm", "gate", "kind", "verdict", "reason")},
         "unit": gate.path_unit,
         "limit": gate.path_limit,
-        "value": (_finite(path.value[-1]) if known else None) if path is not None and gate.is_share else gate.value,
-        "low": _finite(path.low[-1]) if path is not None and known else gate.low,
-        "high": _finite(path.high[-1]) if path is not None and known else gate.high,
-        "verdict": gate.verdict,
-        "reason": gate.reason,
-        "decided_s": None if path is None else path.decided_s,
-        "outlook_s": None if path is None else path.outlook_s,
-        "harm": _finite(path.harm[-1]) if path is not None and known else None,
-        "safety": _finite(path.safety[-1]) if path is not None and known else None,
-        "needed": None if path is None else _finite(path.needed),
-        "needed_safety": None if path is None else _finite(path.needed_safety),
+        **last,
+        "value": last["value"] if gate.is_share else gate.value,
+        **{name: getattr(path, name, None) for name in ("decided_s", "outlook_s")},
+        **{name: None if path is None else _finite(getattr(path, name)) for name in ("needed", "needed_safety")},
     }
 
 

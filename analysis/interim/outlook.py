@@ -37,11 +37,11 @@ class ArmOutlook:
     decide it."""
 
     arm: str
-    decision: str | None
-    decided_s: float | None
-    outlook_s: float | None
-    hopeless: bool
     reason: str
+    decision: str | None = None
+    decided_s: float | None = None
+    outlook_s: float | None = 0.0
+    hopeless: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +77,8 @@ def analyse(run: Run, *, left_s: float) -> Interim:
     compared = gated_comparisons(run)
     stalls = client_stalls(run.requests, run.arms)
     checks, _ = checks_of_run(run, compared, stalls, at_end=False)
-    raw: list[Gate] = []
+    raw = [latency_gate(run, *pair) for pair in zip(compared.gated, compared.paths, strict=True)]
     for arm in run.treatments:
-        pairs = zip(compared.gated, compared.paths, strict=True)
-        raw += [latency_gate(run, item, path) for item, path in pairs if item.arm == arm]
         raw += [objective_gate(run, arm, target) for target in run.targets]
         raw += compile_gates(run, arm, stalls[arm])
         raw += [*eager_gates(run, arm), *refused_gates(run, arm)]
@@ -93,20 +91,14 @@ def analyse(run: Run, *, left_s: float) -> Interim:
     gates = apply_checks(raw, checks)
     # No step of a ramp can wait for the end of the run.
     to_the_end = waits_for_the_end(run) and ramp is None
+    outlooks = []
+    for arm in run.treatments:
+        own = [gate for gate in gates if gate.arm == arm]
+        outlooks.append(outlook_of(arm, own, checks, seconds=run.seconds, left_s=left_s, to_the_end=to_the_end))
     return Interim(
         seconds=run.seconds,
         trial=max((trial.number for trial in run.trials), default=1),
-        arms=tuple(
-            outlook_of(
-                arm,
-                [gate for gate in gates if gate.arm == arm],
-                checks,
-                seconds=run.seconds,
-                left_s=left_s,
-                to_the_end=to_the_end,
-            )
-            for arm in run.treatments
-        ),
+        arms=tuple(outlooks),
         step=step_outlook(run, checks),
         gates=tuple(gates),
         checks=tuple(checks),
@@ -148,26 +140,14 @@ def outlook_of(
     failed = min((gate for gate in gates if gate.verdict == FAIL), key=lambda gate: KIND_ORDER[gate.kind], default=None)
     if failed is not None:
         at_s = failed.path.decided_s if failed.path is not None else None
-        return ArmOutlook(
-            arm=arm,
-            decision=FAIL,
-            decided_s=seconds if at_s is None else at_s,
-            outlook_s=0.0,
-            hopeless=False,
-            reason=failed.reason,
-        )
+        return ArmOutlook(arm=arm, decision=FAIL, decided_s=seconds if at_s is None else at_s, reason=failed.reason)
     waited = [gate for gate in gates if gate.kind not in _ASKED_LATER and not gate.unseen]
     still = [gate for gate in waited if gate.verdict == INCONCLUSIVE]
     left = [gate.path.outlook_s if gate.path is not None and gate.path.outcome is None else None for gate in still]
     if not still and waited and not to_the_end:
-        return ArmOutlook(
-            arm=arm,
-            decision=PASS,
-            decided_s=max((gate.path.decided_s or 0.0 for gate in waited if gate.path is not None), default=seconds),
-            outlook_s=0.0,
-            hopeless=False,
-            reason="Every gate with interim evidence has passed.",
-        )
+        at_s = max((gate.path.decided_s or 0.0 for gate in waited if gate.path is not None), default=seconds)
+        reason = "Every gate with interim evidence has passed."
+        return ArmOutlook(arm=arm, decision=PASS, decided_s=at_s, reason=reason)
     known = [value for value in left if value is not None]
     paths = [gate.path for gate in still if gate.path is not None]
     lost = [gate for gate in still if any(check.rule.lasting for check in blocking(gate, checks))]
@@ -176,8 +156,6 @@ def outlook_of(
     hopeless = no_pass and not any(path.may_fail(left_s) for path in paths)
     return ArmOutlook(
         arm=arm,
-        decision=None,
-        decided_s=None,
         outlook_s=left_s if not still else max(known) if len(known) == len(left) else None,
         hopeless=hopeless,
         reason=(lost or still)[0].reason if still else "Some gates are decided at the end of the run.",

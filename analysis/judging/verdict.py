@@ -126,7 +126,84 @@ class Advice:
 
 
 _LONG_S = 4 * 3600.0  # a gate that needs more is named by itself
-_MOST_NAMED = 3
+
+# What would decide a gate that no length of the run decides.
+_STUCK = {
+    "compiles": "Record the compile events of every arm.",
+    "compiles unseen": "Clients cannot see whether {arms} compiles while serving: its own logs know.",
+    "cold": "More trials would decide {gates}: each starts cold once.",
+    "memory": "More and longer trials would decide {gates}, with the machines watched ([bed]).",
+    "parity": "Run `tailgate parity` on the experiment until it passes: traffic cannot tell.",
+    "parity unseen": "What would decide the parity of {arms} stands in its gate's reason.",
+    "starts": "{count} runs of each arm would decide {gates}, each after a fresh start, if they are like these.",
+    "never": "No run of up to a week would decide {gates}.",
+}
+
+
+def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
+    """How long a run would decide the open gates, and what must change first where length is not the trouble.
+
+    Only of arms that have not failed: what else is open on an arm that failed decides nothing more.
+    """
+    failed = sorted({gate.arm for gate in gates if gate.verdict == FAIL})
+    open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE and gate.arm not in failed]
+    arms = {gate.arm for gate in open_gates}
+    faults = [check for check in checks if any(blocking(gate, [check]) for gate in open_gates)]
+    # A longer run of the same load only makes the queues longer.
+    overloaded = [gate for gate in open_gates if any(_is_overload(check, arms) for check in blocking(gate, checks))]
+    timed = [gate for gate in open_gates if gate.needed_s is not None and gate not in overloaded]
+    sentences = list(dict.fromkeys(check.remedy for check in faults if check.remedy))
+    sentences += _lengths(timed, faults)
+    stuck: dict[str, list[Gate]] = {name: [] for name in _STUCK}
+    for gate in open_gates:
+        if gate.needed_s is None and not gate.blocked_by:
+            stuck[_why_stuck(gate)].append(gate)
+    for name, own in stuck.items():
+        if own:
+            named = {"arms": sorted({gate.arm for gate in own}), "gates": sorted(set(map(_name, own)))}
+            count = max(gate.needed_starts or 0 for gate in own)
+            texts = {key: ", ".join(value) for key, value in named.items()}
+            sentences.append(_STUCK[name].format(count=count, **texts))
+    if failed:
+        sentences.append(f"A longer run will not clear {', '.join(failed)}.")
+    needed = max((gate.needed_s or 0.0 for gate in timed), default=None)
+    soon_s = max((length for gate in timed if (length := gate.needed_s or 0.0) <= _LONG_S), default=needed)
+    return Advice(needed_s=needed, soon_s=soon_s, text=" ".join(sentences) or "Nothing is open.")
+
+
+def _lengths(timed: Sequence[Gate], faults: Sequence[Check]) -> list[str]:
+    """How long a run would decide the gates that a length decides."""
+    if not timed:
+        return []
+    long = [gate for gate in timed if (gate.needed_s or 0.0) > _LONG_S]
+    soon = [gate for gate in timed if gate not in long]
+    sentences = []
+    if soon:
+        others = f"all open gates but {len(long)}" if long else "the open gates"
+        sentences.append(f"A run of about {_length(soon)} would decide {others}, if the arms behave as they did here.")
+    short = [check for check in faults if check.rule.rank == TOO_SHORT and check.rule.mended_by_length]
+    few = min((check for check in short if (check.value or 0.0) < FEW_BLOCKS), key=_value, default=None)
+    if few:
+        # Hours by gate would be taken for more than the guess that they are.
+        sentences += [] if soon else ["The open gates would take hours, if the arms behave as they did here."]
+        blocks = counted(round(_value(few)), "block")
+        sentences.append(f"From {blocks} that is a guess: {few.limit:.0f} of them will tell it better.")
+    elif long:
+        first = min(long, key=lambda gate: gate.needed_s or 0.0)
+        more = f", and up to {_length(long)} {counted(len(long) - 1, 'more gate')}" if len(long) > 1 else ""
+        sentences.append(
+            f"About {_length([first])} would decide {_name(first)}, which is near its limit or varies much{more}."
+        )
+    return sentences
+
+
+def _why_stuck(gate: Gate) -> str:
+    if gate.kind in ("recompile", "parity"):
+        name = "compiles" if gate.kind == "recompile" else "parity"
+        return f"{name} unseen" if gate.unseen else name
+    if gate.kind in ("cold", "memory"):
+        return gate.kind
+    return "starts" if gate.needed_starts else "never"
 
 
 def _name(gate: Gate) -> str:
@@ -142,75 +219,3 @@ def _length(gates: Sequence[Gate]) -> str:
 
 def _value(check: Check) -> float:
     return check.value or 0.0
-
-
-def _hours(gates: Sequence[Gate]) -> list[str]:
-    """What gates that take long would take: the soonest by name."""
-    ordered = sorted(gates, key=lambda gate: gate.needed_s or 0.0)
-    named, more = ordered[:_MOST_NAMED], ordered[_MOST_NAMED:]
-    sentences = [
-        f"About {_length([gate])} would decide {_name(gate)}, which is near its limit or varies much." for gate in named
-    ]
-    if more:
-        sentences.append(f"{counted(len(more), 'more gate')} of that sort would take up to {_length(more)}.")
-    return sentences
-
-
-def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
-    """How long a run would decide the open gates, and what must change first where length is not the trouble.
-
-    Only of arms that have not failed: what else is open on an arm that failed decides nothing more.
-    """
-    failed = sorted({gate.arm for gate in gates if gate.verdict == FAIL})
-    open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE and gate.arm not in failed]
-    arms = {gate.arm for gate in open_gates}
-    faults = [check for check in checks if any(blocking(gate, [check]) for gate in open_gates)]
-    sentences = list(dict.fromkeys(check.remedy for check in faults if check.remedy))
-    # A longer run of the same load only makes the queues longer.
-    overloaded = [gate for gate in open_gates if any(_is_overload(check, arms) for check in blocking(gate, checks))]
-    timed = [gate for gate in open_gates if gate.needed_s is not None and gate not in overloaded]
-    needed = max((gate.needed_s or 0.0 for gate in timed), default=None)
-    if needed is not None:
-        long = [gate for gate in timed if (gate.needed_s or 0.0) > _LONG_S]
-        short = [check for check in faults if check.rule.rank == TOO_SHORT and check.rule.mended_by_length]
-        few = min((check for check in short if (check.value or 0.0) < FEW_BLOCKS), key=_value, default=None)
-        if soon := [gate for gate in timed if gate not in long]:
-            others = f"all open gates but {len(long)}" if few else "all other open gates"
-            sentences.append(
-                f"A run of about {_length(soon)} would decide {others if long else 'the open gates'}, if the arms "
-                "behave as they did here."
-            )
-        if few:
-            # Hours by gate would be taken for more than the guess that they are.
-            sentences += [] if soon else ["The open gates would take hours, if the arms behave as they did here."]
-            blocks = counted(round(_value(few)), "block")
-            sentences.append(f"From {blocks} that is a guess: {few.limit:.0f} of them will tell it better.")
-        else:
-            sentences += _hours(long)
-    stuck = [gate for gate in open_gates if gate.needed_s is None and not gate.blocked_by]
-    if any(gate.kind == "recompile" and not gate.unseen for gate in stuck):
-        sentences.append("Record the compile events of every arm.")
-    if unseen := sorted({gate.arm for gate in stuck if gate.unseen and gate.kind == "recompile"}):
-        sentences.append(f"Clients cannot see whether {', '.join(unseen)} compiles while serving: its own logs know.")
-    if cold := sorted({_name(gate) for gate in stuck if gate.kind == "cold"}):
-        sentences.append(f"More trials would decide {', '.join(cold)}: each starts cold once.")
-    if memory := sorted({_name(gate) for gate in stuck if gate.kind == "memory"}):
-        sentences.append(f"More and longer trials would decide {', '.join(memory)}, with the machines watched ([bed]).")
-    if asked := sorted({gate.arm for gate in stuck if gate.kind == "parity" and gate.unseen}):
-        sentences.append(f"What would decide the parity of {', '.join(asked)} stands in its gate's reason.")
-    if any(gate.kind == "parity" and not gate.unseen for gate in stuck):
-        sentences.append("Run `tailgate parity` on the experiment until it passes: traffic cannot tell.")
-    repeated = [gate for gate in stuck if gate.needed_starts]
-    if repeated:
-        count = max(gate.needed_starts or 0 for gate in repeated)
-        named = ", ".join(sorted(map(_name, repeated)))
-        sentences.append(
-            f"{count} runs of each arm would decide {named}, each after a fresh start, if they are like these."
-        )
-    stuck = [gate for gate in stuck if gate not in repeated]
-    if lengthy := sorted({_name(gate) for gate in stuck if gate.kind not in ("recompile", "cold", "parity", "memory")}):
-        sentences.append(f"No run of up to a week would decide {', '.join(lengthy)}.")
-    if failed:
-        sentences.append(f"A longer run will not clear {', '.join(failed)}.")
-    soon_s = max((length for gate in timed if (length := gate.needed_s or 0.0) <= _LONG_S), default=needed)
-    return Advice(needed_s=needed, soon_s=soon_s, text=" ".join(sentences) or "Nothing is open.")

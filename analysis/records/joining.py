@@ -243,26 +243,21 @@ def check_joinable(runs: Sequence[RunDocuments], accepted: Sequence[str] = ()) -
 
 def check_next(runs: Sequence[RunDocuments], coming: RunDocuments, accepted: Sequence[str] = ()) -> None:
     """Raise RecordError if a run that has not begun yet differs from `runs` in what is known before it begins."""
-    begun = tuple(
-        {key: info[key] for key in ("arms", "stalling_kinds") if key in info} for info in runs[0].infos if info
-    )
+    begun = tuple({"stalling_kinds": info.get("stalling_kinds")} for info in runs[0].infos if info)
     _accepted_differences((replace(runs[0], infos=begun), coming), accepted)
 
 
 def _accepted_differences(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[str, ...]:
-    first = runs[0].name
-    known: dict[
-        str, dict[str, Any]
-    ] = {}  # of each arm as in the first run that started it: a search need not start all
+    first, base = runs[0].name, settings_of(runs[0])
     refused: list[str] = []
     allowed: list[str] = []
     keys: dict[str, None] = {}
-    for run in runs:
-        differing: dict[str, tuple[Any, Any]] = {}
-        for owner, own in settings_of(run).items():
-            base = known.setdefault(owner, own)
-            changed = [key for key in sorted({*base, *own}) if base.get(key) != own.get(key)]
-            differing |= {key: (base.get(key), own.get(key)) for key in changed if not _is_among(key, _MAY_DIFFER)}
+    for run in runs[1:]:
+        own = settings_of(run)
+        changed = [key for key in sorted({*base, *own}) if base.get(key) != own.get(key)]
+        # What all arms share is named once.
+        changed = [key for key in changed if not key.startswith("arms.") or key.split(".", 2)[-1] not in changed]
+        differing = {key: (base.get(key), own.get(key)) for key in changed if not _is_among(key, _MAY_DIFFER)}
         if run.search is not None or runs[0].search is not None:
             differing.pop("traffic.duration_s", None)  # the trials of a search last as long as it decides
         if never := [key for key in differing if key in _MUST_AGREE]:
@@ -282,35 +277,34 @@ def _accepted_differences(runs: Sequence[RunDocuments], accepted: Sequence[str])
     return tuple(allowed)
 
 
-def settings_of(run: RunDocuments) -> dict[str, dict[str, Any]]:
-    """Return everything that decides what the run measured: under "" the settings of its experiment and facts of its
-    machine, by key, and under the name of each arm that it started what these settings were resolved to."""
+def settings_of(run: RunDocuments) -> dict[str, Any]:
+    """Return everything that decides what the run measured, by key: the settings of its experiment, of each arm with
+    those that arms share, and facts of its machine."""
     infos = [info for info in run.infos if info]
     rows = rows_of(run.experiment.get("arms"))
     versions = mapping(run.environment.get("versions"))
     gpus = run.environment.get("gpus")
-    shared = {
-        **{key: value for key, value in run.experiment.items() if key != "arms"},
+    found = dict(flat({key: value for key, value in run.experiment.items() if key != "arms"}))
+    for row in rows:
+        own = {key: row[key] for key in row if key not in ("name", "control")}
+        if "compile" in own:  # an arm that tailgate starts
+            own |= {
+                part: {**mapping(run.experiment.get(part)), **mapping(row.get(part))} for part in ("model", "engine")
+            }
+        found |= flat(own, f"arms.{row.get('name')}")
+    quantised = any(key.endswith(".quantisation") and value != "none" for key, value in found.items())
+    facts = {
         **{key: first_of(infos, key) for key in ("block_s", "stalling_kinds")},
         "arms": sorted(str(row.get("name")) for row in rows),
         "control": [str(row.get("name")) for row in rows if row.get("control") is True],
         "loop": [str(first_of(infos, key)) for key in ("loop", "open_loop")],
-        "versions": {name: versions.get(name) for name in _VERSIONS},
+        "versions": {name: versions.get(name) for name in (*_VERSIONS, *(("torchao",) if quantised else ()))},
         "gpus": sorted({str(gpu).partition(",")[0] for gpu in gpus}) if isinstance(gpus, list) else None,
+        "traffic": {key: first_of(infos, key) for key in ("design", "duration_s")},
     }
-    found = {"": dict(flat(shared))}
-    for row in rows:
-        found[""] |= flat({key: row[key] for key in row if key not in ("name", "control")}, f"arms.{row.get('name')}")
-    for key in ("design", "duration_s"):
-        if (value := first_of(infos, key)) is not None:
-            found[""][f"traffic.{key}"] = _comparable(key, value)
     prompts = mapping(first_of(infos, "prompts"))
-    found[""] |= flat({f"traffic.{key}": mapping(prompts.get(key)) for key in ("trace", "conversations")})
-    for row in (row for info in infos for row in rows_of(info.get("arms")) if row.get("config")):
-        found.setdefault(str(row.get("name")), dict(flat(mapping(row["config"]), f"arms.{row.get('name')}")))
-    if any(key.endswith(".quantisation") and value != "none" for own in found.values() for key, value in own.items()):
-        found[""]["versions.torchao"] = versions.get("torchao")
-    return found
+    files = {f"traffic.{key}": mapping(prompts.get(key)) for key in ("trace", "conversations")}
+    return found | dict(flat(facts)) | dict(flat(files))
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""The brief of a judged run: verdict, gates, checks and remedies, ready to print. Every report shows this."""
+"""The brief of a summary run: verdict, gates, checks and remedies, ready to print. Every report shows this."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from analysis.report import frontier, interim, joined
 from analysis.report.arms import arm_names
 from analysis.report.values import DASH, at, count, interval, label, milliseconds, percent, quantity, seconds, text
-from analysis.summary.model import CheckRow, GateRow, Judged
+from analysis.settings.metrics import quantile_label
+from analysis.summary.model import Arm, Check, Compiles, Gate, Summary
 
 ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
 _MORE_IS_BETTER = ("goodput", "parity")
@@ -26,7 +27,7 @@ DEFINITION = (
 class GateLine:
     """One gate: `sentence` is the first of its reason, or what a failed check made of it."""
 
-    row: GateRow
+    row: Gate
     name: str
     value: str
     interval: str
@@ -79,7 +80,7 @@ class ArmBrief:
 class CheckLine:
     """One check. `state`: "ok", "limits" (it keeps gates open) or "allowed for" (the error bars contain it)."""
 
-    row: CheckRow
+    row: Check
     name: str
     state: str
     value: str
@@ -115,30 +116,29 @@ class Brief:
         return tuple(check for check in self.checks if check.state != "ok")
 
 
-def brief_of(summary: Mapping[str, Any]) -> Brief:
-    """The brief of a summary. Raises pydantic's ValidationError where the summary is none."""
-    judged = Judged.of(summary)
-    title = frontier.title(summary)
+def brief_of(summary: Summary) -> Brief:
+    """The brief of a summary."""
+    search = summary.open_parts()
+    title = frontier.title(search)
     return Brief(
-        name=text(judged.name),
-        run_id=text(judged.run_id),
-        title=title or judged.overall,
-        verdict="" if title else judged.overall,
-        headline=text(judged.headline),
+        name=text(summary.name),
+        run_id=text(summary.run_id),
+        title=title or summary.overall,
+        verdict="" if title else summary.overall,
+        headline=text(summary.headline),
         notes=_notes(summary),
-        next=_command(judged),
-        arms=_arms(judged, summary),
-        checks=_checks(judged),
-        remedies=_remedies(judged),
-        decider=text(judged.advice.text) if _is_open(judged) else "",
-        answer=tuple(frontier.answer(summary)),
+        next=_command(summary),
+        arms=_arms(summary),
+        checks=_checks(summary),
+        remedies=_remedies(summary),
+        decider=text(summary.advice.text) if _is_open(summary) else "",
+        answer=tuple(frontier.answer(search)),
     )
 
 
-def _notes(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """What was joined, what weighed on the machines on purpose, how interim analyses and a ramp ended."""
-    together = (joined.head(summary), joined.accepted(summary))
-    pressure = at(summary, "design", "pressure") or ""
+def _notes(summary: Summary) -> tuple[tuple[str, str], ...]:
+    """What was joined, what loaded the machines on purpose, how interim analyses and a ramp ended."""
+    together, pressure = (joined.head(summary), joined.accepted(summary)), summary.design.pressure
     return (
         *((("Judged together", " · ".join(filter(None, together))),) if together[0] else ()),
         *((("Under pressure", text(pressure).removeprefix("Under pressure: ")),) if pressure else ()),
@@ -149,15 +149,15 @@ def _notes(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 # --- Arms and gates ---------------------------------------------------------------------------------------------------
 
 
-def _arms(judged: Judged, summary: Mapping[str, Any]) -> tuple[ArmBrief, ...]:
-    rows = {str(arm["name"]): arm for arm in judged.arms}
-    held, unasked = frontier.held(summary), bool(frontier.title(summary))
-    metrics = [gate.gate.removeprefix("noninferiority ") for gate in judged.gates if gate.kind == "noninferiority"]
+def _arms(summary: Summary) -> tuple[ArmBrief, ...]:
+    rows = {arm.name: arm for arm in summary.arms}
+    search = summary.open_parts()
+    held, unasked = frontier.held(search), bool(frontier.title(search))
+    gated = dict.fromkeys((row.metric, row.quantile) for row in summary.comparisons if row.gate)
     arms = []
     for name in arm_names(summary):
-        row = rows.get(name, {})
-        gates = _gates(judged, name)
-        control = name == judged.control
+        gates = _gates(summary, name)
+        control = name == summary.control
         arms.append(
             ArmBrief(
                 name=text(name),
@@ -165,7 +165,7 @@ def _arms(judged: Judged, summary: Mapping[str, Any]) -> tuple[ArmBrief, ...]:
                 verdict="" if control or unasked else _combined(gates),
                 figures=(
                     *(_held(held[name]) if name in held else ()),
-                    *(_of_control(row, dict.fromkeys(metrics)) if control else _of_gates(gates)),
+                    *(_of_control(rows.get(name), gated) if control else _of_gates(gates)),
                 ),
                 gates=gates,
                 leaning="" if control else _leaning(text(name), gates),
@@ -178,16 +178,16 @@ def _combined(gates: Iterable[GateLine]) -> str:
     return next((verdict for verdict in ORDER if any(gate.verdict == verdict for gate in gates)), "INCONCLUSIVE")
 
 
-def _gates(judged: Judged, arm: str) -> tuple[GateLine, ...]:
-    rows = sorted((gate for gate in judged.gates if gate.arm == arm), key=lambda gate: ORDER.index(gate.verdict))
-    return tuple(_gate(row, judged) for row in rows)
+def _gates(summary: Summary, arm: str) -> tuple[GateLine, ...]:
+    rows = sorted((gate for gate in summary.gates if gate.arm == arm), key=lambda gate: ORDER.index(gate.verdict))
+    return tuple(_gate(row, summary) for row in rows)
 
 
-def _gate(row: GateRow, judged: Judged) -> GateLine:
+def _gate(row: Gate, summary: Summary) -> GateLine:
     reason = text(row.reason)
     first = _first_sentence(reason)
     sentence = text(row.caveat) if row.caveat else _ERROR_BARS.sub("", first)
-    remedies = [item.text for item in judged.advice.remedies if item.arm == row.arm and row.gate in item.gates]
+    remedies = [item.text for item in summary.advice.remedies if item.arm == row.arm and row.gate in item.gates]
     return GateLine(
         row=row,
         name=label(row.gate),
@@ -201,7 +201,7 @@ def _gate(row: GateRow, judged: Judged) -> GateLine:
     )
 
 
-def _interval(row: GateRow) -> str:
+def _interval(row: Gate) -> str:
     if row.kind in ("slo", "cold"):
         shown = interval(row.low, row.high, percent)
         return shown if row.low is None and row.high is None else f"{shown} miss"
@@ -231,16 +231,16 @@ def _of_gates(gates: Iterable[GateLine]) -> Iterable[Figure]:
             yield Figure(name=name, value=by_name[name].value, note=f"limit {by_name[name].limit}")
 
 
-def _of_control(arm: Mapping[str, Any], metrics: Iterable[str]) -> Iterable[Figure]:
+def _of_control(arm: Arm | None, gated: Iterable[tuple[str, float]]) -> Iterable[Figure]:
     """What the ratios and counts of the others are held against."""
-    for metric in metrics:
-        quantile, _, name = metric.partition("_") if not metric.startswith("p99_9") else ("p99_9", "_", metric[6:])
-        value = at(arm, "steady", name, f"{quantile}_ms")
-        yield Figure(name=label(metric), value=milliseconds(value))
-    compile_row = at(arm, "compile")
-    yield Figure(name="recompiles", value=count(at(compile_row, "recompiles")))
-    yield Figure(name="longest stall", value=seconds(at(compile_row, "longest_stall_s")))
-    yield Figure(name="requests hit", value=percent(at(compile_row, "requests_hit_pct")))
+    for metric, quantile in gated:
+        key = f"p{100.0 * quantile:.10g}_ms".replace(".", "_")
+        value = None if arm is None or metric not in arm.steady else getattr(arm.steady[metric], key, None)
+        yield Figure(name=quantile_label(metric, quantile), value=milliseconds(value))
+    compiles = Compiles() if arm is None else arm.compile
+    yield Figure(name="recompiles", value=count(compiles.recompiles))
+    yield Figure(name="longest stall", value=seconds(compiles.longest_stall_s))
+    yield Figure(name="requests hit", value=percent(compiles.requests_hit_pct))
 
 
 def _held(held: Mapping[str, Any]) -> Iterable[Figure]:
@@ -265,7 +265,7 @@ def _leaning(arm: str, gates: tuple[GateLine, ...]) -> str:
     return f"By its values alone {arm} would PASS; what is open is whether they hold."
 
 
-def _is_beyond(row: GateRow) -> bool:
+def _is_beyond(row: Gate) -> bool:
     value, limit = row.value or 0.0, row.limit or 0.0
     return value < limit if row.kind in _MORE_IS_BETTER and row.unit != "count" else value > limit
 
@@ -273,13 +273,13 @@ def _is_beyond(row: GateRow) -> bool:
 # --- Checks and what to do --------------------------------------------------------------------------------------------
 
 
-def _checks(judged: Judged) -> tuple[CheckLine, ...]:
-    return tuple(_check(row, judged) for row in sorted(judged.validity, key=lambda row: row.ok))
+def _checks(summary: Summary) -> tuple[CheckLine, ...]:
+    return tuple(_check(row, summary) for row in sorted(summary.validity, key=lambda row: row.ok))
 
 
-def _check(row: CheckRow, judged: Judged) -> CheckLine:
-    keeps_open = any(row.check in gate.blocked_by and row.arm in (None, gate.arm) for gate in judged.gates)
-    allowed = judged.overall == "PASS" or (row.shift is not None and not keeps_open)
+def _check(row: Check, summary: Summary) -> CheckLine:
+    keeps_open = any(row.check in gate.blocked_by and row.arm in (None, gate.arm) for gate in summary.gates)
+    allowed = summary.overall == "PASS" or (row.shift is not None and not keeps_open)
     opens = "" if row.ok or allowed else label(row.gates or row.opens)
     return CheckLine(
         row=row,
@@ -293,31 +293,31 @@ def _check(row: CheckRow, judged: Judged) -> CheckLine:
     )
 
 
-def _remedies(judged: Judged) -> tuple[tuple[str, str], ...]:
+def _remedies(summary: Summary) -> tuple[tuple[str, str], ...]:
     """Each arm that failed and what to do about it; what explains other failures comes first."""
     lines: dict[str, list[str]] = {}
-    for row in judged.advice.remedies:
+    for row in summary.advice.remedies:
         lines.setdefault(text(row.arm), []).append(text(row.text))
     return tuple((arm, " ".join(own)) for arm, own in lines.items())
 
 
-def _is_open(judged: Judged) -> bool:
+def _is_open(summary: Summary) -> bool:
     """Whether an open gate can still change the verdict on an arm."""
-    failed = {gate.arm for gate in judged.gates if gate.verdict == "FAIL"}
-    undecided = [gate.arm for gate in judged.gates if gate.verdict == "INCONCLUSIVE"]
-    return judged.overall == "INCONCLUSIVE" or any(arm not in failed for arm in undecided)
+    failed = {gate.arm for gate in summary.gates if gate.verdict == "FAIL"}
+    undecided = [gate.arm for gate in summary.gates if gate.verdict == "INCONCLUSIVE"]
+    return summary.overall == "INCONCLUSIVE" or any(arm not in failed for arm in undecided)
 
 
-def _command(judged: Judged) -> str:
+def _command(summary: Summary) -> str:
     """The command to run next: a remedy's first, then that of what a failed check or open gates ask for."""
-    blocking = {name for gate in judged.gates for name in gate.blocked_by}
-    texts = [row.text for row in judged.advice.remedies]
-    texts += [row.remedy for row in judged.validity if not row.ok and row.check in blocking]
-    for said in (*texts, judged.advice.text if _is_open(judged) else ""):
+    blocking = {name for gate in summary.gates for name in gate.blocked_by}
+    texts = [row.text for row in summary.advice.remedies]
+    texts += [row.remedy for row in summary.validity if not row.ok and row.check in blocking]
+    for said in (*texts, summary.advice.text if _is_open(summary) else ""):
         if found := re.search(r"`(tailgate [^`]+)`", said):
             return found[1]
-    needed, trials = judged.advice.needed_s, at(judged.design, "trials") or 1
-    if judged.overall == "PASS" or needed is None or not _is_open(judged):
+    needed, trials = summary.advice.needed_s, summary.design.trials or 1
+    if summary.overall == "PASS" or needed is None or not _is_open(summary):
         return ""
     # In whole minutes, since the length is an estimate.
     each = 60 * math.ceil(needed / trials / 60)

@@ -12,36 +12,38 @@ from analysis.report.arms import arm_names, metric_names
 from analysis.report.stalls import unexplained_stalls
 from analysis.report.values import Row, at, clean, is_number, metric_label, rows, text
 from analysis.settings.metrics import METRIC_NAMES
+from analysis.summary.model import Event, Histogram, Point, Spike, Summary
 
 SERIES = ("ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms")
 SHOWN_REQUESTS = 12
 SHOWN_REASON = 400
 
 
-def chart_data(summary: Row) -> dict[str, Any]:
-    """What the scripts need: arms by index, columns of the time series, events, distributions, padding, comparisons."""
+def chart_data(summary: Summary) -> dict[str, Any]:
+    """What the scripts need: arms by index, columns of the time series, events, distributions."""
     names = arm_names(summary)
     index = {name: position for position, name in enumerate(names)}
     data = {
-        "arms": [{"name": name, "control": name == at(summary, "control")} for name in names],
+        "arms": [{"name": name, "control": name == summary.control} for name in names],
         "kinds": dict(EVENT_KINDS),
         "metrics": metric_names(summary),
-        "bin_s": at(summary, "series", "bin_s"),
-        "block_s": at(summary, "design", "block_s"),
-        "duration_s": at(summary, "design", "duration_s"),
-        "series": [_columns(rows(summary, "series", "arms", name)) for name in names],
-        "events": [_event(event, index) for event in rows(summary, "events")],
-        "spikes": _spikes(summary, index),
+        "bin_s": summary.series.bin_s,
+        "block_s": summary.design.block_s,
+        "duration_s": summary.design.duration_s,
+        "series": [_columns(summary.series.arms.get(name, [])) for name in names],
+        "events": [_event(event, index) for event in summary.events],
+        "spikes": [_spike(spike, index) for spike in summary.spikes if spike.offset_s is not None],
         "stalls": [
-            {"arm": index.get(str(name)), "trial": stall.get("trial")}
-            | {"at_s": stall.get("offset_s"), "seconds": stall.get("seconds")}
+            {"arm": index[name], "trial": stall.trial, "at_s": stall.offset_s, "seconds": stall.seconds}
             for name, stall in unexplained_stalls(summary)
         ],
-        **({"machines": machines} if (machines := _machines(summary, index)) else {}),
-        **({"server_load": load} if (load := _server_load(summary, index)) else {}),
+        "machines": _machines(summary.machines, index),
+        "server_load": _server_load(summary, index),
         "limits": _limits(summary),
-        "distribution": _distribution(summary, names),
-        "knees": _knees(summary, index),
+        "distribution": {
+            metric: [_outline(arms.get(name)) for name in names] for metric, arms in summary.distribution.items()
+        },
+        "knees": _knees(summary.frontier, index),
     }
     embedded: dict[str, Any] = clean(data)
     return embedded
@@ -58,57 +60,52 @@ def _rounded(value: object) -> float | int | None:
     return float(f"{value:.5g}") if is_number(value) else None
 
 
-def _columns(series: list[Row]) -> dict[str, list[Any]]:
+def _columns(series: list[Point]) -> dict[str, list[Any]]:
     """Columns instead of a table a bin, in order of trial and time."""
-    ordered = sorted(
-        (row for row in series if is_number(row.get("t_s"))), key=lambda row: (row.get("trial") or 0, row["t_s"])
-    )
-    columns: dict[str, list[Any]] = {key: [_rounded(row.get(key)) for row in ordered] for key in SERIES}
-    columns |= {key: [row.get(key) for row in ordered] for key in ("trial", "n", "failed")}
-    columns["t_s"] = [round(float(row["t_s"]), 6) for row in ordered]
+    ordered = sorted(series, key=lambda row: (row.trial, row.t_s))
+    columns: dict[str, list[Any]] = {key: [_rounded(getattr(row, key)) for row in ordered] for key in SERIES}
+    columns |= {key: [getattr(row, key) for row in ordered] for key in ("trial", "n", "failed")}
+    columns["t_s"] = [round(row.t_s, 6) for row in ordered]
     return columns
 
 
-def _event(event: Row, index: Mapping[str, int]) -> dict[str, Any]:
-    ids = event.get("request_ids")
+def _event(event: Event, index: Mapping[str, int]) -> dict[str, Any]:
     return {
-        "arm": index.get(str(event.get("arm"))),
-        "trial": event.get("trial"),
-        "kind": event.get("kind"),
-        "at_s": event.get("offset_s"),
-        "seconds": event.get("seconds"),
-        "shape": text(event.get("shape")),
-        "reason": text(event.get("reason"))[:SHOWN_REASON],
-        "hits": event.get("requests_hit"),
-        "requests": [text(item) for item in ids[:SHOWN_REQUESTS]] if isinstance(ids, list) else [],
+        "arm": index.get(event.arm),
+        "trial": event.trial,
+        "kind": event.kind,
+        "at_s": event.offset_s,
+        "seconds": event.seconds,
+        "shape": text(event.shape),
+        "reason": text(event.reason)[:SHOWN_REASON],
+        "hits": event.requests_hit,
+        "requests": list(map(text, event.request_ids[:SHOWN_REQUESTS])),
     }
 
 
-def _spikes(summary: Row, index: Mapping[str, int]) -> list[dict[str, Any]]:
-    shown = []
-    for spike in rows(summary, "spikes"):
-        offset, start, end = (spike.get(key) for key in ("offset_s", "start_ns", "end_ns"))
-        if is_number(offset) and is_number(start) and is_number(end):
-            shown.append(
-                {
-                    "arm": index.get(str(spike.get("arm"))),
-                    "trial": spike.get("trial"),
-                    "metric": spike.get("metric"),
-                    "start_s": _rounded(offset),
-                    "end_s": _rounded(offset + (end - start) / 1e9),
-                    "cause": text(spike.get("cause")),
-                    "explained_pct": _rounded(spike.get("explained_pct")),
-                }
-            )
-    return shown
+def _spike(spike: Spike, index: Mapping[str, int]) -> dict[str, Any]:
+    start_s = spike.offset_s or 0.0
+    return {
+        "arm": index.get(spike.arm),
+        "trial": spike.trial,
+        "metric": "e2e",
+        "start_s": _rounded(start_s),
+        "end_s": _rounded(start_s + spike.seconds),
+        "cause": text(spike.cause),
+        "explained_pct": _rounded(spike.explained_pct),
+    }
 
 
-def _machines(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
+def _outline(known: Histogram | None) -> dict[str, Any]:
+    if known is None:
+        return {"edges_ms": [], "counts": [], "ladder": []}
+    return {"edges_ms": known.edges_ms, "counts": known.counts, "ladder": known.ecdf}
+
+
+def _machines(machines: Row, index: Mapping[str, int]) -> dict[str, Any] | None:
     """The samples of the machines; a device has the colour of the arm that it served in the trial."""
-    series = at(summary, "machines", "series")
-    served = {
-        _machine(row): row["arms"] for row in rows(summary, "machines", "devices") if isinstance(row.get("arms"), list)
-    }
+    series = machines.get("series")
+    served = {_machine(row): row["arms"] for row in rows(machines, "devices") if isinstance(row.get("arms"), list)}
     shown = []
     for row in rows(series, "rows"):
         times = row.get("t_s")
@@ -127,62 +124,44 @@ def _machines(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
                 **{key: [_rounded(item) for item in value] for key, value in columns.items()},
             }
         )
-    return {**{key: at(series, key) for key in ("bin_s", "stretch_s")}, "rows": shown} if shown else {}
+    return {**{key: at(series, key) for key in ("bin_s", "stretch_s")}, "rows": shown} if shown else None
 
 
-def _server_load(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
+def _server_load(summary: Summary, index: Mapping[str, int]) -> dict[str, Any] | None:
     """What the pages of external arms say, a row a page and trial, with the colour of the arm."""
-    shown = []
-    for row in rows(summary, "server_load", "rows"):
-        times = row.get("t_s")
-        if not isinstance(times, list) or not all(map(is_number, times)):
-            continue
-        columns = {key: value for key, value in row.items() if isinstance(value, list) and len(value) == len(times)}
-        shown.append(
-            {
-                "trial": row.get("trial"),
-                "arm": index.get(str(row.get("arm"))),
-                "label": text(row.get("replica") or row.get("arm")),
-                **{key: [_rounded(item) for item in value] for key, value in columns.items()},
-            }
-        )
-    return {"bin_s": at(summary, "server_load", "bin_s"), "rows": shown} if shown else {}
+    load = summary.server_load
+    if load is None or not load.rows:
+        return None
+    columns = ("t_s", "running", "waiting", "cache_pct", "preemptions")
+    shown = [
+        {
+            "trial": row.trial,
+            "arm": index.get(row.arm),
+            "label": text(row.replica or row.arm),
+            **{key: [_rounded(item) for item in getattr(row, key)] for key in columns},
+        }
+        for row in load.rows
+    ]
+    return {"bin_s": load.bin_s, "rows": shown}
 
 
 def _machine(row: Row) -> tuple[str, ...]:
     return tuple(text(row.get(key)) for key in ("trial", "host", "name"))
 
 
-def _limits(summary: Row) -> dict[str, float]:
+def _limits(summary: Summary) -> dict[str, float]:
     """The SLO line of a chart, by series key: {"ttft_p99_ms": 2000.0}."""
     limits: dict[str, float] = {}
-    for gate in rows(summary, "gates"):
-        named = re.search(rf"(p\d+(?:_\d+)?)_({'|'.join(METRIC_NAMES)})", text(gate.get("gate")))
-        if named and gate.get("kind") == "slo" and gate.get("unit") == "ms" and is_number(gate.get("limit")):
-            limits.setdefault(f"{named[2]}_{named[1]}_ms", float(gate["limit"]))
+    for gate in summary.gates:
+        named = re.search(rf"(p\d+(?:_\d+)?)_({'|'.join(METRIC_NAMES)})", gate.gate)
+        if named and gate.kind == "slo" and gate.unit == "ms" and gate.limit is not None:
+            limits.setdefault(f"{named[2]}_{named[1]}_ms", gate.limit)
     return limits
 
 
-def _distribution(summary: Row, names: list[str]) -> dict[str, list[Any]]:
-    metrics = at(summary, "distribution", "metrics")
-    if not isinstance(metrics, Mapping):
-        return {}
-    return {
-        str(metric): [
-            {
-                "edges_ms": at(arms, name, "edges_ms") or [],
-                "counts": at(arms, name, "counts") or [],
-                "ladder": at(arms, name, "ecdf") or [],
-            }
-            for name in names
-        ]
-        for metric, arms in metrics.items()
-    }
-
-
-def _knees(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
+def _knees(search: Mapping[str, Any] | None, index: Mapping[str, int]) -> dict[str, Any]:
     """Latency of each arm against load; empty where no search was made."""
-    found = at(summary, "frontier", "latency")
+    found = at(search, "latency")
     if not isinstance(found, Mapping):
         return {}
     return {

@@ -1,70 +1,53 @@
-"""Under which conditions a run was made: design, traffic, machine and environment, in words."""
+"""Under which conditions a run was made: design, traffic, external arms, machine and environment, in words."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from analysis.report.arms import embeds
-from analysis.report.values import (
-    DASH,
-    Row,
-    at,
-    byte_size,
-    count,
-    is_number,
-    milliseconds,
-    percent,
-    rows,
-    seconds,
-    span,
-    text,
-)
+from analysis.report.arms import arms_of
+from analysis.report.values import DASH, at, byte_size, count, is_number, milliseconds, percent, seconds, span, text
+from analysis.settings.metrics import EMBED
+from analysis.summary.model import Summary
 from analysis.wording import counted
 
 
-def facts(summary: Row) -> list[tuple[str, str]]:
-    """(name, value) of design, duration, blocks, requests and machine; what is unknown is left out."""
-    design = at(summary, "design")
-    loop, trials, each = at(design, "open_loop"), at(design, "trials"), at(design, "block_s")
-    planned, requests = at(design, "planned"), sum(arm.get("requests") or 0 for arm in rows(summary, "arms"))
-    shown = [
-        ("Design", f"{text(at(design, 'design'))}, {'open' if loop else 'closed'} loop"),
-        ("Duration", f"{counted(trials, 'trial', count)} of {span(at(design, 'duration_s'))}"),
-        ("Blocks", f"{count(at(design, 'blocks'))} of {seconds(each)}"),
-        ("Requests", count(requests) + (f" of {count(planned)} planned" if is_number(planned) else "")),
-        ("Generator lag, p99", milliseconds(at(design, "generator_lag_p99_ms"))),
-        ("Machine", machine(summary)),
-        ("Devices", device(summary)),
-    ]
-    return [(name, value) for name, value in shown if value not in ("", DASH)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """A named value or sentence."""
+
+    name: str
+    value: str
 
 
-def machine(summary: Row) -> str:
-    """The processor that ran it, or the platform where that is unknown."""
-    environment = at(summary, "environment")
-    processor = text(at(environment, "cpu", "model"))
-    return processor if processor != DASH else text(at(environment, "platform"))
+def facts(summary: Summary) -> list[Condition]:
+    """Design, duration, blocks, requests and machine; what is unknown is left out."""
+    design, environment = summary.design, summary.environment
+    requests = count(sum(arm.requests for arm in summary.arms))
+    gpus, cpu = environment.get("gpus"), environment.get("cpu")
+    cards = Counter(map(text, gpus if isinstance(gpus, list) else ()))
+    shown = {
+        "Design": f"{text(design.design)}, {'open' if design.open_loop else 'closed'} loop",
+        "Duration": f"{counted(design.trials, 'trial', count)} of {span(design.duration_s)}",
+        "Blocks": f"{count(design.blocks)} of {seconds(design.block_s)}",
+        "Requests": requests if design.planned is None else f"{requests} of {count(design.planned)} planned",
+        "Generator lag, p99": milliseconds(design.generator_lag_p99_ms),
+        "Machine": text(at(cpu, "model") or environment.get("platform")),
+        "GPUs": "; ".join(f"{number} × {card}" for card, number in cards.items()),
+    }
+    return [Condition(name=name, value=value) for name, value in shown.items() if value not in ("", DASH)]
 
 
-def device(summary: Row) -> str:
-    """The GPUs of the machine, or how many CPUs where there is none."""
-    gpus, cpus = at(summary, "environment", "gpus"), at(summary, "environment", "cpu", "usable")
-    listed = Counter(map(text, gpus)) if isinstance(gpus, list) else Counter[str]()
-    if listed:
-        return "; ".join(f"{number} × {gpu}" if number > 1 else gpu for gpu, number in listed.items())
-    return counted(cpus, "CPU", count) if is_number(cpus) else ""
-
-
-def traffic(summary: Row) -> list[tuple[str, str]]:
-    """(name, sentence) of whatever is special about the traffic; empty where it is plain."""
-    known = at(summary, "traffic")
+def traffic(summary: Summary) -> list[Condition]:
+    """Whatever is special about the traffic, by the records of the trials; empty where it is plain."""
+    known = summary.traffic
     lines: list[tuple[str, str]] = []
-    if isinstance(known, Mapping) and "closed_loop" in known:
+    if "closed_loop" in known:
         slots = counted(known["closed_loop"], "request", count)
         lines.append(("Closed loop", f"{slots} in flight to each arm; its tails are not judged."))
-    lines += _over_limit(at(known, "over_limit"), texts=embeds(summary))
-    lines += _template(at(known, "template"))
+    lines += _over_limit(known.get("over_limit"), texts=summary.task == EMBED)
+    lines += _template(known.get("template"))
     if is_number(shared := at(known, "shared_prefixes", "shared_pct")):
         block = count(at(known, "shared_prefixes", "block_tokens"))
         lines.append(("Shared prefixes", f"{percent(shared)} of the prompt tokens repeat earlier blocks of {block}."))
@@ -76,10 +59,22 @@ def traffic(summary: Row) -> list[tuple[str, str]]:
         failed = at(known, "trace", "failed")
         left_out = f", {count(failed)} without an output token left out" if failed else ""
         lines.append(("Trace", f"{form}: {read} rows read, {kept} kept{left_out}."))
-    for row in rows(known, "devices"):
-        pairs = ", ".join(f"{text(arm)} on {text(place)}" for arm, place in (row.get("devices") or {}).items())
-        lines.append((f"Devices, trial {count(row.get('trial'))}", pairs or DASH))
-    return lines
+    for row in known.get("devices", ()):
+        pairs = ", ".join(f"{text(arm)} on {text(place)}" for arm, place in row["devices"].items())
+        lines.append((f"Devices, trial {count(row['trial'])}", pairs or DASH))
+    return [Condition(name=name, value=line) for name, line in lines]
+
+
+def externals(summary: Summary) -> list[Condition]:
+    """What is not known of each arm that tailgate did not start, the control first."""
+    return [
+        Condition(
+            name=f"{text(arm.name)}: {text(own.kind)} at {text(own.address)}, model {text(own.model_name)}",
+            value=" ".join(map(text, own.notes)),
+        )
+        for arm in arms_of(summary)
+        if (own := arm.external) is not None
+    ]
 
 
 def _over_limit(over: object, *, texts: bool) -> list[tuple[str, str]]:
@@ -110,17 +105,17 @@ def _template(template: object) -> list[tuple[str, str]]:
     return [("Chat template", f"{sentence}.")]
 
 
-def flattened(table: object, prefix: str = "") -> list[tuple[str, str]]:
+def flattened(table: object, prefix: str = "") -> list[Condition]:
     """Every leaf of nested tables as ("host.cores", "2"). Numbers named *_bytes read as sizes."""
     if not isinstance(table, Mapping | list):
         return []
-    leaves: list[tuple[str, str]] = []
+    leaves: list[Condition] = []
     for key, value in table.items() if isinstance(table, Mapping) else enumerate(table):
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(item, Mapping) for item in value)):
             leaves += flattened(value, f"{name}.")
         elif name.endswith("bytes"):
-            leaves.append((name, byte_size(value)))
+            leaves.append(Condition(name=text(name), value=byte_size(value)))
         else:
-            leaves.append((name, str(value) if is_number(value) else text(value)))
+            leaves.append(Condition(name=text(name), value=str(value) if is_number(value) else text(value)))
     return leaves

@@ -27,8 +27,6 @@ from analysis.report import (
 )
 from analysis.report.arms import (
     arm_names,
-    embeds,
-    externals,
     metric_names,
     parity,
     shortfalls,
@@ -36,6 +34,8 @@ from analysis.report.arms import (
     startup_costs,
 )
 from analysis.report.brief import DEFINITION, ORDER, GateLine, brief_of
+from analysis.settings.metrics import EMBED
+from analysis.summary.model import Summary
 from analysis.wording import counted
 
 SCRIPTS = (
@@ -135,15 +135,15 @@ def gate_groups(arms: Sequence[Mapping[str, Any]]) -> GateGroups:
     return GateGroups(first=first, rest=[group for group in known if group not in first])
 
 
-def html_report(summary: Mapping[str, Any]) -> str:
-    """The whole report.html for `summary`."""
-    brief = brief_of(summary)
-    rows = {arm.get("name"): arm for arm in values.rows(summary, "arms")}
+def html_report(document: Mapping[str, Any]) -> str:
+    """The whole report.html for the summary in `document`."""
+    summary = Summary.of(document)
+    brief, search = brief_of(summary), summary.open_parts()
+    rows = {arm.name: arm for arm in summary.arms}
     arms = [
-        {**rows.get(name, {}), "index": index, "name": name, "known": name in rows, "brief": own}
+        {"index": index, "name": name, "row": rows.get(name), "brief": own}
         for index, (name, own) in enumerate(zip(arm_names(summary), brief.arms, strict=True))
     ]
-    events = values.rows(summary, "events")
     data = charts.chart_data(summary)
     style, script = template_text("report.css"), bundle()
     return (
@@ -158,45 +158,43 @@ def html_report(summary: Mapping[str, Any]) -> str:
             brief=brief,
             definition=DEFINITION,
             arms=arms,
-            known=[arm for arm in arms if arm["known"]],
+            known=[arm for arm in arms if arm["row"]],
             gates=gate_groups(arms),
             remedies=[*brief.remedies, *([("To decide what is open", brief.decider)] if brief.decider else [])],
             drawn_timeline=any(columns["t_s"] for columns in data["series"]),
             drawn_distribution=any(data["distribution"].values()),
-            events=events,
             # Where each event is in the table, so that a spike can point at its events.
-            event_numbers={values.text(event.get("event_id")): number for number, event in enumerate(events)},
-            longest_event=max((s for event in events if values.is_number(s := event.get("seconds"))), default=0.0),
-            spikes=values.rows(summary, "spikes"),
-            beside=server_load.beside,
+            event_numbers={event.event_id: number for number, event in enumerate(summary.events)},
+            longest_event=max((event.seconds for event in summary.events), default=0.0),
+            meanwhile=server_load.meanwhile,
             side_by_side=side_by_side(summary),
             startup=startup_costs(summary),
             shortfalls=shortfalls(summary),
             parity=parity(summary),
-            externals=externals(summary),
+            externals=conditions.externals(summary),
             conditions=[
                 *conditions.facts(summary),
                 *conditions.traffic(summary),
-                *conditions.flattened(summary.get("environment")),
+                *conditions.flattened(summary.environment),
             ],
             grids=comparing.grids(summary),
             phases=PHASES,
             columns=COLUMNS,
             metric_names=metric_names(summary),
-            embeds=embeds(summary),
+            embeds=summary.task == EMBED,
             causes=stalls.causes(summary),
             stall_counts=stalls.counts(summary),
             stalls=stalls.longest_stalls(summary),
             frontier={
-                "answer": frontier.answer(summary),
-                "picture": frontier.picture(summary),
-                "latencies": frontier.latencies(summary),
-                "holdings": frontier.holdings(summary),
-                "search_notes": frontier.search_notes(summary),
-                "pairs": frontier.pairs(summary),
-                "costs": frontier.costs(summary),
-                "steps": frontier.steps(summary),
-                "objective": frontier.objective(summary),
+                "answer": frontier.answer(search),
+                "picture": frontier.picture(search),
+                "latencies": frontier.latencies(search),
+                "holdings": frontier.holdings(search),
+                "search_notes": frontier.search_notes(search),
+                "pairs": frontier.pairs(search),
+                "costs": frontier.costs(search),
+                "steps": frontier.steps(search),
+                "objective": frontier.objective(search),
             },
             interim_words=interim.words(summary),
             decisions=interim.decisions(summary),
@@ -205,8 +203,8 @@ def html_report(summary: Mapping[str, Any]) -> str:
             joined_runs=joined.runs(summary),
             joined_ratios=joined.ratios(summary),
             joined_differences=joined.differences(summary),
-            machines=machines.machine_section(summary),
-            machine_line=values.text(values.at(summary, "machines", "line")),
+            machines=machines.machine_section(search),
+            machine_line=values.text(summary.machines.get("line")),
             server_load=server_load.server_load(summary),
         )
     )

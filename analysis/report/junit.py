@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.report.brief import CheckLine, GateLine, brief_of
-from analysis.report.values import at, text
+from analysis.summary.model import Summary
 
 
-def junit_xml(summary: Mapping[str, Any]) -> str:
-    """The whole junit.xml for `summary`: a suite for each arm, then one for the checks of the run."""
+def junit_xml(document: Mapping[str, Any]) -> str:
+    """The whole junit.xml for the summary in `document`: a suite for each arm, then one for the checks of the run."""
+    summary = Summary.of(document)
     brief = brief_of(summary)
-    created = text(summary.get("created"))[:19]
     root = ET.Element("testsuites", {"name": f"tailgate {brief.name}"})
 
     def suite(title: str) -> ET.Element:
-        stamp = {} if summary.get("created") is None else {"timestamp": created}
+        stamp = {"timestamp": summary.created[:19]} if summary.created else {}
         return ET.SubElement(root, "testsuite", {"name": f"{brief.name}.{title}", **stamp})
 
     for arm in brief.arms:
@@ -70,5 +70,5 @@ def _totals(element: ET.Element, seconds: float) -> None:
     element.set("time", f"{seconds:.3f}")
 
 
-def _seconds(summary: Mapping[str, Any]) -> float:
-    return float((at(summary, "design", "duration_s") or 0.0) * (at(summary, "design", "trials") or 1))
+def _seconds(summary: Summary) -> float:
+    return summary.design.duration_s * summary.design.trials

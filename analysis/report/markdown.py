@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis.report.brief import DEFINITION, ArmBrief, Brief, CheckLine, brief_of
 from analysis.report.values import DASH, text
+from analysis.summary.model import Summary
 
 MARKS = {"PASS": "✅ PASS", "FAIL": "❌ FAIL", "INCONCLUSIVE": "❔ INCONCLUSIVE"}
 PUNCTUATION = re.compile(r"([\\`*_\[\]<>|~])")
@@ -55,9 +56,9 @@ def mark(verdict: str) -> str:
     return MARKS.get(verdict, DASH)
 
 
-def markdown_report(summary: Mapping[str, Any]) -> str:
-    """The whole report.md for `summary`, ending in one newline."""
-    brief = brief_of(summary)
+def markdown_report(document: Mapping[str, Any]) -> str:
+    """The whole report.md for the summary in `document`, ending in one newline."""
+    brief = brief_of(Summary.of(document))
     parts = [
         f"## {mark(brief.verdict) if brief.verdict else brief.title} · {prose(brief.name)}",
         prose(brief.headline),

@@ -1,42 +1,43 @@
-"""What the reports say of the load of external arms, by their own account."""
+"""What external arms report of their load."""
 
 from __future__ import annotations
 
 from analysis.report.tables import Table
-from analysis.report.values import DASH, Row, at, count, is_number, percent, rows, text
+from analysis.report.values import DASH, count, percent, text
+from analysis.summary.model import Spike, Summary
 from analysis.wording import counted
 
 
-def server_load(summary: Row) -> Table:
-    """The most of each arm, and what came of its pages; empty where none shows its load."""
+def server_load(summary: Summary) -> Table:
+    """The most of each external arm, and what came of its pages; empty where none shows its load."""
     return Table(
         kinds={"Arm": "arm", "First failure": "reason"},
         rows=[
             {
-                "Arm": text(arm.get("arm")),
-                "Most running": count(arm.get("most_running")),
-                "Most waiting": count(arm.get("most_waiting")),
-                "Cache at most": percent(arm.get("most_cache_pct")),
-                "Preemptions": count(arm.get("preemptions")),
-                "Pages read": count(arm.get("answered")),
-                "Failed": count(arm.get("failed")),
-                "Late": count(arm.get("late")),
-                "First failure": text(arm.get("why")),
+                "Arm": text(row.arm),
+                "Most running": count(row.most_running),
+                "Most waiting": count(row.most_waiting),
+                "Cache at most": percent(row.most_cache_pct),
+                "Preemptions": count(row.preemptions),
+                "Pages read": count(row.answered),
+                "Failed": count(row.failed),
+                "Late": count(row.late),
+                "First failure": text(row.why),
             }
-            for arm in rows(summary, "server_load", "arms")
+            for row in (summary.server_load.arms if summary.server_load else ())
         ],
     )
 
 
-def beside(spike: Row) -> str:
-    """What a server said of itself during the spike: "31 waiting, cache 99.5 %, 3 preemptions"."""
+def meanwhile(spike: Spike) -> str:
+    """What a server reported during the spike: "31 waiting, cache 99.5 %, 3 preemptions"."""
+    state = spike.server
+    if state is None:
+        return DASH
     parts = [
-        f"{count(value)} {word}"
-        for word, key in (("running", "running"), ("waiting", "waiting"))
-        if is_number(value := at(spike, "server", key))
+        "" if state.running is None else f"{count(state.running)} running",
+        "" if state.waiting is None else f"{count(state.waiting)} waiting",
+        "" if state.cache_pct is None else f"cache {percent(state.cache_pct)}",
+        "" if state.preemptions is None else counted(state.preemptions, "preemption", count),
     ]
-    if is_number(cache := at(spike, "server", "cache_pct")):
-        parts.append(f"cache {percent(cache)}")
-    if is_number(lost := at(spike, "server", "preemptions")):
-        parts.append(counted(lost, "preemption", count))
-    return ", ".join(parts) or DASH
+    return ", ".join(filter(None, parts)) or DASH

@@ -1,35 +1,26 @@
-"""What the reports say of compiles beyond their events: causes of long requests, and stalls that clients saw."""
+"""What delayed requests beyond single compiles: causes of long requests, and stalls that clients saw."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 
 from analysis.report.arms import arms_of
 from analysis.report.tables import Figure, Shown, Table, figures_of
-from analysis.report.values import (
-    DASH,
-    Row,
-    at,
-    count,
-    is_number,
-    rows,
-    seconds,
-    text,
-)
+from analysis.report.values import count, seconds, text
 from analysis.run.attribution import CAUSES
+from analysis.summary.model import Arm, Stall, Summary
 
 _MOST_STALLS = 20
-_OWN = ("part", "unknown")
 _NAMES = {"part": "of some requests, while others were answered", "unknown": "unexplained"}
 
 
-def causes(summary: Row) -> list[Figure]:
+def causes(summary: Summary) -> list[Figure]:
     """Requests and seconds by cause, a value for every arm in the order of `arms_of`; empty without telemetry."""
-    arms = [at(arm, "compile") for arm in arms_of(summary)]
-    if not any(at(arm, "causes") for arm in arms):
+    arms = arms_of(summary)
+    if not any(arm.compile.causes for arm in arms):
         return []
     shown: list[Shown] = [
-        (cause.capitalize(), name, show, ("causes", cause, key))
+        (cause.capitalize(), name, show, partial(_of_cause, cause=cause, key=key))
         for cause in reversed(CAUSES)
         for name, show, key in (
             ("requests", count, "requests"),
@@ -42,49 +33,46 @@ def causes(summary: Row) -> list[Figure]:
     return figures_of(arms, shown)
 
 
-def counts(summary: Row) -> list[Figure]:
+def _of_cause(arm: Arm, cause: str, key: str) -> object:
+    return getattr((arm.compile.causes or {}).get(cause), key, None)
+
+
+def counts(summary: Summary) -> list[Figure]:
     """The stalls of every arm by cause, a value for every arm."""
-    arms = [at(arm, "client_stalls") for arm in arms_of(summary)]
-    if not any(isinstance(arm, Mapping) for arm in arms):
-        return []
     shown: tuple[Shown, ...] = (
-        ("Stalls", "unexplained", count, ("unknown",)),
-        ("Stalls", "of the whole host", count, ("host",)),
-        ("Stalls", "long prompts, as long elsewhere", count, ("work",)),
-        ("Stalls", "of some requests, while others were answered", count, ("part",)),
-        ("Stalls", "would show from", seconds, ("detectable_s",)),
+        ("Stalls", "unexplained", count, lambda arm: arm.client_stalls.unknown),
+        ("Stalls", "of the whole host", count, lambda arm: arm.client_stalls.host),
+        ("Stalls", "long prompts, as long elsewhere", count, lambda arm: arm.client_stalls.work),
+        ("Stalls", "of some requests, while others were answered", count, lambda arm: arm.client_stalls.part),
+        ("Stalls", "would show from", seconds, lambda arm: arm.client_stalls.detectable_s),
     )
-    return [row for row in figures_of(arms, shown) if row.known]
+    return [row for row in figures_of(arms_of(summary), shown) if row.known]
 
 
-def unexplained_stalls(summary: Row) -> list[tuple[object, Row]]:
+def unexplained_stalls(summary: Summary) -> list[tuple[str, Stall]]:
     """The stalls that are not the host's nor their prompts', and that no compile event explains, each with the name of
     its arm."""
     return [
-        (arm.get("name"), stall)
+        (arm.name, stall)
         for arm in arms_of(summary)
-        for stall in rows(arm, "client_stalls", "stalls")
-        if stall.get("cause") in _OWN and not stall.get("explained")
+        for stall in arm.client_stalls.stalls
+        if stall.cause in _NAMES and not stall.explained
     ]
 
 
-def longest_stalls(summary: Row) -> Table:
+def longest_stalls(summary: Summary) -> Table:
     """The longest unexplained stalls."""
-    own = sorted(
-        unexplained_stalls(summary),
-        key=lambda item: -(item[1]["seconds"] if is_number(item[1].get("seconds")) else 0.0),
-    )
     return Table(
         kinds={"Arm": "arm", "Cause": "words"},
         rows=[
             {
                 "Arm": text(name),
-                "Trial": text(stall.get("trial")),
-                "At": seconds(stall.get("offset_s")),
-                "Took": seconds(stall.get("seconds")),
-                "Cause": _NAMES.get(str(stall.get("cause")), DASH),
-                "Requests in flight": count(stall.get("requests")),
+                "Trial": count(stall.trial),
+                "At": seconds(stall.offset_s),
+                "Took": seconds(stall.seconds),
+                "Cause": _NAMES[stall.cause],
+                "Requests in flight": count(stall.requests),
             }
-            for name, stall in own[:_MOST_STALLS]
+            for name, stall in sorted(unexplained_stalls(summary), key=lambda item: -item[1].seconds)[:_MOST_STALLS]
         ],
     )

@@ -1,14 +1,15 @@
-"""Tables ready to print, alike in every report: all cells are text."""
+"""Tables ready to print: all cells are text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from analysis.report.values import DASH, at
+from analysis.report.values import DASH
 
-Shown = tuple[str, str, Callable[[object], str], tuple[str, ...]]
-"""A figure: its group, its name, how its value reads, and the keys under which the value lies."""
+Shown = tuple[str, str, Callable[[object], str], Callable[[Any], object]]
+"""A figure: its group, its name, how its value reads, and what takes the value from a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,6 @@ class Figure:
     name: str
     values: tuple[str, ...]
     group: str
-    key: bool = False
 
     @property
     def known(self) -> bool:
@@ -26,11 +26,11 @@ class Figure:
         return any(value != DASH for value in self.values)
 
 
-def figures_of(arms: Sequence[object], shown: Iterable[Shown], *, keys: Iterable[str] = ()) -> list[Figure]:
-    """A row for each figure, with a value for each of `arms`; those named in `keys` are key figures."""
+def figures_of(arms: Sequence[object], shown: Iterable[Shown]) -> list[Figure]:
+    """A row for each figure, with a value for each of `arms`."""
     return [
-        Figure(group=group, name=name, values=tuple(show(at(arm, *path)) for arm in arms), key=name in keys)
-        for group, name, show, path in shown
+        Figure(group=group, name=name, values=tuple(show(value(arm)) for arm in arms))
+        for group, name, show, value in shown
     ]
 
 

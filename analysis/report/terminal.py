@@ -15,16 +15,18 @@ from rich.text import Text
 
 from analysis.report import frontier
 from analysis.report.brief import DEFINITION, ArmBrief, Brief, brief_of
+from analysis.summary.model import Summary
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 MARKS = {"PASS": "✔ PASS", "FAIL": "✘ FAIL", "INCONCLUSIVE": "? INCONCLUSIVE"}
 
 
-def verdict_table(summary: Mapping[str, Any], *, width: int = 100) -> str:
+def verdict_table(document: Mapping[str, Any], *, width: int = 100) -> str:
     """The verdict, the arms, what keeps gates open, the gates that did not pass and what to do, within `width` columns.
 
     Colours are for a terminal, where stdout is one and NO_COLOR is unset. Otherwise the text has no escape codes.
     """
+    summary = Summary.of(document)
     brief = brief_of(summary)
     console = console_of(width)
     console.print(Text.assemble(chip(brief.verdict) if brief.verdict else brief.title, "  ", (brief.name, "bold")))
@@ -49,10 +51,11 @@ def verdict_table(summary: Mapping[str, Any], *, width: int = 100) -> str:
     return printed_on(console) + "\n"
 
 
-def frontier_words(summary: Mapping[str, Any], *, width: int = 100, gated: bool = False) -> str:
+def frontier_words(document: Mapping[str, Any], *, width: int = 100, gated: bool = False) -> str:
     """The answer of a search, within `width` columns; with the verdicts of its gates where they are asked for."""
     if gated:
-        return verdict_table(summary, width=width)
+        return verdict_table(document, width=width)
+    summary = Summary.of(document)
     brief = brief_of(summary)
     console = console_of(width)
     console.print(Text(brief.name, "bold"))
@@ -71,14 +74,15 @@ def _what_to_do(brief: Brief) -> list[tuple[str, str]]:
     ]
 
 
-def _print_answer(console: Console, brief: Brief, summary: Mapping[str, Any]) -> None:
+def _print_answer(console: Console, brief: Brief, summary: Summary) -> None:
     """Which policy to ship, after a search."""
     if not brief.answer:
         return
+    search = summary.open_parts()
     for line in brief.answer:
         console.print(Text(line))
-    console.print(_holdings(frontier.holdings(summary).rows))
-    for line in frontier.search_notes(summary):
+    console.print(_holdings(frontier.holdings(search).rows))
+    for line in frontier.search_notes(search):
         console.print(noted("search", line))
 
 

@@ -1,8 +1,8 @@
-"""How far two runs lie apart that shared neither schedule nor machine nor day.
+"""The difference of two runs that shared neither schedule nor machine nor day.
 
-The unit is the trial, a fresh start: requests of one trial share its fate. Figures are logarithms. What two runs differ
-by although they are equal is the luck of each trial (its traffic, its start) and that of the day, which all trials of a
-run share, so that no number of them shows it.
+The unit is the trial, a fresh start: requests of one trial share its fate. Figures are logarithms. Equal runs differ by
+the variance of each trial (its traffic, its start) and by that of the day, which all trials of a run share, so that no
+number of them shows it.
 
 References
 ----------
@@ -55,10 +55,9 @@ class Level:
 def level_of(values: Floats, luck: Sequence[Luck], *, restart_spread: float) -> Level:
     """The level of one run from the figure of each trial, one at least, in logarithms.
 
-    From six trials on their variance is that which they show [1]. Below, it is not taken for less than what the traffic
-    within trials foretells together with the allowance for starts, `restart_spread`, which counts as four of them: two
-    trials may be alike by luck. Without that foretelling three trials or more speak for themselves, and fewer say
-    nothing.
+    From six trials on their variance is what they show [1]. Below, it is at least what the traffic within trials
+    predicts together with the allowance for starts, `restart_spread`, which counts as four of them: two trials may be
+    alike by chance. Without that prediction three trials or more speak for themselves, and fewer say nothing.
     """
     count = len(values)
     mean = float(values.mean())
@@ -66,14 +65,14 @@ def level_of(values: Floats, luck: Sequence[Luck], *, restart_spread: float) -> 
     if seen is not None and count >= TRIALS_FOR_WELCH:
         return Level(mean=mean, trials=count, each=seen)
     allowed = Part(variance=restart_spread**2, degrees=PRIOR_DEGREES)
-    foretold = allowed
+    predicted = allowed
     known = [item for item in luck if item.spread is not None]
     if len(known) < count and count < _FEWEST_ALONE:
         return Level(mean=mean, trials=count, each=None)
     if len(known) == count:
         within = summed([Part(variance=(item.spread or 0.0) ** 2 / count, degrees=item.degrees) for item in known])
-        foretold = summed([within, allowed])
-    each = foretold if seen is None or foretold.variance >= seen.variance else seen
+        predicted = summed([within, allowed])
+    each = predicted if seen is None or predicted.variance >= seen.variance else seen
     return Level(mean=mean, trials=count, each=each)
 
 
@@ -84,7 +83,7 @@ def day_part(spread: float) -> Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One run's level less another's, with the variance of all luck; None where the data set no limits."""
+    """One run's level less another's, with its variance; None where the data set no limits."""
 
     effect: float
     part: Part | None
@@ -115,10 +114,6 @@ class Difference:
         if self.part.variance <= 0:
             return 0.0 if distance > 0 else 1.0
         return float(t_sf(distance / math.sqrt(self.part.variance), self.part.degrees))
-
-    def moved(self, by: float) -> Difference:
-        """The difference, less `by`."""
-        return Difference(effect=self.effect - by, part=self.part)
 
 
 def difference(baseline: Level, candidate: Level, day: Part) -> Difference:

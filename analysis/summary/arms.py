@@ -22,7 +22,7 @@ from analysis.run.compile_events import BACKGROUND, JIT, held_s
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
 from analysis.run.spikes import excursions
-from analysis.run.startup import ENCODE, blind_spots, compiled_steps, compiler_facts, most_eager, startup_row
+from analysis.run.startup import compiled_steps, compiler_facts, most_eager, startup_row
 from analysis.run.work import token_times
 from analysis.statistics.quantiles import quantiles
 from analysis.summary.resources import memory_row
@@ -44,14 +44,10 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
 
     return {
         "name": arm,
-        "preset": run.account(arm).config.get("preset"),
         "control": arm == run.control,
         "requests": int(own.sum()),
-        "ok": completed,
         "failed": failed,
-        "cancelled": int((own & requests.cut).sum()),
         "error_pct": 100.0 * failed / (completed + failed) if completed + failed else None,
-        "output_tokens": None if run.embeds else tokens,
         "request_rate": rate(int(usable.sum())),
         "output_token_rate": rate(tokens) if run.seconds > 0 and not run.embeds else None,
         "goodput_rps": rate(int((meets_all(requests, run.goodput_targets) & usable).sum()))
@@ -60,24 +56,12 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "metrics": _metrics(run, usable),
         "steady": _metrics(run, steady),
         "cold": _metrics(run, usable & run.cold),
-        "slo": [
-            {
-                "key": target.key,
-                "phase": "cold" if target.cold else "all",
-                "limit": target.limit,
-                "value": gate.value,
-                "verdict": gate.verdict,
-                "reason": gate.reason,
-            }
-            for target, gate in zip((*run.targets, *run.cold_targets), judgement.slo[arm], strict=True)
-        ],
         "external": _external_row(run, arm),
         "compile": _compile_row(run, arm, judgement.facts[arm]),
         "client_stalls": _stalls_row(run, judgement.stalls[arm]),
         "padding": _padding(run, arm),
         "startup": startup_row(run, arm),
         "memory": memory_row(judgement.memory, arm),
-        "deaths": len(run.account(arm).deaths),
         "verdict": judgement.verdicts.get(arm),
     }
 
@@ -139,8 +123,6 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
         "kind": external["kind"],
         "address": external.get("address"),
         "model_name": external.get("model_name"),
-        "counts_tokens": counts,
-        "chunks": times,
         "notes": notes,
     }
 
@@ -159,47 +141,32 @@ def _told(account: ArmAccount) -> list[str]:
     return notes
 
 
-_SERVING_COLUMNS = ("recompiles", "longest_event_s", "longest_stall_s", "stall_s_per_min", "requests_hit")
-_COMPILE_COLUMNS = (
-    *("warmup_events", "warmup_s", "serving_events", "recompiles", "graph_captures", "limit_hits", "jit_compiles"),
-    *("eager_fallback_pct", "longest_event_s", "longest_stall_s", "stall_s", "stall_s_per_min"),
-    *("requests_hit", "requests_hit_pct", "causes", "background_s", "graph_breaks", "cudagraph_skips"),
-    *("blind_spots", "cold", "steady"),
-)
-
-
 def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[str, Any]:
-    """What compiles did to the arm; None for what is not known of it."""
-    row: dict[str, Any] = dict.fromkeys(_COMPILE_COLUMNS)
+    """What compiles did to the arm; what is not known of it is left out."""
     account = run.account(arm)
     if account.external and not account.tells_compiles:
-        return row
+        return {}
     serving, facts = run.serving_events(arm), parts[""]
+    row: dict[str, Any] = {}
     if facts.known:
-        warmup = [event for event in run.events if event.arm == arm and not event.serving]
-        row |= {name: getattr(facts, name) for name in _SERVING_COLUMNS}
         row |= {
-            "warmup_events": len(warmup),
-            "warmup_s": held_s(warmup),
             "serving_events": len(serving),
+            "recompiles": facts.recompiles,
+            "cold": {"recompiles": parts["cold"].recompiles},
+            "stall_s_per_min": facts.stall_s_per_min,
             "graph_captures": sum(event.kind == "graph_capture" for event in serving),
             "limit_hits": sum(event.kind == "limit_hit" for event in serving),
             "jit_compiles": sum(event.kind == JIT for event in serving),
-            "stall_s": held_s(event for event in serving if event.stalls),
             "causes": _causes(run, arm),
             "background_s": held_s(event for event in serving if event.kind == BACKGROUND),
         }
-        for part in ("cold", "steady"):
-            row[part] = {name: getattr(parts[part], name) for name in (*_SERVING_COLUMNS, "requests")}
     # Without events a server's own count still shows waits, but a count of none does not prove that there were none.
     if facts.known or facts.requests_hit > 0:
         row["longest_stall_s"], row["requests_hit"] = facts.longest_stall_s, facts.requests_hit
         row["requests_hit_pct"] = 100.0 * facts.requests_hit / facts.requests if facts.requests else None
     most = most_eager(compiled_steps(run, arm))
     row["eager_fallback_pct"] = None if most is None else most.pct
-    row |= compiler_facts(run.records.directories, arm)
-    row["blind_spots"] = account.log_spots if account.external else blind_spots(run, arm)
-    return row
+    return row | compiler_facts(run.records.directories, arm)
 
 
 def _causes(run: Run, arm: str) -> dict[str, dict[str, Any]]:
@@ -228,7 +195,6 @@ def _stalls_row(run: Run, seen: ArmStalls) -> dict[str, Any]:
     return {
         **{cause: len(seen.of_cause(cause)) for cause in (UNKNOWN, HOST, WORK, PART)},
         "detectable_s": seen.detectable_s,
-        "witnesses": seen.witnesses,
         "stalls": [_stall_row(run, stall) for stall in longest],
     }
 
@@ -237,9 +203,6 @@ def _stall_row(run: Run, stall: Stall) -> dict[str, Any]:
     reports = not run.account(stall.arm).external or run.account(stall.arm).tells_compiles
     return {
         "trial": stall.trial,
-        "replica": stall.replica,
-        "start_ns": stall.start_ns,
-        "end_ns": stall.end_ns,
         "offset_s": run.offset_s(stall.trial, stall.start_ns),
         "seconds": stall.seconds,
         "cause": stall.cause,
@@ -248,19 +211,18 @@ def _stall_row(run: Run, stall: Stall) -> dict[str, Any]:
     }
 
 
-def _padding(run: Run, arm: str) -> dict[str, Any]:
+def _padding(run: Run, arm: str) -> dict[str, float | None]:
+    """The shares of computed positions that held no token, in percent; of arms that embed there is one."""
     steps = None if run.account(arm).external else run.steps(arm)
     if steps is None:
-        return dict.fromkeys(("tokens", "padded_tokens", "waste_pct", "prefill_waste_pct", "decode_waste_pct"))
-    tokens, padded, waste = _waste(steps)
-    row = {"tokens": tokens, "padded_tokens": padded, "waste_pct": waste}
-    encodes = ENCODE in steps.column("kind").unique().to_pylist()
-    for kind in ("prefill", "decode", *((ENCODE,) if encodes else ())):
-        row[f"{kind}_waste_pct"] = _waste(steps.filter(pc.equal(steps.column("kind"), kind)))[2]
-    return row
+        return {}
+    return {"waste_pct": _waste_pct(steps)} | {
+        f"{kind}_waste_pct": _waste_pct(steps.filter(pc.equal(steps.column("kind"), kind)))
+        for kind in ("prefill", "decode")
+    }
 
 
-def _waste(steps: pa.Table) -> tuple[int, int, float | None]:
+def _waste_pct(steps: pa.Table) -> float | None:
     tokens = int(pc.sum(steps.column("tokens")).as_py() or 0)
     padded = int(pc.sum(steps.column("padded_tokens")).as_py() or 0)
-    return tokens, padded, 100.0 * (1.0 - tokens / padded) if padded else None
+    return 100.0 * (1.0 - tokens / padded) if padded else None

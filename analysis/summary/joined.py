@@ -12,16 +12,13 @@ from analysis.run.run import Run
 from analysis.run.trials import SECOND
 
 
-def joined_facts(run: Run, judgement: Judgement) -> dict[str, Any]:
-    """The runs, machines and ratios by machine; empty for a run that is judged by itself."""
+def joined_facts(run: Run, judgement: Judgement) -> dict[str, Any] | None:
+    """The runs, machines and ratios by machine; None for a run that is judged by itself."""
     if not run.records.joined:
-        return {}
+        return None
     return {
         "runs": [_run_row(one) for one in run.records.runs],
-        "machines": [
-            {"machine": name, "trials": [trial for trial, own in run.machines.of_trial.items() if own == place]}
-            for place, name in enumerate(run.machines.names)
-        ],
+        "machines": len(run.machines),
         "differences": list(run.records.differences),
         "ratios": [
             {
@@ -31,7 +28,6 @@ def joined_facts(run: Run, judgement: Judgement) -> dict[str, Any]:
                 },
                 "machine": item.machine or None,
                 "machine_spread": None if item.machine else item.machine_spread,
-                "obstacle": item.obstacle,
             }
             for whole in judgement.steady
             for item in (whole, *(own for own in judgement.apart if _same(own, whole)))

@@ -1,62 +1,70 @@
-"""The document summary.json as models, from which its JSON Schema is generated."""
+"""The document summary.json as models: what they declare is written, and its JSON Schema is generated from them.
+
+Names end in their unit: _s, _ms, _pct, _rps, _bytes. Null stands for what is not known, never for zero. Run
+`python -m analysis.summary.model PATH` to write the schema.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+SCHEMA: Final = 2
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+Number = float | None
+Count = int | None
 
 
 class Row(BaseModel):
-    """A part of the summary; null stands for what is not known."""
+    """A part of the summary. Keys that it does not declare are dropped."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
 
-class GateRow(Row):
+# --- What decides -----------------------------------------------------------------------------------------------------
+
+
+class Gate(Row):
     """One requirement on one arm."""
 
     arm: str
     gate: str
     kind: Literal["noninferiority", "slo", "cold", "goodput", "recompile", "error", "parity", "memory", "ramp"]
-    value: float | None
-    limit: float | None
-    unit: Annotated[str, Field(description="of value and limit: ratio, ms, s, pct, count, or nothing")]
-    low: Annotated[
-        float | None,
-        Field(description="lower limit of the value; of an SLO, of the percentage that misses it"),
-    ] = None
-    high: Annotated[float | None, Field(description="upper limit of the same")] = None
+    value: Number
+    limit: Number
+    unit: Annotated[str, Field(description="of value and limit: ratio, ms, s, pct, count; empty for a cosine")]
+    low: Annotated[Number, Field(description="lower limit of the value; of an SLO, of the share that misses")] = None
+    high: Annotated[Number, Field(description="upper limit of the same")] = None
     verdict: Verdict
     reason: str
     caveat: Annotated[str, Field(description="the end of the reason, where failed checks changed the verdict")] = ""
-    blocked_by: Annotated[list[str], Field(description="failed checks that keep the gate open")] = []
-    needed_s: Annotated[float | None, Field(description="run length that would decide it")] = None
-    needed_starts: Annotated[int | None, Field(description="trials that takes, where more than the run has")] = None
-    decided_s: Annotated[float | None, Field(description="when interim evidence decided it")] = None
+    blocked_by: Annotated[list[str], Field(description="failed checks that keep it open")] = []
+    needed_s: Annotated[Number, Field(description="run length that would decide it")] = None
+    needed_starts: Annotated[Count, Field(description="trials which that takes, where the run had fewer")] = None
+    decided_s: Annotated[Number, Field(description="when interim evidence decided it")] = None
 
 
-class CheckRow(Row):
+class Check(Row):
     """One condition on the run, without which some gates mean nothing."""
 
     check: str
     ok: bool
-    arm: str | None = None
-    value: float | None = None
-    limit: float | None = None
+    arm: Annotated[str | None, Field(description="null: it concerns all arms")] = None
+    value: Number = None
+    limit: Number = None
     reason: str
     opens: Annotated[list[str], Field(description="kinds of gates that it can keep open")] = []
-    gates: Annotated[list[str], Field(description="the only gates of these kinds that it concerns")] = []
-    shift: Annotated[float | None, Field(description="the most that it can have moved the logarithm of a ratio by")] = (
-        None
-    )
+    gates: Annotated[list[str], Field(description="the only gates of these kinds that it concerns; empty: all")] = []
+    shift: Annotated[Number, Field(description="the most that it can have moved the logarithm of a ratio by")] = None
     remedy: str = ""
 
 
-class RemedyRow(Row):
+class Remedy(Row):
     """What to do about gates of an arm that failed."""
 
     arm: str
@@ -64,31 +72,492 @@ class RemedyRow(Row):
     text: str
 
 
-class AdviceRow(Row):
+class Advice(Row):
     """What would decide the open gates, and what to do about the failed ones."""
 
-    needed_s: float | None = None
+    needed_s: Number = None
     text: str = ""
-    remedies: list[RemedyRow] = []
+    remedies: list[Remedy] = []
 
 
-class Judged(BaseModel):
-    """The part of a summary that decides."""
+class Design(Row):
+    """How the run was made."""
 
-    model_config = ConfigDict(frozen=True)
+    design: str
+    duration_s: float
+    trials: int
+    block_s: float
+    blocks: int
+    planned: Annotated[Count, Field(description="requests")] = None
+    open_loop: bool
+    generator_lag_p99_ms: Number = None
+    pressure: Annotated[str, Field(description="what loaded the machines on purpose, in words")] = ""
+
+
+# --- Arms -------------------------------------------------------------------------------------------------------------
+
+
+class Latency(Row):
+    """Quantiles of one latency."""
+
+    n: int
+    failed: Annotated[int, Field(description="failed requests among them, which count with their deadline")] = 0
+    p50_ms: Number = None
+    p90_ms: Number = None
+    p95_ms: Number = None
+    p99_ms: Number = None
+    p99_9_ms: Number = None
+    max_ms: Number = None
+    mean_ms: Number = None
+
+
+class External(Row):
+    """Where an arm is that tailgate did not start, and what is not known of it."""
+
+    kind: str
+    address: str | None = None
+    model_name: str | None = None
+    notes: list[str] = []
+
+
+class Cause(Row):
+    """What one cause did to an arm's requests."""
+
+    requests: int
+    seconds: Annotated[float, Field(description="in which compiles delayed them, added up")]
+    excursions: Annotated[int, Field(description="requests that took much longer than their length explains")]
+    excess_s: float
+
+
+class ColdCompiles(Row):
+    """Compiles in the cold start."""
+
+    recompiles: int
+
+
+class Compiles(Row):
+    """What compiles did to an arm while it served."""
+
+    serving_events: Count = None
+    recompiles: Count = None
+    cold: ColdCompiles | None = None
+    graph_captures: Count = None
+    limit_hits: Count = None
+    jit_compiles: Count = None
+    eager_fallback_pct: Number = None
+    longest_stall_s: Number = None
+    stall_s_per_min: Number = None
+    requests_hit: Count = None
+    requests_hit_pct: Number = None
+    background_s: Number = None
+    causes: dict[str, Cause] | None = None
+    graph_breaks: Annotated[dict[str, int] | None, Field(description="by place and cause")] = None
+    cudagraph_skips: Annotated[dict[str, int] | None, Field(description="by cause")] = None
+
+
+class Stall(Row):
+    """A stall that clients saw."""
+
+    trial: int
+    offset_s: Number
+    seconds: float
+    cause: Literal["host", "work", "part", "unknown"]
+    requests: Annotated[int, Field(description="in flight")]
+    explained: Annotated[bool | None, Field(description="by a compile event; null where none would be known")]
+
+
+class ClientStalls(Row):
+    """Stalls that clients saw, by cause, and the longest of them."""
+
+    unknown: int
+    host: int
+    work: int
+    part: int
+    detectable_s: Number = None
+    stalls: list[Stall] = []
+
+
+class Padding(Row):
+    """Computed positions that held no token."""
+
+    waste_pct: Number = None
+    prefill_waste_pct: Number = None
+    decode_waste_pct: Number = None
+
+
+class ShapeCost(Row):
+    """A shape that was warmed up."""
+
+    item: str
+    s: float
+
+
+class Startup(Row):
+    """One start of the slowest replica, the mean over trials."""
+
+    serving_s: Number = None
+    load_s: Number = None
+    warmup_s: Number = None
+    compiles: Number = None
+    compile_s: Number = None
+    cache: Annotated[dict[str, int] | None, Field(description="compiles by state of the disk cache")] = None
+    artifact: str | None = None
+    slowest: list[ShapeCost] = []
+    memory_bytes: dict[str, Any] = {}
+
+
+class Memory(Row):
+    """The highest memory of one replica."""
+
+    peak_bytes: Number
+
+
+class Arm(Row):
+    """What one arm did."""
 
     name: str
-    run_id: str = ""
-    created: str | None = None
+    control: bool
+    verdict: Verdict | None = None
+    requests: int
+    failed: int
+    error_pct: Number = None
+    request_rate: Number = None
+    output_token_rate: Number = None
+    goodput_rps: Number = None
+    metrics: Annotated[dict[str, Latency], Field(description="all traffic, by metric")]
+    steady: Annotated[dict[str, Latency], Field(description="without the cold start and what compiles delayed")]
+    cold: Annotated[dict[str, Latency], Field(description="first traffic after ready")]
+    external: External | None = None
+    compile: Compiles
+    client_stalls: ClientStalls
+    padding: Padding
+    startup: Startup
+    memory: dict[str, Memory] | None = None
+
+
+class Comparison(Row):
+    """A quantile of an arm over the control's: of steady traffic of a typical block, else of all its requests."""
+
+    arm: str
+    metric: str
+    quantile: float
+    phase: Literal["steady", "cold", "all"]
+    ratio: Number
+    low: Number = None
+    high: Number = None
+    gate: Annotated[bool, Field(description="whether a gate rests on it")]
+    verdict: Verdict | None = None
+    reason: str
+
+
+# --- Numerics ---------------------------------------------------------------------------------------------------------
+
+
+class Finding(Row):
+    """One figure of a parity measurement, over the control's."""
+
+    name: str
+    value: Number = None
+    low: Number = None
+    high: Number = None
+
+
+class Measured(Row):
+    """What was measured of an arm before the traffic."""
+
+    verdict: Verdict
+    findings: list[Finding] = []
+
+
+class Answer(Row):
+    """How many answers of a replica after the traffic are the control's."""
+
+    same: Count = None
+    of: Count = None
+    cosine: Number = None
+    error: str | None = None
+
+
+class Asked(Row):
+    """How many answers of an external arm are the control's."""
+
+    when: Literal["before", "after"]
+    verdict: Verdict
+    answered: int
+    same: int
+    control_same: int
+
+
+class ArmParity(Row):
+    """What is known of an arm's numerics."""
+
+    name: str
+    measured: Measured | None = None
+    answers: list[Answer] = []
+    asked: list[Asked] = []
+
+
+# --- Compiles and latency over time -----------------------------------------------------------------------------------
+
+
+class ServerState(Row):
+    """The most of each gauge in a stretch, and how many preemptions."""
+
+    running: Number = None
+    waiting: Number = None
+    cache_pct: Number = None
+    preemptions: Number = None
+
+
+class Spike(Row):
+    """A stretch of high latency."""
+
+    arm: str
+    trial: int
+    offset_s: Number
+    seconds: float
+    peak_ms: Number
+    requests: int
+    cause: str
+    event_ids: list[str]
+    explained_pct: Number
+    server: ServerState | None = None
+
+
+class Event(Row):
+    """A compile while serving."""
+
+    event_id: str
+    arm: str
+    replica: str | None = None
+    trial: int
+    kind: str
+    offset_s: Number
+    seconds: float
+    shape: str | None = None
+    reason: str | None = None
+    frame: str | None = None
+    dynamic: bool | None = None
+    cache: str | None = None
+    backend_s: Number = None
+    breaks: list[str] | None = None
+    requests_hit: int
+    requests_behind: Annotated[int, Field(description="in its backlog")]
+    request_ids: list[str]
+
+
+class Point(Row):
+    """One bin of requests by when they were due."""
+
+    trial: int
+    t_s: float
+    n: int
+    failed: int
+    ttft_p50_ms: Number = None
+    ttft_p99_ms: Number = None
+    e2e_p50_ms: Number = None
+    e2e_p99_ms: Number = None
+    e2e_max_ms: Number = None
+
+
+class Series(Row):
+    """Latency over time, by arm."""
+
+    bin_s: float
+    arms: dict[str, list[Point]]
+
+
+class Histogram(Row):
+    """A latency's distribution."""
+
+    edges_ms: list[float]
+    counts: list[int]
+    ecdf: Annotated[list[tuple[float, Number, Number, Number]], Field(description="quantile, value, low, high")]
+
+
+class PageFigures(Row):
+    """What came of an external arm's pages of metrics."""
+
+    arm: str
+    most_running: Number = None
+    most_waiting: Number = None
+    most_cache_pct: Number = None
+    preemptions: Number = None
+    answered: int
+    failed: int
+    late: int
+    why: str | None = None
+
+
+class PageSeries(Row):
+    """The load of one replica over time, a value for each bin."""
+
+    arm: str
+    replica: str | None
+    trial: int
+    t_s: list[float]
+    running: list[Number]
+    waiting: list[Number]
+    cache_pct: list[Number]
+    preemptions: list[Number]
+
+
+class ServerLoad(Row):
+    """The load of external arms by their own account."""
+
+    bin_s: float
+    arms: list[PageFigures]
+    rows: list[PageSeries]
+
+
+# --- How the run went -------------------------------------------------------------------------------------------------
+
+
+class Evidence(Row):
+    """Where the interim evidence on a gate ended."""
+
+    arm: str
+    gate: str
+    unit: str
+    limit: Number
+    verdict: Verdict
+    decided_s: Number
+    value: Number
+    low: Number
+    high: Number
+
+
+class Sequential(Row):
+    """Interim analyses: after every block, with the same chance of error over all of them."""
+
+    alpha: float
+    ended: str | None
+    paths: list[Evidence]
+
+
+class WeightChange(Row):
+    """A change of weights."""
+
+    offset_s: Number
+    action: str
+    weights: dict[str, float]
+    shadows_pct: dict[str, float]
+    reason: str
+
+
+class Ramp(Row):
+    """How a ramp went."""
+
+    candidate: str
+    outcome: str
+    reason: str
+    exposed: Annotated[int, Field(description="requests of the candidate")]
+    hurt: Annotated[int, Field(description="of these, failed or too slow")]
+    rollback_s: Number
+
+
+class JoinedRun(Row):
+    """One of several runs that were judged as one."""
+
+    name: str
+    started: str | None = None
+    machine: str | None = None
+    trials: list[int]
+    missing: list[int] = []
+    seed: Any = None
+    git_commit: str | None = None
+    tailgate: str | None = None
+
+
+class MachineRatio(Row):
+    """A gate's ratio, over all machines (null) or on one."""
+
+    arm: str
+    metric: str
+    quantile: float
+    machine: str | None = None
+    trials: int
+    ratio: Number = None
+    low: Number = None
+    high: Number = None
+    machine_spread: Annotated[Number, Field(description="standard error that machines add, in logarithms")] = None
+
+
+class Joined(Row):
+    """Runs that were judged as one."""
+
+    runs: list[JoinedRun]
+    machines: int
+    differences: list[str]
+    ratios: list[MachineRatio] = []
+
+
+class Summary(Row):
+    """A judged run."""
+
+    schema_: Annotated[Literal[2], Field(alias="schema", description="version of this schema")] = SCHEMA
+    name: str
+    task: Literal["generate", "embed"] = "generate"
+    run_id: str
+    created: Annotated[str | None, Field(description="first request, ISO 8601, UTC")] = None
     overall: Verdict
+    exit_code: Annotated[Literal[0, 3, 99], Field(description="0 PASS, or a search without gates; 3; 99 FAIL")]
     headline: str
     control: str
-    arms: list[dict[str, Any]]
-    gates: list[GateRow]
-    validity: list[CheckRow]
-    advice: AdviceRow
-    design: dict[str, Any]
+    arms: list[Arm]
+    comparisons: list[Comparison]
+    gates: list[Gate]
+    validity: list[Check]
+    advice: Advice
+    design: Design
+    parity: list[ArmParity]
+    spikes: list[Spike]
+    events: Annotated[list[Event], Field(description="the longest first")]
+    series: Series
+    distribution: Annotated[dict[str, dict[str, Histogram]], Field(description="by metric and arm")]
+    server_load: ServerLoad | None = None
+    sequential: Sequential | None = None
+    ramp: Ramp | None = None
+    weights: Annotated[list[WeightChange], Field(description="changes in order")] = []
+    joined: Joined | None = None
+    traffic: Annotated[dict[str, Any], Field(description="what the trials record of it")] = {}
+    machines: Annotated[dict[str, Any], Field(description="what was recorded of them")] = {}
+    frontier: Annotated[dict[str, Any] | None, Field(description="which policy to ship, after a search")] = None
+    environment: Annotated[dict[str, Any], Field(description="what a machine says of itself")] = {}
 
     @classmethod
-    def of(cls, summary: Mapping[str, Any]) -> Judged:
-        return cls.model_validate(summary)
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """The summary that a document holds. Raises pydantic's ValidationError where it holds none."""
+        return cls.model_validate(document)
+
+    def open_parts(self) -> dict[str, Any]:
+        """The parts that have no model, with what their readers need of the others."""
+        return {"machines": self.machines, "frontier": self.frontier, "overall": self.overall, "control": self.control}
+
+    def document(self) -> dict[str, Any]:
+        """The summary in JSON's own types."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def json_schema() -> str:
+    """The JSON Schema of the document."""
+    schema = Summary.model_json_schema(by_alias=True, mode="serialization")
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"urn:tailgate:schema:summary:{SCHEMA}"}
+    return json.dumps(head | _untitled(schema), indent=1, ensure_ascii=False) + "\n"
+
+
+def _untitled(schema: Any) -> Any:
+    """The schema without titles, which repeat names."""
+    if isinstance(schema, list):
+        return [_untitled(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: {name: _untitled(item) for name, item in value.items()} if key == "properties" else _untitled(value)
+        for key, value in schema.items()
+        if key not in ("title", "default")
+    }
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json_schema(), encoding="utf-8")

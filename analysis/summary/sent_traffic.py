@@ -40,9 +40,6 @@ def traffic_facts(run: Run) -> dict[str, Any]:
     # One device for all explains nothing; several may explain a difference.
     if len({str(device) for _, given in devices for device in given.values()}) > 1:
         facts["devices"] = [{"trial": trial, "devices": dict(given)} for trial, given in devices]
-    orders = [(trial.number, trial.info.get("start_order")) for trial in run.trials]
-    if started := [{"trial": trial, "order": order} for trial, order in orders if isinstance(order, list) and order]:
-        facts["start_order"] = started
     return facts
 
 
@@ -51,9 +48,6 @@ def _total(rows: list[Mapping[str, Any]], key: str) -> int:
 
 
 def _template(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
-    counts = [number(row.get("prompts")) or 0.0 for row in rows]
-    means = [number(row.get("mean")) or 0.0 for row in rows]
-    total = sum(counts)
     moved: dict[str, int] = {}
     for row in rows:
         for arm, count in mapping(row.get("moved")).items():
@@ -61,8 +55,7 @@ def _template(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "least": min(int(number(row.get("least")) or 0) for row in rows),
         "most": max(int(number(row.get("most")) or 0) for row in rows),
-        "mean": sum(count * mean for count, mean in zip(counts, means, strict=True)) / total if total else None,
-        "prompts": int(total),
+        "prompts": _total(rows, "prompts"),
         "over_limit": _total(rows, "over_limit"),
         "moved": moved,
     }

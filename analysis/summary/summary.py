@@ -20,13 +20,13 @@ from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.gates.latency import noninferiority_name
-from analysis.judging.gates.parity import GreedyParity, greedy_parities
+from analysis.judging.gates.parity import greedy_parities
 from analysis.judging.judgement import Judgement, judge
-from analysis.judging.remedies import Evidence, Remedy, remedies
+from analysis.judging.remedies import Evidence, remedies
 from analysis.records.documents import write_json
-from analysis.records.plain_values import mapping
+from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import RunRecords, read_run
-from analysis.run.client_stalls import LENGTH_FROM, with_lengths
+from analysis.run.client_stalls import with_lengths
 from analysis.run.pressure import in_words, phases_of
 from analysis.run.run import Run
 from analysis.run.server_load import LoadSamples, load_samples, meanwhile
@@ -41,12 +41,12 @@ from analysis.summary.arms import arm_row
 from analysis.summary.interim import interim_row
 from analysis.summary.joined import joined_facts
 from analysis.summary.machines import machines_row
-from analysis.summary.ramp import ramp_row, weights_row
+from analysis.summary.model import SCHEMA, Summary
+from analysis.summary.ramp import ramp_row, weight_rows
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
 from analysis.summary.server_load import server_load_row
 
-SCHEMA = 1
 EXIT_CODES = {PASS: 0, INCONCLUSIVE: 3, FAIL: 99}
 
 _QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
@@ -68,7 +68,7 @@ def analyze(run_dir: Path, *, seed: int | None = None, slo: Sequence[str] = ()) 
 
 def summary_of(run: Run, judgement: Judgement) -> dict[str, Any]:
     """The summary of a judged run, ready for JSON."""
-    return {key: _plain(value) for key, value in _summary(run, judgement).items()}
+    return Summary.of(_plain(_summary(run, judgement))).document()
 
 
 def _with_targets(records: RunRecords, slo: Sequence[str]) -> RunRecords:
@@ -97,14 +97,13 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "name": run.name,
-        **({"task": EMBED} if run.embeds else {}),
+        "task": EMBED if run.embeds else "generate",
         "run_id": run.run_id,
         "created": _created(run),
         "overall": judgement.overall,
         "exit_code": exit_code({"overall": judgement.overall, "frontier": frontier}),
         "headline": headline_of(frontier) or judgement.headline,
         "control": run.control,
-        "seed": run.seed,
         "arms": [arm_row(run, arm, judgement) for arm in run.arms],
         "comparisons": [
             *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.steady),
@@ -112,33 +111,27 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         ],
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [_check_row(check) for check in judgement.checks],
-        "machines": machines_row(run, judgement),
+        "advice": {
+            "needed_s": judgement.advice.needed_s,
+            "text": judgement.advice.text,
+            "remedies": [asdict(item) for item in remedies(evidence, judgement.gates) if not asks_nothing(frontier)],
+        },
+        "design": _design(run),
         "parity": _parity(run),
         "spikes": [_spike_row(run, spike, load) for spike in spikes],
         "events": _events(run),
         "series": latency_series(run),
-        **({"server_load": told} if (told := server_load_row(run, load)) else {}),
         "distribution": _distribution(run),
-        "design": _design(run),
-        **({"sequential": interim} if (interim := interim_row(run, judgement)) else {}),
-        **({"ramp": ramp} if (ramp := ramp_row(run)) else {}),
-        **({"weights": weights} if (weights := weights_row(run)) else {}),
-        **({"joined": joined} if (joined := joined_facts(run, judgement)) else {}),
-        **({"traffic": traffic} if (traffic := traffic_facts(run)) else {}),
-        **({"frontier": frontier} if frontier else {}),
-        "advice": {
-            "needed_s": judgement.advice.needed_s,
-            "text": judgement.advice.text,
-            "remedies": []
-            if asks_nothing(frontier)
-            else [_remedy_row(item) for item in remedies(evidence, judgement.gates)],
-        },
+        "server_load": server_load_row(run, load),
+        "sequential": interim_row(run, judgement),
+        "ramp": ramp_row(run),
+        "weights": weight_rows(run),
+        "joined": joined_facts(run, judgement),
+        "traffic": traffic_facts(run),
+        "machines": machines_row(run, judgement),
+        "frontier": frontier,
         "environment": run.records.environment,
     }
-
-
-def _remedy_row(item: Remedy) -> dict[str, Any]:
-    return {"arm": item.arm, "gates": list(item.gates), "text": item.text}
 
 
 def _created(run: Run) -> str | None:
@@ -153,35 +146,21 @@ def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:
     return next(row for row in gates if row.arm == item.arm and row.gate == name)
 
 
-_COMPARED = ("arm", "control", "metric", "phase", "quantile")
-_COMPARISON_COLUMNS = (
-    *("ratio", "low", "high", "p_worse", "p_noninferior", "p_inferior", "p_inferior_holm", "autocorrelation"),
-    *("whole", "restart_spread", "margin", "method", "blocks"),
-    *("groups", "trials", "requests"),  # gaps for ITL
-)
-
-
 def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
     """The comparison with the verdict of the gate that rests on it; without one it has no verdict at all."""
+    names = ("arm", "metric", "quantile", "phase", "ratio", "low", "high")
     return {
-        **{name: getattr(item, name) for name in _COMPARED},
+        **{name: getattr(item, name) for name in names},
         "gate": gate is not None,
-        **{name: getattr(item, name) for name in _COMPARISON_COLUMNS},
-        "margin": None if gate is None else item.margin,
-        # What the test alone says; the verdict also heeds the validity checks.
-        "test_verdict": None if gate is None else item.verdict,
         "verdict": None if gate is None else gate.verdict,
         "reason": item.reason if gate is None else gate.reason,
-        "needed_s": None if gate is None else gate.needed_s,
     }
 
 
 def _gate_row(gate: Gate) -> dict[str, Any]:
-    row = asdict(replace(gate, path=None))
-    for name in ("unseen", "interval", "lasting", "path", "allowance"):
-        del row[name]
     low, high = gate.interval
-    return row | {"low": low, "high": high, "decided_s": None if gate.path is None else gate.path.decided_s}
+    decided_s = None if gate.path is None else gate.path.decided_s
+    return asdict(replace(gate, path=None)) | {"low": low, "high": high, "decided_s": decided_s}
 
 
 def _check_row(check: Check) -> dict[str, Any]:
@@ -189,71 +168,52 @@ def _check_row(check: Check) -> dict[str, Any]:
     return {name: getattr(check, name) for name in names} | {"remedy": "" if check.ok else check.remedy}
 
 
-def _asked_row(parity: GreedyParity) -> dict[str, Any]:
-    """What an external arm answered beside the control, before the load or after it."""
-    answers = asdict(parity.answers)
-    shares = {
-        f"{name}_pct": None if (share := answers.pop(name)) is None else 100.0 * share for name in ("low", "high")
-    }
-    return {"when": parity.when, **answers, **shares, "verdict": parity.verdict, "reason": parity.reason}
-
-
-_PARITY_FACTS = ("verdict", "dtype", "reference", "requests", "positions", "vocabulary", "control")
-
-
-def _parity(run: Run) -> dict[str, Any]:
+def _parity(run: Run) -> list[dict[str, Any]]:
     """What was measured of each arm before the traffic, and what its replicas answered after it."""
-    measured = run.records.parity or {}
-    return {
-        **{name: measured.get(name) for name in _PARITY_FACTS},
-        "arms": [
-            {
-                "name": arm,
-                **({"weights": apart} if (apart := run.weights_apart(arm)) else {}),
-                "measured": dict(run.account(arm).parity) or None,
-                "answers": [dict(row) for row in run.account(arm).answers],
-                **({"asked": asked} if (asked := [_asked_row(item) for item in greedy_parities(run, arm)]) else {}),
-            }
-            for arm in run.arms
-        ],
-    }
+    return [
+        {
+            "name": arm,
+            "measured": dict(run.account(arm).parity) or None,
+            "answers": [dict(row) for row in run.account(arm).answers],
+            "asked": [
+                {**asdict(item.answers), "when": item.when, "verdict": item.verdict}
+                for item in greedy_parities(run, arm)
+            ],
+        }
+        for arm in run.arms
+    ]
 
 
 def _spike_row(run: Run, spike: Spike, load: Sequence[LoadSamples]) -> dict[str, Any]:
-    row = asdict(spike)
-    place = {name: row.pop(name) for name in ("arm", "trial", "start_ns", "end_ns")}
-    told = meanwhile(load, **place)
-    beside = {} if told is None else {"server": asdict(told)}
-    return {**place, "offset_s": run.offset_s(spike.trial, spike.start_ns), "metric": "e2e", **row, **beside}
+    reported = meanwhile(load, arm=spike.arm, trial=spike.trial, start_ns=spike.start_ns, end_ns=spike.end_ns)
+    return {
+        **asdict(spike),
+        "offset_s": run.offset_s(spike.trial, spike.start_ns),
+        "seconds": (spike.end_ns - spike.start_ns) / SECOND,
+        "server": None if reported is None else asdict(reported),
+    }
 
 
-_EVENT_FIELDS = ("event_id", "trial", "arm", "replica", "kind", "start_ns", "end_ns")
-_EVENT_COLUMNS = (
-    *("compile_id", "frame", "reason", "shape", "dynamic", "cache", "batch_id", "backend_ns", "phase"),
-    *("autotune_ns", "guards", "nodes", "kernels", "breaks"),
-)
+_EVENT_COLUMNS = ("frame", "reason", "shape", "dynamic", "cache", "breaks")
 
 
 def _events(run: Run) -> list[dict[str, Any]]:
     """Serving events of all arms, those that cost requests most first."""
     joined = zip(run.events, run.attribution.event_requests, run.attribution.event_backlog, strict=True)
-    rows = [
+    found = [item for item in joined if item[0].serving]
+    found.sort(key=lambda item: (-item[0].seconds, -item[1].size, item[0].arm, item[0].start_ns, item[0].event_id))
+    return [
         {
-            **{name: getattr(event, name) for name in _EVENT_FIELDS},
+            **{name: getattr(event, name) for name in ("event_id", "trial", "arm", "replica", "kind", "seconds")},
             **{name: event.row.get(name) for name in _EVENT_COLUMNS},
-            **{name: event.row[name] for name in (LENGTH_FROM,) if name in event.row},
+            "backend_s": None if (backend := number(event.row.get("backend_ns"))) is None else backend / SECOND,
             "request_ids": list(event.request_ids[:_MOST_REQUEST_IDS]),
-            "request_count": len(event.request_ids),
-            "seconds": event.seconds,
             "requests_hit": int(hit.size),
             "requests_behind": int(behind.size),
             "offset_s": run.offset_s(event.trial, event.start_ns),
         }
-        for event, hit, behind in joined
-        if event.serving
+        for event, hit, behind in found[:_MOST_EVENTS]
     ]
-    rows.sort(key=lambda row: (-row["seconds"], -row["requests_hit"], row["arm"], row["start_ns"], row["event_id"]))
-    return rows[:_MOST_EVENTS]
 
 
 def _distribution(run: Run) -> dict[str, Any]:
@@ -281,7 +241,7 @@ def _distribution(run: Run) -> dict[str, Any]:
                 "counts": np.diff(np.searchsorted(ordered, edges)).tolist(),  # none is as large as the last edge
                 "ecdf": curve,
             }
-    return {"metrics": metrics}
+    return metrics
 
 
 def _design(run: Run) -> dict[str, Any]:
@@ -295,7 +255,7 @@ def _design(run: Run) -> dict[str, Any]:
         "planned": sum(planned.values()) if planned else None,
         "open_loop": bool(run.requests.scheduled.all()) if open_loop is None else open_loop,
         "generator_lag_p99_ms": run.generator_lag_ms,
-        **({"pressure": sentence} if (sentence := in_words(phases_of(run.records.experiment))) else {}),
+        "pressure": in_words(phases_of(run.records.experiment)),
     }
 
 

@@ -1,1 +1,1 @@
-"""The test bed: the machines of a run, and how they behaved."""
+"""The machine monitor: the machines of a run, and how they behaved."""

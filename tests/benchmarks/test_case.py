@@ -195,8 +195,9 @@ def test_nothing_else_is_in_the_gallery() -> None:
 
 def test_a_part_of_a_page_is_shown_under_its_head() -> None:
     page = '<head>\n<meta http-equiv="Content-Security-Policy" content="default-src">\n</head>\n<body>'
-    hidden = "main > section:not(#interim), footer { display: none }"
-    assert alone(page, "interim") == f"<head>\n<style>{hidden}</style>\n</head>\n<body>"
+    folded = '<details class="section" id="interim"'
+    hidden = "main > :not(#interim), footer { display: none }"
+    assert alone(f"{page}{folded}>", "interim") == f"<head>\n<style>{hidden}</style>\n</head>\n<body>{folded} open>"
 
 
 WINDOW_S = 600.0

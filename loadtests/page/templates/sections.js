@@ -450,7 +450,7 @@ function showChecks({ look }) {
   renew(at("[data-checks]"), worst, good.length ? fold : null);
 }
 
-// --- test bed ---------------------------------------------------------------------------------------------------------
+// --- machines ---------------------------------------------------------------------------------------------------------
 
 function spark(values) {
   const known = values.filter(isNumber);

@@ -204,7 +204,6 @@ def test_an_arm_that_cannot_see_its_compilers_never_passes_the_gates_on_compiles
     summary = analyze(directory)
     assert gate(summary)["verdict"] == verdict
     assert BLIND in failed(summary)["telemetry"]
-    assert [arm["compile"]["blind_spots"] for arm in summary["arms"]] == [[], [BLIND]]
 
 
 def stopped(directory, *at_s, seconds=3.0, control=(), gates=BUDGET, **changes):

@@ -194,7 +194,7 @@ def test_the_summary_names_runs_and_machines(tmp_path):
         ("run-0", "a", [1, 2]),
         ("run-1", "b", [3]),
     ]
-    assert [row["machine"] for row in facts["machines"]] == ["a", "b"]
+    assert facts["machines"] == 2
     assert [row["machine"] for row in facts["ratios"]] == [None, "a", "b"]
     assert summary["environment"]["machine"] == "a; b"
     again = analyze(tmp_path / "joined")

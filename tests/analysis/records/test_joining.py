@@ -1,6 +1,5 @@
 """Several runs read as one: what each trial and request is called, and which runs are refused."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -170,7 +169,7 @@ def test_of_searches_an_arm_is_dropped_that_each_dropped():
 
 
 TORCH = replace(SHORT, environment={"versions": {"torch": "2.12.0"}})
-TUNED = FakeArm(name="compiled", config={"compile": {"enabled": True, "mode": "max-autotune"}})
+TUNED = FakeArm(name="compiled", config={"compile": {"mode": "max-autotune"}})
 
 
 @pytest.mark.parametrize(
@@ -267,27 +266,3 @@ def test_a_list_that_cannot_be_followed_is_refused_in_a_line(tmp_path):
     ):
         path.write_text(content)
         assert said in refusal(RecordError, read_run, folder)
-
-
-def test_an_arm_that_a_run_never_started_is_compared_between_those_that_did(tmp_path):
-    directories = runs_in(tmp_path, SHORT, SHORT, SHORT)
-
-    def resolve(directory: Path, **slots: int) -> None:
-        for path in directory.glob("trial-*/trial.json"):
-            info = json.loads(path.read_text())
-            info["arms"] = [
-                {**row, "config": {"engine": {"slots": slots[row["name"]]}}}
-                for row in info["arms"]
-                if row["name"] in slots
-            ]
-            write_document(path, info)
-
-    control, arm = sorted(
-        row["name"] for row in json.loads((directories[0] / "trial-01/trial.json").read_text())["arms"]
-    )
-    resolve(directories[0], **{control: 8})
-    resolve(directories[1], **{control: 8, arm: 8})
-    resolve(directories[2], **{control: 8, arm: 8})
-    assert joined(tmp_path / "joined", directories).joined
-    resolve(directories[2], **{control: 8, arm: 9})
-    assert f"arms.{arm}.engine.slots 9" in not_joined(*directories)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
+from analysis.summary.model import Summary
 from tests.golden.recorded import golden
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -26,15 +28,6 @@ def demo() -> dict[str, Any]:
 @pytest.fixture
 def rollout() -> dict[str, Any]:
     return golden("rollout")
-
-
-@pytest.fixture
-def sharing(demo: dict[str, Any]) -> dict[str, Any]:
-    """The demo with one reason for several open gates of each arm."""
-    for gate in demo["gates"]:
-        if gate["kind"] == "noninferiority":
-            gate["reason"] = "So few blocks set no limits."
-    return demo
 
 
 def changed(value: Any, change: Callable[[Any], Any], *, keys: bool = False) -> Any:
@@ -60,8 +53,21 @@ def hostile(demo: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def nulls(demo: dict[str, Any]) -> dict[str, Any]:
-    """The demo with null for every number."""
-    return changed(demo, lambda item: item if isinstance(item, str | bool) else None)
+    """The demo with null for every number that may be unknown."""
+
+    def unknown(model: type[BaseModel], row: dict[str, Any]) -> dict[str, Any]:
+        return {key: emptied(model.model_fields.get(key), value) for key, value in row.items()}
+
+    def emptied(field: Any, value: Any) -> Any:
+        if field is None or field.annotation in (float | None, int | None):
+            return None if field else value
+        (part, *_) = (kind for kind in (*get_args(field.annotation), None) if kind is None or is_row(kind))
+        return [unknown(part, row) for row in value] if part and isinstance(value, list) else value
+
+    def is_row(kind: object) -> bool:
+        return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+    return unknown(Summary, demo)
 
 
 class Page(HTMLParser):

@@ -13,6 +13,7 @@ from analysis.report import arms, html_report, markdown_report, stalls, verdict_
 from analysis.report.frontier import answer, costs, holdings, pairs, picture
 from analysis.report.terminal import frontier_words
 from analysis.report.values import rate
+from analysis.summary.model import Summary as Model
 from analysis.summary.summary import analyze
 from tests.analysis.checks.test_telemetry import stopped
 from tests.analysis.judging.test_load_steps import write_search
@@ -106,7 +107,7 @@ def test_replicas_share_the_load_of_their_arm(tmp_path: Path) -> None:
 
 
 def test_the_terminal_says_what_would_decide_a_search_and_which_runs_it_joins(searched: Summary) -> None:
-    joined = {"runs": [{}, {}], "machines": [{}]}
+    joined = {"runs": [{"name": "a", "trials": [1]}, {"name": "b", "trials": [2]}], "machines": 1, "differences": []}
     summary = {**searched, "overall": "INCONCLUSIVE", "advice": {"text": "Run it again."}, "joined": joined}
     for gated in (False, True):
         shown = " ".join(frontier_words(summary, gated=gated).split())
@@ -115,7 +116,7 @@ def test_the_terminal_says_what_would_decide_a_search_and_which_runs_it_joins(se
 
 
 def startup(summary: Summary) -> dict[str, tuple[str, ...]]:
-    return {f"{row.group}: {row.name}": row.values for row in arms.startup_costs(summary)}
+    return {f"{row.group}: {row.name}": row.values for row in arms.startup_costs(Model.of(summary))}
 
 
 def test_every_known_part_of_the_start_has_a_row(demo: Summary) -> None:
@@ -130,7 +131,7 @@ def test_every_known_part_of_the_start_has_a_row(demo: Summary) -> None:
     demo["arms"][1]["startup"]["artifact"] = "118b37521756ef99"
     assert startup(demo)[artifact] == ("–", "118b37521756ef99", "–")
     for arm in demo["arms"]:
-        del arm["startup"]
+        arm["startup"] = {}
     assert startup(demo) == {}
 
 
@@ -150,23 +151,23 @@ def test_shapes_read_as_inspect_writes_them() -> None:
 
 
 def test_the_loss_of_quantised_weights_has_its_interval(demo: Summary) -> None:
-    assert arms.parity(demo) == []
+    assert arms.parity(Model.of(demo)) == []
     name = demo["arms"][-1]["name"]
     findings = [
         {"name": "kl", "verdict": "PASS", "value": 0.00504, "low": 0.000467, "high": 0.0055, "limit": 0.05},
     ]
     measured = {"name": name, "verdict": "PASS", "findings": findings, "figures": {}, "reasons": []}
-    demo["parity"] = {"control": None, "arms": [{"name": name, "measured": measured, "answers": []}]}
+    demo["parity"] = [{"name": name, "measured": measured}]
     demo["arms"][-1]["startup"]["memory_bytes"]["quantised_weights"] = 98_240
-    found = {row.name: row.values for row in arms.parity(demo)}
+    found = {row.name: row.values for row in arms.parity(Model.of(demo))}
     assert found["kl"] == ("–", "–", "0.00504 [0.000467, 0.0055]")
     assert "0.00504" in html_report(demo)
-    memory = [row.name for row in arms.startup_costs(demo) if row.group == "Memory"]
+    memory = [row.name for row in arms.startup_costs(Model.of(demo)) if row.group == "Memory"]
     assert memory[memory.index("weights") + 1] == "of which quantised"
 
 
 def test_a_stall_that_no_compile_event_explains_is_listed(tmp_path: Path) -> None:
     summary = stopped(tmp_path / "run", 100)
-    (line,) = stalls.longest_stalls(summary).rows
+    (line,) = stalls.longest_stalls(Model.of(summary)).rows
     assert (line["Arm"], line["At"], line["Cause"]) == ("compiled", "100 s", "unexplained")
     assert "unexplained" in html_report(summary)

@@ -19,6 +19,7 @@ from analysis.report import values, verdict_table, write_reports
 from analysis.report.brief import brief_of
 from analysis.report.junit import junit_xml
 from analysis.report.markdown import code, markdown_report, prose
+from analysis.summary.model import Summary as Model
 from analysis.wording import counted
 from tests.golden.recorded import GOLDEN, RUNS, encoded, golden, summary_of
 
@@ -109,7 +110,7 @@ def gate(name: str, reason: str, *, verdict: str = "INCONCLUSIVE", **more: Any) 
 
 
 def brief_with(demo: Summary, *gates: Summary, **more: Any) -> Any:
-    return brief_of({**demo, "gates": list(gates), "overall": "INCONCLUSIVE", **more})
+    return brief_of(Model.of({**demo, "gates": list(gates), "overall": "INCONCLUSIVE", **more}))
 
 
 def test_a_gate_has_one_sentence_and_failed_gates_come_first(demo: Summary) -> None:
@@ -146,7 +147,7 @@ def test_an_open_arm_says_what_its_values_alone_would_give(
 
 
 def test_the_next_command_is_that_of_a_remedy_of_a_blocking_check_or_a_longer_run(demo: Summary) -> None:
-    assert brief_of(demo).next == "tailgate inspect experiment.toml --arm compiled-naive"
+    assert brief_of(Model.of(demo)).next == "tailgate inspect experiment.toml --arm compiled-naive"
     advice = {"needed_s": 900.0, "text": "Longer.", "remedies": []}
     undecided = gate("errors", "?", blocked_by=["other work"])
     design = demo["design"] | {"trials": 2}
@@ -166,7 +167,7 @@ def test_a_check_limits_the_run_unless_the_verdict_allows_for_what_it_saw(demo: 
 
 def test_a_ratio_of_the_brief_is_that_of_its_gate(demo: Summary) -> None:
     rows = {(row["arm"], row["gate"]): row for row in demo["gates"]}
-    for arm in brief_of(demo).treatments:
+    for arm in brief_of(Model.of(demo)).treatments:
         figures = {figure.name: figure.value for figure in arm.figures}
         assert figures["p99 TTFT"] == values.fine_ratio(rows[arm.name, "noninferiority p99_ttft"]["value"])
 

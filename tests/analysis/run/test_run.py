@@ -155,7 +155,7 @@ def test_each_stretch_of_requests_is_held_to_its_weights(eager, compiled, ok, tm
     (check,) = [item for item in judge(run).checks if item.check == "sample ratio"]
     assert check.ok is ok
     assert ("stretch 3" in check.reason) is not ok
-    changes = analyze(directory)["weights"]["changes"]
+    changes = analyze(directory)["weights"]
     assert [(row["action"], row["offset_s"]) for row in changes] == [("start", -1), ("set by hand", 300)]
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +20,8 @@ from analysis.report.html import html_report
 from analysis.report.markdown import markdown_report
 from analysis.report.terminal import verdict_table
 from analysis.run.run import Run
-from analysis.summary import summary as summaries
-from analysis.summary.summary import SCHEMA, analyze, exit_code
+from analysis.summary.model import SCHEMA, Summary, json_schema
+from analysis.summary.summary import analyze, exit_code
 from benchmarks.simulation.detection import CONTROL, TREATMENT
 from benchmarks.simulation.records import write_requests
 from benchmarks.simulation.scenario import Scenario
@@ -28,9 +29,9 @@ from benchmarks.simulation.scenario import run as simulated
 from tests.fakes.machines import FakeBed, Trouble, tell
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.simulated import write_external
-from tests.fakes.summary_schema import FOLDER, PUBLISHED, hold
 from tests.golden.recorded import RUNS, golden
 
+FOLDER = Path(__file__).resolve().parents[3] / "docs" / "schema"
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 9000}
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=5 + 10 * step, seconds=3 + step) for step in range(6)])
 SHORT = FakeRun(duration_s=90, rate=2)
@@ -106,8 +107,7 @@ def test_targets_of_the_command_line_replace_those_of_the_experiment(tmp_path):
 
 def test_a_comparison_that_a_check_forbids_is_open(tmp_path):
     rows = summary_of(tmp_path, FakeRun(lag_ms=500.0))["comparisons"]
-    found = {(row["phase"], row["test_verdict"], row["verdict"]) for row in rows if row["gate"]}
-    assert found == {("steady", "PASS", "INCONCLUSIVE")}
+    assert {(row["phase"], row["verdict"]) for row in rows if row["gate"]} == {("steady", "INCONCLUSIVE")}
 
 
 def test_the_summary_is_json_and_its_series_and_distributions_count_every_request(clean):
@@ -119,7 +119,7 @@ def test_the_summary_is_json_and_its_series_and_distributions_count_every_reques
         assert places == sorted(places)
         assert all(point["ttft_p50_ms"] <= point["ttft_p99_ms"] <= point["e2e_max_ms"] for point in points)
         for metric in ("ttft", "e2e"):
-            curve = clean["distribution"]["metrics"][metric][arm["name"]]
+            curve = clean["distribution"][metric][arm["name"]]
             assert sum(curve["counts"]) == arm["requests"]
             assert len(curve["edges_ms"]) == len(curve["counts"]) + 1
             for _, value, low, high in curve["ecdf"]:
@@ -133,7 +133,7 @@ def test_metrics_are_those_of_the_records(tmp_path):
     e2e = [(row["end_ns"] - row["scheduled_ns"]) / 1e6 for row in rows if row["arm"] == "eager"]
     eager = arms_of(analyze(directory))["eager"]
     assert eager["metrics"]["e2e"]["p99_ms"] == pytest.approx(np.quantile(e2e, 0.99), rel=1e-6)
-    assert eager["metrics"]["e2e"]["n"] == eager["requests"] == eager["ok"] == len(e2e)
+    assert eager["metrics"]["e2e"]["n"] == eager["requests"] == len(e2e)
     assert eager["request_rate"] == pytest.approx(len(e2e) / 60)
 
 
@@ -141,10 +141,9 @@ def test_arms_have_their_phases_padding_start_and_verdict(clean):
     eager, compiled = clean["arms"]
     assert compiled["cold"]["e2e"]["n"] > 0
     assert compiled["cold"]["e2e"]["n"] + compiled["steady"]["e2e"]["n"] == compiled["metrics"]["e2e"]["n"]
-    assert (compiled["padding"]["waste_pct"], compiled["padding"]["tokens"]) == (pytest.approx(25.0), 600)
+    assert compiled["padding"]["waste_pct"] == pytest.approx(25.0)
     assert (compiled["startup"]["load_s"], compiled["startup"]["warmup_s"]) == (1.0, 2.0)
-    assert (compiled["compile"]["warmup_events"], compiled["compile"]["warmup_s"]) == (1, 5.0)
-    assert [row["verdict"] for row in eager["slo"]] == ["PASS", "PASS"]
+    assert (compiled["startup"]["compiles"], compiled["startup"]["compile_s"]) == (1, 5.0)
     assert (eager["verdict"], compiled["verdict"]) == (None, "PASS"), "the control has none"
 
 
@@ -152,7 +151,7 @@ def test_compiles_are_kept_out_of_steady_and_explain_the_spikes(tmp_path):
     summary = summary_of(tmp_path, FakeRun(arms=(EAGER, NAIVE)))
     events = summary["events"]
     assert [event["seconds"] for event in events] == [8, 7, 6, 5, 4, 3]
-    assert all(event["requests_hit"] > 0 and event["phase"] == "serving" for event in events)
+    assert all(event["requests_hit"] > 0 for event in events)
     assert events[0]["offset_s"] == pytest.approx(55)
     worst = summary["spikes"][0]
     assert (worst["arm"], worst["cause"]) == ("naive", "recompiled")
@@ -173,31 +172,22 @@ def test_without_telemetry_only_waits_that_a_server_reported_are_known(compiles,
     assert compiled["compile"]["longest_stall_s"] == (stall_s and pytest.approx(stall_s, rel=0.2))
 
 
-def schemas_in(schema):
-    for item in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        yield from schemas_in(item)
-    if isinstance(schema, dict):
-        yield schema
-
-
-def test_the_schema_carries_its_version_and_describes_every_number():
-    Draft202012Validator.check_schema(PUBLISHED)
-    assert PUBLISHED["$id"] == f"urn:tailgate:schema:summary:{SCHEMA}"
-    assert PUBLISHED["properties"]["schema"]["const"] == SCHEMA == golden("demo")["schema"]
-    assert [path.name for path in FOLDER.glob("*.json")] == [f"summary-{SCHEMA}.schema.json"]
-    items = [pair for schema in schemas_in(PUBLISHED) for pair in (schema.get("properties") or {}).items()]
-    numbers = [(key, item) for key, item in items if re.search("number|integer", str(item.get("type")))]
-    assert numbers
-    assert [key for key, item in numbers if not item.get("description")] == []
+def test_the_published_schema_is_that_of_the_models_and_holds_the_golden_summaries():
+    published = FOLDER / f"summary-{SCHEMA}.schema.json"
+    assert published.read_text(encoding="utf-8") == json_schema(), "run `make schema`"
+    assert [path.name for path in FOLDER.glob("*.json")] == [published.name]
+    schema = json.loads(json_schema())
+    Draft202012Validator.check_schema(schema)
     for name in RUNS:
-        hold(golden(name), name)
+        assert list(Draft202012Validator(schema).iter_errors(golden(name))) == []
 
 
-def test_a_key_that_the_schema_does_not_describe_fails_the_test_that_makes_it(tmp_path, monkeypatch):
-    real = summaries._summary
-    monkeypatch.setattr(summaries, "_summary", lambda *args: real(*args) | {"surprise": 1})
-    with pytest.raises(AssertionError, match="surprise"):
-        summary_of(tmp_path, FakeRun(duration_s=60.0, rate=2.0))
+def test_each_part_of_the_document_is_described_and_what_no_model_declares_is_not_written():
+    schema = json.loads(json_schema())
+    assert [name for name, part in schema["$defs"].items() if not part.get("description")] == []
+    document = golden("demo") | {"surprise": 1}
+    assert "surprise" not in Summary.of(document).document()
+    assert Summary.of(document).document() == golden("demo")
 
 
 def on_machines(path, *troubles, watched=True, **more):
@@ -249,13 +239,12 @@ def test_a_run_of_embeddings_is_judged_and_shown_without_tokens(tmp_path):
     assert naive["recompiles"] == "FAIL"
     assert not any("ttft" in gate or "itl" in gate for gate in (*padded, *naive))
     assert {row["metric"] for row in summary["comparisons"]} == {"e2e"}
-    assert {row["rate"] for row in summary["rates"]} == {"goodput", "requests"}
-    assert (summary["task"], list(summary["distribution"]["metrics"])) == ("embed", ["e2e"])
+    assert (summary["task"], list(summary["distribution"])) == ("embed", ["e2e"])
     for arm in summary["arms"]:
         assert [list(arm[part]) for part in ("metrics", "steady", "cold")] == [["e2e"]] * 3
-        assert arm["output_tokens"] is arm["output_token_rate"] is None
+        assert arm["output_token_rate"] is None
     eager, padded, _ = summary["arms"]
-    assert (eager["failed"], eager["ok"]) == (0, eager["requests"]), "an answer without tokens has not failed"
+    assert eager["failed"] == 0, "an answer without tokens has not failed"
     assert 0 < padded["failed"] < 0.01 * padded["requests"]
     page = html_report(summary).partition("<script")[0]
     for report in (markdown_report(summary), verdict_table(summary, width=120), page):

@@ -319,10 +319,8 @@ def test_a_search_of_another_experiment_is_not_continued(tmp_path: Path) -> None
     assert_refused(slower, "traffic.timeout_s 5 (in ", " 3)", "--allow-different traffic.timeout_s")
     assert_refused(experiment(), "seed 3", "--seed")
     assert_refused(experiment(seed=4, arms=TWO_ARMS), "arms")
-    for path in ended.run_dir.glob("trial-*/trial.json"):
-        info = json.loads(path.read_text())
-        info["arms"][0]["config"]["engine"]["slots"] = 99
-        write_document(path, info)
+    path = ended.run_dir / "experiment.toml"
+    path.write_text(path.read_text().replace("slots = 8", "slots = 99"))
     assert_refused(experiment(seed=4), "engine.slots 8 (in ", " 99)")
     (ended.run_dir / "frontier.json").unlink()
     assert_refused(experiment(), "frontier.json")
