@@ -57,7 +57,7 @@ class Rule:
     sound: str = ""  # the sentence of a check that holds, in the first of its rules
     remedy: str = ""  # empty where a longer run is the answer
     opens: tuple[str, ...] = ESTIMATES  # kinds of gates that a failure turns INCONCLUSIVE
-    stands: tuple[str, ...] = ("recompile", "error")  # kinds whose FAIL stands all the same, as counts of what happened
+    keeps: tuple[str, ...] = ("recompile", "error")  # kinds whose FAIL it keeps, as counts of what happened
     rank: int = FAULT
     at_end: bool = False  # only the end of a run can tell
     lasting: bool = False  # no longer run passes it: what it saw stays in the records

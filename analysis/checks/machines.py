@@ -209,7 +209,7 @@ FOREIGN: Rule = Rule(
     find=lambda seen: _rows(FOREIGN, seen, foreign_work(seen.machines)),
     sound="Nothing else ran on the machines that counts.",
     remedy="Stop what else runs on the card (`nvidia-smi` lists it), or use another one.",
-    opens=(*ESTIMATES, "memory"),  # others' memory on a card cannot be told from the arm's
+    opens=(*ESTIMATES, "memory"),  # others' memory on a card looks like the arm's
     slows=True,
     rank=MACHINES,
 )

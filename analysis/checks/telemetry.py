@@ -199,7 +199,7 @@ STEPS = Rule(name="telemetry", find=_steps, remedy=_REMEDY, by_step=True)
 
 
 def _unknown(seen: Evidence) -> Iterable[Check]:
-    """A pause of the allocator, a first load of a kernel or a compiler that is not watched delays users as long as a
+    """A pause of the allocator, a first load of a kernel or a compiler that is not recorded delays users as long as a
     compile, and one in half an hour moves no p99. What every server with work in flight bore is the host's, and what
     its prompts take is work."""
     run = seen.run

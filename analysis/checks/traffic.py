@@ -213,7 +213,7 @@ CONTROL_ERRORS = Rule(
     find=_control_errors,
     sound="The control works.",
     opens=(*ESTIMATES, "error"),
-    stands=("recompile",),
+    keeps=("recompile",),
     in_search=False,
 )
 
