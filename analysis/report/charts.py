@@ -38,7 +38,6 @@ def chart_data(summary: Summary) -> dict[str, Any]:
             for name, stall in unexplained_stalls(summary)
         ],
         "machines": _machines(summary.machines, index),
-        "server_load": _server_load(summary, index),
         "limits": _limits(summary),
         "distribution": {
             metric: [_outline(arms.get(name)) for name in names] for metric, arms in summary.distribution.items()
@@ -125,24 +124,6 @@ def _machines(machines: Row, index: Mapping[str, int]) -> dict[str, Any] | None:
             }
         )
     return {**{key: at(series, key) for key in ("bin_s", "stretch_s")}, "rows": shown} if shown else None
-
-
-def _server_load(summary: Summary, index: Mapping[str, int]) -> dict[str, Any] | None:
-    """What the pages of external arms say, a row a page and trial, with the colour of the arm."""
-    load = summary.server_load
-    if load is None or not load.rows:
-        return None
-    columns = ("t_s", "running", "waiting", "cache_pct", "preemptions")
-    shown = [
-        {
-            "trial": row.trial,
-            "arm": index.get(row.arm),
-            "label": text(row.replica or row.arm),
-            **{key: [_rounded(item) for item in getattr(row, key)] for key in columns},
-        }
-        for row in load.rows
-    ]
-    return {"bin_s": load.bin_s, "rows": shown}
 
 
 def _machine(row: Row) -> tuple[str, ...]:
