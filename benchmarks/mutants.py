@@ -35,6 +35,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
+    "analysis/checks",
     "analysis/judging",
     "analysis/records",
     "analysis/statistics",

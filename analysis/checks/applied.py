@@ -91,7 +91,7 @@ def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
     if not failed:
         return gate
     blocked = tuple(dict.fromkeys(check.check for check in failed))
-    if gate.verdict == FAIL and all(gate.kind in check.rule.stands for check in failed):
+    if gate.verdict == FAIL and all(gate.kind in check.rule.keeps for check in failed):
         return gate
     if gate.verdict == INCONCLUSIVE:
         return replace(gate, blocked_by=blocked)

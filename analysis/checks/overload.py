@@ -185,7 +185,7 @@ OVERLOAD = Rule(
     find=_overload,
     sound="No arm was overloaded together with the control.",
     opens=("noninferiority", "slo"),
-    stands=("recompile", "error", "slo"),
+    keeps=("recompile", "error", "slo"),
     rank=OVERLOADED,
     in_search=False,  # a search overloads the arms on purpose
 )

@@ -19,9 +19,8 @@ from analysis.judging.gates.compiles import COMPILE_GATES, cold_ends, may_compil
 from analysis.records.placing import words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.client_stalls import UNKNOWN, ArmStalls, Stall, compile_windows, is_explained
-from analysis.run.compiled import CompiledSteps, compiled_steps
 from analysis.run.run import Run
-from analysis.run.startup import blind_spots
+from analysis.run.startup import CompiledSteps, blind_spots, compiled_steps
 from analysis.run.trials import Trial
 from analysis.wording import counted, digits, sentence
 
@@ -200,7 +199,7 @@ STEPS = Rule(name="telemetry", find=_steps, remedy=_REMEDY, by_step=True)
 
 
 def _unknown(seen: Evidence) -> Iterable[Check]:
-    """A pause of the allocator, a first load of a kernel or a compiler that is not watched delays users as long as a
+    """A pause of the allocator, a first load of a kernel or a compiler that is not recorded delays users as long as a
     compile, and one in half an hour moves no p99. What every server with work in flight bore is the host's, and what
     its prompts take is work."""
     run = seen.run

@@ -5,7 +5,7 @@ Each trial has one of the two arms, so they are judged as arms of separate runs 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -22,6 +22,7 @@ from analysis.records.tables import RecordError
 from analysis.run.arm_account import replica_names
 from analysis.run.client_stalls import with_lengths
 from analysis.run.run import Run
+from analysis.run.trials import takes_part
 
 BASELINE, CANDIDATE = "baseline", "candidate"
 _RESULT_ARM = "server"  # the arm of another tool's result file
@@ -94,6 +95,8 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
             f"{baseline.name} and {candidate.name} cannot be compared, since they differ in "
             f"{'; '.join(wrong[:_MOST_LISTED])}{rest}: run both with one experiment"
         )
+    if one.get("traffic.arrivals") == "saturation":
+        raise RecordError(f"{candidate.name} searched for the load that its arms hold: give runs of `tailgate run`")
     sides = [(run, own, name) for run, own, name in zip(runs, arms, (BASELINE, CANDIDATE), strict=True)]
     return Pair(
         run=with_lengths(Run.of(_of_two_arms(records, sides, gates))),
@@ -195,17 +198,24 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
         "parity": {},
     }
     environment = {**records.environment, **sides[1][0].documents.environment}
-    infos = [_info(info, *_side_of(sides, int(info["trial"]))) for info in records.trials]
+    infos = []
+    absent = []  # trials that the arm was not part of
+    for info in records.trials:
+        arm, name = _side_of(sides, int(info["trial"]))
+        if takes_part(info, arm):
+            infos.append(_info(info, arm, name))
+        else:
+            absent.append(int(info["trial"]))
     return replace(
         records,
         experiment=experiment,
         environment=environment,
         trials=tuple(infos),
-        requests=_rows(records.requests, sides),
-        events=None if records.events is None else _rows(records.events, sides),
-        steps=None if records.steps is None else _rows(records.steps, sides),
-        bed=None if records.bed is None else _rows(records.bed, sides, others=True),
-        server_load=None if records.server_load is None else _rows(records.server_load, sides),
+        requests=_rows(records.requests, sides, absent),
+        events=None if records.events is None else _rows(records.events, sides, absent),
+        steps=None if records.steps is None else _rows(records.steps, sides, absent),
+        bed=None if records.bed is None else _rows(records.bed, sides, absent, others=True),
+        server_load=None if records.server_load is None else _rows(records.server_load, sides, absent),
         parity=None,
         answers=(),
         search=None,
@@ -222,13 +232,14 @@ def _side_of(sides: Sequence[_Side], trial: int) -> tuple[str, str]:
     return next((arm, name) for run, arm, name in sides if trial in run.trials.values())
 
 
-def _rows(rows: pa.Table, sides: Sequence[_Side], *, others: bool = False) -> pa.Table:
+def _rows(rows: pa.Table, sides: Sequence[_Side], absent: Sequence[int], *, others: bool = False) -> pa.Table:
     """The rows of the two arms under their new names; with `others` also those of no arm, or of another."""
     place = rows.schema.get_field_index("arm")
     kept = []
     taken = pa.repeat(pa.scalar(False), rows.num_rows)
     for run, arm, name in sides:
-        of_run = pc.is_in(rows.column("trial"), value_set=pa.array(list(run.trials.values()), pa.int32()))
+        trials = pa.array([trial for trial in run.trials.values() if trial not in absent], pa.int32())
+        of_run = pc.is_in(rows.column("trial"), value_set=trials)
         own = pc.fill_null(pc.and_(of_run, pc.equal(rows.column("arm"), arm)), False)
         taken = pc.or_(taken, own)
         part = rows.filter(own)
@@ -240,23 +251,21 @@ def _rows(rows: pa.Table, sides: Sequence[_Side], *, others: bool = False) -> pa
 def _info(info: Mapping[str, Any], arm: str, name: str) -> dict[str, Any]:
     """trial.json of a trial as one of `arm` alone, called `name`."""
 
-    def renamed(key: str) -> dict[str, Any]:
-        found = mapping(info.get(key))
-        return {name: found[arm]} if arm in found else {}
-
-    alone = dict(_rows_renamed(info, arm, name))
-    alone |= {key: renamed(key) for key in ("startup", "planned", "weights", "ended_arms") if key in info}
-    if "devices" in info:
-        # Which other arms had a device is still worth knowing.
-        alone["devices"] = {name if own == arm else own: device for own, device in mapping(info["devices"]).items()}
-    if "bed" in info:
-        placed = mapping(mapping(info["bed"]).get("arms"))
-        alone["bed"] = {**mapping(info["bed"]), "arms": {name if own == arm else own: it for own, it in placed.items()}}
-    left = {key: value for key, value in info.items() if key not in ("answers", "asked", "control")}
-    return {**left, **alone, "design": DESIGN}
-
-
-def _rows_renamed(info: Mapping[str, Any], arm: str, name: str) -> Iterator[tuple[str, Any]]:
+    kept = {key: value for key, value in info.items() if key not in ("answers", "asked", "control")}
     for key, column in (("arms", "name"), ("deaths", "arm")):
-        if key in info:
-            yield key, [{**row, column: name} for row in rows_of(info[key]) if row.get(column) == arm]
+        if key in kept:
+            kept[key] = [{**row, column: name} for row in rows_of(kept[key]) if row.get(column) == arm]
+    for key in ("startup", "planned", "weights", "ended_arms"):
+        if key in kept:
+            kept[key] = _renamed({own: value for own, value in mapping(kept[key]).items() if own == arm}, arm, name)
+    # Other arms keep their devices, which they may have shared with it.
+    if "devices" in kept:
+        kept["devices"] = _renamed(mapping(kept["devices"]), arm, name)
+    if "bed" in kept:
+        bed = mapping(kept["bed"])
+        kept["bed"] = {**bed, "arms": _renamed(mapping(bed.get("arms")), arm, name)}
+    return {**kept, "design": DESIGN}
+
+
+def _renamed(values: Mapping[str, Any], arm: str, name: str) -> dict[str, Any]:
+    return {name if own == arm else own: value for own, value in values.items()}

@@ -13,8 +13,8 @@ from analysis.records.plain_values import number, table
 from analysis.records.run_records import read_run, trial_folders
 from analysis.records.tables import RecordError
 from analysis.run.client_stalls import with_lengths
-from analysis.run.horizon import settled, settled_s
 from analysis.run.run import Run
+from analysis.run.settled import settled, settled_s
 
 
 class Watch:

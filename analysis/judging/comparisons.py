@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.arrays import Ints
-from analysis.judging.paths import SEGMENTS, Path, exchange_of, looked_at
+from analysis.judging.paths import SEGMENTS, Path, exchange_of, with_evidence
 from analysis.judging.separate import compare_separate
 from analysis.run.gaps import gaps_of
 from analysis.run.luck import start_spread
@@ -35,7 +35,7 @@ class Comparisons:
     have `apart`: what gates, of each machine by itself, where there are several."""
 
     gated: tuple[Comparison, ...] = ()
-    paths: tuple[Path, ...] = ()  # of those that gate, where the run is looked at while it goes on
+    paths: tuple[Path, ...] = ()  # of those that gate, in a run with interim analyses
     apart: tuple[Comparison, ...] = ()
     beside: tuple[Comparison, ...] = ()
 
@@ -57,7 +57,7 @@ def comparisons(run: Run) -> Comparisons:
                 gating = [item for item in items if item.quantile in gates]
                 beside += [item for item in items if item.quantile not in gates]
                 segments = _segments(run, metric, rows) if gating else None
-                decided, grown = _looked_at(run, samples, gating, segments)
+                decided, grown = _with_evidence(run, samples, gating, segments)
                 gated += decided
                 paths += grown
                 if gating and len(run.machines) > 1:
@@ -71,7 +71,7 @@ def comparisons(run: Run) -> Comparisons:
 
 
 def gated_comparisons(run: Run) -> Comparisons:
-    """Those that gate, of a run that is looked at while it goes on, and nothing else."""
+    """Those that gate, of a run with interim analyses, and nothing else."""
     gated: list[Comparison] = []
     paths: list[Path] = []
     for arm in run.treatments:
@@ -79,7 +79,7 @@ def gated_comparisons(run: Run) -> Comparisons:
         for metric in run.limits.metrics:
             samples = _samples(run, metric, rows)
             items = _compared(run, arm, metric, "steady", samples, run.limits.quantiles)
-            decided, grown = _looked_at(run, samples, items, _segments(run, metric, rows))
+            decided, grown = _with_evidence(run, samples, items, _segments(run, metric, rows))
             gated += decided
             paths += grown
     return Comparisons(gated=tuple(gated), paths=tuple(paths))
@@ -93,24 +93,24 @@ def step_comparisons(run: Run, arm: str, margin: float) -> list[tuple[Comparison
         samples = _samples(run, metric, rows)
         items = _compared(run, arm, metric, "steady", samples, STEP_QUANTILES)
         held = [replace(item, margin=margin) for item in items]
-        decided, paths = _looked_at(run, samples, held)
+        decided, paths = _with_evidence(run, samples, held)
         found += zip(decided, paths, strict=True)
     return found
 
 
-def _looked_at(
+def _with_evidence(
     run: Run,
     samples: tuple[Sample, Sample],
     items: Sequence[Comparison],
     segments: tuple[Sample, Sample] | None = None,
 ) -> tuple[Sequence[Comparison], list[Path]]:
-    """The comparisons as their evidence decides them, with its paths; as they are where there is one look alone."""
+    """The comparisons as interim evidence decides them, with its paths; as they are where only the whole run does."""
     if not run.limits.sequential:
         return items, []
     quantiles = {*run.limits.quantiles, *(STEP_QUANTILES if run.records.weights else ())}
     gates = len(run.treatments) * len(run.limits.metrics) * len(quantiles)
-    looked = [looked_at(run, item, samples, segments, gates=gates) for item in items]
-    return [item for item, _ in looked], [path for _, path in looked]
+    found = [with_evidence(run, item, samples, segments, gates=gates) for item in items]
+    return [item for item, _ in found], [path for _, path in found]
 
 
 def _apart(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs: Sequence[float]) -> list[Comparison]:
@@ -182,7 +182,7 @@ def _compared(
         machines=run.machines.of_trial,
     )
     if not all(map(len, samples)):
-        why = f"none past the cold start of {run.limits.cold_s:g} s that no compile held up"
+        why = f"none past the cold start of {run.limits.cold_s:g} s that no compile delayed"
         items = [replace(item, obstacle=f"{item.obstacle}, {why}") for item in items]
     return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in items]
 

@@ -1,4 +1,4 @@
-"""How the evidence on each gate grew, and when it decided: of runs that are looked at while they go on.
+"""How the evidence on each gate grew, and when it decided, in runs with interim analyses.
 
 A path errs with a chance of alpha at most over all analyses together (`analysis.statistics.sequential`,
 `analysis.statistics.share_evidence`). A FAIL is for good; a PASS stands unless what came after contradicts it.
@@ -99,7 +99,7 @@ def _left_s(at_s: Floats, evidence: Floats, needed: float) -> float | None:
     return max(0.0, (needed - float(values[-1])) / pace) if pace > 0 else None
 
 
-def looked_at(
+def with_evidence(
     run: Run,
     item: Comparison,
     samples: tuple[Sample, Sample],

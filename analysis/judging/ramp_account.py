@@ -19,7 +19,7 @@ _DECIDED = ("hold", "promoted", "rollback", BY_HAND)  # what ends a ramp; any ot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RampAccount:
-    """`exposed` are the candidate's requests, `hurt` those of them that failed, that a compile held up, or that had not
+    """`exposed` are the candidate's requests, `hurt` those of them that failed, that a compile delayed, or that had not
     ended after the longest that a request may last."""
 
     candidate: str

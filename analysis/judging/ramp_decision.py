@@ -20,7 +20,7 @@ class Standing:
     """Where the ramp stands at a look. `step` counts from 0; `step_s` is how long it has lasted.
 
     `failed` is the reason of a gate that has failed for good, `alarms` what happened since the ramp began. `safe`: the
-    candidate is surely no slower than a step allows; `passed`: every gate that may be looked at has passed. `requests`
+    candidate is surely no slower than a step allows; `passed`: every gate with interim evidence has passed. `requests`
     of the candidate were judged in the step; `uneven` says how its share differs from its weight.
     """
 

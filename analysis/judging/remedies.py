@@ -66,7 +66,7 @@ def _of_compiles(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> str:
     if not events:
         kinds = Counter(EVENT_KINDS.get(event.kind, event.kind) for event in serving if event.stalls)
         named = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common()) or "nothing that is recorded"
-        return f"What held requests up was {named}: {_inspect(arm, [])} shows which steps are not ready."
+        return f"What delayed requests was {named}: {_inspect(arm, [])} shows which steps are not ready."
     steps = Counter(step for event in events if (step := _step_of(event)))
     warmed = _warmed(run, arm)
     cold = [] if warmed is None else [step for step in steps if step not in warmed]
@@ -165,7 +165,7 @@ def _of_errors(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> str:
     count, shed = int(failed.sum()), int((failed & requests.shed).sum())
     behind = int((failed & run.attribution.hit).sum())
     if 2 * behind >= count > 0:
-        return f"{behind} of {counted(count, 'failed request')} had waited for a compile: fix the compiles first."
+        return f"{behind} of {counted(count, 'failed request')} had been delayed by a compile: fix the compiles first."
     if 2 * shed > count:
         return (
             f"{shed} of the {count} that failed found no slot in time (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED): lower "

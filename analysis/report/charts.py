@@ -10,9 +10,9 @@ from typing import Any
 from analysis.records.schemas import EVENT_KINDS
 from analysis.report.arms import arm_names, metric_names
 from analysis.report.stalls import unexplained_stalls
-from analysis.report.values import Row, at, clean, count, is_number, metric_label, rows, text
+from analysis.report.values import Row, at, clean, is_number, metric_label, rows, text
 from analysis.settings.metrics import METRIC_NAMES
-from analysis.summary.model import Allocation, Event, Histogram, Point, Spike, Summary
+from analysis.summary.model import Event, Histogram, Point, Spike, Summary
 
 SERIES = ("ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms")
 SHOWN_REQUESTS = 12
@@ -38,8 +38,6 @@ def chart_data(summary: Summary) -> dict[str, Any]:
             for name, stall in unexplained_stalls(summary)
         ],
         "machines": _machines(summary.machines, index),
-        "server_load": _server_load(summary, index),
-        "needs": [_need(row, index) for row in summary.allocations],
         "limits": _limits(summary),
         "distribution": {
             metric: [_outline(arms.get(name)) for name in names] for metric, arms in summary.distribution.items()
@@ -84,12 +82,6 @@ def _event(event: Event, index: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _need(row: Allocation, index: Mapping[str, int]) -> dict[str, Any]:
-    """An allocation in need, as a moment."""
-    what = f"{text(row.kind)} × {count(row.count)}, {text(row.replica)}"
-    return {"arm": index.get(row.arm), "trial": row.trial, "at_s": row.offset_s, "seconds": 0, "what": what}
-
-
 def _spike(spike: Spike, index: Mapping[str, int]) -> dict[str, Any]:
     start_s = spike.offset_s or 0.0
     return {
@@ -132,24 +124,6 @@ def _machines(machines: Row, index: Mapping[str, int]) -> dict[str, Any] | None:
             }
         )
     return {**{key: at(series, key) for key in ("bin_s", "stretch_s")}, "rows": shown} if shown else None
-
-
-def _server_load(summary: Summary, index: Mapping[str, int]) -> dict[str, Any] | None:
-    """What the pages of external arms say, a row a page and trial, with the colour of the arm."""
-    load = summary.server_load
-    if load is None or not load.rows:
-        return None
-    columns = ("t_s", "running", "waiting", "cache_pct", "preemptions")
-    shown = [
-        {
-            "trial": row.trial,
-            "arm": index.get(row.arm),
-            "label": text(row.replica or row.arm),
-            **{key: [_rounded(item) for item in getattr(row, key)] for key in columns},
-        }
-        for row in load.rows
-    ]
-    return {"bin_s": load.bin_s, "rows": shown}
 
 
 def _machine(row: Row) -> tuple[str, ...]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from analysis.report.tables import Table
-from analysis.report.values import count, interval, label, quantity, seconds, span, text
+from analysis.report.values import count, quantity, seconds, span, text
 from analysis.summary.model import Summary, WeightChange
 from analysis.wording import counted
 
@@ -43,25 +41,6 @@ def _by_hand(row: WeightChange) -> str:
     shares = [f"{text(arm)}={value:g}" for arm, value in row.weights.items()]
     copies = [f"copies of {value:g} % to {text(arm)}" for arm, value in row.shadows_pct.items()]
     return f"set by hand after {span(row.offset_s)}: {', '.join([*shares, *copies])} ({text(row.reason)})"
-
-
-def decisions(summary: Summary) -> Table:
-    """When the evidence on each gate decided it."""
-    return Table(
-        kinds={"Arm": "arm", "Gate": "words", "Verdict": "words"},
-        rows=[
-            {
-                "Arm": text(row.arm),
-                "Gate": label(row.gate),
-                "Verdict": row.verdict,
-                "Decided after": "open" if row.decided_s is None else span(row.decided_s),
-                "Value": quantity(row.value, row.unit),
-                "At any time": interval(row.low, row.high, partial(quantity, unit=row.unit)),
-                "Limit": quantity(row.limit, row.unit),
-            }
-            for row in (summary.sequential.paths if summary.sequential else ())
-        ],
-    )
 
 
 def ramp_steps(summary: Summary) -> Table:

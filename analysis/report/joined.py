@@ -1,4 +1,4 @@
-"""Runs that were judged as one: which they were, what differed, and the ratio of each machine."""
+"""Runs that were judged as one: which they were, and what differed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from analysis.report.tables import Table
-from analysis.report.values import DASH, count, interval, metric_label, ratio, text
-from analysis.summary.model import MachineRatio, Summary
+from analysis.report.values import DASH, count, text
+from analysis.summary.model import Summary
 from analysis.wording import counted
 
 _COMMIT = 12  # characters
@@ -59,27 +59,3 @@ def _numbers(numbers: Sequence[int]) -> str:
     ]
     named = (count(own[0]) if len(own) == 1 else f"{count(own[0])}–{count(own[-1])}" for own in stretches)
     return ", ".join(named) or DASH
-
-
-def ratios(summary: Summary) -> Table:
-    """What gates, over all machines and on each; empty where there is one machine."""
-    return Table(
-        kinds={"Arm": "arm", "Metric": "words", "Machine": "words"},
-        rows=[
-            {
-                "Arm": text(row.arm),
-                "Metric": metric_label(row.metric, row.quantile),
-                "Machine": text(row.machine or "all"),
-                "Trials": count(row.trials),
-                "Ratio to the control": ratio(row.ratio),
-                "Interval": interval(row.low, row.high),
-                "Machines add": _added(row),
-            }
-            for row in (summary.joined.ratios if summary.joined else ())
-        ],
-    )
-
-
-def _added(row: MachineRatio) -> str:
-    """The standard error that machines add to the ratio over all of them, in percent of it."""
-    return DASH if row.machine or row.machine_spread is None else f"± {100 * row.machine_spread:.2g} %"

@@ -24,7 +24,7 @@ def server_load(summary: Summary) -> Table:
                 "Late": count(row.late),
                 "First failure": text(row.why),
             }
-            for row in (summary.server_load.arms if summary.server_load else ())
+            for row in summary.server_load
         ],
     )
 

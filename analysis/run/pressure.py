@@ -1,5 +1,5 @@
-"""What weighed on the machines of a run, beside the traffic, on purpose: what the experiment asked for, in words, and
-where a trial did not have it."""
+"""The load that an experiment puts on its own machines: what it asked for, in words, and where a trial did not have
+it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class CompileBudget(Settings):
     table: ClassVar[str] = "gates.cold"
 
     max_recompiles: int = Field(default=0, ge=0, le=1_000_000)  # per arm and trial
-    max_stall_s: float = Field(default=1.0, ge=0.0, le=86_400.0)  # the longest that compiles held up one request
+    max_stall_s: float = Field(default=1.0, ge=0.0, le=86_400.0)  # the longest that compiles delay one request
     max_stall_s_per_min: float = Field(default=0.5, ge=0.0, le=60.0)
     max_requests_hit_pct: float = Field(default=1.0, ge=0.0, le=100.0)
 

@@ -1,44 +1,25 @@
-"""Runs that were judged as one: which they were, which trials are theirs, and what each machine shows by itself."""
+"""Runs that were judged as one: which they were, and which trials are theirs."""
 
 from __future__ import annotations
 
 import datetime
 from typing import Any
 
-from analysis.judging.judgement import Judgement
 from analysis.records.joining import JoinedRun
 from analysis.records.plain_values import mapping
 from analysis.run.run import Run
 from analysis.run.trials import SECOND
 
 
-def joined_facts(run: Run, judgement: Judgement) -> dict[str, Any] | None:
-    """The runs, machines and ratios by machine; None for a run that is judged by itself."""
+def joined_facts(run: Run) -> dict[str, Any] | None:
+    """The runs and the number of machines; None for a run that is judged by itself."""
     if not run.records.joined:
         return None
     return {
         "runs": [_run_row(one) for one in run.records.runs],
         "machines": len(run.machines),
         "differences": list(run.records.differences),
-        "ratios": [
-            {
-                **{
-                    name: getattr(item, name)
-                    for name in ("arm", "metric", "quantile", "ratio", "low", "high", "trials")
-                },
-                "machine": item.machine or None,
-                "machine_spread": None if item.machine else item.machine_spread,
-            }
-            for whole in judgement.steady
-            for item in (whole, *(own for own in judgement.apart if _same(own, whole)))
-        ]
-        if judgement.apart
-        else [],
     }
-
-
-def _same(one: Any, other: Any) -> bool:
-    return bool((one.arm, one.metric, one.quantile) == (other.arm, other.metric, other.quantile))
 
 
 def _run_row(run: JoinedRun) -> dict[str, Any]:

@@ -375,17 +375,6 @@ class Histogram(Row):
     ecdf: Annotated[list[tuple[float, Number, Number, Number]], Field(description="quantile, value, low, high")]
 
 
-class Allocation(Row):
-    """An allocation that failed, or that needed all cached memory back."""
-
-    arm: str
-    replica: str
-    trial: int
-    offset_s: Number
-    kind: str
-    count: int
-
-
 class PageFigures(Row):
     """What came of an external arm's pages of metrics."""
 
@@ -400,42 +389,7 @@ class PageFigures(Row):
     why: str | None = None
 
 
-class PageSeries(Row):
-    """The load of one replica over time, a value for each bin."""
-
-    arm: str
-    replica: str | None
-    trial: int
-    t_s: list[float]
-    running: list[Number]
-    waiting: list[Number]
-    cache_pct: list[Number]
-    preemptions: list[Number]
-
-
-class ServerLoad(Row):
-    """The load of external arms by their own account."""
-
-    bin_s: float
-    arms: list[PageFigures]
-    rows: list[PageSeries]
-
-
 # --- How the run went -------------------------------------------------------------------------------------------------
-
-
-class Evidence(Row):
-    """Where the interim evidence on a gate ended."""
-
-    arm: str
-    gate: str
-    unit: str
-    limit: Number
-    verdict: Verdict
-    decided_s: Number
-    value: Number
-    low: Number
-    high: Number
 
 
 class Sequential(Row):
@@ -443,7 +397,6 @@ class Sequential(Row):
 
     alpha: float
     ended: str | None
-    paths: list[Evidence]
 
 
 class WeightChange(Row):
@@ -480,27 +433,12 @@ class JoinedRun(Row):
     tailgate: str | None = None
 
 
-class MachineRatio(Row):
-    """A gate's ratio, over all machines (null) or on one."""
-
-    arm: str
-    metric: str
-    quantile: float
-    machine: str | None = None
-    trials: int
-    ratio: Number = None
-    low: Number = None
-    high: Number = None
-    machine_spread: Annotated[Number, Field(description="standard error that machines add, in logarithms")] = None
-
-
 class Joined(Row):
     """Runs that were judged as one."""
 
     runs: list[JoinedRun]
     machines: int
     differences: list[str]
-    ratios: list[MachineRatio] = []
 
 
 class Summary(Row):
@@ -522,12 +460,11 @@ class Summary(Row):
     advice: Advice
     design: Design
     parity: list[ArmParity]
-    allocations: list[Allocation] = []
     spikes: list[Spike]
     events: Annotated[list[Event], Field(description="the longest first")]
     series: Series
     distribution: Annotated[dict[str, dict[str, Histogram]], Field(description="by metric and arm")]
-    server_load: ServerLoad | None = None
+    server_load: Annotated[list[PageFigures], Field(description="of external arms, by their own account")] = []
     sequential: Sequential | None = None
     ramp: Ramp | None = None
     weights: Annotated[list[WeightChange], Field(description="changes in order")] = []

@@ -38,15 +38,13 @@ from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.statistics.share_evidence import design_effect_of
 from analysis.summary.arms import arm_row
-from analysis.summary.interim import interim_row
 from analysis.summary.joined import joined_facts
 from analysis.summary.machines import machines_row
 from analysis.summary.model import SCHEMA, Summary
 from analysis.summary.ramp import ramp_row, weight_rows
-from analysis.summary.resources import allocation_rows
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
-from analysis.summary.server_load import server_load_row
+from analysis.summary.server_load import server_load_rows
 
 EXIT_CODES = {PASS: 0, INCONCLUSIVE: 3, FAIL: 99}
 
@@ -119,21 +117,26 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         },
         "design": _design(run),
         "parity": _parity(run),
-        "allocations": allocation_rows(run, judgement.memory),
         "spikes": [_spike_row(run, spike, load) for spike in spikes],
         "events": _events(run),
         "series": latency_series(run),
         "distribution": _distribution(run),
-        "server_load": server_load_row(run, load),
-        "sequential": interim_row(run, judgement),
+        "server_load": server_load_rows(run, load),
+        "sequential": _sequential(run),
         "ramp": ramp_row(run),
         "weights": weight_rows(run),
-        "joined": joined_facts(run, judgement),
+        "joined": joined_facts(run),
         "traffic": traffic_facts(run),
         "machines": machines_row(run, judgement),
         "frontier": frontier,
         "environment": run.records.environment,
     }
+
+
+def _sequential(run: Run) -> dict[str, Any] | None:
+    """What interim analyses rest on; None for a run with one analysis."""
+    ended = [str(info["ended"]) for info in run.infos if info.get("ended")]
+    return {"alpha": run.limits.alpha, "ended": ended[-1] if ended else None} if run.limits.sequential else None
 
 
 def _created(run: Run) -> str | None:

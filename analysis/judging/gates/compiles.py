@@ -3,7 +3,7 @@
 (`gates.max_eager_steps_pct`).
 
 An arm of ours reports its compiles. Of an external arm the log shows that it compiles, and so can fail it. A stall that
-clients see shows that something held requests up, and not what: it leaves a gate open that it would fail as a compile.
+clients see shows that something delayed requests, and not what: it leaves a gate open that it would fail as a compile.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.records.plain_values import mapping
 from analysis.run.client_stalls import HOST, PART, UNKNOWN, ArmStalls, Stall
 from analysis.run.compile_events import JIT, RECOMPILE_KINDS, CompileEvent, held_s
-from analysis.run.compiled import EagerSteps, compiled_steps, most_eager
 from analysis.run.run import Run
+from analysis.run.startup import EagerSteps, compiled_steps, most_eager
 from analysis.run.trials import SECOND
 from analysis.settings.gate_limits import CompileBudget
 from analysis.wording import counted, digits, percent
@@ -45,7 +45,7 @@ class CompileFacts:
     recompiles: int  # over all trials
     most_in_a_trial: int
     longest_event_s: float
-    longest_stall_s: float  # the longest that one request was held up
+    longest_stall_s: float  # the longest that one request was delayed
     stall_s_per_min: float
     requests_hit: int
     requests: int
@@ -131,20 +131,20 @@ def recompile_gates(arm: str, facts: CompileFacts, budget: CompileBudget, *, par
     """The four gates by what was reported. `part` is "cold" or "steady" where the two have budgets of their own."""
     during = {"": "while serving", "cold": "in the cold start", "steady": "past the cold start"}[part]
     hit_pct = 100.0 * facts.requests_hit / facts.requests if facts.requests else 0.0
-    waited = f"{facts.requests_hit} of {counted(facts.requests, 'request')} waited"
+    hit = f"{facts.requests_hit} of {counted(facts.requests, 'request')} were delayed"
     count = f"{counted(facts.most_in_a_trial, 'recompile')} {during}"
     count += "" if facts.trials == 1 else f" in one trial, {facts.recompiles} in all"
     count += f" ({facts.kernels} of them JIT compiles of kernels)" if facts.kernels else ""
     count += f", longest {facts.longest_event_s:.1f} s" if facts.most_in_a_trial else ""
     count += f", limit {budget.max_recompiles}"
-    count += f"; {waited}" if facts.most_in_a_trial else ""
-    held_up = f"one request for {digits(facts.longest_stall_s, 2)} s" if facts.longest_stall_s else "no request"
+    count += f"; {hit}" if facts.most_in_a_trial else ""
+    delayed = f"one request by {digits(facts.longest_stall_s, 2)} s" if facts.longest_stall_s else "no request"
     took = f"{digits(facts.stall_s_per_min, 2)} s" if facts.stall_s_per_min else "nothing"
     reasons = (
         f"{count}.",
-        f"Compiles held up {held_up}, limit {budget.max_stall_s:g} s.",
+        f"Compiles delayed {delayed}, limit {budget.max_stall_s:g} s.",
         f"Compiles took {took} of each minute, limit {budget.max_stall_s_per_min:g} s.",
-        f"{waited} for a compile ({hit_pct:.3g} %), limit {budget.max_requests_hit_pct:g} %.",
+        f"{hit} by a compile ({hit_pct:.3g} %), limit {budget.max_requests_hit_pct:g} %.",
     )
     values = (float(facts.most_in_a_trial), facts.longest_stall_s, facts.stall_s_per_min, hit_pct)
     gates = []

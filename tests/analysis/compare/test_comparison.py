@@ -231,3 +231,11 @@ def test_memory_is_compared_over_trials_where_the_gates_ask_for_it(peak: int, ve
         sample(run, "allocator", "compiled-0", {"memory_bytes": held}, arm="compiled")
     limits = {"max_memory_ratio": 1.2, "min_blocks": 8}
     assert gates(compare_runs(*runs, gates=limits))["memory ratio"] == verdict
+
+
+def test_a_trial_without_the_arm_is_missing(baseline: Path, tmp_path: Path) -> None:
+    def without(info: dict[str, Any]) -> None:
+        info["arms"] = [row for row in info["arms"] if row["name"] != "compiled" or info["trial"] == 1]
+
+    run = read_pair(baseline, edited(later(tmp_path), without)).run
+    assert [len(run.trials_of(arm)) for arm in run.arms] == [2, 1]

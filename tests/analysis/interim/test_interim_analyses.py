@@ -25,8 +25,8 @@ from analysis.records.tables import RecordError
 from analysis.records.weight_journal import JOURNAL as WEIGHTS
 from analysis.records.weight_journal import WeightChange, read_weights
 from analysis.records.weight_journal import append as append_weights
-from analysis.run.horizon import settled
 from analysis.run.run import Run
+from analysis.run.settled import settled
 from analysis.settings.ramp_limits import RampLimits
 from analysis.statistics.compare import Sample
 from analysis.statistics.sequential import Exchange, groups_for

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from analysis.report import html_report, markdown_report, verdict_table
-from analysis.report.arms import allocations, side_by_side
-from analysis.report.joined import head, ratios, runs
+from analysis.report.arms import side_by_side
+from analysis.report.joined import head, runs
 from analysis.summary.model import Summary as Model
 from analysis.summary.summary import analyze
 from tests.analysis.report.conftest import HOSTILE, changed
@@ -84,23 +84,16 @@ def test_names_of_machines_are_data_and_no_markup(made: Make, read_page: Callabl
     assert "<script>" not in markdown_report(summary)
 
 
-RATIO = {"arm": "compiled-bucketed", "metric": "e2e", "quantile": 0.99}
-OTHER = "the machine of two"
-
-
 @pytest.fixture
 def joined(rollout: Summary) -> Summary:
     one = {"name": "one", "started": "2026-01-01T12:00:00+00:00", "machine": "0123456789ab", "trials": [1, 2, 4]}
     one |= {"missing": [3], "seed": 7, "git_commit": "4b1f0c6e2a7d5f8091b3c4d5e6f708192a3b4c5d", "tailgate": "0.1.0"}
     two = {"name": "two", "started": None, "machine": None, "trials": [5], "missing": [], "seed": 8}
-    whole = {"trials": 4, "machine_spread": 0.021, "ratio": 0.8, "low": 0.7, "high": 0.9, "machine": None}
-    own = {"trials": 1, "machine_spread": None, "ratio": None, "low": None, "high": None, "machine": OTHER}
     rollout["design"]["trials"] = 4
     rollout["joined"] = {
         "runs": [one, two],
         "machines": 2,
         "differences": ["two: gates.margin 0.2, in one 0.1"],
-        "ratios": [{**RATIO, **whole}, {**RATIO, **own}],
     }
     return rollout
 
@@ -116,17 +109,13 @@ def test_every_report_counts_the_runs_that_it_joins_and_the_differences_that_wer
         assert "accepted" not in report(joined).lower()
 
 
-def test_each_run_and_the_ratio_of_each_machine_are_shown(joined: Summary) -> None:
+def test_each_run_is_shown(joined: Summary) -> None:
     first, second = runs(Model.of(joined)).rows
     shown = ("Trials", "Machine", "Commit")
     assert [first[key] for key in shown] == ["1–2, 4, missing 3", "0123456789ab", "4b1f0c6e2a7d"]
     assert (second["Machine"], second["Started"], second["Commit"]) == ("unknown", "–", "–")
-    whole, own = ratios(Model.of(joined)).rows
-    assert (whole["Machine"], whole["Ratio to the control"], whole["Machines add"]) == ("all", "×0.80", "± 2.1 %")
-    assert (own["Machine"], own["Ratio to the control"], own["Machines add"]) == (OTHER, "–", "–")
     joined["joined"]["runs"][0] |= dict.fromkeys(("name", "machine", "seed"), HOSTILE)
     joined["joined"]["differences"] = [HOSTILE]
-    assert "Machine by machine" in html_report(joined)
     for report in (html_report, markdown_report):
         assert not re.search("<script>document.title|<img src=x", report(joined))
 
@@ -140,8 +129,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     tell(directory, devices=CARDS)
     for arm in CARDS:
         levels = {"reserved_bytes": 2 * GIB, "allocated_bytes": GIB, "peak_bytes": 1.5 * GIB}
-        counts = {"allocator_retries": lambda trial, at_s: (at_s >= 60) * 1.0}
-        sample(directory, "allocator", f"{arm}-0", levels | (counts if arm == "eager" else {}), arm=arm)
+        sample(directory, "allocator", f"{arm}-0", levels, arm=arm)
     return analyze(directory)
 
 
@@ -153,11 +141,3 @@ def test_figures_of_resources_stand_beside_throughput(sampled: Summary) -> None:
     ):
         assert figures[name] == (value, value)
     assert "process on the host" not in figures
-
-
-def test_allocations_in_need_are_listed(sampled: Summary) -> None:
-    (first, second) = sampled["allocations"]
-    assert (first["arm"], first["replica"], first["kind"], first["count"]) == ("eager", "eager-0", "allocator retry", 1)
-    assert first["offset_s"] == second["offset_s"] == 60.0
-    assert [row["At"] for row in allocations(Model.of(sampled)).rows] == ["60 s", "60 s"]
-    assert "allocator retry" in html_report(sampled)

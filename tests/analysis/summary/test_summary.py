@@ -303,7 +303,7 @@ def test_an_external_count_below_the_chunks_leaves_tpot_and_itl_unmeasured(tmp_p
     assert {check["check"] for check in summary["validity"] if not check["ok"]} >= {"token stream"}
 
 
-def test_the_load_of_an_external_server_is_in_bins_and_in_figures(tmp_path):
+def test_the_load_of_an_external_server_is_in_figures(tmp_path):
     rng = np.random.default_rng(1)
     made = simulated(Scenario(step=64, duration_s=300.0, private_stalls=3), rng)
     folder = write_external(tmp_path, made, rng, gates={"min_blocks": 2})
@@ -318,10 +318,6 @@ def test_the_load_of_an_external_server_is_in_bins_and_in_figures(tmp_path):
     write_document(folder / "trial.json", {"trial": 1, "complete": True, "arms": arms})
     summary = analyze(folder)
     most = {"most_running": 6, "most_waiting": 2, "most_cache_pct": None, "preemptions": 3}
-    assert summary["server_load"]["arms"] == [{"arm": TREATMENT, **most, **page}]
-    [row] = summary["server_load"]["rows"]
-    assert (row["trial"], row["arm"], row["replica"]) == (1, TREATMENT, None)
-    assert len(row["t_s"]) == len(row["running"]) == len(row["preemptions"]) > 100
-    assert (max(row["running"]), sum(row["preemptions"]), set(row["cache_pct"])) == (6, 3, {None})
+    assert summary["server_load"] == [{"arm": TREATMENT, **most, **page}]
     notes = " ".join(arms_of(summary)[TREATMENT]["external"]["notes"])
     assert "11 of 300 times (HTTPError: 503)" in notes
