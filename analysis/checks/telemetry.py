@@ -19,9 +19,8 @@ from analysis.judging.gates.compiles import COMPILE_GATES, cold_ends, may_compil
 from analysis.records.placing import words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.client_stalls import UNKNOWN, ArmStalls, Stall, compile_windows, is_explained
-from analysis.run.compiled import CompiledSteps, compiled_steps
 from analysis.run.run import Run
-from analysis.run.startup import blind_spots
+from analysis.run.startup import CompiledSteps, blind_spots, compiled_steps
 from analysis.run.trials import Trial
 from analysis.wording import counted, digits, sentence
 

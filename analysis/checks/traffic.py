@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from analysis.arrays import Floats
+from analysis.arrays import Bools, Floats
 from analysis.checks.check import ESTIMATES, Check, Evidence, Rule
 from analysis.checks.complete import is_recorded_whole
 from analysis.judging.ramp_account import ramp_of
@@ -16,10 +16,10 @@ from analysis.run.pairs import Copies, copies_of, matters_ms
 from analysis.run.run import Run
 from analysis.run.spikes import normal_e2e_ms
 from analysis.run.trials import SECOND
-from analysis.run.weight_stretches import weight_stretches
 from analysis.statistics.distributions import binomial_test
 from analysis.wording import counted
 
+_ON_ITS_WAY_NS = 250_000_000  # the longest way of a request to the splitter, which chooses its arm
 _MISSING_SLACK = 2  # copies that may be missing: those under way when recorders stop
 _MISSING_SHARE = 0.001
 _RATIO_ALPHA = 0.001  # a sample-ratio alarm is a bug report: rare by chance
@@ -90,10 +90,29 @@ def _sample_ratio(seen: Evidence) -> Iterable[Check]:
     if run.design == "split":
         alpha = _RATIO_ALPHA if ramp_of(run) is None else _RAMP_ALPHA
         stretches = [
-            ({arm: run.sessions(arm, stretch.rows) for arm in run.arms}, stretch.weights)
-            for stretch in weight_stretches(run)
+            ({arm: run.sessions(arm, rows) for arm in run.arms}, weights) for weights, rows in weight_stretches(run)
         ]
         yield from sample_ratio(stretches, alpha)
+
+
+def weight_stretches(run: Run) -> Iterator[tuple[Mapping[str, float], Bools]]:
+    """The stretches of every trial in which the splitter's weights stayed as they were: the weights, and the requests
+    for which the splitter surely had them. Those around a change are in none."""
+    requests = run.requests
+    # What a client did not stamp when it sent it is taken to have been sent when it was due.
+    sent = np.where(requests.sent_ns > 0, requests.sent_ns, requests.start_ns)
+    for trial in run.trials:
+        usable = ~requests.broken & (requests.trial == trial.number)
+        changes = [change for change in run.records.weights if change.trial == trial.number]
+        if not changes:
+            yield run.weights, usable
+        for index, change in enumerate(changes):
+            rows = usable.copy()
+            if index:  # before the first change there was none
+                rows &= sent >= (change.done_ns or change.at_ns)
+            if index + 1 < len(changes):
+                rows &= sent < changes[index + 1].at_ns - _ON_ITS_WAY_NS
+            yield dict(change.weights), rows
 
 
 def sample_ratio(

@@ -10,7 +10,6 @@ from analysis.report.values import (
     DASH,
     byte_size,
     count,
-    figure,
     milliseconds,
     percent,
     rate,
@@ -92,22 +91,6 @@ def side_by_side(summary: Summary) -> list[Figure]:
 def _peak(arm: Arm, key: str) -> float | None:
     known = (arm.memory or {}).get(key)
     return None if known is None else known.peak_bytes
-
-
-def allocations(summary: Summary) -> Table:
-    """Allocations that failed or that needed all cached memory back, in order of time."""
-    shown = [
-        {
-            "Arm": text(row.arm),
-            "Replica": text(row.replica),
-            "Trial": count(row.trial),
-            "At": f"{figure(row.offset_s)} s",
-            "What": text(row.kind),
-            "Times": count(row.count),
-        }
-        for row in summary.allocations
-    ]
-    return Table(rows=shown, kinds={"Arm": "arm", "Replica": "words", "What": "words"})
 
 
 # --- Start-up ---------------------------------------------------------------------------------------------------------

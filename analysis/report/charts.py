@@ -10,9 +10,9 @@ from typing import Any
 from analysis.records.schemas import EVENT_KINDS
 from analysis.report.arms import arm_names, metric_names
 from analysis.report.stalls import unexplained_stalls
-from analysis.report.values import Row, at, clean, count, is_number, metric_label, rows, text
+from analysis.report.values import Row, at, clean, is_number, metric_label, rows, text
 from analysis.settings.metrics import METRIC_NAMES
-from analysis.summary.model import Allocation, Event, Histogram, Point, Spike, Summary
+from analysis.summary.model import Event, Histogram, Point, Spike, Summary
 
 SERIES = ("ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms")
 SHOWN_REQUESTS = 12
@@ -38,7 +38,6 @@ def chart_data(summary: Summary) -> dict[str, Any]:
             for name, stall in unexplained_stalls(summary)
         ],
         "machines": _machines(summary.machines, index),
-        "needs": [_need(row, index) for row in summary.allocations],
         "limits": _limits(summary),
         "distribution": {
             metric: [_outline(arms.get(name)) for name in names] for metric, arms in summary.distribution.items()
@@ -81,12 +80,6 @@ def _event(event: Event, index: Mapping[str, int]) -> dict[str, Any]:
         "hits": event.requests_hit,
         "requests": list(map(text, event.request_ids[:SHOWN_REQUESTS])),
     }
-
-
-def _need(row: Allocation, index: Mapping[str, int]) -> dict[str, Any]:
-    """An allocation in need, as a moment."""
-    what = f"{text(row.kind)} × {count(row.count)}, {text(row.replica)}"
-    return {"arm": index.get(row.arm), "trial": row.trial, "at_s": row.offset_s, "seconds": 0, "what": what}
 
 
 def _spike(spike: Spike, index: Mapping[str, int]) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from analysis.report import (
     values,
 )
 from analysis.report.arms import (
-    allocations,
     arm_names,
     metric_names,
     shortfalls,
@@ -167,7 +166,6 @@ def html_report(document: Mapping[str, Any]) -> str:
             longest_event=max((event.seconds for event in summary.events), default=0.0),
             meanwhile=server_load.meanwhile,
             side_by_side=side_by_side(summary),
-            allocations=allocations(summary),
             startup=startup_costs(summary),
             shortfalls=shortfalls(summary),
             externals=conditions.externals(summary),
@@ -186,12 +184,10 @@ def html_report(document: Mapping[str, Any]) -> str:
             stalls=stalls.longest_stalls(summary),
             frontier={
                 "answer": frontier.answer(search),
-                "picture": frontier.picture(search),
                 "latencies": frontier.latencies(search),
                 "holdings": frontier.holdings(search),
                 "search_notes": frontier.search_notes(search),
                 "pairs": frontier.pairs(search),
-                "costs": frontier.costs(search),
                 "steps": frontier.steps(search),
                 "objective": frontier.objective(search),
             },

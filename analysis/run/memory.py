@@ -1,14 +1,12 @@
-"""What each arm held of memory while it served: the peak of each trial, and allocations in need.
+"""What each arm held of memory while it served: the peak of each trial.
 
 Nothing is decided here. Each figure is of one replica, the one that held most: replicas of an arm are alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from analysis.records.schemas import RUN_HOST
 from analysis.run.machine_samples import Rows, Samples
@@ -43,25 +41,12 @@ FIGURES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryEvent:
-    """Allocations that failed, or that succeeded only after everything cached was given back."""
-
-    trial: int
-    at_ns: int  # of the sample that shows it
-    arm: str
-    replica: str
-    kind: str  # allocator retry | out of memory
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunMemory:
     """What is known of the memory of all arms: peaks by arm, figure and trial. Figures that are not known are left
     out."""
 
     arms: Mapping[str, Mapping[str, Mapping[int, float]]]
     on_card: frozenset[str]  # arms on a GPU
-    events: tuple[MemoryEvent, ...]
 
     def shared_figure(self, arm: str, other: str) -> str | None:
         """The first figure that is known of both arms and says what they take; None where there is none.
@@ -77,9 +62,9 @@ def memory_of(run: Run) -> RunMemory:
 
     The process that listens for an external arm may be a proxy, and the memory of its cards is not sampled.
     """
-    bed = Samples(run.records.bed)
+    watched = Samples(run.records.bed)
     samples = {
-        kind: [rows for trial in run.trials for rows in bed.of(kind, trial)]
+        kind: [rows for trial in run.trials for rows in watched.of(kind, trial)]
         for kind in ("process", "device", "allocator")
     }
     arms = {}
@@ -89,7 +74,7 @@ def memory_of(run: Run) -> RunMemory:
         arms[arm] = {name: own for name, own in peaks.items() if own}
     on_card = {arm for trial in run.trials for arm, name in devices_of(trial).items() if name.startswith("cuda")}
     on_card |= {arm for arm, figures in arms.items() if any(name in figures for name in DEVICE_FIGURES)}
-    return RunMemory(arms=arms, on_card=frozenset(on_card), events=tuple(_events(run, samples["allocator"])))
+    return RunMemory(arms=arms, on_card=frozenset(on_card))
 
 
 def _peaks(run: Run, arm: str, figure: Figure, samples: Sequence[Rows]) -> dict[int, float]:
@@ -111,7 +96,7 @@ def _peaks(run: Run, arm: str, figure: Figure, samples: Sequence[Rows]) -> dict[
 def peak_of(item: Rows, figure: Figure, trial: Trial) -> float | None:
     """The most that was held during the traffic; None where the samples begin late or end early.
 
-    A card that somebody else uses too says nothing of the arm.
+    A card that other processes use too says nothing of the arm.
     """
     start, end = trial.start_ns, trial.end_ns
     at_ns, values = item.known(figure.column, start, end)
@@ -121,29 +106,3 @@ def peak_of(item: Rows, figure: Figure, trial: Trial) -> float | None:
     if figure.kind == "device" and item.known("foreign_processes", start, end)[1].any():
         return None
     return float(values.max())
-
-
-_COUNTERS = {"allocator_retries": "allocator retry", "out_of_memory": "out of memory"}
-
-
-def _events(run: Run, samples: Iterable[Rows]) -> Iterable[MemoryEvent]:
-    """Each rise of a counter during the traffic, beside the sample before it, in order of time."""
-    traffic = {trial.number: (trial.start_ns, trial.end_ns) for trial in run.trials}
-    events = []
-    for item in samples:
-        start, end = traffic.get(item.trial, (0, 0))
-        for column, kind in _COUNTERS.items():
-            at_ns, counts = item.known(column, 0, end)
-            for place in np.flatnonzero(np.diff(counts) > 0) + 1:
-                if at_ns[place] >= start:
-                    events.append(
-                        MemoryEvent(
-                            trial=item.trial,
-                            at_ns=int(at_ns[place]),
-                            arm=item.arm or item.name,
-                            replica=item.name,
-                            kind=kind,
-                            count=int(counts[place] - counts[place - 1]),
-                        )
-                    )
-    return sorted(events, key=lambda event: (event.trial, event.at_ns, event.replica, event.kind))

@@ -1,11 +1,14 @@
-"""What one start of an arm cost, part by part, and what its compiler could not do."""
+"""What one start of an arm cost, part by part, what its compiler could not do, and which steps ran compiled code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from analysis.records.documents import content_of
 from analysis.records.plain_values import mapping, number
@@ -13,7 +16,6 @@ from analysis.records.run_records import trial_folders
 from analysis.run.compile_events import JIT, CompileEvent, held_s
 from analysis.run.luck import searching_starts
 from analysis.run.run import Run
-from analysis.run.trials import Trial
 
 ENCODE = "encode"  # the steps of an arm that embeds, which has no others
 
@@ -74,12 +76,6 @@ def startup_row(run: Run, arm: str) -> dict[str, Any]:
         "slowest": _slowest(shapes),
         "memory_bytes": dict(next(filter(None, memories), {})),
     }
-
-
-def startup_s(trial: Trial, arm: str) -> float | None:
-    """From the start of the arm's process until it served, of its slowest replica; None where that is not recorded."""
-    items = _items(mapping(mapping(trial.info.get("startup")).get(arm)))
-    return sum(items.values()) / 1e9 if items else None
 
 
 def _items(startup: Mapping[str, Any]) -> dict[str, float]:
@@ -161,3 +157,73 @@ def _summed(rows: list[Mapping[str, Any]], name: str) -> dict[str, int]:
         for text, count in mapping(row.get(name)).items():
             totals[str(text)] = totals.get(str(text), 0) + int(number(count) or 0)
     return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
+
+
+# --- Steps that ran compiled code ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledSteps:
+    """The steps of one kind, of one replica in one trial, of which it is known whether they ran compiled code."""
+
+    trial: int
+    replica: str
+    kind: str  # prefill | decode | encode
+    compiled: int
+    steps: int
+
+
+def compiled_steps(run: Run, arm: str) -> list[CompiledSteps]:
+    """Of each replica, trial and kind, after the trial's first request; empty where nothing is known, or the arm asks
+    for no compiling."""
+    steps = run.steps(arm) if run.account(arm).compiles else None
+    if steps is None:
+        return []
+    known = steps.filter(pc.is_valid(steps.column("compiled")))
+    counted = pa.table(
+        {
+            "trial": pc.fill_null(known.column("trial"), 1),
+            "replica": pc.fill_null(known.column("replica"), arm),
+            "kind": pc.fill_null(known.column("kind"), ""),
+            "compiled": pc.cast(known.column("compiled"), pa.int64()),
+        }
+    )
+    places = ["trial", "replica", "kind"]
+    groups = counted.group_by(places).aggregate([("compiled", "sum"), ("compiled", "count")])
+    return [
+        CompiledSteps(**{name: row[name] for name in places}, compiled=row["compiled_sum"], steps=row["compiled_count"])
+        for row in sorted(groups.to_pylist(), key=lambda row: [row[name] for name in places])
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagerSteps:
+    """How many of an arm's steps of one kind ran as plain Python."""
+
+    kind: str
+    eager: int
+    steps: int
+
+    @property
+    def pct(self) -> float:
+        """Of 100 steps."""
+        return 100.0 * self.eager / self.steps
+
+
+def most_eager(counts: Sequence[CompiledSteps]) -> EagerSteps | None:
+    """The kind of step with the largest share that ran eagerly; None without steps.
+
+    By kind, since an answer has hundreds of decode steps and one prefill: if every prefill ran eagerly, that would be
+    less than a per cent of all.
+    """
+    kinds = dict.fromkeys(count.kind for count in counts if count.steps)
+    own = [[count for count in counts if count.kind == kind] for kind in kinds]
+    found = [
+        EagerSteps(
+            kind=rows[0].kind,
+            eager=sum(row.steps - row.compiled for row in rows),
+            steps=sum(row.steps for row in rows),
+        )
+        for rows in own
+    ]
+    return max(found, key=lambda item: item.pct, default=None)

@@ -19,11 +19,10 @@ from analysis.run.arm_account import ArmAccount
 from analysis.run.attribution import CAUSES
 from analysis.run.client_stalls import HOST, PART, UNKNOWN, WORK, ArmStalls, Stall, is_explained
 from analysis.run.compile_events import BACKGROUND, JIT, held_s
-from analysis.run.compiled import compiled_steps, most_eager
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
 from analysis.run.spikes import excursions
-from analysis.run.startup import compiler_facts, startup_row
+from analysis.run.startup import compiled_steps, compiler_facts, most_eager, startup_row
 from analysis.run.work import token_times
 from analysis.statistics.quantiles import quantiles
 from analysis.summary.resources import memory_row

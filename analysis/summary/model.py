@@ -328,17 +328,6 @@ class Histogram(Row):
     ecdf: Annotated[list[tuple[float, Number, Number, Number]], Field(description="quantile, value, low, high")]
 
 
-class Allocation(Row):
-    """An allocation that failed, or that needed all cached memory back."""
-
-    arm: str
-    replica: str
-    trial: int
-    offset_s: Number
-    kind: str
-    count: int
-
-
 class PageFigures(Row):
     """What came of an external arm's pages of metrics."""
 
@@ -423,7 +412,6 @@ class Summary(Row):
     validity: list[Check]
     advice: Advice
     design: Design
-    allocations: list[Allocation] = []
     spikes: list[Spike]
     events: Annotated[list[Event], Field(description="the longest first")]
     series: Series

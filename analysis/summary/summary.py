@@ -41,7 +41,6 @@ from analysis.summary.joined import joined_facts
 from analysis.summary.machines import machines_row
 from analysis.summary.model import SCHEMA, Summary
 from analysis.summary.ramp import ramp_row, weight_rows
-from analysis.summary.resources import allocation_rows
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
 from analysis.summary.server_load import server_load_rows
@@ -116,7 +115,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
             "remedies": [asdict(item) for item in remedies(evidence, judgement.gates) if not asks_nothing(frontier)],
         },
         "design": _design(run),
-        "allocations": allocation_rows(run, judgement.memory),
         "spikes": [_spike_row(run, spike, load) for spike in spikes],
         "events": _events(run),
         "series": latency_series(run),

@@ -19,8 +19,8 @@ from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.records.plain_values import mapping
 from analysis.run.client_stalls import HOST, PART, UNKNOWN, ArmStalls, Stall
 from analysis.run.compile_events import JIT, RECOMPILE_KINDS, CompileEvent, held_s
-from analysis.run.compiled import EagerSteps, compiled_steps, most_eager
 from analysis.run.run import Run
+from analysis.run.startup import EagerSteps, compiled_steps, most_eager
 from analysis.run.trials import SECOND
 from analysis.settings.gate_limits import CompileBudget
 from analysis.wording import counted, digits, percent

@@ -75,11 +75,6 @@ function timelineLines(data, state, view) {
     if (peak)
       body.append(svg("circle", { class: `peak ${armClass(spike.arm)}`, cx: x(peak.t), cy: y(peak.value), r: 8 }));
   }
-  for (const need of view.needs) {
-    const mark = svg("path", { class: `need-mark ${armClass(need.arm)}`, d: `M${x(need.at_s) - 5} ${top}h10l-5 9z` });
-    mark.append(svg("title", {}, `${need.what}, ${data.arms[need.arm].name} at ${sec(need.at_s)}`));
-    body.append(mark);
-  }
   const brush = rect(0, top, 0, bottom - top, { class: "brush" });
   const cross = line(0, top, 0, view.lanes + view.laned.length * LANE, "cross");
   cross.setAttribute("visibility", "hidden");
@@ -144,13 +139,13 @@ function timelineLanes(data, view) {
   return { stops, nodes: [...nodes, svg("g", group, stops)] };
 }
 
-function timelineLegend(events, { thin, needs, stalls }) {
+function timelineLegend(events, { thin, stalls }) {
   const kinds = [...new Set(events.map((event) => event.kind))];
   const bars = kinds.map((kind) => `${kindLetter(kind)} ${kindName(kind)}`).join(", ");
   const first = bars ? `Bars: ${bars}.` : "Nothing compiled in this stretch.";
   return el(
     "p",
     { class: "muted" },
-    `${first} Dotted lines: blocks. Rings: spikes. Crosses: failed requests.${stalls ? " Dashed boxes: stalls that no compile event explains." : ""}${needs ? " Triangles on top: allocations in need." : ""}${thin ? " Shades: the range of the bins that are too close to draw; zoom in to see each." : ""}`,
+    `${first} Dotted lines: blocks. Rings: spikes. Crosses: failed requests.${stalls ? " Dashed boxes: stalls that no compile event explains." : ""}${thin ? " Shades: the range of the bins that are too close to draw; zoom in to see each." : ""}`,
   );
 }

@@ -100,7 +100,6 @@ function timeline(host, data) {
       root,
       timelineLegend(view.events, {
         thin: view.lines.some(([, points]) => thinned(points, view) !== points),
-        needs: view.needs.length > 0,
         stalls: view.stalls.length > 0,
       }),
     );
@@ -152,7 +151,6 @@ function timelineView(data, state, width) {
     .map((event, index) => ({ ...event, index }))
     .filter(visible)
     .sort((a, b) => a.at_s - b.at_s);
-  const needs = data.needs.filter(visible);
   const stalls = data.stalls.filter(visible);
   const spikes = data.spikes.filter(
     (spike) => spike.trial === state.trial && spike.metric === state.metric && shown.includes(spike.arm),
@@ -178,7 +176,6 @@ function timelineView(data, state, width) {
     shown,
     lines,
     events,
-    needs,
     stalls,
     spikes,
     limit,

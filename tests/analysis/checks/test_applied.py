@@ -23,7 +23,7 @@ from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from analysis.run.client_stalls import client_stalls
 from analysis.run.run import Run
-from analysis.run.work import AnswerLengths, answers_apart
+from analysis.run.work import lengths_apart
 from tests.fakes.machines import tell
 from tests.fakes.request_rows import write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, check, gate, write_run
@@ -391,11 +391,11 @@ def test_lengths_that_differ_by_chance_are_equal_work():
     rng = np.random.default_rng(1)
 
     def lengths():
-        return AnswerLengths.of(np.rint(rng.lognormal(5.0, 0.86, 2400)).astype(np.int64))
+        return np.rint(rng.lognormal(5.0, 0.86, 2400)).astype(np.int64)
 
-    assert sum(bool(answers_apart("a", "b", lengths(), lengths())) for _ in range(300)) <= 3
-    one, more = (AnswerLengths.of(np.full(2400, tokens)) for tokens in (512, 513))
-    assert not answers_apart("a", "b", one, more), "a server may count the token that ends an answer"
+    assert sum(bool(lengths_apart("a", "b", lengths(), lengths())) for _ in range(300)) <= 3
+    one, more = (np.full(2400, tokens) for tokens in (512, 513))
+    assert not lengths_apart("a", "b", one, more), "a server may count the token that ends an answer"
 
 
 def test_a_first_token_without_a_time_came_with_the_last():

@@ -22,8 +22,8 @@ from analysis.judging.gates.memory import ratio_limits
 from analysis.judging.gates.objectives import death_gate, error_gate, slo_gate
 from analysis.judging.judgement import Judgement, judge
 from analysis.records.run_records import read_run
-from analysis.run.compiled import CompiledSteps, most_eager
 from analysis.run.run import Run
+from analysis.run.startup import CompiledSteps, most_eager
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.slo_targets import SloTarget
 from tests.fakes.machines import GIB, sample, tell

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from analysis.report import html_report, markdown_report, verdict_table
-from analysis.report.arms import allocations, side_by_side
+from analysis.report.arms import side_by_side
 from analysis.report.joined import head, runs
 from analysis.summary.model import Summary as Model
 from analysis.summary.summary import analyze
@@ -129,8 +129,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     tell(directory, devices=CARDS)
     for arm in CARDS:
         levels = {"reserved_bytes": 2 * GIB, "allocated_bytes": GIB, "peak_bytes": 1.5 * GIB}
-        counts = {"allocator_retries": lambda trial, at_s: (at_s >= 60) * 1.0}
-        sample(directory, "allocator", f"{arm}-0", levels | (counts if arm == "eager" else {}), arm=arm)
+        sample(directory, "allocator", f"{arm}-0", levels, arm=arm)
     return analyze(directory)
 
 
@@ -142,11 +141,3 @@ def test_figures_of_resources_stand_beside_throughput(sampled: Summary) -> None:
     ):
         assert figures[name] == (value, value)
     assert "process on the host" not in figures
-
-
-def test_allocations_in_need_are_listed(sampled: Summary) -> None:
-    (first, second) = sampled["allocations"]
-    assert (first["arm"], first["replica"], first["kind"], first["count"]) == ("eager", "eager-0", "allocator retry", 1)
-    assert first["offset_s"] == second["offset_s"] == 60.0
-    assert [row["At"] for row in allocations(Model.of(sampled)).rows] == ["60 s", "60 s"]
-    assert "allocator retry" in html_report(sampled)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.checks.traffic import sample_ratio
+from analysis.checks.traffic import sample_ratio, weight_stretches
 from analysis.judging.judgement import judge
 from analysis.records.asked_answers import AskedAnswer
 from analysis.records.joining import listed_runs, write_run_list
@@ -23,7 +23,6 @@ from analysis.run.machines import Machines
 from analysis.run.placement import alone_on
 from analysis.run.run import Run
 from analysis.run.trials import Trial
-from analysis.run.weight_stretches import weight_stretches
 from analysis.summary.summary import analyze
 from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
@@ -147,12 +146,12 @@ def test_each_stretch_of_requests_is_held_to_its_weights(eager, compiled, ok, tm
     append(directory, change)
     run = Run.of(read_run(directory))
     first, before, after = weight_stretches(run)
-    assert (first.weights, before.weights, after.weights) == (half, half, later)
+    assert (first[0], before[0], after[0]) == (half, half, later)
     sent, trial = run.requests.sent_ns, run.requests.trial
-    assert set(trial[first.rows]) == {1}
-    assert sent[before.rows].max() < at_ns - SECOND / 4
-    assert sent[after.rows].min() >= at_ns + SECOND, "requests around the change are of neither stretch"
-    assert 0 < len(run.requests) - sum(int(item.rows.sum()) for item in (first, before, after)) < 30
+    assert set(trial[first[1]]) == {1}
+    assert sent[before[1]].max() < at_ns - SECOND / 4
+    assert sent[after[1]].min() >= at_ns + SECOND, "requests around the change are of neither stretch"
+    assert 0 < len(run.requests) - sum(int(rows.sum()) for _, rows in (first, before, after)) < 30
     (check,) = [item for item in judge(run).checks if item.check == "sample ratio"]
     assert check.ok is ok
     assert ("stretch 3" in check.reason) is not ok
