@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from analysis.judging.comparisons import Comparisons
 from analysis.run.client_stalls import ArmStalls
@@ -66,38 +67,10 @@ class Rule:
     by_step: bool = False  # where arms take turns in a search, the steps of single trials are left out instead
     slows: bool = False  # what it sees can only have made requests slower
 
-    def row(
-        self,
-        ok: bool,
-        reason: str = "",
-        *,
-        arm: str | None = None,
-        value: float | None = None,
-        limit: float | None = None,
-        opens: tuple[str, ...] | None = None,
-        gates: tuple[str, ...] = (),
-        shift: float | None = None,
-        among_trials: bool = False,
-        spares: str = "",
-        remedy: str | None = None,
-        disturbances: tuple[Disturbance, ...] = (),
-    ) -> Check:
-        """Return what the rule found; without `reason` its sound sentence."""
-        return Check(
-            rule=self,
-            ok=ok,
-            arm=arm,
-            value=value,
-            limit=limit,
-            reason=reason or self.sound,
-            opens=self.opens if opens is None else opens,
-            gates=gates,
-            shift=shift,
-            among_trials=among_trials,
-            spares=spares,
-            remedy=self.remedy if remedy is None else remedy,
-            disturbances=disturbances,
-        )
+    def row(self, ok: bool, reason: str = "", **more: Any) -> Check:
+        """Return what the rule found: its own sentence, gates and remedy where `more`, fields of `Check`, has none."""
+        own = {"opens": self.opens, "remedy": self.remedy} | {key: it for key, it in more.items() if it is not None}
+        return Check(rule=self, ok=ok, reason=reason or self.sound, **own)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,13 +27,11 @@ _MOST_CORRELATION = 0.7
 DISAGREE_ALPHA = 0.1
 
 
-def _enough(
-    rule: Rule, reason: str, count: float, needed: int, *, arm: str | None = None, why: str = "", remedy: str = ""
-) -> Check:
+def _enough(rule: Rule, reason: str, count: float, needed: int, *, arm: str | None = None, why: str = "") -> Check:
     """There is as much as is needed; `reason` says what there is."""
     ok = count >= needed - 1e-9
     text = f"{reason}." if ok else f"{reason}; {needed} are needed{why}."
-    return rule.row(ok, text, value=float(count), limit=float(needed), arm=arm, remedy=remedy)
+    return rule.row(ok, text, value=float(count), limit=float(needed), arm=arm)
 
 
 def _of(seen: Evidence, arm: str) -> list[Comparison]:
@@ -82,15 +80,15 @@ RUN_LENGTH = Rule(
 def _cold_starts(seen: Evidence) -> Iterable[Check]:
     if seen.run.cold_targets:
         starts = len(seen.run.trials)
-        remedy = f"Set trials.count to {FEWEST_STARTS} or more: each trial starts cold."
         reason = f"The run has {counted(starts, 'cold start')}"
-        yield _enough(COLD_STARTS, reason, starts, FEWEST_STARTS, why=" to say how they differ", remedy=remedy)
+        yield _enough(COLD_STARTS, reason, starts, FEWEST_STARTS, why=" to say how they differ")
 
 
 COLD_STARTS = Rule(
     name="cold starts",
     find=_cold_starts,
     sound="The run has enough cold starts.",
+    remedy=f"Set trials.count to {FEWEST_STARTS} or more: each trial starts cold.",
     opens=("cold",),
     rank=TOO_SHORT,
     in_search=False,

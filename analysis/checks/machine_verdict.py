@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from analysis.checks.check import Check
-from analysis.checks.machines import disturbances_of, largest_change
+from analysis.checks.machines import disturbances_of
 from analysis.records.schemas import RUN_HOST
 from analysis.run.machine_records import DeviceTraffic, MachineRecords
 from analysis.run.references import FIGURES
-from analysis.wording import counted, percent
+from analysis.wording import percent
 
 QUIET, DISTURBED, UNMONITORED, PARTLY = "quiet", "disturbed", "not monitored", "partly monitored"
 
@@ -37,28 +37,9 @@ def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> Machin
         more = len(disturbances) - _MOST_NAMED
         verdict, line = DISTURBED, "; ".join([*disturbances[:_MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
     else:
-        verdict, line = PARTLY if unknown else QUIET, ", ".join(_quiet(machines)) or "nothing could be read"
+        verdict, line = PARTLY if unknown else QUIET, "nothing that was recorded disturbed the machines"
         line += f"; unknown: {'; '.join(unknown)}" if unknown else ""
     return MachineVerdict(verdict=verdict, line=f"{verdict.capitalize()}: {line}.", unknown=unknown)
-
-
-def _quiet(machines: MachineRecords) -> Iterator[str]:
-    """What the quiet machines are, and how quiet."""
-    used = [device for device in machines.used if device.arms]
-    models: dict[str, set[str]] = {}
-    for device in used:
-        models.setdefault(device.card.model or "device", set()).add(device.card.identity)
-    yield from (f"{len(cards)} × {model}" for model, cards in models.items())
-    cpus = [host.cpus for host in machines.hosts if host.host == RUN_HOST and host.cpus]
-    if cpus and not models:
-        yield counted(round(max(cpus)), "processor")
-    if clocks := [device.sm_mhz for device in used if device.sm_mhz]:
-        low, high = min(clock.low for clock in clocks), max(clock.high for clock in clocks)
-        yield f"clocks {low:,.0f} MHz throughout" if low == high else f"clocks {low:,.0f} to {high:,.0f} MHz"
-    if steals := [host.steal for host in machines.hosts if host.steal is not None]:
-        yield f"steal {100.0 * max(steals):.1f} %"
-    if (change := largest_change(machines)) is not None:
-        yield f"reference within {100.0 * change:.1f} %"
 
 
 def _unknown(machines: MachineRecords) -> Iterator[str]:

@@ -298,18 +298,14 @@ def _power_caps(pairs: Sequence[tuple[DeviceTraffic, DeviceTraffic]]) -> list[_G
     None where it followed the arm from card to card: then the arm's own work draws the power, and any card of the kind
     would hold it so. Where clocks are unknown, a cap that bound is taken for one that mattered.
     """
-    rows = []
+    gaps, held, sides = [], set(), set()
     for own, other in pairs:
-        shares = _capped(own), _capped(other)
-        if None not in shares:
-            rows.append((own, other, (shares[0] or 0.0) - (shares[1] or 0.0)))
-    held = [own if more > 0 else other for own, other, more in rows]
-    on_one_arm = all(more > MOST_SHARE for *_, more in rows) or all(more < -MOST_SHARE for *_, more in rows)
-    if on_one_arm and len({device.card.identity for device in held}) > 1 and _one_power_limit(pairs):
-        return []
-    gaps = []
-    for (own, other, more), device in zip(rows, held, strict=True):
-        free = other if device is own else own
+        one, two = _capped(own), _capped(other)
+        if one is None or two is None:
+            continue
+        device, free = (own, other) if one > two else (other, own)
+        held.add(device.card.identity)
+        sides.add(0 if abs(one - two) <= MOST_SHARE else 1 if one > two else -1)
         slower, faster = device.mean_mhz or 0.0, free.mean_mhz or 0.0
         known = min(slower, faster) > 0
         seconds = (device.throttled_s or {}).get(POWER_CAP, 0.0)
@@ -321,10 +317,11 @@ def _power_caps(pairs: Sequence[tuple[DeviceTraffic, DeviceTraffic]]) -> list[_G
                 place=f"{device.card.name} power cap",
                 apart=math.log((own.mean_mhz or 1.0) / (other.mean_mhz or 1.0)) if known else None,
                 text=text,
-                counts=abs(more) > MOST_SHARE and (slower < faster or not known),
+                counts=abs(one - two) > MOST_SHARE and (slower < faster or not known),
             )
         )
-    return gaps
+    follows_the_arm = len(held) > 1 and len(sides) == 1 and 0 not in sides and _one_power_limit(pairs)
+    return [] if follows_the_arm else gaps
 
 
 def _capped(device: DeviceTraffic) -> float | None:
@@ -394,21 +391,16 @@ SETTINGS: Rule = Rule(
 def drift(seen: Evidence) -> list[Disturbance] | None:
     """Devices and hosts that were slower after a trial than before it, or in one trial than in another; None where
     nothing was measured twice."""
-    limit = seen.run.limits.max_machine_drift
-    changes = list(_changes(seen.machines, limit, shared=_shared(seen)))
-    return [item for item in changes if item.value > limit] if changes else None
+    changes = list(_changes(seen))
+    return [item for item in changes if item.value > item.limit] if changes else None
 
 
-def largest_change(machines: MachineRecords) -> float | None:
-    """The share by which two measurements of one figure on one device differ at most; None without two."""
-    return max((item.value for item in _changes(machines, 0.0, shared=True)), default=None)
-
-
-def _changes(machines: MachineRecords, limit: float, *, shared: bool) -> Iterator[Disturbance]:
+def _changes(seen: Evidence) -> Iterator[Disturbance]:
     """The reference after each trial against before it, and each trial's against the fastest of the same device.
 
-    Arms that ran at the same time (`shared`) saw every speed in between: their mean is off by half of the change.
+    Arms that ran at the same time saw every speed in between: their mean is off by half of the change.
     """
+    machines, half = seen.machines, 0.5 if _shared(seen) else 1.0
     for figure in FIGURES:
         used = [place for place in machines.measured if _arms_of(machines, *place, figure) != ()]
         # (trial, device, change, by how much of it a mean can be off, other place, text)
@@ -418,7 +410,7 @@ def _changes(machines: MachineRecords, limit: float, *, shared: bool) -> Iterato
             if {"before", "after"} <= own.keys():
                 slower, faster = sorted(("before", "after"), key=lambda when: own[when])
                 text = f"slower {slower} trial {trial} than {faster} it"
-                rows.append((trial, device, own[faster] - own[slower], 0.5 if shared else 1.0, (trial, device), text))
+                rows.append((trial, device, own[faster] - own[slower], half, (trial, device), text))
         for card in dict.fromkeys(machines.identity(*place) for place in used):
             places = [place for place in used if machines.identity(*place) == card]
             speeds = {place: speed for place in places if (speed := machines.speed(*place, figure)) is not None}
@@ -434,7 +426,7 @@ def _changes(machines: MachineRecords, limit: float, *, shared: bool) -> Iterato
                 trial=trial,
                 arms=None if None in both else tuple(dict.fromkeys(arm for arms in both for arm in arms or ())),
                 value=lost(change),
-                limit=limit,
+                limit=seen.run.limits.max_machine_drift,
                 shift=part * change,
                 among_trials=True,
                 text=f"{_doer(device, figure)} {_DEEDS[figure]} {percent(lost(change))} {text}",

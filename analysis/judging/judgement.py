@@ -5,16 +5,15 @@ Here the numbers that the run holds meet the modules that judge them. Nothing is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from analysis.checks.applied import apply_checks
 from analysis.checks.check import Check
 from analysis.checks.machine_verdict import MachineVerdict, machine_verdict
 from analysis.checks.table import checks_of_run
 from analysis.judging.comparisons import Comparisons, comparisons
-from analysis.judging.gates import INCONCLUSIVE, Gate
+from analysis.judging.gates import Gate
 from analysis.judging.gates.compiles import CompileFacts, compile_facts, compile_gates, eager_gates
 from analysis.judging.gates.goodput import goodput_gates
 from analysis.judging.gates.latency import latency_gate, with_needed
@@ -29,7 +28,6 @@ from analysis.run.machine_records import MachineRecords
 from analysis.run.memory import RunMemory, memory_of
 from analysis.run.run import Run
 from analysis.statistics.compare import Comparison
-from analysis.wording import counted, duration_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,23 +107,5 @@ def judge(run: Run, given: Sequence[Check] = ()) -> Judgement:
         verdicts=verdicts,
         overall=combined(list(verdicts.values())),
         headline=headline(verdicts, gates, checks, run.control),
-        advice=_with_more_trials(run, advise(gates, checks), gates, compared.gated),
+        advice=advise(gates, checks),
     )
-
-
-def _with_more_trials(run: Run, advice: Advice, gates: Sequence[Gate], steady: Sequence[Comparison]) -> Advice:
-    """The advice, which of joined runs also says how many trials more it asks for."""
-    if not run.records.joined or advice.soon_s is None or run.seconds <= 0:
-        return advice
-    have = len(run.trials)
-    starts = [gate.needed_starts or 0 for gate in gates if gate.needed_s is not None and gate.needed_s <= advice.soon_s]
-    asked = max(math.ceil(advice.soon_s / run.seconds * have - 1e-9), *starts)
-    length = "That is" if advice.soon_s == advice.needed_s else f"{duration_text(advice.soon_s)} are"
-    coming = max(1, asked - have)
-    alike = (
-        f"{'it is' if coming == 1 else 'they are'} like the {'one that is' if have == 1 else f'{have} that are'} here"
-    )
-    more = f"{length} {counted(coming, 'trial')} more, if {alike}."
-    if any(item.machine_spread > 0 and item.verdict == INCONCLUSIVE for item in steady):
-        more += " Only more machines average out what differs between machines."
-    return replace(advice, text=f"{advice.text} {more}")

@@ -118,10 +118,9 @@ FEW_BLOCKS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What would decide what is open: all of it, and but for gates that only hours would decide."""
+    """What would decide what is open; `needed_s` None where no run length would."""
 
     needed_s: float | None
-    soon_s: float | None = None
     text: str
 
 
@@ -167,8 +166,7 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
     if failed:
         sentences.append(f"A longer run will not clear {', '.join(failed)}.")
     needed = max((gate.needed_s or 0.0 for gate in timed), default=None)
-    soon_s = max((length for gate in timed if (length := gate.needed_s or 0.0) <= _LONG_S), default=needed)
-    return Advice(needed_s=needed, soon_s=soon_s, text=" ".join(sentences) or "Nothing is open.")
+    return Advice(needed_s=needed, text=" ".join(sentences) or "Nothing is open.")
 
 
 def _lengths(timed: Sequence[Gate], faults: Sequence[Check]) -> list[str]:

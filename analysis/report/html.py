@@ -186,12 +186,10 @@ def html_report(document: Mapping[str, Any]) -> str:
             stalls=stalls.longest_stalls(summary),
             frontier={
                 "answer": frontier.answer(search),
-                "picture": frontier.picture(search),
                 "latencies": frontier.latencies(search),
                 "holdings": frontier.holdings(search),
                 "search_notes": frontier.search_notes(search),
                 "pairs": frontier.pairs(search),
-                "costs": frontier.costs(search),
                 "steps": frontier.steps(search),
                 "objective": frontier.objective(search),
             },

@@ -94,13 +94,13 @@ def _of_one_size(rows: Sequence[Reference]) -> tuple[Reference, ...]:
 
 
 def _of_trial(trial: Trial) -> Iterator[Reference]:
-    bed = mapping(trial.info.get("bed"))
-    cards = cards_of(bed)
+    monitor = mapping(trial.info.get("bed"))
+    cards = cards_of(monitor)
     for row in rows_of(trial.info.get("references")):
         host, device = text_of(row, "host", RUN_HOST), text_of(row, "device")
         known = {figure: number(row.get(figure)) for figure in FIGURES}
         error = row.get("error")
-        machine = mapping(mapping(bed.get("machines")).get(host))
+        machine = mapping(mapping(monitor.get("machines")).get(host))
         card = cards.get((host, device))
         yield Reference(
             trial=trial.number,

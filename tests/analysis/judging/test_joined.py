@@ -178,15 +178,6 @@ def test_machines_that_differ_widen_the_limits_of_goodput(tmp_path):
     assert low(joined(tmp_path / "alike", *(on(name, slo=slo) for name in "abc"))) > 0.97
 
 
-def test_the_advice_counts_trials(tmp_path):
-    runs = [on(name, ratio=1.06, trials=1, duration_s=240) for name in "aab"]
-    summary = analyze(joined(tmp_path, *runs))
-    assert summary["overall"] == "INCONCLUSIVE"
-    assert summary["advice"]["needed_s"] > 720
-    assert "like the 3 that are here" in summary["advice"]["text"]
-    assert "like the one that is here" in judged(joined(tmp_path / "alone", runs[0]))[1].advice.text
-
-
 def test_the_summary_names_runs_and_machines(tmp_path):
     summary = analyze(joined(tmp_path, on("a", trials=2), on("b")))
     facts = summary["joined"]
