@@ -1,4 +1,4 @@
-"""The brief of a summary run: verdict, gates, checks and remedies, ready to print. Every report shows this."""
+"""The brief of a judged run: verdict, gates, checks and remedies, ready to print. Every report shows this."""
 
 from __future__ import annotations
 
