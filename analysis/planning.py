@@ -29,7 +29,6 @@ from analysis.statistics.planning import (
     MODEL_SPREADS,
     POWER,
     TAIL_REQUESTS,
-    Noise,
     clean_requests,
     comparison_needed_s,
     least_length_s,
@@ -50,19 +49,16 @@ _FEWEST_GROUPS = 6  # that tell a spread and are no guess
 class Goal:
     """What the run is to decide. Without a `margin`, that of the pilot or the default of [gates].
 
-    `ratio` is the true ratio to plan for: 1 is an arm as fast as the control. With `duration_s` (all trials together)
-    the plan also names the margins that such a run decides.
+    `ratio` is the true ratio to plan for: 1 is an arm as fast as the control.
     """
 
     margin: float | None = None
     ratio: float = 1.0
-    duration_s: float | None = None
 
     def __post_init__(self) -> None:
         for flag, value, low, high, remedy in (
             ("--ratio", self.ratio, 0.01, 100.0, "a ratio from 0.01 to 100, such as 1 for no difference"),
             ("--margin", self.margin, 1e-4, 10.0, "a share above 0, from 0.0001 to 10, such as 0.1 for 10 %"),
-            ("--duration", self.duration_s, 1e-3, LONGEST_S, f"seconds above 0, at most {LONGEST_S:g}"),
         ):
             if value is not None and not low <= value <= high:
                 raise RecordError(f"{flag} is {value:g}: give {remedy}")
@@ -91,17 +87,13 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What one gate needs: seconds over all trials, None where no length of up to a week is enough.
-
-    `margin` is the smallest that a run of the goal's duration passes.
-    """
+    """What one gate needs: seconds over all trials, None where no length of up to a week is enough."""
 
     arm: str = ""
     what: str
     seen: float | None = None
     spread: float | None = None
     needed_s: float | None = None
-    margin: float | None = None
     note: str = ""
 
 
@@ -168,8 +160,7 @@ def _comparison_need(run: Run, item: Comparison, goal: Goal) -> Need:
     limits, overhead_s = run.limits, run.limits.cold_s * len(run.trials)
     power = power_of_each(limits)
     notes = [item.obstacle] if item.obstacle else []
-    noise = Noise.of(item, block_s=run.block_s, overhead_s=overhead_s)
-    if noise is not None and item.groups < _FEWEST_GROUPS:
+    if item.spread is not None and item.groups < _FEWEST_GROUPS:
         notes.append(f"a guess: {counted(item.groups, 'group')} of blocks tell the spread")
     needed_s = comparison_needed_s(
         item,
@@ -188,7 +179,6 @@ def _comparison_need(run: Run, item: Comparison, goal: Goal) -> Need:
         seen=item.ratio,
         spread=item.spread,
         needed_s=needed_s,
-        margin=_margin(noise, goal, alpha=item.alpha, power=power),
         note="; ".join(notes),
     )
 
@@ -207,7 +197,6 @@ def _model_need(traffic: Traffic, goal: Goal, limits: GateLimits, block_s: float
     return Need(
         what=f"p{100 * limits.quantile:.10g}",
         needed_s=noise.length_s(distance, alpha=limits.alpha, power=power, least_s=least_s),
-        margin=_margin(replace(noise, starts=starts), goal, alpha=limits.alpha, power=power),
         note=_starts_text(starts) if starts > 1 else "",
     )
 
@@ -215,12 +204,6 @@ def _model_need(traffic: Traffic, goal: Goal, limits: GateLimits, block_s: float
 def _starts_text(starts: int) -> str:
     """Time cannot average out what every request of a start shares."""
     return f"in {starts} fresh starts (trials.count)"
-
-
-def _margin(noise: Noise | None, goal: Goal, *, alpha: float, power: float) -> float | None:
-    if noise is None or goal.duration_s is None:
-        return None
-    return noise.margin(goal.duration_s, alpha=alpha, power=power, ratio=goal.ratio)
 
 
 def _error_target(limits: GateLimits) -> SloTarget:
@@ -276,7 +259,7 @@ def _plan(
     failed: Sequence[str] = (),
     mend: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Say what `rows` need together, and what stands in the way. Rows of arms that `failed` decide nothing more.
+    """Say what `rows` need together, and what no length mends. Rows of arms that `failed` decide nothing more.
 
     From six trials on, they are the unit: `trial_s` is their length, and the plan adds more of them.
     """

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from analysis.frontier.holdings import Frontier
 from analysis.frontier.latencies import StepLatency, latency_at_one_load
-from analysis.frontier.load_costs import LoadCost, Span
 from analysis.frontier.search import Left
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.load_steps import FEWEST_STARTS, Holding
@@ -37,6 +36,15 @@ class LoadRange:
     holds: tuple[str, ...]
     open: tuple[str, ...]
     pick: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """GPUs for a load, as seen with the ends of their interval; None where they are not known."""
+
+    low: float | None = None
+    seen: float | None = None
+    high: float | None = None
 
 
 def by_start(frontier: Frontier, starts: Mapping[str, Start]) -> list[str]:
@@ -86,7 +94,8 @@ def answer(
     disturbed: Sequence[str] = (),
     latencies: Sequence[StepLatency] = (),
     label: str = "",
-    at_load: Sequence[LoadCost] = (),
+    load_rps: float | None = None,
+    gpus_per_replica: int = 1,
 ) -> list[str]:
     """Return the answer, a sentence each: what to ship where, what it costs, what is open.
 
@@ -94,7 +103,7 @@ def answer(
     started, and `blocked` those whose steps are not used, with the checks that forbid it: nothing is claimed of the
     last two, nor of an arm that was let go after one start. `unproven` are the arms with other weights that are not
     shown to answer as well, each with why, and `disturbed` the checks by which machines were disturbed. `latencies`,
-    called `label`, are those of each step; `at_load` is what the arms cost at the load that the rollout names.
+    called `label`, are those of each step; `load_rps` is the load that the rollout names.
     """
     unknown = blocked or {}
     out = {item.arm for item in left if frontier.of(item.arm).starts < FEWEST_STARTS}
@@ -104,7 +113,7 @@ def answer(
     return [
         *_loads(frontier, objective, out),
         *_at_the_limit(frontier, out, [arm for arm, verdict in others if verdict == FAIL]),
-        *_at_the_load(at_load, out),
+        *_at_the_load(frontier, load_rps, gpus_per_replica, out),
         *_at_one_load(frontier, latencies, label, out),
         *_costs(frontier, starts, out),
         *(
@@ -181,16 +190,31 @@ def _at_the_limit(frontier: Frontier, out: Collection[str], failed: Collection[s
     return [f"For more load than one replica holds, {best}: it surely holds more than {every}{factor}."]
 
 
-def _at_the_load(costs: Sequence[LoadCost], out: Collection[str]) -> list[str]:
-    """The GPUs of each arm for the load that the rollout names."""
-    known = [cost for cost in costs if cost.arm not in out and cost.gpus != Span()]
-    if not known:
+def _at_the_load(frontier: Frontier, load: float | None, each: int, out: Collection[str]) -> list[str]:
+    """The GPUs of each arm for the load over all replicas that the rollout names."""
+    if load is None:
         return []
-    each = [f"{_gpus_text(cost.gpus)} GPUs with {cost.arm}" for cost in known]
-    return [f"{digits(known[0].load_rps)} requests/s over all replicas need {listed(each)}."]
+    known = [(item.arm, gpus_for(item, load, each)) for item in frontier.holdings if item.arm not in out]
+    texts = [f"{_gpus_text(gpus)} GPUs with {arm}" for arm, gpus in known if gpus != Gpus()]
+    return [f"{digits(load)} requests/s over all replicas need {listed(texts)}."] if texts else []
 
 
-def _gpus_text(gpus: Span) -> str:
+def gpus_for(item: Holding, load: float, each: int) -> Gpus:
+    """Return the GPUs for `load`, `each` of them a replica: the fewest where a replica holds as much as it may, the
+    most where as little. Replicas are taken to add up."""
+
+    def count(rps: float | None) -> float | None:
+        return float(max(1, math.ceil(load / rps - 1e-9)) * each) if rps else None
+
+    low, seen, high = item.low_rps, item.seen_rps, item.high_rps
+    if low is None and high is None:
+        return Gpus()  # one start decides nothing
+    if seen is not None:  # steps that contradict each other may put it outside
+        seen = min(max(seen, low or 0.0), high if high is not None else seen)
+    return Gpus(low=count(high), seen=count(seen), high=count(low))
+
+
+def _gpus_text(gpus: Gpus) -> str:
     """Such as "13 (10 to 23)"; what is not known is an en dash."""
     low, seen, high = ("–" if value is None else digits(value) for value in (gpus.low, gpus.seen, gpus.high))
     return seen if low == seen == high else f"{seen} ({low} to {high})"
@@ -233,21 +257,21 @@ def _costs(frontier: Frontier, starts: Mapping[str, Start], out: Collection[str]
 
 
 def _open(frontier: Frontier, out: Collection[str]) -> list[str]:
-    """What nobody knows yet: loads by arm, and pairs that are not told apart."""
+    """What is open: loads by arm, and pairs whose order is not known."""
     by_loads: dict[str, list[str]] = {}
     for item in frontier.holdings:
         if item.arm not in out:
             by_loads.setdefault(_open_loads(item), []).append(item.arm)
     among = [order for order in frontier.orders if not {order.more, order.less} & set(out)]
     pairs = [f"{order.more} against {order.less}" for order in among if not order.surely]
-    told = [f"{order.more} above {order.less}" for order in among if order.surely]
+    ordered = [f"{order.more} above {order.less}" for order in among if order.surely]
     sentences = [f"Open: {'; '.join(f'{listed(arms)} {loads}' for loads, arms in by_loads.items())}."]
     if len(pairs) > 1 and len(pairs) == len(among):
-        sentences.append("No two of these arms are told apart at their limits.")
-    elif len(pairs) > len(told):
-        sentences.append(f"Of any two of these arms only some are told apart at their limits: {', '.join(told)}.")
+        sentences.append("No two of these arms are ordered by what they hold.")
+    elif len(pairs) > len(ordered):
+        sentences.append(f"Of these arms only some are ordered by what they hold: {', '.join(ordered)}.")
     elif pairs:
-        sentences.append(f"Not told apart at their limits: {', '.join(pairs)}.")
+        sentences.append(f"Not ordered by what they hold: {', '.join(pairs)}.")
     return sentences
 
 

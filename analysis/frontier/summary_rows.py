@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from analysis.checks.applied import blocking
 from analysis.checks.check import Check
-from analysis.frontier.answer import answer, load_ranges
-from analysis.frontier.holdings import Frontier, frontier_of
+from analysis.frontier.answer import answer, gpus_for, load_ranges
+from analysis.frontier.holdings import frontier_of
 from analysis.frontier.latencies import drawn_target, step_latencies
-from analysis.frontier.load_costs import LoadCost, load_costs, shown_loads
 from analysis.frontier.search import Left
 from analysis.judging.gates import FAIL, INCONCLUSIVE
 from analysis.judging.judgement import Judgement
 from analysis.judging.load_steps import is_search, steps_of
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
-from analysis.run.startup import Start, start_of
+from analysis.run.startup import start_of
 from analysis.settings.metrics import gate_label
 from analysis.settings.rollout import Rollout
 from analysis.wording import digits
@@ -54,11 +53,6 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     failed = [arm for arm, verdict in judgement.verdicts.items() if verdict == FAIL]
     target = drawn_target(run)
     latencies = [] if target is None else step_latencies(run, target)
-    costs = load_costs(
-        frontier,
-        shown_loads(frontier) if rollout.load_rps is None else [rollout.load_rps],
-        gpus_per_replica=rollout.gpus_per_replica,
-    )
     sentences = answer(
         frontier,
         objective=objective_of(run),
@@ -75,11 +69,25 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
             if gate.kind == "parity" and gate.verdict == INCONCLUSIVE and run.weights_apart(gate.arm)
         },
         disturbed=sorted(disturbed),
-        at_load=[] if rollout.load_rps is None else costs,
+        load_rps=rollout.load_rps,
+        gpus_per_replica=rollout.gpus_per_replica,
     )
     if whole:
         sentences = [f"Nothing is known of any load, for {', '.join(sorted(whole))}: see the checks.", *sentences]
-    rows = frontier_rows(frontier, sentences, starts, costs, failed=failed) | {
+    arms = []
+    for item in frontier.holdings:
+        row = asdict(item) | {"start": asdict(starts[item.arm])}
+        if rollout.load_rps is not None:
+            row["gpus"] = asdict(gpus_for(item, rollout.load_rps, rollout.gpus_per_replica))
+        arms.append(row)
+    rows: dict[str, Any] = {
+        "alpha": frontier.alpha,
+        "answer": sentences,
+        "highest": frontier.highest,
+        "failed": failed,
+        "arms": arms,
+        "pairs": [asdict(order) for order in frontier.orders],
+        "ranges": [asdict(item) for item in load_ranges(frontier, starts, failed=failed)],
         "blocked_by": sorted(whole),
         "blocked": blocked,
         "disturbed_by": sorted(disturbed),
@@ -109,14 +117,13 @@ def _blocking(run: Run, judgement: Judgement) -> dict[str, list[Check]]:
 
 
 def asks_nothing(rows: Mapping[str, Any] | None) -> bool:
-    """Whether what the summary says of which policy to ship is of a search, or several, that nobody asked verdicts
-    of."""
+    """Return whether the rows are of searches that asked for no verdicts."""
     return mapping(mapping(rows).get("search")).get("gated") is False
 
 
 def headline_of(rows: Mapping[str, Any] | None) -> str:
-    """What is said above all of a search that nobody asked verdicts of, where no arm is FAIL: its answer up to the
-    costs; else empty."""
+    """Return the headline of a search without verdicts: its answer up to the costs; empty for others, and where an arm
+    is FAIL."""
     if rows is None or not asks_nothing(rows) or rows["failed"]:
         return ""
     lines = [str(line) for line in rows["answer"]]
@@ -153,24 +160,3 @@ def objective_of(run: Run) -> str:
     if run.attainment is not None:
         parts.append(f"{digits(100.0 * run.attainment)} % of the requests within every limit")
     return " and ".join(parts) or "its objectives"
-
-
-def frontier_rows(
-    frontier: Frontier,
-    sentences: Sequence[str],
-    starts: dict[str, Start],
-    costs: Sequence[LoadCost],
-    *,
-    failed: Collection[str] = (),
-) -> dict[str, Any]:
-    """The frontier as plain values; `failed` are the arms that no range picks."""
-    return {
-        "alpha": frontier.alpha,
-        "answer": list(sentences),
-        "highest": frontier.highest,
-        "failed": list(failed),
-        "arms": [asdict(item) | {"start": asdict(starts[item.arm])} for item in frontier.holdings],
-        "pairs": [asdict(order) for order in frontier.orders],
-        "ranges": [asdict(item) for item in load_ranges(frontier, starts, failed=failed)],
-        "costs": [asdict(cost) for cost in costs],
-    }

@@ -151,7 +151,6 @@ def with_evidence(
         low=float(low[-1]) if known and low[-1] > 0 else None,
         high=float(high[-1]) if known and math.isfinite(high[-1]) else None,
         whole=whole,
-        p_worse=None,
         p_noninferior=None,
         p_inferior=None,
         autocorrelation=None,

@@ -65,7 +65,6 @@ def _compared(item: Comparison, samples: tuple[Sample, Sample], day: Part) -> Co
         ratio=math.exp(apart.effect),
         low=None if low is None else math.exp(low),
         high=None if high is None else math.exp(high),
-        p_worse=apart.p_above(0.0),
         p_noninferior=apart.p_below(anchor),
         p_inferior=apart.p_above(anchor),
         spread=apart.spread,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from analysis.frontier.summary_rows import asks_nothing
 from analysis.judging.gates import FAIL
@@ -25,8 +23,6 @@ from analysis.report.values import (
     text,
 )
 
-WIDTH, LABELS, ROW, AXIS = 960.0, 220.0, 30.0, 28.0  # of the picture, in its own units
-_TICKS = (1, 2, 5)
 _HELD = {"held": "held", "missed": "missed", "undecided": "too few"}
 
 
@@ -37,8 +33,7 @@ def answer(summary: Row) -> list[str]:
 
 
 def title(summary: Row) -> str:
-    """What stands above a search that nobody asked verdicts of, in place of one; empty elsewhere, and where an arm is
-    FAIL all the same."""
+    """The title of a search without verdicts, in place of one; empty elsewhere, and where an arm is FAIL."""
     unasked = asks_nothing(summary.get("frontier")) and at(summary, "overall") != FAIL
     return "Which policy to ship" if unasked else ""
 
@@ -65,7 +60,8 @@ def latencies(summary: Row) -> str:
 
 
 def holdings(summary: Row) -> Table:
-    """What each arm surely holds and surely does not, the control first, and what it costs to start."""
+    """What each arm surely holds and surely does not, the control first, what it costs to start, and the GPUs for the
+    load of the rollout."""
     return Table(
         kinds={"Arm": "arm"},
         rows=[
@@ -78,10 +74,16 @@ def holdings(summary: Row) -> Table:
                 "Device memory": byte_size(at(row, "start", "memory_bytes")),
                 "Starts": count(row.get("starts")),
                 "Steps": count(row.get("steps")),
+                **({"GPUs": _gpus(row["gpus"])} if "gpus" in row else {}),
             }
             for row in rows(summary, "frontier", "arms")
         ],
     )
+
+
+def _gpus(gpus: object) -> str:
+    low, seen, high = (figure(at(gpus, key)) for key in ("low", "seen", "high"))
+    return seen if low == seen == high else f"{seen} ({low} to {high})"
 
 
 def held(summary: Row) -> dict[str, Row]:
@@ -103,24 +105,6 @@ def pairs(summary: Row) -> Table:
                 "p, adjusted": figure(row.get("p")),
             }
             for row in rows(summary, "frontier", "pairs")
-        ],
-    )
-
-
-def costs(summary: Row) -> Table:
-    """GPUs of each arm by load, as seen with their interval; a star where no other arm may need as few."""
-    arms = [text(row.get("arm")) for row in rows(summary, "frontier", "arms")]
-    by_load: dict[float, dict[str, str]] = {}
-    for row in rows(summary, "frontier", "costs"):
-        load = row.get("load_rps")
-        if is_number(load):
-            star = " *" if row.get("surely_fewest") is True else ""
-            by_load.setdefault(load, {})[text(row.get("arm"))] = f"{_span(row.get('gpus'))}{star}"
-    return Table(
-        kinds={},
-        rows=[
-            {"Load": rate(load), **{f"GPUs, {arm}": cells.get(arm, DASH) for arm in arms}}
-            for load, cells in sorted(by_load.items())
         ],
     )
 
@@ -149,74 +133,3 @@ def steps(summary: Row) -> Table:
 def objective(summary: Row) -> str:
     """What a step must keep to count as held, in words."""
     return text(at(summary, "frontier", "objective"))
-
-
-def _span(limits: object) -> str:
-    low, seen, high = (figure(at(limits, key)) for key in ("low", "seen", "high"))
-    return seen if low == seen == high else f"{seen} ({low} to {high})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """An arm in the picture: where its load is surely held, and where it is open, from `held` to `open`."""
-
-    arm: str
-    index: int
-    y: float
-    held: float
-    open: float
-    seen: float | None
-    words: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """Loads of one replica on a log axis, a bar an arm; (place, label) of the ticks."""
-
-    width: float
-    height: float
-    left: float
-    bars: tuple[Bar, ...]
-    ticks: tuple[tuple[float, str], ...]
-
-
-def picture(summary: Row) -> Picture | None:
-    """The frontier as a picture; None where no arm has an end to show."""
-    arms = rows(summary, "frontier", "arms")
-    ends = [value for row in arms for key in ("low_rps", "seen_rps", "high_rps") if is_number(value := row.get(key))]
-    ends = [value for value in ends if value > 0]
-    if not ends:
-        return None
-    first, last = math.log(min(ends) / 2.0), math.log(max(ends) * 1.5)
-
-    def place(value: object, otherwise: float) -> float:
-        if not is_number(value) or value <= 0:
-            return otherwise
-        return LABELS + (math.log(value) - first) / (last - first) * (WIDTH - LABELS)
-
-    bars = [
-        Bar(
-            arm=text(row.get("arm")),
-            index=index,
-            y=index * ROW,
-            held=place(row.get("low_rps"), LABELS),
-            open=place(row.get("high_rps"), WIDTH),
-            seen=place(row.get("seen_rps"), -1.0) if is_number(row.get("seen_rps")) else None,
-            words=f"{text(row.get('arm'))}: surely holds {rate(row.get('low_rps'))}, surely not above "
-            f"{rate(row.get('high_rps'))}",
-        )
-        for index, row in enumerate(arms)
-    ]
-    ticks = [
-        tick * 10.0**power
-        for power in range(math.floor(first / math.log(10)), math.ceil(last / math.log(10)) + 1)
-        for tick in _TICKS
-        if first < math.log(tick * 10.0**power) < last
-    ]
-    return Picture(
-        width=WIDTH,
-        height=len(bars) * ROW + AXIS,
-        left=LABELS,
-        bars=tuple(bars),
-        ticks=tuple((place(tick, LABELS), figure(tick)) for tick in ticks),
-    )

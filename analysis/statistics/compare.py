@@ -73,7 +73,6 @@ class Comparison:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
-    p_worse: float | None = None  # of H0: ratio <= 1
     p_noninferior: float | None = None  # of H0: ratio >= 1 + margin; small speaks for the arm
     p_inferior: float | None = None  # of H0: ratio <= 1 + margin; small speaks against it
     p_inferior_holm: float | None = None
@@ -231,7 +230,6 @@ def _tested(
         ratio=math.exp(limits.ratio),
         low=None if limits.low is None else math.exp(limits.low),
         high=None if limits.high is None else math.exp(limits.high),
-        p_worse=limits.p_worse,
         p_noninferior=limits.p_noninferior,
         p_inferior=limits.p_inferior,
         spread=limits.spread,
@@ -297,7 +295,6 @@ def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
         low=math.exp(mean - reach),
         high=math.exp(mean + reach),
         lasting=(math.exp(mean - lasting), math.exp(mean + lasting)),
-        p_worse=above(0.0),
         p_noninferior=float(t_cdf((mean - anchor) / spread, degrees)),
         p_inferior=above(anchor),
         spread=spread,

@@ -46,11 +46,6 @@ def beta_quantile(p: Any, a: Any, b: Any) -> Any:
     return special.betaincinv(a, b, p)
 
 
-def binomial_sf(count: Any, total: Any, share: Any) -> Any:
-    """Return the probability that more than `count` of `total` succeed."""
-    return np.where(np.less(count, 0), 1.0, special.bdtrc(np.maximum(count, 0), total, share))
-
-
 def binomial_quantile(p: float, total: int, share: float) -> int:
     """Return the least count that at most so many of `total` succeed with probability `p` or more."""
     count = int(np.ceil(special.bdtrik(p, total, share)))

@@ -83,11 +83,6 @@ class Noise:
         # Start-to-start variance is no guess of the pilot's.
         return math.hypot(time * self.per_unit / math.sqrt(units), start * self.restart / math.sqrt(self.starts))
 
-    def margin(self, seconds: float, *, alpha: float, power: float, ratio: float) -> float | None:
-        """The smallest margin that a run of so many seconds passes with this power; None of fewer than two units."""
-        whole = int((seconds - self.lost_s) / self.unit_s + 1e-9)
-        return None if whole < 2 else ratio * math.exp(self.reach(whole, alpha=alpha, power=power)) - 1.0
-
     def starts_for(self, distance: float, *, alpha: float, power: float) -> int:
         """The fewest starts, from `starts` on, whose variance leaves half of that at `distance` to time."""
         if self.restart == 0.0 or distance == 0.0:

@@ -39,14 +39,13 @@ _MOST_LEVERAGE = 0.75
 class Limits:
     """The result of a test on the log ratio, `ratio` as seen.
 
-    `low` and `high` are one-sided limits, None where the data set none. The p-values are of H0: log ratio <= 0, and of
+    `low` and `high` are one-sided limits, None where the data set none. The p-values are of
     H0: log ratio >= bound and <= bound. `spread` is the standard error.
     """
 
     ratio: float
     low: float | None
     high: float | None
-    p_worse: float
     p_noninferior: float
     p_inferior: float
     spread: float
@@ -177,7 +176,6 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
         ratio=centre * width,
         low=low,
         high=high,
-        p_worse=float(t_sf(distance(0), groups - 1)),
         p_noninferior=float(t_cdf(at_bound, groups - 1)),
         p_inferior=float(t_sf(at_bound, groups - 1)),
         spread=math.hypot(spread, math.sqrt(dependence.drift)),

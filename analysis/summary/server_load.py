@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from analysis.records.plain_values import number
 from analysis.run.run import Run
-from analysis.run.server_load import GAUGES, LoadSamples, meanwhile
+from analysis.run.server_load import GAUGES, server_load
 
 
-def server_load_rows(run: Run, samples: Sequence[LoadSamples]) -> list[dict[str, Any]]:
+def server_load_rows(run: Run) -> list[dict[str, Any]]:
     """The figures of each arm whose pages were read."""
-    read = {item.arm for item in samples}
-    return [_arm(run, arm, samples) for arm in run.arms if run.account(arm).scrapes or arm in read]
+    table = run.records.server_load
+    read = set() if table is None else set(table["arm"].to_pylist())
+    return [_arm(run, arm) for arm in run.arms if run.account(arm).scrapes or arm in read]
 
 
-def _arm(run: Run, arm: str, samples: Sequence[LoadSamples]) -> dict[str, Any]:
+def _arm(run: Run, arm: str) -> dict[str, Any]:
     """The arm's figures over all trials, and how often its pages answered."""
     seen = [
-        meanwhile(samples, arm=arm, trial=trial.number, start_ns=trial.start_ns, end_ns=trial.end_ns)
+        server_load(run.records.server_load, arm=arm, trial=trial.number, start_ns=trial.start_ns, end_ns=trial.end_ns)
         for trial in run.trials
     ]
     columns: dict[str, list[float]] = {name: [] for name in (*GAUGES, "preemptions")}

@@ -20,7 +20,6 @@ from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.gates.latency import noninferiority_name
-from analysis.judging.gates.parity import greedy_parities
 from analysis.judging.judgement import Judgement, judge
 from analysis.judging.remedies import Evidence, remedies
 from analysis.records.documents import write_json
@@ -29,7 +28,7 @@ from analysis.records.run_records import RunRecords, read_run
 from analysis.run.client_stalls import with_lengths
 from analysis.run.pressure import in_words, phases_of
 from analysis.run.run import Run
-from analysis.run.server_load import LoadSamples, load_samples, meanwhile
+from analysis.run.server_load import server_load
 from analysis.run.spikes import Spike, find_spikes
 from analysis.run.trials import SECOND
 from analysis.settings.metrics import EMBED, EMBED_METRICS
@@ -90,7 +89,6 @@ def exit_code(summary: Mapping[str, Any]) -> int:
 
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
-    load = load_samples(run)
     evidence = Evidence(run=run, slo=judgement.slo[run.control])
     spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control, machine=run.machine)
     return {
@@ -116,12 +114,11 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
             "remedies": [asdict(item) for item in remedies(evidence, judgement.gates) if not asks_nothing(frontier)],
         },
         "design": _design(run),
-        "parity": _parity(run),
-        "spikes": [_spike_row(run, spike, load) for spike in spikes],
+        "spikes": [_spike_row(run, spike) for spike in spikes],
         "events": _events(run),
         "series": latency_series(run),
         "distribution": _distribution(run),
-        "server_load": server_load_rows(run, load),
+        "server_load": server_load_rows(run),
         "sequential": _sequential(run),
         "ramp": ramp_row(run),
         "weights": weight_rows(run),
@@ -173,24 +170,10 @@ def _check_row(check: Check) -> dict[str, Any]:
     return {name: getattr(check, name) for name in names} | {"remedy": "" if check.ok else check.remedy}
 
 
-def _parity(run: Run) -> list[dict[str, Any]]:
-    """What was measured of each arm before the traffic, and what its replicas answered after it."""
-    return [
-        {
-            "name": arm,
-            "measured": dict(run.account(arm).parity) or None,
-            "answers": [dict(row) for row in run.account(arm).answers],
-            "asked": [
-                {**asdict(item.answers), "when": item.when, "verdict": item.verdict}
-                for item in greedy_parities(run, arm)
-            ],
-        }
-        for arm in run.arms
-    ]
-
-
-def _spike_row(run: Run, spike: Spike, load: Sequence[LoadSamples]) -> dict[str, Any]:
-    reported = meanwhile(load, arm=spike.arm, trial=spike.trial, start_ns=spike.start_ns, end_ns=spike.end_ns)
+def _spike_row(run: Run, spike: Spike) -> dict[str, Any]:
+    reported = server_load(
+        run.records.server_load, arm=spike.arm, trial=spike.trial, start_ns=spike.start_ns, end_ns=spike.end_ns
+    )
     return {
         **asdict(spike),
         "offset_s": run.offset_s(spike.trial, spike.start_ns),

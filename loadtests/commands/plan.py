@@ -21,10 +21,8 @@ def add_arguments(parser: CommandParser) -> None:
     """`parser` reads the command line of `tailgate plan`."""
     parser.describe(
         "For a given margin: from the spread that a pilot run saw, for every gate, or without a pilot from rate and\n"
-        "design. All gates pass together with a chance of 80 % where arms are equal.\n"
-        "With --duration it also says which margin a run of that length decides. Nothing is run.",
+        "design. All gates pass together with a chance of 80 % where arms are equal. Nothing is run.",
         "  tailgate plan runs/20260101T120000Z-canary --margin 0.1\n"
-        "  tailgate plan runs/20260101T120000Z-canary --duration 3600\n"
         "  tailgate plan --rate 4 --design mirrored --margin 0.1\n"
         "  tailgate plan --rate 4 --design split --slo 'p99_ttft_ms <= 500'",
     )
@@ -32,7 +30,6 @@ def add_arguments(parser: CommandParser) -> None:
     add("run_dir", nargs="?", default="", metavar="RUN_DIR", help="a pilot: a directory that `tailgate run` wrote")
     add("--margin", type=float, metavar="M", help="accepted rise (default: the pilot's, or 0.1)")
     add("--ratio", type=float, default=1.0, metavar="R", help="true ratio to plan for; 1 is equal arms (default 1)")
-    add("--duration", type=float, metavar="S", help="which margins so many seconds decide")
     group = parser.add_argument_group("without a pilot")
     group.add_argument("--rate", type=float, metavar="R", help="requests/s to each arm")
     group.add_argument(
@@ -58,7 +55,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> dict[str, Any]:
-    goal = Goal(margin=options.margin, ratio=options.ratio, duration_s=options.duration)
+    goal = Goal(margin=options.margin, ratio=options.ratio)
     if options.run_dir:
         for flag in ("rate", "design", "searching", "slo"):
             if getattr(options, flag) is not None:
@@ -89,17 +86,13 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         f"for a true ratio of {goal['ratio']:g}",
         "",
     ]
-    duration = goal["duration_s"]
     head = ["arm"] * pilot + ["gate", *(["seen", "spread"] if pilot else []), "run length"]
-    head += ([f"margin in {duration_text(duration)}"] if duration is not None else []) + [""]
-    table = [head]
+    table = [[*head, ""]]
     for row in plan["rows"]:
         cells = [row["arm"]] * pilot + [row["what"]]
         if pilot:
             cells += [_seen(row), "" if row["spread"] is None else f"{row['spread']:.3f}"]
         cells.append(_length(row["needed_s"]))
-        if duration is not None:
-            cells.append("" if row["margin"] is None else f"{100 * row['margin']:.3g} %")
         table.append([*cells, row["note"]])
     lines += [*aligned(table, left=2 if pilot else 1), ""]
     lines += [f"Mend first: {text}" for text in plan["mend_first"]]

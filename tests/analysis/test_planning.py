@@ -77,17 +77,6 @@ def test_the_planned_ratio_replaces_the_observed_one():
     assert needed(SEEN, ratio=1.2) == pytest.approx(needed(SEEN, ratio=1.1**2 / 1.2), rel=0.01), "a FAIL takes as long"
 
 
-def test_the_margin_of_a_length_needs_that_length():
-    def decidable(seconds, overhead_s=0):
-        return Noise.of(SEEN, block_s=30, overhead_s=overhead_s).margin(seconds, alpha=0.05, power=0.8, ratio=1.0)
-
-    back = needed(replace(SEEN, margin=decidable(3600, 30)), overhead_s=30, ratio=1.0)
-    assert back == pytest.approx(3600, abs=30)
-    assert decidable(14_400) < decidable(3600)
-    assert decidable(45) is None
-    assert Noise.of(replace(SEEN, obstacle="no request", spread=None), block_s=30) is None
-
-
 def test_a_run_is_never_shorter_than_the_blocks_it_needs():
     assert needed(replace(SEEN, spread=0.001)) == 600
     assert needed(replace(SEEN, spread=0.0)) == 600

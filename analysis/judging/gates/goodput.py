@@ -103,18 +103,16 @@ def goodput_of(run: Run, arm: str, least: float) -> Goodput:
     used = limit_used(run.requests, run.goodput_targets)
     rows = [np.flatnonzero(run.of_arm(name) & run.usable) for name in (arm, run.control)]
     shares = [100.0 * float((used[own] <= 1.0).mean()) if own.size else None for own in rows]
-    own, control = (_made_and_sent(run, used, part) for part in rows)
     if run.separate:
-        ratio, needed = _of_separate_runs(run, empty, used), 0
+        ratio, degrees = _of_separate_runs(run, empty, used)
     else:
-        ratio = _of_blocks(run, empty, own, control)
+        ratio, degrees = _of_blocks(run, empty, *(_made_and_sent(run, used, part) for part in rows))
+    bunched, needed = 0.0, 0
+    if ratio.ratio:
         seen = [(used[part], run.block[part]) for part in rows]
-        bunched, needed = (0.0, 0)
-        if ratio.ratio:
-            bunched, needed = bunched_error(*seen, least=least, least_blocks=run.limits.min_blocks)
-        ratio = _with_limits(ratio, bunched)
+        bunched, needed = bunched_error(*seen, least=least, least_blocks=run.limits.min_blocks)
     return Goodput(
-        ratio=ratio,
+        ratio=_with_limits(ratio, degrees, bunched),
         share_pct=shares[0],
         control_share_pct=shares[1],
         needed_blocks=needed if needed > ratio.blocks else None,
@@ -131,8 +129,9 @@ def _made_and_sent(run: Run, used: Floats, rows: Ints) -> _Counts:
     return made, sent
 
 
-def _of_blocks(run: Run, item: Comparison, own: _Counts, control: _Counts) -> Comparison:
-    """The ratio with the standard error over groups of blocks, or trials; over machines where that is wider."""
+def _of_blocks(run: Run, item: Comparison, own: _Counts, control: _Counts) -> tuple[Comparison, float]:
+    """The ratio with the standard error over groups of blocks, or trials; over machines where that is wider. And the
+    degrees of freedom of that error."""
     trial = np.repeat([one.number for one in run.trials], [one.blocks for one in run.trials])
     shared = (own[1] > 0) & (control[1] > 0)  # only blocks in which both were sent something compare them
     by_trial = len(np.unique(trial[shared])) >= TRIALS_FOR_T_TEST
@@ -140,32 +139,33 @@ def _of_blocks(run: Run, item: Comparison, own: _Counts, control: _Counts) -> Co
     columns = [column[shared] for column in (*own, *control)]
     sums = [_grouped(column, group) for column in columns]
     ratio, spread, obstacle = log_ratio(*sums)
-    degrees = len(sums[0])
+    groups = len(sums[0])
     if spread is not None and len(run.machines) > 1:
         # What differs by machine does not average out over stretches of time.
         machine = np.unique(run.machines.codes(trial[shared]), return_inverse=True)[1]
         by_machine = [_grouped(column, machine) for column in columns]
         _, wider, _ = log_ratio(*by_machine)
         if wider is not None and wider > spread:
-            spread, degrees = wider, len(by_machine[0])
-    return replace(
+            spread, groups = wider, len(by_machine[0])
+    found = replace(
         item,
         ratio=ratio,
         spread=spread,
         obstacle=obstacle,
         method="t over trials" if by_trial else "t over groups of blocks",
         blocks=int(shared.sum()),
-        groups=degrees,
+        groups=groups,
         trials=len(np.unique(trial[shared])),
         requests=int(min(own[1].sum(), control[1].sum())),
     )
+    return found, groups - 1.0
 
 
-def _with_limits(item: Comparison, bunched: float) -> Comparison:
+def _with_limits(item: Comparison, degrees: float, bunched: float) -> Comparison:
     """The ratio with its limits; the lower one allows for a standard error of `bunched` at least."""
     if item.ratio is None or item.spread is None:
         return item
-    times = float(t_quantile(1.0 - item.alpha, item.groups - 1))
+    times = float(t_quantile(1.0 - item.alpha, degrees))
     reach = times * max(item.spread, bunched)
     low, high = (None, None) if reach >= FARTHEST else _around(item.ratio, reach, times * item.spread)
     return replace(item, low=low, high=high, spread=max(item.spread, bunched))
@@ -175,22 +175,21 @@ def _around(ratio: float, down: float, up: float) -> tuple[float, float]:
     return ratio * math.exp(-down), ratio * math.exp(up)
 
 
-def _of_separate_runs(run: Run, item: Comparison, used: Floats) -> Comparison:
+def _of_separate_runs(run: Run, item: Comparison, used: Floats) -> tuple[Comparison, float]:
+    """The ratio with the standard error over the trials of each arm, and the degrees of freedom of that error."""
     own, base = (_level(run, name, used) for name in (item.arm, item.control))
     if own is None or base is None:
-        return replace(item, obstacle="one of the arms was sent nothing")
+        return replace(item, obstacle="one of the arms was sent nothing"), 0.0
     apart = difference(base, own, day_part(run.limits.day_spread))
-    low, high = (None if end is None else math.exp(end) for end in apart.limits(item.alpha))
-    return replace(
+    found = replace(
         item,
         ratio=math.exp(apart.effect),
-        low=low,
-        high=high,
         spread=apart.spread,
         method="unpaired t over trials",
         blocks=min(map(run.blocks_of, (item.arm, item.control))),
         trials=min(own.trials, base.trials),
     )
+    return found, apart.part.degrees if apart.part is not None else 0.0
 
 
 def _level(run: Run, arm: str, used: Floats) -> Level | None:

@@ -116,6 +116,13 @@ def test_machines_of_unknown_speed_leave_latency_open_unless_they_are_trusted(tm
     assert compare_runs(*runs, trust_machines=True)["overall"] == "PASS"
 
 
+def test_a_measured_difference_counts_also_where_machines_are_trusted(baseline: Path, tmp_path: Path) -> None:
+    bed = referenced(python_ms=12.0, read_gb_per_s=20.0 / 1.2)
+    slower = later(tmp_path, replace(LATER, bed=bed), ratio=1.2)
+    summary = compare_runs(baseline, slower, trust_machines=True)
+    assert gates(summary)["noninferiority p50_ttft"] == "INCONCLUSIVE"
+
+
 def test_references_of_another_card_say_nothing_of_the_arms(tmp_path: Path) -> None:
     def unnamed(info: dict[str, Any]) -> None:
         info["bed"].pop("machines")
@@ -239,3 +246,17 @@ def test_a_trial_without_the_arm_is_missing(baseline: Path, tmp_path: Path) -> N
 
     run = read_pair(baseline, edited(later(tmp_path), without)).run
     assert [len(run.trials_of(arm)) for arm in run.arms] == [2, 1]
+
+
+@pytest.mark.parametrize(("limit", "failing", "verdict"), [(5000, 0.0, "PASS"), (5000, 0.2, "FAIL"), (600, 0.0, None)])
+def test_goodput_is_compared_over_trials_where_the_gates_ask_for_it(
+    limit: int, failing: float, verdict: str | None, tmp_path: Path
+) -> None:
+    arms = [replace(COMPILED, error_share=share) for share in (0.0, failing)]
+    runs = [
+        write_run(tmp_path / str(place), replace(run, trials=3, arms=(EAGER, arm), slo={"p99_e2e_ms": limit}))
+        for place, (run, arm) in enumerate(zip((RUN, LATER), arms, strict=True))
+    ]
+    summary = compare_runs(*runs, gates={"min_goodput_ratio": 0.95, "min_blocks": 8})
+    found = gates(summary)["goodput ratio"]
+    assert found == verdict if verdict else found != "FAIL"

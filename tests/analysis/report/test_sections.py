@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from analysis.report import arms, html_report, markdown_report, stalls, verdict_table
-from analysis.report.frontier import answer, costs, holdings, pairs, picture
+from analysis.report.frontier import answer, holdings, pairs
 from analysis.report.terminal import frontier_words
 from analysis.report.values import rate
 from analysis.summary.model import Summary as Model
@@ -74,26 +74,13 @@ def test_a_search_without_gates_has_no_verdict_above_its_answer(searched: Summar
         assert not (ship and overall in cards(summary))
 
 
-def test_the_picture_and_the_tables_show_what_is_held(searched: Summary) -> None:
-    drawn = picture(searched)
-    assert drawn is not None
-    eager, new = drawn.bars
-    assert drawn.left < eager.held < (eager.seen or 0) < eager.open < drawn.width
-    assert eager.held < new.held
+def test_the_tables_show_what_is_held(searched: Summary, demo: Summary) -> None:
     assert [row["Arm"] for row in holdings(searched).rows] == ["eager", "<new>"]
     (pair,) = pairs(searched).rows
     assert (pair["Holds more"], pair["Than"], pair["Order"]) == ("<new>", "eager", "surely")
-    table = costs(searched).rows
-    assert (table[0]["GPUs, <new>"], table[-1]["GPUs, <new>"][-2:]) == ("1", " *")
-
-
-def test_open_ends_reach_the_edge_of_the_picture_and_a_run_without_a_search_has_none(demo: Summary) -> None:
-    eager, new = {"arm": "eager", "low_rps": None, "seen_rps": None}, {"arm": "new", "low_rps": 4.0, "seen_rps": 5.0}
-    drawn = picture({"frontier": {"arms": [{**eager, "high_rps": 9.0}, {**new, "high_rps": None}]}})
-    assert drawn is not None
-    assert (drawn.bars[0].held, drawn.bars[0].seen, drawn.bars[1].open) == (drawn.left, None, drawn.width)
-    assert picture({"frontier": {"arms": [eager]}}) is None
-    assert (answer(demo), picture(demo)) == ([], None)
+    arm = {**searched["frontier"]["arms"][0], "gpus": {"low": 8.0, "seen": 12.0, "high": 23.0}}
+    assert holdings({"frontier": {"arms": [arm]}}).rows[0]["GPUs"] == "12 (8 to 23)"
+    assert answer(demo) == []
     assert "Which policy" not in markdown_report(demo) + html_report(demo)
 
 
@@ -148,22 +135,6 @@ def test_shapes_read_as_inspect_writes_them() -> None:
     assert arms.brief_shape("extend batch 1 × length 64, context 512") == "extend 1x64@512"
     assert arms.brief_shape("capture decode batch 4 × length 1, context 256") == "capture decode 4@256"
     assert (arms.brief_shape("warmup 1x16"), arms.brief_shape(None)) == ("warmup 1x16", "–")
-
-
-def test_the_loss_of_quantised_weights_has_its_interval(demo: Summary) -> None:
-    assert arms.parity(Model.of(demo)) == []
-    name = demo["arms"][-1]["name"]
-    findings = [
-        {"name": "kl", "verdict": "PASS", "value": 0.00504, "low": 0.000467, "high": 0.0055, "limit": 0.05},
-    ]
-    measured = {"name": name, "verdict": "PASS", "findings": findings, "figures": {}, "reasons": []}
-    demo["parity"] = [{"name": name, "measured": measured}]
-    demo["arms"][-1]["startup"]["memory_bytes"]["quantised_weights"] = 98_240
-    found = {row.name: row.values for row in arms.parity(Model.of(demo))}
-    assert found["kl"] == ("–", "–", "0.00504 [0.000467, 0.0055]")
-    assert "0.00504" in html_report(demo)
-    memory = [row.name for row in arms.startup_costs(Model.of(demo)) if row.group == "Memory"]
-    assert memory[memory.index("weights") + 1] == "of which quantised"
 
 
 def test_a_stall_that_no_compile_event_explains_is_listed(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from analysis.records.run_records import read_run
+from analysis.records.schemas import SERVER_LOAD
 from analysis.run.memory import memory_of
 from analysis.run.run import Run
-from analysis.run.server_load import LoadSamples, meanwhile
+from analysis.run.server_load import server_load
 from tests.fakes.machines import GIB, sample, tell
 from tests.fakes.runs import SECOND, FakeRun, write_run
 
@@ -83,18 +85,18 @@ def test_a_card_that_is_shared_says_nothing_of_the_arm(facts, foreign, tmp_path)
     assert seen(run).arms["eager"] == {}
 
 
-NAN = np.nan
-
-
 def samples(*, arm="vllm", replica="vllm-0", trial=1, **columns):
     """One a second from 1 s on."""
-    every = {name: np.full(5, NAN) for name in ("running", "waiting", "cache_pct", "preemptions")}
-    every |= {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
-    return LoadSamples(trial=trial, arm=arm, replica=replica, at_ns=SECOND * np.arange(1, 6), **every)
+    rows = [{"trial": trial, "arm": arm, "replica": replica, "at_ns": SECOND * (1 + place)} for place in range(5)]
+    for name, values in columns.items():
+        for row, value in zip(rows, values, strict=True):
+            row[name] = value
+    return rows
 
 
-def between(start_s, end_s, *given):
-    found = meanwhile(given, arm="vllm", trial=1, start_ns=int(start_s * SECOND), end_ns=int(end_s * SECOND))
+def within(start_s, end_s, rows):
+    place = {"arm": "vllm", "trial": 1, "start_ns": int(start_s * SECOND), "end_ns": int(end_s * SECOND)}
+    found = server_load(pa.Table.from_pylist(rows, SERVER_LOAD), **place)
     return found and (found.running, found.waiting, found.cache_pct, found.preemptions)
 
 
@@ -104,18 +106,16 @@ LOADED = {"running": [1, 2, 9, 4, 5], "waiting": [0, 0, 3, 7, 0], "cache_pct": [
 @pytest.mark.parametrize(
     ("start_s", "end_s", "found"),
     [
-        (2.4, 3.6, (9, 7, 30, 2)),  # with the samples just around it: what rose until 2 s was before
-        (3.1, 3.2, (9, 7, 30, 2)),
-        (0.0, 9.0, (9, 7, 99, 7)),
+        (2.4, 3.6, (9, 7, 30, 2)),  # with the samples a second to either side; the counter began anew
+        (0.0, 9.0, (9, 7, 99, 4)),
         (-9, -2, None),  # far from every sample
-        (8.1, 9, None),
     ],
 )
 def test_the_load_of_a_stretch_is_the_most_that_was_sampled(start_s, end_s, found):
-    assert between(start_s, end_s, samples(**LOADED, preemptions=[9, 1, 0, 2, 4])) == found
+    assert within(start_s, end_s, samples(**LOADED, preemptions=[9, 1, 0, 2, 4])) == found
 
 
 def test_load_of_replicas_adds_up_and_what_no_page_shows_is_unknown():
-    own = samples(**LOADED), samples(**{**LOADED, "cache_pct": [0] * 5}, replica="vllm-1")
-    others = samples(**LOADED, arm="sglang"), samples(**LOADED, trial=2)
-    assert between(1, 2, *own, *others) == (18, 6, 30, None)
+    own = samples(**LOADED) + samples(**{**LOADED, "cache_pct": [0] * 5}, replica="vllm-1")
+    others = samples(**LOADED, arm="sglang") + samples(**LOADED, trial=2)
+    assert within(1.5, 1.9, own + others) == (4, 0, 20, None)

@@ -124,7 +124,6 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["plan", "--rate", "0"], "--rate is 0: give requests/s"),
         (["plan", "--rate", "4", "--margin", "0"], "--margin is 0: give a share above 0"),
         (["plan", "--rate", "4", "--ratio", "0"], "--ratio is 0"),
-        (["plan", "--rate", "4", "--duration", "-1"], "--duration is -1: give seconds above 0"),
         (["plan", "--rate", "4", "--slo", "fast"], "--slo"),
         (["plan", ".", "--rate", "4"], "--rate is for a plan without a pilot"),
         (["plan", ".", "--searching"], "--searching is for a plan without a pilot"),
