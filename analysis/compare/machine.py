@@ -100,26 +100,27 @@ def check_machines(speeds: MachineSpeeds, *, trusted: bool) -> Check:
     """The check "machine speed": the machines were equally fast, or are `trusted` to be."""
     moved = speeds.moved
     spread = max(map(abs, moved.values()), default=0.0)
-    ok, shift, reason, remedy = True, None, "", ""
-    if moved and not trusted:
-        ok, remedy = False, "Run the baseline again on the candidate's machine."
-        reason = f"{speeds.text[0].upper()}{speeds.text[1:]}."
-        shift = spread if spread <= math.log1p(DRIFT) else None
-    elif not speeds.known:
-        ok = trusted
-        reason = "Nothing says that the machines of both runs were equally fast" + (
-            ", which is taken for granted." if trusted else "."
-        )
+    shift, spares, reason, remedy = None, "", "", ""
+    unknown = not speeds.known and not trusted
+    if unknown:
+        reason = "Nothing says that the machines of both runs were equally fast."
         remedy = "Take references in both runs ([bed] reference_s), or give --trust-machines."
-    slowed, sped = any(value > 0 for value in moved.values()), any(value < 0 for value in moved.values())
+    elif moved:
+        reason = f"{speeds.text[0].upper()}{speeds.text[1:]}."
+        remedy = "Run the baseline again on the candidate's machine."
+        shift = spread if spread <= math.log1p(DRIFT) else None
+        slowed, sped = max(moved.values()) > 0, min(moved.values()) < 0
+        spares = "" if slowed and sped else PASS if slowed else FAIL
+    elif not speeds.known:
+        reason = "Nothing says that the machines of both runs were equally fast, which is taken for granted."
     return SPEED.row(
-        ok,
+        not (unknown or moved),
         reason,
         value=100.0 * math.expm1(spread),
         limit=100.0 * _NOISE,
         arm=CANDIDATE,
         shift=shift,
-        spares=PASS if slowed and not sped else FAIL if sped and not slowed else "",
+        spares=spares,
         remedy=remedy,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
 
 from analysis.report.tables import Figure, Shown, Table, figures_of
@@ -11,17 +10,14 @@ from analysis.report.values import (
     DASH,
     byte_size,
     count,
-    fine_ratio,
-    interval,
     milliseconds,
     percent,
     rate,
     seconds,
     text,
-    verdict,
 )
 from analysis.settings.metrics import EMBED, EMBED_METRICS, METRIC_NAMES
-from analysis.summary.model import Answer, Arm, ArmParity, Asked, ShapeCost, Summary
+from analysis.summary.model import Arm, ShapeCost, Summary
 
 MOST_SHORTFALLS = 8
 # A step's size as events and start-up items word it.
@@ -95,56 +91,6 @@ def side_by_side(summary: Summary) -> list[Figure]:
 def _peak(arm: Arm, key: str) -> float | None:
     known = (arm.memory or {}).get(key)
     return None if known is None else known.peak_bytes
-
-
-def parity(summary: Summary) -> list[Figure]:
-    """What is known of the arms' numerics, a row each; empty when nothing was measured and no replica was asked."""
-    known = {row.name: row for row in summary.parity}
-    arms = [known.get(arm.name, ArmParity(name=arm.name)) for arm in arms_of(summary)]
-    before, after = "Measured before the traffic", "Asked after the traffic"
-    findings = dict.fromkeys(finding.name for arm in arms if arm.measured for finding in arm.measured.findings)
-    shown: list[Shown] = [
-        (before, "verdict", verdict, lambda arm: arm.measured and arm.measured.verdict),
-        *((before, name, str, partial(_finding, name=name)) for name in findings),
-        (after, "as the control’s", str, lambda arm: _same_as_control(arm.answers)),
-    ]
-    for when in ("before", "after"):
-        group, asked = f"Greedy answers {when} the load", partial(_asked, when=when)
-        shown += [
-            (group, "verdict", str, partial(asked, show=lambda row: row.verdict)),
-            (group, "as the control’s", str, partial(asked, show=lambda row: _of(row.same, row.answered))),
-            (group, "the control again", str, partial(asked, show=lambda row: _of(row.control_same, row.answered))),
-        ]
-    return [row for row in figures_of(arms, shown) if row.known]
-
-
-def _finding(arm: ArmParity, name: str) -> str:
-    """The finding's value with its interval where it has one."""
-    found = next((row for row in (arm.measured.findings if arm.measured else ()) if row.name == name), None)
-    if found is None:
-        return DASH
-    show = text if name == "kl" else fine_ratio
-    shown, limits = show(found.value), interval(found.low, found.high, show)
-    return shown if DASH in (shown, limits) else f"{shown} {limits}"
-
-
-def _same_as_control(answers: list[Answer]) -> str:
-    """How many answers of all replicas are the control's, or the lowest cosine of their vectors with it."""
-    if cosines := [row.cosine for row in answers if row.cosine is not None]:
-        return f"cosine {min(cosines):.6f}"
-    known = [row for row in answers if row.same is not None and row.of is not None]
-    silent = sum(bool(row.error) for row in answers)
-    shown = _of(sum(row.same or 0 for row in known), sum(row.of or 0 for row in known))
-    return f"{shown}, {count(silent)} silent" if silent else shown if known else DASH
-
-
-def _asked(arm: ArmParity, when: str, show: Callable[[Asked], str]) -> str:
-    row = next((row for row in arm.asked if row.when == when), None)
-    return DASH if row is None else show(row)
-
-
-def _of(part: int, whole: int) -> str:
-    return f"{count(part)} of {count(whole)}"
 
 
 # --- Start-up ---------------------------------------------------------------------------------------------------------

@@ -112,6 +112,11 @@ class Brief:
         return tuple(arm for arm in self.arms if not arm.control)
 
     @property
+    def first_step(self) -> str:
+        """What to do first where there is no command, in a sentence; empty where nothing is open."""
+        return _first_sentence(self.decider) if self.decider and not self.next else ""
+
+    @property
     def failed_checks(self) -> tuple[CheckLine, ...]:
         return tuple(check for check in self.checks if check.state != "ok")
 
@@ -158,15 +163,16 @@ def _arms(summary: Summary) -> tuple[ArmBrief, ...]:
     for name in arm_names(summary):
         gates = _gates(summary, name)
         control = name == summary.control
+        figures = [
+            *(_held(held[name]) if name in held else ()),
+            *(_of_control(rows.get(name), gated) if control else _of_gates(gates)),
+        ]
         arms.append(
             ArmBrief(
                 name=text(name),
                 control=control,
                 verdict="" if control or unasked else _combined(gates),
-                figures=(
-                    *(_held(held[name]) if name in held else ()),
-                    *(_of_control(rows.get(name), gated) if control else _of_gates(gates)),
-                ),
+                figures=tuple(figure for figure in figures if figure.value != DASH),
                 gates=gates,
                 leaning="" if control else _leaning(text(name), gates),
             )

@@ -28,7 +28,6 @@ from analysis.report import (
 from analysis.report.arms import (
     arm_names,
     metric_names,
-    parity,
     shortfalls,
     side_by_side,
     startup_costs,
@@ -169,7 +168,6 @@ def html_report(document: Mapping[str, Any]) -> str:
             side_by_side=side_by_side(summary),
             startup=startup_costs(summary),
             shortfalls=shortfalls(summary),
-            parity=parity(summary),
             externals=conditions.externals(summary),
             conditions=[
                 *conditions.facts(summary),

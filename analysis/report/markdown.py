@@ -65,7 +65,7 @@ def markdown_report(document: Mapping[str, Any]) -> str:
         " ".join(prose(arm.leaning) for arm in brief.treatments if arm.leaning),
         "\n".join(f"- {prose(line)}" for line in brief.answer),
         *(f"**{prose(name)}**: {prose(line)}" for name, line in brief.notes),
-        f"Next: {code(brief.next)}" if brief.next else "",
+        _next(brief),
         _arms(brief.arms),
         DEFINITION if brief.treatments and not brief.answer else "",
         _failed(brief),
@@ -76,6 +76,11 @@ def markdown_report(document: Mapping[str, Any]) -> str:
         f"<sub>tailgate · run {code(brief.run_id)} · everything else: report.html</sub>",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _next(brief: Brief) -> str:
+    step = code(brief.next) if brief.next else _with_code(brief.first_step)
+    return f"Next: {step}" if step else ""
 
 
 def _arms(arms: Sequence[ArmBrief]) -> str:

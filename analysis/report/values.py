@@ -131,12 +131,6 @@ def rate(value: object) -> str:
     return f"{figure(value)} /s" if is_number(value) else DASH
 
 
-def probability(value: object) -> str:
-    if not is_number(value):
-        return DASH
-    return "< 0.001" if 0 <= value < 0.001 else f"{value:.3f}"
-
-
 UNITS: dict[str, Callable[[object], str]] = {
     # One digit more than elsewhere: a value of 1.096 against a limit of 1.1 must not look like a tie.
     "ratio": fine_ratio,

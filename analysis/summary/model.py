@@ -250,53 +250,6 @@ class Comparison(Row):
     reason: str
 
 
-# --- Numerics ---------------------------------------------------------------------------------------------------------
-
-
-class Finding(Row):
-    """One figure of a parity measurement, over the control's."""
-
-    name: str
-    value: Number = None
-    low: Number = None
-    high: Number = None
-
-
-class Measured(Row):
-    """What was measured of an arm before the traffic."""
-
-    verdict: Verdict
-    findings: list[Finding] = []
-
-
-class Answer(Row):
-    """How many answers of a replica after the traffic are the control's."""
-
-    same: Count = None
-    of: Count = None
-    cosine: Number = None
-    error: str | None = None
-
-
-class Asked(Row):
-    """How many answers of an external arm are the control's."""
-
-    when: Literal["before", "after"]
-    verdict: Verdict
-    answered: int
-    same: int
-    control_same: int
-
-
-class ArmParity(Row):
-    """What is known of an arm's numerics."""
-
-    name: str
-    measured: Measured | None = None
-    answers: list[Answer] = []
-    asked: list[Asked] = []
-
-
 # --- Compiles and latency over time -----------------------------------------------------------------------------------
 
 
@@ -459,7 +412,6 @@ class Summary(Row):
     validity: list[Check]
     advice: Advice
     design: Design
-    parity: list[ArmParity]
     spikes: list[Spike]
     events: Annotated[list[Event], Field(description="the longest first")]
     series: Series

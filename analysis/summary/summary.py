@@ -20,7 +20,6 @@ from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.gates.latency import noninferiority_name
-from analysis.judging.gates.parity import greedy_parities
 from analysis.judging.judgement import Judgement, judge
 from analysis.judging.remedies import Evidence, remedies
 from analysis.records.documents import write_json
@@ -105,7 +104,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "arms": [arm_row(run, arm, judgement) for arm in run.arms],
         "comparisons": [
             *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.steady),
-            *(_comparison_row(item, None) for item in judgement.beside),
+            *(_comparison_row(item, None) for item in judgement.secondary),
         ],
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [_check_row(check) for check in judgement.checks],
@@ -115,7 +114,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
             "remedies": [asdict(item) for item in remedies(evidence, judgement.gates) if not asks_nothing(frontier)],
         },
         "design": _design(run),
-        "parity": _parity(run),
         "spikes": [_spike_row(run, spike) for spike in spikes],
         "events": _events(run),
         "series": latency_series(run),
@@ -170,22 +168,6 @@ def _gate_row(gate: Gate) -> dict[str, Any]:
 def _check_row(check: Check) -> dict[str, Any]:
     names = ("check", "ok", "arm", "value", "limit", "reason", "opens", "gates", "shift")
     return {name: getattr(check, name) for name in names} | {"remedy": "" if check.ok else check.remedy}
-
-
-def _parity(run: Run) -> list[dict[str, Any]]:
-    """What was measured of each arm before the traffic, and what its replicas answered after it."""
-    return [
-        {
-            "name": arm,
-            "measured": dict(run.account(arm).parity) or None,
-            "answers": [dict(row) for row in run.account(arm).answers],
-            "asked": [
-                {**asdict(item.answers), "when": item.when, "verdict": item.verdict}
-                for item in greedy_parities(run, arm)
-            ],
-        }
-        for arm in run.arms
-    ]
 
 
 def _spike_row(run: Run, spike: Spike) -> dict[str, Any]:

@@ -53,7 +53,9 @@ def add_arguments(parser: CommandParser) -> None:
         "and that is not their control)",
     )
     parser.add_argument("--limits", metavar="FILE", help="a TOML file with a [gates] table, instead of the candidate's")
-    parser.add_argument("--trust-machines", action="store_true", help="take the machines of both runs for equally fast")
+    parser.add_argument(
+        "--trust-machines", action="store_true", help="take machines without references for equally fast"
+    )
     parser.add_argument("--out", metavar="DIR", help="where the reports go (default: compare in the candidate's run)")
 
 

@@ -139,8 +139,6 @@ def test_a_search_in_turns_records_one_arm_a_trial_and_compares_their_answers(tm
     turns = json.loads((outcome.run_dir / "frontier.json").read_text())["turns"]
     assert [turn["arms"] for turn in turns] == [["eager"], ["dynamic"], ["eager"]]
     summary = analyze(outcome.run_dir)
-    answers = {arm["name"]: arm["answers"] for arm in summary["parity"]}
-    assert all(row["same"] == row["of"] > 0 for row in answers["eager"])
     (gate,) = [gate for gate in summary["gates"] if gate["kind"] == "parity"]
     assert (gate["arm"], gate["verdict"]) == ("dynamic", "FAIL")
     # Without verdicts, an arm with other answers is not picked.

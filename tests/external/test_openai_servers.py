@@ -97,6 +97,4 @@ def test_a_run_judges_vllm_eager_against_compiled(vllm: list[str], tmp_path: Pat
     # The weights are equal and float32: only near ties may differ by what a compiler rounds.
     [gate] = [gate for gate in summary["gates"] if gate["gate"] == "parity"]
     assert (gate["arm"], gate["verdict"]) == ("compiled", "PASS"), gate["reason"]
-    asked = {arm["name"]: arm["asked"] for arm in summary["parity"]}["compiled"]
-    assert all((row["answered"], row["control_same"]) == (48, 48) for row in asked)
     assert "what was not checked" in (run_dir / "report.html").read_text()

@@ -85,7 +85,7 @@ def goodput_gate(found: Goodput, least: float, needed_s: float | None) -> Gate:
 
 
 def goodput_of(run: Run, arm: str, least: float) -> Goodput:
-    """The goodput of the arm beside the control's."""
+    """Compare the goodput of the arm with the control's."""
     empty = Comparison(
         quantile=0.5,
         margin=0.0,

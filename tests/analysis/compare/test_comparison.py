@@ -116,6 +116,13 @@ def test_machines_of_unknown_speed_leave_latency_open_unless_they_are_trusted(tm
     assert compare_runs(*runs, trust_machines=True)["overall"] == "PASS"
 
 
+def test_a_measured_difference_counts_also_where_machines_are_trusted(baseline: Path, tmp_path: Path) -> None:
+    bed = referenced(python_ms=12.0, read_gb_per_s=20.0 / 1.2)
+    slower = later(tmp_path, replace(LATER, bed=bed), ratio=1.2)
+    summary = compare_runs(baseline, slower, trust_machines=True)
+    assert gates(summary)["noninferiority p50_ttft"] == "INCONCLUSIVE"
+
+
 def test_references_of_another_card_say_nothing_of_the_arms(tmp_path: Path) -> None:
     def unnamed(info: dict[str, Any]) -> None:
         info["bed"].pop("machines")

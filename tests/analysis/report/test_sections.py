@@ -137,22 +137,6 @@ def test_shapes_read_as_inspect_writes_them() -> None:
     assert (arms.brief_shape("warmup 1x16"), arms.brief_shape(None)) == ("warmup 1x16", "–")
 
 
-def test_the_loss_of_quantised_weights_has_its_interval(demo: Summary) -> None:
-    assert arms.parity(Model.of(demo)) == []
-    name = demo["arms"][-1]["name"]
-    findings = [
-        {"name": "kl", "verdict": "PASS", "value": 0.00504, "low": 0.000467, "high": 0.0055, "limit": 0.05},
-    ]
-    measured = {"name": name, "verdict": "PASS", "findings": findings, "figures": {}, "reasons": []}
-    demo["parity"] = [{"name": name, "measured": measured}]
-    demo["arms"][-1]["startup"]["memory_bytes"]["quantised_weights"] = 98_240
-    found = {row.name: row.values for row in arms.parity(Model.of(demo))}
-    assert found["kl"] == ("–", "–", "0.00504 [0.000467, 0.0055]")
-    assert "0.00504" in html_report(demo)
-    memory = [row.name for row in arms.startup_costs(Model.of(demo)) if row.group == "Memory"]
-    assert memory[memory.index("weights") + 1] == "of which quantised"
-
-
 def test_a_stall_that_no_compile_event_explains_is_listed(tmp_path: Path) -> None:
     summary = stopped(tmp_path / "run", 100)
     (line,) = stalls.longest_stalls(Model.of(summary)).rows
