@@ -259,7 +259,7 @@ def _plan(
     failed: Sequence[str] = (),
     mend: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Say what `rows` need together, and what stands in the way. Rows of arms that `failed` decide nothing more.
+    """Say what `rows` need together, and what no length mends. Rows of arms that `failed` decide nothing more.
 
     From six trials on, they are the unit: `trial_s` is their length, and the plan adds more of them.
     """

@@ -192,7 +192,7 @@ AUTOCORRELATION = Rule(
 def _heterogeneity(seen: Evidence) -> Iterable[Check]:
     run = seen.run
     for arm in run.treatments if len(run.machines) > 1 else ():
-        apart = [item for item in seen.compared.apart if item.arm == arm]
+        apart = [item for item in seen.compared.by_machine if item.arm == arm]
         yield heterogeneity(arm, _of(seen, arm), apart, list(_missed_on_one(run, arm)))
 
 

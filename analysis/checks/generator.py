@@ -51,8 +51,9 @@ def _generator(seen: Evidence) -> Iterable[Check]:
     run, limit_ms = seen.run, seen.run.limits.max_generator_lag_ms
     measured = list(measured_of(known_accounts(run.records.generators), limit_ms))
     # What another tool does not keep, `open loop` says; production traffic is never late.
-    if run.generator_lag_ms is not None or not (run.pace or run.of_users):
-        measured.append(lag_of(run.generator_lag_ms, limit_ms))
+    lag_ms = run.generator_lag_ms
+    if lag_ms is not None or not (run.pace or run.of_users):
+        measured.append(lag_of(lag_ms, limit_ms))
     return [worst_of(measured)] if measured else []
 
 

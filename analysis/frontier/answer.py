@@ -257,21 +257,21 @@ def _costs(frontier: Frontier, starts: Mapping[str, Start], out: Collection[str]
 
 
 def _open(frontier: Frontier, out: Collection[str]) -> list[str]:
-    """What nobody knows yet: loads by arm, and pairs that are not told apart."""
+    """What is open: loads by arm, and pairs whose order is not known."""
     by_loads: dict[str, list[str]] = {}
     for item in frontier.holdings:
         if item.arm not in out:
             by_loads.setdefault(_open_loads(item), []).append(item.arm)
     among = [order for order in frontier.orders if not {order.more, order.less} & set(out)]
     pairs = [f"{order.more} against {order.less}" for order in among if not order.surely]
-    told = [f"{order.more} above {order.less}" for order in among if order.surely]
+    ordered = [f"{order.more} above {order.less}" for order in among if order.surely]
     sentences = [f"Open: {'; '.join(f'{listed(arms)} {loads}' for loads, arms in by_loads.items())}."]
     if len(pairs) > 1 and len(pairs) == len(among):
-        sentences.append("No two of these arms are told apart at their limits.")
-    elif len(pairs) > len(told):
-        sentences.append(f"Of any two of these arms only some are told apart at their limits: {', '.join(told)}.")
+        sentences.append("No two of these arms are ordered by what they hold.")
+    elif len(pairs) > len(ordered):
+        sentences.append(f"Of these arms only some are ordered by what they hold: {', '.join(ordered)}.")
     elif pairs:
-        sentences.append(f"Not told apart at their limits: {', '.join(pairs)}.")
+        sentences.append(f"Not ordered by what they hold: {', '.join(pairs)}.")
     return sentences
 
 

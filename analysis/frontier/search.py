@@ -2,7 +2,7 @@
 
 The budget is shared out over rounds, and each round over the arms that are still in the search. An arm leaves when it
 surely holds less than another (successive elimination [1]). The control never leaves. An arm whose knee is known
-closely enough, and that is told apart from all others in the search, gets no more. Once that is so of all, the rest of
+closely enough, and that is ordered against all others in the search, gets no more. Once that is so of all, the rest of
 the budget goes to the knees of those that left, but for arms that no load could speak for. Before the first round every
 arm has one start. An arm that is then seen to hold less than half of what the control does leaves at once.
 
@@ -187,7 +187,7 @@ def _leaving(frontier: Frontier, staying: Sequence[str]) -> list[Left]:
 
 
 def _open(frontier: Frontier, arm: str, staying: Sequence[str], budget: Budget) -> bool:
-    """Whether more steps of the arm could change an answer: its knee is not known closely, or not told apart."""
+    """Whether more steps of the arm could change an answer: its knee is not known closely, or its order is open."""
     if _width(frontier.of(arm)) > 1.0 + budget.resolution:
         return True
     others = (other for other in staying if other != arm)

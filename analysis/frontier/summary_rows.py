@@ -117,14 +117,13 @@ def _blocking(run: Run, judgement: Judgement) -> dict[str, list[Check]]:
 
 
 def asks_nothing(rows: Mapping[str, Any] | None) -> bool:
-    """Whether what the summary says of which policy to ship is of a search, or several, that nobody asked verdicts
-    of."""
+    """Return whether the rows are of searches that asked for no verdicts."""
     return mapping(mapping(rows).get("search")).get("gated") is False
 
 
 def headline_of(rows: Mapping[str, Any] | None) -> str:
-    """What is said above all of a search that nobody asked verdicts of, where no arm is FAIL: its answer up to the
-    costs; else empty."""
+    """Return the headline of a search without verdicts: its answer up to the costs; empty for others, and where an arm
+    is FAIL."""
     if rows is None or not asks_nothing(rows) or rows["failed"]:
         return ""
     lines = [str(line) for line in rows["answer"]]

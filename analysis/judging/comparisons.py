@@ -14,10 +14,10 @@ from analysis.arrays import Ints
 from analysis.judging.paths import SEGMENTS, Path, exchange_of, with_evidence
 from analysis.judging.separate import compare_separate
 from analysis.run.gaps import gaps_of
-from analysis.run.luck import start_spread
 from analysis.run.machines import Machines
 from analysis.run.run import Run
 from analysis.run.trials import block_numbers
+from analysis.run.variance import start_spread
 from analysis.settings.metrics import JUDGED_METRICS, quantile_label
 from analysis.statistics.compare import NO_TEST, Comparison, Sample, as_many, compare, decide, described
 
@@ -31,21 +31,21 @@ MOST_GAPS = 1_000_000  # of an arm; p99.9 of as many is known far better than bl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparisons:
-    """What was compared, arm by arm. `gated` are decided (see `compare.decide`); `beside` have no verdict to give, nor
-    have `apart`: what gates, of each machine by itself, where there are several."""
+    """What was compared, arm by arm. `gated` are decided (see `compare.decide`); `secondary` have no verdict, nor
+    have `by_machine`: what gates, on each machine where there are several."""
 
     gated: tuple[Comparison, ...] = ()
     paths: tuple[Path, ...] = ()  # of those that gate, in a run with interim analyses
-    apart: tuple[Comparison, ...] = ()
-    beside: tuple[Comparison, ...] = ()
+    by_machine: tuple[Comparison, ...] = ()
+    secondary: tuple[Comparison, ...] = ()
 
 
 def comparisons(run: Run) -> Comparisons:
     """All comparisons of the run. Failures are adjusted over arms and gated metrics, and over nothing else."""
     gated: list[Comparison] = []
     paths: list[Path] = []
-    beside: list[Comparison] = []
-    apart: list[Comparison] = []
+    secondary: list[Comparison] = []
+    by_machine: list[Comparison] = []
     for arm in run.treatments:
         for phase in PHASES:
             rows = _rows(run, arm, phase)
@@ -55,18 +55,18 @@ def comparisons(run: Run) -> Comparisons:
                 samples = _samples(run, metric, rows)
                 items = _compared(run, arm, metric, phase, samples, qs)
                 gating = [item for item in items if item.quantile in gates]
-                beside += [item for item in items if item.quantile not in gates]
+                secondary += [item for item in items if item.quantile not in gates]
                 segments = _segments(run, metric, rows) if gating else None
                 decided, grown = _with_evidence(run, samples, gating, segments)
                 gated += decided
                 paths += grown
                 if gating and len(run.machines) > 1:
-                    apart += _apart(run, arm, metric, samples, gates)
+                    by_machine += _by_machine(run, arm, metric, samples, gates)
     return Comparisons(
         gated=tuple(gated if run.limits.sequential else decide(gated)),
         paths=tuple(paths),
-        apart=tuple(apart),
-        beside=tuple(replace(item, reason=description(item)) for item in beside),
+        by_machine=tuple(by_machine),
+        secondary=tuple(replace(item, reason=description(item)) for item in secondary),
     )
 
 
@@ -113,7 +113,9 @@ def _with_evidence(
     return [item for item, _ in found], [path for _, path in found]
 
 
-def _apart(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs: Sequence[float]) -> list[Comparison]:
+def _by_machine(
+    run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs: Sequence[float]
+) -> list[Comparison]:
     """What gates, of the trials of each machine by themselves."""
     items: list[Comparison] = []
     for place, machine in enumerate(run.machines.names):

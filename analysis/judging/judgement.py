@@ -35,8 +35,8 @@ class Judgement:
     """What follows from a run. Mappings are by arm."""
 
     steady: tuple[Comparison, ...]  # those that gate
-    beside: tuple[Comparison, ...]  # all others, of every phase
-    apart: tuple[Comparison, ...]  # those that gate, of each machine by itself where there are several
+    secondary: tuple[Comparison, ...]  # all others, of every phase
+    by_machine: tuple[Comparison, ...]  # those that gate, of each machine by itself where there are several
     facts: Mapping[str, Mapping[str, CompileFacts]]  # of all that an arm served (""), its cold starts, and "steady"
     stalls: Mapping[str, ArmStalls]  # of every arm, as clients see them
     memory: RunMemory
@@ -94,8 +94,8 @@ def judge(run: Run, given: Sequence[Check] = ()) -> Judgement:
     verdicts = {arm: combined([gate.verdict for gate in gates if gate.arm == arm]) for arm in run.treatments}
     return Judgement(
         steady=compared.gated,
-        beside=compared.beside,
-        apart=compared.apart,
+        secondary=compared.secondary,
+        by_machine=compared.by_machine,
         facts=facts,
         stalls=stalls,
         memory=memory,

@@ -87,7 +87,7 @@ def _is_overload(check: Check, arms: Collection[str]) -> bool:
 
 
 def _plain(gate: Gate) -> str:
-    """The gate's reason without what it allows for, which stands beside the gate."""
+    """The gate's reason without what it allows for, which is shown with the gate."""
     return gate.reason.replace(f" {gate.allowance}", "") if gate.allowance else gate.reason
 
 

@@ -33,8 +33,7 @@ def answer(summary: Row) -> list[str]:
 
 
 def title(summary: Row) -> str:
-    """What stands above a search that nobody asked verdicts of, in place of one; empty elsewhere, and where an arm is
-    FAIL all the same."""
+    """The title of a search without verdicts, in place of one; empty elsewhere, and where an arm is FAIL."""
     unasked = asks_nothing(summary.get("frontier")) and at(summary, "overall") != FAIL
     return "Which policy to ship" if unasked else ""
 

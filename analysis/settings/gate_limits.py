@@ -1,6 +1,6 @@
 """What an arm must hold: the [gates] and [goodput] tables of an experiment.
 
-They stand apart from the gates so that reading an experiment does not load the statistics.
+They are separate from the gates so that reading an experiment does not load the statistics.
 """
 
 from __future__ import annotations

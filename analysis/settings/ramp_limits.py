@@ -22,7 +22,7 @@ class RampLimits(Settings):
     table: ClassVar[str] = "ramp"
 
     load: Literal["experiment", "none"] = "experiment"
-    candidate: str = ""  # empty: the only arm beside the control
+    candidate: str = ""  # empty: the only arm other than the control
     steps: Annotated[tuple[Annotated[float, Field(ge=0.01, le=100.0)], ...], Listed] = (1.0, 5.0, 25.0, 50.0, 100.0)
     initial_delay_s: float = Field(default=0.0, ge=0.0, le=86_400.0)
     step_s: float = Field(default=300.0, ge=1.0, le=86_400.0)

@@ -1,6 +1,6 @@
 """What an [slo] table asks for, in keys (`p99_ttft_ms = 500`) or as the field writes it (`p99_ttft_ms <= 500`).
 
-It stands apart from the judging, so that reading an experiment does not load the statistics.
+It is separate from the judging, so that reading an experiment does not load the statistics.
 """
 
 from __future__ import annotations

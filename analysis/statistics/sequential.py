@@ -54,7 +54,7 @@ _LEAST_VARIANCE = 0.5
 _PRIOR_STARTS = 4.0
 _SMALLEST_MS = 1e-3
 _BIN = 1e-3  # in log latency
-# Log ratios at which limits are looked for.
+# Log ratios at which limits are searched.
 _STEPS = np.array([0.02, 0.05, 0.1, 0.15, 0.22, 0.3, 0.45, 0.7, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0])
 _TRIED = np.concatenate((-_STEPS[::-1], [0.0], _STEPS))
 

@@ -35,7 +35,7 @@ _TIMES = np.array([1.25, 1.6, 2.5, 5.0, 10.0, 30.0])  # how much another share i
 _MOST_SHARE = 0.999
 _TRIED = np.concatenate(
     (np.geomspace(1e-5, 0.3, 60), np.linspace(0.32, 0.98, 24))
-)  # shares that limits are looked for at
+)  # shares at which limits are searched
 _STRETCHES, _FEWEST_STRETCHES = (1, 2, 4, 8), 2  # in blocks; and of them
 _BIN, _SMALLEST_MS = 0.01, 1e-3  # in log latency; of a latency
 _SLOWEST, _LEVELS = 0.2, 5  # the largest share of slow requests whose bunching counts; shares from the allowed one on
@@ -126,7 +126,7 @@ def share_limits(
 ) -> tuple[Floats, Floats]:
     """Return the limits of the share after each block, (blocks,) each: one-sided, at level alpha over all analyses.
 
-    The lower one is at alpha / tests, as a FAIL of one of so many shares is. They are looked for at a grid of shares,
+    The lower one is at alpha / tests, as a FAIL of one of so many shares is. They are searched at a grid of shares,
     and at what is allowed, so that they agree with the `evidence` on it.
 
     Limits are those of the evidence at that block. Earlier limits are not carried on: their design effect was that of

@@ -50,7 +50,7 @@ class CompileFacts:
     requests_hit: int
     requests: int
     trials: int
-    kernels: int = 0  # of the recompiles: kernels that a compiler beside torch's made
+    kernels: int = 0  # of the recompiles: kernels of another compiler than torch's
 
 
 def compile_facts(run: Run, arm: str, part: str) -> CompileFacts:
@@ -97,7 +97,7 @@ def cold_ends(run: Run) -> dict[int, int]:
 
 
 def compile_gates(run: Run, arm: str, stalls: ArmStalls) -> list[Gate]:
-    """The gates on compiles: of all that the arm served, or of its cold starts apart where these have a budget."""
+    """The gates on compiles: of all that the arm served, or of its cold starts separately where these have a budget."""
     budgets: dict[str, CompileBudget] = {"": run.limits}
     if run.limits.cold is not None:
         budgets = {"steady": run.limits, "cold": run.limits.cold}

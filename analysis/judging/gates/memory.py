@@ -17,7 +17,7 @@ from analysis.run.run import Run
 from analysis.statistics.distributions import t_quantile
 from analysis.wording import bytes_text, counted
 
-# The standard deviation of the log ratio of two peaks over fresh starts. It counts as four starts beside the run's own.
+# The standard deviation of the log ratio of two peaks over fresh starts, which counts as four starts.
 _SPREAD = 0.01
 _STARTS = 4
 
@@ -43,7 +43,7 @@ def memory_gates(run: Run, arm: str, memory: RunMemory) -> list[Gate]:
         interval = (low, high)
         verdict = PASS if high <= limit else FAIL if low > limit else INCONCLUSIVE
         starts = counted(trials, "trial") if trials > 1 else "one trial, in which starts are taken to vary by 1 %"
-        most = f"{bytes_text(max(own.values()))} beside {bytes_text(max(base.values()))}, {FIGURES[figure].name}"
+        most = f"{bytes_text(max(own.values()))} against {bytes_text(max(base.values()))}, {FIGURES[figure].name}"
         reason = (
             f"At its peak a replica holds {value:.3f} times what one of {control} does (between {low:.3f} and "
             f"{high:.3f}; {starts}; {most}), limit {limit:g}."

@@ -173,7 +173,7 @@ class GreedyParity:
 
 
 def greedy_parities(run: Run, arm: str) -> list[GreedyParity]:
-    """What the external arm answered before the load and after it beside the control; empty where it was not asked."""
+    """What the external arm answered before the load and after it; empty where it was not asked."""
     account, control = run.account(arm), run.account(run.control)
     if not account.asked_in or arm == run.control:
         return []
@@ -278,7 +278,7 @@ def _finding(arm: str, answers: GreedyAnswers, *, near_tie: float, alpha: float)
                 f"explains ({BEYOND_ROUNDING:g} a token){first}"
             )
         return INCONCLUSIVE, (
-            "without log-probabilities from both, near ties cannot be told from another result: serve them with such"
+            "without log-probabilities from both, near ties look like another result: serve them with such"
         )
     return _open(answers, near_tie)
 

@@ -239,7 +239,7 @@ def test_a_search_that_shows_nothing_promises_nothing() -> None:
     assert "Beyond that nothing is shown to be held by bucketed or dynamic." in text
     assert "none does" not in text
     assert "Open: eager, bucketed and dynamic at every load" in text
-    assert "No two of these arms are told apart" in text
+    assert "No two of these arms are ordered by what they hold" in text
 
 
 def test_the_answer_says_how_many_gpus_the_load_of_the_rollout_needs() -> None:

@@ -47,9 +47,9 @@ def found(run):
 
 class TestWhatIsCompared:
     def test_five_latencies_at_five_quantiles_in_each_phase(self, found):
-        seen = {(item.metric, item.quantile, item.phase) for item in (*found.gated, *found.beside)}
+        seen = {(item.metric, item.quantile, item.phase) for item in (*found.gated, *found.secondary)}
         assert seen == {(m, q, p) for m in JUDGED_METRICS for q in QUANTILES for p in PHASES}
-        assert len(seen) == len(found.gated) + len(found.beside)
+        assert len(seen) == len(found.gated) + len(found.secondary)
 
     def test_only_comparisons_of_the_experiment_gate(self, found):
         assert [(item.metric, item.quantile, item.phase) for item in found.gated] == [
@@ -58,9 +58,9 @@ class TestWhatIsCompared:
         ]
 
     def test_ungated_comparisons_have_no_verdict(self, found):
-        assert {item.verdict for item in found.beside} == {"INCONCLUSIVE"}
-        assert all(item.p_inferior_holm is None and "limit of" not in item.reason for item in found.beside)
-        assert all(item.reason.endswith(".") and item.reason.startswith("p") for item in found.beside)
+        assert {item.verdict for item in found.secondary} == {"INCONCLUSIVE"}
+        assert all(item.p_inferior_holm is None and "limit of" not in item.reason for item in found.secondary)
+        assert all(item.reason.endswith(".") and item.reason.startswith("p") for item in found.secondary)
 
     def test_failures_are_adjusted_over_arms_and_gated_metrics_alone(self, tmp_path):
         slow = [FakeArm(name=name, ratio=1.5) for name in ("one", "two")]
@@ -139,7 +139,7 @@ def test_a_few_blocks_set_no_limits(tmp_path):
     naive = FakeArm(name="naive", compiles=[Compile(at_s=5, seconds=12)])
     gates = {"alpha": 0.0001, "cold_s": 60}
     found = comparisons(run_of(tmp_path, FakeRun(arms=(EAGER, naive), duration_s=95, rate=3, gates=gates)))
-    cold = [item for item in found.beside if item.phase == "cold"]
+    cold = [item for item in found.secondary if item.phase == "cold"]
     assert max(item.blocks for item in cold) <= 3
     assert any(item.low is None and item.high is None for item in cold)
     assert all(item.high is None or item.high < 1000 * item.ratio for item in cold)
@@ -148,8 +148,8 @@ def test_a_few_blocks_set_no_limits(tmp_path):
 def test_no_data_is_compared_with_a_reason(tmp_path):
     run = run_of(tmp_path, edit=lambda rows: [row for row in rows if row["arm"] == "eager"])
     found = comparisons(run)
-    assert {item.verdict for item in (*found.gated, *found.beside)} <= {"INCONCLUSIVE"}
-    assert all("cannot be compared" in item.reason for item in (*found.gated, *found.beside))
+    assert {item.verdict for item in (*found.gated, *found.secondary)} <= {"INCONCLUSIVE"}
+    assert all("cannot be compared" in item.reason for item in (*found.gated, *found.secondary))
 
 
 PER_BLOCK, BLOCKS = 120, 22

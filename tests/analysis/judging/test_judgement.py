@@ -83,7 +83,7 @@ class TestVerdicts:
         assert judgement.advice.needed_s >= 18 * 30
         assert [item.gate for item in judgement.slo["eager"]] == ["slo p99_ttft_ms", "slo p99_e2e_ms"]
         assert {item.arm for item in judgement.gates} == {"compiled"}, "the control is measured and not judged"
-        assert {item.metric for item in judgement.beside if item.phase == "cold"} >= {"ttft", "e2e", "itl"}
+        assert {item.metric for item in judgement.secondary if item.phase == "cold"} >= {"ttft", "e2e", "itl"}
         assert not any("cold" in item.gate for item in judgement.gates)
 
     def test_a_recompiling_arm_fails_in_a_short_run(self, tmp_path):
@@ -97,7 +97,7 @@ class TestVerdicts:
         judgement = judgement_of(tmp_path, against(NAIVE))
         assert gate(judgement, "noninferiority p99_e2e", "naive").verdict == "PASS"
         asked = ("ttft", 0.99, "all")
-        (everything,) = [item for item in judgement.beside if (item.metric, item.quantile, item.phase) == asked]
+        (everything,) = [item for item in judgement.secondary if (item.metric, item.quantile, item.phase) == asked]
         assert everything.ratio > 10
 
     @pytest.mark.parametrize(

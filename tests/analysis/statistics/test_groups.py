@@ -64,7 +64,7 @@ def test_neighbouring_blocks_that_resemble_each_other_are_seen():
     assert first_autocorrelation(trend[:5]) is None
 
 
-def test_blocks_foretell_how_groups_correlate():
+def test_blocks_predict_how_groups_correlate():
     """Over many series the estimate from 40 blocks is near the truth, which few groups could not show themselves."""
     group = groups_of(np.ones(40, dtype=int))
     found = [group_correlation(drifting(np.random.default_rng(seed), 40, rho=0.6), group) for seed in range(300)]
@@ -255,7 +255,7 @@ def test_sum_of_variances_has_satterthwaites_degrees() -> None:
     assert math.isinf(summed([Part(variance=0.0, degrees=1.0)]).degrees)
 
 
-def test_one_trial_rests_on_what_its_blocks_foretell_and_on_the_allowance() -> None:
+def test_one_trial_rests_on_what_its_blocks_predict_and_on_the_allowance() -> None:
     alone = level([0.3], restart=0.01)
     assert alone.each is not None
     assert alone.each.variance == pytest.approx(0.02**2 + 0.01**2)
@@ -272,7 +272,7 @@ def test_two_trials_that_agree_by_chance_keep_the_expected_variance() -> None:
     assert apart.each.degrees == 1.0
 
 
-def test_trials_without_any_foretelling_speak_for_themselves_from_three_on() -> None:
+def test_trials_without_any_prediction_speak_for_themselves_from_three_on() -> None:
     unknown = Luck(spread=None)
     assert level([0.1, 0.2], luck=unknown).each is None
     three = level([0.1, 0.2, 0.3], luck=unknown)

@@ -150,7 +150,7 @@ def test_noise_that_lasts_and_start_to_start_variance_deflate_the_evidence() -> 
     assert of(*plain, restart_spread=0.05).deflation[-1] > calm + 0.5
 
 
-def test_neighbours_that_agree_are_paid_for_and_those_that_do_not_are_not() -> None:
+def test_neighbours_that_agree_deflate_the_evidence_and_others_do_not() -> None:
     alike, apart = np.repeat([2.0, -2.0, 2.0, -2.0], 4), np.tile([2.0, -2.0], 8)
     assert sequential._neighbours(alike)[-1] > 0.4
     assert sequential._neighbours(apart)[-1] == sequential._neighbours(np.ones(8))[-1] == 0.0
@@ -189,7 +189,7 @@ def test_a_failure_of_one_gate_among_many_needs_more_evidence_and_a_pass_does_no
     assert decision(1, **broken, harm=[0.0, math.log(25)], to_the_end=True) == ("FAIL", 1)
 
 
-def test_the_limits_hold_the_true_ratio_at_every_look_and_close_in_on_it() -> None:
+def test_the_limits_hold_the_true_ratio_at_every_interim_analysis_and_close_in_on_it() -> None:
     missed = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -227,7 +227,7 @@ def share_of(share: float, seed: int) -> ShareEvidence:
     return share_evidence(missed, np.full(BLOCKS, PER_BLOCK), allowed=ALLOWED)
 
 
-def test_at_the_limit_it_errs_no_more_often_than_alpha_over_all_looks() -> None:
+def test_at_the_limit_it_errs_no_more_often_than_alpha_over_all_interim_analyses() -> None:
     found = [share_of(ALLOWED, seed).decision(alpha=0.05) for seed in range(300)]
     for outcome in ("PASS", "FAIL"):
         assert sum(item is not None and item[0] == outcome for item in found) <= 0.05 * 300
@@ -275,7 +275,7 @@ def test_misses_in_one_bunch_are_worth_less_than_spread_ones() -> None:
     assert bunched.harm[-1] < spread.harm[-1]
 
 
-def test_the_slowest_requests_in_one_jam_are_paid_for_before_any_missed() -> None:
+def test_the_slowest_requests_in_one_jam_deflate_the_evidence_before_any_missed() -> None:
     rng = np.random.default_rng(0)
     block = np.repeat(np.arange(20), PER_BLOCK)
     even = np.exp(0.3 * rng.standard_normal(len(block))) * 100
