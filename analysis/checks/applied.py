@@ -66,8 +66,8 @@ def _by_trials(gate: Gate, failed: Sequence[Check]) -> tuple[Gate, list[Check]]:
     if not {PASS: high <= gate.limit, FAIL: low > gate.limit}.get(gate.verdict, True):
         return gate, list(failed)
     if gate.verdict != INCONCLUSIVE:
-        sure = f"between {low:.2f} and {high:.2f} where it outlasts a trial"
-        gate = _allowing(gate, f"Its trials differ by what {_names(among)} saw, too: {sure}.")
+        sure = f"between {low:.2f} and {high:.2f} if a disturbance lasts for several trials"
+        gate = _allowing(gate, f"The verdict allows for {_names(among)}: {sure}.")
     return gate, [check for check in failed if not check.among_trials]
 
 

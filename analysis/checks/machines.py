@@ -1,4 +1,4 @@
-"""Whether the machines behaved: no other work on them, nothing slowed down, and as fast as before and as each other.
+"""Whether the run had its machines to itself: no other work on them, and nothing that held devices back.
 
 What disturbs one arm's device leaves that arm's gates open; on the control's device it leaves all open, as does what
 disturbs a host. A difference that falls on an arm and the control alike, since they swapped devices, opens nothing and
@@ -8,17 +8,14 @@ is still reported.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean
 
-import numpy as np
-
-from analysis.checks.check import ESTIMATES, MACHINES, Arms, Check, Disturbance, Evidence, Rule
+from analysis.checks.check import ESTIMATES, MACHINES, Check, Disturbance, Evidence, Rule
 from analysis.records.schemas import RUN_HOST
 from analysis.run.machine_records import POWER_CAP, THROTTLES, DeviceTraffic, MachineRecords
-from analysis.run.references import CARD_FIGURES, FIGURES, HOST_FIGURES, speed_of
 from analysis.wording import counted, digits, percent, sentence
 
 # By how much more than its machine's speed an arm's latency can change, in logarithms. What waits in a queue at half
@@ -28,16 +25,6 @@ LEVER = 3.0
 MOST_SHARE = 0.01  # of a trial's traffic, in which a card may be held back or used by others, or tasks wait for memory
 _MUCH_BYTES = 2 << 30  # more than a driver keeps of an idle card, or a desktop takes
 _BALANCED = ", which swapping devices balances"
-_DEEDS = {
-    "matmul_tflops": "multiplied matrices",
-    "read_gb_per_s": "read memory",
-    "launch_us": "launched small work",
-    "python_ms": "ran Python",
-}
-# Medians that the reference measured on idle machines, by the device's name in NVML. Of a bf16 matrix product on random
-# data with a rest after each, and of a read of memory. Add a kind here.
-_KNOWN: Mapping[str, Mapping[str, float]] = {"NVIDIA H200": {"matmul_tflops": 705.0, "read_gb_per_s": 4430.0}}
-_LEAST_OF_KIND = 0.8  # below this share of its kind a device is not what it should be: wide, since kinds vary
 
 
 def lost(apart: float) -> float:
@@ -45,7 +32,7 @@ def lost(apart: float) -> float:
     return -math.expm1(-abs(apart))
 
 
-def _rows(rule: Rule, seen: Evidence, found: Iterable[Disturbance] | None) -> Iterable[Check]:
+def found_by(rule: Rule, seen: Evidence, found: Iterable[Disturbance] | None) -> Iterable[Check]:
     return () if found is None else rows_of_rule(rule, seen.run.arms, found)
 
 
@@ -190,7 +177,7 @@ def host_work(seen: Evidence) -> list[Disturbance] | None:
                 arms=None,
                 value=share,
                 limit=limit,
-                shift=-math.log1p(-share) if _shared(seen) and share < 1.0 else None,
+                shift=-math.log1p(-share) if is_shared(seen) and share < 1.0 else None,
                 text=f"{text.format(percent(share), name)} in trial {host.trial}",
             )
             for share, limit, text in taken
@@ -199,14 +186,14 @@ def host_work(seen: Evidence) -> list[Disturbance] | None:
     return found
 
 
-def _shared(seen: Evidence) -> bool:
+def is_shared(seen: Evidence) -> bool:
     """Whether all arms ran at the same time."""
     return seen.run.design != "switchback" and not seen.run.in_turn
 
 
 FOREIGN: Rule = Rule(
     name="other work",
-    find=lambda seen: _rows(FOREIGN, seen, foreign_work(seen.machines)),
+    find=lambda seen: found_by(FOREIGN, seen, foreign_work(seen.machines)),
     sound="Nothing else ran on the machines that counts.",
     remedy="Stop what else runs on the card (`nvidia-smi` lists it), or use another one.",
     opens=(*ESTIMATES, "memory"),  # others' memory on a card looks like the arm's
@@ -215,7 +202,7 @@ FOREIGN: Rule = Rule(
 )
 HOST: Rule = Rule(
     name="other work",
-    find=lambda seen: _rows(HOST, seen, host_work(seen)),
+    find=lambda seen: found_by(HOST, seen, host_work(seen)),
     remedy="Stop other work on the host and give the run its own processors and memory, use one that shares no "
     "processor with other virtual machines, or raise gates.max_steal_pct or gates.max_other_cpu_pct.",
     slows=True,
@@ -227,7 +214,7 @@ HOST: Rule = Rule(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Gap:
+class Gap:
     """How far an arm's device was from the control's in one trial. `apart` is the logarithm of the ratio of their
     speeds, negative where the arm's is slower; None: unknown. `stays` is what of it is there in all trials."""
 
@@ -240,7 +227,7 @@ class _Gap:
     counts: bool = True  # whether it is a disturbance by itself, where it is too wide
 
 
-def _unequal(arm: str, gaps: Sequence[_Gap], limit: float) -> Iterator[Disturbance]:
+def unequal(arm: str, gaps: Sequence[Gap], limit: float) -> Iterator[Disturbance]:
     """The gaps that are too wide. What counts is the mean of the logarithms over trials: by as much the machines alone
     move the ratio of the arms, and where it is small, swapping devices balanced them."""
     known = [gap.apart for gap in gaps if gap.apart is not None]
@@ -288,11 +275,11 @@ def throttling(seen: Evidence) -> list[Disturbance] | None:
         found += _for_too_long(device, seconds, text)
     for arm in seen.run.treatments:
         gaps = _power_caps(_pairs(machines, arm, seen.run.control))
-        found += _unequal(arm, gaps, seen.run.limits.max_machine_drift)
+        found += unequal(arm, gaps, seen.run.limits.max_machine_drift)
     return found
 
 
-def _power_caps(pairs: Sequence[tuple[DeviceTraffic, DeviceTraffic]]) -> list[_Gap]:
+def _power_caps(pairs: Sequence[tuple[DeviceTraffic, DeviceTraffic]]) -> list[Gap]:
     """The gaps between clocks where the power cap bound on one of two devices.
 
     None where it followed the arm from card to card: then the arm's own work draws the power, and any card of the kind
@@ -312,7 +299,7 @@ def _power_caps(pairs: Sequence[tuple[DeviceTraffic, DeviceTraffic]]) -> list[_G
         text = f"{device.card.name} was throttled {_how_long(device, seconds)} ({THROTTLES[POWER_CAP]})"
         text += f", to {slower:,.0f} MHz in the mean where {free.card.name} had {faster:,.0f} MHz" if known else ""
         gaps.append(
-            _Gap(
+            Gap(
                 trial=device.trial,
                 place=f"{device.card.name} power cap",
                 apart=math.log((own.mean_mhz or 1.0) / (other.mean_mhz or 1.0)) if known else None,
@@ -363,14 +350,14 @@ def settings(seen: Evidence) -> list[Disturbance] | None:
                     text = f"{low.card.name} had {name} of {min(a, b):,.0f} {unit} in trial {low.trial}, "
                     text += f"{high.card.name} of {max(a, b):,.0f} {unit}"
                     place = f"{low.card.identity} {name}"
-                    gaps.append(_Gap(trial=low.trial, place=place, apart=math.log(a / b), text=text))
-            found += _unequal(arm, gaps, run.limits.max_machine_drift)
+                    gaps.append(Gap(trial=low.trial, place=place, apart=math.log(a / b), text=text))
+            found += unequal(arm, gaps, run.limits.max_machine_drift)
     return found
 
 
 THROTTLED: Rule = Rule(
     name="throttling",
-    find=lambda seen: _rows(THROTTLED, seen, throttling(seen)),
+    find=lambda seen: found_by(THROTTLED, seen, throttling(seen)),
     sound="Nothing held the arms' devices back, and they had one power limit and one highest clock.",
     remedy="Cool the card or lower and lock its clock below what it cannot hold, and run again.",
     slows=True,
@@ -378,170 +365,8 @@ THROTTLED: Rule = Rule(
 )
 SETTINGS: Rule = Rule(
     name="throttling",
-    find=lambda seen: _rows(SETTINGS, seen, settings(seen)),
+    find=lambda seen: found_by(SETTINGS, seen, settings(seen)),
     remedy="Give all cards one power limit and one clock (`nvidia-smi -pl`, `-lgc`), or swap them over an even "
     "number of trials (trials.swap_devices).",
-    rank=MACHINES,
-)
-
-
-# --- Speed by the reference -------------------------------------------------------------------------------------------
-
-
-def drift(seen: Evidence) -> list[Disturbance] | None:
-    """Devices and hosts that were slower after a trial than before it, or in one trial than in another; None where
-    nothing was measured twice."""
-    changes = list(_changes(seen))
-    return [item for item in changes if item.value > item.limit] if changes else None
-
-
-def _changes(seen: Evidence) -> Iterator[Disturbance]:
-    """The reference after each trial against before it, and each trial's against the fastest of the same device.
-
-    Arms that ran at the same time saw every speed in between: their mean is off by half of the change.
-    """
-    machines, half = seen.machines, 0.5 if _shared(seen) else 1.0
-    for figure in FIGURES:
-        used = [place for place in machines.measured if _arms_of(machines, *place, figure) != ()]
-        # (trial, device, change, by how much of it a mean can be off, other place, text)
-        rows: list[tuple[int, str, float, float, tuple[int, str], str]] = []
-        for trial, device in used:
-            own = {row.when: speed_of(figure, row.figures[figure]) for row in machines.reference(trial, device, figure)}
-            if {"before", "after"} <= own.keys():
-                slower, faster = sorted(("before", "after"), key=lambda when: own[when])
-                text = f"slower {slower} trial {trial} than {faster} it"
-                rows.append((trial, device, own[faster] - own[slower], half, (trial, device), text))
-        for card in dict.fromkeys(machines.identity(*place) for place in used):
-            places = [place for place in used if machines.identity(*place) == card]
-            speeds = {place: speed for place in places if (speed := machines.speed(*place, figure)) is not None}
-            fastest = max(speeds, key=lambda place: speeds[place], default=(0, ""))
-            for place, speed in speeds.items():
-                if place[0] != fastest[0]:
-                    text = f"slower in trial {place[0]} than in trial {fastest[0]}"
-                    rows.append((*place, speeds[fastest] - speed, 1.0, fastest, text))
-        for trial, device, change, part, other, text in rows:
-            both = [_arms_of(machines, *place, figure) for place in ((trial, device), other)]
-            yield Disturbance(
-                place=machines.identity(trial, device) if figure in CARD_FIGURES else "host",
-                trial=trial,
-                arms=None if None in both else tuple(dict.fromkeys(arm for arms in both for arm in arms or ())),
-                value=lost(change),
-                limit=seen.run.limits.max_machine_drift,
-                shift=part * change,
-                among_trials=True,
-                text=f"{_doer(device, figure)} {_DEEDS[figure]} {percent(lost(change))} {text}",
-            )
-
-
-def apart(seen: Evidence) -> list[Disturbance] | None:
-    """Devices and hosts of an arm that are slower or faster than the control's, where the two did equal work; None
-    where no two were measured.
-
-    What of a gap stays with a device is in all trials, as far as swapping devices does not balance it; the rest is
-    momentary, and in what trials differ by.
-    """
-    machines, measured = seen.machines, False
-    found: list[Disturbance] = []
-    for figure in FIGURES:
-        gaps: dict[str, list[_Gap]] = {arm: [] for arm in seen.run.treatments}
-        for trial, placed in machines.placed.items():
-            for arm in gaps:
-                own, other = placed.get(arm), placed.get(seen.run.control)
-                gap = _gap(machines, trial, own, other, figure) if own is not None and other is not None else None
-                gaps[arm] += [gap] if gap else []
-                measured |= gap is not None and own != other
-        stays = _that_stays([gap for own in gaps.values() for gap in own])
-        for arm, own_gaps in gaps.items():
-            with_stays = [replace(gap, stays=stays[gap.trial, *gap.cards]) for gap in own_gaps]
-            found += _unequal(arm, with_stays, seen.run.limits.max_machine_drift)
-    return found if measured else None
-
-
-def _gap(machines: MachineRecords, trial: int, own: str, other: str, figure: str) -> _Gap | None:
-    cards = machines.identity(trial, own), machines.identity(trial, other)
-    if own == other:
-        return _Gap(trial=trial, place=own, apart=0.0, cards=cards)
-    speeds = machines.speed(trial, own, figure), machines.speed(trial, other, figure)
-    sizes = [{row.sizes[figure] for row in machines.reference(trial, name, figure)} for name in (own, other)]
-    if speeds[0] is None or speeds[1] is None or sizes[0] != sizes[1]:
-        return None
-    gap = speeds[0] - speeds[1]
-    slower, faster = (own, other) if gap < 0 else (other, own)
-    text = f"{_doer(slower, figure)} {_DEEDS[figure]} {percent(lost(gap))} slower than {_doer(faster, figure)}"
-    place = f"{machines.identity(trial, slower)}{' host' * (figure in HOST_FIGURES)}"
-    return _Gap(trial=trial, place=place, apart=gap, text=f"{text} in trial {trial}", cards=cards)
-
-
-def _that_stays(gaps: Sequence[_Gap]) -> dict[tuple[int, str, str], float]:
-    """What the devices of each gap differ by in all trials: least squares with one speed for each device."""
-    number = {card: place for place, card in enumerate(dict.fromkeys(card for gap in gaps for card in gap.cards))}
-    signs = np.zeros((len(gaps), len(number)))
-    for row, gap in enumerate(gaps):
-        for card, sign in zip(gap.cards, (1.0, -1.0), strict=True):
-            signs[row, number[card]] += sign
-    speeds = np.linalg.lstsq(signs, np.array([gap.apart or 0.0 for gap in gaps]))[0] if gaps else np.zeros(0)
-    return {(gap.trial, *gap.cards): float(part) for gap, part in zip(gaps, signs @ speeds, strict=True)}
-
-
-def slow(seen: Evidence) -> list[Disturbance] | None:
-    """Devices far below what their kind is known for; None where nothing is known of the kind."""
-    machines, compared = seen.machines, False
-    found: list[Disturbance] = []
-    for trial, device in machines.measured:
-        card = machines.cards.get((trial, RUN_HOST, device))
-        kind = card.model if card and card.model and not card.shared else ""
-        for figure, known in _KNOWN.get(kind, {}).items():
-            speed, arms = machines.speed(trial, device, figure), _arms_of(machines, trial, device, figure)
-            if speed is None:
-                continue
-            compared, share = True, math.exp(speed - speed_of(figure, known))
-            if share < _LEAST_OF_KIND and arms != ():
-                text = (
-                    f"{_doer(device, figure)} {_DEEDS[figure]} in trial {trial} at {percent(share)} of the speed that "
-                )
-                found.append(
-                    Disturbance(
-                        place=machines.identity(trial, device),
-                        trial=trial,
-                        arms=arms,
-                        value=1.0 - share,
-                        limit=1.0 - _LEAST_OF_KIND,
-                        text=f"{text}{kind} is known for",
-                    )
-                )
-    return found if compared else None
-
-
-def _arms_of(machines: MachineRecords, trial: int, device: str, figure: str) -> Arms:
-    """Whose gates a figure concerns: those of the arms on the device, or of all where it is of the host they share."""
-    return None if figure in HOST_FIGURES or not machines.placed.get(trial) else machines.arms_on(trial, device)
-
-
-def _doer(device: str, figure: str) -> str:
-    if figure in HOST_FIGURES:
-        return "the host" if device == "cpu" else f"the host of {device}"
-    return "the processor" if device == "cpu" else device
-
-
-DRIFT: Rule = Rule(
-    name="machine speed",
-    find=lambda seen: _rows(DRIFT, seen, drift(seen)),
-    sound="By the reference, the arms' devices and hosts were as fast before as after, and as fast as each other.",
-    remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host. "
-    "A ratio to the control is decided by more trials, too: six or more in all, on several days.",
-    rank=MACHINES,
-)
-APART: Rule = Rule(
-    name="machine speed",
-    find=lambda seen: _rows(APART, seen, apart(seen)),
-    remedy="Put the arms on cards of one speed, or swap them over an even number of trials (trials.swap_devices): six "
-    "or more, where the host's speed will not stay.",
-    rank=MACHINES,
-)
-SLOW: Rule = Rule(
-    name="machine speed",
-    find=lambda seen: _rows(SLOW, seen, slow(seen)),
-    remedy="Look for a throttled, shared or faulty machine, or run on another one.",
-    slows=True,
     rank=MACHINES,
 )

@@ -11,7 +11,8 @@ from analysis.checks.check import Check, Evidence, Rule
 from analysis.checks.complete import ALIVE, DAMAGE, SHORT, STOPPED, UNPLACED
 from analysis.checks.data import AUTOCORRELATION, BLOCKS, COLD_STARTS, CUT, HETEROGENEITY, RUN_LENGTH, TAIL_SIZE
 from analysis.checks.generator import GENERATOR, LAG_APART
-from analysis.checks.machines import APART, DRIFT, FOREIGN, HOST, SETTINGS, SLOW, THROTTLED
+from analysis.checks.machine_speed import APART, DRIFT, SLOW
+from analysis.checks.machines import FOREIGN, HOST, SETTINGS, THROTTLED
 from analysis.checks.overload import OVERLOAD
 from analysis.checks.telemetry import BLIND, COMPILED, EVENTS, STEPS, UNKNOWN_STALLS
 from analysis.checks.traffic import CONTROL_ERRORS, INTERFERENCE, OPEN_LOOP, PAIRS, SAMPLE_RATIO, SCHEDULES

@@ -14,10 +14,10 @@ from analysis.arrays import Ints
 from analysis.judging.paths import SEGMENTS, Path, exchange_of, with_evidence
 from analysis.judging.separate import compare_separate
 from analysis.run.gaps import gaps_of
-from analysis.run.luck import start_spread
 from analysis.run.machines import Machines
 from analysis.run.run import Run
 from analysis.run.trials import block_numbers
+from analysis.run.variance import start_spread
 from analysis.settings.metrics import JUDGED_METRICS, quantile_label
 from analysis.statistics.compare import NO_TEST, Comparison, Sample, as_many, compare, decide, described
 

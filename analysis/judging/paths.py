@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.arrays import Floats, Ints
-from analysis.run.luck import start_spread
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units
+from analysis.run.variance import start_spread
 from analysis.settings.gate_limits import MIN_BLOCKS
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison, Sample, limits_text

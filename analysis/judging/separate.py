@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.run.luck import luck_of_quantile
+from analysis.run.variance import quantile_error
 from analysis.statistics.compare import Comparison, Sample
 from analysis.statistics.machines import Part
 from analysis.statistics.quantiles import quantile
@@ -84,5 +84,5 @@ def _level(sample: Sample, item: Comparison) -> Level | None:
         if not value > 0:
             return None
         logs.append(math.log(value))
-        lucks.append(luck_of_quantile(own.values, own.block, item.quantile, value))
+        lucks.append(quantile_error(own.values, own.block, item.quantile, value))
     return level_of(np.array(logs), lucks, restart_spread=item.restart_spread)

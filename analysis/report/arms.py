@@ -17,7 +17,7 @@ from analysis.report.values import (
     text,
 )
 from analysis.settings.metrics import EMBED, EMBED_METRICS, METRIC_NAMES
-from analysis.summary.model import Arm, ShapeCost, Summary
+from analysis.summary.model import Arm, ShapeCost, Startup, Summary
 
 MOST_SHORTFALLS = 8
 # A step's size as events and start-up items word it.
@@ -83,14 +83,9 @@ def side_by_side(summary: Summary) -> list[Figure]:
         ("Padding", "of all positions", percent, lambda arm: arm.padding.waste_pct),
         ("Padding", "of prefill", percent, lambda arm: arm.padding.prefill_waste_pct),
         ("Padding", "of decode", percent, lambda arm: arm.padding.decode_waste_pct),
-        *(("Memory, peak", name, byte_size, partial(_peak, key=key)) for key, name in _PEAK_MEMORY.items()),
+        *(("Memory, peak", name, byte_size, partial(_memory, key=key)) for key, name in _PEAK_MEMORY.items()),
     ]
     return [row for row in figures_of(arms_of(summary), shown) if row.known]
-
-
-def _peak(arm: Arm, key: str) -> float | None:
-    known = (arm.memory or {}).get(key)
-    return None if known is None else known.peak_bytes
 
 
 # --- Start-up ---------------------------------------------------------------------------------------------------------
@@ -108,15 +103,15 @@ def startup_costs(summary: Summary) -> list[Figure]:
         (compiling, "compile time", _duration, lambda start: start.compile_s),
         (compiling, "disk cache", str, lambda start: _cache_state(start.cache or {})),
         (compiling, "artifact", text, lambda start: start.artifact),
-        *(("Memory", name, byte_size, partial(_start_memory, key=key)) for key, name in _START_MEMORY.items()),
+        *(("Memory", name, byte_size, partial(_memory, key=key)) for key, name in _START_MEMORY.items()),
     ]
     nothing = (DASH, _duration(0), count(0), byte_size(0))
     figures = figures_of([arm.startup for arm in arms_of(summary)], shown)
     return [row for row in figures if not all(value in nothing for value in row.values)]
 
 
-def _start_memory(start: object, key: str) -> object:
-    return getattr(start, "memory_bytes", {}).get(key)
+def _memory(row: Arm | Startup, key: str) -> object:
+    return row.memory_bytes.get(key)
 
 
 def _duration(value: object) -> str:

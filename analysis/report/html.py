@@ -171,7 +171,7 @@ def html_report(document: Mapping[str, Any]) -> str:
             externals=conditions.externals(summary),
             conditions=[
                 *conditions.facts(summary),
-                *conditions.traffic(summary),
+                *conditions.flattened(summary.traffic, "traffic."),
                 *conditions.flattened(summary.environment),
             ],
             grids=comparing.grids(summary),

@@ -14,8 +14,8 @@ from analysis.records.documents import content_of
 from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import trial_folders
 from analysis.run.compile_events import JIT, CompileEvent, held_s
-from analysis.run.luck import searching_starts
 from analysis.run.run import Run
+from analysis.run.variance import searching_starts
 
 ENCODE = "encode"  # the steps of an arm that embeds, which has no others
 

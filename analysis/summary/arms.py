@@ -25,7 +25,6 @@ from analysis.run.spikes import excursions
 from analysis.run.startup import compiled_steps, compiler_facts, most_eager, startup_row
 from analysis.run.work import token_times
 from analysis.statistics.quantiles import quantiles
-from analysis.summary.resources import memory_row
 
 
 def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
@@ -61,7 +60,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "client_stalls": _stalls_row(run, judgement.stalls[arm]),
         "padding": _padding(run, arm),
         "startup": startup_row(run, arm),
-        "memory": memory_row(judgement.memory, arm),
+        "memory_bytes": {name: max(peaks.values()) for name, peaks in judgement.memory.arms[arm].items()},
         "verdict": judgement.verdicts.get(arm),
     }
 

@@ -206,12 +206,6 @@ class Startup(Row):
     memory_bytes: dict[str, Any] = {}
 
 
-class Memory(Row):
-    """The highest memory of one replica."""
-
-    peak_bytes: Number
-
-
 class Arm(Row):
     """What one arm did."""
 
@@ -232,7 +226,7 @@ class Arm(Row):
     client_stalls: ClientStalls
     padding: Padding
     startup: Startup
-    memory: dict[str, Memory] | None = None
+    memory_bytes: Annotated[dict[str, float], Field(description="the peak of one replica, by figure")] = {}
 
 
 class Comparison(Row):

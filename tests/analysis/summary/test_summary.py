@@ -278,8 +278,8 @@ def test_a_closed_loop_and_lengths_over_the_limits_are_reported(tmp_path):
     summary = analyze(run)
     assert summary["traffic"]["over_limit"] == {"policy": "drop"} | {key: 2 * count for key, count in dropped.items()}
     assert summary["design"]["open_loop"] is False
-    for part in ("8 requests under way", "14 prompts and 4 answers", "16 requests left out"):
-        assert part in html_report(summary)
+    assert summary["traffic"]["closed_loop"] == 8
+    assert "traffic.over_limit.requests_dropped" in html_report(summary)
     for gate in estimates_of(summary):
         assert gate["verdict"] == "INCONCLUSIVE"
         assert "open loop" in gate["blocked_by"]

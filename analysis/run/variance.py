@@ -1,6 +1,4 @@
-"""How much equal arms may differ by luck: by that of a start, before any were compared, and by that of one trial's
-traffic.
-"""
+"""How much equal arms may differ: by start-to-start variance, which no single run shows, and by one trial's traffic."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def start_spread(run: Run, arm: str) -> float:
     """The standard deviation of log latency over starts that is taken for granted of the arm and of the control, as
     one figure for both: `gates.restart_spread`, and `gates.tuning_spread` beside it where kernels were searched for.
 
-    Trials that found the code of one search share its luck: it does not fade with their number.
+    Trials that found the code of one search share its variance: it does not fade with their number.
     """
     variances = []
     for name in (arm, run.control):
@@ -61,7 +59,7 @@ def searches_kernels(config: Mapping[str, Any]) -> bool:
     return bool(policy.get("enabled") and asked and not policy.get("artifact"))
 
 
-def luck_of_quantile(values: Floats, block: Ints, q: float, value: float) -> Luck:
+def quantile_error(values: Floats, block: Ints, q: float, value: float) -> Luck:
     """The standard error of the log quantile `value` of one trial, from an interval of order statistics that allows for
     bunching."""
     bunching = _bunching(values > value, block)
@@ -74,7 +72,7 @@ def luck_of_quantile(values: Floats, block: Ints, q: float, value: float) -> Luc
     return Luck(spread=math.log(high / low) / (2.0 * _REACH), degrees=degrees)
 
 
-def luck_of_share(hits: Bools, block: Ints) -> Luck:
+def share_error(hits: Bools, block: Ints) -> Luck:
     """The standard error of the log share of hits in one trial; where all or none are, as if half a request more were
     not."""
     bunching = _bunching(~hits, block)
