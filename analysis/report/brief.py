@@ -234,7 +234,7 @@ def _of_gates(gates: Iterable[GateLine]) -> Iterable[Figure]:
     by_name = {gate.name: gate for gate in gates}
     for name in COUNTED:
         if name in by_name:
-            yield Figure(name=name, value=by_name[name].value, note=f"limit {by_name[name].limit}")
+            yield Figure(name=name, value=by_name[name].value)
 
 
 def _of_control(arm: Arm | None, gated: Iterable[tuple[str, float]]) -> Iterable[Figure]:
