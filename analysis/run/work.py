@@ -159,8 +159,8 @@ def _short_answers(names: tuple[str, str], few: Ints, near: Ints, *, unit: str) 
     if 2 * tests * chance[place] >= _CHANCE or share - others[place] / near.size <= _SHARE_APART:
         return ""
     return (
-        f"{100.0 * share:.2g} % of the answers of {names[0]} have at most {counted(2**place, unit)}, "
-        f"{100.0 * float((near <= edges[place]).mean()):.2g} % of those of {names[1]}"
+        f"{100.0 * share:.3g} % of the answers of {names[0]} have at most {counted(2**place, unit)}, "
+        f"{100.0 * float((near <= edges[place]).mean()):.3g} % of those of {names[1]}"
     )
 
 
