@@ -18,8 +18,6 @@ from analysis.run.silences import FLOOR_NS, TOGETHER_NS, Server, Silences, serve
 
 HOST, WORK, PART, UNKNOWN = "host", "work", "part", "unknown"
 
-LENGTH_FROM = "length_from"  # the column of a compile event that says where its length is from
-STALL = "stall"
 _NO_COMPILE = frozenset({"limit_hit", "eager_fallback"})
 # A line of a log is written when the compile begins or ends, may arrive late, and its time may be in whole seconds.
 _NEAR_NS = 1_000_000_000
@@ -157,7 +155,7 @@ def _timed(event: CompileEvent, stalls: Sequence[Stall]) -> CompileEvent:
     if not near:
         return event
     longest = max(near, key=lambda stall: stall.seconds)
-    return replace(event, start_ns=longest.start_ns, end_ns=longest.end_ns, row={**event.row, LENGTH_FROM: STALL})
+    return replace(event, start_ns=longest.start_ns, end_ns=longest.end_ns)
 
 
 def _stall(requests: Requests, server: Server, start_ns: int, end_ns: int, cause: str, waited: Ints) -> Stall:

@@ -13,11 +13,8 @@ import pyarrow.compute as pc
 from analysis.records.documents import content_of
 from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import trial_folders
-from analysis.run.compile_events import JIT, CompileEvent, held_s
+from analysis.run.compile_events import held_s
 from analysis.run.run import Run
-from analysis.run.variance import searching_starts
-
-ENCODE = "encode"  # the steps of an arm that embeds, which has no others
 
 # The first word of an item names its part. What is in neither group is a shape that was warmed.
 BEFORE = ("process", "import")
@@ -26,9 +23,6 @@ AROUND = (*BEFORE, ARTIFACT, "load", "other")
 MOST_SHAPES = 5
 
 _COMPILING = ("compile", "recompile", "limit_hit")
-_COMPILING_COLUMNS = (
-    *("compiles", "compile_s", "backend_s", "autotune_s", "tuning_s", "recording_s", "jit_s", "cache"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,30 +43,20 @@ def start_of(run: Run, arm: str) -> Start:
 
 
 def startup_row(run: Run, arm: str) -> dict[str, Any]:
-    """One start of the arm: the mean over trials, the slowest replica of each. None where nothing was recorded.
-
-    The parts add up to `serving_s`. Compiles lie inside the parts that warm shapes; capture does where the compiler
-    did it by itself.
-    """
+    """One start of the arm: the mean over trials, the slowest replica of each. None where nothing was recorded."""
     starts = [_items(startup) for startup in run.account(arm).startups]
     starts = [items for items in starts if items]
     shapes = [{item: ns for item, ns in items.items() if _part(item) not in AROUND} for items in starts]
     whole = bool(starts) and all(set(BEFORE) <= {_part(item) for item in items} for items in starts)
     versions = [mapping(row.get("versions")) for row in run.account(arm).startups]
     artifacts = [str(known[ARTIFACT]) for known in versions if known.get(ARTIFACT)]
-    loaded = {"artifact_s": _part_s(starts, ARTIFACT), "artifact": ", ".join(dict.fromkeys(artifacts))}
     memories = (mapping(row.get("memory_bytes")) for row in run.account(arm).startups)
     return {
         "serving_s": _mean_s(sum(items.values()) for items in starts) if whole else None,
-        "process_s": _part_s(starts, *BEFORE) if whole else None,
-        **(loaded if artifacts else {}),
+        "artifact": ", ".join(dict.fromkeys(artifacts)) or None,
         "load_s": _part_s(starts, "load") if starts else None,
         "warmup_s": _mean_s(sum(items.values()) for items in shapes),
-        **{f"{part}_s": _part_s(starts, part) for part in ("prefill", "extend", "decode", "capture")},
-        **({"encode_s": encode_s} if (encode_s := _part_s(starts, ENCODE)) is not None else {}),
-        "other_s": _part_s(starts, "other"),
         **_compiling(run, arm),
-        **({"searching_starts": searches} if (searches := searching_starts(run, arm)) else {}),
         "slowest": _slowest(shapes),
         "memory_bytes": dict(next(filter(None, memories), {})),
     }
@@ -110,28 +94,16 @@ def _slowest(shapes: list[dict[str, float]]) -> list[dict[str, Any]]:
 def _compiling(run: Run, arm: str) -> dict[str, Any]:
     """What the compiler did in one start."""
     if run.records.events is None or run.account(arm).external or not run.trials_of(arm):
-        return dict.fromkeys(_COMPILING_COLUMNS)
+        return {}
     warm = [event for event in run.events if event.arm == arm and not event.serving]
     compiles = [event for event in warm if event.kind in _COMPILING]
     starts = len(run.trials_of(arm)) * run.replicas(arm)
-    tuned = any(event.row.get("autotune_ns") is not None for event in compiles)
     states = [str(event.row.get("cache") or "") for event in compiles]
     return {
         "compiles": len(compiles) / starts,
         "compile_s": held_s(compiles) / starts,
-        "backend_s": _total_s(compiles, "backend_ns") / starts,
-        "autotune_s": _total_s(compiles, "autotune_ns") / starts if tuned else None,
-        # Kernels that are tuned when they first run, after the compile that made them.
-        "tuning_s": held_s(event for event in warm if event.kind == "autotune") / starts,
-        "recording_s": held_s(event for event in warm if event.kind == "graph_capture") / starts,
-        # Kernels that Triton or another JIT made when they were first called.
-        "jit_s": held_s(event for event in warm if event.kind == JIT) / starts,
         "cache": {state: states.count(state) for state in ("hit", "miss", "bypass")},
     }
-
-
-def _total_s(events: list[CompileEvent], column: str) -> float:
-    return sum(number(event.row.get(column)) or 0.0 for event in events) / 1e9
 
 
 def compiler_facts(directories: Iterable[Path], arm: str) -> dict[str, dict[str, int] | None]:

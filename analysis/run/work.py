@@ -58,9 +58,11 @@ def work_of(run: Run, arm: str) -> Work:
     means: list[tuple[str, float, float]] = []
     if own.size and base.size:
         planned = bool((requests.max_tokens[own] > 0).all() and (requests.max_tokens[base] > 0).all())
-        if paired or run.separate:
+        # Separate runs of ours may have schedules of their own.
+        same_traffic = paired or (run.separate and not managed)
+        if same_traffic:
             means.append(("prompt tokens", _mean(requests.prompt_tokens[own]), _mean(requests.prompt_tokens[base])))
-        if (paired or run.separate) and counts:
+        if same_traffic and counts:
             means.append(("answer tokens", _mean(requests.output_tokens[own]), _mean(requests.output_tokens[base])))
         elif counts and planned:
             first, second = (

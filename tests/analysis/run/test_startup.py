@@ -38,7 +38,7 @@ def add_events(run: Path, *events: dict[str, Any], trial: int = 1) -> None:
             writer.append({**row, **times, **event})
 
 
-def test_the_parts_of_a_start_add_up_to_the_time_to_serving(tmp_path: Path) -> None:
+def test_a_start_counts_from_its_process_until_it_serves(tmp_path: Path) -> None:
     seconds = {
         "process": 1.0,
         "import": 3.0,
@@ -51,10 +51,8 @@ def test_the_parts_of_a_start_add_up_to_the_time_to_serving(tmp_path: Path) -> N
     start = {"items_ns": {item: int(spent * SECOND) for item, spent in seconds.items()}, "memory_bytes": {"weights": 7}}
     directory = tell(write_run(tmp_path / "run", MINUTE), startup={"compiled": start})
     row = startup_row(run_of(directory), "compiled")
-    parts = ("process_s", "load_s", "prefill_s", "decode_s", "capture_s", "other_s")
-    assert [row[part] for part in parts] == pytest.approx([4.0, 2.0, 10.0, 20.0, 0.5, 0.1])
     assert row["serving_s"] == pytest.approx(sum(seconds.values()))
-    assert (row["warmup_s"], row["extend_s"], row["memory_bytes"]) == (30.5, None, {"weights": 7})
+    assert (row["load_s"], row["warmup_s"], row["memory_bytes"]) == (2.0, 30.5, {"weights": 7})
 
 
 def test_facts_of_the_compiler_are_summed_over_replicas_and_trials(tmp_path: Path) -> None:
@@ -104,7 +102,6 @@ def test_each_compile_that_searches_has_a_variance_of_its_own(
     run = run_of(directory)
     assert (searching_starts(run, "compiled"), searching_starts(run, run.control)) == (searching, 0)
     assert start_spread(run, "compiled") == pytest.approx(variance**0.5)
-    assert startup_row(run, "compiled").get("searching_starts", 0) == searching
 
 
 @pytest.mark.parametrize(("blocks", "degrees"), [(2, 1.0), (3, 2.0), (20, 3.0), (120, 10.0)])
