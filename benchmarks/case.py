@@ -79,7 +79,6 @@ def keep(case: Path, run_dir: Path, accepted: Sequence[str] = (), *, token_gaps:
     export(
         run_dir,
         case / run_dir.name.partition("-")[0],
-        form="parquet",
         tables=(*_TABLES, "steps") if searched else _TABLES,
         empty=() if token_gaps else ("token_ns",),
     )

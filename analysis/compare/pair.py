@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.imports.file import name_of, part_of
+from analysis.imports.file import name_of
 from analysis.imports.run_directory import DESIGN, write_run
 from analysis.records.joining import JoinedRun, RunDocuments, flat, joins_runs, settings_of, shown
 from analysis.records.plain_values import mapping, rows_of, table
@@ -65,9 +65,8 @@ def made_run(path: Path, folder: Path) -> Path:
         if not (path / "experiment.toml").exists() and not trials:
             raise RecordError(f"{path} is no run directory: give one that `tailgate run` wrote")
         return path
-    file, _ = part_of(path)
-    if not file.is_file():
-        problem = "is no run directory and no result file" if file.exists() else "does not exist"
+    if not path.is_file():
+        problem = "is no run directory and no result file" if path.exists() else "does not exist"
         raise RecordError(f"{path} {problem}: give a directory that `tailgate run` wrote, or another tool's result")
     made = folder / name_of(path)
     write_run(made, [(_RESULT_ARM, path)])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.imports.result import CLOSED_LOOP, LAST_S, Result, Row, chosen, ns, requests_table, rows_in
+from analysis.imports.result import CLOSED_LOOP, LAST_S, Result, Row, ns, requests_table, rows_in
 from analysis.records.plain_values import mapping, rows_of
 from analysis.records.tables import RecordError
 from analysis.wording import counted
@@ -38,10 +38,12 @@ def is_guidellm(document: Mapping[str, Any]) -> bool:
     return "guidellm_version" in mapping(document.get("metadata")) or "generative_benchmark" in kinds
 
 
-def result_of(document: Mapping[str, Any], part: int | None = None) -> Result:
-    """Return the requests of the report's benchmark numbered `part`, or of its only one. Raises RecordError."""
+def result_of(document: Mapping[str, Any]) -> Result:
+    """Return the requests of the report's only benchmark. Raises RecordError."""
     benchmarks = rows_of(document.get("benchmarks"))
-    benchmark = chosen(benchmarks, part, [" ".join(map(str, _load(row).values())) for row in benchmarks])
+    if len(benchmarks) != 1:
+        raise RecordError(f"holds {counted(len(benchmarks), 'benchmark')}: give a report of one load")
+    benchmark = benchmarks[0]
     about = Row(benchmark)
     kept = mapping(benchmark.get("requests"))
     ended = [(status, row) for name, status in _STATUS.items() for row in rows_in(rows_of(kept.get(name)))]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError
-from analysis.wording import counted
 
-T = TypeVar("T")
 SECOND = 1e9
 LAST_S = 3e9  # beyond any clock, and any sum of three is still a number of ns
 CLOSED_LOOP = "(closed loop), which hides the tail"
@@ -111,9 +109,9 @@ def requests_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(shortened, schema=REQUESTS)
 
 
-def ns(seconds: float | None, shift_ns: int = 0) -> int | None:
-    """Return seconds as whole ns, later by `shift_ns`; None for none and for 0, which stands for an unknown time."""
-    return round(seconds * SECOND) + shift_ns if seconds else None
+def ns(seconds: float | None) -> int | None:
+    """Return seconds as whole ns; None for none and for 0, which stands for an unknown time."""
+    return round(seconds * SECOND) if seconds else None
 
 
 def offsets_ns(first_s: float | None, gaps_s: Sequence[float] | None) -> list[int] | None:
@@ -122,13 +120,3 @@ def offsets_ns(first_s: float | None, gaps_s: Sequence[float] | None) -> list[in
         return None
     times: list[int] = np.rint(np.cumsum([first_s, *gaps_s]) * SECOND).astype(np.int64).tolist()
     return times
-
-
-def chosen(results: Sequence[T], part: int | None, loads: Sequence[str]) -> T:
-    """Return the result numbered `part` from 1, or the only one. Raises RecordError, which lists their loads."""
-    if part is None and len(results) == 1:
-        return results[0]
-    if part is None or part > len(results):
-        listed = ", ".join(f"#{place} {load}" for place, load in enumerate(loads, 1))
-        raise RecordError(f"holds {counted(len(results), 'result')} ({listed}): choose one by its number, as in FILE#1")
-    return results[part - 1]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import tomli_w
 
-from analysis.imports.file import part_of, read_result
+from analysis.imports.file import read_result
 from analysis.imports.result import Result
 from analysis.records.documents import content_of, write_json
 from analysis.records.schemas import REQUESTS
@@ -54,7 +54,7 @@ def write_run(folder: Path, files: Sequence[Named], *, name: str = "") -> None:
         for number, ((arm, path), result) in enumerate(zip(files, results, strict=True), start=1):
             _write_trial(made / f"trial-{number:02d}", number, arm, path, result)
         (made / "experiment.toml").write_text(tomli_w.dumps(experiment), encoding="utf-8")
-        write_json(made / "export.json", {"source": first.tool, "format": "parquet", "problems": problems}, indent=2)
+        write_json(made / "export.json", {"source": first.tool, "problems": problems}, indent=2)
         write_json(made / _LIST, listed, indent=2)
         made.replace(folder)
 
@@ -70,12 +70,10 @@ def identity(files: Sequence[Named]) -> dict[str, Any]:
 
 
 def _content(path: Path) -> str:
-    file, part = part_of(path)
     try:
-        crc = f"{crc32_of(file):08x}"
+        return f"{crc32_of(path):08x}"
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({error.strerror}): give a result file") from None
-    return crc if part is None else f"{crc}#{part}"
 
 
 def _check_alike(one_path: Path, one: Result, other_path: Path, other: Result) -> None:

@@ -6,7 +6,6 @@ sent. Times are seconds of Python's performance counter.
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,7 +27,6 @@ from analysis.wording import counted
 TOOL = "vLLM bench serve"
 
 _AT_ONCE_SHARE = 0.5  # of the run: starts that lie farther apart were timed by the data set (--self-timed)
-_TIMES = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
 _AGAIN = "run it again with --save-result --save-detailed"
 _NEEDED = ("input_lens", "errors", "output_lens", "ttfts", "itls", "start_times")
 _OF_LOAD = (
@@ -43,8 +41,8 @@ def is_vllm(document: Mapping[str, Any]) -> bool:
     return {"endpoint_type", "num_prompts", "request_throughput"} <= document.keys()
 
 
-def result_of(document: Mapping[str, Any], *, written_s: float | None = None) -> Result:
-    """Return the requests in the table; `written_s` is when the file was written. Raises RecordError."""
+def result_of(document: Mapping[str, Any]) -> Result:
+    """Return the requests in the table. Raises RecordError."""
     if missing := [name for name in _NEEDED if document.get(name) is None]:
         raise RecordError(f"has no {', '.join(missing)}, so it is a summary alone: {_AGAIN}")
     lists = {name: document.get(name) for name in ("latencies", "queue_times", *_NEEDED)}
@@ -56,9 +54,7 @@ def result_of(document: Mapping[str, Any], *, written_s: float | None = None) ->
     contents = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
     requests = [_request(place, row) for place, row in enumerate(rows_in(contents, remedy=_AGAIN))]
     pace, open_loop = _pace(document, requests)
-    shift_ns = _end_ns(document, written_s) - max((request["end_ns"] or 0 for request in requests), default=0)
     for request in requests:
-        request |= {name: request[name] + shift_ns for name in _TIMES if request[name] is not None}
         request["scheduled_ns"] = request["scheduled_ns"] if open_loop else None
     ok = sum(request["status"] == "OK" for request in requests)
     completed = number(document.get("completed"))
@@ -118,13 +114,3 @@ def _pace(document: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) ->
         how = f"kept at most {under_way} under way, and not what others waited for room"
         return f"{TOOL} {how} {CLOSED_LOOP}.", False
     return f"{TOOL} sent on schedule and keeps none: latency counts from when a request was sent.", True
-
-
-def _end_ns(document: Mapping[str, Any], written_s: float | None) -> int:
-    """Return when the run ended, by `date`, the host's local time, or by when the file was written. Only differences
-    within a file are exact."""
-    try:
-        ended = datetime.datetime.strptime(text_of(document, "date"), "%Y%m%d-%H%M%S")
-    except ValueError:
-        return round(written_s or 0.0) * 10**9
-    return round(ended.replace(tzinfo=datetime.UTC).timestamp()) * 10**9

@@ -1,18 +1,11 @@
-"""The records of a run in other formats: Parquet, JSON Lines, CSV.
-
-The outcome is laid out as a run directory, with the documents of the run next to its tables. From Parquet and JSON
-Lines it is judged as the run itself is.
-"""
+"""The records of a run as Parquet, laid out as a run directory that is judged as the run itself is."""
 
 from __future__ import annotations
 
-import csv
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -32,9 +25,6 @@ from analysis.records.run_records import (
 from analysis.records.schemas import TABLES
 from analysis.records.tables import RecordError, crc32_of, read_table
 
-FORMATS = ("parquet", "jsonl", "csv")
-
-_ROWS_AT_ONCE = 4096
 _DOCUMENTS = ("experiment.toml", "environment.json", "parity.json", "frontier.json")
 _DOCUMENTS_OF_TRIALS = ("trial.json", "generator-*.json", "compiler.json", ANSWERS)
 
@@ -47,15 +37,11 @@ class Exported:
     problems: tuple[str, ...]
 
 
-def export(
-    run_dir: Path, out: Path, *, form: str, tables: Sequence[str] = tuple(TABLES), empty: Sequence[str] = ()
-) -> Exported:
-    """Write `tables` of the run in `form`, one of FORMATS, and the documents of the run to `out`, a new directory.
+def export(run_dir: Path, out: Path, *, tables: Sequence[str] = tuple(TABLES), empty: Sequence[str] = ()) -> Exported:
+    """Write `tables` and the documents of the run to `out`, a new directory. Columns named in `empty` are null there.
 
-    Columns named in `empty` are null there. Raises RecordError for a format, table or directory that cannot be used.
+    Raises RecordError for a table or directory that cannot be used.
     """
-    if form not in FORMATS:
-        raise RecordError(f'format "{form}" is unknown: use {", ".join(FORMATS)}')
     for name in tables:
         if name not in TABLES:
             raise RecordError(f'table "{name}" is unknown: use one or more of {", ".join(TABLES)}')
@@ -90,9 +76,8 @@ def export(
         for index, item in enumerate(table.schema):
             if item.name in empty:
                 table = table.set_column(index, item, pa.nulls(table.num_rows, item.type))
-        write = _write_parquet if form == "parquet" else _write_csv if form == "csv" else _write_lines
-        write(table, target / f"{path.name.partition('.')[0]}.{form}")
-    record = {"source": run_dir.resolve().name, "format": form, "rows": rows, "problems": problems}
+        _write_parquet(table, target / f"{path.name.partition('.')[0]}.parquet")
+    record = {"source": run_dir.resolve().name, "rows": rows, "problems": problems}
     write_document(out / EXPORT, record, indent=2)
     state_tables(out)
     return Exported(rows=rows, problems=tuple(problems))
@@ -129,27 +114,3 @@ def _write_parquet(table: pa.Table, path: Path) -> None:
         column_encoding={name: "DELTA_BINARY_PACKED" for name, kind in leaves.items() if pa.types.is_integer(kind)},
         use_dictionary=[name for name, kind in leaves.items() if pa.types.is_string(kind)],
     )
-
-
-def _write_lines(table: pa.Table, path: Path) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for batch in table.to_batches(_ROWS_AT_ONCE):
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in batch.to_pylist())
-
-
-def _write_csv(table: pa.Table, path: Path) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        cells = csv.writer(file, lineterminator="\n")
-        cells.writerow(table.schema.names)
-        for batch in table.to_batches(_ROWS_AT_ONCE):
-            cells.writerows(map(_cell, row.values()) for row in batch.to_pylist())
-
-
-def _cell(value: Any) -> Any:
-    """Return the content of a cell: empty for null, numbers of a list with spaces between, texts of a list as JSON."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        numbers = all(isinstance(item, int) for item in value)
-        return " ".join(map(str, value)) if numbers else json.dumps(value, ensure_ascii=False)
-    return value

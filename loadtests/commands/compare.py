@@ -35,9 +35,8 @@ def add_arguments(parser: CommandParser) -> None:
         "the unit is the trial, and the limits allow for what starts and days differ by. What the machines may\n"
         "explain, as the references of the runs show it, is INCONCLUSIVE. Runs that differ in traffic, model or\n"
         "objectives are refused; other differences are listed.\n\n"
-        "BASELINE and CANDIDATE are run directories, or result files of another tool; FILE#2 is the second result of\n"
-        "a file that holds several. Writes summary.json, report.html, report.md and junit.xml into the folder compare\n"
-        "of the candidate's run directory.\n\n"
+        "BASELINE and CANDIDATE are run directories, or result files of another tool. Writes summary.json,\n"
+        "report.html, report.md and junit.xml into the folder compare of the candidate's run directory.\n\n"
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable or not comparable.",
         "  tailgate compare runs/20260101T120000Z-canary runs/20260108T120000Z-canary\n"
         "  tailgate compare runs/baseline runs/20260108T120000Z-canary --arm buckets --limits limits.toml\n"

@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.imports.file import part_of
 from analysis.imports.run_directory import Named, identity, is_made_of, write_run
 from servers.fields import ConfigError
 
@@ -48,7 +47,7 @@ def _named(text: str) -> Named:
         )
     if not name or len(name) > _LONGEST_NAME or not name.isprintable():
         raise ConfigError(f'"{text}" has no name of an arm in front: give 1 to {_LONGEST_NAME} printable characters')
-    if not part_of(Path(file))[0].is_file():
+    if not Path(file).is_file():
         raise ConfigError(f'result file "{file}" does not exist: give one that {name} was measured in')
     return name, Path(file)
 

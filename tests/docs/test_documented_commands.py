@@ -303,7 +303,8 @@ def test_tailgate_judges_plans_and_forecasts(there: Path, capsys: pytest.Capture
                 subprocess.run(["bash", "-c", item.text], check=True)
             elif words[1] in ENDS and (line := tuple(written(words[1:]))) not in ended:
                 ended.add(line)
-                for left in (*there.glob("runs/*-parquet"), *there.glob("*-csv")):  # two pages export the same run
+                # Two pages export the same run.
+                for left in (*there.glob("runs/*-parquet"), *there.glob("canary-requests")):
                     shutil.rmtree(left)
                 if said := refusal(line, capsys):
                     wrong.append(f"{item}\n    {said}")

@@ -184,7 +184,7 @@ ENDING: dict[str, tuple[str, ...]] = {
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),
     "plan": ("RUN", "--duration", "600"),
-    "export": ("RUN", "--format", "csv"),
+    "export": ("RUN",),
     "forecast": ("TRACE",),
     "inspect": ("--arm", "eager", "--slots", "2", "--shapes", "prefill 1x12, decode 2@30"),
 }

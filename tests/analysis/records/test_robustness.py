@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import shutil
@@ -356,22 +355,20 @@ def judged(directory: Path) -> dict[str, Any]:
     return {key: value for key, value in analyze(directory).items() if key != "run_id"}
 
 
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_what_was_exported_is_judged_as_the_run_is_and_can_be_exported_on(
-    run_dir: Path, run_judged: dict[str, Any], tmp_path: Path, form: str
+    run_dir: Path, run_judged: dict[str, Any], tmp_path: Path
 ) -> None:
-    written = export(run_dir, tmp_path / "a", form=form)
+    written = export(run_dir, tmp_path / "a")
     records = read_run(run_dir)
     assert written.rows["requests"] == records.requests.num_rows
     assert written.problems == ()
-    assert {path.suffix for path in (tmp_path / "a").glob("trial-01/requests*")} == {f".{form}"}
+    assert {path.suffix for path in (tmp_path / "a").glob("trial-01/requests*")} == {".parquet"}
     exported = judged(tmp_path / "a")
     stated = next(row for row in exported["validity"] if row["check"] == "complete")
     assert stated["reason"].startswith("All records are whole")  # an export states what it holds, as this run does not
     stated["reason"] = next(row["reason"] for row in run_judged["validity"] if row["check"] == "complete")
     assert exported == run_judged
-    other = "jsonl" if form == "parquet" else "parquet"
-    export(tmp_path / "a", tmp_path / "b", form=other)
+    export(tmp_path / "a", tmp_path / "b")
     again = read_run(tmp_path / "b")
     assert again.requests.equals(records.requests)
     assert again.events is not None
@@ -380,41 +377,23 @@ def test_what_was_exported_is_judged_as_the_run_is_and_can_be_exported_on(
 
 
 def test_columns_that_are_left_empty_hold_nothing_and_the_others_all(run_dir: Path, tmp_path: Path) -> None:
-    export(run_dir, tmp_path / "a", form="parquet", empty=["token_ns"])
+    export(run_dir, tmp_path / "a", empty=["token_ns"])
     whole, thin = read_run(run_dir).requests, read_run(tmp_path / "a").requests
     assert whole["token_ns"].null_count < len(whole) == thin["token_ns"].null_count
     assert thin.drop_columns(["token_ns"]).equals(whole.drop_columns(["token_ns"]))
 
 
-def test_csv_has_lists_of_numbers_between_spaces_and_null_as_an_empty_cell(run_dir: Path, tmp_path: Path) -> None:
-    export(run_dir, tmp_path / "a", form="csv", tables=["requests", "compile_events"])
-    with next((tmp_path / "a").glob("trial-01/requests*.csv")).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    records = [row for row in read_run(run_dir).requests.to_pylist() if row["trial"] == 1]
-    assert list(rows[0]) == REQUESTS.names
-    assert [row["request_id"] for row in rows] == [row["request_id"] for row in records]
-    answered = next(index for index, row in enumerate(records) if row["token_ns"])
-    assert list(map(int, rows[answered]["token_ns"].split())) == records[answered]["token_ns"]
-    assert rows[0]["batch_id"] == ""
-    with next((tmp_path / "a").glob("trial-01/compile_events*.csv")).open(newline="") as file:
-        events = list(csv.DictReader(file))
-    hit = next(row for row in events if row["request_ids"] not in ("", "[]"))
-    assert json.loads(hit["request_ids"])
-    assert not list((tmp_path / "a").glob("trial-*/steps*"))
-
-
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_an_export_states_what_its_tables_hold(tmp_path: Path, form: str) -> None:
+def test_an_export_states_what_its_tables_hold(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", replace(RUN, stated=True))
-    export(run, tmp_path / "a", form=form)
+    export(run, tmp_path / "a")
     records = read_run(tmp_path / "a")
     assert (records.stated, records.problems) == (True, ())
-    events = tmp_path / "a" / "trial-01" / f"compile_events.{form}"
+    events = tmp_path / "a" / "trial-01" / "compile_events.parquet"
     content = bytearray(events.read_bytes())
     content[len(content) // 2] ^= 1
     events.write_bytes(content)
     damaged = read_run(tmp_path / "a")
-    assert damaged.problems == (f"trial-01/compile_events.{form} is not as it was written: its rows are not used",)
+    assert damaged.problems == ("trial-01/compile_events.parquet is not as it was written: its rows are not used",)
     assert damaged.events.equals(records.events.filter(pc.not_equal(records.events["trial"], 1)))
 
 
@@ -422,17 +401,16 @@ def test_a_torn_run_stays_torn(run_dir: Path, tmp_path: Path) -> None:
     torn = write_run(tmp_path / "torn", RUN)
     path = next(torn.glob("trial-01/requests*.arrow"))
     path.write_bytes(path.read_bytes()[:-500])
-    written = export(torn, tmp_path / "a", form="parquet")
+    written = export(torn, tmp_path / "a")
     assert written.problems == (f"trial-01/{path.name} is cut off at its end",)
     assert judged(tmp_path / "a")["gates"] == judged(torn)["gates"]
-    export(tmp_path / "a", tmp_path / "b", form="jsonl")
+    export(tmp_path / "a", tmp_path / "b")
     assert read_run(tmp_path / "b").problems == read_run(torn).problems
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"form": "xlsx"}, 'format "xlsx" is unknown: use parquet, jsonl, csv'),
         ({"tables": ["nothing"]}, 'table "nothing" is unknown: use one or more of requests, steps, compile_events'),
         ({"tables": []}, "no table is named"),
         ({"out": "."}, "exists already: give a new --out"),
@@ -444,18 +422,18 @@ def test_what_cannot_be_exported_is_one_clear_line(
     run_dir: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "empty").mkdir()
-    given = {"run_dir": run_dir, "out": tmp_path / "a", "form": "csv", "tables": list(TABLES), **changes}
+    given = {"run_dir": run_dir, "out": tmp_path / "a", "tables": list(TABLES), **changes}
     source = tmp_path / given["run_dir"] if isinstance(given["run_dir"], str) else given["run_dir"]
     out = tmp_path / given["out"] if isinstance(given["out"], str) else given["out"]
     with pytest.raises(RecordError, match=message):
-        export(source, out, form=given["form"], tables=given["tables"])
+        export(source, out, tables=given["tables"])
 
 
 def test_records_of_another_kind_are_refused_and_named(tmp_path: Path) -> None:
     table = pa.table({"arm": ["a"], "status": ["OK"], "end_ns": ["soon"]})
     pa.parquet.write_table(table, tmp_path / "requests.parquet")
     with pytest.raises(RecordError, match=r'requests\.parquet: column "end_ns" holds string'):
-        export(tmp_path, tmp_path / "a", form="csv")
+        export(tmp_path, tmp_path / "a")
 
 
 def test_times_on_another_hosts_clock_are_exported_on_the_clock_of_the_run(run_dir: Path, tmp_path: Path) -> None:
@@ -466,10 +444,6 @@ def test_times_on_another_hosts_clock_are_exported_on_the_clock_of_the_run(run_d
     clock = {"offset_ns": 3_200_000_000, "applied": False, "exchanges": 9, "worst_uncertainty_ns": 0}
     account_path.write_text(json.dumps({**json.loads(account_path.read_text()), "clock": clock}))
     written = read_run(far).requests
-    for form in ("parquet", "csv"):
-        export(far, tmp_path / form, form=form)
-    assert read_run(tmp_path / "parquet").requests.equals(written)
-    with (tmp_path / "csv" / "trial-01" / "requests-0.csv").open(newline="") as file:
-        first = next(csv.DictReader(file))
-    assert int(first["sent_ns"]) == written.column("sent_ns")[0].as_py()
-    assert json.loads((tmp_path / "csv" / "trial-01" / "generator-0.json").read_text())["clock"]["applied"] is True
+    export(far, tmp_path / "out")
+    assert read_run(tmp_path / "out").requests.equals(written)
+    assert json.loads((tmp_path / "out" / "trial-01" / "generator-0.json").read_text())["clock"]["applied"] is True

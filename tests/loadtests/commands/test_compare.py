@@ -382,13 +382,12 @@ def test_closed_loops_are_inconclusive_and_another_load_is_not_compared(tmp_path
     assert "traffic.request_rate inf → 4" in refused(capsys, "compare", one, opened)
 
 
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_by_default_all_that_a_run_is_judged_by_is_exported(tmp_path: Path, form: str) -> None:
+def test_by_default_all_that_a_run_is_judged_by_is_exported(tmp_path: Path) -> None:
     """The samples of the machines were left out."""
     run = write_run(tmp_path / "run", FakeRun(duration_s=60, rate=1, gates={"max_memory_ratio": 2.0}))
     for arm in ("eager", "compiled"):
         sample(run, "allocator", f"{arm}-0", {"memory_bytes": GIB}, arm=arm)
-    assert main(["export", str(run), "--format", form, "--out", str(tmp_path / "out")]) == 0
+    assert main(["export", str(run), "--out", str(tmp_path / "out")]) == 0
     bed = read_run(tmp_path / "out").bed
     assert bed is not None
     assert bed.equals(read_run(run).bed)
