@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.imports import aiperf, guidellm, inference_perf, vllm
+from analysis.imports import aiperf, guidellm, vllm
 from analysis.imports.result import Result, chosen
 from analysis.records.documents import content_of, parse_json
 from analysis.records.plain_values import number
 from analysis.records.tables import RecordError, one_line
 
 LARGEST_BYTES = 1 << 30
-READ = "vLLM bench serve, SGLang bench_serving, AIPerf, GuideLLM and inference-perf"
-_USUAL = ("profile_export", "benchmarks", "per_request_lifecycle_metrics")  # what tools call every file
+READ = "vLLM bench serve, AIPerf and GuideLLM"
+_USUAL = ("profile_export", "benchmarks")  # what tools call every file
 
 
 def part_of(path: Path) -> tuple[Path, int | None]:
@@ -65,11 +65,9 @@ def _result(path: Path, documents: Sequence[Any], part: int | None) -> Result:
         raise RecordError(f"holds no result #{part}: leave the number out")
     if aiperf.is_aiperf(documents):
         return aiperf.result_of(documents, content_of(aiperf.summary_path(path)))
-    if isinstance(only, list) and inference_perf.is_inference_perf(only):
-        return inference_perf.result_of(only)
-    summary = aiperf.SUMMARY in table or table.keys() >= inference_perf.SUMMARY
-    remedy = "give profile_export.jsonl of AIPerf, or run inference-perf again with per_request: true"
-    raise RecordError(f"is a summary without its requests: {remedy}" if summary else f"is no result file of {READ}")
+    if aiperf.SUMMARY in table:
+        raise RecordError("is a summary without its requests: give profile_export.jsonl of AIPerf")
+    raise RecordError(f"is no result file of {READ}")
 
 
 def _documents(text: str) -> list[Any]:

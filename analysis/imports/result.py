@@ -35,8 +35,6 @@ class Result:
     concurrency: int | None = None  # that were kept under way, or that there could be at most
     sent: int | None = None  # requests, by the tool's own count
     model: str | None = None
-    embeds: bool = False  # vectors were asked for, so that requests have an end and no tokens
-    timed: bool = True  # the file states when each request was sent; else they are spread evenly over the run
     load: Mapping[str, Any] = field(default_factory=dict)  # settings in which two files of one comparison must agree
     problems: tuple[str, ...] = ()  # in words that follow the file's name
 

@@ -43,7 +43,6 @@ def write_run(folder: Path, files: Sequence[Named], *, name: str = "") -> None:
         "name": name or folder.name,
         "compare_models": True,  # two servers were named to be compared
         "arms": [{"name": arm, "kind": "openai", "control": arm == arms[0]} for arm in arms],
-        **({"model": {"task": "embed"}} if first.embeds else {}),
         "traffic": {"design": DESIGN, "tool": first.tool, **first.load},
     }
     problems = [
@@ -111,7 +110,6 @@ def _write_trial(folder: Path, number: int, arm: str, path: Path, result: Result
         "source": path.name,
         "pace": result.pace,
         "open_loop": result.open_loop,
-        "timed": result.timed,
         "arms": [{"name": arm, "kind": "openai", "external": {"model_name": result.model}}],
         **({"max_concurrency": result.concurrency} if result.concurrency else {}),
         **({"planned": {arm: result.sent}} if result.sent else {}),

@@ -1,16 +1,13 @@
-"""The result file of `vllm bench serve --save-result --save-detailed`, as vLLM 0.32 writes it, and that of its
-descendant, SGLang's `bench_serving --output-details`.
+"""The result file of `vllm bench serve --save-result --save-detailed`, as vLLM 0.32 writes it.
 
 One table of JSON: settings of the load, a summary, and lists with one entry a request, in the order in which they were
-sent. Times are seconds of Python's performance counter. SGLang writes no starts
-(python/sglang/benchmark/serving.py), nor does vLLM for embeddings (vllm/benchmarks/serve.py).
+sent. Times are seconds of Python's performance counter.
 """
 
 from __future__ import annotations
 
 import datetime
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,15 +21,16 @@ from analysis.imports.result import (
     requests_table,
     rows_in,
 )
-from analysis.records.plain_values import mapping, number, seconds, text_of
+from analysis.records.plain_values import number, text_of
 from analysis.records.tables import RecordError
 from analysis.wording import counted
 
-TOOL, SGLANG = "vLLM bench serve", "SGLang bench_serving"
+TOOL = "vLLM bench serve"
 
 _AT_ONCE_SHARE = 0.5  # of the run: starts that lie farther apart were timed by the data set (--self-timed)
 _TIMES = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
-_EMBEDS = re.compile("embed|pooling|rerank")
+_AGAIN = "run it again with --save-result --save-detailed"
+_NEEDED = ("input_lens", "errors", "output_lens", "ttfts", "itls", "start_times")
 _OF_LOAD = (
     *("backend", "request_rate", "burstiness", "max_concurrency", "num_prompts"),
     *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
@@ -41,40 +39,23 @@ _OF_LOAD = (
 
 
 def is_vllm(document: Mapping[str, Any]) -> bool:
-    """Return whether the table is one of vLLM or SGLang, detailed or not."""
-    return {"endpoint_type", "num_prompts", "request_throughput"} <= document.keys() or _is_sglang(document)
-
-
-def _is_sglang(document: Mapping[str, Any]) -> bool:
-    return {"dataset_name", "mean_e2e_latency_ms", "request_throughput"} <= document.keys()
+    """Return whether the table is one of vLLM, detailed or not."""
+    return {"endpoint_type", "num_prompts", "request_throughput"} <= document.keys()
 
 
 def result_of(document: Mapping[str, Any], *, written_s: float | None = None) -> Result:
     """Return the requests in the table; `written_s` is when the file was written. Raises RecordError."""
-    sglang = _is_sglang(document)
-    tool = SGLANG if sglang else TOOL
-    remedy = f"run it again with {'--output-details' if sglang else '--save-result --save-detailed'}"
-    embeds = bool(_EMBEDS.search(text_of(document, "backend") or text_of(document, "endpoint_type")))
-    timed = not sglang and not embeds
-    needed = ["input_lens", "errors", *(["latencies"] if embeds else ["output_lens", "ttfts", "itls"])]
-    needed += ["start_times"] if timed else []
-    if missing := [name for name in needed if document.get(name) is None]:
-        older = ", or with a newer version" if missing == ["latencies"] else ""
-        raise RecordError(f"has no {', '.join(missing)}, so it is a summary alone: {remedy}{older}")
-    lists = {name: document.get(name) for name in ("latencies", "queue_times", *needed)}
+    if missing := [name for name in _NEEDED if document.get(name) is None]:
+        raise RecordError(f"has no {', '.join(missing)}, so it is a summary alone: {_AGAIN}")
+    lists = {name: document.get(name) for name in ("latencies", "queue_times", *_NEEDED)}
     lists = {name: values for name, values in lists.items() if values is not None}
     sizes = {name: len(values) if isinstance(values, list) else "no list" for name, values in lists.items()}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise RecordError(f"has lists of unequal lengths ({listed}): {remedy}")
+        raise RecordError(f"has lists of unequal lengths ({listed}): {_AGAIN}")
     contents = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-    # What has no start is spread evenly over the run, in its order.
-    step = (seconds(document.get("duration")) or 1.0) / max(1, len(contents))
-    requests = [
-        _request(place, row, None if timed else 1.0 + (place + 0.5) * step)
-        for place, row in enumerate(rows_in(contents, remedy=remedy))
-    ]
-    pace, open_loop = _pace(document, tool, requests if timed else [])
+    requests = [_request(place, row) for place, row in enumerate(rows_in(contents, remedy=_AGAIN))]
+    pace, open_loop = _pace(document, requests)
     shift_ns = _end_ns(document, written_s) - max((request["end_ns"] or 0 for request in requests), default=0)
     for request in requests:
         request |= {name: request[name] + shift_ns for name in _TIMES if request[name] is not None}
@@ -83,29 +64,27 @@ def result_of(document: Mapping[str, Any], *, written_s: float | None = None) ->
     completed = number(document.get("completed"))
     contradiction = f"says that {counted(completed or 0, 'request')} completed, and {ok} did by its lists"
     return Result(
-        tool=tool,
+        tool=TOOL,
         requests=requests_table(requests),
         pace=pace,
         open_loop=open_loop,
         concurrency=Row(document).count("max_concurrency") or None,
         sent=len(requests),
-        model=text_of(document, "model_id") or text_of(mapping(document.get("server_info")), "model_path") or None,
-        embeds=embeds,
-        timed=timed,
+        model=text_of(document, "model_id") or None,
         load={key: document[key] for key in _OF_LOAD if document.get(key) is not None},
         problems=() if completed is None or completed == ok else (contradiction,),
     )
 
 
-def _request(place: int, row: Row, start: float | None) -> dict[str, Any]:
-    """Return the request, which was sent at `start` if its own start is not kept; times are those of the counter."""
+def _request(place: int, row: Row) -> dict[str, Any]:
+    """Return the request; times are those of the counter."""
     first, pieces, error = row.number("ttfts") or 0.0, row.numbers("itls"), row.first("errors")[1]
     took = row.number("latencies")
-    # Without latencies (vLLM before 0.32, SGLang) an answer ends with its last piece.
+    # Without latencies (vLLM before 0.32) an answer ends with its last piece.
     took = first + sum(pieces or ()) if took is None else max(took, first)
     queued = row.number("queue_times", least=-LAST_S)
     # A request that failed before it was sent has no start; what it waited then counts from zero.
-    start = max(0.0, row.needed("start_times") or -(queued or 0.0)) if start is None else start
+    start = max(0.0, row.needed("start_times") or -(queued or 0.0))
     return {
         "request_id": str(place),
         "scheduled_ns": None if queued is None or not start else ns(start - max(queued, 0.0)),
@@ -120,25 +99,25 @@ def _request(place: int, row: Row, start: float | None) -> dict[str, Any]:
     }
 
 
-def _pace(document: Mapping[str, Any], tool: str, requests: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
+def _pace(document: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
     """Return how requests were sent, and whether in an open loop. Without a schedule, latency counts from the send."""
     limit = number(document.get("max_concurrency"))
     under_way = "" if limit is None else counted(limit, "request")
     unpaced = number(document.get("request_rate")) is None and document.get("request_rate") != "trace"
     if unpaced and document.get("ramp_up_strategy") is None:
         if limit is not None:
-            return f"{tool} kept {under_way} under way and sent the next when one ended {CLOSED_LOOP}.", False
+            return f"{TOOL} kept {under_way} under way and sent the next when one ended {CLOSED_LOOP}.", False
         due_ns = [request["scheduled_ns"] or request["sent_ns"] for request in requests if request["sent_ns"]]
         spread_s = (max(due_ns) - min(due_ns)) / 1e9 if due_ns else 0.0
         if spread_s < _AT_ONCE_SHARE * (number(document.get("duration")) or math.inf):
             how = "sent every request at once (request_rate inf)"
-            return f"{tool} {how}: they waited for each other, as in no traffic.", False
+            return f"{TOOL} {how}: they waited for each other, as in no traffic.", False
     if document.get("queue_times") is not None:
-        return f"{tool} sent on schedule and keeps none: latency counts from when its client took a request up.", True
+        return f"{TOOL} sent on schedule and keeps none: latency counts from when its client took a request up.", True
     if limit is not None:
         how = f"kept at most {under_way} under way, and not what others waited for room"
-        return f"{tool} {how} {CLOSED_LOOP}.", False
-    return f"{tool} sent on schedule and keeps none: latency counts from when a request was sent.", True
+        return f"{TOOL} {how} {CLOSED_LOOP}.", False
+    return f"{TOOL} sent on schedule and keeps none: latency counts from when a request was sent.", True
 
 
 def _end_ns(document: Mapping[str, Any], written_s: float | None) -> int:

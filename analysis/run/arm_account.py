@@ -46,11 +46,6 @@ class ArmAccount:
         return {} if kind in (None, "tailgate") else {**row, **mapping(row.get("external")), "kind": kind}
 
     @property
-    def is_timed(self) -> bool:
-        """Whether it is known when each request was sent, as some other tools do not record."""
-        return all(info.get("timed") is not False for info in self.infos if takes_part(info, self.arm))
-
-    @property
     def tells_compiles(self) -> bool:
         """Whether an external arm has a log that is looked through for compiles."""
         telemetry = mapping(self.external.get("telemetry"))

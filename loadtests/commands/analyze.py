@@ -35,7 +35,7 @@ def add_arguments(parser: CommandParser) -> None:
         "those of one run, with each machine as a stratum. Runs that differ in what they ran are refused, with a list\n"
         "of what differs. The outcome goes to a folder of its own, which names its runs and can be judged again, or\n"
         "joined with more. --out has the same of one run, such as one that cannot be written.\n\n"
-        "Detailed results of vLLM's bench serve, AIPerf, GuideLLM and inference-perf are given as NAME=FILE, a file\n"
+        "Detailed results of vLLM's bench serve, AIPerf and GuideLLM are given as NAME=FILE, a file\n"
         "for each run of an arm, the control's first, and judged as runs that nothing pairs. FILE#2 is the second\n"
         "result of a file that holds several.\n\n"
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable.",

@@ -84,20 +84,6 @@ def vllm(requests: Sequence[Sent], **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def sglang(requests: Sequence[Sent], **changes: Any) -> dict[str, Any]:
-    """Return the line that SGLang's bench_serving --output-details appends."""
-    document = vllm(requests, backend="sglang", dataset_name="random", mean_e2e_latency_ms=1.0)
-    theirs = ("endpoint_type", "num_prompts", "date", "model_id", "latencies", "start_times", "queue_times")
-    return {key: value for key, value in document.items() if key not in theirs} | changes
-
-
-def vllm_embeddings(requests: Sequence[Sent], **changes: Any) -> dict[str, Any]:
-    """Return what `vllm bench serve --backend openai-embeddings --save-result --save-detailed` writes."""
-    document = vllm(requests, backend="openai-embeddings", endpoint_type="openai-embeddings")
-    others = ("output_lens", "ttfts", "itls", "start_times", "generated_texts")
-    return {key: value for key, value in document.items() if key not in others} | changes
-
-
 def aiperf(requests: Sequence[Sent]) -> list[dict[str, Any]]:
     """Return the lines of AIPerf 0.13's profile_export.jsonl."""
     lines = []
@@ -158,30 +144,6 @@ def guidellm(requests: Sequence[Sent], **strategy: Any) -> dict[str, Any]:
         "requests": rows,
     }
     return {"metadata": {"version": 2, "guidellm_version": "0.8.1"}, "config": {}, "benchmarks": [benchmark]}
-
-
-def inference_perf(requests: Sequence[Sent]) -> list[dict[str, Any]]:
-    """Return inference-perf 0.7's per_request_lifecycle_metrics.json."""
-    entries = []
-    for request in requests:
-        sent_s = COUNTER_S + request.sent_s
-        times = np.cumsum([sent_s + request.first_s, *request.gaps_s]).tolist()
-        answer = {
-            "output_tokens": request.tokens + 1,
-            "server_usage": {"prompt_tokens": 1, "completion_tokens": request.tokens},
-            **{"response_chunks": ["{}"] * request.tokens, "chunk_times": times},
-            "output_token_times": [at for at in times for _ in range(2)],
-        }
-        info = {
-            "request_metrics": {"text": {"input_tokens": request.prompt_tokens}},
-            "response_metrics": None if request.error else answer,
-            "input_tokens": request.prompt_tokens,
-        }
-        error = {"error_type": "HTTPError", "error_msg": request.error} if request.error else None
-        times_s = {"start_time": sent_s, "end_time": sent_s + request.took_s + 0.001}
-        texts = {"request": '{"prompt": "word"}', "response": "data: {}"}
-        entries.append({**times_s, **texts, "info": info, "error": error})
-    return entries
 
 
 def write(path: Path, content: Any) -> Path:

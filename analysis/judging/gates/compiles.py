@@ -117,7 +117,6 @@ def compile_gates(run: Run, arm: str, stalls: ArmStalls) -> list[Gate]:
             requests=facts.requests,
             minutes=part_minutes(run, arm, part),
             part=part,
-            timed=account.is_timed,
             has_log=account.tells_compiles and not account.log_spots,
         )
         if not account.tells_compiles:
@@ -203,19 +202,16 @@ def client_gates(
     requests: int,
     minutes: float,
     part: str = "",
-    timed: bool = True,
     has_log: bool = False,
 ) -> list[Gate]:
     """The four gates by the stalls of an external arm: INCONCLUSIVE where stalls leave a gate open, or where a compile
-    might not show and no complete log reports it (`has_log`); PASS else. Results that are not `timed` show no stall."""
+    might not show and no complete log reports it (`has_log`); PASS else."""
     maybe = [stall for stall in seen.stalls if may_compile(stall)]
     values = stall_values(maybe, requests=requests, minutes=minutes)
     gates = []
     for gate, (name, _, _), value in zip(_open_gates(seen.arm, budget, part), COMPILE_GATES, values, strict=True):
         limit = gate.limit or 0.0
         doubt = _unexplained(seen, maybe) if value > limit else ""
-        if not timed:
-            doubt = "Its results do not say when each request was sent, so no stall shows."
         if not has_log and not doubt:
             doubt = _unseen(seen, requests, limit if name == "longest stall" else _MUST_SHOW_S)
         verdict, known = (INCONCLUSIVE, None) if doubt else (PASS, float(value))

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.imports import aiperf, guidellm, inference_perf, vllm
+from analysis.imports import aiperf, guidellm, vllm
 from analysis.imports.file import read_result
 from analysis.imports.run_directory import write_run
 from analysis.records.run_records import read_run
@@ -45,22 +44,16 @@ def timed(**changes: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("read", "scheduled", "tokens"),
+    ("read", "tokens"),
     [
-        (lambda: aiperf.result_of(results.aiperf([ONE, FAILED]), results.aiperf_summary(2)), True, TIMES),
-        (lambda: guidellm.result_of(results.guidellm([ONE, FAILED])), True, None),
-        (lambda: vllm.result_of(results.vllm([ONE, FAILED])), True, TIMES),
-        (lambda: inference_perf.result_of(results.inference_perf([ONE, FAILED])), False, TIMES),
+        (lambda: aiperf.result_of(results.aiperf([ONE, FAILED]), results.aiperf_summary(2)), TIMES),
+        (lambda: guidellm.result_of(results.guidellm([ONE, FAILED])), None),
+        (lambda: vllm.result_of(results.vllm([ONE, FAILED])), TIMES),
     ],
 )
-def test_latency_counts_from_the_schedule_where_the_tool_keeps_one(
-    read: Callable[[], Any], scheduled: bool, tokens: list[int] | None
-) -> None:
+def test_latency_counts_from_the_schedule(read: Callable[[], Any], tokens: list[int] | None) -> None:
     first, second = read().requests.to_pylist()
-    if scheduled:
-        assert first["sent_ns"] - first["scheduled_ns"] == pytest.approx(500_000_000, abs=1_000)
-    else:
-        assert first["scheduled_ns"] is None
+    assert first["sent_ns"] - first["scheduled_ns"] == pytest.approx(500_000_000, abs=1_000)
     assert first["first_token_ns"] - first["sent_ns"] == pytest.approx(250_000_000, abs=1_000)
     assert first["end_ns"] - first["sent_ns"] == pytest.approx(625_500_000, abs=501_000)
     assert first["token_ns"] == tokens
@@ -124,7 +117,6 @@ def test_a_load_without_a_schedule_has_no_scheduled_times() -> None:
     closed = vllm.result_of(results.vllm(in_turn(traffic(30)), request_rate="inf", max_concurrency=2))
     assert closed.requests["scheduled_ns"].null_count == closed.requests.num_rows
     assert aiperf.result_of(results.aiperf([ONE])).open_loop is None, "its summary is missing"
-    assert inference_perf.result_of(results.inference_perf([ONE])).open_loop is None
     without = {key: value for key, value in results.vllm([ONE]).items() if key not in ("latencies", "queue_times")}
     assert vllm.result_of(without).requests["scheduled_ns"].to_pylist() == [None]
 
@@ -157,10 +149,6 @@ def test_the_count_of_a_sampled_report_is_that_of_all_requests() -> None:
 def of_vllm_with(**changes: object) -> object:
     document = results.vllm([ONE, FAILED]) | changes
     return vllm.result_of({key: value for key, value in document.items() if value is not ...})
-
-
-def of_inference_perf_with(**changes: object) -> object:
-    return inference_perf.result_of([{**row, **changes} for row in results.inference_perf([ONE])])
 
 
 def of_several_phases() -> object:
@@ -198,13 +186,8 @@ def of_several_phases() -> object:
             "#3 poisson 4.0): choose",
         ),
         (lambda: guidellm.result_of(of_guidellm_0_3()), "before 0.4"),
-        (lambda: vllm.result_of({**results.sglang([ONE]), "itls": [[], []]}), "--output-details"),
-        (lambda: vllm.result_of(results.vllm_embeddings([ONE], latencies=None)), "no latencies"),
-        (lambda: vllm.result_of({"backend": "vllm-pooling", "input_lens": [], "errors": []}), "with a newer version"),
+        (lambda: of_vllm_with(start_times=...), "has no start_times"),
         (lambda: guidellm.result_of(results.guidellm([])), "summary alone"),
-        (lambda: of_inference_perf_with(info=None), "per_request_fields.info: true"),
-        (lambda: of_inference_perf_with(start_time=None), "start_time is null"),
-        (lambda: of_inference_perf_with(end_time=-1), "end_time is -1"),
     ],
 )
 def test_a_value_that_cannot_be_read_is_named(read: Callable[[], Any], words: str) -> None:
@@ -225,9 +208,6 @@ def of_guidellm_0_3() -> dict[str, Any]:
         ("one.jsonl", results.aiperf([ONE]), "AIPerf"),
         ("benchmarks.json", results.guidellm(REQUESTS), "GuideLLM"),
         ("0.4.json", {"args": {}, "benchmarks": results.guidellm(REQUESTS)["benchmarks"]}, "GuideLLM"),
-        ("sglang.jsonl", [results.sglang(REQUESTS)], "SGLang bench_serving"),
-        ("embeddings.json", results.vllm_embeddings(REQUESTS), "vLLM bench serve"),
-        ("per_request_lifecycle_metrics.json", results.inference_perf(REQUESTS), "inference-perf"),
     ],
 )
 def test_each_tool_is_recognised_by_its_file(name: str, content: Any, tool: str, tmp_path: Path) -> None:
@@ -239,26 +219,12 @@ def test_one_of_several_results_is_chosen_by_its_number(tmp_path: Path) -> None:
     document = results.guidellm([ONE])
     document["benchmarks"] += results.guidellm(REQUESTS)["benchmarks"]
     report = write(tmp_path / "benchmarks.json", document)
-    lines = write(tmp_path / "a.jsonl", [results.sglang([ONE]), results.sglang(REQUESTS)])
+    lines = write(tmp_path / "a.jsonl", [results.vllm([ONE]), results.vllm(REQUESTS)])
     for path in (report, lines):
         assert [read_result(Path(f"{path}#{part}")).requests.num_rows for part in (1, 2)] == [1, len(REQUESTS)]
         assert "holds 2 results" in refusal(RecordError, read_result, Path(f"{path}#3"))
     alone = write(tmp_path / "profile_export.jsonl", results.aiperf(REQUESTS))
     assert "holds no result #1" in refusal(RecordError, read_result, Path(f"{alone}#1"))
-
-
-def test_requests_without_start_times_are_spread_over_the_run_in_their_order() -> None:
-    for document in (results.sglang(REQUESTS, duration=20.0), results.vllm_embeddings(REQUESTS, duration=20.0)):
-        result = vllm.result_of(document)
-        assert (result.timed, result.open_loop, result.sent) == (False, True, 20)
-        rows = result.requests.to_pylist()
-        assert {round((b["sent_ns"] - a["sent_ns"]) / 1e9, 6) for a, b in pairwise(rows)} == {1.0}
-        took = [request.took_s for request in REQUESTS]
-        assert [(row["end_ns"] - row["sent_ns"]) / 1e9 for row in rows] == pytest.approx(took)
-        assert {row["status"] for row in rows} == {"OK"}
-    assert (result.embeds, rows[0]["first_token_ns"], rows[0]["output_tokens"]) == (True, None, None)
-    for how, open_loop in (({"request_rate": None}, False), ({"request_rate": "trace"}, True)):
-        assert vllm.result_of(results.sglang(REQUESTS, **how)).open_loop is open_loop
 
 
 def test_records_of_aiperf_are_read_with_their_summary(tmp_path: Path) -> None:
@@ -281,7 +247,6 @@ EMPTY = {key: [] if isinstance(value, list) else value for key, value in WHOLE.i
     [
         ("a.json", SUMMARY, "--save-result"),
         ("a.json", results.aiperf_summary(9), "profile_export.jsonl"),
-        ("a.json", {"load_summary": {}, "successes": {}, "failures": {}}, "per_request: true"),
         ("a.jsonl", [WHOLE, WHOLE], "2 results (#1 4.0 requests/s, #2 4.0 requests/s): choose one"),
         *(("a.json", content, "no result file") for content in ({"latency": [1, 2]}, [1, 2, 3], "text", [])),
         ("a.json", UNEQUAL, "unequal"),
@@ -298,7 +263,7 @@ def test_a_file_that_is_no_detailed_result_is_refused(name: str, content: Any, w
     assert "no text" in refusal(RecordError, read_result, path)
 
 
-TEXTS = [json.dumps(item) for item in (WHOLE, results.guidellm([ONE]), results.inference_perf([ONE]))]
+TEXTS = [json.dumps(item) for item in (WHOLE, results.guidellm([ONE]))]
 
 
 @settings(max_examples=25)
