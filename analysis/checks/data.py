@@ -96,14 +96,13 @@ COLD_STARTS = Rule(
 
 
 def _tail(seen: Evidence) -> Iterable[Check]:
-    """Enough requests lie beyond the quantile to speak of it."""
+    """Enough requests lie beyond the quantile to estimate it."""
     run, quantile = seen.run, seen.run.limits.quantile
     for arm in run.treatments if run.limits.sequential or not seen.search else ():
         requests = min((item.requests for item in _of(seen, arm)), default=0)
-        beyond = requests * (1.0 - quantile)
-        verb = "puts" if requests == 1 else "put"
-        reason = f"{counted(requests, 'compared request')} {verb} {beyond:.1f} beyond p{100.0 * quantile:.10g}"
-        yield _enough(TAIL_SIZE, reason, beyond, TAIL_REQUESTS, arm=arm, why=" to speak of it")
+        needed = math.ceil(round(TAIL_REQUESTS / (1.0 - quantile), 6))
+        reason = f"p{100.0 * quantile:.10g} needs {counted(needed, 'compared request')}; this run has {requests}."
+        yield TAIL_SIZE.row(requests >= needed, reason, value=float(requests), limit=float(needed), arm=arm)
 
 
 TAIL_SIZE = Rule(

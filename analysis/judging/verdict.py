@@ -185,7 +185,7 @@ def _lengths(timed: Sequence[Gate], faults: Sequence[Check]) -> list[str]:
         # Hours by gate would be taken for more than the guess that they are.
         sentences += [] if soon else ["The open gates would take hours, if the arms behave as they did here."]
         blocks = counted(round(_value(few)), "block")
-        sentences.append(f"From {blocks} that is a guess: {few.limit:.0f} of them will tell it better.")
+        sentences.append(f"This estimate rests on {blocks}; {few.limit:.0f} give a better one.")
     elif long:
         first = min(long, key=lambda gate: gate.needed_s or 0.0)
         more = f", and up to {_length(long)} {counted(len(long) - 1, 'more gate')}" if len(long) > 1 else ""

@@ -110,7 +110,7 @@ class TestWords:
     def test_advice_from_few_blocks_is_called_a_guess(self, blocks, guess):
         gates = [gate(verdict="INCONCLUSIVE", needed_s=hours * 3600.0, blocked_by=("blocks",)) for hours in (1, 9, 30)]
         short = replace(check(name="blocks", arm="compiled"), value=blocks, limit=20.0)
-        assert ("guess: 20" in advise(gates, [short]).text) is guess
+        assert ("rests on 2 blocks; 20" in advise(gates, [short]).text) is guess
         assert ("30.0 hours" in advise(gates, [short]).text) is not guess
 
     @pytest.mark.parametrize(
