@@ -25,10 +25,8 @@ from analysis.records.tables import RecordError
 
 RUN_LIST = "runs.json"
 
-_MOST_RUNS = 1000
 _MOST_PLANNED = 1000  # trials of one run
 _LONGEST_SHOWN = 120  # characters of a value
-_MOST_NAMED = 12  # differences of one run
 # Settings that change nothing of what is measured, as keys or as tables: where and how often, not what.
 _MAY_DIFFER = (
     *("name", "seed", "bed", "rollout", "trials.count", "trials.ready_timeout_s"),
@@ -85,7 +83,7 @@ def read_run_list(directory: Path) -> RunList | None:
 def listed_runs(directories: Sequence[Path], accepted: Sequence[str] = ()) -> RunList:
     """Return the runs in `directories`, with those of a folder that joins runs in its place.
 
-    Raises RecordError for what is no directory, for a run that is given twice, and for too many.
+    Raises RecordError for what is no directory and for a run that is given twice.
     """
     runs: dict[Path, Path] = {}
     keys = list(accepted)
@@ -98,8 +96,6 @@ def listed_runs(directories: Sequence[Path], accepted: Sequence[str] = ()) -> Ru
             if run.resolve() in runs:
                 raise RecordError(f"the run {run.resolve().name} is given twice, again by {directory}: give it once")
             runs[run.resolve()] = run
-    if len(runs) > _MOST_RUNS:
-        raise RecordError(f"{len(runs)} runs are given; the limit is {_MOST_RUNS}: give fewer")
     return RunList(directories=tuple(runs.values()), accepted=tuple(dict.fromkeys(keys)))
 
 
@@ -334,9 +330,8 @@ def _is_among(key: str, names: Sequence[str]) -> bool:
 
 def _in_words(differing: Mapping[str, tuple[Any, Any]], keys: Sequence[str], there: str) -> str:
     """Return the differences in `keys`, with the value in the run called `there` in brackets."""
-    pairs = [(key, *differing[key]) for key in keys[:_MOST_NAMED]]
-    named = ", ".join(f"{key} {shown(own)} (in {there} {shown(base)})" for key, base, own in pairs)
-    return named + (f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else "")
+    pairs = [(key, *differing[key]) for key in keys]
+    return ", ".join(f"{key} {shown(own)} (in {there} {shown(base)})" for key, base, own in pairs)
 
 
 def shown(value: Any) -> str:
@@ -359,23 +354,10 @@ def joined_experiment(runs: Sequence[JoinedRun]) -> dict[str, Any]:
     return {**first, "name": " + ".join(filter(None, names)), "trials": trials}
 
 
-def joined_environment(environments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what the runs' environments have in common; of differing texts and lists all values, of numbers none."""
-    joined: dict[str, Any] = {}
-    for key in dict.fromkeys(key for one in environments for key in one):
-        values = [one.get(key) for one in environments]
-        known = [value for value in values if value is not None]
-        if all(value == values[0] for value in values):
-            joined[key] = values[0]
-        elif all(isinstance(value, Mapping) for value in known):
-            joined[key] = joined_environment([value or {} for value in values])
-        elif all(isinstance(value, list) for value in known):
-            joined[key] = list(dict.fromkeys(str(item) for value in known for item in value))
-        elif all(isinstance(value, int | float) for value in known):
-            joined[key] = None
-        else:
-            joined[key] = "; ".join(dict.fromkeys("unknown" if value is None else str(value) for value in values))
-    return joined
+def joined_environment(runs: Sequence[JoinedRun]) -> dict[str, Any]:
+    """Return what the environments of all runs have in common."""
+    first, *others = (run.documents.environment for run in runs)
+    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 
 
 def joined_parity(documents: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:

@@ -285,11 +285,10 @@ def _read(
         raise RecordError(f"{directory.name} holds no requests*.arrow, .parquet or .jsonl: give a run directory")
     documents = [run.documents for run in runs]
     joined = bool(runs[0].place)
-    environments = [own.environment for own in documents]
     return RunRecords(
         directory=directory,
         experiment=joining.joined_experiment(runs) if joined else dict(documents[0].experiment),
-        environment=joining.joined_environment(environments) if joined else dict(documents[0].environment),
+        environment=joining.joined_environment(runs) if joined else dict(documents[0].environment),
         trials=_trials(runs),
         generators=tuple(generators),
         requests=pa.concat_tables(requests),

@@ -183,19 +183,12 @@ def of_several_phases() -> object:
             lambda: guidellm.result_of({"benchmarks": results.guidellm([ONE])["benchmarks"] * 3}),
             "holds 3 benchmarks",
         ),
-        (lambda: guidellm.result_of(of_guidellm_0_3()), "before 0.4"),
         (lambda: of_vllm_with(start_times=...), "has no start_times"),
         (lambda: guidellm.result_of(results.guidellm([])), "summary alone"),
     ],
 )
 def test_a_value_that_cannot_be_read_is_named(read: Callable[[], Any], words: str) -> None:
     assert words in refusal(RecordError, read)
-
-
-def of_guidellm_0_3() -> dict[str, Any]:
-    document = results.guidellm([ONE])
-    document["benchmarks"][0]["requests"]["successful"] = [{"start_time": EPOCH_S, "end_time": EPOCH_S + 1}]
-    return document
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from analysis.records.documents import write_document
-from analysis.records.joining import joined_environment, joined_search, listed_runs, names_of, write_run_list
+from analysis.records.joining import joined_search, listed_runs, names_of, write_run_list
 from analysis.records.run_records import check_runs, read_run
 from analysis.records.schemas import BED
 from analysis.records.tables import RecordError, RecordWriter
@@ -140,19 +140,6 @@ def test_names_have_as_much_of_the_path_as_tells_runs_apart():
     assert names_of([Path("/x/a/one"), Path("/x/b/one")]) == ["a/one", "b/one"]
 
 
-def test_the_environment_of_joined_runs_is_what_they_share_and_every_value_that_differs():
-    one = {"memory_bytes": 32, "cpu": {"model": "Xeon", "count": 32}, "gpus": ["H100, 580"] * 2, "git": "a", "os": "b"}
-    other = {"memory_bytes": 64, "cpu": {"model": "Xeon", "count": 64}, "gpus": ["H100, 575"], "git": 3}
-    assert joined_environment([one, other]) == {
-        "memory_bytes": None,  # of numbers that differ, none
-        "cpu": {"model": "Xeon", "count": None},
-        "gpus": ["H100, 580", "H100, 575"],
-        "git": "a; 3",
-        "os": "b; unknown",
-    }
-    assert joined_environment([one, one])["gpus"] == one["gpus"]
-
-
 def test_of_searches_an_arm_is_dropped_that_each_dropped():
     slow, late = ({"arm": arm, "reason": f"{arm} was too slow"} for arm in ("compiled", "other"))
     first = {"budget_s": 600.0, "gated": False, "dropped": [], "spent_s": 500.0, "stop": "done", "left": [slow, late]}
@@ -207,6 +194,14 @@ def test_what_is_accepted_is_said_and_counts_as_in_the_first_run(tmp_path):
     records = joined(tmp_path / "joined", directories, "gates")
     assert records.experiment["gates"]["margin"] == 0.1
     assert records.differences == ("run-1: gates.margin 0.2 (in run-0 0.1)",)
+
+
+def test_the_environment_of_joined_runs_is_what_they_share(tmp_path):
+    one = {"git_commit": "a", "memory_bytes": 32, "versions": {"torch": "2.12.0"}}
+    runs = (replace(SHORT, environment=one), replace(SHORT, environment={**one, "memory_bytes": 64}))
+    assert joined(tmp_path / "joined", runs_in(tmp_path, *runs)).environment == {
+        key: one[key] for key in ("git_commit", "versions")
+    }
 
 
 def test_where_and_how_often_may_differ_and_cards_of_one_kind_are_one(tmp_path):
