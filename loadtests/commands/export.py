@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from analysis.records.export import export
-from analysis.records.schemas import TABLES
 from analysis.records.tables import RecordError
 from loadtests.commands.command_line import CommandParser
 from loadtests.commands.exits import EXIT_BROKE, complain
@@ -20,27 +19,19 @@ def add_arguments(parser: CommandParser) -> None:
     parser.describe(
         "Makes a directory that `tailgate analyze` judges as it does the run: each table as Parquet, and the small\n"
         "files of the run. Memory holds one table file at a time.",
-        "  tailgate export runs/20260101T120000Z-canary\n"
-        "  tailgate export runs/20260101T120000Z-canary --table requests --out canary-requests",
+        "  tailgate export runs/20260101T120000Z-canary",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a directory that `tailgate run` wrote")
     parser.add_argument("--out", default="", metavar="DIR", help="a new directory (default: RUN_DIR-parquet)")
-    parser.add_argument(
-        "--table",
-        default=",".join(TABLES),
-        metavar="LIST",
-        help="which tables, between commas (default %(default)s)",
-    )
 
 
 def main(options: argparse.Namespace) -> int:
     """Writes the records; the exit code."""
     run_dir = Path(options.run_dir)
     out = Path(options.out) if options.out else run_dir.resolve().with_name(f"{run_dir.resolve().name}-parquet")
-    tables = [name.strip() for name in options.table.split(",") if name.strip()]
     try:
         with as_config_error(RecordError):
-            written = export(run_dir, out, tables=tables)
+            written = export(run_dir, out)
     except OSError as error:
         return complain(f"{error}: {out} is not whole", EXIT_BROKE)
     for problem in written.problems:

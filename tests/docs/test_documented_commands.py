@@ -304,7 +304,7 @@ def test_tailgate_judges_plans_and_forecasts(there: Path, capsys: pytest.Capture
             elif words[1] in ENDS and (line := tuple(written(words[1:]))) not in ended:
                 ended.add(line)
                 # Two pages export the same run.
-                for left in (*there.glob("runs/*-parquet"), *there.glob("canary-requests")):
+                for left in there.glob("runs/*-parquet"):
                     shutil.rmtree(left)
                 if said := refusal(line, capsys):
                     wrong.append(f"{item}\n    {said}")

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from analysis.records.export import export
 from analysis.records.run_records import read_run
-from analysis.records.schemas import REQUESTS, TABLES
+from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError, read_table
 from analysis.summary.summary import analyze, write_summary
 from loadtests.commands.main import main
@@ -411,8 +411,6 @@ def test_a_torn_run_stays_torn(run_dir: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tables": ["nothing"]}, 'table "nothing" is unknown: use one or more of requests, steps, compile_events'),
-        ({"tables": []}, "no table is named"),
         ({"out": "."}, "exists already: give a new --out"),
         ({"run_dir": "none"}, "is not a directory"),
         ({"run_dir": "empty"}, "holds none of the tables requests"),
@@ -422,11 +420,11 @@ def test_what_cannot_be_exported_is_one_clear_line(
     run_dir: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "empty").mkdir()
-    given = {"run_dir": run_dir, "out": tmp_path / "a", "tables": list(TABLES), **changes}
+    given = {"run_dir": run_dir, "out": tmp_path / "a", **changes}
     source = tmp_path / given["run_dir"] if isinstance(given["run_dir"], str) else given["run_dir"]
     out = tmp_path / given["out"] if isinstance(given["out"], str) else given["out"]
     with pytest.raises(RecordError, match=message):
-        export(source, out, tables=given["tables"])
+        export(source, out)
 
 
 def test_records_of_another_kind_are_refused_and_named(tmp_path: Path) -> None:
