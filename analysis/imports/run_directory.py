@@ -13,12 +13,11 @@ import tomli_w
 
 from analysis.imports.file import read_result
 from analysis.imports.result import Result
-from analysis.records.documents import content_of, write_json
+from analysis.records.documents import write_json
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError, crc32_of
 
 DESIGN = "separate"
-_LIST = "results.json"
 
 Named = tuple[str, Path]
 """An arm, and a file of it."""
@@ -29,8 +28,7 @@ def write_run(folder: Path, files: Sequence[Named], *, name: str = "") -> None:
 
     Raises RecordError for a file that cannot be read, and for files of other tools or of another load than the first.
     """
-    listed = identity(files)
-    contents = [row["content"] for row in listed["files"]]
+    contents = checksums(files)
     for place, content in enumerate(contents):
         if (same := contents.index(content)) < place:
             raise RecordError(f"{files[same][1]} and {files[place][1]} hold the same run: give each run once")
@@ -55,25 +53,15 @@ def write_run(folder: Path, files: Sequence[Named], *, name: str = "") -> None:
             _write_trial(made / f"trial-{number:02d}", number, arm, path, result)
         (made / "experiment.toml").write_text(tomli_w.dumps(experiment), encoding="utf-8")
         write_json(made / "export.json", {"source": first.tool, "problems": problems}, indent=2)
-        write_json(made / _LIST, listed, indent=2)
         made.replace(folder)
 
 
-def is_made_of(folder: Path, files: Sequence[Named]) -> bool:
-    """Return whether the folder holds the run that these files make."""
-    return (folder / _LIST).is_file() and content_of(folder / _LIST) == identity(files)
-
-
-def identity(files: Sequence[Named]) -> dict[str, Any]:
-    """Return the files by arm and content, wherever they lie. Raises RecordError for one that is not there."""
-    return {"files": [{"arm": arm, "name": path.name, "content": _content(path)} for arm, path in files]}
-
-
-def _content(path: Path) -> str:
+def checksums(files: Sequence[Named]) -> list[int]:
+    """Return the CRC-32 of each file. Raises RecordError for one that cannot be read."""
     try:
-        return f"{crc32_of(path):08x}"
+        return [crc32_of(path) for _, path in files]
     except OSError as error:
-        raise RecordError(f"{path} cannot be read ({error.strerror}): give a result file") from None
+        raise RecordError(f"{error.filename} cannot be read ({error.strerror}): give a result file") from None
 
 
 def _check_alike(one_path: Path, one: Result, other_path: Path, other: Result) -> None:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.imports.run_directory import Named, identity, is_made_of, write_run
+from analysis.imports.run_directory import Named, checksums, write_run
 from servers.fields import ConfigError
 
 _LONGEST_NAME = 60
@@ -21,9 +21,8 @@ def names_results(texts: Sequence[str]) -> bool:
 def run_of_results(texts: Sequence[str], *, out: str = "") -> Path:
     """A run directory made of the files that `texts` name, the arm named first as its control.
 
-    It is `out`, or else a folder beside the first file, which the same files have every time; where it is there already
-    it stays as it is, with what was changed in its experiment.toml. ConfigError for words that name no file and for an
-    `out` that holds something else, RecordError for files that are no results.
+    It is `out`, or else a folder next to the first file, which is named after the files' contents. ConfigError for
+    words that name no file and for a folder that is there already, RecordError for files that are no results.
     """
     files = [_named(text) for text in texts]
     if len({arm for arm, _ in files}) < 2:
@@ -31,10 +30,8 @@ def run_of_results(texts: Sequence[str], *, out: str = "") -> Path:
             f'"{files[0][0]}" is the only arm: give the results of two, such as eager=a.json compiled=b.json'
         )
     folder = Path(out) if out else files[0][1].parent / f"results-{_digits(files)}"
-    if is_made_of(folder, files):
-        return folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f'--out "{folder}" holds other files: give a new folder')
+        raise ConfigError(f'"{folder}" exists: give a new --out, or judge it again with tailgate analyze {folder}')
     write_run(folder, files)
     return folder
 
@@ -53,4 +50,5 @@ def _named(text: str) -> Named:
 
 
 def _digits(files: Sequence[Named]) -> str:
-    return f"{zlib.crc32(json.dumps(identity(files)).encode()):08x}"
+    named = [[arm, checksum] for (arm, _), checksum in zip(files, checksums(files), strict=True)]
+    return f"{zlib.crc32(json.dumps(named).encode()):08x}"

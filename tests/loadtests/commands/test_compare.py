@@ -258,7 +258,7 @@ def judged_with_gates(capsys: pytest.CaptureFixture[str], folder: Path, *argumen
     judged(capsys, *arguments, "--out", folder)
     experiment = folder / "experiment.toml"
     experiment.write_text(experiment.read_text() + GATES)
-    return judged(capsys, *arguments, "--out", folder)
+    return judged(capsys, folder)
 
 
 def checks(summary: dict) -> dict[str, dict]:
@@ -367,7 +367,7 @@ def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys) -> None:
         ([f"a={one}", "b=none.json"], 'result file "none.json" does not exist'),
         ([f"a={one}", f"b={one}"], "hold the same run"),
         ([f"a={one}", f"b={alone}"], "run it again with --save-result --save-detailed"),
-        ([f"a={one}", f"b={alone}", "--out", str(tmp_path)], "holds other files: give a new folder"),
+        ([f"a={one}", f"b={alone}", "--out", str(tmp_path)], "exists: give a new --out"),
         ([f"a={one}", f"b={alone}", "--allow-different", "x"], "--allow-different is for run directories"),
     ):
         assert said in refused(capsys, "analyze", *words)
