@@ -15,9 +15,9 @@ from analysis.records.tables import RecordError
 SECOND = 1e9
 LAST_S = 3e9  # beyond any clock, and any sum of three is still a number of ns
 CLOSED_LOOP = "(closed loop), which hides the tail"
-AGAIN = "run it again"
 
-MOST_TOKENS = 2**31 - 1
+_AGAIN = "run it again"
+_MOST_TOKENS = 2**31 - 1
 _LONGEST_ERROR = 200
 _LONGEST_SHOWN = 40
 
@@ -43,10 +43,9 @@ class Row:
     Raises RecordError for a value of another kind or beyond its limits.
     """
 
-    def __init__(self, content: Any, name: str = "", *, remedy: str = AGAIN) -> None:
+    def __init__(self, content: Any, name: str = "") -> None:
         self._content = content
         self._name = f"{name}: " if name else ""
-        self._remedy = remedy
 
     def first(self, *paths: str) -> tuple[str, Any]:
         """Return the first path that has a value, and the value; the last path and None without one."""
@@ -74,28 +73,28 @@ class Row:
 
     def count(self, *paths: str) -> int | None:
         """Return the number as a count of tokens."""
-        value = self.number(*paths, most=MOST_TOKENS)
+        value = self.number(*paths, most=_MOST_TOKENS)
         return None if value is None else int(value)
 
-    def numbers(self, *paths: str, least: float = 0, most: float = LAST_S) -> list[float] | None:
+    def numbers(self, path: str) -> list[float] | None:
         """Return the list of numbers, None if there is none."""
-        path, values = self.first(*paths)
+        values = self.first(path)[1]
         if values is None:
             return None
         if not isinstance(values, list):
-            raise RecordError(f"{self._name}{path} is {_shown(values)} and no list: {self._remedy}")
-        return [self._checked(f"{path}[{place}]", value, least, most) for place, value in enumerate(values)]
+            raise RecordError(f"{self._name}{path} is {_shown(values)} and no list: {_AGAIN}")
+        return [self._checked(f"{path}[{place}]", value, 0, LAST_S) for place, value in enumerate(values)]
 
     def _checked(self, path: str, value: Any, least: float, most: float) -> Any:
         if type(value) in (int, float) and least <= value <= most:
             return value
         limits = f"limits {least:g} and {most:.10g}"
-        raise RecordError(f"{self._name}{path} is {_shown(value)}, {limits}: {self._remedy}")
+        raise RecordError(f"{self._name}{path} is {_shown(value)}, {limits}: {_AGAIN}")
 
 
-def rows_in(contents: Sequence[Any], *, remedy: str = AGAIN) -> list[Row]:
+def rows_in(contents: Sequence[Any]) -> list[Row]:
     """Return a row for each request in a list."""
-    return [Row(content, f"request {place}", remedy=remedy) for place, content in enumerate(contents, 1)]
+    return [Row(content, f"request {place}") for place, content in enumerate(contents, 1)]
 
 
 def _shown(value: Any) -> str:

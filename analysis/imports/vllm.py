@@ -52,7 +52,7 @@ def result_of(document: Mapping[str, Any]) -> Result:
         listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise RecordError(f"has lists of unequal lengths ({listed}): {_AGAIN}")
     contents = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-    requests = [_request(place, row) for place, row in enumerate(rows_in(contents, remedy=_AGAIN))]
+    requests = [_request(place, row) for place, row in enumerate(rows_in(contents))]
     pace, open_loop = _pace(document, requests)
     for request in requests:
         request["scheduled_ns"] = request["scheduled_ns"] if open_loop else None

@@ -121,9 +121,8 @@ def trial_folders(directory: Path) -> list[Path]:
 
 
 def table_files(folder: Path, stem: str) -> list[Path]:
-    """Return the files of a table, all in the first format that there is."""
-    by_suffix = (sorted(folder.glob(f"{stem}*.{suffix}")) for suffix in ("arrow", "parquet", "jsonl"))
-    return next(filter(None, by_suffix), [])
+    """Return the files of a table, of every format."""
+    return sorted(path for suffix in ("arrow", "parquet", "jsonl") for path in folder.glob(f"{stem}*.{suffix}"))
 
 
 # --- Files that state what they should hold ---------------------------------------------------------------------------
