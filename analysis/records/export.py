@@ -71,7 +71,10 @@ def export(run_dir: Path, out: Path, *, tables: Sequence[str] = tuple(TABLES), e
         for index, item in enumerate(table.schema):
             if item.name in empty:
                 table = table.set_column(index, item, pa.nulls(table.num_rows, item.type))
-        _write_parquet(table, target / f"{path.name.partition('.')[0]}.parquet")
+        written = target / f"{path.name.partition('.')[0]}.parquet"
+        if written.exists():
+            raise RecordError(f"{path} and another file of its table have one name: rename one")
+        _write_parquet(table, written)
     record = {"source": run_dir.resolve().name, "rows": rows, "problems": problems}
     write_document(out / EXPORT, record, indent=2)
     state_tables(out)

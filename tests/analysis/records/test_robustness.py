@@ -445,3 +445,13 @@ def test_times_on_another_hosts_clock_are_exported_on_the_clock_of_the_run(run_d
     export(far, tmp_path / "out")
     assert read_run(tmp_path / "out").requests.equals(written)
     assert json.loads((tmp_path / "out" / "trial-01" / "generator-0.json").read_text())["clock"]["applied"] is True
+
+
+def test_a_table_in_two_formats_is_read_whole(short, tmp_path):
+    target = short.changed(tmp_path / "run", lambda rows: rows[::2])
+    other = target / "trial-01" / "requests-1.parquet"
+    write_table(other, table_of(short.rows[1::2]))
+    assert read_run(target).requests.num_rows == len(short.rows)
+    other.rename(other.with_name("requests-0.parquet"))
+    with pytest.raises(RecordError, match="have one name"):
+        export(target, tmp_path / "out")
