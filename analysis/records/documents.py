@@ -66,7 +66,7 @@ def parse_json(text: str) -> Any:
     except RecursionError:
         raise ValueError(f"it is more than {DEEPEST} levels deep") from None
     if text.count("[") + text.count("{") > DEEPEST:
-        _check_depth(value)
+        _check(value)
     if "\\u" in text:
         json.dumps(value, ensure_ascii=False).encode()  # raises for half a surrogate pair
     return value
@@ -82,7 +82,7 @@ def read_document(path: Path) -> Document | None:
         content = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("no table")
-        _check_whole_numbers(content)
+        _check(content)
     except (OSError, ValueError):
         return Document(content=None, stated=False, problem="is not readable JSON")
     stated = _KEY in content
@@ -138,8 +138,7 @@ def read_toml(path: Path) -> Document | None:
         raise ValueError(f"it has more than {LARGEST_BYTES >> 20} MiB")
     text = path.read_text(encoding="utf-8")
     content = parse_toml(text)
-    _check_depth(content)
-    _check_whole_numbers(content)
+    _check(content)
     if text.rstrip().endswith(f"\n{_EDITED}"):
         return Document(content=content, stated=True)
     end = _TOML_END.search(text)
@@ -173,21 +172,12 @@ def _crc32(content: Any) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
-def _items(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-
-
-def _check_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(DEEPEST + 1):
-        level = [item for outer in level for item in _items(outer)]
-    if level:
+def _check(value: Any, level: int = 0) -> None:
+    """Raise ValueError for values more than DEEPEST levels deep, and for a whole number of more than 64 bits, which
+    other readers do not take."""
+    if level > DEEPEST:
         raise ValueError(f"it is more than {DEEPEST} levels deep")
-
-
-def _check_whole_numbers(value: Any) -> None:
-    """Raise ValueError for a whole number of more than 64 bits, which other readers do not take."""
-    for item in _items(value):
-        _check_whole_numbers(item)
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise ValueError("a whole number has more than 64 bits")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check(item, level + 1)

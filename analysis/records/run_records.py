@@ -287,7 +287,7 @@ def _read(
     return RunRecords(
         directory=directory,
         experiment=joining.joined_experiment(runs) if joined else dict(documents[0].experiment),
-        environment=joining.joined_environment(runs) if joined else dict(documents[0].environment),
+        environment=joining.joined_environment(runs),
         trials=_trials(runs),
         generators=tuple(generators),
         requests=pa.concat_tables(requests),
