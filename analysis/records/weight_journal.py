@@ -43,11 +43,6 @@ class WeightChange:
     done_ns: Instant | None = None  # when the splitter had taken it, or was seen to have; None if unknown
     shadows: Mapping[str, float] = Field(default_factory=dict)  # percentages of requests that arms got copies of
 
-    @property
-    def by_hand(self) -> bool:
-        """Whether the weights were changed past the run."""
-        return self.action == BY_HAND
-
 
 def append(directory: Path, change: WeightChange) -> None:
     """Append the change to the journal and hand it to the kernel."""

@@ -279,14 +279,6 @@ class Run:
         return self.requests.of_arm(name)
 
     @property
-    def place(self) -> Ints:
-        """Which of the joined runs each request is of; 0 for a run by itself."""
-        places = np.zeros(len(self.requests), dtype=np.int64)
-        for run in self.records.runs if self.records.joined else ():
-            places[np.isin(self.requests.trial, list(run.trials.values()))] = run.place
-        return places
-
-    @property
     def repeated_schedules(self) -> list[list[int]]:
         """The trials of joined runs that were driven by one schedule: that of a seed and of a trial's number in its
         run."""
