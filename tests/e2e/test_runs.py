@@ -227,7 +227,7 @@ def test_a_command_prints_lines_that_fit_a_terminal(command: str, given: dict[st
     shown = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in lines]
     assert [line for line in shown if len(line) > COLUMNS and given["RUN"] not in line] == []
     if command == "export":
-        shutil.rmtree(f"{given['RUN']}-csv")
+        shutil.rmtree(f"{given['RUN']}-parquet")
     code, lines, err = at_terminal(python_of(command, *arguments, "--json"), tmp_path)
     assert code in (0, 3), err
     (line,) = lines
