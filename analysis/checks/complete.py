@@ -89,8 +89,14 @@ def _stopped(seen: Evidence) -> Iterable[Check]:
     there = {int(trial["trial"]) for trial in trials}
     most = max(there, default=0) if trials and trials[-1].get("ended") else max([run.planned_trials, *there])
     missing = [number for number in range(1, most + 1) if number not in there]
-    faults = [f"trial {named(stopped)} was stopped before its end"] if stopped else []
-    faults += [f"trial {named(missing)} is missing"] if missing else []
+    faults = [
+        f"trial {named(numbers)} {one}" if len(numbers) == 1 else f"trials {named(numbers)} {many}"
+        for numbers, one, many in (
+            (stopped, "was stopped before its end", "were stopped before their end"),
+            (missing, "is missing", "are missing"),
+        )
+        if numbers
+    ]
     faults += lost_processes(known_accounts(run.records.generators), trials)
     yield STOPPED.row(not faults, f"{sentence(faults)}." if faults else "")
 
