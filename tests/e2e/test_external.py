@@ -102,7 +102,6 @@ def test_a_run_judges_the_server_of_transformers(transformers: tuple[str, Path],
     arms = {arm["name"]: arm for arm in summary["arms"]}
     assert arms["eager"]["external"] is None
     for name in ("completions", "chat"):
-        assert arms[name]["external"]["counts_tokens"]
         assert arms[name]["metrics"]["ttft"]["p99_ms"] > 0
         assert arms[name]["compile"]["recompiles"] is None
     unknown = {gate["verdict"] for gate in summary["gates"] if gate["kind"] == "recompile"}

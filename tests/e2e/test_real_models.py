@@ -294,6 +294,7 @@ def test_a_refusal_is_recorded_for_an_arm_and_an_error_for_the_control(is_contro
     arm = ArmConfig(name="strict", compile=policy, engine=PARITY_ENGINE)
     plan = replace(
         parity.make_plan([arm], vocab_size=259, prompts=2, tokens=2, seed=1),
+        prompts=((216, 253), (1, 55)),
         continuations=((1, 2), (1, 2)),
         counts=(2, 2),
     )

@@ -183,7 +183,7 @@ COLUMNS = 80
 ENDING: dict[str, tuple[str, ...]] = {
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),
-    "plan": ("RUN", "--duration", "600"),
+    "plan": ("RUN",),
     "export": ("RUN",),
     "forecast": ("TRACE",),
     "inspect": ("--arm", "eager", "--slots", "2", "--shapes", "prefill 1x12, decode 2@30"),
