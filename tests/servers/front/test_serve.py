@@ -185,7 +185,9 @@ def test_a_warm_engine_that_cannot_answer_never_serves(tmp_path: Path) -> None:
     last = replica.wait_warm()[-1]
     assert (last.stage, "1 of 2" in last.detail) == ("failed", True)
     assert replica.process.wait(timeout=PATIENCE_S) == 1
-    assert "Traceback" not in (tmp_path / "short.log").read_text()
+    # grpcio itself prints one for each call that is open when its server stops.
+    frames = [line for line in (tmp_path / "short.log").read_text().splitlines() if line.startswith('  File "')]
+    assert [line for line in frames if "src/python/grpcio" not in line] == []
 
 
 @in_processes
