@@ -25,7 +25,7 @@ from analysis.parity.measures import EPSILON
 from analysis.parity.outcome import Parity
 from analysis.parity.quantised import Accuracy, Texts
 from analysis.parity.vectors import Embedded, TextRows, judge_vectors
-from analysis.records.documents import vouched, write_json
+from analysis.records.documents import with_checksum, write_json
 from analysis.summary.summary import EXIT_CODES
 from loadtests.experiments.model import Experiment, OwnArm
 from loadtests.experiments.whole_checks import check_parity
@@ -125,7 +125,7 @@ class ParityRun:
                 for name in ("logits.npy", "texts.npy", "vectors.npy"):
                     for path in work.glob(f"*/{name}"):
                         path.unlink()
-        _write(self.folder / "parity.json", vouched(document))
+        _write(self.folder / "parity.json", with_checksum(document))
         return document
 
     def kill(self) -> None:
