@@ -50,7 +50,6 @@ def check_experiment(experiment: Experiment) -> None:
         channel_token(f"traffic.remote_workers = {experiment.traffic.remote_workers}")
         host, master_port = experiment.traffic.master
         check_port(master_port, key="port of traffic.master_bind", host=host, remedy="or give another of this host")
-    _check_cpus(experiment)
     experiment.security.check()
     if experiment.traffic.direct or experiment.external_arms:
         return
@@ -60,18 +59,6 @@ def check_experiment(experiment: Experiment) -> None:
     for key in ("port", "admin_port"):
         if port := getattr(splitter, key):
             check_port(port, key=f"splitter.{key}")
-
-
-def _check_cpus(experiment: Experiment) -> None:
-    """A limit of processors can be set here, and limits."""
-    for phase in experiment.pressure.phases:
-        if not phase.cpus:
-            continue
-        if not hasattr(os, "sched_setaffinity"):
-            raise ConfigError(f"pressure.cpus is {phase.cpus:g} but {sys.platform} limits no processes: run on Linux")
-        usable = len(os.sched_getaffinity(0))
-        if phase.cpus >= usable:
-            raise ConfigError(f"pressure.cpus is {phase.cpus:g} but {usable} processors are usable: give fewer")
 
 
 def check_arm(config: ArmConfig) -> None:

@@ -59,7 +59,6 @@ class FakeBed:
     card_noise: float = 0.004  # standard deviation of the logarithm of a reference's figure
     host_noise: float = 0.008
     troubles: Sequence[Trouble] = ()
-    pressure: Sequence[str] = ()  # kinds of it that the experiment puts on its own machines
 
     def placed(self, arms: Sequence[str], trial: int) -> dict[str, str]:
         """The device of each arm in the trial."""
@@ -120,7 +119,6 @@ class FakeBed:
             "devices": self.placed(arms, trial),
             **({"bed": bed} if self.sampled else {}),
             "references": references if self.referenced else [],
-            **({"pressure": [{"kind": kind} for kind in self.pressure]} if self.pressure else {}),
         }
 
     def _speed(self, place: str, when: str, trial: int, rng: np.random.Generator, noise: float) -> float:
