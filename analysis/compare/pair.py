@@ -29,7 +29,7 @@ _RESULT_ARM = "server"  # the arm of another tool's result file
 _MOST_LISTED = 12
 
 # Settings that must be alike. Below them, how the traffic is sent and not what is sent.
-_ALIKE = ("traffic", "slo", "goodput", "pressure", "trials.compile_cache", "loop", "arm.model", "arm.kind", "replicas")
+_ALIKE = ("traffic", "slo", "goodput", "trials.compile_cache", "loop", "arm.model", "arm.kind", "replicas")
 _OF_SENDING = tuple(f"traffic.{key}" for key in ("workers", "remote_workers", "master_bind", "block_s"))
 _FILES = tuple(f"traffic.{key}" for key in ("trace", "conversations", "tokenizer"))
 _OF_NEITHER = (
