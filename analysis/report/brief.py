@@ -100,11 +100,9 @@ _OUTCOMES = {"rollback": "rolled back", "hold": "held"}
 
 
 def _notes(summary: Summary) -> Iterable[tuple[str, str]]:
-    """What was joined, what loaded the machines on purpose, and how interim analyses, a ramp and its weights went."""
+    """What was joined, and how interim analyses, a ramp and its weights went."""
     if head := joined.head(summary):
         yield "Judged together", " · ".join(filter(None, (head, joined.accepted(summary))))
-    if pressure := summary.design.pressure:
-        yield "Under pressure", pressure.removeprefix("Under pressure: ")
     if (ended := summary.interim) is not None:
         how = "after every block; each verdict errs as often over all analyses as it would in one"
         yield "Interim analyses", "; ".join(filter(None, (how, ended)))

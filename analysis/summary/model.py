@@ -107,7 +107,6 @@ class Design(Row):
     open_loop: bool
     concurrency: Annotated[Count, Field(description="requests under way to an arm, of a closed loop")] = None
     generator_lag_p99_ms: Number = None
-    pressure: Annotated[str, Field(description="what loaded the machines on purpose, in words")] = ""
 
 
 # --- Arms -------------------------------------------------------------------------------------------------------------
