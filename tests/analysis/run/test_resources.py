@@ -95,7 +95,9 @@ def samples(*, arm="vllm", replica="vllm-0", trial=1, **columns):
 
 
 def within(start_s, end_s, rows):
-    return server_load(pa.Table.from_pylist(rows, SERVER_LOAD), "vllm", [(1, int(start_s * SECOND), int(end_s * SECOND))])
+    return server_load(
+        pa.Table.from_pylist(rows, SERVER_LOAD), "vllm", [(1, int(start_s * SECOND), int(end_s * SECOND))]
+    )
 
 
 LOADED = {"running": [1, 2, 9, 4, 5], "waiting": [0, 0, 3, 7, 0], "cache_pct": [9, 20, 30, 20, 99]}
@@ -104,7 +106,11 @@ LOADED = {"running": [1, 2, 9, 4, 5], "waiting": [0, 0, 3, 7, 0], "cache_pct": [
 @pytest.mark.parametrize(
     ("start_s", "end_s", "found"),
     [
-        (2.4, 3.6, "9 running, 7 waiting, cache 30 %, 2 preemptions"),  # with the samples a second to either side; the counter began anew
+        (
+            2.4,
+            3.6,
+            "9 running, 7 waiting, cache 30 %, 2 preemptions",
+        ),  # with the samples a second to either side; the counter began anew
         (0.0, 9.0, "9 running, 7 waiting, cache 99 %, 4 preemptions"),
         (-9, -2, ""),  # far from every sample
     ],
