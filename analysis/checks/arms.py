@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterable, Sequence
 from analysis.checks.check import ALL_KINDS, PARITY, Check, Evidence, Rule
 from analysis.judging.gates import PASS
 from analysis.judging.gates.parity import judge_answers
-from analysis.run.pressure import faults as pressure_faults
-from analysis.run.pressure import phases_of
 from analysis.run.work import WORK_APART, TokenTimes, Work, gates_on_gaps, token_times, work_of
 from analysis.wording import listed
 
@@ -137,21 +135,4 @@ ANSWERS = Rule(
     remedy="Find out why the control's replicas differ, then run again.",
     opens=(*ALL_KINDS, PARITY),
     at_end=True,
-)
-
-
-def _pressure(seen: Evidence) -> Iterable[Check]:
-    """Pressed unequally, a difference between arms is the pressure's."""
-    if phases := phases_of(seen.run.records.experiment):
-        yield PRESSURE.found(pressure_faults(phases, [info for info in seen.run.infos if info]))
-
-
-PRESSURE = Rule(
-    name="pressure",
-    find=_pressure,
-    sound="Every device and replica had the pressure that the experiment asks for.",
-    says="The arms were not pressed as asked, or not alike: {}.",
-    remedy="See the logs of neighbours and tenants in the trial's folder, lower what [pressure] asks for, and run "
-    "again.",
-    opens=("noninferiority", "slo", "cold", "goodput"),
 )
