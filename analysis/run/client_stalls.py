@@ -201,7 +201,7 @@ def _explained_by_prompts(requests: Requests, server: Server, silences: Silences
     behind = (ended >= 0) & (server.done_ns <= ends[long][ended] + _BEHIND_NS)
     behind &= server.sent_ns <= starts[long][ended] + TOGETHER_NS
     prompts = np.maximum(requests.prompt_tokens[server.rows[behind]], 0)
-    tokens = np.bincount(ended[behind], weights=prompts, minlength=long.size)
+    tokens = np.bincount(ended[behind], weights=prompts, minlength=long.size).astype(np.float64)
     took = (ends - starts)[long].astype(np.float64)
     telling = (tokens > 0) & ~silences.stall[long]
     if telling.sum() >= _FEWEST_PROMPTS:
@@ -224,7 +224,8 @@ def _prompts_ns(tokens: Floats, seen_tokens: Floats, took_ns: Floats) -> Floats:
         slope = max(0.0, slope - _SURE * float(rest.std()) / math.sqrt(squares))
 
     def line_ns(some: Floats) -> Floats:
-        return np.maximum(took_ns.mean() + slope * (some - seen_tokens.mean()), took_ns.min())
+        return np.asarray(np.maximum(took_ns.mean() + slope * (some - seen_tokens.mean()), took_ns.min()))
 
     longer = seen_tokens >= np.median(seen_tokens)
-    return line_ns(tokens) * float(np.quantile(took_ns[longer] / line_ns(seen_tokens[longer]), 0.9))
+    slowest = float(np.quantile(took_ns[longer] / line_ns(seen_tokens[longer]), 0.9))
+    return np.asarray(slowest * line_ns(tokens))
