@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
-from analysis.statistics.sequential import Outcome, first_outcome, mixed, uncontradicted
+from analysis.statistics.sequential import Outcome, first_decision, mixed
 
 FEWEST_BLOCKS = 4  # of a PASS at any interim analysis, where the slowest request is far below the limit
 FEWEST_FOR_FAIL = 3  # blocks with a miss: the misses of one or two blocks may have one cause
@@ -57,17 +57,21 @@ class ShareEvidence:
     far: Bools
 
     def decision(
-        self, *, alpha: float, gates: int = 1, least_blocks: int = 1, to_the_end: bool = False
+        self, *, alpha: float, gates: int = 1, least_blocks: int = 1, asked: int = 0, to_the_end: bool = False
     ) -> tuple[Outcome, int] | None:
         """Return the first outcome, and the block after which it was reached; None while there is none.
 
         FAIL needs the evidence of one of `gates` gates and misses in three blocks. PASS needs `least_blocks` blocks,
-        `BLOCKS_FOR_PASS` unless the slowest request is far below the limit, and a share so far within what is allowed.
-        `to_the_end`: blocks after a PASS may contradict it.
+        `BLOCKS_FOR_PASS` unless the slowest request is far below the limit, and a share so far within what is allowed;
+        on fewer blocks than `asked` for it must still pass by all of them. `to_the_end`: blocks after a PASS may
+        contradict it.
         """
         fails = (self.harm >= math.log(gates / alpha)) & (self.blocks_with_misses >= FEWEST_FOR_FAIL)
-        passes = self.within(alpha=alpha) & (self.blocks >= self.needed_blocks(least_blocks))
-        return first_outcome(fails, uncontradicted(passes, fails, self.share <= self.allowed) if to_the_end else passes)
+        within = self.within(alpha=alpha)
+        passes = within & (self.blocks >= self.needed_blocks(least_blocks))
+        if not within[-1:].all():
+            passes &= self.blocks >= asked
+        return first_decision(fails, passes, self.share <= self.allowed, to_the_end=to_the_end)
 
     def within(self, *, alpha: float) -> Bools:
         """Return after which blocks the evidence allows a PASS, whatever the number of blocks."""
@@ -152,57 +156,54 @@ def is_far(slowest_ms: float, limit_ms: float | None, *, blocks: int) -> bool:
 
 
 def bunching(values: Floats, block: Ints, *, allowed: float) -> float:
-    """Return the largest design effect of the slow requests, from the allowed share up to the slowest fifth.
+    """Return the largest design effect of the slow requests, from the allowed share up to the slowest fifth: 1 or more.
 
-    `values` are latencies, infinite where a request failed; `block` numbers the blocks from 0. At least 1.
+    `values` are latencies, infinite where a request failed; `block` numbers the blocks from 0. Slow requests are told
+    apart to 1 % of latency.
     """
     if not len(values) or not 0.0 < allowed < 1.0:
         return 1.0
-    most = 1.0
-    for share in _levels(allowed):
-        place = min(len(values) - 1, max(0, math.ceil((1.0 - share) * len(values)) - 1))
-        threshold = np.partition(values, place)[place]
-        # Of a value that many requests share (failures), all are among the slow.
-        slow = values > threshold if threshold < values.max() else values >= threshold
-        most = max(most, design_effect_of(slow, block))
-    return most
+    counts = _by_bin(values, block, int(block.max()) + 1)
+    return _slowest_effect(_from_bin(counts), counts.sum(axis=0), allowed)
 
 
-def tail_effects(
-    values: Floats, block: Ints, *, blocks: int, allowed: float, limit_ms: float | None = None
-) -> tuple[Floats, Bools]:
-    """Return `bunching` after each block, to a bin of 1 %, and whether the slowest that met the limit so far `is_far`.
+def tail_effects(values: Floats, block: Ints, *, blocks: int, allowed: float, limit_ms: float) -> tuple[Floats, Bools]:
+    """Return `bunching` after each block, and whether the slowest that met the limit so far `is_far`.
 
-    Where it is far, its bunching does not matter, and is 1. `values` are latencies, infinite where a request failed;
-    `block` is from 0 to `blocks` - 1. Shape (blocks,) each.
+    Where it is far, its bunching does not matter, and is 1. `block` is from 0 to `blocks` - 1. Shape (blocks,) each.
     """
-    logs = np.log(np.maximum(values, _SMALLEST_MS))
-    finite = logs[np.isfinite(logs)]
-    lowest = float(finite.min()) if finite.size else 0.0
-    last = int((float(finite.max()) - lowest) / _BIN) + 1 if finite.size else 0
-    binned = np.where(np.isfinite(logs), (np.where(np.isfinite(logs), logs, lowest) - lowest) / _BIN, last)
-    cell = block * (last + 1) + binned.astype(np.int64)
-    counts = np.bincount(cell, minlength=blocks * (last + 1)).reshape(blocks, last + 1)
-    above = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]  # requests from each bin on
-    total = above[:, 0]
-    upto = np.zeros(last + 1, dtype=np.int64)
-    effects, slowest = np.ones(blocks), np.zeros(blocks)
-    if limit_ms is not None:
-        met = values <= limit_ms
-        np.maximum.at(slowest, block[met], values[met])
-    for seen in range(1, blocks + 1):
-        upto += counts[seen - 1]
-        below = np.cumsum(upto)
-        for share in _levels(allowed):
-            first = int(np.searchsorted(below, (1.0 - share) * int(below[-1]), side="left")) + 1
-            slow = above[:seen, min(first, last)]
-            effects[seen - 1] = max(effects[seen - 1], design_effect(slow, total[:seen]))
+    counts = _by_bin(values, block, blocks)
+    above, upto = _from_bin(counts), np.cumsum(counts, axis=0)
+    effects = [_slowest_effect(above[:seen], upto[seen - 1], allowed) for seen in range(1, blocks + 1)]
+    slowest, met = np.zeros(blocks), values <= limit_ms
+    np.maximum.at(slowest, block[met], values[met])
     far = [is_far(value, limit_ms, blocks=seen) for seen, value in enumerate(np.maximum.accumulate(slowest), 1)]
     return np.where(far, 1.0, effects), np.array(far, dtype=np.bool_)
 
 
-def _levels(allowed: float) -> Floats:
-    return np.geomspace(allowed, max(allowed, _SLOWEST), _LEVELS if allowed < _SLOWEST else 1)
+def _by_bin(values: Floats, block: Ints, blocks: int) -> Ints:
+    """How many requests of each block are in each bin of log latency, (blocks, bins); failures are in the last."""
+    logs = np.log(np.maximum(values, _SMALLEST_MS))
+    ended = np.isfinite(logs)
+    finite = logs[ended] if ended.any() else np.zeros(1)
+    lowest = float(finite.min())
+    last = int((float(finite.max()) - lowest) / _BIN) + 1
+    place = np.where(ended, (np.where(ended, logs, lowest) - lowest) / _BIN, last).astype(np.int64)
+    return np.bincount(block * (last + 1) + place, minlength=blocks * (last + 1)).reshape(blocks, last + 1)
+
+
+def _from_bin(counts: Ints) -> Ints:
+    """How many requests of each block are in each bin or a slower one."""
+    return np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
+
+
+def _slowest_effect(above: Ints, counts: Ints, allowed: float) -> float:
+    """The largest design effect of slow requests, by block and bin (`_from_bin`); `counts` are those of each bin."""
+    below, last, most = np.cumsum(counts), len(counts) - 1, 1.0
+    for share in np.geomspace(allowed, max(allowed, _SLOWEST), _LEVELS if allowed < _SLOWEST else 1):
+        first = int(np.searchsorted(below, (1.0 - share) * int(below[-1]))) + 1
+        most = max(most, design_effect(above[:, min(first, last)], above[:, 0]))
+    return most
 
 
 def design_effect_of(missed: Bools, block: Ints) -> float:
