@@ -63,5 +63,3 @@ class Watch:
                 accounts = [{**account, "trial": info.get("trial")} for account in accounts if account]
                 total += settled_s(accounts, info)
         return total
-
-

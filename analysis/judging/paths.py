@@ -18,8 +18,14 @@ from analysis.run.variance import start_spread
 from analysis.settings.gate_limits import MIN_BLOCKS
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison, Sample, limits_text
-from analysis.statistics.sequential import APART, FEWEST_GROUPS, SEGMENTS, Exchange, Outcome, groups_for
-from analysis.statistics.share_evidence import FEWEST_BLOCKS, share_evidence, share_limits, tail_effects
+from analysis.statistics.sequential import APART, FEWEST_GROUPS, SEGMENTS, Evidence, Exchange, Outcome, groups_for
+from analysis.statistics.share_evidence import (
+    BLOCKS_FOR_PASS,
+    FEWEST_BLOCKS,
+    share_evidence,
+    share_limits,
+    tail_effects,
+)
 from analysis.wording import counted
 
 GROUP_BLOCKS = 2
@@ -87,25 +93,23 @@ def with_evidence(
     evidence = groups.evidence(item.margin)
     at_s = judged_s(run, evidence.last_block)
     decision = evidence.decision(alpha=item.alpha, gates=gates, to_the_end=True)
-    decided = None if decision is None else Decided(decision[0], float(at_s[decision[1]]))
+    decided = _decided(decision, at_s)
     # Starts that differ by as much as the nulls lie apart would decide by themselves.
     if sooner and _STARTS * math.sqrt(2.0) * spread < math.log(APART):
         early = groups_for(*samples, q=item.quantile, blocks=1, exchange=exchange, apart=APART).evidence(item.margin)
         decision = early.decision(alpha=item.alpha, gates=gates, to_the_end=True)
-        if decision is not None:
-            ends_s = judged_s(run, early.last_block // SEGMENTS)
-            decided = first_decided(decided, Decided(decision[0], float(ends_s[decision[1]])))
+        decided = first_decided(decided, _decided(decision, judged_s(run, early.last_block // SEGMENTS)))
     path = _path(
-        (evidence.whole, *groups.limits(alpha=item.alpha)),
-        (evidence.harm, evidence.safety),
+        evidence,
+        groups.limits(alpha=item.alpha),
         decided,
         at_s=at_s,
-        limit=1.0 + item.margin,
-        needed=(gates / item.alpha, 1.0 / item.alpha),
+        alpha=item.alpha,
+        gates=gates,
         wait_s=max(0.0, run.limits.cold_s + FEWEST_GROUPS * GROUP_BLOCKS * run.block_s - run.seconds),
     )
     known = len(groups) > 0
-    whole = float(evidence.whole[-1]) if known else item.whole
+    whole = float(evidence.value[-1]) if known else item.whole
     seen = replace(
         item,
         low=float(path.low[-1]) if known and path.low[-1] > 0 else None,
@@ -125,32 +129,33 @@ def with_evidence(
 
 
 def _path(
-    values: tuple[Floats, Floats, Floats],
-    evidence: tuple[Floats, Floats],
+    evidence: Evidence,
+    limits: tuple[Floats, Floats],
     decided: Decided | None,
     *,
     at_s: Floats,
-    limit: float,
-    needed: tuple[float, float],
+    alpha: float,
+    gates: int,
     wait_s: float,
+    scale: float = 1.0,
 ) -> Path:
-    """The path of (value, low, high) and of the evidence of harm and of safety, `needed` being e-values. From its
-    decision on, the side of the limits that is decided holds."""
-    value, low, high = values
+    """The path of the evidence, its value in units of 1 / `scale`. From its decision on, the side of the limits that is
+    decided holds."""
+    low, high = limits
     if decided is not None and decided.outcome == "PASS":
-        high = np.where(at_s >= decided.at_s, np.minimum(high, limit), high)
+        high = np.where(at_s >= decided.at_s, np.minimum(high, evidence.limit), high)
     elif decided is not None:
-        low = np.where(at_s >= decided.at_s, np.maximum(low, limit), low)
+        low = np.where(at_s >= decided.at_s, np.maximum(low, evidence.limit), low)
     return Path(
         at_s=at_s,
-        value=value,
-        low=low,
-        high=high,
-        harm=evidence[0] / math.log(10.0),
-        safety=evidence[1] / math.log(10.0),
-        limit=limit,
-        needed=math.log10(needed[0]),
-        needed_safety=math.log10(needed[1]),
+        value=scale * evidence.value,
+        low=scale * low,
+        high=scale * high,
+        harm=evidence.harm / math.log(10.0),
+        safety=evidence.safety / math.log(10.0),
+        limit=scale * evidence.limit,
+        needed=math.log10(gates / alpha),
+        needed_safety=-math.log10(alpha),
         outcome=None if decided is None else decided.outcome,
         decided_s=None if decided is None else decided.at_s,
         wait_s=wait_s,
@@ -165,10 +170,15 @@ class Decided:
     at_s: float
 
 
-def first_decided(one: Decided | None, other: Decided) -> Decided:
+def _decided(decision: tuple[Outcome, int] | None, at_s: Floats) -> Decided | None:
+    return None if decision is None else Decided(decision[0], float(at_s[decision[1]]))
+
+
+def first_decided(*found: Decided | None) -> Decided | None:
     """Return what was decided first; a PASS does not stand beside a FAIL."""
-    known = [item for item in (one, other) if item is not None]
-    return min([item for item in known if item.outcome == "FAIL"] or known, key=lambda item: item.at_s)
+    known = [item for item in found if item is not None]
+    failed = [item for item in known if item.outcome == "FAIL"]
+    return min(failed or known, key=lambda item: item.at_s, default=None)
 
 
 def exchange_of(run: Run, arm: str, control: str) -> Exchange:
@@ -210,37 +220,37 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
     tail, far = np.ones(run.blocks), np.ones(run.blocks, dtype=np.bool_)
     if counted.limit_ms is not None and len(counted.ms) and 0.0 < allowed < 1.0:
         tail, far = tail_effects(counted.ms, block, blocks=run.blocks, allowed=allowed, limit_ms=counted.limit_ms)
-    evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far)
     tests, alpha, asked = share_tests(run), run.limits.alpha, run.limits.min_blocks
     # Few blocks are enough by default; who asks for more gets them.
     least = min(asked, FEWEST_BLOCKS) if asked <= MIN_BLOCKS else asked
-    decision = evidence.decision(alpha=alpha, gates=tests, least_blocks=least, asked=asked, to_the_end=True)
-    low, high = share_limits(bad, requests, evidence, alpha=alpha, tests=tests)
-    at_s = judged_s(run, np.arange(run.blocks))
-    blocks = int(evidence.blocks[-1]) if run.blocks else 0
-    needed = int(evidence.needed_blocks(least)[-1]) if run.blocks else 0
+    evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far, least_blocks=least, asked=asked)
+    decision = evidence.decision(alpha=alpha, gates=tests, to_the_end=True)
+    limits = share_limits(bad, requests, evidence, alpha=alpha, tests=tests)
+    blocks = int((requests > 0).sum())
+    needed = least if far[-1:].all() else max(least, BLOCKS_FOR_PASS)
     lacks = decision is None and blocks < needed
-    shares = _path(
-        (evidence.share, low, high),
-        (evidence.harm, evidence.safety),
-        None if decision is None else Decided(decision[0], float(at_s[decision[1]])),
+    at_s = judged_s(run, evidence.last_block)
+    path = _path(
+        evidence,
+        limits,
+        _decided(decision, at_s),
         at_s=at_s,
-        limit=allowed,
-        needed=(tests / alpha, 1.0 / alpha),
+        alpha=alpha,
+        gates=tests,
         wait_s=(needed - blocks) * run.block_s if lacks else 0.0,
+        scale=100.0,
     )
-    low, high = shares.low, shares.high
-    path = replace(shares, value=100.0 * evidence.share, low=100.0 * low, high=100.0 * high, limit=100.0 * allowed)
+    known = len(path.at_s) > 0
     result = ShareResult(
         missed=int(bad.sum()),
         requests=int(requests.sum()),
         allowed=allowed,
-        low=float(low[-1]) if len(low) else 0.0,
-        high=float(high[-1]) if len(high) else 1.0,
-        design_effect=float(evidence.design_effect[-1]) if len(evidence.design_effect) else 1.0,
+        low=float(path.low[-1]) / 100.0 if known else 0.0,
+        high=float(path.high[-1]) / 100.0 if known else 1.0,
+        design_effect=float(evidence.deflation[-1]) if known else 1.0,
         verdict=path.outcome or "INCONCLUSIVE",
         blocks=blocks,
-        needed_blocks=needed if lacks and evidence.within(alpha=alpha)[-1] else None,
+        needed_blocks=needed if lacks and evidence.safe(alpha=alpha)[-1:].all() else None,
         slowest_ms=float(counted.ms.max()) if len(counted.ms) and not bad.any() else None,
     )
     return result, path

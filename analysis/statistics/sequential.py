@@ -1,25 +1,11 @@
-"""A comparison that may be analysed after every minute, with an error that holds over all interim analyses.
+"""Evidence on a ratio that may be analysed after every minute, with an error that holds over all interim analyses.
 
-Time is cut into groups of neighbouring blocks. With the treatment's latencies divided by 1 + margin, the score of a
-group is how much more often the treatment exceeds the group's own quantile, of both arms, than the control does. Were
-the true ratio 1 + margin, swapping the arms would only flip the sign of the score: a fair coin, given its size and the
-past [1]. Then the product over groups of exp(λz) / cosh(λz) is a martingale of mean 1 for every λ, and so is their mean
-over several λ: it ever exceeds 1 / alpha with a chance of alpha at most [2]. Positive λ give evidence of harm, negative
-ones of safety.
-
-Groups that resemble each other are allowed for: the logarithm is divided by how much the variance of the sum exceeds
-that of independent groups (`deflation`). What lasts longer than a group is estimated from the mean log latency of all
-requests; the slope of the scores carries it over to the quantile. `python benchmarks/judging.py sequential` measures
-the error that is left.
-
-Large effects take shorter groups, against a null that lies a factor of `APART` beyond the margin, on the side of the
-other verdict. That factor stands for whatever lasts longer than a group, so the caller asks only where starts differ by
-less (`analysis.judging.paths`). Nothing is decided before a disturbance would have passed, nor unless all groups still
-say so.
-
-Where one arm has far fewer requests, requests are exchanged instead of arms: of those of a group that exceed the
-quantile, the treatment's share is hypergeometric at the margin, and w^k / E[w^k] of its count k is an e-value for every
-odds ratio w. Requests that share their fate are allowed for by the variance of the scores over groups.
+With the treatment's latencies divided by 1 + margin, the score z of a group of blocks is how much more often the
+treatment exceeds the group's own quantile than the control does. Were 1 + margin the true ratio, swapping the arms
+would only flip its sign, so the product of exp(λz) / cosh(λz) is a martingale of mean 1 [1]: it ever exceeds 1 / alpha
+with a chance of alpha at most [2]. Where shares are uneven, requests are exchanged instead: w^k / E[w^k] of a
+hypergeometric count. Logarithms are divided by how much groups resemble each other (`docs/decisions/0016`, with the
+errors that were measured).
 
 References
 ----------
@@ -63,46 +49,49 @@ Outcome = Literal["PASS", "FAIL"]
 Exchange = Literal["arms", "requests"]
 
 
-def first_decision(fails: Bools, passes: Bools, within: Bools, *, to_the_end: bool) -> tuple[Outcome, int] | None:
-    """Return the outcome that is reached first, and where. `to_the_end`: what comes after contradicts a PASS by a FAIL
-    or by a last value that is not `within` its limit."""
-    if to_the_end and (fails.any() or not within[-1:].all()):
-        passes = np.zeros_like(passes)
-    both: tuple[tuple[Outcome, Bools], ...] = (("FAIL", fails), ("PASS", passes))
-    met = [(int(np.argmax(reached)), outcome) for outcome, reached in both if reached.any()]
-    return (min(met)[1], min(met)[0]) if met else None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known after each group, of shape (groups,): logarithms of e-values, against a ratio of at most 1 + margin
-    (`harm`) and of at least that (`safety`).
+    """What is known of a value after each group of blocks, of shape (groups,): logarithms of e-values, against a value
+    of at most `limit` (`harm`) and of at least that (`safety`), which were divided by `deflation`.
 
-    `last_block` is the last block of each group, `deflation` what the logarithms were divided by: 1 where groups are
-    independent, infinite while there are fewer than FEWEST_GROUPS. `whole` is the ratio of the quantiles of all groups
-    so far. `apart`: the nulls lie farther than the margin, and what is decided must last.
+    `last_block` is the last block of each group, `value` that of all groups so far. `may_fail` and `may_pass` say after
+    which groups an outcome may be reached; a PASS after an `early` one must still be so by all groups, and so must a
+    FAIL of effects that are `apart` from the limit.
     """
 
-    margin: float
+    limit: float
     last_block: Ints
+    value: Floats
     harm: Floats
     safety: Floats
     deflation: Floats
-    whole: Floats
+    may_fail: Bools
+    may_pass: Bools
+    early: Bools
     apart: bool = False
+
+    def safe(self, *, alpha: float) -> Bools:
+        """Return after which groups the evidence allows a PASS: an arm may be well in most and far worse over all."""
+        return np.asarray((self.safety >= -math.log(alpha)) & (self.value <= self.limit))
 
     def decision(self, *, alpha: float, gates: int = 1, to_the_end: bool = False) -> tuple[Outcome, int] | None:
         """Return the first outcome, and the group after which it was reached; None while there is none.
 
-        FAIL needs the evidence of one of `gates` gates; PASS needs none of that, since all gates must pass, but the
-        ratio over the whole so far must lie within the margin too: an arm may be well in most groups and far worse in
-        its worst. `to_the_end`: groups after a PASS may contradict it.
+        FAIL needs the evidence of one of `gates` gates; PASS needs none of that, since all gates must pass.
+        `to_the_end`: what comes after contradicts a PASS by a FAIL or by a last value beyond the limit.
         """
-        fails, safe = self.harm >= math.log(gates / alpha), self.safety >= -math.log(alpha)
-        within = self.whole <= 1.0 + self.margin
-        found = first_decision(fails, safe & within, within, to_the_end=to_the_end)
-        lasts = found is None or (fails if found[0] == "FAIL" else safe)[-1]
-        return found if lasts or not (self.apart and to_the_end) else None
+        fails, safe = self.may_fail & (self.harm >= math.log(gates / alpha)), self.safe(alpha=alpha)
+        passes = self.may_pass & safe
+        if to_the_end and len(safe):
+            if fails.any() or self.value[-1] > self.limit:
+                passes = np.zeros_like(passes)
+            if not safe[-1]:
+                passes &= ~self.early
+            if self.apart and not fails[-1]:
+                fails = np.zeros_like(fails)
+        both: tuple[tuple[Outcome, Bools], ...] = (("FAIL", fails), ("PASS", passes))
+        met = [(int(np.argmax(reached)), outcome) for outcome, reached in both if reached.any()]
+        return (min(met)[1], min(met)[0]) if met else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,17 +118,20 @@ class Groups:
         """The evidence after each group against a ratio of 1 + margin; empty where there is no group."""
         bound, apart = math.log1p(margin), math.log(self.apart)
         harm, safety, deflation = self._bets(bound + apart)
+        may = np.ones(len(self), dtype=np.bool_)
         if apart:
             _, safety, deflation = self._bets(bound - apart)
-            blocks = np.unique(self.last_block // SEGMENTS, return_inverse=True)[1] + 1
-            harm, safety = (np.where(blocks >= SOONEST_BLOCKS, column, -math.inf) for column in (harm, safety))
+            may = np.unique(self.last_block // SEGMENTS, return_inverse=True)[1] + 1 >= SOONEST_BLOCKS
         return Evidence(
-            margin=margin,
+            limit=1.0 + margin,
             last_block=self.last_block,
+            value=self.whole,
             harm=harm,
             safety=safety,
             deflation=deflation,
-            whole=self.whole,
+            may_fail=may,
+            may_pass=may,
+            early=np.full(len(self), bool(apart)),
             apart=bool(apart),
         )
 

@@ -91,8 +91,8 @@ def objective_errors(
         blocks = int(block.max()) + 1
         tail, far = tail_effects(one.values, block, blocks=blocks, allowed=allowed, limit_ms=limit_ms)
         bad, requests = np.bincount(block[missed], minlength=blocks), np.bincount(block, minlength=blocks)
-        evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far)
-        found = evidence.decision(alpha=ALPHA, least_blocks=FEWEST_BLOCKS)
+        evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far, least_blocks=FEWEST_BLOCKS)
+        found = evidence.decision(alpha=ALPHA)
         verdict = None if found is None else found[0]
     else:
         verdict = judge_share(
