@@ -10,7 +10,7 @@ from typing import Any
 from analysis.records.schemas import EVENT_KINDS
 from analysis.report.arms import arm_names, metric_names
 from analysis.report.stalls import unexplained_stalls
-from analysis.report.values import Row, at, clean, is_number, metric_label, rows, text
+from analysis.report.values import Row, at, clean, is_number, rows, text
 from analysis.settings.metrics import METRIC_NAMES
 from analysis.summary.model import Event, Histogram, Point, Spike, Summary
 
@@ -142,18 +142,18 @@ def _limits(summary: Summary) -> dict[str, float]:
 
 def _knees(search: Mapping[str, Any] | None, index: Mapping[str, int]) -> dict[str, Any]:
     """Latency of each arm against load; empty where no search was made."""
-    found = at(search, "latency")
-    if not isinstance(found, Mapping):
+    if not at(search, "latency", "label"):
         return {}
     return {
-        "label": metric_label(at(found, "metric"), at(found, "quantile")),
-        "limit_ms": at(found, "limit_ms"),
+        "label": text(at(search, "latency", "label")),
+        "limit_ms": at(search, "latency", "limit_ms"),
         "steps": [
             {
                 "arm": index.get(str(row.get("arm"))),
                 **{key: _rounded(row.get(key)) for key in ("rate", "ms", "low_ms", "high_ms", "compile_s")},
                 **{key: row.get(key) for key in ("trial", "requests", "compiles")},
             }
-            for row in rows(found, "steps")
+            for row in rows(search, "steps")
+            if row.get("ms") is not None
         ],
     }
