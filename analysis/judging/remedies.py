@@ -171,7 +171,7 @@ def _of_errors(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> str:
             f"{shed} of the {count} that failed found no slot in time (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED): lower "
             "the rate, or add replicas or slots."
         )
-    return "The column `error` of the requests says what each met (`tailgate export`), the arm's logs say why."
+    return "The column `error` of the requests says what each met, the arm's logs say why."
 
 
 def _of_latency(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> str:

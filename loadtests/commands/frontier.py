@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.records.joining import RunDocuments, RunList, check_next, listed_runs
+from analysis.records.joining import RecordedRun, RunList, check_next, listed_runs
 from analysis.records.run_records import check_runs
 from analysis.records.tables import RecordError
 from loadtests.commands.analyze import judge_run
@@ -65,7 +65,7 @@ def add_arguments(parser: CommandParser) -> None:
         "  tailgate frontier canary.toml --budget 180\n"
         "  tailgate frontier canary.toml --standard --set arms[0].device=cuda:0\n"
         "  tailgate frontier canary.toml --after runs/20261123T174947Z-canary --seed 2\n"
-        "  tailgate frontier canary.toml --set traffic.rates=[2,64] --slo 'p99_ttft_ms <= 500'",
+        "  tailgate frontier canary.toml --set traffic.rates=[2,64] --slo p99_ttft_ms=500",
     )
     add_experiment(parser)
     parser.add_argument(
@@ -139,14 +139,11 @@ def check_continued(experiment: Experiment, directories: Sequence[Path], accepte
             raise RecordError(
                 f"{run.name} has seed {run.seed} too, so its requests would come again: give another --seed"
             )
-    coming = RunDocuments(
+    coming = RecordedRun(
         directory=Path(),
         name="what would run now",
         experiment=tomllib.loads(to_toml(experiment)),
         environment=describe_environment(),
-        parity=None,
-        folders=(),
-        numbers=(),
         infos=(json.loads(json.dumps(known_before(experiment))),),  # as trial.json will have it
         search={},
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.planning import DESIGNS, plan_from_design, plan_from_run
 from analysis.records.tables import RecordError
-from analysis.settings.slo_targets import parse_targets
+from analysis.settings.slo_targets import merged, parse_slo
 from analysis.wording import counted, duration_text
 from loadtests.commands.command_line import CommandParser, real, run_directory
 from loadtests.commands.terminal_table import aligned
@@ -24,7 +24,7 @@ def add_arguments(parser: CommandParser) -> None:
         "design. All gates pass together with a chance of 80 % where arms are equal. Nothing is run.",
         "  tailgate plan runs/20260101T120000Z-canary --margin 0.1\n"
         "  tailgate plan --rate 4 --design mirrored --margin 0.1\n"
-        "  tailgate plan --rate 4 --design split --slo 'p99_ttft_ms <= 500'",
+        "  tailgate plan --rate 4 --design split --slo p99_ttft_ms=500",
     )
     add = parser.add_argument
     add("run_dir", nargs="?", default="", metavar="RUN_DIR", help="a pilot: a directory that `tailgate run` wrote")
@@ -43,7 +43,7 @@ def add_arguments(parser: CommandParser) -> None:
         choices=DESIGNS,
         help="separate: two runs at different times or hosts (default mirrored)",
     )
-    group.add_argument("--slo", action="append", metavar="TARGET", help="such as 'p99_ttft_ms <= 500'")
+    group.add_argument("--slo", action="append", metavar="TARGET", help="such as p99_ttft_ms=500")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -65,7 +65,7 @@ def _plan(options: argparse.Namespace) -> dict[str, Any]:
         return plan_from_run(run_directory(options.run_dir), **goal)
     if options.rate is None:
         raise ConfigError("there is neither a pilot nor a rate: give RUN_DIR, or --rate R for requests/s to each arm")
-    targets = parse_targets(options.slo or [], "--slo")
+    targets = parse_slo(merged({}, options.slo or []))
     return plan_from_design(rate=options.rate, design=options.design or "mirrored", targets=targets, **goal)
 
 

@@ -23,7 +23,7 @@ from analysis.parity.judge import Accuracy, Answers, judge
 from analysis.parity.measures import EPSILON
 from analysis.parity.outcome import Parity
 from analysis.parity.vectors import TextRows, judge_vectors
-from analysis.records.documents import vouched, write_json
+from analysis.records.documents import with_checksum, write_json
 from analysis.summary.summary import EXIT_CODES
 from loadtests.experiments.model import Experiment, OwnArm
 from loadtests.experiments.whole_checks import check_parity
@@ -123,7 +123,7 @@ class ParityRun:
                 for name in ("logits.npy", "texts.npy", "vectors.npy"):
                     for path in work.glob(f"*/{name}"):
                         path.unlink()
-        _write(self.folder / "parity.json", vouched(document))
+        _write(self.folder / "parity.json", with_checksum(document))
         return document
 
     def kill(self) -> None:
@@ -142,7 +142,7 @@ class ParityRun:
         fresh = self.experiment.trials.compile_cache == "fresh"
         cache = work / "compile-cache" if fresh else self.shared_cache
         environment = child_environment()
-        isolate_compiler(environment, str(cache.resolve()), arm.config)
+        isolate_compiler(environment, str(cache.resolve()))
         if what == "arm":
             environment |= thread_variables(arm.config)
         command = [*self.command, what, "--config", str((work / "config.json").resolve()), "--out", str(work.resolve())]

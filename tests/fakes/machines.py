@@ -15,7 +15,6 @@ import numpy as np
 from analysis.records.schemas import BED
 from analysis.records.tables import RecordWriter
 from analysis.run.references import HOST_FIGURES
-from tests.fakes.request_rows import unstate
 
 SECOND = 1_000_000_000
 LIMIT_W = 700.0
@@ -239,7 +238,6 @@ def sample(
                 known = {key: item[place] for key, item in values.items() if not np.isnan(item[place])}
                 whole = {key: key.endswith(("_w", "_j", "_s")) for key in known}
                 writer.append(row | {key: item if whole[key] else int(item) for key, item in known.items()})
-        unstate(folder / "bed.arrow")
     return directory
 
 

@@ -84,7 +84,7 @@ def test_every_arm_is_measured_alone_and_the_outcome_is_kept_without_the_logits(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     status = Status()
     outcome = measured(experiment(), tmp_path, status=status)
-    assert read_document(tmp_path / "parity.json").content == outcome
+    assert read_document(tmp_path / "parity.json") == (outcome, "")
     assert (outcome["verdict"], outcome["exit_code"]) == ("PASS", 0)
     assert (outcome["requests"], outcome["positions"], outcome["vocabulary"]) == (16, 128, 50)
     assert [arm["name"] for arm in outcome["arms"]] == ["padded"]
@@ -195,7 +195,7 @@ def test_a_run_starts_nothing_where_parity_fails_or_breaks(
     else:
         assert outcome.failed_parity is not None
         assert (outcome.error, outcome.failed_parity["verdict"]) == (None, verdict)
-        assert read_document(outcome.run_dir / "parity.json").content == outcome.failed_parity
+        assert read_document(outcome.run_dir / "parity.json") == (outcome.failed_parity, "")
 
 
 @pytest.mark.usefixtures("torch_asked_once")
