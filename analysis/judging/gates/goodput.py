@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.arrays import Floats, Ints
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.gates.latency import needed_s
+from analysis.judging.gates.latency import needed
 from analysis.run.run import Run
 from analysis.run.slo import limit_used
 from analysis.run.variance import start_spread
@@ -49,7 +49,7 @@ def goodput_gates(run: Run, arm: str) -> list[Gate]:
     # The control's goodput over the arm's must stay below 1 / least.
     ratio = 1.0 / found.ratio.ratio if found.ratio.ratio else None
     turned = replace(found.ratio, ratio=ratio, margin=1.0 / least - 1.0) if least > 0 else None
-    length_s = None if turned is None else needed_s(run, turned, blocks=found.needed_blocks or 0)
+    length_s = None if turned is None else needed(run, turned, blocks=found.needed_blocks or 0)[0]
     return [goodput_gate(found, least, length_s)]
 
 
