@@ -48,6 +48,11 @@ class Disturbance:
     among_trials: bool = False  # as of the check
     text: str  # a sentence without its full stop
 
+    @property
+    def excess(self) -> float:
+        """How many times its limit the value is; infinite where the limit is zero."""
+        return self.value / self.limit if self.limit else float("inf")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
@@ -61,7 +66,6 @@ class Rule:
     keeps: tuple[str, ...] = ("recompile", "error")  # kinds whose FAIL it keeps, as counts of what happened
     rank: int = FAULT
     at_end: bool = False  # only the end of a run can tell
-    lasting: bool = False  # no longer run passes it: what it saw stays in the records
     mended_by_length: bool = False  # a longer run of the same kind passes it
     in_search: bool = True  # applies to a search for load too
     by_step: bool = False  # where arms take turns in a search, the steps of single trials are left out instead
