@@ -16,7 +16,6 @@ from analysis.arrays import Ints
 from analysis.checks.check import ESTIMATES, Check, Evidence, Rule
 from analysis.checks.complete import into_compile
 from analysis.judging.gates.compiles import COMPILE_GATES, cold_ends, may_compile, part_minutes, stall_values
-from analysis.records.placing import words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.client_stalls import UNKNOWN, ArmStalls, Stall, compile_windows, is_explained
 from analysis.run.run import Run
@@ -44,7 +43,7 @@ def _events(seen: Evidence, arm: str) -> Check:
     run, account, control = seen.run, seen.run.account(arm), arm == seen.run.control
     owners = (arm, None) if control else (arm,)
     unplaced = [item for item in run.unplaced_events if item.arm in owners]
-    faults = [f"{words} cannot be placed" for words in words_of(unplaced, "compile event")]
+    faults = [f"{item.text} cannot be placed" for item in unplaced]
     opens: tuple[str, ...] = ("recompile", *ESTIMATES) if unplaced or not control else ESTIMATES
     if not account.external:
         lost, vouched = lost_events(run, arm)
