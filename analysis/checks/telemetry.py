@@ -137,13 +137,13 @@ def _unexplained_requests(run: Run, arm: str) -> Ints:
 
 def _steps(run: Run, arm: str) -> Iterable[Check]:
     """Figures on padding rest on engine steps, and the share of steps that ran eagerly. Where nothing is left of a
-    replica that compiles, it is unknown whether it ran compiled code. Runs that were kept without steps are exempt."""
+    replica that compiles, it is unknown whether it ran compiled code. A run that was kept without steps is exempt."""
     steps = run.records.steps
     if steps is None:
         return
     there = Counter(zip(steps.column("trial").to_pylist(), steps.column("replica").to_pylist(), strict=True))
     faults, silent = [], False
-    for trial in (trial for trial in run.trials if trial.number not in run.records.stepless):
+    for trial in run.trials:
         for replica in run.account(arm).replica_names(trial):
             count, recorded = _count(trial, replica, "steps"), there[trial.number, replica]
             if count is not None and recorded < count:

@@ -37,7 +37,6 @@ class RunRecords:
     parity: Mapping[str, Any] | None = None  # parity.json: measured before the first trial; None if it was not
     answers: tuple[dict[str, Any], ...] = ()  # of external arms to prompts that all were asked, a trial and an arm each
     search: Mapping[str, Any] | None = None  # frontier.json: how a search, or several, went on; None if none was made
-    stepless: frozenset[int] = frozenset()  # trials of runs that were kept without their engine steps
     weights: tuple[WeightChange, ...] = ()  # empty if they never changed
     runs: tuple[RecordedRun, ...] = ()  # that were read, in order of time; the one alone if none were joined
     differences: tuple[str, ...] = ()  # between joined runs, as they were accepted
@@ -197,7 +196,6 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
     generators: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     weights: tuple[WeightChange, ...] = ()
-    stepless: list[int] = []
     for run, files in opened:
         for number, info, folder in zip(run.numbers, run.infos, run.folders, strict=True):
             trial = {"trial": run.trials[number]}
@@ -216,8 +214,6 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
             generators += accounts.values()
             answers += [document | trial for _, document in files.all(folder, ANSWERS)]
             files.document(folder / "compiler.json")
-        # If one trial of a run has steps, those of its others are lost.
-        stepless += [] if any(table_files(folder, "steps") for folder in run.folders) else run.trials.values()
         weights, problem = read_journal(run.directory)
         files.add(run.directory / JOURNAL, problem)
     runs = tuple(run for run, _ in opened)
@@ -242,7 +238,6 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
         parity=joining.joined_parity([run.parity for run in runs]),
         answers=tuple(answers),
         search=joining.joined_search([run.search for run in runs]),
-        stepless=frozenset(stepless),
         weights=() if runs[0].place else weights,
         runs=runs,
     )
