@@ -178,5 +178,5 @@ PRESSURE = Rule(
     sound="Every device and replica had the pressure that the experiment asks for.",
     remedy="See the logs of neighbours and tenants in the trial's folder, lower what [pressure] asks for, and run "
     "again.",
-    opens=("noninferiority", "slo", "cold", "goodput"),
+    opens=("noninferiority", "slo", "goodput"),
 )

@@ -20,7 +20,6 @@ from analysis.statistics.machines import disagreement
 from analysis.statistics.planning import TAIL_REQUESTS
 from analysis.wording import counted, sentence
 
-FEWEST_STARTS = 3
 # Limits are widened for drift. What lasts so long that neighbours are nearly the same has shown too little of itself.
 _MOST_CORRELATION = 0.7
 # Few machines show little, so that differences count from here on (as is usual of Cochran's Q).
@@ -73,24 +72,6 @@ RUN_LENGTH = Rule(
     opens=("slo",),
     rank=TOO_SHORT,
     mended_by_length=True,
-    in_search=False,
-)
-
-
-def _cold_starts(seen: Evidence) -> Iterable[Check]:
-    if seen.run.cold_targets:
-        starts = len(seen.run.trials)
-        reason = f"The run has {counted(starts, 'cold start')}"
-        yield _enough(COLD_STARTS, reason, starts, FEWEST_STARTS, why=" to say how they differ")
-
-
-COLD_STARTS = Rule(
-    name="cold starts",
-    find=_cold_starts,
-    sound="The run has enough cold starts.",
-    remedy=f"Set trials.count to {FEWEST_STARTS} or more: each trial starts cold.",
-    opens=("cold",),
-    rank=TOO_SHORT,
     in_search=False,
 )
 
@@ -269,7 +250,7 @@ def _missed_on_one(run: Run, arm: str) -> Iterable[tuple[str, str, str]]:
     answered = failures(requests, run.of_arm(arm) & ~requests.broken)
     shares = [("errors", "error", "the error limit", answered, run.limits.max_error_pct / 100.0)]
     for target in run.targets:
-        own = units(requests, held_to(run, arm, target), target)
+        own = units(requests, held_to(run, arm), target)
         shares.append((f"slo {target.key}", "slo", target.key, own, target.allowed_share))
     for gate, kind, limit, own, allowed in shares:
         trial = requests.trial[own.row]

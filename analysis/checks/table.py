@@ -9,7 +9,7 @@ from itertools import groupby
 from analysis.checks.arms import ANSWERS, COMPARABLE, EQUAL_WORK, PRESSURE, TOKEN_STREAM
 from analysis.checks.check import Check, Evidence, Rule
 from analysis.checks.complete import ALIVE, DAMAGE, SHORT, STOPPED, UNPLACED
-from analysis.checks.data import AUTOCORRELATION, BLOCKS, COLD_STARTS, CUT, HETEROGENEITY, RUN_LENGTH, TAIL_SIZE
+from analysis.checks.data import AUTOCORRELATION, BLOCKS, CUT, HETEROGENEITY, RUN_LENGTH, TAIL_SIZE
 from analysis.checks.generator import GENERATOR, LAG_APART
 from analysis.checks.machine_speed import APART, DRIFT, SLOW
 from analysis.checks.machines import FOREIGN, HOST, SETTINGS, THROTTLED
@@ -33,7 +33,6 @@ RULES: tuple[Rule, ...] = (
     PRESSURE,
     *(GENERATOR, LAG_APART),
     OPEN_LOOP,
-    COLD_STARTS,
     RUN_LENGTH,
     INTERFERENCE,
     ANSWERS,

@@ -124,7 +124,7 @@ def step_outlook(run: Run, checks: Sequence[Check]) -> StepOutlook | None:
 def waits_for_the_end(run: Run) -> bool:
     """Whether the experiment has gates that only the whole run decides."""
     limits = run.limits
-    return bool(run.cold_targets) or limits.min_goodput_ratio is not None or limits.max_memory_ratio is not None
+    return limits.min_goodput_ratio is not None or limits.max_memory_ratio is not None
 
 
 def outlook_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 
 from analysis.report.tables import Figure, Shown, Table, figures_of
@@ -17,11 +16,10 @@ from analysis.report.values import (
     text,
 )
 from analysis.settings.metrics import EMBED, EMBED_METRICS, METRIC_NAMES
-from analysis.summary.model import Arm, ShapeCost, Startup, Summary
+from analysis.summary.model import Arm, Startup, Summary
 
 MOST_SHORTFALLS = 8
 # A step's size as events and start-up items word it.
-_STEP = re.compile(r"(\w+) batch (\d+) × length (\d+), context (\d+)")
 _START_MEMORY = {
     "weights": "weights",
     "quantised_weights": "of which quantised",
@@ -34,7 +32,6 @@ _PEAK_MEMORY = {
     "device": "process on its card",
     "card": "all of its card",
     "reserved": "kept by the allocator",
-    "allocated": "in tensors",
     "process": "process on the host",
     "engine": "engine on the host",
 }
@@ -70,7 +67,6 @@ def side_by_side(summary: Summary) -> list[Figure]:
         ("Traffic", "goodput", rate, lambda arm: arm.goodput_rps),
         (compiles, "events", count, lambda arm: arm.compile.serving_events),
         (compiles, "recompiles", count, lambda arm: arm.compile.recompiles),
-        (compiles, "of which in the cold start", count, lambda arm: arm.compile.cold and arm.compile.cold.recompiles),
         (compiles, "JIT compiles of kernels", count, lambda arm: arm.compile.jit_compiles or None),
         (compiles, "graph captures", count, lambda arm: arm.compile.graph_captures or None),
         (compiles, "limit hits", count, lambda arm: arm.compile.limit_hits or None),
@@ -92,13 +88,12 @@ def side_by_side(summary: Summary) -> list[Figure]:
 
 
 def startup_costs(summary: Summary) -> list[Figure]:
-    """What each arm cost before its first request: time, compiling, the slowest shape, memory."""
+    """What each arm cost before its first request: time, compiling, memory."""
     compiling = "Compiling in the warm-up"
     shown: list[Shown] = [
         ("Time", "to serving", _duration, lambda start: start.serving_s),
         ("Time", "load", _duration, lambda start: start.load_s),
         ("Time", "warm-up", _duration, lambda start: start.warmup_s),
-        ("Time", "slowest shape to warm", str, lambda start: _shape_cost(start.slowest)),
         (compiling, "compiles", count, lambda start: start.compiles),
         (compiling, "compile time", _duration, lambda start: start.compile_s),
         (compiling, "disk cache", str, lambda start: _cache_state(start.cache or {})),
@@ -127,22 +122,6 @@ def _cache_state(counts: dict[str, int]) -> str:
         return "cold" if miss else "bypassed"
     total = sum(counts.values())
     return "warm" if hit == total else f"{count(hit)} of {count(total)} found"
-
-
-def _shape_cost(slowest: list[ShapeCost]) -> str:
-    return f"{brief_shape(slowest[0].item)}: {_duration(slowest[0].s)}" if slowest else DASH
-
-
-def brief_shape(item: object) -> str:
-    """ "decode 4@256" for four rows that decode up to position 256, "prefill 1x32", "encode 4x32"; other text as it
-    is."""
-
-    def shorten(match: re.Match[str]) -> str:
-        kind, batch, length, context = match.groups()
-        sizes = {**dict.fromkeys(("prefill", "encode"), f"{batch}x{length}"), "decode": f"{batch}@{context}"}
-        return f"{kind} {sizes.get(kind, f'{batch}x{length}@{context}')}"
-
-    return _STEP.sub(shorten, text(item))
 
 
 def shortfalls(summary: Summary) -> Table:

@@ -47,7 +47,7 @@ class GateLine:
         row = self.row
         if row.kind in _MORE_IS_BETTER or row.value is None or not row.limit or row.value < 0:
             return None
-        low, high = (None, None) if row.kind in ("slo", "cold") else (row.low, row.high)
+        low, high = (None, None) if row.kind == "slo" else (row.low, row.high)
         return low and low / row.limit, row.value / row.limit, high and high / row.limit
 
 
@@ -208,7 +208,7 @@ def _gate(row: Gate, summary: Summary) -> GateLine:
 
 
 def _interval(row: Gate) -> str:
-    if row.kind in ("slo", "cold"):
+    if row.kind == "slo":
         shown = interval(row.low, row.high, percent)
         return shown if row.low is None and row.high is None else f"{shown} miss"
     return interval(row.low, row.high, lambda value: quantity(value, row.unit))

@@ -26,7 +26,7 @@ _EXPRESSION = re.compile(
 class SloTarget:
     """One objective. `quantile` is None for the error rate; `limit` is in ms, or in percent for the error rate.
 
-    With `strict` a value on the limit misses it. A `cold` target is for the first traffic after ready alone.
+    With `strict` a value on the limit misses it.
     """
 
     key: str
@@ -34,7 +34,6 @@ class SloTarget:
     quantile: float | None
     limit: float
     strict: bool = False
-    cold: bool = False
 
     @property
     def allowed_share(self) -> float:
@@ -50,28 +49,18 @@ class SloTarget:
         return f"{self.key} {operator} {self.limit:.10g}"
 
 
-def parse_slo(table: Mapping[str, Any], where: str = "slo") -> tuple[SloTarget, ...]:
+def parse_slo(table: Mapping[str, Any]) -> tuple[SloTarget, ...]:
     """The targets of an [slo] table: keys like p99_ttft_ms and error_pct, then those in its list `targets`.
 
-    What `[slo.cold]` asks for is left to `parse_cold`. Anything else, and two limits for one key, raise RecordError.
+    Anything else, and two limits for one key, raise RecordError.
     """
     targets: dict[str, SloTarget] = {}
     for key, value in table.items():
-        if key == "cold" and where == "slo":
-            continue
         if key == "targets":
-            _add(targets, parse_targets(value, f"{where}.targets"), where)
+            _add(targets, parse_targets(value, "slo.targets"), "slo")
         else:
-            _add(targets, [_of_key(key, value, where)], where)
+            _add(targets, [_of_key(key, value)], "slo")
     return tuple(targets.values())
-
-
-def parse_cold(table: Mapping[str, Any]) -> tuple[SloTarget, ...]:
-    """The targets of the [slo.cold] table in an [slo] table; empty where there is none."""
-    cold = table.get("cold", {})
-    if not isinstance(cold, Mapping):
-        raise RecordError(f"slo.cold is {cold!r}: give a table [slo.cold]")
-    return tuple(replace(target, cold=True) for target in parse_slo(cold, "slo.cold"))
 
 
 def parse_targets(texts: Any, where: str) -> list[SloTarget]:
@@ -118,8 +107,7 @@ def merged(table: Mapping[str, Any], texts: Sequence[str], where: str = "--slo")
     fresh: dict[str, SloTarget] = {}
     _add(fresh, parse_targets(list(texts), where), where)
     kept = [target for target in parse_slo(table) if target.key not in fresh]
-    changed: dict[str, Any] = {"targets": [target.text for target in (*kept, *fresh.values())]}
-    return changed | ({"cold": table["cold"]} if "cold" in table else {})
+    return {"targets": [target.text for target in (*kept, *fresh.values())]}
 
 
 def _add(known_targets: dict[str, SloTarget], targets: Sequence[SloTarget], where: str) -> None:
@@ -129,8 +117,8 @@ def _add(known_targets: dict[str, SloTarget], targets: Sequence[SloTarget], wher
             raise RecordError(f"{where} has both {known.text} and {target.text}: keep one")
 
 
-def _of_key(key: str, value: Any, where: str) -> SloTarget:
-    entry = f"{where}.{key}"
+def _of_key(key: str, value: Any) -> SloTarget:
+    entry = f"slo.{key}"
     # The key first: what an unknown one should hold is unknown too.
     unlimited = None if key == "error_pct" else _unlimited(key, entry, "error_pct", needs_unit=True)[0]
     entry = f"{entry} is {_finite(entry, value):g}"

@@ -34,7 +34,7 @@ class Gate(Row):
 
     arm: str
     gate: str
-    kind: Literal["noninferiority", "slo", "cold", "goodput", "recompile", "error", "parity", "memory", "ramp"]
+    kind: Literal["noninferiority", "slo", "goodput", "recompile", "error", "parity", "memory", "ramp"]
     value: Number
     limit: Number
     unit: Annotated[str, Field(description="of value and limit: ratio, ms, s, pct, count; empty for a cosine")]
@@ -129,18 +129,11 @@ class Cause(Row):
     excess_s: float
 
 
-class ColdCompiles(Row):
-    """Compiles in the cold start."""
-
-    recompiles: int
-
-
 class Compiles(Row):
     """What compiles did to an arm while it served."""
 
     serving_events: Count = None
     recompiles: Count = None
-    cold: ColdCompiles | None = None
     graph_captures: Count = None
     limit_hits: Count = None
     jit_compiles: Count = None
@@ -185,13 +178,6 @@ class Padding(Row):
     decode_waste_pct: Number = None
 
 
-class ShapeCost(Row):
-    """A shape that was warmed up."""
-
-    item: str
-    s: float
-
-
 class Startup(Row):
     """One start of the slowest replica, the mean over trials."""
 
@@ -202,7 +188,6 @@ class Startup(Row):
     compile_s: Number = None
     cache: Annotated[dict[str, int] | None, Field(description="compiles by state of the disk cache")] = None
     artifact: str | None = None
-    slowest: list[ShapeCost] = []
     memory_bytes: dict[str, Any] = {}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import GOODPUT_METRICS
 from analysis.settings.metrics import check_defined
-from analysis.settings.slo_targets import parse_cold, parse_slo
+from analysis.settings.slo_targets import parse_slo
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.traffic.lengths import workloads_of
 from servers.fields import ConfigError
@@ -59,8 +59,7 @@ def check_task(experiment: Experiment) -> None:
         _leave_out(experiment, table, keys, why)
     with as_config_error(RecordError):
         check_defined(experiment.gates.metrics, task, "gates.metrics")
-        for where, targets in (("slo", parse_slo(experiment.slo)), ("slo.cold", parse_cold(experiment.slo))):
-            check_defined((target.metric for target in targets), task, where)
+        check_defined((target.metric for target in parse_slo(experiment.slo)), task, "slo")
         limited = [GOODPUT_METRICS[name] for name in experiment.goodput if name in GOODPUT_METRICS]
         check_defined(limited, task, "goodput")
 

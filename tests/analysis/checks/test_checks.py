@@ -107,7 +107,7 @@ def test_a_check_holds_or_fails_by_its_facts(check, ok, words):
 @pytest.mark.parametrize(
     ("check", "arm", "opens"),
     [
-        (arms.equal_work(work(106.0)), "a", {"noninferiority", "slo", "cold"}),
+        (arms.equal_work(work(106.0)), "a", {"noninferiority", "slo"}),
         (complete.lived("a", [COMPILING], control=True), None, {"noninferiority", "slo"}),
         (complete.lived("a", [COMPILING], control=False), "a", {"noninferiority", "slo"}),
     ],
@@ -227,7 +227,7 @@ ACCOUNT: dict[str, Any] = {
 
 CLOCK = {"offset_ns": 5, "exchanges": 30, "worst_uncertainty_ns": 1_000_000, "host": "b", "applied": True}
 USERS = {"splitter": {"count": 1000}, "passed": 990, "unplaced": 0}
-ESTIMATED = {"noninferiority", "slo", "cold"}
+ESTIMATED = {"noninferiority", "slo"}
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,6 @@ def test_every_known_part_of_the_start_has_a_row(demo: Summary) -> None:
     assert found["Time: to serving"] == ("5.23 s", "19.8 s", "16.5 s")
     assert found["Compiling in the warm-up: compile time"][1:] == ("14.8 s", "11.4 s")
     assert found["Compiling in the warm-up: disk cache"] == ("–", "cold", "cold")
-    assert found["Time: slowest shape to warm"][1] == "prefill 1x192: 8.64 s"
     assert found["Memory: host process, peak"][0] == "576 MiB"
     artifact = "Compiling in the warm-up: artifact"
     assert artifact not in found
@@ -128,12 +127,6 @@ def test_every_known_part_of_the_start_has_a_row(demo: Summary) -> None:
 def test_the_cache_is_cold_warm_or_in_between(demo: Summary, counts: tuple[int, ...], shown: str) -> None:
     demo["arms"][1]["startup"]["cache"] = dict(zip(("hit", "miss", "bypass"), counts, strict=True))
     assert startup(demo)["Compiling in the warm-up: disk cache"][1] == shown
-
-
-def test_shapes_read_as_inspect_writes_them() -> None:
-    assert arms.brief_shape("extend batch 1 × length 64, context 512") == "extend 1x64@512"
-    assert arms.brief_shape("capture decode batch 4 × length 1, context 256") == "capture decode 4@256"
-    assert (arms.brief_shape("warmup 1x16"), arms.brief_shape(None)) == ("warmup 1x16", "–")
 
 
 def test_a_stall_that_no_compile_event_explains_is_listed(tmp_path: Path) -> None:
