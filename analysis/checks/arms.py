@@ -8,13 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from analysis.checks.check import ALL_KINDS, PARITY, Check, Evidence, Rule
 from analysis.judging.gates import PASS
 from analysis.judging.gates.parity import judge_answers
-from analysis.run.pressure import faults as pressure_faults
-from analysis.run.pressure import phases_of
 from analysis.run.work import WORK_APART, TokenTimes, Work, gates_on_gaps, token_times, work_of
 
 _AT_ONCE_APART = 0.05
 _SURE = 3.29  # standard errors of a difference of shares: p = 0.001, two-sided
-_MOST_SHOWN = 3
 
 
 def _comparable(seen: Evidence) -> Iterable[Check]:
@@ -159,24 +156,4 @@ ANSWERS = Rule(
     sound="After the traffic, the control's replicas gave one and the same answer.",
     opens=(*ALL_KINDS, PARITY),
     at_end=True,
-)
-
-
-def _pressure(seen: Evidence) -> Iterable[Check]:
-    """Pressed unequally, a difference between arms is the pressure's."""
-    run = seen.run
-    if phases := phases_of(run.records.experiment):
-        faults = pressure_faults(phases, [info for info in run.infos if info])
-        more = f"; and {len(faults) - _MOST_SHOWN} more" if len(faults) > _MOST_SHOWN else ""
-        shown = f"The arms were not pressed as asked, or not alike: {'; '.join(faults[:_MOST_SHOWN])}{more}."
-        yield PRESSURE.row(not faults, shown if faults else "")
-
-
-PRESSURE = Rule(
-    name="pressure",
-    find=_pressure,
-    sound="Every device and replica had the pressure that the experiment asks for.",
-    remedy="See the logs of neighbours and tenants in the trial's folder, lower what [pressure] asks for, and run "
-    "again.",
-    opens=("noninferiority", "slo", "goodput"),
 )

@@ -154,8 +154,7 @@ def host_work(seen: Evidence) -> list[Disturbance] | None:
     None where no host reports it.
 
     Where all arms ran at the same time, such a share of the processors' time can have slowed an arm by that share at
-    most. Where arms took turns, all of it may have fallen on one of them. The load that an experiment puts on its
-    machines itself ([pressure]) is no disturbance.
+    most. Where arms took turns, all of it may have fallen on one of them.
     """
     hosts, limits = seen.machines.hosts, seen.run.limits
     if all((host.steal, host.foreign, host.pressure_memory) == (None, None, None) for host in hosts):
@@ -163,13 +162,12 @@ def host_work(seen: Evidence) -> list[Disturbance] | None:
     found: list[Disturbance] = []
     for host in hosts:
         name = "the host" if host.host == RUN_HOST else f"the host of {host.host}"
-        taken = [(host.steal, limits.max_steal_pct / 100.0, "the hypervisor took {} of the processors' time from {}")]
-        if host.trial not in seen.machines.pressed:
-            other = limits.max_other_cpu_pct / 100.0
-            taken += [
-                (host.foreign, other, "work that is not of the run took {} of the processors of {}"),
-                (host.pressure_memory, MOST_SHARE, "tasks waited for memory {} of the time on {}"),
-            ]
+        steal, other = limits.max_steal_pct / 100.0, limits.max_other_cpu_pct / 100.0
+        taken = (
+            (host.steal, steal, "the hypervisor took {} of the processors' time from {}"),
+            (host.foreign, other, "work that is not of the run took {} of the processors of {}"),
+            (host.pressure_memory, MOST_SHARE, "tasks waited for memory {} of the time on {}"),
+        )
         found += [
             Disturbance(
                 place=f"{host.host} {text}",

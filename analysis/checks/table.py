@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 
-from analysis.checks.arms import ANSWERS, COMPARABLE, EQUAL_WORK, PRESSURE, TOKEN_STREAM
+from analysis.checks.arms import ANSWERS, COMPARABLE, EQUAL_WORK, TOKEN_STREAM
 from analysis.checks.check import Check, Evidence, Rule
 from analysis.checks.complete import ALIVE, DAMAGE, SHORT, STOPPED, UNPLACED
 from analysis.checks.data import AUTOCORRELATION, BLOCKS, CUT, HETEROGENEITY, RUN_LENGTH, TAIL_SIZE
@@ -30,7 +30,6 @@ RULES: tuple[Rule, ...] = (
     SCHEDULES,
     SAMPLE_RATIO,
     CONTROL_ERRORS,
-    PRESSURE,
     *(GENERATOR, LAG_APART),
     OPEN_LOOP,
     RUN_LENGTH,

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from analysis.imports.file import name_of
 from analysis.imports.run_directory import DESIGN, write_run
-from analysis.records.joining import JoinedRun, RunDocuments, flat, joins_runs, settings_of, shown
+from analysis.records.joining import RecordedRun, flat, joins_runs, settings_of, shown
 from analysis.records.plain_values import mapping, rows_of, table
 from analysis.records.run_records import RunRecords, read_together, table_files
 from analysis.records.tables import RecordError
@@ -29,7 +29,7 @@ _RESULT_ARM = "server"  # the arm of another tool's result file
 _MOST_LISTED = 12
 
 # Settings that must be alike. Below them, how the traffic is sent and not what is sent.
-_ALIKE = ("traffic", "slo", "goodput", "pressure", "trials.compile_cache", "loop", "arm.model", "arm.kind", "replicas")
+_ALIKE = ("traffic", "slo", "goodput", "trials.compile_cache", "loop", "arm.model", "arm.kind", "replicas")
 _OF_SENDING = tuple(f"traffic.{key}" for key in ("workers", "remote_workers", "master_bind", "block_s"))
 _FILES = tuple(f"traffic.{key}" for key in ("trace", "conversations", "tokenizer"))
 _OF_NEITHER = (
@@ -81,11 +81,11 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
     if baseline.resolve() == candidate.resolve():
         raise RecordError(f"{candidate.name} is the baseline and the candidate: give two runs")
     records = read_together((baseline, candidate))
-    joined = {run.documents.directory: run for run in records.runs}
+    joined = {run.directory: run for run in records.runs}
     runs = joined[baseline], joined[candidate]
-    _check_two_runs(*(run.documents for run in runs))
-    arms = chosen_arms(arm, *(run.documents for run in runs))
-    one, two = (_conditions(run.documents, name) for run, name in zip(runs, arms, strict=True))
+    _check_two_runs(*runs)
+    arms = chosen_arms(arm, *runs)
+    one, two = (_conditions(run, name) for run, name in zip(runs, arms, strict=True))
     differing = [key for key in dict.fromkeys((*one, *two)) if one.get(key) != two.get(key)]
     texts = {key: f"{key} {_text(one.get(key))} → {_text(two.get(key))}" for key in differing}
     if wrong := [texts[key] for key in differing if _is_among(key, _ALIKE)]:
@@ -99,12 +99,12 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
     sides = [(run, own, name) for run, own, name in zip(runs, arms, (BASELINE, CANDIDATE), strict=True)]
     return Pair(
         run=with_lengths(Run.of(_of_two_arms(records, sides, gates))),
-        machines=(runs[0].documents.machine, runs[1].documents.machine),
+        machines=(runs[0].machine, runs[1].machine),
         differs=tuple(texts.values()),
     )
 
 
-def _check_two_runs(baseline: RunDocuments, candidate: RunDocuments) -> None:
+def _check_two_runs(baseline: RecordedRun, candidate: RecordedRun) -> None:
     """The runs share no trial, whose identity is its seed and start."""
     both = set(baseline.starts_ns.values()) & set(candidate.starts_ns.values())
     if both and baseline.seed == candidate.seed:
@@ -113,7 +113,7 @@ def _check_two_runs(baseline: RunDocuments, candidate: RunDocuments) -> None:
         )
 
 
-def chosen_arms(text: str, baseline: RunDocuments, candidate: RunDocuments) -> tuple[str, str]:
+def chosen_arms(text: str, baseline: RecordedRun, candidate: RecordedRun) -> tuple[str, str]:
     """The arm of each run that `text` names; without it the only one that both have and neither has as its control.
 
     RecordError where that is not one arm, or a run has no such arm.
@@ -138,7 +138,7 @@ def chosen_arms(text: str, baseline: RunDocuments, candidate: RunDocuments) -> t
     return pair
 
 
-def _arms(documents: RunDocuments) -> dict[str, bool]:
+def _arms(documents: RecordedRun) -> dict[str, bool]:
     """The arms of the run, each with whether it is its control."""
     rows = [*rows_of(documents.experiment.get("arms"))]
     rows += [row for info in documents.infos for row in rows_of(mapping(info).get("arms"))]
@@ -151,7 +151,7 @@ def _arms(documents: RunDocuments) -> dict[str, bool]:
 # --- Conditions -------------------------------------------------------------------------------------------------------
 
 
-def _conditions(documents: RunDocuments, arm: str) -> dict[str, Any]:
+def _conditions(documents: RecordedRun, arm: str) -> dict[str, Any]:
     """What the run measured `arm` under, by key: its own settings as "arm.…", without the other arms'."""
     settings = settings_of(documents)
     found = {key: value for key, value in settings.items() if not _is_among(key, (*_OF_NEITHER, *_OF_SENDING))}
@@ -180,15 +180,15 @@ def _text(value: Any) -> str:
 
 # --- Records ----------------------------------------------------------------------------------------------------------
 
-_Side = tuple[JoinedRun, str, str]  # the run, its arm, and what the arm is called here
+_Side = tuple[RecordedRun, str, str]  # the run, its arm, and what the arm is called here
 
 
 def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str, Any] | None) -> RunRecords:
     """The records of one arm of each run."""
-    candidate = sides[1][0].documents.experiment
+    candidate = sides[1][0].experiment
     experiment = {
         **candidate,
-        "name": " → ".join(run.documents.name for run, _, _ in sides),
+        "name": " → ".join(run.name for run, _, _ in sides),
         "compare_models": True,
         "arms": [{**_row(run, arm), "name": name, "control": name == BASELINE} for run, arm, name in sides],
         "traffic": {**table(candidate, "traffic"), "design": DESIGN},
@@ -196,7 +196,7 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
         "gates": {**(table(candidate, "gates") if gates is None else gates), "sequential": False},
         "parity": {},
     }
-    environment = {**records.environment, **sides[1][0].documents.environment}
+    environment = {**records.environment, **sides[1][0].environment}
     infos = []
     absent = []  # trials that the arm was not part of
     for info in records.trials:
@@ -223,8 +223,8 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
     )
 
 
-def _row(run: JoinedRun, arm: str) -> Mapping[str, Any]:
-    return next((row for row in rows_of(run.documents.experiment.get("arms")) if row.get("name") == arm), {})
+def _row(run: RecordedRun, arm: str) -> Mapping[str, Any]:
+    return next((row for row in rows_of(run.experiment.get("arms")) if row.get("name") == arm), {})
 
 
 def _side_of(sides: Sequence[_Side], trial: int) -> tuple[str, str]:

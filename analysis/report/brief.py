@@ -142,11 +142,10 @@ def brief_of(summary: Summary) -> Brief:
 
 
 def _notes(summary: Summary) -> tuple[tuple[str, str], ...]:
-    """What was joined, what loaded the machines on purpose, how interim analyses and a ramp ended."""
-    together, pressure = (joined.head(summary), joined.accepted(summary)), summary.design.pressure
+    """What was joined, how interim analyses and a ramp ended."""
+    together = (joined.head(summary), joined.accepted(summary))
     return (
         *((("Judged together", " · ".join(filter(None, together))),) if together[0] else ()),
-        *((("Under pressure", text(pressure).removeprefix("Under pressure: ")),) if pressure else ()),
         *interim.words(summary),
     )
 

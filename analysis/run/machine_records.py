@@ -92,7 +92,6 @@ class MachineRecords:
     devices: tuple[DeviceTraffic, ...]
     hosts: tuple[HostTraffic, ...]
     references: tuple[Reference, ...]
-    pressed: frozenset[int]  # trials in which the experiment itself weighed on the machines
     earlier: Mapping[Place, Earlier]
     facts: Mapping[tuple[int, str], Mapping[str, Any]]  # what each host is, by trial and host
 
@@ -130,7 +129,6 @@ class MachineRecords:
             devices=tuple(devices),
             hosts=tuple(hosts),
             references=references_of(run.trials),
-            pressed=frozenset(trial.number for trial in run.trials if rows_of(trial.info.get("pressure"))),
             earlier=earlier,
             facts=facts,
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.records.plain_values import mapping, number, rows_of, text_of
+from analysis.records.plain_values import mapping, number, text_of
 from analysis.records.schemas import RUN_HOST
 from analysis.run.trials import Trial
 
@@ -80,13 +80,10 @@ def devices_in(info: Mapping[str, Any]) -> dict[str, str]:
 def alone_on(trial: Trial, arm: str) -> str | None:
     """The card that the arm had to itself among all that the trial started; None where it had none, or shared it.
 
-    A part of a card (MIG) is not a card: what the card reports is of all its parts. A neighbour under [pressure] shares
-    the card too.
+    A part of a card (MIG) is not a card: what the card reports is of all its parts.
     """
     devices = devices_of(trial)
     device = devices.get(arm, "")
     facts = mapping(mapping(mapping(trial.info.get("bed")).get("devices")).get(device))
-    pressed = {str(row.get("device")) for row in rows_of(trial.info.get("pressure"))}
-    is_pressed = device in pressed or (device == _FIRST and not pressed.isdisjoint(("cuda", "auto")))
-    shared = facts.get("mig") is True or list(devices.values()).count(device) != 1 or is_pressed
+    shared = facts.get("mig") is True or list(devices.values()).count(device) != 1
     return device if device.startswith("cuda") and not shared else None

@@ -91,7 +91,6 @@ class Design(Row):
     planned: Annotated[Count, Field(description="requests")] = None
     open_loop: bool
     generator_lag_p99_ms: Number = None
-    pressure: Annotated[str, Field(description="what loaded the machines on purpose, in words")] = ""
 
 
 # --- Arms -------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import RunRecords, read_run
 from analysis.run.client_stalls import with_lengths
-from analysis.run.pressure import in_words, phases_of
 from analysis.run.run import Run
 from analysis.run.server_load import server_load
 from analysis.run.spikes import Spike, find_spikes
@@ -243,7 +242,6 @@ def _design(run: Run) -> dict[str, Any]:
         "planned": sum(planned.values()) if planned else None,
         "open_loop": bool(run.requests.scheduled.all()) if open_loop is None else open_loop,
         "generator_lag_p99_ms": run.generator_lag_ms,
-        "pressure": in_words(phases_of(run.records.experiment)),
     }
 
 

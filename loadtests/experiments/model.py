@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from analysis.settings.rollout import Rollout
-from loadtests.experiments.pressure import PressureConfig
 from loadtests.experiments.users import UsersConfig
 from loadtests.experiments.whole_checks import check_whole
 from loadtests.external.addresses import ExternalConfig
@@ -183,7 +182,6 @@ class Experiment:
     splitter: SplitterSettings = field(default_factory=SplitterSettings)
     parity: ParityConfig = field(default_factory=ParityConfig)
     bed: BedConfig = field(default_factory=BedConfig)
-    pressure: PressureConfig = field(default_factory=PressureConfig)
     security: SecurityConfig = OPEN
 
     def __post_init__(self) -> None:

@@ -39,7 +39,6 @@ def check_whole(experiment: Experiment) -> None:
     _check_carried(experiment)
     _check_external(experiment)
     _check_security(experiment)
-    _check_pressure(experiment)
     _check_processor_turns(experiment)
     _check_sequential(experiment)
     with as_config_error(RecordError):
@@ -67,7 +66,6 @@ def _check_sequential(experiment: Experiment) -> None:
         ('traffic.arrivals = "saturation"', traffic.arrivals == "saturation"),
         ("traffic.concurrency", traffic.concurrency > 0),
         ("traffic.num_prompts", traffic.num_prompts > 0),
-        ("pressure", bool(experiment.pressure.phases)),
     ):
         if is_set:
             raise ConfigError(
@@ -255,23 +253,6 @@ def _check_security(experiment: Experiment) -> None:
         )
 
 
-def _check_pressure(experiment: Experiment) -> None:
-    """The pressure weighs on every arm, and within the traffic."""
-    phases = experiment.pressure.phases
-    if phases and experiment.external_arms:
-        raise ConfigError(
-            f'[pressure] weighs on machines of this run and arm "{experiment.external_arms[0].name}" is external: put '
-            "the same pressure on all arms by hand, or leave external arms out"
-        )
-    duration_s = experiment.traffic.duration_s
-    for phase in phases:
-        if max(phase.start_s, phase.end_s) > duration_s or phase.start_s == duration_s:
-            key, value = ("end_s", phase.end_s) if phase.start_s < duration_s else ("start_s", phase.start_s)
-            raise ConfigError(
-                f"pressure.{key} is {value:g} but traffic.duration_s is {duration_s:g}: give a time within the traffic"
-            )
-
-
 def _check_processor_turns(experiment: Experiment) -> None:
     """All arms take turns on the processors, and nothing else binds them."""
     turn_s = experiment.bed.processor_turn_s
@@ -281,10 +262,6 @@ def _check_processor_turns(experiment: Experiment) -> None:
         raise ConfigError(
             f'bed.processor_turn_s is {turn_s:g} but arm "{experiment.external_arms[0].name}" is external, and its '
             "processes stay where they are: set it to 0, or leave external arms out"
-        )
-    if any(phase.cpus for phase in experiment.pressure.phases):
-        raise ConfigError(
-            f"bed.processor_turn_s is {turn_s:g} but pressure.cpus binds replicas to processors too: remove one of them"
         )
 
 

@@ -50,7 +50,6 @@ def check_experiment(experiment: Experiment) -> None:
         channel_token(f"traffic.remote_workers = {experiment.traffic.remote_workers}")
         host, master_port = experiment.traffic.master
         check_port(master_port, key="port of traffic.master_bind", host=host, remedy="or give another of this host")
-    _check_cpus(experiment)
     experiment.security.check()
     if experiment.traffic.direct or experiment.external_arms:
         return
@@ -62,24 +61,12 @@ def check_experiment(experiment: Experiment) -> None:
             check_port(port, key=f"splitter.{key}")
 
 
-def _check_cpus(experiment: Experiment) -> None:
-    """A limit of processors can be set here, and limits."""
-    for phase in experiment.pressure.phases:
-        if not phase.cpus:
-            continue
-        if not hasattr(os, "sched_setaffinity"):
-            raise ConfigError(f"pressure.cpus is {phase.cpus:g} but {sys.platform} limits no processes: run on Linux")
-        usable = len(os.sched_getaffinity(0))
-        if phase.cpus >= usable:
-            raise ConfigError(f"pressure.cpus is {phase.cpus:g} but {usable} processors are usable: give fewer")
-
-
 def check_arm(config: ArmConfig) -> None:
     """The arm's device, compiler and model files are there, as far as can be told without torch."""
     device, _, index = config.model.device.partition(":")
     what = f'arm "{config.name}": model.device is "{config.model.device}"'
     if device == "cuda" and not sees_gpu():
-        raise ConfigError(f"{what} but no GPU of NVIDIA or AMD is visible: use cpu, or run where a GPU is")
+        raise ConfigError(f"{what} but no GPU is visible: use cpu, or run where a GPU is")
     if index and (gpus := count_gpus()) and int(index) >= gpus:
         raise ConfigError(
             f"{what} but {counted(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} visible: use "
@@ -99,10 +86,8 @@ def check_arm(config: ArmConfig) -> None:
 def _check_artifact(config: ArmConfig, *, on_cpu: bool) -> None:
     """The arm's compiled code is whole and was made for this arm on such a machine, as far as can be told without
     torch."""
-    # "NVIDIA H200, 570.86": torch knows the card by the name before the driver's version. "AMD GPU gfx942" is no name
-    # that torch has, so what the card is the replica alone can say.
-    products = {product for product, _, _ in (name.rpartition(",") for name in gpu_names())}
-    gpus = () if "" in products else sorted(products)
+    # "NVIDIA H200, 570.86": torch knows the card by the name before the driver's version.
+    gpus = sorted({name.rpartition(",")[0] for name in gpu_names()})
     devices = (artifact.processor(),) if on_cpu else gpus
     written = artifact.read(config.compile.artifact)
     artifact.check(written, config, on_cpu=on_cpu, devices=devices, threads=config.engine.threads if on_cpu else 0)

@@ -18,7 +18,6 @@ from loadtests.trials.errors import RunError
 from loadtests.trials.external_answers import ExternalAnswers
 from loadtests.trials.external_arms import find_external_arms, local_servers
 from loadtests.trials.load import LoadGenerator
-from loadtests.trials.pressure import Pressure
 from loadtests.trials.processes import describe_exit
 from loadtests.trials.processor_turns import ProcessorTurns
 from loadtests.trials.progress import Load, MetricsPage, ReplicaState
@@ -79,7 +78,6 @@ class Trial:
         self._bed = BedWatch(context)
         self._references = References(context)
         self._replicas = Replicas(context, command=arm_command, cache=cache, collector=self._collector, bed=self._bed)
-        self._pressure = Pressure(context, arm_command=arm_command)
         self._turns = ProcessorTurns(context)
         self._envoy: Envoy | None = None
         self._weights: WeightWatch | None = None
@@ -135,7 +133,6 @@ class Trial:
         if self._load is not None:
             self._load.kill()
         self._references.kill()
-        self._pressure.kill()
         self._replicas.kill()
         if self._envoy is not None:
             self._envoy.kill()
@@ -173,9 +170,6 @@ class Trial:
                     raise
 
     def _send_traffic(self, targets: dict[str, str]) -> None:
-        self._pressure.start(self._replicas.process_ids)
-        for name, pid in self._pressure.process_ids.items():
-            self._bed.name(name, pid)
         self._turns.start(self._replicas.process_ids)
         self._context.status.phase = "starting the load"
         sizes = [snapshot.vocab_size for snapshot in self._replicas.snapshots.values()]
@@ -186,7 +180,6 @@ class Trial:
             self._context.check()
             load.show()
             self._watch()
-            self._pressure.step()
             self._turns.poll()
             if self._shadows is not None:
                 self._shadows.poll()
@@ -259,7 +252,6 @@ class Trial:
         self._recording = False
         take_all(
             lambda: self._load.stop() if self._load is not None else None,
-            lambda: self._pressure.stop(hurry=hurry),
             self._turns.stop,
             lambda: self._settle_shadows(hurry=hurry),
             lambda: self._hear_out(hurry=hurry),
@@ -302,7 +294,6 @@ class Trial:
         context.facts.answers = {
             "dtype": next(iter(snapshots.values())).dtype,
             "control": first,
-            "prompts": [len(question.prompt) for question in prompts],
             "replicas": self._compared(prompts, arms, first=first),
         }
         context.write_facts()

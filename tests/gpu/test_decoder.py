@@ -33,7 +33,6 @@ from servers.engine.scheduler import Job
 from servers.fields import ConfigError
 from servers.inspect.inspection import inspect_arm
 from servers.inspect.listed_shapes import parse_shapes
-from servers.neighbour import Demand, Neighbour
 from servers.presets import RANDOM_PRESETS
 from servers.reference import Reference, Sizes
 from tests.servers.compiler.test_policy import Gated, distance
@@ -271,22 +270,6 @@ def test_two_measurements_of_a_card_agree() -> None:
     for figure in ("matmul_tflops", "read_gb_per_s"):
         assert second[figure] == pytest.approx(first[figure], rel=0.25)
     assert first["seconds"] < 4.0  # type: ignore[operator]
-
-
-def test_a_neighbour_holds_its_share_of_the_card_and_gives_it_back() -> None:
-    device = torch.device("cuda")
-    pressing = Neighbour(device, None)
-    _, total = torch.cuda.mem_get_info(device)
-    torch.cuda.empty_cache()  # what earlier tests left is not taken for the share
-    before = torch.cuda.memory_reserved(device)  # of this process: others may use the card meanwhile
-    held = pressing.change(Demand(memory_share=0.2, compute_share=0.3))
-    assert (held["memory_bytes"], held["error"]) == (int(0.2 * total), None)
-    assert torch.cuda.memory_reserved(device) - before == pytest.approx(0.2 * total, rel=0.05)
-    for _ in range(50):
-        pressing.work()
-    ended = pressing.change(Demand())
-    assert ended["had"]["compute_share"] == pytest.approx(0.3, abs=0.1)  # type: ignore[index]
-    assert torch.cuda.memory_reserved(device) < before + 0.01 * total
 
 
 def test_memory_is_read_without_waiting_for_the_device_and_counts_failed_allocations() -> None:

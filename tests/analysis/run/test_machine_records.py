@@ -1,4 +1,4 @@
-"""What the records say of the machines during the traffic: devices, hosts, references, pressure."""
+"""What the records say of the machines during the traffic: devices, hosts, references."""
 
 import math
 from dataclasses import replace
@@ -10,7 +10,6 @@ import pytest
 from analysis.records.run_records import read_run
 from analysis.records.schemas import BED
 from analysis.run.machine_records import MachineRecords
-from analysis.run.pressure import faults, in_words, phases_of
 from analysis.run.references import references_of
 from analysis.run.run import Run
 from tests.fakes.machines import FakeBed
@@ -130,41 +129,3 @@ def test_a_figure_of_smaller_work_is_not_compared():
     rows = [reference(f"cuda:{card}", when, **full) for card in (0, 1) for when in ("before", "after")]
     rows[3] |= {"read_gb_per_s": 3000.0, "read_bytes": 1 << 28}
     assert [dict(figures) for figures in references(rows)] == [{"read_gb_per_s": 4200.0}] * 3 + [{}]
-
-
-def pressed(pressure, *rows, complete=True):
-    arms = [{"name": name, "replicas": [f"{name}-0"]} for name in "ab"]
-    trial = {"trial": 3, "complete": complete, "arms": arms, "devices": {"a": "cuda:0", "b": "cuda:1"}}
-    return " ".join(faults(phases_of({"pressure": pressure}), [{**trial, "pressure": list(rows)}]))
-
-
-def had(kind, device="cuda:0", **values):
-    return {"kind": kind, "device": device, "from_s": 0.0, "start_ns": 10**18, "end_ns": 10**18 + 10**10, **values}
-
-
-MEMORY = {"start_s": 0, "end_s": 9.5, "memory_share": 0.125}
-
-
-@pytest.mark.parametrize(
-    ("pressure", "rows", "words"),
-    [
-        (MEMORY, [had("memory"), had("memory", "cuda:1", error="SIGKILL")], "cuda:1: SIGKILL"),
-        (MEMORY, [None, 4, {}, had("memory")], "1 of 2 devices"),
-        ({"compute_share": 0.5}, [had("compute", share=0.5, had_share=0.1)], "10 %"),
-        ({"tenant_rps": 2}, [had("tenant", requests_per_s=2.0, answered=4)], "4 of some 20"),
-        ({"cpus": 2}, [{"kind": "cpus", "replica": "a-0", "from_s": 0, "error": "no"}], "1 of 2 replicas"),
-    ],
-)
-def test_a_device_without_its_pressure_is_a_fault(pressure, rows, words):
-    found = pressed(pressure, *rows)
-    assert found.startswith("trial 3: ")
-    assert words in found
-    assert pressed(pressure, complete=False) == "", "a trial that was cut off"
-
-
-def test_pressure_on_every_device_is_no_fault_and_is_described():
-    assert pressed(MEMORY, had("memory"), had("memory", "cuda:1")) == ""
-    words = in_words(phases_of({"pressure": MEMORY}))
-    assert "to 9.5 s" in words
-    assert "12.5 %" in words
-    assert in_words(phases_of({"pressure": {"memory_share": "much", "schedule": 3}})) == ""

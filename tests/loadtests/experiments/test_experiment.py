@@ -62,7 +62,6 @@ def changed(**tables: Any) -> Experiment:
         {"arm": {"preset": "compiled-bucketed", "shapes": {"batch_ladder": [1, 8]}}, "trials": {"count": 3}},
         {"arm": {"compile": {"enabled": False, "warmup": "minimal"}}, "splitter": {"stickiness": "replica"}},
         {"arm": {"model": {"dtype": "float16"}, "engine": {"slots": 4}}, "compare_models": True},
-        {"pressure": {"schedule": [{"end_s": 10, "tenant_rps": 2}, {"start_s": 10, "end_s": 20, "cpus": 1}]}},
         {"slo": {"p99_e2e_ms": 50, "error_pct": 1}, "goodput": {"e2el": 50}},
     ],
 )

@@ -159,13 +159,9 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
             {"traffic": {"remote_workers": 2, "master_bind": "10.0.0.5:5557", "direct": True}},
             ("eager, compiled would be reached without the splitter",),
         ),
-        ({"pressure": {"memory_share": 1.0}}, ("pressure.memory_share is 1.0", "0.95")),
-        ({"pressure": {"schedule": [{"end_s": 5}]}}, ("pressure.schedule", "no weight")),
-        ({"pressure": {"schedule": [{"cpus": 1, "end_s": 6}, {"start_s": 5, "cpus": 2}]}}, ("6 s", "5 s")),
-        ({"pressure": {"cpus": 1.0}, "bed": {"processor_turn_s": 1.0}}, ("pressure.cpus",)),
-        *(
-            ({"arms": [CONTROL, EXTERNAL], "compare_models": True, **table}, ('arm "vllm" is external',))
-            for table in ({"pressure": {"memory_share": 0.1}}, {"bed": {"processor_turn_s": 1.0}})
+        (
+            {"arms": [CONTROL, EXTERNAL], "compare_models": True, "bed": {"processor_turn_s": 1.0}},
+            ('arm "vllm" is external',),
         ),
         ({"security": {"tls_ca": "ca.pem"}}, ("splitter.tls_certificate",)),
         ({"security": {"tls_server_name": "arms.example"}}, ("[security]", "splitter.tls_certificate")),

@@ -14,7 +14,6 @@ from loadtests.experiments.reading import from_table
 from loadtests.trials.bed_watch import BedWatch
 from loadtests.trials.device_rotation import devices_of, in_trial
 from loadtests.trials.load import trial_config, why_it_ended
-from loadtests.trials.pressure import Pressure
 from loadtests.trials.processes import Child, child_environment, describe_exit, log_tail
 from loadtests.trials.replicas import Replicas
 from loadtests.trials.shadow_rows import shadow_row
@@ -57,11 +56,11 @@ def test_a_part_that_cannot_be_stopped_keeps_no_other_from_it(tmp_path: Path, mo
 
         return stopping
 
-    for part in (Pressure, Collector, Replicas, BedWatch):
-        monkeypatch.setattr(part, "stop", stop(part, fails=part is Pressure))
+    for part in (Collector, Replicas, BedWatch):
+        monkeypatch.setattr(part, "stop", stop(part, fails=part is Collector))
     with pytest.raises(OSError, match="No space"):
         trial.close(hurry=True)
-    assert stopped == [Pressure, Collector, Replicas, BedWatch]
+    assert stopped == [Collector, Replicas, BedWatch]
 
 
 SATURATION = {"arrivals": "saturation", "rates": [4, 64], "duration_s": 80, "step_s": 10, "settle_s": 2}
