@@ -142,7 +142,7 @@ class ParityRun:
         fresh = self.experiment.trials.compile_cache == "fresh"
         cache = work / "compile-cache" if fresh else self.shared_cache
         environment = child_environment()
-        isolate_compiler(environment, str(cache.resolve()), arm.config)
+        isolate_compiler(environment, str(cache.resolve()))
         if what == "arm":
             environment |= thread_variables(arm.config)
         command = [*self.command, what, "--config", str((work / "config.json").resolve()), "--out", str(work.resolve())]
