@@ -48,6 +48,11 @@ class Disturbance:
     among_trials: bool = False  # as of the check
     text: str  # a sentence without its full stop
 
+    @property
+    def excess(self) -> float:
+        """How many times its limit the value is; infinite where the limit is zero."""
+        return self.value / self.limit if self.limit else float("inf")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:

@@ -88,7 +88,7 @@ def _worst_of_places(found: Iterable[Disturbance], control: str) -> list[Disturb
                 text=items[0].text + more,
             )
         )
-    return sorted(worst, key=lambda item: -item.value / item.limit)
+    return sorted(worst, key=lambda item: -item.excess)
 
 
 def disturbances_of(checks: Iterable[Check]) -> list[tuple[str, Disturbance]]:
@@ -97,9 +97,7 @@ def disturbances_of(checks: Iterable[Check]) -> list[tuple[str, Disturbance]]:
     for check in checks:
         by_rule.setdefault(check.rule, {}).update(dict.fromkeys(check.disturbances))
     return [
-        (rule.name, item)
-        for rule, found in by_rule.items()
-        for item in sorted(found, key=lambda item: -item.value / item.limit)
+        (rule.name, item) for rule, found in by_rule.items() for item in sorted(found, key=lambda item: -item.excess)
     ]
 
 

@@ -53,7 +53,7 @@ _CURVE_BINS = 60
 def analyze(run_dir: Path, *, seed: int | None = None, slo: Sequence[str] = ()) -> dict[str, Any]:
     """The summary of the run in `run_dir`, ready for JSON. Raises RecordError when there is nothing to judge.
 
-    `seed` drives the permutations; by default the experiment's own. The targets in `slo`, such as "p99_ttft_ms <= 500",
+    `seed` drives the permutations; by default the experiment's own. The targets in `slo`, such as "p99_ttft_ms=500",
     take the place of the experiment's on the same figures, or join them.
     """
     # Nothing here holds the records beside the run, so that it can let go of their table.

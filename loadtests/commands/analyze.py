@@ -40,10 +40,10 @@ def add_arguments(parser: CommandParser) -> None:
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable.",
         "  tailgate analyze runs/20260101T120000Z-canary\n"
         "  tailgate analyze runs/20260101T120000Z-canary --json | jq .gates\n"
-        "  tailgate analyze runs/20260101T120000Z-canary --slo 'p99_ttft_ms <= 300'\n"
+        "  tailgate analyze runs/20260101T120000Z-canary --slo p99_ttft_ms=300\n"
         "  tailgate analyze runs/*-canary --out runs/canary\n"
         "  tailgate analyze runs/canary runs/20260108T120000Z-canary\n"
-        "  tailgate analyze eager=a.json compiled=b.json --slo 'p99_ttft_ms <= 300'",
+        "  tailgate analyze eager=a.json compiled=b.json --slo p99_ttft_ms=300",
         json_help="print summary.json on one line instead of the table",
     )
     parser.add_argument(

@@ -7,7 +7,6 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from analysis.records.tables import RecordError
-from analysis.settings.gate_limits import GOODPUT_METRICS
 from analysis.settings.metrics import check_defined
 from analysis.settings.slo_targets import parse_slo
 from loadtests.experiments.config_errors import as_config_error
@@ -60,8 +59,7 @@ def check_task(experiment: Experiment) -> None:
     with as_config_error(RecordError):
         check_defined(experiment.gates.metrics, task, "gates.metrics")
         check_defined((target.metric for target in parse_slo(experiment.slo)), task, "slo")
-        limited = [GOODPUT_METRICS[name] for name in experiment.goodput if name in GOODPUT_METRICS]
-        check_defined(limited, task, "goodput")
+        check_defined(experiment.goodput.limits, task, "goodput")
 
 
 def _leave_out(experiment: Experiment, table: str, names: tuple[str, ...], why: str) -> None:

@@ -48,7 +48,7 @@ def objective_gate(run: Run, arm: str, target: SloTarget) -> Gate:
     if target.quantile is None:
         what += " failed"
     else:
-        what += f" had {METRIC_NAMES[target.metric]} {'at or above' if target.strict else 'above'} {target.limit:g} ms"
+        what += f" had {METRIC_NAMES[target.metric]} above {target.limit:g} ms"
     own = units(run.requests, rows, target)
     gate = share_gate(run, arm, own, name=f"slo {target.key}", kind="slo", allowed=target.allowed_share, what=what)
     if target.quantile is None:

@@ -82,7 +82,7 @@ def share_gate(folder: Path, name: str, slo: dict[str, Any], **arm: Any) -> Gate
     ("name", "slo", "arm", "unit", "words"),
     [
         ("slo p99_ttft_ms", {"p99_ttft_ms": 900}, {}, "ms", ("requests had TTFT above 900 ms", "limit 1 %")),
-        ("slo p50_itl_ms", {"targets": ["p50_itl_ms < 40"]}, {}, "ms", ("token gaps had ITL at or above 40 ms",)),
+        ("slo p50_itl_ms", {"p50_itl_ms": 40}, {}, "ms", ("token gaps had ITL above 40 ms",)),
         ("slo error_pct", {"error_pct": 5}, {"error_share": 0.3}, "pct", ("requests failed", "limit 5 %")),
         ("errors", {}, {"error_share": 0.3}, "pct", ("requests failed", "error bars", "limit 0.5 %")),
     ],
