@@ -14,10 +14,9 @@ from analysis.statistics.compare import Comparison
 from analysis.statistics.planning import (
     LONGEST_S,
     MOST_STARTS,
-    comparison_needed_s,
+    comparison_needed,
     least_length_s,
     power_of_each,
-    starts_needed,
 )
 
 
@@ -59,13 +58,14 @@ def _needed(run: Run, item: Comparison, path: Path | None) -> tuple[float | None
         if item.obstacle is None and item.blocks < run.limits.min_blocks:
             return shortest_s(run, run.rate(item.requests, item.arm)), None
         return None, item.needed_trials
-    power = power_of_each(run.limits)
-    starts = starts_needed(item, power=power)
-    overhead_s = run.limits.cold_s * len(run.trials)
-    needed_s = comparison_needed_s(
-        item, block_s=run.block_s, min_blocks=run.limits.min_blocks, overhead_s=overhead_s, power=power
+    seconds, starts = comparison_needed(
+        item,
+        block_s=run.block_s,
+        min_blocks=run.limits.min_blocks,
+        overhead_s=run.limits.cold_s * len(run.trials),
+        power=power_of_each(run.limits),
     )
-    return needed_s, starts if starts > item.trials else None
+    return seconds, starts if starts > item.trials else None
 
 
 def whole_s(run: Run, path: Path) -> float | None:
