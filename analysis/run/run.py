@@ -306,10 +306,9 @@ class Run:
         """Sessions that the arm got, since the splitter places sessions; a request without one counts by itself. With
         `rows`, those that have a request among them."""
         own = self.of_arm(arm) if rows is None else self.of_arm(arm) & rows
-        names = self.requests.session_ids.filter(pa.array(own))
-        sessions = pa.table({"trial": self.requests.trial[own], "session": names})
-        known = sessions.filter(names.is_valid())
-        return int(known.group_by(["trial", "session"]).aggregate([]).num_rows + names.null_count)
+        session, trial = self.requests.session[own], self.requests.trial[own].astype(np.int64)
+        known = session >= 0
+        return len(np.unique(trial[known] * len(own) + session[known])) + int((~known).sum())
 
     def account(self, arm: str) -> ArmAccount:
         """What the experiment and the trials say of the arm."""
