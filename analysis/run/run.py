@@ -29,7 +29,7 @@ from analysis.run.slo import parse_goodput
 from analysis.run.trials import SECOND, Trial, block_numbers, planned_ends, trials_of
 from analysis.settings.gate_limits import GateLimits, usual_for
 from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS, task_of
-from analysis.settings.slo_targets import SloTarget, parse_cold, parse_slo
+from analysis.settings.slo_targets import SloTarget, parse_slo
 from analysis.statistics.quantiles import quantile
 
 
@@ -41,7 +41,6 @@ class Run:
     seed: int
     limits: GateLimits
     targets: tuple[SloTarget, ...]
-    cold_targets: tuple[SloTarget, ...]  # for the first traffic after ready alone
     goodput_targets: tuple[SloTarget, ...]  # what each request must meet to be good; the SLO's limits by default
     attainment: float | None  # the share of requests that must be good; None without such a target
     design: str
@@ -112,7 +111,6 @@ class Run:
             seed=abs(seed),
             limits=limits,
             targets=targets,
-            cold_targets=parse_cold(table(experiment, "slo")),
             goodput_targets=goodput or targets,
             attainment=attainment,
             design=design,
