@@ -11,8 +11,7 @@ from analysis.checks.check import Check, Evidence, Rule
 from analysis.checks.complete import ALIVE, DAMAGE, SHORT, STOPPED, UNPLACED
 from analysis.checks.data import AUTOCORRELATION, BLOCKS, COLD_STARTS, CUT, HETEROGENEITY, RUN_LENGTH, TAIL_SIZE
 from analysis.checks.generator import GENERATOR, LAG_APART
-from analysis.checks.machine_speed import APART, DRIFT, SLOW
-from analysis.checks.machines import FOREIGN, HOST, SETTINGS, THROTTLED
+from analysis.checks.machines import FOREIGN, HOST, SETTINGS, SLOW, SPEED, THROTTLED
 from analysis.checks.overload import OVERLOAD
 from analysis.checks.telemetry import BLIND, COMPILED, EVENTS, STEPS, UNKNOWN_STALLS
 from analysis.checks.traffic import CONTROL_ERRORS, INTERFERENCE, OPEN_LOOP, PAIRS, SAMPLE_RATIO, SCHEDULES
@@ -49,7 +48,7 @@ RULES: tuple[Rule, ...] = (
     COMPILED,
     *(FOREIGN, HOST),
     *(THROTTLED, SETTINGS),
-    *(DRIFT, APART, SLOW),
+    *(SPEED, SLOW),
     HETEROGENEITY,
 )
 
@@ -78,12 +77,10 @@ def checks_of_run(
 
 
 def _joined(rows: list[Check], sound: str) -> Iterator[Check]:
-    """The rows of one check that failed; where none did, one that holds. What holds in spite of disturbances stays."""
+    """The rows of one check that failed; where none did, one that holds."""
     failed = [row for row in rows if not row.ok]
     yield from failed
-    noted = [row for row in rows if row.ok and row.disturbances]
-    yield from noted
-    if rows and not failed and not noted:
+    if rows and not failed:
         own = {row.reason for row in rows} - {"", sound}
         arm = rows[0].arm if len(rows) == 1 else None
         yield replace(rows[0], arm=arm, reason=own.pop() if len(own) == 1 else sound)

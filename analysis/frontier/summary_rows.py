@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from analysis.checks.applied import blocking
-from analysis.checks.check import Check
+from analysis.checks.check import MACHINES, Check
 from analysis.frontier.answer import answer, gpus_for, load_ranges
 from analysis.frontier.holdings import frontier_of
 from analysis.frontier.latencies import drawn_target, step_latencies
@@ -34,9 +34,9 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     found = _blocking(run, judgement)
     disturbed: set[str] = set()
     if run.in_turn:
-        disturbed = {check.check for own in found.values() for check in own if check.disturbances}
+        disturbed = {check.check for own in found.values() for check in own if check.rule.rank == MACHINES}
         found = {
-            arm: [check for check in own if not check.disturbances and not check.rule.by_step]
+            arm: [check for check in own if check.rule.rank != MACHINES and not check.rule.by_step]
             for arm, own in found.items()
         }
     by_arm = {arm: {check.check for check in own} for arm, own in found.items()}

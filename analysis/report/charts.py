@@ -10,9 +10,9 @@ from typing import Any
 from analysis.records.schemas import EVENT_KINDS
 from analysis.report.arms import arm_names, metric_names
 from analysis.report.stalls import unexplained_stalls
-from analysis.report.values import Row, at, clean, is_number, metric_label, rows, text
+from analysis.report.values import at, clean, is_number, metric_label, rows, text
 from analysis.settings.metrics import METRIC_NAMES
-from analysis.summary.model import Event, Histogram, Point, Spike, Summary
+from analysis.summary.model import Event, Histogram, Machines, Point, Spike, Summary
 
 SERIES = ("ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms")
 SHOWN_REQUESTS = 12
@@ -101,16 +101,18 @@ def _outline(known: Histogram | None) -> dict[str, Any]:
     return {"edges_ms": known.edges_ms, "counts": known.counts, "ladder": known.ecdf}
 
 
-def _machines(machines: Row, index: Mapping[str, int]) -> dict[str, Any] | None:
+def _machines(machines: Machines, index: Mapping[str, int]) -> dict[str, Any] | None:
     """The samples of the machines; a device has the colour of the arm that it served in the trial."""
-    series = machines.get("series")
-    served = {_machine(row): row["arms"] for row in rows(machines, "devices") if isinstance(row.get("arms"), list)}
+    series = machines.series
+    served = {(text(row.trial), text(row.host), text(row.name)): row.arms for row in machines.devices}
     shown = []
     for row in rows(series, "rows"):
         times = row.get("t_s")
         if not isinstance(times, list) or not all(map(is_number, times)):
             continue
-        arms = [text(arm) for arm in served.get(_machine(row), [])]
+        arms = [
+            text(arm) for arm in served.get((text(row.get("trial")), text(row.get("host")), text(row.get("name"))), [])
+        ]
         name = text(row.get("name"))
         own = index.get(name) if row.get("kind") == "arm" else index.get(arms[0]) if arms else None
         columns = {key: value for key, value in row.items() if isinstance(value, list) and len(value) == len(times)}
@@ -124,10 +126,6 @@ def _machines(machines: Row, index: Mapping[str, int]) -> dict[str, Any] | None:
             }
         )
     return {**{key: at(series, key) for key in ("bin_s", "stretch_s")}, "rows": shown} if shown else None
-
-
-def _machine(row: Row) -> tuple[str, ...]:
-    return tuple(text(row.get(key)) for key in ("trial", "host", "name"))
 
 
 def _limits(summary: Summary) -> dict[str, float]:

@@ -196,8 +196,7 @@ def html_report(document: Mapping[str, Any]) -> str:
             joined_head=joined.head(summary),
             joined_runs=joined.runs(summary),
             joined_differences=joined.differences(summary),
-            machines=machines.machine_section(search),
-            machine_line=values.text(summary.machines.get("line")),
+            machines=machines.machine_section(summary.machines),
             server_load=server_load.server_load(summary),
         )
     )
