@@ -26,13 +26,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.records.export import export
 from analysis.records.joining import RunList, listed_runs, read_run_list, write_run_list
 from analysis.records.plain_values import rows_of
-from analysis.records.run_records import check_runs
-from analysis.records.tables import RecordError
+from analysis.records.run_records import check_runs, table_files, trial_folders
+from analysis.records.schemas import TABLES
+from analysis.records.tables import NOT_AS_WRITTEN, RecordError, read_table
 from analysis.summary.summary import analyze
 from analysis.wording import counted
 from benchmarks.kept import pack, unpack
@@ -55,6 +58,10 @@ CASES = Path(__file__).parent / "results" / "case"
 OTHERS = CASES / "others.json"
 _EXPERIMENTS = Path(str(files("loadtests.experiments")))
 _TABLES = ("requests", "compile_events", "bed")
+_DOCUMENTS = (
+    *("experiment.toml", "environment.json", "parity.json", "frontier.json"),
+    *("trial.json", "compiler.json", "generator-*.json", "answers-*.json"),
+)
 _OWN = ("name", "seed", "trials.count")  # of each run
 
 
@@ -75,17 +82,30 @@ def verdict_file(archive: Path) -> Path:
 
 def keep(case: Path, run_dir: Path, accepted: Sequence[str] = (), *, token_gaps: bool = False) -> None:
     """Add the run to the folder `case` and list all its runs, which may differ in `accepted` keys."""
-    searched = (run_dir / "frontier.json").exists()
-    export(
-        run_dir,
-        case / run_dir.name.partition("-")[0],
-        tables=(*_TABLES, "steps") if searched else _TABLES,
-        empty=() if token_gaps else ("token_ns",),
-    )
+    kept = case / run_dir.name.partition("-")[0]
+    folders = trial_folders(run_dir)
+    for path in (path for folder in (run_dir, *folders) for name in _DOCUMENTS for path in folder.glob(name)):
+        target = kept / path.relative_to(run_dir)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    stems = (*_TABLES, "steps") if (run_dir / "frontier.json").exists() else _TABLES
+    for path in (path for folder in folders for stem in stems for path in table_files(folder, stem)):
+        _keep_table(path, kept / path.relative_to(run_dir).with_suffix(".parquet"), token_gaps=token_gaps)
     runs = sorted(path.parent for path in case.glob("*/experiment.toml"))
     before = read_run_list(case)
     keys = dict.fromkeys([*(before.accepted if before else ()), *accepted])
     write_run_list(case, RunList(directories=tuple(runs), accepted=tuple(keys)))
+
+
+def _keep_table(path: Path, target: Path, *, token_gaps: bool) -> None:
+    schema = next(schema for stem, schema in TABLES.items() if path.name.startswith(stem))
+    table, problems = read_table(path, schema)
+    if NOT_AS_WRITTEN in problems:
+        raise RecordError(f"{path} {NOT_AS_WRITTEN}: give another run")
+    if "token_ns" in schema.names and not token_gaps:
+        place = schema.get_field_index("token_ns")
+        table = table.set_column(place, schema.field(place), pa.nulls(len(table), schema.field(place).type))
+    pq.write_table(table, target)
 
 
 def deviations(run_dir: Path, accepted: Sequence[str] = ()) -> list[str]:

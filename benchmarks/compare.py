@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.compare.comparison import compare_runs
 from benchmarks.environment import ROOT, child_environment
 from benchmarks.planted_arm import VARIABLE
-from loadtests.bed.host import siblings
+from loadtests.monitor.host import siblings
 
 EXPERIMENT = """
 name = "compared"

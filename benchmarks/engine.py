@@ -132,7 +132,7 @@ def run_one(options: argparse.Namespace, preset: str, arguments: Sequence[str]) 
     ledger = Ledger(arm.name, out=Path(options.out) if options.out else None)
     cache_dir = options.cache_dir or tempfile.mkdtemp(prefix="tailgate-bench-cache-")
     # before torch is imported, which reads it once
-    isolate_compiler(os.environ, cache_dir, arm)
+    isolate_compiler(os.environ, cache_dir)
     try:
         about = {"machine": machine(arm), "arm": arm.to_dict(), "plan": dataclasses.asdict(plan)}
         ledger.head(command=command_line("engine.py", arguments), **about)

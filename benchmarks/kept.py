@@ -1,15 +1,14 @@
 """Kept records of runs: one compressed archive for a folder of runs, with token times rounded to 100 µs.
 
-An archive holds run directories as `tailgate export` writes them in Parquet, with one difference: the column `token_ns`
-of the request tables is stored as `token_gaps`, the time since the token before in units of 100 µs. Many requests share
-the gaps of one decode step, so a token takes 0.4 bytes instead of 4.
+An archive holds run directories with their tables in Parquet. The column `token_ns` of the request tables is stored as
+`token_gaps`, the time since the token before in units of 100 µs. Many requests share the gaps of one decode step, so a
+token takes 0.4 bytes instead of 4.
 """
 
 from __future__ import annotations
 
 import io
 import shutil
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -18,10 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from analysis.records.export import state_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 UNPACKED = ROOT / "build" / "kept"
@@ -32,7 +27,7 @@ _FORM = {"compression": "none", "use_dictionary": False}
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """Write `folder`, which holds exported runs, to `archive` (.tar.xz). The same records give the same bytes.
+    """Write `folder`, which holds runs, to `archive` (.tar.xz). The same records give the same bytes.
 
     Raises ValueError for requests whose first token time is not `first_token_ns`.
     """
@@ -65,8 +60,6 @@ def unpack(archive: Path) -> Path:
             packed.extractall(new, filter="data")
         for path in new.rglob("*.parquet"):
             pq.write_table(_times_for_gaps(pq.read_table(path)), path, **_FORM)
-        for path in new.rglob("export.json"):
-            state_tables(path.parent)  # again, as the tables are other files now
         (new / _DONE).write_text(stamp)
         if folder.exists() and _stamp(folder) != stamp:
             shutil.rmtree(folder)

@@ -16,8 +16,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from analysis.parity.flips import Answers
-from analysis.parity.judge import judge
+from analysis.parity.judge import Answers, judge
 from analysis.parity.outcome import ArmParity
 from servers import parity, presets
 from servers.compiler.recorder import CompileRecorder
@@ -96,12 +95,9 @@ def calibrate(model_id: str, dtype: Dtype, seeds: int) -> dict[str, Any]:
 
 def summary(judged: Sequence[ArmParity]) -> dict[str, Any]:
     """Verdicts, and the range of each ratio."""
-    names = ("error", "tail error", "worst error", "divergence")
+    names = ("error", "tail error", "worst error", "divergence", "flips")
     return {
         "verdicts": dict(Counter(arm.verdict for arm in judged)),
-        "flips": sum(int(arm.figures["flips"]) for arm in judged),
-        "largest share of the bound": max(float(arm.figures["flips_share"]) for arm in judged),
-        "unexplained": sum(int(arm.figures["flips_unexplained"]) for arm in judged),
         **{
             name: extent(finding.value for arm in judged for finding in arm.findings if finding.name == name)
             for name in names

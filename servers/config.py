@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from servers.fields import ConfigError, Range, build, check_choice, check_fields, check_range
+from servers.fields import ConfigError, Range, build, check_fields, check_range
 from servers.ladders import check_rising, default_batches, default_lengths, doubling
 from servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS
 
@@ -231,10 +231,7 @@ class CompileConfig:
     policy is `guarded`, and is refused where it is `strict`. `join_projections` multiplies projections of the same
     input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name; other backends read
     neither. `artifact` is a file that `tailgate precompile` wrote, whose compiled
-    code a start begins with. With `profile` a start takes over from earlier ones which sizes were found to vary. With
-    `background` another process compiles each graph again and tunes it, while steps run what was compiled first. The
-    bounds are what `mark_dynamic` promises of a dimension, empty for the engine's limits. Of `unbacked` dimensions the
-    compiler is told the bounds and no size, so that it can be specialised on none.
+    code a start begins with. The bounds are what `mark_dynamic` promises of a dimension, empty for the engine's limits.
     """
 
     enabled: bool = False
@@ -248,7 +245,6 @@ class CompileConfig:
     eager_regions: tuple[str, ...] = ()
     recompile_limit: Annotated[int, Range(0, 100_000)] = 0
     mark_dynamic: bool = False
-    unbacked: tuple[Literal["batch", "context"], ...] = ()
     batch_bounds: tuple[int, ...] = ()
     length_bounds: tuple[int, ...] = ()
     context_bounds: tuple[int, ...] = ()
@@ -259,8 +255,6 @@ class CompileConfig:
     warmup: Literal["shapes", "lengths", "minimal"] = "shapes"
     options: Mapping[str, bool | int | float | str] = field(default_factory=dict, hash=False)
     artifact: str = ""
-    profile: bool = False
-    background: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "compile")
@@ -276,8 +270,6 @@ class CompileConfig:
                 "import takes it"
             )
         self._check_regions()
-        if self.background:
-            self._check_background()
         if self.guarded and self.strict:
             raise ConfigError(
                 "compile.guarded and compile.strict are both true: a shape that no graph fits runs eagerly (guarded) "
@@ -285,12 +277,6 @@ class CompileConfig:
             )
         if self.mark_dynamic and self.dynamic is False:
             raise ConfigError("compile.mark_dynamic is true but compile.dynamic is false: drop one of them")
-        for name in self.unbacked:
-            check_choice("compile.unbacked", name, ("batch", "context"))
-        if self.unbacked and not self.mark_dynamic:
-            raise ConfigError(
-                f"compile.unbacked is {list(self.unbacked)} but compile.mark_dynamic is false: set it to true"
-            )
         for key in ("batch_bounds", "length_bounds", "context_bounds"):
             bounds = getattr(self, key)
             if not bounds:
@@ -311,34 +297,6 @@ class CompileConfig:
                 f'compile.mode "{self.mode}" records CUDA graphs of its own, so compile.capture must be false: '
                 'drop it, or use mode "default" or "max-autotune-no-cudagraphs"'
             )
-
-    def _check_background(self) -> None:
-        """There is code to compile elsewhere, and steps can go over to it."""
-        for impossible, why, remedy in (
-            (not self.enabled, "compile.enabled is false, so that nothing is compiled", "remove it"),
-            (
-                self.backend != "inductor",
-                f'compile.backend is "{self.backend}", and only inductor compiles elsewhere',
-                "remove one of them",
-            ),
-            (
-                self.mode != "default",
-                f'compile.mode is "{self.mode}", which tunes or records graphs before serving',
-                'use mode = "default"',
-            ),
-            (
-                self.capture,
-                "compile.capture is true, and a captured graph never goes over to code that comes later",
-                "remove one of them",
-            ),
-            (
-                bool(self.artifact),
-                "compile.artifact is set, and code that is compiled so is kept nowhere",
-                "remove one of them",
-            ),
-        ):
-            if impossible:
-                raise ConfigError(f"compile.background is true but {why}: {remedy}")
 
     def _check_regions(self) -> None:
         for key in ("regions", "eager_regions"):
@@ -370,21 +328,15 @@ class CompileConfig:
 
     def _check_carried(self) -> None:
         """What is taken over from earlier processes has an effect here."""
-        for key in ("artifact", "profile"):
-            if getattr(self, key) and not self.enabled:
-                raise ConfigError(
-                    f"compile.{key} is set but compile.enabled is false, so that nothing is compiled: remove it, or "
-                    "use a compiled preset"
-                )
+        if self.artifact and not self.enabled:
+            raise ConfigError(
+                "compile.artifact is set but compile.enabled is false, so that nothing is compiled: remove it, or use "
+                "a compiled preset"
+            )
         if self.artifact and self.backend != "inductor":
             raise ConfigError(
                 f'compile.artifact is set but compile.backend is "{self.backend}", and only inductor keeps compiled '
                 "code: remove one of them"
-            )
-        if self.profile and self.dynamic is False:
-            raise ConfigError(
-                "compile.profile is true but compile.dynamic is false, so that no size is found to vary: remove one of "
-                "them"
             )
 
     @property
@@ -451,32 +403,21 @@ class ArmConfig:
         """No size that is served lies outside what the compiler is told of the dimension. Raises ConfigError.
 
         A size below the bounds of a marked dimension compiles apart, so it may come where it is warmed, as planned
-        shapes are, or where a guarded arm runs it eagerly. Below those of a hidden dimension the step fails.
+        shapes are, or where a guarded arm runs it eagerly.
         """
-        bounds, is_hidden = getattr(self.compile, f"{name}_bounds"), name in self.compile.unbacked
-        if not bounds and not is_hidden:
+        bounds = getattr(self.compile, f"{name}_bounds")
+        if not bounds:
             return
         what, is_exact = f'arm "{self.name}":', self.shapes.kind == "exact"
         least, largest = self._served(name)
-        if is_hidden and least < 2:
-            served = f"shapes.min_size is {least}" if is_exact else f"steps of {least} are served"
-            remedy = "give min_size = 2" if is_exact else "begin batch_ladder at 2, with engine.prefill_batch = 1"
-            raise ConfigError(
-                f'{what} compile.unbacked names "{name}" but {served}, and a hidden size may not be 1: {remedy}'
-            )
-        if bounds and bounds[1] < largest:
+        if bounds[1] < largest:
             raise ConfigError(
                 f"{what} compile.{name}_bounds ends at {bounds[1]} but steps of {largest} are served, which would fail"
                 f": give [{bounds[0]}, {largest}]"
             )
-        if not bounds or bounds[0] <= least:
+        if bounds[0] <= least:
             return
         remedy = f"give [{max(2, least)}, {bounds[1]}]" + (" and shapes.min_size = 2" if least < 2 else "")
-        if is_hidden:
-            raise ConfigError(
-                f'{what} compile.unbacked names "{name}" but compile.{name}_bounds begins at {bounds[0]}, and steps of '
-                f"{least} are served: {remedy}"
-            )
         if is_exact and not self.compile.guarded:
             fate, instead = ("is refused", " instead of strict") if self.compile.strict else ("compiles apart", "")
             raise ConfigError(
@@ -526,7 +467,6 @@ class ArmConfig:
         for key, value in (
             ("shapes.context_ladder", list(self.shapes.context_ladder)),
             ("compile.context_bounds", list(self.compile.context_bounds)),
-            ("compile.unbacked", [name for name in self.compile.unbacked if name == "context"]),
         ):
             if value:
                 raise ConfigError(

@@ -18,7 +18,6 @@ from pathlib import Path
 from servers import stdout
 from servers.clock import now_ns
 from servers.config import ArmConfig
-from servers.fields import ConfigError
 from servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, on_its_card_alone, read_arm
 
 
@@ -34,15 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _precompile(arm: ArmConfig, path: str, *, as_json: bool) -> int:
     log_to_stderr(logging.WARNING)
-    if arm.compile.background:
-        raise ConfigError(
-            f'arm "{arm.name}": compile.background is true, and code that is compiled so is kept nowhere: set it to '
-            "false"
-        )
     arm = on_its_card_alone(replace(arm, compile=replace(arm.compile, artifact="")), os.environ)
     begun_ns = now_ns()
     with compile_cache("") as folder:
-        isolate_compiler(os.environ, folder, arm)
+        isolate_compiler(os.environ, folder)
         from servers.compiler import artifacts
         from servers.compiler.recorder import CompileRecorder
         from servers.engine.runners import runner_for

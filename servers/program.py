@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import logging
@@ -13,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from servers.artifact import made_for
 from servers.complaint import fault, one_line
 from servers.config import ArmConfig
 from servers.fields import ConfigError
@@ -68,30 +66,18 @@ def on_its_card_alone(arm: ArmConfig, environment: MutableMapping[str, str]) -> 
     return replace(arm, model=replace(arm.model, device=device))
 
 
-def isolate_compiler(environment: MutableMapping[str, str], folder: str, arm: ArmConfig) -> None:
+def isolate_compiler(environment: MutableMapping[str, str], folder: str) -> None:
     """In `environment` the compiler takes over from earlier processes what lies in `folder`, and nothing else.
 
-    Whether it takes over which sizes were found to vary (torch's profile), too, is the arm's `compile.profile`. Torch
-    reads these variables when it is imported. Without a folder it keeps code where it likes. An arm that compiles in
-    the background (`compile.background`) keeps no graphs.
+    Torch reads these variables when it is imported. Without a folder it keeps code in its default place.
     """
     for name in _CARRYING:
         environment.pop(name, None)
-    environment["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] = "1" if arm.compile.profile else "0"
+    environment["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] = "0"
     if assembler := _torch_assembler():
         # Triton's keys hold the version of its assembler. Torch names its own only when its first compile begins, and
         # in its workers: what was keyed before that is found by nobody after it, and is compiled anew.
         environment.setdefault("TRITON_PTXAS_PATH", str(assembler))
-    if arm.compile.profile:
-        # Torch reads a profile under a name alone. This one is the policy's, so that arms do not share theirs.
-        tables = made_for(arm, on_cpu=True)
-        policy = json.dumps([tables["engine"], tables["shapes"], tables["compile"]], sort_keys=True)
-        environment["TORCH_COMPILE_JOB_ID"] = f"tailgate-{hashlib.sha256(policy.encode()).hexdigest()[:16]}"
-    if arm.compile.background:
-        environment["TORCHINDUCTOR_FX_COMPILE_MODE"] = "progressive+SUBPROCESS"
-        # torch 2.13 cannot keep such a graph (set_triton_bundle in torch/_inductor/output_code.py;
-        # BUG_CACHES_DONT_WORK_WITH_ASYNC in compile_fx_async.py).
-        environment.update(dict.fromkeys(("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"), "0"))
     if folder:
         folder = os.path.abspath(folder)  # noqa: PTH100 (links stay as they are)
         environment["TORCHINDUCTOR_CACHE_DIR"] = folder

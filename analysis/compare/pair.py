@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from analysis.imports.file import name_of
 from analysis.imports.run_directory import DESIGN, write_run
-from analysis.records.joining import JoinedRun, RunDocuments, flat, joins_runs, settings_of, shown
+from analysis.records.joining import RecordedRun, flat, joins_runs, settings_of, shown
 from analysis.records.plain_values import mapping, rows_of, table
 from analysis.records.run_records import RunRecords, read_together, table_files
 from analysis.records.tables import RecordError
@@ -74,13 +74,13 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
     if baseline.resolve() == candidate.resolve():
         raise RecordError(f"{candidate.name} is the baseline and the candidate: give two runs")
     records = read_together((baseline, candidate))
-    joined = {run.documents.directory: run for run in records.runs}
+    joined = {run.directory: run for run in records.runs}
     runs = joined[baseline], joined[candidate]
-    one, two = (run.documents for run in runs)
+    one, two = runs
     if one.seed == two.seed and set(one.starts_ns.values()) & set(two.starts_ns.values()):
         raise RecordError(f"{one.name} and {two.name} hold the same trial, of one start and seed: give two runs")
     arms = chosen_arms(arm, one, two)
-    settings = [_conditions(run.documents, name) for run, name in zip(runs, arms, strict=True)]
+    settings = [_conditions(run, name) for run, name in zip(runs, arms, strict=True)]
     texts = {
         key: " → ".join((f"{key} {_text(settings[0].get(key))}", _text(settings[1].get(key))))
         for key in dict.fromkeys((*settings[0], *settings[1]))
@@ -102,7 +102,7 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
     )
 
 
-def chosen_arms(text: str, baseline: RunDocuments, candidate: RunDocuments) -> tuple[str, str]:
+def chosen_arms(text: str, baseline: RecordedRun, candidate: RecordedRun) -> tuple[str, str]:
     """The arm of each run that `text` names; without it the only one that both have and neither has as its control.
 
     RecordError where that is not one arm, or a run has no such arm.
@@ -127,7 +127,7 @@ def chosen_arms(text: str, baseline: RunDocuments, candidate: RunDocuments) -> t
     return pair
 
 
-def _arms(documents: RunDocuments) -> dict[str, bool]:
+def _arms(documents: RecordedRun) -> dict[str, bool]:
     """The arms of the run, each with whether it is its control."""
     rows = [*rows_of(documents.experiment.get("arms"))]
     rows += [row for info in documents.infos for row in rows_of(mapping(info).get("arms"))]
@@ -137,7 +137,7 @@ def _arms(documents: RunDocuments) -> dict[str, bool]:
     return arms
 
 
-def _conditions(documents: RunDocuments, arm: str) -> dict[str, Any]:
+def _conditions(documents: RecordedRun, arm: str) -> dict[str, Any]:
     """What the run measured `arm` under, by key: its own settings as "arm.…", without the other arms'."""
     found: dict[str, Any] = {}
     for given, value in settings_of(documents).items():
@@ -164,21 +164,21 @@ def _text(value: Any) -> str:
 
 
 class _Side(NamedTuple):
-    run: JoinedRun
+    run: RecordedRun
     arm: str
     name: str  # what the arm is called here
 
 
 def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str, Any] | None) -> RunRecords:
     """The records of one arm of each run."""
-    candidate = sides[1].run.documents.experiment
+    candidate = sides[1].run.experiment
     rows = (
-        next((row for row in rows_of(side.run.documents.experiment.get("arms")) if row.get("name") == side.arm), {})
+        next((row for row in rows_of(side.run.experiment.get("arms")) if row.get("name") == side.arm), {})
         for side in sides
     )
     experiment = {
         **candidate,
-        "name": " → ".join(side.run.documents.name for side in sides),
+        "name": " → ".join(side.run.name for side in sides),
         "compare_models": True,
         "arms": [
             {**row, "name": side.name, "control": side.name == BASELINE} for row, side in zip(rows, sides, strict=True)
@@ -199,7 +199,7 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
     return replace(
         records,
         experiment=experiment,
-        environment={**records.environment, **sides[1].run.documents.environment},
+        environment={**records.environment, **sides[1].run.environment},
         trials=tuple(_info(info, side_of[trial]) for trial, info in infos.items() if trial not in absent),
         requests=_renamed(records.requests, names),
         events=renamed(records.events),

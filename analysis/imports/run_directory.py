@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from analysis.imports.file import read_result
 from analysis.imports.result import Result
 from analysis.records.documents import write_json
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordError, crc32_of
+from analysis.records.tables import RecordError
 
 DESIGN = "separate"
 
@@ -43,23 +44,19 @@ def write_run(folder: Path, files: Sequence[Named], *, name: str = "") -> None:
         "arms": [{"name": arm, "kind": "openai", "control": arm == arms[0]} for arm in arms],
         "traffic": {"design": DESIGN, "tool": first.tool, **first.load},
     }
-    problems = [
-        f"{path.name} {problem}" for (_, path), one in zip(files, results, strict=True) for problem in one.problems
-    ]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as partial:
         made = Path(partial) / "run"
         for number, ((arm, path), result) in enumerate(zip(files, results, strict=True), start=1):
             _write_trial(made / f"trial-{number:02d}", number, arm, path, result)
         (made / "experiment.toml").write_text(tomli_w.dumps(experiment), encoding="utf-8")
-        write_json(made / "export.json", {"source": first.tool, "problems": problems}, indent=2)
         made.replace(folder)
 
 
 def checksums(files: Sequence[Named]) -> list[int]:
     """Return the CRC-32 of each file. Raises RecordError for one that cannot be read."""
     try:
-        return [crc32_of(path) for _, path in files]
+        return [zlib.crc32(path.read_bytes()) for _, path in files]
     except OSError as error:
         raise RecordError(f"{error.filename} cannot be read ({error.strerror}): give a result file") from None
 
@@ -97,6 +94,7 @@ def _write_trial(folder: Path, number: int, arm: str, path: Path, result: Result
         "pace": result.pace,
         "open_loop": result.open_loop,
         "arms": [{"name": arm, "kind": "openai", "external": {"model_name": result.model}}],
+        "problems": [f"{path.name} {problem}" for problem in result.problems],
         **({"max_concurrency": result.concurrency} if result.concurrency else {}),
         **({"planned": {arm: result.sent}} if result.sent else {}),
     }

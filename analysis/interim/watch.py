@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.interim.journal import JOURNAL, PREVIEW, append, read_interim, row_of
 from analysis.interim.outlook import analyse
-from analysis.records.documents import read_document
+from analysis.records.documents import content_of
 from analysis.records.plain_values import number, table
 from analysis.records.run_records import read_run, trial_folders
 from analysis.records.tables import RecordError
@@ -56,11 +56,11 @@ class Watch:
         """How much could be judged now, from the small files alone."""
         total = 0.0
         for folder in trial_folders(self._directory):
-            info = _content(folder / "trial.json")
+            info = content_of(folder / "trial.json")
             if info.get("complete"):
                 total += number(info.get("duration_s")) or 0.0
             elif info:
-                accounts = [_content(path) for path in sorted(folder.glob("generator-[0-9]*.json"))]
+                accounts = [content_of(path) for path in sorted(folder.glob("generator-[0-9]*.json"))]
                 accounts = [{**account, "trial": info.get("trial")} for account in accounts if account]
                 total += settled_s(accounts, info)
         return total
@@ -70,8 +70,3 @@ def _planned_s(run: Run) -> float:
     """How long all trials of the experiment last together."""
     traffic = table(run.records.experiment, "traffic")
     return (number(traffic.get("duration_s")) or 0.0) * max(1, run.planned_trials)
-
-
-def _content(path: Path) -> dict[str, Any]:
-    document = read_document(path)
-    return {} if document is None or document.content is None else document.content

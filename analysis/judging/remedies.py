@@ -171,7 +171,7 @@ def _of_errors(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> str:
             f"{shed} of the {count} that failed found no slot in time (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED): lower "
             "the rate, or add replicas or slots."
         )
-    return "The column `error` of the requests says what each met (`tailgate export`), the arm's logs say why."
+    return "The column `error` of the requests says what each met, the arm's logs say why."
 
 
 def _of_latency(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> str:
@@ -191,7 +191,7 @@ def _of_memory(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> str:
 def _of_parity(evidence: Evidence, arm: str, gates: Sequence[Gate]) -> str:
     if evidence.run.account(arm).external:
         return "Compare its weights, precision and sampling with the control's."
-    return "`tailgate parity experiment.toml` measures it without traffic and names what departs."
+    return "`tailgate parity experiment.toml` measures it without traffic and names the first token that differs."
 
 
 _COLD = "Have it do more before it is ready (compile.warmup), or start with compiled code (`tailgate precompile`)."

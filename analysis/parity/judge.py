@@ -1,52 +1,116 @@
 """Whether arms compute the same: greedy tokens against the control's, logits against a float64 reference.
 
-Arms with quantised weights are judged by how well they predict texts (`quantised`). docs/parity.md derives the limits.
-Pure decisions over arrays; nothing is run or read here.
+Arms with quantised weights compute with other numbers than the control's. They are judged by what they lose on texts,
+and by whether their error is even over all sizes. docs/parity.md derives the limits. Nothing is run or read here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Floats
+from analysis.arrays import Floats, Ints
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.parity.flips import (
-    Answers,
-    Places,
-    departures,
-    flips_of,
-    largest_share_of_bound,
-    taken_flips,
-    worst_text,
-)
 from analysis.parity.measures import (
     EPSILON,
     ERROR_LIMIT,
     LEAST_REQUESTS,
+    LEAST_TEXTS,
     Matrix,
     Measures,
     Statistic,
+    mean_interval,
     measure,
     median,
     noise_bound,
     p99,
     ratio_interval,
 )
-from analysis.parity.outcome import ArmParity, Finding, Parity, concluded
-from analysis.parity.quantised import Accuracy, Texts, judge_evenness, judge_kl
+from analysis.parity.outcome import Finding, Parity, concluded, estimated, held_to
 from analysis.wording import counted
 
 WORST_LIMIT = 2.0 * ERROR_LIMIT  # a single position has no interval
 KL_LIMIT = ERROR_LIMIT**2  # a divergence grows with the square of the error
 _ERRORS: tuple[tuple[str, str, str, Statistic, float], ...] = (
-    ("error", "The typical error", "error", median, ERROR_LIMIT),
+    ("error", "The median error", "error", median, ERROR_LIMIT),
     ("tail error", "The p99 of the error", "error", p99, ERROR_LIMIT),
     ("divergence", "The mean KL divergence from float64", "divergence", lambda values: float(values.mean()), KL_LIMIT),
 )
+
+# Of quantised arms, over the median. A sound arm of int8: 1.6 and 4.7 at most over 40 prompts of 12 tokens or fewer.
+PROMPT_LIMIT = 3.0
+POSITION_LIMIT = 10.0
+# Logits of something else are as far away as they are long. An uneven error below this may come from the weights.
+_NONSENSE = 0.5
+_LEAST_POSITIONS = 6  # of a prompt, for its median
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What one arm answered.
+
+    `tokens` [request][token] are those of its free run. `logits` [positions, vocabulary] are along the control's
+    tokens, request after request; `texts` are its logits along the given texts, if any.
+    """
+
+    name: str
+    tokens: Sequence[Sequence[int]]
+    logits: Matrix
+    texts: Matrix | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """The arms in `quantised` (name: kind) may lose `max_kl` nats a token.
+
+    They predict the texts of `source`, of `lengths` tokens, for which `reference` are float64's logits; without texts
+    the control's own answers.
+    """
+
+    quantised: Mapping[str, str]
+    max_kl: float
+    lengths: Sequence[int] = ()
+    reference: Matrix | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """The request and the token of each position, from the `lengths` of continuations and of `prompts`, in tokens."""
+
+    lengths: Sequence[int]
+    prompts: Sequence[int]
+
+    @property
+    def request(self) -> Ints:
+        """The request of each position."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    def position(self, request: int, token: int) -> int:
+        """The row of the logits for that token of that request."""
+        return int(sum(self.lengths[:request])) + token
+
+    def text(self, position: int) -> str:
+        """Name the position, such as "request 3 (prompt of 57 tokens), token 5 of 24"; tokens count from 1."""
+        request = int(self.request[position])
+        token = position - self.position(request, 0) + 1
+        asked = counted(self.prompts[request], "token")
+        return f"request {request} (prompt of {asked}), token {token} of {self.lengths[request]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What all arms are held to. Without a `reference` there is no `base`, the control's distance from it."""
+
+    control: Answers
+    reference: Matrix | None
+    base: Measures | None
+    place: Places
+    dtype: str
+    seed: int
 
 
 def judge(
@@ -68,240 +132,199 @@ def judge(
     """
     place = Places(lengths=[len(tokens) for tokens in control.tokens], prompts=prompts)
     base = measure(control.logits, reference) if reference is not None else None
-    checked = _judge_control(control, base, reference, place, dtype)
-    quantised = accuracy.quantised if accuracy is not None else {}
+    task = _Task(control=control, reference=reference, base=base, place=place, dtype=dtype, seed=seed)
     first: dict[str, Answers] = {}  # arm of each kind of quantised weights
-    judged = []
+    found: dict[str, list[Finding]] = {}
     for arm in arms:
-        if accuracy is not None and arm.name in quantised:
-            alike = first.setdefault(quantised[arm.name], arm)
-            judged.append(
-                _judge_quantised(arm, control, base, alike, reference, place, accuracy, dtype=dtype, seed=seed)
-            )
+        kind = accuracy.quantised.get(arm.name) if accuracy is not None else None
+        if accuracy is not None and kind is not None:
+            found[arm.name] = _judge_quantised(task, arm, first.setdefault(kind, arm), accuracy)
         else:
-            judged.append(_judge_arm(arm, control, base, reference, place, dtype=dtype, seed=seed))
-    return concluded(checked, judged, refused=refused or {})
+            found[arm.name] = _judge_arm(task, arm)
+    return concluded(control.name, _judge_control(task), found, refused=refused)
 
 
-def _judge_control(
-    control: Answers, base: Measures | None, reference: Matrix | None, place: Places, dtype: str
-) -> ArmParity:
-    """Check that the control computes the reference's model, as nearly as its dtype lets it."""
-    if base is None or reference is None:
-        return ArmParity(name=control.name, verdict=PASS, findings=())
-    tail = p99(base.error)
+def _judge_control(task: _Task) -> list[Finding]:
+    """Check that the control computes the reference's model, and answers as it computes."""
+    name, base = task.control.name, task.base
+    if base is None or task.reference is None:
+        return [Finding(name="reference", verdict=PASS, reason=f"There is no float64 reference to hold {name} to.")]
     # Half of the dtype's digits may be lost on the way through the layers, and one bit more.
-    limit = 2.0 * math.sqrt(EPSILON[dtype])
-    ok = tail <= limit and bool(base.finite.all())
-    seen = f"The p99 of the error of {control.name} against float64 is {tail:.2g}, limit {limit:.2g} in {dtype}"
-    error = Finding(
-        name="control error",
-        verdict=PASS if ok else INCONCLUSIVE,
-        value=tail,
-        limit=limit,
-        reason=seen + ("." if ok else ": it does not compute this model, and is no measure for others."),
+    limit = 2.0 * math.sqrt(EPSILON[task.dtype])
+    what = f"The p99 of the error of {name} against float64 in {task.dtype}"
+    error = held_to(limit, p99(base.error), "control error", what, beyond=INCONCLUSIVE)
+    answered = enumerate(token for tokens in task.control.tokens for token in tokens)
+    taken = [*enumerate(base.top), *answered]
+    flips = _flips(
+        "control flips", name, task.reference, noise_bound(base, task.dtype), taken, task.place, INCONCLUSIVE
     )
-    bound = noise_bound(base, dtype)
-    flips = flips_of(control, [], base, bound, reference, place)
-    answered = enumerate(token for tokens in control.tokens for token in tokens)
-    strange = [flip for flip in (*flips, *taken_flips(reference, bound, answered)) if not flip.explained]
-    answers = Finding.none_of(
-        "control flips",
-        len(strange),
-        verdict=INCONCLUSIVE,
-        fault=f"{worst_text(strange, place)}: {control.name} does not answer as it computes." if strange else "",
-        fine=f"Every token of {control.name} is float64's, or within noise of it.",
-    )
-    figures = _figures(base) | {"flips": len(flips), "flips_unexplained": len(strange)}
-    return ArmParity.of(control.name, [error, answers], figures)
+    return [error, _finite(name, base, task.place, INCONCLUSIVE), flips]
 
 
-def _judge_arm(
-    arm: Answers,
-    control: Answers,
-    base: Measures | None,
-    reference: Matrix | None,
-    place: Places,
-    *,
-    dtype: str,
-    seed: int,
-) -> ArmParity:
-    left = departures(arm, control)
-    own = measure(arm.logits, control.logits if reference is None else reference)
-    figures: dict[str, Any] = _equal_answers(control, left)
-    findings = [_finite(arm.name, own, place)]
+def _judge_arm(task: _Task, arm: Answers) -> list[Finding]:
+    left, base, reference = departures(arm, task.control), task.base, task.reference
+    own = measure(arm.logits, task.control.logits if reference is None else reference)
+    findings = [_finite(arm.name, own, task.place)]
+    if task.dtype == "float32":
+        findings.append(_same_tokens(task, arm, left))
+    elif reference is None:
+        reason = f"There is no float64 reference, so nothing says what {task.dtype} costs: set parity.reference = true."
+        findings.append(Finding(name="reference", verdict=INCONCLUSIVE, reason=reason))
     if base is None or reference is None:
-        figures |= {"divergence_control": _summary(own.divergence), "flips_control": int((own.lead > 0).sum())}
-        reason = (
-            f"There is no float64 reference, so nothing says whether what separates {arm.name} from {control.name} "
-            f"is more than {dtype} costs."
-        )
-        open_ = Finding(name="reference", verdict=INCONCLUSIVE, reason=reason)
-        findings.append(_same_tokens(arm, control, left, place) if dtype == "float32" else open_)
-    else:
-        bound = noise_bound(base, dtype)
-        flips = flips_of(arm, left, own, bound, reference, place)
-        figures |= _figures(own) | {
-            "flips": sum(flip.lead > 0 for flip in flips),
-            "flips_share": largest_share_of_bound(flips),
-            "flips_unexplained": sum(not flip.explained for flip in flips),
-        }
-        if dtype == "float32":
-            findings.append(_same_tokens(arm, control, left, place, reference, bound))
-        findings += _errors(arm.name, own, base, place, np.random.default_rng(seed))
-        strange = [flip for flip in flips if not flip.explained]
-        fine = f"Noise explains every token of {arm.name} that float64 would not take ({figures['flips']} of them)."
-        fault = f"{arm.name}: {worst_text(strange, place)}." if strange else ""
-        findings.append(Finding.none_of("flips", len(strange), verdict=FAIL, fault=fault, fine=fine))
-    return ArmParity.of(arm.name, findings, figures)
+        return findings
+    # Up to where an answer leaves the control's both share every token, so the reference answers the same question.
+    departed = [(task.place.position(request, token), arm.tokens[request][token]) for request, token in left]
+    bound = noise_bound(base, task.dtype)
+    flips = _flips("flips", arm.name, reference, bound, [*enumerate(own.top), *departed], task.place)
+    return [*_errors(task, arm.name, own, base, "the control"), *findings, flips]
 
 
-def _judge_quantised(
-    arm: Answers,
-    control: Answers,
-    base: Measures | None,
-    alike: Answers,
-    reference: Matrix | None,
-    place: Places,
-    accuracy: Accuracy,
-    *,
-    dtype: str,
-    seed: int,
-) -> ArmParity:
-    """Judge an arm with quantised weights. `alike` is the first arm with weights of the same kind: what another one
-    errs beyond it is what its policy adds."""
-    against, truth = ("float64", reference) if reference is not None else (control.name, control.logits)
-    own, left = measure(arm.logits, truth), departures(arm, control)
-    findings = [_finite(arm.name, own, place)]
-    if own.finite.all():
-        findings.append(_as_computed(arm, dict(left), noise_bound(own, dtype), place))
-        findings += judge_evenness(arm.name, own, base, place, dtype)
-    if alike is not arm and reference is not None:
-        first = measure(alike.logits, truth)
-        findings += _errors(arm.name, own, first, place, np.random.default_rng(seed), of=alike.name)
-    figures = _equal_answers(control, left) | _figures(own)
-    texts = accuracy.texts
-    if texts is None:
-        source, more = f"{control.name}'s own answers to random prompts", "raise parity.prompts"
-        texts = Texts(lengths=place.lengths, reference=truth, source=source, more=more)
-        divergence = own.divergence
-    else:
-        given = texts.reference if reference is not None else control.texts
+def _judge_quantised(task: _Task, arm: Answers, alike: Answers, accuracy: Accuracy) -> list[Finding]:
+    """Judge an arm with quantised weights. What it errs beyond `alike`, the first arm with such weights, is what its
+    policy adds."""
+    control, place = task.control, task.place
+    of, truth = ("float64", task.reference) if task.reference is not None else (control.name, control.logits)
+    own, left = measure(arm.logits, truth), dict(departures(arm, control))
+    lengths, source, divergence = accuracy.lengths, accuracy.source, own.divergence
+    if lengths:
+        given = accuracy.reference if task.reference is not None else control.texts
         if arm.texts is None or given is None:
             raise ValueError(f"{arm.name} is judged by texts that it or its reference was not given")
         divergence = measure(arm.texts, given).divergence
-    kl = judge_kl(arm.name, divergence, texts, accuracy.max_kl, against=against, rng=np.random.default_rng(seed))
-    figures |= {"texts": len(texts.lengths), "text_tokens": len(divergence), "text_source": texts.source}
-    return ArmParity.of(arm.name, [*findings, kl], figures)
+    else:
+        lengths, source = place.lengths, f"{control.name}'s answers to random prompts"
+    rng = np.random.default_rng(task.seed)
+    findings = [judge_kl(arm.name, divergence, lengths, accuracy.max_kl, of=of, source=source, rng=rng)]
+    findings.append(_finite(arm.name, own, place))
+    if own.finite.all():
+        # Up to the first token that leaves the control's, the engine must answer what the arm's own logits prefer. The
+        # bound is the arm's own: a small difference between two steps may turn a number to the next quantised one.
+        taken = [
+            (place.position(request, token), tokens[token])
+            for request, tokens in enumerate(arm.tokens)
+            for token in range(min(len(tokens), left.get(request, len(tokens)) + 1))
+        ]
+        findings.append(_flips("answers", arm.name, arm.logits, noise_bound(own, task.dtype), taken, place))
+        findings += judge_evenness(arm.name, own, task.base, place, task.dtype)
+    if alike is not arm and task.reference is not None:
+        findings += _errors(task, arm.name, own, measure(alike.logits, truth), alike.name)
+    return findings
 
 
-def _as_computed(arm: Answers, left: Mapping[int, int], bound: Floats, place: Places) -> Finding:
-    """Check that the engine answers with what the arm's own logits prefer, up to the first token that leaves the
-    control's.
-
-    The bound is the arm's own: a small difference between two steps may turn a number to the next one that its
-    quantised form knows. The leads are within its own logits, so that this bound does not explain them by arithmetic.
-    """
-    taken = [
-        (place.position(request, token), tokens[token])
-        for request, tokens in enumerate(arm.tokens)
-        for token in range(min(len(tokens), left.get(request, len(tokens)) + 1))
-    ]
-    strange = [flip for flip in taken_flips(arm.logits, bound, taken) if not flip.explained]
-    fault = f"The answers of {arm.name} contradict its own logits. {worst_text(strange, place)}." if strange else ""
-    fine = f"Every token of {arm.name} is what its own logits prefer, or within noise of it."
-    return Finding.none_of("answers", len(strange), verdict=FAIL, fault=fault, fine=fine)
+def departures(arm: Answers, control: Answers) -> list[tuple[int, int]]:
+    """Return (request, token) where an answer first leaves the control's. ValueError where lengths differ."""
+    places = []
+    for request, (own, due) in enumerate(zip(arm.tokens, control.tokens, strict=True)):
+        if len(own) != len(due):
+            raise ValueError(f"{arm.name} answered request {request} with {len(own)} tokens, not {len(due)}")
+        first = next((token for token, pair in enumerate(zip(own, due, strict=True)) if pair[0] != pair[1]), None)
+        if first is not None:
+            places.append((request, first))
+    return places
 
 
-def _finite(name: str, measures: Measures, place: Places) -> Finding:
+def _finite(name: str, measures: Measures, place: Places, beyond: str = FAIL) -> Finding:
     broken = np.flatnonzero(~measures.finite)
-    where = f"{broken.size} of {len(measures)} positions, first at {place.text(int(broken[0]))}" if broken.size else ""
-    return Finding.none_of(
-        "finite",
-        broken.size,
-        verdict=FAIL,
-        fault=f"{name} computes infinity or no number at {where}.",
-        fine=f"Every logit of {name} is a number.",
-    )
+    where = f"first at {place.text(int(broken[0]))}" if broken.size else ""
+    what = f"The number of positions where {name} computes infinity or no number"
+    return held_to(0.0, float(broken.size), "finite", what, where=where, beyond=beyond)
 
 
-def _same_tokens(
-    arm: Answers,
-    control: Answers,
-    left: Sequence[tuple[int, int]],
-    place: Places,
-    reference: Matrix | None = None,
-    bound: Floats | None = None,
-) -> Finding:
-    """Check that greedy answers are equal, as they must be in float32. The reason tells a near tie from a fault."""
-    fault = ""
+def _same_tokens(task: _Task, arm: Answers, left: Sequence[tuple[int, int]]) -> Finding:
+    """Check that greedy answers are equal, as they must be in float32."""
+    where = ""
     if left:
         request, token = left[0]
-        at = place.position(request, token)
-        due, taken = control.tokens[request][token], arm.tokens[request][token]
-        fault = (
-            f"{len(left)} of {len(control.tokens)} greedy answers of {arm.name} differ, first at {place.text(at)}: "
-            f"{control.name} takes {due} and {arm.name} {taken}. In float32 they must be equal."
-        )
-        if reference is not None and bound is not None:
-            lead = float(reference[at][due]) - float(reference[at][taken])
-            kind = "a near tie" if abs(lead) <= bound[at] else "more than rounding"
-            fault += f" Float64 prefers {control.name}'s by {lead:.3g}, rounding can turn {bound[at]:.2g}: {kind}."
-    fine = f"All {len(control.tokens)} greedy answers ({sum(place.lengths)} tokens) are those of {control.name}."
-    return Finding.none_of("tokens", len(left), verdict=FAIL, fault=fault, fine=fine)
+        due, taken = task.control.tokens[request][token], arm.tokens[request][token]
+        at = task.place.text(task.place.position(request, token))
+        where = f"first at {at}, where {task.control.name} takes {due} and {arm.name} {taken}"
+    what = (
+        f"The number of {arm.name}'s {len(arm.tokens)} greedy answers that are not {task.control.name}'s, in float32,"
+    )
+    return held_to(0.0, float(len(left)), "tokens", what, where=where)
 
 
-def _errors(
-    name: str, own: Measures, base: Measures, place: Places, rng: np.random.Generator, *, of: str = "the control"
-) -> Iterator[Finding]:
+def _flips(
+    name: str,
+    arm: str,
+    logits: Matrix,
+    bound: Floats,
+    taken: Iterable[tuple[int, int]],
+    place: Places,
+    beyond: str = FAIL,
+) -> Finding:
+    """Check that each token `taken` at a position is preferred by `logits`, or behind by what noise can turn."""
+    worst, where = 0.0, ""
+    for position, token in dict.fromkeys((int(position), int(token)) for position, token in taken):
+        row = np.asarray(logits[position], dtype=np.float64)
+        share = float(row[~np.isneginf(row)].max() - row[token]) / float(bound[position])
+        if share > worst:
+            worst, where = share, f"at {place.text(position)}, where it takes {token}"
+    what = f"The largest lead over a token that {arm} takes, as a share of what noise can turn,"
+    return held_to(1.0, worst, name, what, where=where, beyond=beyond)
+
+
+def _errors(task: _Task, name: str, own: Measures, base: Measures, of: str) -> Iterator[Finding]:
     """Hold the arm's errors and divergence to those of the yardstick `of`."""
     if not own.finite.all() or not base.finite.all():
         return  # that fails already, and no quantile of infinities means more
-    prompts = len(place.lengths)
-    few = prompts < LEAST_REQUESTS
+    rng, place = np.random.default_rng(task.seed), task.place
     for key, words, column, statistic, limit in _ERRORS:
         values = getattr(own, column)
         value, low, high = ratio_interval(values, getattr(base, column), place.request, statistic, rng)
-        verdict = PASS if high <= limit else FAIL if low > limit else INCONCLUSIVE
-        around, remedy = f"({low:.3g} to {high:.3g})", "."
-        if few:
-            verdict, around = (
-                INCONCLUSIVE,
-                f"({counted(prompts, 'prompt')} {'sets' if prompts == 1 else 'set'} no interval)",
-            )
-            remedy = f": give parity.prompts = {LEAST_REQUESTS} at least."
-        elif verdict == INCONCLUSIVE:
-            remedy = ": ask for more parity.prompts to decide."
-        yield Finding(
-            name=key,
-            verdict=verdict,
-            value=value,
-            low=None if few else low,
-            high=None if few else high,
-            limit=limit,
-            reason=f"{words} of {name} is {statistic(values):.2g}, {value:.3g} times {of}'s {around}, "
-            f"limit {limit:g}{remedy}",
+        ends = (low, high) if len(place.lengths) >= LEAST_REQUESTS else (None, None)
+        what = f"{words} of {name}, over that of {of},"
+        remedy = f"more parity.prompts decide, {LEAST_REQUESTS} at least"
+        yield estimated(limit, value, ends, key, what, remedy=remedy)
+    worst, most = int(np.argmax(own.error)), float(base.error.max())
+    value = float(own.error[worst]) / most if most > 0 else math.inf
+    what = f"The largest error of {name}, over that of {of},"
+    yield held_to(WORST_LIMIT, value, "worst error", what, where=f"at {place.text(worst)}")
+
+
+def judge_kl(
+    name: str,
+    divergence: Floats,
+    lengths: Sequence[int],
+    limit: float,
+    *,
+    of: str,
+    source: str,
+    rng: np.random.Generator,
+) -> Finding:
+    """Judge the mean KL `divergence` of the arm `name` from `of`, in nats at each token of texts of these lengths."""
+    starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+    counts = np.asarray(lengths, dtype=np.float64)
+    value, low, high = mean_interval(np.add.reduceat(divergence, starts), counts, rng)
+    what = f"The mean KL divergence of {name} from {of} on {counted(len(counts), 'text')} ({source}), in nats a token,"
+    remedy = f"more texts that differ decide, {LEAST_TEXTS} at least (parity.texts, or parity.prompts without it)"
+    return estimated(limit, value, (low, high), "kl", what, remedy=remedy)
+
+
+def judge_evenness(name: str, own: Measures, control: Measures | None, place: Places, dtype: str) -> Iterator[Finding]:
+    """Check that no prompt, and no position, errs much more than is typical of the arm `name`.
+
+    Typical is the median of the arm's own errors, or one rounding of the dtype where that is less. Where the control
+    errs more than is typical of it, the arm may in proportion; `control` is None without a float64 reference. Prompts
+    of few positions are judged by these alone. Errors must be finite.
+    """
+    size = len(own.error)
+    calm = control.error if control is not None and np.isfinite(control.error).all() else np.ones(size)
+    prompts = [np.flatnonzero(place.request == number) for number in range(len(place.lengths))]
+    prompts = [positions for positions in prompts if len(positions) >= _LEAST_POSITIONS]
+    positions = [np.array([position]) for position in range(size)]
+    for kind, groups, limit in (("prompt", prompts, PROMPT_LIMIT), ("position", positions, POSITION_LIMIT)):
+        if not groups:
+            continue
+        errors, base = (np.array([median(every[group]) for group in groups]) for every in (own.error, calm))
+        excess = np.maximum(1.0, base / median(base)) if median(base) > 0 else np.ones(len(groups))
+        multiples = errors / max(median(errors), EPSILON[dtype]) / excess
+        worst = int(np.argmax(multiples))
+        yield held_to(
+            limit,
+            float(multiples[worst]),
+            f"worst {kind}",
+            f"The error of {name} at its worst {kind}, over its typical one,",
+            where=f"at {place.text(int(groups[worst][0]))}",
+            beyond=INCONCLUSIVE if errors[worst] < _NONSENSE else FAIL,
         )
-    worst = int(np.argmax(own.error))
-    value = float(own.error[worst] / base.error.max()) if base.error.max() > 0 else math.inf
-    ok = value <= WORST_LIMIT
-    yield Finding(
-        name="worst error",
-        verdict=PASS if ok else FAIL,
-        value=value,
-        limit=WORST_LIMIT,
-        reason=f"The largest error of {name} is {own.error[worst]:.2g}, {value:.3g} times {of}'s largest, "
-        f"limit {WORST_LIMIT:g}" + ("." if ok else f": at {place.text(worst)}."),
-    )
-
-
-def _equal_answers(control: Answers, left: Sequence[tuple[int, int]]) -> dict[str, int]:
-    return {"answers": len(control.tokens), "answers_same": len(control.tokens) - len(left)}
-
-
-def _figures(measures: Measures) -> dict[str, Any]:
-    return {"error": _summary(measures.error), "divergence": _summary(measures.divergence)}
-
-
-def _summary(values: Floats) -> dict[str, float]:
-    return {"median": median(values), "mean": float(values.mean()), "p99": p99(values), "max": float(values.max())}

@@ -1,10 +1,10 @@
-"""The outcome of parity: requirements, arms and all together."""
+"""The outcome of parity: what each arm was held to, and all arms together."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
@@ -13,7 +13,7 @@ from analysis.judging.verdict import combined
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One requirement, judged. `low` and `high` are the interval of `value` where it is an estimate."""
+    """One distance and its limit, judged. `low` and `high` are the interval of `value` where it is an estimate."""
 
     name: str
     verdict: str
@@ -23,73 +23,93 @@ class Finding:
     high: float | None = None
     limit: float | None = None
 
-    @classmethod
-    def none_of(cls, name: str, faults: int, *, verdict: str, fault: str, fine: str) -> Finding:
-        """Pass where there are no faults; else the `verdict`, with the `fault` as the reason."""
-        reason, verdict = (fault, verdict) if faults else (fine, PASS)
-        return cls(name=name, verdict=verdict, value=float(faults), limit=0.0, reason=reason)
+
+def held_to(limit: float, value: float, name: str, what: str, *, where: str = "", beyond: str = FAIL) -> Finding:
+    """Judge the distance `value` by its `limit`: `beyond` is the verdict of a greater one, and of no number."""
+    reason = f"{what} is {value:.3g}, limit {limit:g}{f': {where}' if where else ''}."
+    return Finding(name=name, verdict=PASS if value <= limit else beyond, reason=reason, value=value, limit=limit)
+
+
+def estimated(
+    limit: float, value: float, ends: tuple[float | None, float | None], name: str, what: str, *, remedy: str
+) -> Finding:
+    """Judge the estimate `value` by its interval: open where the limit lies in it, and without an interval."""
+    low, high = ends
+    verdict, around = INCONCLUSIVE, "no interval"
+    if low is not None and high is not None:
+        verdict = PASS if high <= limit else FAIL if low > limit else INCONCLUSIVE
+        around = f"{low:.3g} to {high:.3g}"
+    rest = f": {remedy}." if verdict == INCONCLUSIVE else "."
+    reason = f"{what} is {value:.3g} ({around}), limit {limit:g}{rest}"
+    return Finding(name=name, verdict=verdict, reason=reason, value=value, low=low, high=high, limit=limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmParity:
-    """One arm, judged. `figures` are plain numbers for the report."""
+    """One arm and everything that it was held to."""
 
     name: str
-    verdict: str
     findings: tuple[Finding, ...]
-    figures: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, name: str, findings: Sequence[Finding], figures: Mapping[str, Any] | None = None) -> ArmParity:
-        """Combine the verdicts of all findings."""
-        verdict = combined([item.verdict for item in findings])
-        return cls(name=name, verdict=verdict, findings=tuple(findings), figures=figures or {})
 
     @property
-    def reasons(self) -> tuple[str, ...]:
+    def verdict(self) -> str:
+        """FAIL if any finding is, else INCONCLUSIVE if any is."""
+        return combined([item.verdict for item in self.findings])
+
+    @property
+    def reasons(self) -> list[str]:
         """The reasons of what did not pass, failures first."""
-        ordered = sorted(self.findings, key=lambda item: (FAIL, INCONCLUSIVE, PASS).index(item.verdict))
-        return tuple(item.reason for item in ordered if item.verdict != PASS)
+        return [item.reason for verdict in (FAIL, INCONCLUSIVE) for item in self.findings if item.verdict == verdict]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON. A number that is not finite becomes null."""
+        rows = [{key: _known(value) for key, value in asdict(item).items()} for item in self.findings]
+        return {"name": self.name, "verdict": self.verdict, "reasons": self.reasons, "findings": rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
-    """The outcome of the control against the reference, of every other arm, and of all arms together."""
+    """The outcome of the control against the reference, and of every other arm."""
 
-    verdict: str
     control: ArmParity
     arms: tuple[ArmParity, ...]
 
+    @property
+    def verdict(self) -> str:
+        """Of all arms together."""
+        return combined([arm.verdict for arm in self.arms])
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON. A number that is not finite becomes null."""
-        rows = [asdict(arm) | {"reasons": arm.reasons} for arm in self.arms]
-        return {key: _plain(value) for key, value in (asdict(self) | {"arms": rows}).items()}
+        """Return plain values for JSON."""
+        arms = [arm.to_dict() for arm in self.arms]
+        return {"verdict": self.verdict, "control": self.control.to_dict(), "arms": arms}
 
 
-def concluded(control: ArmParity, arms: Sequence[ArmParity], *, refused: Mapping[str, str]) -> Parity:
-    """Conclude from what each arm computes. Arms that `refused` a request fail, whatever the control is.
+def concluded(
+    control: str,
+    checked: Sequence[Finding],
+    found: Mapping[str, Sequence[Finding]],
+    *,
+    refused: Mapping[str, str] | None = None,
+) -> Parity:
+    """Conclude from the findings on the control and on each arm. Arms that `refused` a request fail, each for a reason.
 
     A control that did not pass is no yardstick: every FAIL against it becomes INCONCLUSIVE.
     """
-    judged = list(arms) if control.verdict == PASS else [_doubted(arm, control) for arm in arms]
-    for name, reason in refused.items():
+    base = ArmParity(name=control, findings=tuple(checked))
+    arms = []
+    for name, findings in found.items():
+        own = tuple(findings)
+        if base.verdict != PASS:
+            doubt = Finding(name="control", verdict=INCONCLUSIVE, reason=" ".join(base.reasons))
+            opened = (replace(item, verdict=INCONCLUSIVE) if item.verdict == FAIL else item for item in own)
+            own = (doubt, *opened)
+        arms.append(ArmParity(name=name, findings=own))
+    for name, reason in (refused or {}).items():
         finding = Finding(name="refused", verdict=FAIL, reason=f"{name} refuses what it is asked: {reason}.")
-        judged.append(ArmParity.of(name, [finding]))
-    return Parity(verdict=combined([arm.verdict for arm in judged]), control=control, arms=tuple(judged))
+        arms.append(ArmParity(name=name, findings=(finding,)))
+    return Parity(control=base, arms=tuple(arms))
 
 
-def _doubted(arm: ArmParity, control: ArmParity) -> ArmParity:
-    doubt = Finding(name="control", verdict=INCONCLUSIVE, reason=" ".join(control.reasons))
-    opened = (replace(item, verdict=INCONCLUSIVE) for item in arm.findings if item.verdict == FAIL)
-    kept = (item for item in arm.findings if item.verdict != FAIL)
-    return replace(arm, verdict=INCONCLUSIVE, findings=(doubt, *opened, *kept))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+def _known(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

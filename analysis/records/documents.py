@@ -1,7 +1,7 @@
 """The small files that describe a run: JSON and TOML with a checksum.
 
 A JSON document holds the CRC-32 of its other content under "crc32". A TOML document ends with a comment that holds the
-CRC-32 of the text above, or with "# edited" after a deliberate change. A file of another tool has neither.
+CRC-32 of the text above. A file of another tool has neither.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import json
 import re
 import tomllib
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,15 @@ LARGEST_BYTES = 64 << 20
 
 _KEY = "crc32"
 _TOML_END = re.compile(r"\n# crc32 ([0-9a-f]{8})\s*\Z")
-_EDITED = "# edited"
 _BETWEEN_KEYS = re.compile(r"[\s=\[\]{},]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """What a file holds."""
-
-    content: dict[str, Any] | None  # None if it cannot be read
-    stated: bool  # it has a checksum, or is marked as edited
-    problem: str = ""  # in words that follow the file's name
+# --- Writing ----------------------------------------------------------------------------------------------------------
 
 
 def write_document(path: Path, content: Mapping[str, Any], *, indent: int | None = None) -> None:
     """Write `content` and its checksum to `path` as JSON; a reader sees the old content or the new, never a part."""
-    write_json(path, vouched(content), indent=indent)
+    write_json(path, with_checksum(content), indent=indent)
 
 
 def write_json(path: Path, content: Any, **style: Any) -> None:
@@ -45,56 +37,64 @@ def write_json(path: Path, content: Any, **style: Any) -> None:
     partial.replace(path)
 
 
-def vouched(content: Mapping[str, Any]) -> dict[str, Any]:
+def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content with its checksum."""
     written = {str(key): value for key, value in content.items() if key != _KEY}
     return {**written, _KEY: _crc32(parse_json(json.dumps(written)))}
 
 
-def vouched_toml(text: str) -> str:
+def toml_with_checksum(text: str) -> str:
     """Return the text with its checksum as a comment at the end."""
     return f"{text.rstrip()}\n# crc32 {zlib.crc32(text.rstrip().encode()):08x}\n"
 
 
-def parse_json(text: str) -> Any:
-    """Return the value in `text`, with null for NaN and infinities.
+def _crc32(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return f"{zlib.crc32(text.encode()):08x}"
 
-    Raises ValueError for what is no JSON, cannot be written again as text, or is deeper than DEEPEST.
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_document(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return what the JSON file at `path` holds, and what is wrong with it in words that follow its name.
+
+    A file that is missing, damaged or changed holds None.
     """
-    try:
-        value = json.loads(text, parse_constant=lambda _: None)
-    except RecursionError:
-        raise ValueError(f"it is more than {DEEPEST} levels deep") from None
-    if text.count("[") + text.count("{") > DEEPEST:
-        _check(value)
-    if "\\u" in text:
-        json.dumps(value, ensure_ascii=False).encode()  # raises for half a surrogate pair
-    return value
-
-
-def read_document(path: Path) -> Document | None:
-    """Return what the JSON file at `path` holds; None if there is no such file. Changed content is not read."""
     if not path.exists():
-        return None
+        return None, ""
     try:
         if path.stat().st_size > LARGEST_BYTES:
             raise ValueError("too large")
         content = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("no table")
-        _check(content)
     except (OSError, ValueError):
-        return Document(content=None, stated=False, problem="is not readable JSON")
-    stated = _KEY in content
-    if stated and content.pop(_KEY) != _crc32(content):
-        return Document(content=None, stated=True, problem="is not as it was written")
-    return Document(content=content, stated=stated)
+        return None, "is not readable JSON"
+    if _KEY in content and content.pop(_KEY) != _crc32(content):
+        return None, "is not as it was written"
+    return content, ""
 
 
 def content_of(path: Path) -> dict[str, Any]:
     """Return what the JSON file at `path` holds; empty if it is missing, damaged or changed."""
-    document = read_document(path)
-    return (document.content if document is not None else None) or {}
+    return read_document(path)[0] or {}
+
+
+def parse_json(text: str) -> Any:
+    """Return the value in `text`, with null for NaN and infinities.
+
+    Raises ValueError for what is no JSON, cannot be written again as text, is deeper than DEEPEST or holds a whole
+    number of more than 64 bits, which other readers do not take.
+    """
+    try:
+        value = json.loads(text, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError(f"it is more than {DEEPEST} levels deep") from None
+    _check(value)
+    if "\\u" in text:
+        json.dumps(value, ensure_ascii=False).encode()  # raises for half a surrogate pair
+    return value
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -102,13 +102,12 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
     without such a file."""
     try:
         with path.open("rb") as file:
-            rows, bad, _ = parse_lines(file.readlines())
+            return parse_lines(file)[:2]
     except OSError:
         return [], 0
-    return rows, bad
 
 
-def parse_lines(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int, bool]:
+def parse_lines(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], int, bool]:
     """Return the tables in the lines, how many whole lines hold none, and whether the last was cut off while it was
     written."""
     rows: list[dict[str, Any]] = []
@@ -127,26 +126,23 @@ def parse_lines(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int, bool
     return rows, bad, False
 
 
-def read_toml(path: Path) -> Document | None:
-    """Return what the TOML file at `path` holds; None if there is no such file.
+def read_toml(path: Path) -> tuple[dict[str, Any], str]:
+    """Return what the TOML file at `path` holds, and what is wrong with it in words that follow its name.
 
-    Changed content is read all the same, since people edit settings. Raises ValueError and OSError if it cannot be.
+    A missing file is empty. Changed content is read all the same, since people edit settings. Raises ValueError and
+    OSError if it cannot be.
     """
     if not path.exists():
-        return None
+        return {}, ""
     if path.stat().st_size > LARGEST_BYTES:
         raise ValueError(f"it has more than {LARGEST_BYTES >> 20} MiB")
     text = path.read_text(encoding="utf-8")
     content = parse_toml(text)
     _check(content)
-    if text.rstrip().endswith(f"\n{_EDITED}"):
-        return Document(content=content, stated=True)
     end = _TOML_END.search(text)
-    if end is None:
-        return Document(content=content, stated=False)
-    same = zlib.crc32(text[: end.start()].rstrip().encode()) == int(end[1], 16)
-    problem = "" if same else f'was changed after it was written (if that was meant, make its last line "{_EDITED}")'
-    return Document(content=content, stated=True, problem=problem)
+    if end is None or zlib.crc32(text[: end.start()].rstrip().encode()) == int(end[1], 16):
+        return content, ""
+    return content, "was changed after it was written (if that was meant, remove its last line)"
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -167,14 +163,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(f"a value cannot be read: {error}") from None
 
 
-def _crc32(content: Any) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return f"{zlib.crc32(text.encode()):08x}"
-
-
 def _check(value: Any, level: int = 0) -> None:
-    """Raise ValueError for values more than DEEPEST levels deep, and for a whole number of more than 64 bits, which
-    other readers do not take."""
+    """Raise ValueError for values more than DEEPEST levels deep, and for a whole number of more than 64 bits."""
     if level > DEEPEST:
         raise ValueError(f"it is more than {DEEPEST} levels deep")
     if isinstance(value, int) and not -(2**63) <= value < 2**64:

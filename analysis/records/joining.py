@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ RUN_LIST = "runs.json"
 
 _MOST_PLANNED = 1000  # trials of one run
 _LONGEST_SHOWN = 120  # characters of a value
+_IDS = ("request_id", "session_id", "pair_id", "event_id", "request_ids")
 # Settings that change nothing of what is measured, as keys or as tables: where and how often, not what.
 _MAY_DIFFER = (
     *("name", "seed", "bed", "rollout", "trials.count", "trials.ready_timeout_s"),
@@ -35,7 +36,6 @@ _MAY_DIFFER = (
 )
 _MUST_AGREE = ("arms", "control", "traffic.design", "loop")  # whatever is accepted
 _VERSIONS = ("tailgate", "torch", "transformers", "triton")
-_IDS = ("request_id", "session_id", "pair_id", "event_id", "request_ids")
 
 
 # --- The list of runs -------------------------------------------------------------------------------------------------
@@ -61,22 +61,20 @@ def joins_runs(directory: Path) -> bool:
 
 def read_run_list(directory: Path) -> RunList | None:
     """Return the list in `directory`, None if it holds none. Raises RecordError for one that cannot be followed."""
-    path = directory / RUN_LIST
-    document = read_document(path)
-    if document is None:
+    if not joins_runs(directory):
         return None
+    path = directory / RUN_LIST
+    content, problem = read_document(path)
     again = f"join the runs again: tailgate analyze RUN RUN --out {directory}"
-    if document.content is None:
-        raise RecordError(f"{path} {document.problem}: {again}")
+    if problem:
+        raise RecordError(f"{path} {problem}: {again}")
     try:
-        listed = _RunListFile.model_validate(document.content)
+        listed = _RunListFile.model_validate(content)
     except ValidationError:
         raise RecordError(f"{path} does not name its runs as a list of paths: {again}") from None
     for name in listed.runs:
-        if not (directory / name).is_dir():
-            raise RecordError(f"{path} names {name[:80]}, which is not there: put it back, or {again}")
-        if joins_runs(directory / name):
-            raise RecordError(f"{path} names {name}, which joins runs itself: {again}")
+        if not (directory / name).is_dir() or joins_runs(directory / name):
+            raise RecordError(f"{path} names {name[:80]}, which is not the directory of one run: {again}")
     return RunList(directories=tuple(directory / name for name in listed.runs), accepted=tuple(listed.accepted))
 
 
@@ -90,9 +88,9 @@ def listed_runs(directories: Sequence[Path], accepted: Sequence[str] = ()) -> Ru
     for directory in directories:
         if not directory.is_dir():
             raise RecordError(f"{directory} is not a directory: give the directory of a run")
-        inner = read_run_list(directory)
-        keys += inner.accepted if inner is not None else ()
-        for run in inner.directories if inner is not None else (directory,):
+        listed = read_run_list(directory) or RunList(directories=(directory,))
+        keys += listed.accepted
+        for run in listed.directories:
             if run.resolve() in runs:
                 raise RecordError(f"the run {run.resolve().name} is given twice, again by {directory}: give it once")
             runs[run.resolve()] = run
@@ -107,22 +105,33 @@ def write_run_list(directory: Path, listed: RunList) -> None:
     write_document(directory / RUN_LIST, {"runs": paths, "accepted": list(listed.accepted)}, indent=2)
 
 
+def names_of(directories: Sequence[Path]) -> list[str]:
+    """Return a name for each directory: its own, or its path from the folder that they share if names are equal."""
+    paths = [directory.resolve() for directory in directories]
+    if len({path.name for path in paths}) == len(paths):
+        return [path.name for path in paths]
+    return [path.relative_to(os.path.commonpath(paths)).as_posix() for path in paths]
+
+
 # --- Runs and their names ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunDocuments:
-    """The documents of a run, before its tables are read."""
+class RecordedRun:
+    """What the documents of a run say, and what its trials are called among the runs that are judged together."""
 
     directory: Path
     name: str  # of the directory, with as much of its path as tells it from the others
     experiment: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    parity: Mapping[str, Any] | None
-    folders: tuple[Path, ...]  # of its trials
-    numbers: tuple[int, ...]  # of each folder's trial
-    infos: tuple[Mapping[str, Any] | None, ...]  # of each folder
-    search: dict[str, Any] | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    parity: Mapping[str, Any] | None = None
+    search: Mapping[str, Any] | None = None
+    folders: tuple[Path, ...] = ()  # of its trials
+    numbers: tuple[int, ...] = ()  # of each folder's trial
+    infos: tuple[Mapping[str, Any] | None, ...] = ()  # of each folder
+    place: int = 0  # among the runs in order of time, from 1; 0 for a run that is judged by itself
+    trials: Mapping[int, int] = field(default_factory=dict)  # the new number of each trial, with those that are missing
+    unknown: int = 0  # the new number of every trial that it does not have
 
     @property
     def starts_ns(self) -> dict[int, int]:
@@ -147,23 +156,15 @@ class RunDocuments:
         found = self.environment.get("machine") or first_of((mapping(own.get(RUN_HOST)) for own in machines), "machine")
         return found if isinstance(found, str) else ""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedRun:
-    """One of the runs that are judged together, or the only one."""
-
-    documents: RunDocuments
-    place: int  # among the runs in order of time, from 1; 0 for a run that is judged by itself
-    trials: Mapping[int, int]  # the new number of each of its trials, with those that are missing
-    unknown: int  # the number of every trial that it does not have
-
-    def with_own_names(self, rows: pa.Table) -> pa.Table:
-        """Return the rows of one of its tables with the trials' new numbers and with ids that no other run has."""
+    def with_own_names(self, rows: pa.Table, trial: int) -> pa.Table:
+        """Return the rows of a table of `trial`, with its number where they state none. Among several runs, trials have
+        their new numbers and ids that no other run has."""
+        given = pc.fill_null(rows.column("trial"), trial)
         if not self.place:
-            return rows
+            return _replaced(rows, "trial", given)
         for name in (name for name in _IDS if name in rows.column_names):
             rows = _replaced(rows, name, _prefixed(rows.column(name), f"{self.place}."))
-        given = pc.fill_null(rows.column("trial"), -1).to_numpy()
+        given = given.to_numpy()
         numbers = np.full(len(given), self.unknown, dtype=np.int32)
         for own in np.unique(given).tolist():
             numbers[given == own] = self.trials.get(own, self.unknown)
@@ -183,112 +184,94 @@ def _prefixed(column: Any, front: str) -> Any:
     return pc.binary_join_element_wise(front, column, "")
 
 
-def one_run(documents: RunDocuments) -> JoinedRun:
-    """Return the run as it is judged by itself: everything keeps its name."""
-    return JoinedRun(documents=documents, place=0, trials={item: item for item in documents.numbers}, unknown=0)
-
-
-def joined_runs(runs: Sequence[RunDocuments]) -> tuple[JoinedRun, ...]:
-    """Return the runs in order of time, with a number for each trial that they have or planned."""
-    ordered = sorted(runs, key=lambda run: run.order)
+def renumbered(runs: Sequence[RecordedRun]) -> tuple[RecordedRun, ...]:
+    """Return the runs, which are in order of time, with a number for each trial that they have or planned."""
     moments: list[tuple[int, int, int]] = []
-    for place, run in enumerate(ordered):
+    for place, run in enumerate(runs):
         start = run.order[0]
         planned = table(run.experiment, "trials").get("count")
         planned = min(planned, _MOST_PLANNED) if isinstance(planned, int) else 0
         for trial in sorted({*run.numbers, *range(1, planned + 1)}):
             start = run.starts_ns.get(trial, start)  # a trial without a start follows the one before it
             moments.append((start, place, trial))
-    numbers: list[dict[int, int]] = [{} for _ in ordered]
+    numbers: list[dict[int, int]] = [{} for _ in runs]
     for joined, (_, place, trial) in enumerate(sorted(moments), start=1):
         numbers[place][trial] = joined
     return tuple(
-        JoinedRun(documents=run, place=place, trials=own, unknown=len(moments) + place)
-        for place, (run, own) in enumerate(zip(ordered, numbers, strict=True), start=1)
+        replace(run, place=place, trials=own, unknown=len(moments) + place)
+        for place, (run, own) in enumerate(zip(runs, numbers, strict=True), start=1)
     )
-
-
-def names_of(directories: Sequence[Path]) -> list[str]:
-    """Return a name for each directory: its own, or its path from the folder that they share if names are equal."""
-    paths = [directory.resolve() for directory in directories]
-    if len({path.name for path in paths}) == len(paths):
-        return [path.name for path in paths]
-    return [path.relative_to(os.path.commonpath(paths)).as_posix() for path in paths]
 
 
 # --- Whether runs may be joined ---------------------------------------------------------------------------------------
 
 
-def check_joinable(runs: Sequence[RunDocuments], accepted: Sequence[str] = ()) -> tuple[str, ...]:
+def check_joinable(runs: Sequence[RecordedRun], accepted: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the differences between the runs that `accepted` allows, in words. Its entries are keys or tables of keys.
 
     Raises RecordError for other differences, for runs without documents, and for two that hold the same trial.
     """
     seen: dict[tuple[str, int], str] = {}  # a trial's identity is its seed and its start
     for run in runs:
-        if not run.experiment:
-            raise RecordError(f"{run.name} has no experiment.toml, so what it ran is unknown: give another run")
-        if not any(run.infos):
-            raise RecordError(f"{run.name} holds no trial with a trial.json: give another run")
+        if not run.experiment or not any(run.infos):
+            lacks = "trial with a trial.json" if run.experiment else "experiment.toml, so what it ran is unknown"
+            raise RecordError(f"{run.name} has no {lacks}: give another run")
         for start in run.starts_ns.values():
             owner = seen.setdefault((run.seed, start), run.name)
             if owner != run.name:
                 raise RecordError(f"{run.name} and {owner} hold the same trial, of one start and seed: leave one out")
-    return _accepted_differences(runs, accepted)
+    return _differences(runs, accepted)
 
 
-def check_next(runs: Sequence[RunDocuments], coming: RunDocuments, accepted: Sequence[str] = ()) -> None:
+def check_next(runs: Sequence[RecordedRun], coming: RecordedRun, accepted: Sequence[str] = ()) -> None:
     """Raise RecordError if a run that has not begun yet differs from `runs` in what is known before it begins."""
     begun = tuple({"stalling_kinds": info.get("stalling_kinds")} for info in runs[0].infos if info)
-    _accepted_differences((replace(runs[0], infos=begun), coming), accepted)
+    _differences((replace(runs[0], infos=begun), coming), accepted)
 
 
-def _accepted_differences(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[str, ...]:
+def _differences(runs: Sequence[RecordedRun], accepted: Sequence[str]) -> tuple[str, ...]:
+    """Return how each run differs from the first, in words. Raises RecordError for what is not accepted."""
     first, base = runs[0].name, settings_of(runs[0])
-    refused: list[str] = []
+    refused: dict[str, str] = {}
     allowed: list[str] = []
-    keys: dict[str, None] = {}
     for run in runs[1:]:
         own = settings_of(run)
         changed = [key for key in sorted({*base, *own}) if base.get(key) != own.get(key)]
-        # What all arms share is named once.
+        # The trials of a search last as long as it decides. What all arms share is named once.
+        free = (*_MAY_DIFFER, *(("traffic.duration_s",) if run.search is not None else ()))
         changed = [key for key in changed if not key.startswith("arms.") or key.split(".", 2)[-1] not in changed]
-        differing = {key: (base.get(key), own.get(key)) for key in changed if not _is_among(key, _MAY_DIFFER)}
-        if run.search is not None or runs[0].search is not None:
-            differing.pop("traffic.duration_s", None)  # the trials of a search last as long as it decides
-        if never := [key for key in differing if key in _MUST_AGREE]:
-            raise RecordError(
-                f"{run.name} and {first} are no trials of one experiment: {_in_words(differing, never, first)}: leave "
-                f"{first} out, or run the experiment that it ran"
-            )
-        if wrong := [key for key in differing if not _is_among(key, accepted)]:
-            keys |= dict.fromkeys(wrong)
-            refused.append(f"{run.name} differs from {first} in {_in_words(differing, wrong, first)}")
-        allowed += [f"{run.name}: {_in_words(differing, [key], first)}" for key in differing if key not in wrong]
+        for key in (key for key in changed if not _is_among(key, free)):
+            text = f"{run.name}: {key} {shown(own.get(key))} (in {first} {shown(base.get(key))})"
+            if _is_among(key, accepted) and key not in _MUST_AGREE:
+                allowed.append(text)
+            else:
+                refused.setdefault(key, text)
     if refused:
+        remedy = f"or accept what differs with --allow-different {','.join(refused)}"
+        if never := {key: text for key, text in refused.items() if key in _MUST_AGREE}:
+            refused, remedy = never, f"{', '.join(never)} must be the same"
         raise RecordError(
-            f"{'; '.join(refused)}: join runs of one experiment on one kind of machine, or accept what differs with "
-            f"--allow-different {','.join(keys)}"
+            f"the runs cannot be joined, since they differ ({'; '.join(refused.values())}): join runs of one "
+            f"experiment on one kind of machine, {remedy}"
         )
     return tuple(allowed)
 
 
-def settings_of(run: RunDocuments) -> dict[str, Any]:
+def settings_of(run: RecordedRun) -> dict[str, Any]:
     """Return everything that decides what the run measured, by key: the settings of its experiment, of each arm with
     those that arms share, and facts of its machine."""
     infos = [info for info in run.infos if info]
     rows = rows_of(run.experiment.get("arms"))
-    versions = mapping(run.environment.get("versions"))
-    gpus = run.environment.get("gpus")
     found = dict(flat({key: value for key, value in run.experiment.items() if key != "arms"}))
     for row in rows:
         own = {key: row[key] for key in row if key not in ("name", "control")}
         if "compile" in own:  # an arm that tailgate starts
-            own |= {
-                part: {**mapping(run.experiment.get(part)), **mapping(row.get(part))} for part in ("model", "engine")
-            }
+            for part in ("model", "engine"):
+                own[part] = {**mapping(run.experiment.get(part)), **mapping(row.get(part))}
         found |= flat(own, f"arms.{row.get('name')}")
+    versions, gpus = mapping(run.environment.get("versions")), run.environment.get("gpus")
     quantised = any(key.endswith(".quantisation") and value != "none" for key, value in found.items())
+    prompts = mapping(first_of(infos, "prompts"))
     facts = {
         **{key: first_of(infos, key) for key in ("block_s", "stalling_kinds")},
         "arms": sorted(str(row.get("name")) for row in rows),
@@ -296,11 +279,12 @@ def settings_of(run: RunDocuments) -> dict[str, Any]:
         "loop": [str(first_of(infos, key)) for key in ("loop", "open_loop")],
         "versions": {name: versions.get(name) for name in (*_VERSIONS, *(("torchao",) if quantised else ()))},
         "gpus": sorted({str(gpu).partition(",")[0] for gpu in gpus}) if isinstance(gpus, list) else None,
-        "traffic": {key: first_of(infos, key) for key in ("design", "duration_s")},
+        "traffic": {
+            **{key: first_of(infos, key) for key in ("design", "duration_s")},
+            **{key: mapping(prompts.get(key)) for key in ("trace", "conversations")},
+        },
     }
-    prompts = mapping(first_of(infos, "prompts"))
-    files = {f"traffic.{key}": mapping(prompts.get(key)) for key in ("trace", "conversations")}
-    return found | dict(flat(facts)) | dict(flat(files))
+    return found | dict(flat(facts))
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -328,12 +312,6 @@ def _is_among(key: str, names: Sequence[str]) -> bool:
     return any(one == name or one.startswith(f"{name}.") for one in keys for name in names)
 
 
-def _in_words(differing: Mapping[str, tuple[Any, Any]], keys: Sequence[str], there: str) -> str:
-    """Return the differences in `keys`, with the value in the run called `there` in brackets."""
-    pairs = [(key, *differing[key]) for key in keys]
-    return ", ".join(f"{key} {shown(own)} (in {there} {shown(base)})" for key, base, own in pairs)
-
-
 def shown(value: Any) -> str:
     """Return the value of a setting as text."""
     if value is None:
@@ -346,31 +324,30 @@ def shown(value: Any) -> str:
 # --- Documents of all runs together -----------------------------------------------------------------------------------
 
 
-def joined_experiment(runs: Sequence[JoinedRun]) -> dict[str, Any]:
+def joined_experiment(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """Return the experiment of the first run, with as many trials as all have or planned."""
-    first = runs[0].documents.experiment
-    names = dict.fromkeys(str(run.documents.experiment.get("name", "")) for run in runs)
+    first = runs[0].experiment
+    names = dict.fromkeys(str(run.experiment.get("name", "")) for run in runs)
     trials = {**table(first, "trials"), "count": sum(len(run.trials) for run in runs)}
     return {**first, "name": " + ".join(filter(None, names)), "trials": trials}
 
 
-def joined_environment(runs: Sequence[JoinedRun]) -> dict[str, Any]:
+def joined_environment(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """Return what the environments of all runs have in common."""
-    first, *others = (run.documents.environment for run in runs)
-    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    first = runs[0].environment
+    return {key: value for key, value in first.items() if all(run.environment.get(key) == value for run in runs)}
 
 
 def joined_parity(documents: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
     """Return what was measured of the arms before the first trial of each run, of each arm the worst; None if a run
     measured nothing."""
-    measured = [document for document in documents if document is not None]
+    measured = sorted(filter(None, documents), key=_parity_rank)
     if len(measured) < len(documents):
         return None
-    rows = sorted((row for document in measured for row in rows_of(document.get("arms"))), key=_parity_rank)
     worst: dict[str, Mapping[str, Any]] = {}
-    for row in rows:
+    for row in sorted((row for document in measured for row in rows_of(document.get("arms"))), key=_parity_rank):
         worst.setdefault(str(row.get("name")), row)
-    return {**sorted(measured, key=_parity_rank)[0], "arms": list(worst.values())}
+    return {**measured[0], "arms": list(worst.values())}
 
 
 def _parity_rank(row: Mapping[str, Any]) -> int:
@@ -391,10 +368,9 @@ def joined_search(searches: Sequence[Mapping[str, Any] | None]) -> dict[str, Any
         "stop": "; ".join(dict.fromkeys(stops)) if all(stops) else "",
     }
     for key in ("budget_s", "spent_s", "parity_s"):
-        spent = [number(search.get(key)) for search in known]
-        together |= {} if None in spent else {key: sum(value for value in spent if value is not None)}
+        spent = [value for search in known if (value := number(search.get(key))) is not None]
+        together |= {key: sum(spent)} if len(spent) == len(known) else {}
     for key in ("left", "dropped"):
-        named = [{str(row.get("arm")) for row in rows_of(search.get(key))} for search in known]
-        common = set.intersection(*named)
+        common = set.intersection(*({str(row.get("arm")) for row in rows_of(search.get(key))} for search in known))
         together[key] = [row for row in rows_of(known[0].get(key)) if str(row.get("arm")) in common]
     return together

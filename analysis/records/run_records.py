@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from analysis.records import joining
 from analysis.records.asked_answers import PATTERN as ANSWERS
-from analysis.records.documents import Document, content_of, read_document, read_toml
-from analysis.records.joining import JoinedRun, RunDocuments, RunList, read_run_list
-from analysis.records.plain_values import mapping, number
+from analysis.records.documents import read_document, read_toml
+from analysis.records.joining import RecordedRun, RunList, read_run_list
 from analysis.records.schemas import JUDGED_REQUESTS, REQUIRED, TABLES
-from analysis.records.tables import NOT_AS_WRITTEN, RecordError, crc32_of, one_line, read_end, read_table
-from analysis.records.weight_journal import WeightChange, read_journal
+from analysis.records.tables import RecordError, one_line, read_table
+from analysis.records.weight_journal import JOURNAL, WeightChange, read_journal
 from analysis.wording import counted
-
-EXPORT = "export.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +34,12 @@ class RunRecords:
     bed: pa.Table | None  # samples of the machines; None if nothing sampled them
     problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
     server_load: pa.Table | None = None  # as external arms report it; None if none does
-    stated: bool = False  # its files state what they should hold
-    parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
+    parity: Mapping[str, Any] | None = None  # parity.json: measured before the first trial; None if it was not
     answers: tuple[dict[str, Any], ...] = ()  # of external arms to prompts that all were asked, a trial and an arm each
-    search: dict[str, Any] | None = None  # frontier.json: how a search, or several, went on; None if none was made
+    search: Mapping[str, Any] | None = None  # frontier.json: how a search, or several, went on; None if none was made
     stepless: frozenset[int] = frozenset()  # trials of runs that were kept without their engine steps
     weights: tuple[WeightChange, ...] = ()  # empty if they never changed
-    runs: tuple[JoinedRun, ...] = ()  # that were read, in order of time; the one alone if none were joined
+    runs: tuple[RecordedRun, ...] = ()  # that were read, in order of time; the one alone if none were joined
     differences: tuple[str, ...] = ()  # between joined runs, as they were accepted
 
     @property
@@ -55,7 +50,7 @@ class RunRecords:
     @property
     def directories(self) -> tuple[Path, ...]:
         """The directories that hold trials."""
-        return tuple(run.documents.directory for run in self.runs) or (self.directory,)
+        return tuple(run.directory for run in self.runs) or (self.directory,)
 
 
 def read_run(directory: Path) -> RunRecords:
@@ -67,52 +62,27 @@ def read_run(directory: Path) -> RunRecords:
         raise RecordError(f"{directory} is not a directory: give the directory of a run")
     listed = read_run_list(directory)
     if listed is None:
-        documents, files = _documents(directory, "")
-        return _read(directory, [joining.one_run(documents)], {documents.directory: files})
-    opened = _opened(listed)
-    runs = [documents for documents, _ in opened]
-    differences = joining.check_joinable(runs, listed.accepted)
-    files_of = {documents.directory: files for documents, files in opened}
-    return _read(directory, joining.joined_runs(runs), files_of, differences)
+        files = _Files(directory)
+        return _records_of(_documents(files), files)
+    opened = _opened(listed.directories)
+    differences = joining.check_joinable([run for run, _ in opened], listed.accepted)
+    return replace(_together(opened), directory=directory, differences=differences)
 
 
 def read_together(directories: Sequence[Path]) -> RunRecords:
     """Return the records of runs that may be of different experiments, with the trials and ids of joined runs."""
-    opened = _opened(RunList(directories=tuple(directories)))
-    files_of = {documents.directory: files for documents, files in opened}
-    return _read(directories[-1], joining.joined_runs([documents for documents, _ in opened]), files_of)
+    return _together(_opened(directories))
 
 
-def check_runs(listed: RunList) -> tuple[RunDocuments, ...]:
-    """Return the documents of the listed runs. Raises RecordError for runs that may not be joined or hold no
-    requests."""
-    documents = tuple(run for run, _ in _opened(listed))
-    for run in documents:
+def check_runs(listed: RunList) -> tuple[RecordedRun, ...]:
+    """Return the documents of the listed runs in order of time. Raises RecordError for runs that may not be joined or
+    hold no requests."""
+    runs = tuple(run for run, _ in _opened(listed.directories))
+    for run in runs:
         if not any(table_files(folder, "requests") for folder in run.folders):
-            raise RecordError(f"{run.name} holds no requests*.arrow, .parquet or .jsonl: give another run")
-    joining.check_joinable(documents, listed.accepted)
-    return documents
-
-
-def load_process(path: Path) -> str:
-    """Return the name of the load process that wrote the requests at `path`."""
-    return path.name.removeprefix("requests-").partition(".")[0]
-
-
-def clock_offset_ns(account: Mapping[str, Any]) -> int:
-    """Return what the times of a load process still lack to the run's time, by its account: a file that was copied from
-    the process's own disk is in its host's time."""
-    clock = mapping(account.get("clock"))
-    offset_ns = number(clock.get("offset_ns"))
-    return int(clock["offset_ns"]) if clock.get("applied") is False and offset_ns is not None else 0
-
-
-def shifted(rows: Any, offset_ns: int) -> Any:
-    """Return the requests, a table or a batch, with `offset_ns` added to every time that the load process took."""
-    for name in ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns") if offset_ns else ():
-        place = rows.schema.get_field_index(name)
-        rows = rows.set_column(place, rows.schema.field(place), pc.add(rows.column(place), offset_ns))
-    return rows
+            raise _no_requests(run)
+    joining.check_joinable(runs, listed.accepted)
+    return runs
 
 
 def trial_folders(directory: Path) -> list[Path]:
@@ -125,233 +95,181 @@ def table_files(folder: Path, stem: str) -> list[Path]:
     return sorted(path for suffix in ("arrow", "parquet", "jsonl") for path in folder.glob(f"{stem}*.{suffix}"))
 
 
-# --- Files that state what they should hold ---------------------------------------------------------------------------
+# --- Files ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Files:
-    """The files of the run in `directory` as they are read. With a `name`, each is called by it and its own path."""
+    """The files of one run, and what is wrong with those that were read. A run among others has a `name`."""
 
     directory: Path
-    name: str
-    exported: Mapping[str, Any]  # export.json, which states what exported tables hold
+    name: str = ""
     problems: list[str] = field(default_factory=list)
-    documents: dict[str, bool] = field(default_factory=dict)  # whether each file states what it should hold
-    tables: dict[str, bool] = field(default_factory=dict)
 
     def add(self, path: Path, problem: str) -> None:
         """Add what is wrong with the file or folder at `path`, in words that follow its name."""
-        self.problems.append(f"{self._label(path)} {problem}")
+        own = path.relative_to(self.directory).as_posix()
+        self.problems += [f"{self.name}/{own} {problem}" if self.name else f"{own} {problem}"] if problem else []
 
     def document(self, path: Path) -> dict[str, Any] | None:
         """Return the JSON document at `path`; None if there is none, or none that can be believed."""
-        return self._content(path, read_document(path))
+        content, problem = read_document(path)
+        self.add(path, problem)
+        return content
 
-    def toml(self, path: Path) -> dict[str, Any]:
-        """Return the TOML document at `path`, empty if there is none. Raises RecordError if it cannot be read."""
+    def all(self, folder: Path, pattern: str) -> list[tuple[Path, dict[str, Any]]]:
+        """Return the documents in `folder` with names like `pattern`, in the order of their names."""
+        read = [(path, self.document(path)) for path in sorted(folder.glob(pattern))]
+        return [(path, content) for path, content in read if content is not None]
+
+    def experiment(self) -> dict[str, Any]:
+        """Return experiment.toml, empty if there is none. Raises RecordError if it cannot be read."""
+        path = self.directory / "experiment.toml"
         try:
-            return self._content(path, read_toml(path)) or {}
+            content, problem = read_toml(path)
         except (OSError, ValueError) as error:
-            raise RecordError(f"{self._label(path)} cannot be read ({one_line(error)}): correct it") from error
+            where = f"{self.name}/{path.name}" if self.name else path.name
+            raise RecordError(f"{where} cannot be read ({one_line(error)}): correct it") from error
+        self.add(path, problem)
+        return content
 
-    def _content(self, path: Path, document: Document | None) -> dict[str, Any] | None:
-        if document is None:
-            return None
-        if document.problem:
-            self.add(path, document.problem)
-        if document.content is not None:
-            self.documents[self._label(path)] = document.stated
-        return document.content
-
-    def table(self, path: Path, schema: pa.Schema, *, required: Sequence[str]) -> pa.Table:
-        """Return the rows of the file, as `read_table` has them. Raises RecordError and OSError."""
-        stated = mapping(self.exported.get("files")).get(path.relative_to(self.directory).as_posix())
-        if stated is not None and stated != f"{crc32_of(path):08x}":
-            self.add(path, f"{NOT_AS_WRITTEN}: its rows are not used")
-            self.tables[self._label(path)] = True
-            return schema.empty_table()
-        rows, problems = read_table(path, schema, required=required)
+    def table(self, path: Path, stem: str) -> pa.Table:
+        """Return the rows of the file of the table `stem`. Raises RecordError."""
+        schema = JUDGED_REQUESTS if stem == "requests" else TABLES[stem]
+        rows, problems = read_table(path, schema, required=REQUIRED[stem])
         for problem in problems:
             self.add(path, problem)
-        states = bool(stated or read_end(path))
-        if states or not problems:  # what was cut off lost what it stated
-            self.tables[self._label(path)] = states
         return rows
 
-    @property
-    def stated(self) -> bool:
-        """Whether the tables state what they should hold."""
-        return any(self.tables.values())
 
-    @property
-    def changed(self) -> list[str]:
-        """What a changed file shows: it states nothing, and others of the run do."""
-        any_document = any(self.documents.values())
-        silent = [name for name, states in self.documents.items() if any_document and not states]
-        silent += [name for name, states in self.tables.items() if (any_document or self.stated) and not states]
-        return [f"{name} does not state what it should hold, as others of the run do" for name in silent]
-
-    def _label(self, path: Path) -> str:
-        own = path.relative_to(self.directory).as_posix()
-        return f"{self.name}/{own}" if self.name else own
-
-
-# --- Reading ----------------------------------------------------------------------------------------------------------
-
-
-def _opened(listed: RunList) -> list[tuple[RunDocuments, _Files]]:
-    named = zip(listed.directories, joining.names_of(listed.directories), strict=True)
-    opened = [_documents(directory, name) for directory, name in named]
-    # In order of time, so that the order in which they were given does not matter.
+def _opened(directories: Sequence[Path]) -> list[tuple[RecordedRun, _Files]]:
+    """Return the documents and the files of each run, in order of time whatever the order of `directories`."""
+    named = zip(directories, joining.names_of(directories), strict=True)
+    opened = [(_documents(files), files) for files in (_Files(directory, name) for directory, name in named)]
     return sorted(opened, key=lambda run: run[0].order)
 
 
-def _documents(directory: Path, name: str) -> tuple[RunDocuments, _Files]:
-    """Read the documents of the run in `directory`; `name` precedes what is reported of its files."""
-    export = read_document(directory / EXPORT)
-    files = _Files(directory=directory, name=name, exported=(export and export.content) or {})
-    if export is not None and export.problem:
-        files.add(directory / EXPORT, export.problem)
-    experiment = files.toml(directory / "experiment.toml")
-    environment = files.document(directory / "environment.json") or {}
+def _documents(files: _Files) -> RecordedRun:
+    """Return what the documents of the run say, as of a run that is judged by itself."""
+    directory = files.directory
     folders = trial_folders(directory)
     infos: list[dict[str, Any] | None] = []
-    numbers: list[int] = []
-    for position, folder in enumerate(folders, start=1):
-        info = files.document(folder / "trial.json")
-        if info is None and (folder / "trial.json").exists():
-            info = {}
-        elif info is None and folder != directory:
-            info = {"complete": False}
+    for folder in folders:
+        path = folder / "trial.json"
+        missing = {"complete": False} if folder != directory else None
+        info = files.document(path) or {} if path.exists() else missing
+        of_import = (info or {}).get("problems")
+        files.problems += map(str, of_import) if isinstance(of_import, list) else []
         infos.append(info)
-        numbers.append(_trial_number(info, folder, position))
-    documents = RunDocuments(
+    numbers = [_trial_number(info or {}, *trial) for trial, info in zip(enumerate(folders, 1), infos, strict=True)]
+    return RecordedRun(
         directory=directory,
-        name=name or directory.resolve().name,
-        experiment=experiment,
-        environment=environment,
+        name=files.name or directory.resolve().name,
+        experiment=files.experiment(),
+        environment=files.document(directory / "environment.json") or {},
         parity=files.document(directory / "parity.json"),
         search=files.document(directory / "frontier.json"),
         folders=tuple(folders),
-        numbers=tuple(numbers),
         infos=tuple(infos),
+        numbers=tuple(numbers),
+        trials={number: number for number in numbers},
     )
-    return documents, files
 
 
-def _trial_number(info: Mapping[str, Any] | None, folder: Path, position: int) -> int:
-    given = (info or {}).get("trial")
+def _trial_number(info: Mapping[str, Any], position: int, folder: Path) -> int:
+    given = info.get("trial")
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 31:
         return given
     name = folder.name.removeprefix("trial-")
     return int(name) if name.isdecimal() else position
 
 
-def _read(
-    directory: Path, runs: Sequence[JoinedRun], files_of: Mapping[Path, _Files], differences: Sequence[str] = ()
-) -> RunRecords:
-    """Return the records of the runs, in their order, each with its own files."""
-    tables = {stem: list(_tables(runs, files_of, stem)) for stem in ("compile_events", "steps", "bed", "server_load")}
-    events, steps, bed, server_load = (pa.concat_tables(rows) if rows else None for rows in tables.values())
-    if events is not None:
-        for run, _, folder in _folders(runs):
-            if not table_files(folder, "compile_events"):  # which would read as no compile in this trial
-                files_of[run.documents.directory].add(folder, "holds no compile_events, as other trials do")
-    requests: list[pa.Table] = []
-    generators: list[dict[str, Any]] = []
-    answers: list[dict[str, Any]] = []
-    for run, own_number, folder in _folders(runs):
-        files, trial = files_of[run.documents.directory], run.trials[own_number]
-        accounts: dict[str, dict[str, Any]] = {}
-        for path in sorted(folder.glob("generator-*.json")):
-            if (account := files.document(path)) is not None:
-                accounts[path.stem.removeprefix("generator-")] = {**account, "trial": trial}
-        for path in table_files(folder, "requests"):
-            rows = files.table(path, JUDGED_REQUESTS, required=REQUIRED["requests"])
-            nameless = rows.column("trial").null_count
-            if nameless and (folder / "trial.json").exists():  # bare tables need not name their one trial
-                files.add(path, f"has {counted(nameless, 'request')} without a trial")
-            if own := accounts.get(load_process(path)):
-                own["rows"] = rows.num_rows
-                rows = shifted(rows, clock_offset_ns(own))
-            requests.append(run.with_own_names(_with_trial(rows, own_number)))
-        generators += accounts.values()
-        files.document(folder / "compiler.json")
-        for path in sorted(folder.glob(ANSWERS)):
-            if (document := files.document(path)) is not None:
-                answers.append({**document, "trial": trial})
-    if not requests:
-        raise RecordError(f"{directory.name} holds no requests*.arrow, .parquet or .jsonl: give a run directory")
-    documents = [run.documents for run in runs]
-    joined = bool(runs[0].place)
+# --- Records ----------------------------------------------------------------------------------------------------------
+
+
+def _together(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
+    """Return the records of several runs, in order of time, as of one."""
+    runs = joining.renumbered([run for run, _ in opened])
+    compiles = any(table_files(folder, "compile_events") for run in runs for folder in run.folders)
+    parts = [_records_of(run, files, compiles=compiles) for run, (_, files) in zip(runs, opened, strict=True)]
     return RunRecords(
-        directory=directory,
-        experiment=joining.joined_experiment(runs) if joined else dict(documents[0].experiment),
+        directory=runs[-1].directory,
+        experiment=joining.joined_experiment(runs),
         environment=joining.joined_environment(runs),
-        trials=_trials(runs),
-        generators=tuple(generators),
-        requests=pa.concat_tables(requests),
-        events=events,
-        steps=steps,
-        bed=bed,
-        server_load=server_load,
-        problems=tuple(problem for run in runs for problem in _problems(run, files_of[run.documents.directory])),
-        stated=all(files.stated for files in files_of.values()),
-        parity=joining.joined_parity([own.parity for own in documents]),
-        answers=tuple(answers),
-        search=joining.joined_search([own.search for own in documents]),
-        stepless=_stepless(runs),
-        weights=() if joined else read_journal(documents[0].directory)[0],
-        runs=tuple(runs),
-        differences=tuple(differences),
+        trials=tuple(sorted((info for part in parts for info in part.trials), key=lambda info: info["trial"])),
+        generators=tuple(account for part in parts for account in part.generators),
+        requests=pa.concat_tables(part.requests for part in parts),
+        events=_concatenated(part.events for part in parts),
+        steps=_concatenated(part.steps for part in parts),
+        bed=_concatenated(part.bed for part in parts),
+        server_load=_concatenated(part.server_load for part in parts),
+        problems=tuple(problem for part in parts for problem in part.problems),
+        parity=joining.joined_parity([run.parity for run in runs]),
+        answers=tuple(document for part in parts for document in part.answers),
+        search=joining.joined_search([run.search for run in runs]),
+        stepless=frozenset(trial for part in parts for trial in part.stepless),
+        runs=runs,
     )
 
 
-def _tables(runs: Sequence[JoinedRun], files_of: Mapping[Path, _Files], stem: str) -> Iterator[pa.Table]:
-    for run, own_number, folder in _folders(runs):
-        for path in table_files(folder, stem):
-            rows = files_of[run.documents.directory].table(path, TABLES[stem], required=REQUIRED[stem])
-            yield run.with_own_names(_with_trial(rows, own_number))
+def _concatenated(tables: Iterable[pa.Table | None]) -> pa.Table | None:
+    known = [rows for rows in tables if rows is not None]
+    return pa.concat_tables(known) if known else None
 
 
-def _folders(runs: Iterable[JoinedRun]) -> Iterator[tuple[JoinedRun, int, Path]]:
-    """Yield each folder of each run, with its trial's number in the run."""
-    for run in runs:
-        for own, folder in zip(run.documents.numbers, run.documents.folders, strict=True):
-            yield run, own, folder
+def _records_of(run: RecordedRun, files: _Files, *, compiles: bool = False) -> RunRecords:
+    """Return the records of one run. With `compiles` another run has tables of compile events."""
+    tables: dict[str, list[pa.Table]] = {stem: [] for stem in TABLES}
+    infos: list[dict[str, Any]] = []
+    generators: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
+    for number, info, folder in zip(run.numbers, run.infos, run.folders, strict=True):
+        trial = {"trial": run.trials[number]}
+        infos += [] if info is None else [{**info, **trial}]
+        accounts = {
+            path.stem.removeprefix("generator-"): account | trial
+            for path, account in files.all(folder, "generator-*.json")
+        }
+        for stem, found in tables.items():
+            for path in table_files(folder, stem):
+                rows = files.table(path, stem)
+                if (process := path.name.removeprefix("requests-").partition(".")[0]) in accounts:
+                    accounts[process]["rows"] = rows.num_rows
+                nameless = rows.column("trial").null_count
+                if stem == "requests" and nameless and info is not None:  # bare tables need not name their one trial
+                    files.add(path, f"has {counted(nameless, 'request')} without a trial")
+                found.append(run.with_own_names(rows, number))
+        generators += accounts.values()
+        answers += [document | trial for _, document in files.all(folder, ANSWERS)]
+        files.document(folder / "compiler.json")
+    if not tables["requests"]:
+        raise _no_requests(run)
+    for folder in run.folders if tables["compile_events"] or compiles else ():
+        if not table_files(folder, "compile_events"):  # which would read as no compile in this trial
+            files.add(folder, "holds no compile_events, as other trials do")
+    weights, problem = read_journal(run.directory)
+    files.add(run.directory / JOURNAL, problem)
+    return RunRecords(
+        directory=run.directory,
+        experiment=dict(run.experiment),
+        environment=dict(run.environment),
+        trials=tuple(sorted(infos, key=lambda info: info["trial"])),
+        generators=tuple(generators),
+        requests=_concatenated(tables["requests"]),
+        events=_concatenated(tables["compile_events"]),
+        steps=_concatenated(tables["steps"]),
+        bed=_concatenated(tables["bed"]),
+        server_load=_concatenated(tables["server_load"]),
+        problems=tuple(files.problems),
+        parity=run.parity,
+        answers=tuple(answers),
+        search=run.search,
+        # If one trial of a run has steps, those of its others are lost.
+        stepless=frozenset() if tables["steps"] else frozenset(run.trials.values()),
+        weights=weights,
+        runs=(run,),
+    )
 
 
-def _with_trial(rows: pa.Table, number: int) -> pa.Table:
-    place = rows.schema.get_field_index("trial")
-    return rows.set_column(place, rows.schema.field(place), pc.fill_null(rows.column(place), number))
-
-
-def _trials(runs: Sequence[JoinedRun]) -> tuple[dict[str, Any], ...]:
-    """Return trial.json of each trial, in order, with its new number."""
-    trials = [
-        {**info, "trial": run.trials[own]}
-        for run in runs
-        for own, info in zip(run.documents.numbers, run.documents.infos, strict=True)
-        if info is not None
-    ]
-    return tuple(sorted(trials, key=lambda info: info["trial"]))
-
-
-def _stepless(runs: Sequence[JoinedRun]) -> frozenset[int]:
-    """Return the trials of runs without any table of steps. If one trial of a run has it, those of its others are
-    lost."""
-    without = (run for run in runs if not any(table_files(folder, "steps") for folder in run.documents.folders))
-    return frozenset(trial for run in without for trial in run.trials.values())
-
-
-def _problems(run: JoinedRun, files: _Files) -> list[str]:
-    """Return what is wrong with the run. What was wrong before an export does not show in the files any more."""
-    front = f"{run.documents.name}: " if run.place else ""
-    own = [*filter(None, [read_journal(run.documents.directory)[1]]), *earlier_problems(run.documents.directory)]
-    return [*files.problems, *files.changed, *(f"{front}{problem}" for problem in own)]
-
-
-def earlier_problems(directory: Path) -> list[str]:
-    """Return what was wrong with the records of a run before they were exported to `directory`."""
-    problems = content_of(directory / EXPORT).get("problems")
-    return [str(problem) for problem in problems] if isinstance(problems, list) else []
+def _no_requests(run: RecordedRun) -> RecordError:
+    return RecordError(f"{run.name} holds no requests*.arrow, .parquet or .jsonl: give the directory of a run")

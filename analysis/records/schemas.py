@@ -119,17 +119,11 @@ BED = pa.schema(
         # host
         ("cpus", pa.int32()),
         ("steal_s", pa.float64()),
-        ("load1", pa.float64()),
-        ("frequency_mhz", pa.float64()),
-        ("pressure_cpu_s", pa.float64()),  # in which some task waited (Linux pressure stall information)
-        ("pressure_memory_s", pa.float64()),
-        ("pressure_io_s", pa.float64()),
+        ("pressure_memory_s", pa.float64()),  # in which some task waited for memory (Linux pressure stall information)
         # device
         ("sm_mhz", pa.int32()),
-        ("memory_mhz", pa.int32()),
         ("power_w", pa.float64()),
         ("power_limit_w", pa.float64()),
-        ("energy_j", pa.float64()),
         # NVML's reasons why the clock is not higher: gpu_idle, applications_clocks_setting, sw_power_cap, hw_slowdown,
         # sync_boost, sw_thermal_slowdown, hw_thermal_slowdown, hw_power_brake_slowdown, display_clock_setting
         ("throttle", pa.list_(pa.string())),
@@ -138,10 +132,6 @@ BED = pa.schema(
         ("foreign_processes", pa.int32()),  # on the device, and not of this run; null where that cannot be told
         ("foreign_memory_bytes", pa.int64()),
         # process
-        ("threads", pa.int32()),
-        ("voluntary_switches", pa.int64()),
-        ("involuntary_switches", pa.int64()),
-        ("files", pa.int32()),  # open file handles
         ("device_memory_bytes", pa.int64()),  # held by the process on its devices
         # allocator
         ("allocated_bytes", pa.int64()),

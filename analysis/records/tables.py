@@ -2,7 +2,8 @@
 
 A stream grows by whole batches, so that a kill costs one batch at most. It ends with a line that states the row count
 and the CRC-32 of everything before, such as `rows 000000001234 crc32 0a1b2c3d`; other readers of Arrow stop in front of
-it. A file that was cut off lacks that line and still reads. A file that differs from what it states is not used.
+it. A file without that line was cut off and reads to its last whole batch. No row of a file that differs from its line
+is used.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import io
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,11 +27,10 @@ from analysis.wording import counted
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 CUT_OFF = "is cut off at its end"
-NOT_AS_WRITTEN = "is not as it was written"
+NOT_AS_WRITTEN = "is not as it was written: its rows are not used"
 
 _END_LINE = re.compile(rb"\nrows ([0-9]{12}) crc32 ([0-9a-f]{8})\n\Z")
 _END_LINE_BYTES = len(b"\nrows 000000000000 crc32 00000000\n")
-_FILE_MAGIC = b"ARROW1"
 _LARGEST_INT = 9.2e18
 _ROWS_AT_ONCE = 1 << 16  # of Parquet
 _BYTES_AT_ONCE = 1 << 24
@@ -87,29 +87,22 @@ class FileEnd:
 
     def agrees_with(self, path: Path) -> bool:
         """Return whether the file at `path` is as stated. Raises OSError."""
-        return crc32_of(path, self.size + len(b"\nrows 000000000000 crc32 ")) == self.crc32
+        left = self.size + len(b"\nrows 000000000000 crc32 ")
+        crc32 = 0
+        with path.open("rb") as file:
+            while left and (piece := file.read(min(left, _BYTES_AT_ONCE))):
+                crc32 = zlib.crc32(piece, crc32)
+                left -= len(piece)
+        return crc32 == self.crc32
 
 
 def read_end(path: Path) -> FileEnd | None:
-    """Return what the file states at its end; None if it states nothing. Raises OSError."""
-    size = path.stat().st_size - _END_LINE_BYTES
-    if size < 0:
-        return None
+    """Return what the last line of the file states; None if it has none. Raises OSError."""
+    size = max(0, path.stat().st_size - _END_LINE_BYTES)
     with path.open("rb") as file:
         file.seek(size)
         line = _END_LINE.match(file.read())
     return None if line is None else FileEnd(rows=int(line[1]), size=size, crc32=int(line[2], 16))
-
-
-def crc32_of(path: Path, size: int | None = None) -> int:
-    """Return the CRC-32 of the first `size` bytes of the file, or of all. Raises OSError."""
-    left = path.stat().st_size if size is None else size
-    crc32 = 0
-    with path.open("rb") as file:
-        while left and (piece := file.read(min(left, _BYTES_AT_ONCE))):
-            crc32 = zlib.crc32(piece, crc32)
-            left -= len(piece)
-    return crc32
 
 
 # --- Writing ----------------------------------------------------------------------------------------------------------
@@ -204,8 +197,8 @@ def _kept_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:
         tables = list(_arrow_tables(path, None, problems))
     except (pa.ArrowException, ValueError) as error:
         raise RecordError(f"{path.name} cannot be continued ({one_line(error)}): write to another file") from error
-    if any(problem.startswith(NOT_AS_WRITTEN) for problem in problems):
-        raise RecordError(f"{path.name} cannot be continued (it {problems[0]}): write to another file")
+    if NOT_AS_WRITTEN in problems:
+        raise RecordError(f"{path.name} {NOT_AS_WRITTEN}, and it cannot be continued: write to another file")
     if any(not table.schema.equals(schema) for table in tables):
         raise RecordError(f"{path.name} holds other columns than those to append: write to another file")
     return [batch for table in tables for batch in table.to_batches()]
@@ -225,7 +218,7 @@ def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -
     problems: list[str] = []
     tables = [schema.empty_table()]
     try:
-        for table in tables_of(path, schema.names, problems):
+        for table in tables_of(path, schema, problems):
             tables.append(_conform(table, schema, required, path.name))
     except RecordError:
         raise
@@ -234,81 +227,62 @@ def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -
     return pa.concat_tables(tables), tuple(problems)
 
 
-def _arrow_tables(path: Path, names: Collection[str] | None, problems: list[str]) -> Iterator[pa.Table]:
-    """Yield the whole batches of an Arrow file, with the columns in `names` or all, and add what is wrong with the file
-    to `problems`. Yield nothing if not even the schema is whole."""
+def _arrow_tables(path: Path, schema: pa.Schema | None, problems: list[str]) -> Iterator[pa.Table]:
+    """Yield the whole batches of an Arrow stream, with the columns of `schema` or all, and add what is wrong with the
+    file to `problems`."""
     end = read_end(path)
-    if end is not None and not end.agrees_with(path):
-        problems.append(f"{NOT_AS_WRITTEN}: its rows are not used")
+    if end is None:
+        problems.append(CUT_OFF)
+    elif not end.agrees_with(path):
+        problems.append(NOT_AS_WRITTEN)
         return
+    batches: list[pa.RecordBatch] = []
+    rows = waiting = 0
     # Read, not memory-mapped: a writer that continues the file must be free to replace it.
     with pa.OSFile(str(path)) as file:
-        try:
-            has_footer = file.read(len(_FILE_MAGIC)) == _FILE_MAGIC
-            file.seek(0)
-            columns = pa.ipc.open_file(file).schema.names if has_footer else pa.ipc.open_stream(file).schema.names
-            file.seek(0)
-            wanted = [place for place, name in enumerate(columns) if names is None or name in names]
-            options = pa.ipc.IpcReadOptions(included_fields=wanted)
-            if has_footer:
-                table = pa.ipc.open_file(file, options=options).read_all()
-                table.validate(full=True)
-                yield table
-                return
-            stream = pa.ipc.open_stream(file, options=options)
-        except (pa.ArrowException, OSError):
-            problems.append(CUT_OFF)
-            return
-        yield from _stream_tables(file, file.size() if end is None else end.size, stream, problems)
-
-
-def _stream_tables(
-    file: pa.NativeFile, size: int, stream: pa.ipc.RecordBatchStreamReader, problems: list[str]
-) -> Iterator[pa.Table]:
-    """Yield the batches of the stream in the first `size` bytes of the file, each validated."""
-    batches: list[pa.RecordBatch] = []
-    waiting, ended = 0, False
-    while not ended:
-        try:
-            batch = stream.read_next_batch()
-            batch.validate(full=True)
+        for batch in _whole_batches(file, schema, torn=end is None):
             batches.append(batch)
+            rows += batch.num_rows
             waiting += batch.nbytes
-        except StopIteration:
-            ended = True
-            # Arrow takes zeros for the mark of an end too.
-            if after := size - file.tell():
-                problems.append(f"holds {counted(after, 'byte')} behind its end")
-            else:
-                file.seek(max(0, size - len(END_OF_STREAM)))
-                problems += [] if file.read(len(END_OF_STREAM)) == END_OF_STREAM else [CUT_OFF]
-        except (pa.ArrowException, OSError):
-            ended = True
-            problems.append(CUT_OFF)
-        if waiting >= _BYTES_AT_ONCE or ended:
-            yield pa.Table.from_batches(batches, schema=stream.schema).combine_chunks()
-            batches, waiting = [], 0
+            if waiting >= _BYTES_AT_ONCE:
+                yield pa.Table.from_batches(batches).combine_chunks()
+                batches, waiting = [], 0
+    if batches:
+        yield pa.Table.from_batches(batches).combine_chunks()
+    if end is not None and rows != end.rows:
+        raise ValueError(f"{rows} of {end.rows} rows")
 
 
-def _json_tables(path: Path, names: Collection[str], problems: list[str]) -> Iterator[pa.Table]:
-    """Yield the lines that hold a table of JSON each."""
+def _whole_batches(file: pa.NativeFile, schema: pa.Schema | None, *, torn: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of the stream up to the first that is not whole."""
+    with contextlib.suppress(pa.ArrowException, OSError):
+        names = pa.ipc.open_stream(file).schema.names
+        file.seek(0)
+        wanted = [place for place, name in enumerate(names) if schema is None or name in schema.names]
+        for batch in pa.ipc.open_stream(file, options=pa.ipc.IpcReadOptions(included_fields=wanted)):
+            if torn:  # a damaged batch may end the process
+                batch.validate(full=True)
+            yield batch
+
+
+def _json_tables(path: Path, schema: pa.Schema, problems: list[str]) -> Iterator[pa.Table]:
+    """Yield the lines that hold a table of JSON each. Arrow's own reader ends the process on others, such as `null`."""
     bad = 0
     with path.open("rb") as file:
         while lines := file.readlines(_BYTES_AT_ONCE):
             rows, others, torn = parse_lines(lines)
             bad += others
             problems += [CUT_OFF] if torn else []
-            if rows:
-                present = [name for name in names if any(name in row for row in rows)]
-                yield pa.table({name: pa.array([row.get(name) for row in rows]) for name in present})
+            present = [name for name in schema.names if any(name in row for row in rows)]
+            yield pa.table({name: pa.array([row.get(name) for row in rows]) for name in present})
     if bad:
-        problems.append(f"has {f'{bad} lines that are' if bad > 1 else 'a line that is'} no table of JSON")
+        problems.append(f"has {counted(bad, 'line')} without a table of JSON")
 
 
-def _parquet_tables(path: Path, names: Collection[str], problems: list[str]) -> Iterator[pa.Table]:
-    """Yield the row groups of a Parquet file. A damaged one raises, since nothing of it can be read."""
+def _parquet_tables(path: Path, schema: pa.Schema, problems: list[str]) -> Iterator[pa.Table]:
+    """Yield the rows of a Parquet file. A damaged one raises, since nothing of it can be read."""
     with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        columns = [name for name in file.schema_arrow.names if name in names]
+        columns = [name for name in file.schema_arrow.names if name in schema.names]
         yield file.schema_arrow.empty_table()
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns):
             batch.validate(full=True)
@@ -319,40 +293,32 @@ def _conform(table: pa.Table, schema: pa.Schema, required: Sequence[str], source
     """Return the rows of `table` in `schema`, with null for columns that it lacks. RecordError names `source`."""
     columns: list[Any] = []
     for field in schema:
-        places = table.schema.get_all_field_indices(field.name)
-        if len(places) > 1:
-            raise RecordError(f'{source}: column "{field.name}" appears {len(places)} times: keep one')
-        if not places and field.name in required:
+        count = table.column_names.count(field.name)
+        if count > 1:
+            raise RecordError(f'{source}: column "{field.name}" appears {count} times: keep one')
+        if not count and field.name in required:
             raise RecordError(f'{source}: column "{field.name}" is missing: this table needs {", ".join(required)}')
-        nothing = pa.nulls(table.num_rows, field.type)
-        columns.append(_cast(table.column(places[0]), field, source) if places else nothing)
+        try:
+            columns.append(_cast(table.column(field.name), field.type) if count else pa.nulls(len(table), field.type))
+        except (pa.ArrowException, ValueError) as error:
+            raise RecordError(
+                f'{source}: column "{field.name}" holds {table.column(field.name).type} that is not {field.type} '
+                f"({one_line(error)}): convert it"
+            ) from error
     return pa.table(columns, schema=schema)
 
 
-def _cast(column: Any, field: pa.Field, source: str) -> Any:
-    if column.type == field.type:
-        return column
+def _cast(column: Any, kind: pa.DataType) -> Any:
+    """Return the column as one of `kind`, with timestamps in ns."""
     types = pa.types
-    try:
-        if types.is_timestamp(column.type):
-            column = column.cast(pa.timestamp("ns", column.type.tz)).cast(pa.int64())
-        if types.is_floating(column.type) and types.is_integer(field.type):
-            # Not-a-number and values beyond any clock are unknown, not zero.
-            usable = pc.and_kleene(pc.is_finite(column), pc.less(pc.abs(column), _LARGEST_INT))
-            column = pc.round(pc.if_else(usable, column, None))
-        text = types.is_string(field.type) or types.is_dictionary(field.type)
-        if text and types.is_dictionary(column.type):
-            column = pc.cast(column, pa.string())
-        if not text and (types.is_string(column.type) or types.is_large_string(column.type)):
-            raise pa.ArrowInvalid("text")
-        if types.is_dictionary(field.type):
-            # A cast to the type that the texts have takes as long as the encoding.
-            texts = column if column.type == field.type.value_type else column.cast(field.type.value_type)
-            encoded = texts.dictionary_encode()
-            return encoded if encoded.type == field.type else encoded.cast(field.type)
-        return column.cast(field.type)
-    except (pa.ArrowException, ValueError) as error:
-        raise RecordError(
-            f'{source}: column "{field.name}" holds {column.type} that is not {field.type} '
-            f"({one_line(error)}): convert it"
-        ) from error
+    if column.type == kind:
+        return column
+    if types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ns", column.type.tz)).cast(pa.int64())
+    elif types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    elif types.is_floating(column.type) and types.is_integer(kind):
+        # Not-a-number and values beyond any clock are unknown, not zero.
+        usable = pc.and_kleene(pc.is_finite(column), pc.less(pc.abs(column), _LARGEST_INT))
+        column = pc.round(pc.if_else(usable, column, None))
+    return column.cast(pa.string()).dictionary_encode() if types.is_dictionary(kind) else column.cast(kind)

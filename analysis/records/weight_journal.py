@@ -56,7 +56,7 @@ def read_weights(directory: Path) -> tuple[WeightChange, ...]:
 
 
 def read_journal(directory: Path) -> tuple[tuple[WeightChange, ...], str]:
-    """Return every whole line of the journal, and what is wrong with it in words, or an empty text."""
+    """Return every whole line of the journal, and what is wrong with it, in words that follow its name."""
     rows, bad = read_rows(directory / JOURNAL)
     changes: dict[int, WeightChange] = {}
     for row in rows:
@@ -67,7 +67,7 @@ def read_journal(directory: Path) -> tuple[tuple[WeightChange, ...], str]:
         else:
             changes[change.at_ns] = change  # a second line of the same instant states when it was done
     which = f"has {bad} lines that are" if bad > 1 else "has a line that is"
-    return tuple(changes.values()), f"{JOURNAL} {which} no decision" if bad else ""
+    return tuple(changes.values()), f"{which} no decision" if bad else ""
 
 
 _CHANGE = TypeAdapter(WeightChange)

@@ -130,7 +130,7 @@ class ArmAccount:
     @property
     def answers(self) -> list[Mapping[str, Any]]:
         """What each replica of the arm answered to the prompts that every arm got after the traffic, trial by trial,
-        with the prompts and the `dtype` of the request; empty without such a request. A trial that ended without the
+        with the `dtype` of the request; empty without such a request. A trial that ended without the
         answers that the experiment demands has a row with an error."""
         experiment = self.experiment
         served = mapping(experiment.get("parity")).get("served") is True and not experiment.get("compare_models")
@@ -141,12 +141,10 @@ class ArmAccount:
             if served and info.get("complete") and takes_part(info, self.arm) and not rows:
                 error = f"trial {info.get('trial')} holds no answers of it"
                 rows = [{"arm": self.arm, "replica": self.arm, "error": error}]
-            prompts = record.get("prompts")
-            request = {"dtype": record.get("dtype"), "prompts": prompts if isinstance(prompts, list) else []}
             for row in rows:
                 replica = row.get("replica") if isinstance(row.get("replica"), str) else None
                 counts = {key: int(number(row.get(key)) or 0) for key in ("same", "of")}
-                answers.append({**row, "replica": replica, **counts, **request})
+                answers.append({**row, "replica": replica, **counts, "dtype": record.get("dtype")})
         return answers
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analysis.arrays import Ints
-from analysis.records.joining import JoinedRun
+from analysis.records.joining import RecordedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +19,13 @@ class Machines:
     of_trial: Mapping[int, int] = field(default_factory=dict)  # place in `names`; 0 for trials that are not there
 
     @classmethod
-    def of(cls, runs: Sequence[JoinedRun]) -> Machines:
+    def of(cls, runs: Sequence[RecordedRun]) -> Machines:
         """Those of joined runs. A run that does not say where it ran has a machine of its own."""
         joined = [run for run in runs if run.place]
         trials = sorted(
-            (number, run.documents.machine or f"the machine of {run.documents.name}")
+            (number, run.machine or f"the machine of {run.name}")
             for run in joined
-            for number in (run.trials[own] for own in run.documents.numbers)
+            for number in (run.trials[own] for own in run.numbers)
         )
         names = tuple(dict.fromkeys(name for _, name in trials))
         return cls(names=names or ("",), of_trial={number: names.index(name) for number, name in trials})

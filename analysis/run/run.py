@@ -284,15 +284,15 @@ class Run:
         run."""
         alike: dict[tuple[str, int], list[int]] = {}
         for run in self.records.runs:
-            for own in sorted(set(run.documents.numbers)):
-                alike.setdefault((run.documents.seed, own), []).append(run.trials[own])
+            for own in sorted(set(run.numbers)):
+                alike.setdefault((run.seed, own), []).append(run.trials[own])
         return [trials for trials in alike.values() if len(trials) > 1]
 
     @property
     def own_names(self) -> dict[int, str]:
         """What each trial of joined runs is called in its own run; empty for a run by itself."""
         joined = self.records.runs if self.records.joined else ()
-        return {number: f"trial {own} of {run.documents.name}" for run in joined for own, number in run.trials.items()}
+        return {number: f"trial {own} of {run.name}" for run in joined for own, number in run.trials.items()}
 
     @property
     def machine(self) -> Ints | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from analysis.records.joining import JoinedRun
+from analysis.records.joining import RecordedRun
 from analysis.records.plain_values import mapping
 from analysis.run.run import Run
 from analysis.run.trials import SECOND
@@ -22,18 +22,17 @@ def joined_facts(run: Run) -> dict[str, Any] | None:
     }
 
 
-def _run_row(run: JoinedRun) -> dict[str, Any]:
-    documents = run.documents
-    versions = mapping(documents.environment.get("versions"))
-    started = min(documents.starts_ns.values(), default=0)
+def _run_row(run: RecordedRun) -> dict[str, Any]:
+    versions = mapping(run.environment.get("versions"))
+    started = min(run.starts_ns.values(), default=0)
     moment = datetime.datetime.fromtimestamp(started // SECOND, tz=datetime.UTC) if started > 0 else None
     return {
-        "name": documents.name,
+        "name": run.name,
         "started": None if moment is None else moment.isoformat(),
-        "machine": documents.machine or None,
-        "trials": [run.trials[number] for number in sorted(set(documents.numbers))],
-        "missing": [joined for number, joined in run.trials.items() if number not in documents.numbers],
-        "seed": documents.experiment.get("seed"),
-        "git_commit": documents.environment.get("git_commit"),
+        "machine": run.machine or None,
+        "trials": [run.trials[number] for number in sorted(set(run.numbers))],
+        "missing": [joined for number, joined in run.trials.items() if number not in run.numbers],
+        "seed": run.experiment.get("seed"),
+        "git_commit": run.environment.get("git_commit"),
         "tailgate": versions.get("tailgate"),
     }

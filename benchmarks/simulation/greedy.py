@@ -14,9 +14,8 @@ from functools import cache, partial
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.judging.gates.parity import NEAR_TIE, GreedyParity, judge_greedy
+from analysis.judging.gates.greedy import NEAR_TIE, GreedyParity, judge_greedy
 from analysis.records.asked_answers import AskedAnswer, Twice
-from analysis.run.greedy_answers import greedy_answers
 from benchmarks.simulation.table import Table
 
 ALPHA = 0.05
@@ -112,8 +111,8 @@ def judged(control: Server, arm: Server, seed: int, *, prompts: int = PROMPTS, a
     """What is made of one look at the two."""
     _logits.cache_clear()
     _kernel.cache_clear()
-    answers = greedy_answers([control.twice(seed, prompts)], [arm.twice(seed, prompts)], near_tie=NEAR_TIE)
-    return judge_greedy("arm", answers, when="before", near_tie=NEAR_TIE, alpha=alpha)
+    asked = [(control.twice(seed, prompts), arm.twice(seed, prompts))]
+    return judge_greedy("arm", asked, when="before", near_tie=NEAR_TIE, alpha=alpha)
 
 
 BF16 = Server(kernel=0.04)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from analysis.arrays import Ints
 from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordWriter
 
 EPOCH_NS = 1_700_000_000_000_000_000
 NETWORK_S = 0.002  # the mean way through the network, to the server and back
@@ -47,6 +48,7 @@ def token_lists(offsets_ns: Ints, counts: Ints) -> pa.Array:
 
 
 def write_requests(path: Path, table: pa.Table) -> None:
-    """`path` holds the requests as an Arrow stream."""
-    with pa.ipc.new_stream(path, REQUESTS) as stream:
-        stream.write_table(table)
+    """Write the requests to `path`, a new file."""
+    with RecordWriter(path, REQUESTS) as writer:
+        for batch in table.to_batches():
+            writer.append_batch(batch)

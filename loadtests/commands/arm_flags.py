@@ -63,15 +63,6 @@ def preset_arm(options: argparse.Namespace) -> ArmConfig:
     return replace(arm, **tables_of_arm)  # at once: bounds and the smallest size may only fit together
 
 
-def check_profile(arm: ArmConfig, cache_dir: str) -> None:
-    """Where the arm asks for the profile of earlier starts, there is a place for one. Otherwise ConfigError."""
-    if arm.compile.profile and not (cache_dir or arm.compile.artifact):
-        raise ConfigError(
-            "compile.profile is true but nothing is left of earlier starts: add --cache-dir DIR, or set "
-            "compile.artifact to a file that was written with compile.profile=true"
-        )
-
-
 def become(module: str, arm: ArmConfig, cache_dir: str, extra: Sequence[str]) -> NoReturn:
     """This process goes on as `python -m module` for the arm."""
     # The new program reads its configuration from a file without a name, and nothing is left behind. A pipe would take

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.records.joining import RunDocuments, RunList, check_next, listed_runs
+from analysis.records.joining import RecordedRun, RunList, check_next, listed_runs
 from analysis.records.run_records import check_runs
 from analysis.records.tables import RecordError
 from loadtests.commands.analyze import judge_run
@@ -139,14 +139,11 @@ def check_continued(experiment: Experiment, directories: Sequence[Path], accepte
             raise RecordError(
                 f"{run.name} has seed {run.seed} too, so its requests would come again: give another --seed"
             )
-    coming = RunDocuments(
+    coming = RecordedRun(
         directory=Path(),
         name="what would run now",
         experiment=tomllib.loads(to_toml(experiment)),
         environment=describe_environment(),
-        parity=None,
-        folders=(),
-        numbers=(),
         infos=(json.loads(json.dumps(known_before(experiment))),),  # as trial.json will have it
         search={},
     )

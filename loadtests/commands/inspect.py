@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from loadtests.commands.arm_flags import ARM_FLAGS, add_arm_flags, become, check_profile, preset_arm
+from loadtests.commands.arm_flags import ARM_FLAGS, add_arm_flags, become, preset_arm
 from loadtests.commands.command_line import CommandParser, add_experiment, add_set, flag_of
 from loadtests.experiments.model import OwnArm
 from loadtests.experiments.reading import load
@@ -48,7 +48,6 @@ def main(options: argparse.Namespace) -> NoReturn:
     """This process becomes the one that inspects."""
     arm = inspected_arm(options)
     check_arm(arm)
-    check_profile(arm, options.cache_dir)
     become("servers.inspect", arm, options.cache_dir, ["--shapes", options.shapes, *(["--json"] * options.json)])
 
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.records.joining import RunDocuments, RunList, joins_runs, listed_runs, write_run_list
+from analysis.records.joining import RecordedRun, RunList, joins_runs, listed_runs, write_run_list
 from analysis.records.run_records import check_runs
 from servers.fields import ConfigError
 
@@ -33,7 +33,7 @@ def join_runs(directories: Sequence[Path], *, out: str = "", accepted: Sequence[
     return folder
 
 
-def _identity(documents: Sequence[RunDocuments]) -> str:
+def _identity(documents: Sequence[RecordedRun]) -> str:
     """Eight digits that the same trials have wherever they lie."""
     trials = [
         f"{run.experiment.get('seed')} {run.starts_ns.get(number) or run.name}"

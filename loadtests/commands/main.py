@@ -1,5 +1,5 @@
 """The console script `tailgate`: run | ramp | provider | frontier | parity | inspect | serve | precompile | split |
-worker | analyze | compare | export | forecast | plan. Each command is a module of this package;
+worker | analyze | compare | forecast | plan. Each command is a module of this package;
 only that of the command in hand is imported.
 
 Exit codes of run, parity, analyze and compare: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run
@@ -37,7 +37,6 @@ COMMANDS = {
     "worker": "drive load from this host for a run on another one",
     "analyze": "judge a run again, or several runs as one",
     "compare": "compare two runs over time, such as last week's release and this",
-    "export": "write the records of a run as Parquet, JSON Lines or CSV",
     "forecast": "say from a trace alone what each compile policy will pay",
     "plan": "say how long a run must be",
 }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.report.values import count, figure, ratio
+from analysis.report.values import count, figure
 from analysis.wording import counted
 from loadtests.commands.command_line import CommandParser, add_experiment, add_set, seed
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
@@ -88,85 +88,23 @@ def show_parity(outcome: Mapping[str, Any], folder: Path, *, as_json: bool) -> i
         "arms": {arm["name"]: arm["verdict"] for arm in outcome["arms"]},
         "reasons": {arm["name"]: arm["reasons"] for arm in outcome["arms"] if arm["reasons"]},
     }
-    table = vector_table(outcome) if "width" in outcome else parity_table(outcome)
-    words = f"{table}\n\nreport: {folder / 'parity.json'}"
+    words = f"{parity_table(outcome)}\n\nreport: {folder / 'parity.json'}"
     stdout.write(words, line, as_json=as_json)
     return int(outcome["exit_code"])
 
 
 def parity_table(document: Mapping[str, Any]) -> str:
-    """The outcome for a terminal: a heading, one line an arm, and why an arm did not pass."""
-    control = document["control"]
-    head = f"parity of {document['name']} · {document['dtype']} · {counted(document['requests'], 'answer')}, "
-    head += (
-        f"{count(document['positions'])} positions × {count(document['vocabulary'])} logits · control {control['name']}"
-    )
-    if control["figures"]:
-        head += f", off float64 by {figure(control['figures']['error']['median'])}"
-    divergence = f"KL({'float64' if document['reference'] else 'control'}‖arm)"
-    titles = ("arm", "verdict", "error", "p99", "worst", divergence, "other tokens", "same answers")
-    rows = [titles, *map(_row, document["arms"])]
-    return _table(head, rows, document)
-
-
-def vector_table(document: Mapping[str, Any]) -> str:
-    """The outcome of encoders for a terminal, as `parity_table`."""
-    texts = counted(document["texts"], "text")
-    head = f"parity of {document['name']} · {document['dtype']} · {texts}, alone and in batches: "
-    head += f"{count(document['rows'])} vectors of {document['width']} · control {document['control']['name']}"
-    own = document["control"]["figures"].get("cosine")
-    if own:
-        head += f", cosine with float64 at least {_cosine(own['least'])}"
-    other = "float64" if document["reference"] else "control"
-    rows = [("arm", "verdict", f"cosine with {other}: least", "median")]
-    for arm in document["arms"]:
-        figures = arm["figures"].get("cosine") or {}
-        rows.append((arm["name"], arm["verdict"], *(_cosine(figures.get(name)) for name in ("least", "median"))))
-    return _table(head, rows, document)
-
-
-def _cosine(value: float | None) -> str:
-    return "–" if value is None else f"{value:.6f}"
-
-
-def _table(head: str, rows: Sequence[tuple[str, ...]], document: Mapping[str, Any]) -> str:
-    lines = [head, "", *aligned([(*row, "") for row in rows], left=2)]
-    open_arms = [arm for arm in document["arms"] if arm["reasons"]]
-    if open_arms:
-        lines.append("")
-    lines += [f"{arm['name']}: {reason}" for arm in open_arms for reason in arm["reasons"]]
-    return "\n".join(lines)
-
-
-def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
-    findings = {finding["name"]: finding for finding in arm["findings"]}
-    figures = arm["figures"]
-
-    def times(name: str) -> str:
-        return ratio((findings.get(name) or {}).get("value"))
-
-    if "refused" in findings:
-        return (arm["name"], arm["verdict"], *["–"] * 6)
-    divergence = (figures.get("divergence") or figures["divergence_control"])["mean"]
-    if "kl" in findings:  # on the texts by which it is judged
-        divergence = findings["kl"]["value"]
-    flips, unexplained = figures.get("flips"), figures.get("flips_unexplained")
-    if "kl" in findings:
-        strange = (findings.get("answers") or {}).get("value")
-        other_tokens = f"{strange:g} not computed" if strange else "–"
-    elif flips is None:
-        other_tokens = str(figures["flips_control"])
-    elif unexplained:
-        other_tokens = f"{unexplained} of {flips} unexplained"
+    """The outcome for a terminal: a heading, a line for each distance of each arm, and why an arm did not pass."""
+    if "width" in document:
+        size = f"{count(document['rows'])} vectors of {counted(document['texts'], 'text')}, alone and in batches"
     else:
-        other_tokens = f"{flips} explained" if flips else "0"
-    return (
-        arm["name"],
-        arm["verdict"],
-        times("error"),
-        times("tail error"),
-        times("worst error"),
-        f"{figure(divergence)} {times('divergence')}".removesuffix(" –"),
-        other_tokens,
-        f"{figures['answers_same']} of {figures['answers']}",
-    )
+        size = f"{count(document['positions'])} positions of {counted(document['requests'], 'answer')}"
+    lines = [f"parity of {document['name']} · {document['dtype']} · {size} · control {document['control']['name']}", ""]
+    rows = [("arm", "distance", "verdict", "value", "limit", "")]
+    for arm in (document["control"], *document["arms"]):
+        for item in arm["findings"]:
+            rows.append((arm["name"], item["name"], item["verdict"], figure(item["value"]), figure(item["limit"]), ""))
+    lines += aligned(rows, left=3)
+    for arm in document["arms"]:
+        lines += ["", f"{arm['name']}: {arm['verdict']}", *arm["reasons"]]
+    return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from loadtests.commands.arm_flags import add_arm_flags, become, check_profile, preset_arm
+from loadtests.commands.arm_flags import add_arm_flags, become, preset_arm
 from loadtests.commands.command_line import (
     LISTENER_TLS,
     CommandParser,
@@ -59,7 +59,6 @@ def main(options: argparse.Namespace) -> NoReturn:
     """This process becomes the server."""
     arm = preset_arm(options)
     check_arm(arm)
-    check_profile(arm, options.cache_dir)
     if options.port:
         check_port(options.port, key="--port", host=options.host)
     if options.metrics_port:

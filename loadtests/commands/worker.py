@@ -13,7 +13,7 @@ def add_arguments(parser: CommandParser) -> None:
     """`parser` reads the command line of `tailgate worker`."""
     parser.describe(
         "Waits for `tailgate run` with traffic.remote_workers at --master, drives its share of each trial, and sends\n"
-        "the records back; a copy stays in --keep. Then it waits for the next trial, until Ctrl-C or --trials.\n"
+        "the records back from a file in --keep. Then it waits for the next trial, until Ctrl-C or --trials.\n"
         "Both need the same secret in the environment variable TAILGATE_CHANNEL_TOKEN: it closes and encrypts the\n"
         "channel between them. Tokens for arms are read here, from this host's environment or files, and never\n"
         "travel.",
@@ -26,7 +26,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--keep",
         default="tailgate-worker",
         metavar="DIR",
-        help="records stay here, by run and trial (default %(default)s)",
+        help="records are written here before they are sent, by run and trial (default %(default)s)",
     )
     parser.add_argument(
         "--trials", type=whole(0, 10**6), default=0, metavar="N", help="end after N trials (default: never)"

@@ -216,20 +216,13 @@ def _check_shadow(experiment: Experiment) -> None:
 
 
 def _check_carried(experiment: Experiment) -> None:
-    """Compiled code and profiles come to an arm by one way, and by one that exists."""
+    """Check that compiled code comes to an arm either from its artifact or from the cache that arms share."""
     shared = experiment.trials.compile_cache == "shared"
     for index, arm in enumerate(experiment.own_arms):
-        policy = arm.config.compile
-        if policy.artifact and shared:
+        if arm.config.compile.artifact and shared:
             raise ConfigError(
                 f'arms[{index}].compile.artifact is set but trials.compile_cache is "shared", so that every arm would '
                 'find its code, and it theirs: use trials.compile_cache = "fresh"'
-            )
-        if policy.profile and not (shared or policy.artifact):
-            raise ConfigError(
-                f'arms[{index}].compile.profile is true but trials.compile_cache is "fresh", so that nothing is left '
-                'of earlier starts: use trials.compile_cache = "shared", or an artifact that was written with '
-                "compile.profile = true"
             )
 
 

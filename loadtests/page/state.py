@@ -38,7 +38,7 @@ _EVENT_COLUMNS = {
     *("shape", "reason", "request_ids", "phase", "cache"),
 }
 _STEP_COLUMNS = {"arm", "replica", "batch", "end_ns"}
-_HOST_FIELDS = ("frequency_mhz", "memory_bytes", "memory_limit_bytes", "cpus")
+_HOST_FIELDS = ("memory_bytes", "memory_limit_bytes", "cpus")
 _DEVICE_FIELDS = (
     *("sm_mhz", "power_w", "power_limit_w", "temperature_c", "utilisation_pct", "memory_bytes", "memory_limit_bytes"),
 )

@@ -105,8 +105,7 @@ class _Run:
     def _refresh(self, now_ns: int) -> None:
         if not self._experiment:
             with suppress(OSError, ValueError):
-                document = read_toml(self.folder / "experiment.toml")
-                self._experiment = (document.content if document is not None else None) or {}
+                self._experiment, _ = read_toml(self.folder / "experiment.toml")
         while rows := list(self._looks.new()):
             self._look = rows[-1]
         for tail in self._grown("requests*.arrow", COLUMNS):

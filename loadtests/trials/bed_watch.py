@@ -12,13 +12,13 @@ from typing import Any
 from analysis.records.documents import content_of
 from analysis.records.schemas import BED
 from analysis.records.tables import RecordError, RecordWriter
-from loadtests.bed.devices import MUCH_BYTES, index_of
+from loadtests.monitor.gpus import MUCH_BYTES, index_of
 from loadtests.trials.context import TrialContext
 from loadtests.trials.processes import Child, child_environment, describe_exit
 from servers.clock import now_ns
 
 # -P: a directory called `loadtests` where the user stands must not be imported instead.
-_COMMAND = (sys.executable, "-P", "-m", "loadtests.bed.watcher")
+_COMMAND = (sys.executable, "-P", "-m", "loadtests.monitor")
 _FIRST_LOOK_S = 10.0
 _STOP_GRACE_S = 5.0
 _BUSY_PCT = 5

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from loadtests.bed.devices import device_name
 from loadtests.experiments.model import Experiment, ExperimentArm, OwnArm
+from loadtests.monitor.gpus import device_name
 
 _STREAM = 1001  # apart from the streams of the schedule
 

@@ -11,8 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from loadtests.bed.kfd import amd_gpus
-from loadtests.bed.machine import gpu_uuids, machine_identity
+from loadtests.monitor.identity import cpu_model, gpu_uuids, machine_identity
 from servers import clock
 
 _PACKAGES = (
@@ -22,14 +21,14 @@ _PACKAGES = (
 
 
 def describe_environment() -> dict[str, Any]:
-    """What `environment.json` holds. What is unknown is null or absent."""
+    """Return what `environment.json` holds. What is unknown is null or absent."""
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": _versions(),
         "git_commit": _git_commit(),
         "machine": machine_identity(gpu_uuids()),
-        "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
+        "cpu": {"model": cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
         "memory_bytes": _memory_bytes(),
         "gpus": gpu_names(),
         "clock": {"anchor_ns": clock.ANCHOR_NS, "source": "CLOCK_MONOTONIC + anchor"},
@@ -37,16 +36,14 @@ def describe_environment() -> dict[str, Any]:
 
 
 def gpu_names() -> list[str]:
-    """The names of the GPUs that NVIDIA's driver shows, else AMD's; empty when there is none."""
+    """Return the names of the GPUs that NVIDIA's driver shows."""
     program = shutil.which("nvidia-smi")
-    if program is None:
-        return amd_gpus()
-    lines = _output([program, "--query-gpu=name,driver_version", "--format=csv,noheader"])
-    return [line.strip() for line in (lines or "").splitlines() if line.strip()] or amd_gpus()
+    lines = _output([program, "--query-gpu=name,driver_version", "--format=csv,noheader"]) if program else None
+    return [line.strip() for line in (lines or "").splitlines() if line.strip()]
 
 
 def gpu_capabilities() -> list[tuple[int, int]]:
-    """The compute capability of each NVIDIA GPU that the driver shows, empty where it does not say."""
+    """Return the compute capability of each NVIDIA GPU that the driver shows, empty where it does not say."""
     program = shutil.which("nvidia-smi")
     lines = _output([program, "--query-gpu=compute_cap", "--format=csv,noheader"]) if program else None
     found = [line.strip().partition(".") for line in (lines or "").splitlines()]
@@ -54,17 +51,15 @@ def gpu_capabilities() -> list[tuple[int, int]]:
 
 
 def sees_gpu() -> bool:
-    """Whether this machine seems to have a GPU of NVIDIA or AMD. Does without torch."""
-    return bool(gpu_names()) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
+    """Return whether this machine seems to have a GPU, without importing torch."""
+    drivers = (Path("/dev/dxg"), Path("/dev/kfd"))  # of Windows, of AMD
+    return bool(gpu_names()) or any(Path("/dev").glob("nvidia[0-9]*")) or any(path.exists() for path in drivers)
 
 
 def count_gpus() -> int:
-    """How many GPUs a child process can use, 0 where torch alone would know."""
-    names = gpu_names()
-    shown = len(names) or len(list(Path("/dev").glob("nvidia[0-9]*")))
+    """Return how many GPUs a child process can use, 0 where only torch would know."""
+    shown = len(gpu_names()) or len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if names and names == amd_gpus():  # HIP reads both, its own first
-        visible = os.environ.get("HIP_VISIBLE_DEVICES", visible)
     if visible is None or not shown:
         return shown
     named = visible.split(",")
@@ -92,14 +87,6 @@ def _git_commit() -> str | None:
         return None
     changed = _output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
     return commit.strip() + ("+changes" if changed and changed.strip() else "")
-
-
-def _cpu_model() -> str | None:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or None
 
 
 def _memory_bytes() -> int | None:

@@ -34,8 +34,8 @@ from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
 from analysis.run.startup import start_of
-from loadtests.bed.devices import device_name
 from loadtests.experiments.model import Experiment
+from loadtests.monitor.gpus import device_name
 from loadtests.traffic.rate_steps import closer
 from loadtests.trials.context import TrialContext
 from loadtests.trials.device_rotation import in_trial

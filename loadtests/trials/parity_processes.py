@@ -12,20 +12,18 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from analysis.parity.flips import Answers
-from analysis.parity.judge import judge
+from analysis.parity.judge import Accuracy, Answers, judge
 from analysis.parity.measures import EPSILON
 from analysis.parity.outcome import Parity
-from analysis.parity.quantised import Accuracy, Texts
-from analysis.parity.vectors import Embedded, TextRows, judge_vectors
-from analysis.records.documents import vouched, write_json
+from analysis.parity.vectors import TextRows, judge_vectors
+from analysis.records.documents import with_checksum, write_json
 from analysis.summary.summary import EXIT_CODES
 from loadtests.experiments.model import Experiment, OwnArm
 from loadtests.experiments.whole_checks import check_parity
@@ -125,7 +123,7 @@ class ParityRun:
                 for name in ("logits.npy", "texts.npy", "vectors.npy"):
                     for path in work.glob(f"*/{name}"):
                         path.unlink()
-        _write(self.folder / "parity.json", vouched(document))
+        _write(self.folder / "parity.json", with_checksum(document))
         return document
 
     def kill(self) -> None:
@@ -144,7 +142,7 @@ class ParityRun:
         fresh = self.experiment.trials.compile_cache == "fresh"
         cache = work / "compile-cache" if fresh else self.shared_cache
         environment = child_environment()
-        isolate_compiler(environment, str(cache.resolve()), arm.config)
+        isolate_compiler(environment, str(cache.resolve()))
         if what == "arm":
             environment |= thread_variables(arm.config)
         command = [*self.command, what, "--config", str((work / "config.json").resolve()), "--out", str(work.resolve())]
@@ -236,21 +234,17 @@ class ParityRun:
         lengths = [len(prompt) for prompt in _read(work / "plan.json")["prompts"]]
         refused = _refused(work, arms)
         texts, batches = zip(*_read(work / arms[0].name / "rows.json"), strict=True)
-        embedded = [
-            Embedded(name=arm.name, vectors=np.load(work / arm.name / "vectors.npy"))
-            for arm in arms
-            if arm.name not in refused
-        ]
+        vectors = {arm.name: np.load(work / arm.name / "vectors.npy") for arm in arms if arm.name not in refused}
         outcome = judge_vectors(
-            embedded[0],
-            embedded[1:],
+            arms[0].name,
+            vectors,
             np.load(work / REFERENCE / "vectors.npy") if REFERENCE in facts else None,
             rows=TextRows(texts=texts, batches=batches, lengths=lengths),
             dtype=_dtype_of(facts[arms[0].name]),
             least=self.experiment.parity.min_cosine or None,
             refused=refused,
         )
-        sizes = {"texts": len(lengths), "rows": len(texts), "width": embedded[0].vectors.shape[1]}
+        sizes = {"texts": len(lengths), "rows": len(texts), "width": vectors[arms[0].name].shape[1]}
         return self._document(outcome, arms, facts, seconds, sizes)
 
     def _document(
@@ -280,17 +274,16 @@ class ParityRun:
         settings, quantised = self.experiment.parity, self.experiment.quantised_arms
         if not quantised:
             return None
-        texts = None
-        if (work / TEXTS).exists():
-            path = Path(settings.texts)
-            texts = Texts(
-                lengths=_read(work / TEXTS)["counts"],
-                reference=_logits(work / REFERENCE / "texts.npy"),
-                source=f"of {path.name}",
-                more=f"put more into {path.name}, where equal texts count once",
-            )
         kinds = {arm.name: arm.config.model.quantisation for arm in quantised}
-        return Accuracy(quantised=kinds, max_kl=settings.max_kl, texts=texts)
+        accuracy = Accuracy(quantised=kinds, max_kl=settings.max_kl)
+        if not (work / TEXTS).exists():
+            return accuracy
+        return replace(
+            accuracy,
+            lengths=_read(work / TEXTS)["counts"],
+            reference=_logits(work / REFERENCE / "texts.npy"),
+            source=Path(settings.texts).name,
+        )
 
 
 def _dtype_of(facts: Mapping[str, Any]) -> str:

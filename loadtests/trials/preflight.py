@@ -66,7 +66,7 @@ def check_arm(config: ArmConfig) -> None:
     device, _, index = config.model.device.partition(":")
     what = f'arm "{config.name}": model.device is "{config.model.device}"'
     if device == "cuda" and not sees_gpu():
-        raise ConfigError(f"{what} but no GPU of NVIDIA or AMD is visible: use cpu, or run where a GPU is")
+        raise ConfigError(f"{what} but no GPU is visible: use cpu, or run where a GPU is")
     if index and (gpus := count_gpus()) and int(index) >= gpus:
         raise ConfigError(
             f"{what} but {counted(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} visible: use "
@@ -86,10 +86,8 @@ def check_arm(config: ArmConfig) -> None:
 def _check_artifact(config: ArmConfig, *, on_cpu: bool) -> None:
     """The arm's compiled code is whole and was made for this arm on such a machine, as far as can be told without
     torch."""
-    # "NVIDIA H200, 570.86": torch knows the card by the name before the driver's version. "AMD GPU gfx942" is no name
-    # that torch has, so what the card is the replica alone can say.
-    products = {product for product, _, _ in (name.rpartition(",") for name in gpu_names())}
-    gpus = () if "" in products else sorted(products)
+    # "NVIDIA H200, 570.86": torch knows the card by the name before the driver's version.
+    gpus = sorted({name.rpartition(",")[0] for name in gpu_names()})
     devices = (artifact.processor(),) if on_cpu else gpus
     written = artifact.read(config.compile.artifact)
     artifact.check(written, config, on_cpu=on_cpu, devices=devices, threads=config.engine.threads if on_cpu else 0)

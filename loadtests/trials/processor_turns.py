@@ -12,8 +12,9 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
+import psutil
+
 from analysis.wording import counted
-from loadtests.bed.family import GONE, family_of, threads_of
 from loadtests.trials.context import TrialContext
 
 
@@ -87,10 +88,12 @@ class ProcessorTurns:
 
 
 def _bind(pid: int, processors: Sequence[int]) -> None:
-    """Every thread of the process and its descendants. One that has ended is passed over; OSError where the kernel
+    """Bind every thread of the process and its descendants; skip one that has ended. Raises OSError where the kernel
     refuses."""
-    for member, _ in family_of(pid):
-        with contextlib.suppress(*GONE):
-            for path in threads_of(member):
-                with contextlib.suppress(ProcessLookupError):
-                    os.sched_setaffinity(int(path.name), processors)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for member in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for thread in member.threads():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.sched_setaffinity(thread.id, processors)

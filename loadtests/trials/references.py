@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from loadtests.bed.devices import device_name
 from loadtests.experiments.model import OwnArm
+from loadtests.monitor.gpus import device_name
 from loadtests.trials.context import TrialContext
 from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
 from servers.clock import now_ns

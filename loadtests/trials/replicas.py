@@ -14,9 +14,9 @@ import grpc
 import numpy as np
 
 from analysis.records.documents import write_json
-from loadtests.bed.family import cpu_seconds
 from loadtests.experiments.model import OwnArm
 from loadtests.external.client_security import bearer_token
+from loadtests.monitor.processes import cpu_seconds
 from loadtests.trials.bed_watch import BedWatch
 from loadtests.trials.channels import arm_channel, is_serving
 from loadtests.trials.context import TrialContext

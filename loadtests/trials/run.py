@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.judging.gates import FAIL
-from analysis.records.documents import vouched_toml, write_document
+from analysis.records.documents import toml_with_checksum, write_document
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.writing import to_toml
 from loadtests.traffic.schedule import Schedule
@@ -191,7 +191,7 @@ class Orchestrator:
         """The run directory, which says what is run, and where."""
         run_dir = new_run_dir(self._out, self.experiment.name)
         self._folders = [run_dir]
-        (run_dir / "experiment.toml").write_text(vouched_toml(to_toml(self.experiment)), encoding="utf-8")
+        (run_dir / "experiment.toml").write_text(toml_with_checksum(to_toml(self.experiment)), encoding="utf-8")
         write_document(run_dir / "environment.json", describe_environment(), indent=2)
         return run_dir
 

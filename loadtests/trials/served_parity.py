@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import grpc
@@ -208,21 +207,17 @@ def compared(
 ) -> list[dict[str, Any]]:
     """A row for each replica in `answers`: how many of its answers are those of the replica `first`, or as `expected`.
 
-    `arms` names each replica's arm. `departs` is the earliest token at which an answer differs, as (question, token).
+    `arms` names each replica's arm.
     """
     if expected is None:
         expected = answers.get(first, "nothing yet")
     rows: list[dict[str, Any]] = []
     for replica, given in answers.items():
-        row: dict[str, Any] = {"arm": arms[replica], "replica": replica, "error": None, "departs": None}
+        row: dict[str, Any] = {"arm": arms[replica], "replica": replica, "error": None}
         if isinstance(given, str) or isinstance(expected, str):
             row |= {"error": given if isinstance(given, str) else f"{first} answered {expected}", "same": 0}
         else:
-            departs = [departure(tokens, reference) for tokens, reference in zip(given, expected, strict=True)]
-            known = [(token, question) for question, token in enumerate(departs) if token is not None]
-            row["same"] = len(departs) - len(known)
-            if known:
-                row["departs"] = [*reversed(min(known))]
+            row["same"] = sum(map(operator.eq, given, expected))
         rows.append({**row, "of": 0 if isinstance(expected, str) else len(expected)})
     return rows
 
@@ -236,21 +231,18 @@ def compared_vectors(
     expected: list[list[float]] | str | None = None,
 ) -> list[dict[str, Any]]:
     """A row for each replica in `answers`: how many of its vectors have a cosine of `least` or more with those of the
-    replica `first`, or with `expected`, and the lowest cosine. `departs` is the question with the lowest, where it is
-    below `least`.
+    replica `first`, or with `expected`, and the lowest cosine.
     """
     if expected is None:
         expected = answers.get(first, "nothing yet")
     rows: list[dict[str, Any]] = []
     for replica, given in answers.items():
-        row: dict[str, Any] = {"arm": arms[replica], "replica": replica, "error": None, "departs": None}
+        row: dict[str, Any] = {"arm": arms[replica], "replica": replica, "error": None}
         if isinstance(given, str) or isinstance(expected, str):
             row |= {"error": given if isinstance(given, str) else f"{first} answered {expected}", "same": 0}
         else:
             cosines = [cosine(vector, reference) for vector, reference in zip(given, expected, strict=True)]
             row |= {"same": sum(value >= least for value in cosines), "cosine": min(cosines)}
-            if row["cosine"] < least:
-                row["departs"] = cosines.index(row["cosine"])
         rows.append({**row, "of": 0 if isinstance(expected, str) else len(expected), "min_cosine": least})
     return rows
 
@@ -261,9 +253,3 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
     if len(one) != len(other) or not scale:
         return -1.0
     return max(-1.0, min(1.0, math.fsum(map(operator.mul, one, other)) / scale))
-
-
-def departure(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
-    """The index of the first token that differs, also where one answer goes on and the other ends; None if equal."""
-    pairs = enumerate(zip_longest(tokens, reference))
-    return next((token for token, (one, other) in pairs if one != other), None)

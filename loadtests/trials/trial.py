@@ -294,7 +294,6 @@ class Trial:
         context.facts.answers = {
             "dtype": next(iter(snapshots.values())).dtype,
             "control": first,
-            "prompts": [len(question.prompt) for question in prompts],
             "replicas": self._compared(prompts, arms, first=first),
         }
         context.write_facts()

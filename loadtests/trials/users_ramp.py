@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.records.documents import read_document
+from analysis.records.documents import content_of
 from analysis.records.plain_values import number
 from analysis.records.weight_journal import BY_HAND, BY_OTHERS, WeightChange, append, read_weights
 from loadtests.experiments.model import Experiment
@@ -148,12 +148,11 @@ class UsersRamp(Orchestrator):
             {**row, "replicas": [f"{row['name']}-{index}" for index in range(len(self._arms.get(row["name"], ())))]}
             for row in facts.arms
         ]
-        document = read_document(folder / "trial.json")
-        if document is not None and document.content is not None:
-            facts.start_ns = document.content.get("start_ns")
-            before_s = number(document.content.get("duration_s"))
+        if before := content_of(folder / "trial.json"):
+            facts.start_ns = before.get("start_ns")
+            before_s = number(before.get("duration_s"))
             facts.duration_s = (before_s or facts.duration_s) + _lost_s(read_weights(folder.parent), now_ns())
-            facts.deaths = list(document.content.get("deaths", ()))
+            facts.deaths = list(before.get("deaths", ()))
         return facts
 
     def _steering(self, context: TrialContext) -> Steering | None:

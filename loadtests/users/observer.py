@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.records.documents import read_document, write_document
+from analysis.records.documents import content_of, write_document
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordWriter, read_table
 from loadtests.generator.arm_tally import ArmTally
@@ -67,7 +67,7 @@ class Observer:
         self._until_ns: int | None = None  # what comes then or later is not recorded
         self._admin = Admin(observed.admin) if observed.admin else None
         self._tallies = {arm: ArmTally() for arm in observed.arms}
-        account = _content(folder / _ACCOUNT)
+        account = content_of(folder / _ACCOUNT)
         # As it was when the log that is read now was begun: it is read from there again.
         begun = account.get("log") or {}
         self._counts = _Counts(**begun.get("counts", {}))
@@ -215,9 +215,3 @@ def _last_place(path: Path) -> tuple[int, int]:
     rows, _ = read_table(path, _IDENTITIES)
     places = map(place_of, rows.column("request_id").to_pylist())
     return max((place for place in places if place is not None), default=(-1, -1))
-
-
-def _content(path: Path) -> dict[str, Any]:
-    """What an observer before wrote, empty where it is damaged: its own always has a checksum."""
-    document = read_document(path)
-    return {} if document is None or document.content is None or not document.stated else document.content

@@ -19,7 +19,7 @@ from analysis.records.tables import RecordError, RecordWriter, read_table
 from servers.launcher import launched
 
 # By its name and not imported: what a trial has watched lies above this floor.
-_WATCHER = (sys.executable, "-P", "-m", "loadtests.bed.watcher")
+_WATCHER = (sys.executable, "-P", "-m", "loadtests.monitor")
 _STOP_WITHIN_S = 5.0
 PART_BYTES = 512 << 10
 

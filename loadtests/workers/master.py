@@ -215,8 +215,7 @@ class Master:
             logger.warning("load process %d is back", load.number)
             load.lost = None
             self._running.add(load.client_id)
-        clock = {**(account.get("clock") or {}), "applied": True}
-        load.account = {**account, "start_ns": self._start_ns or None, "clock": clock}
+        load.account = {**account, "start_ns": self._start_ns or None}
         self._write_account(load)
         write_document(self._records / f"progress-{load.number}.json", data["progress"])
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import gevent
 import pyarrow as pa
+import pyarrow.compute as pc
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
-from analysis.records.run_records import shifted
 from analysis.records.schemas import REQUESTS
 from loadtests.generator.recorder import record_file
 from loadtests.traffic.schedule import Schedule
@@ -154,7 +154,7 @@ class Inbox:
             raise ValueError(f"batch {number} is no batch of records: {error}") from None
         if piece.num_rows != rows:
             raise ValueError(f"batch {number} holds {piece.num_rows} rows and not {rows}")
-        if self._file.offer(memoryview(shifted(piece, offset_ns).serialize()), rows):
+        if self._file.offer(memoryview(_shifted(piece, offset_ns).serialize()), rows):
             self._order.append(number)
             self._expected += 1
 
@@ -166,6 +166,14 @@ class Inbox:
         if rows and self._order:
             self._written_up_to = self._order.popleft()
             self._acknowledge(self._written_up_to)
+
+
+def _shifted(batch: pa.RecordBatch, offset_ns: int) -> pa.RecordBatch:
+    """Return the requests with `offset_ns` added to every time that the load process took."""
+    for name in ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns"):
+        place = batch.schema.get_field_index(name)
+        batch = batch.set_column(place, batch.schema.field(place), pc.add(batch.column(place), offset_ns))
+    return batch
 
 
 class ShareParts:

@@ -230,7 +230,7 @@ class Worker:
             logger.warning("this host is not watched: %s", error)
 
     def _clock_now(self) -> dict[str, Any]:
-        return {**self._clock.summary(now_ns()), "applied": False, "host": socket.gethostname()}
+        return {**self._clock.summary(now_ns()), "host": socket.gethostname()}
 
     def _compare_for_ever(self, log: LoadLog) -> None:
         self._heard_ns = now_ns()

@@ -11,9 +11,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import importlib.util
-import inspect
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -53,9 +51,6 @@ _NEEDED_METRICS = (
     *("shape_env_guard_count", "graph_node_shapes"),
 )
 _NEEDED_OF_TRITON = ("triton.knobs:compilation.listener", "triton.runtime.autotuner:Autotuner.run")
-
-# What sends a graph to the process that compiles it in the background.
-_SEND = "torch._inductor.compile_fx_subproc:_SubprocessFxCompile._send_to_child_async"
 
 _COUNTED = "compiles are counted by its public counters alone"
 _MISSING = object()
@@ -165,19 +160,6 @@ def _empty():  # type: ignore[no-untyped-def]  # Triton reads the source
     pass
 
 
-def background_blind_spots() -> tuple[str, ...]:
-    """Why compiles in another process are not seen; empty where they are, or where none is asked for."""
-    if not _asks_for_background() or _reach(_SEND, None) is not None:
-        return ()
-    return (f"torch {torch.__version__} lacks {_SEND}: what it compiles in the background is not seen",)
-
-
-def _asks_for_background() -> bool:
-    # To look any closer starts worker processes.
-    mode = os.environ.get("TORCHINDUCTOR_FX_COMPILE_MODE", "").lower()
-    return mode.startswith(("async+", "progressive+"))
-
-
 def _reach(path: str, default: object = None) -> Any:
     """What stands at "module:attribute.attribute"; `default` where there is no such thing."""
     module, _, names = path.partition(":")
@@ -201,9 +183,6 @@ class _UnknownError(Exception):
 UnprovenBounds: type[Exception] = (
     _reach("torch.fx.experimental.symbolic_shapes:ConstraintViolationError") or _UnknownError
 )
-
-# The model's code asks for the size of a dimension whose size is not to be known.
-UnknownSize: type[Exception] = _reach("torch._dynamo.exc:UserError") or _UnknownError
 
 # What inductor takes as a pass over its graphs.
 GraphPass: Any = _reach("torch._inductor.custom_graph_pass:CustomGraphPass") or object
@@ -299,52 +278,9 @@ def use_graph_pass(graph_pass: object) -> None:
     )
 
 
-def compile_in_background() -> None:
-    """Each graph that inductor compiles is compiled and tuned again in another process, as the environment that this
-    process began with asks. Raises ConfigError where this torch cannot.
-
-    torch 2.13 sends no graph with an operator outside of aten (_ops_filter_safe in torch/fx/_graph_pickler.py), though
-    its other process has those of prims too, and nearly every model has some: torch.arange, changes of dtype.
-    """
-    job = _reach("torch._inductor.compile_fx_ext:_WireProtocolInput")
-    sent = _reach("torch._inductor.compile_fx_ext:_WireProtocolPickledInput")
-    pickler, options = _reach("torch.fx._graph_pickler:GraphPickler"), _reach("torch.fx._graph_pickler:Options")
-    is_safe: Any = getattr(options, "ops_filter", None)
-    if not _reach("torch._inductor.compile_fx:fx_compile_progressive") or None in (job, sent, pickler, is_safe):
-        raise ConfigError(
-            f"compile.background is true but torch {torch.__version__} compiles nothing in the background: set it to "
-            "false, or take torch 2.13"
-        )
-
-    def is_known_there(name: str) -> bool:
-        return name.startswith("torch.ops.prims.") or bool(is_safe(name))
-
-    def serialize(graph: Any) -> Any:
-        return sent(pickler.dumps(graph, options(ops_filter=is_known_there)))
-
-    job.serialize = serialize
-
-
-def compiled_in_background() -> bool:
-    """Whether a graph was sent to another process to be compiled there, since this one began."""
-    pool = _reach("torch._inductor.compile_fx_subproc:_SubprocessFxCompile.process_pool")
-    return pool is not None and bool(pool.cache_info().currsize)  # it is made for the first graph that is sent
-
-
 def mark_dynamic(tensor: torch.Tensor, dimension: int, low: int, high: int) -> None:
     """The dimension varies within the bounds, and one graph must fit all of it."""
     torch._dynamo.mark_dynamic(tensor, dimension, min=low, max=high)
-
-
-def bounds_unbacked() -> bool:
-    """Whether this torch takes bounds of an unbacked dimension."""
-    mark = _reach("torch._dynamo.decorators:mark_unbacked")
-    return mark is not None and "max" in inspect.signature(mark).parameters
-
-
-def mark_unbacked(tensor: torch.Tensor, dimension: int, low: int, high: int, name: str) -> None:
-    """The dimension varies within [low, high], and the compiler knows no size of it. Those of one name are equal."""
-    _reach("torch._dynamo.decorators:mark_unbacked")(tensor, dimension, shape_id=name, min=low, max=high)
 
 
 def maybe_mark_dynamic(tensor: torch.Tensor, dimension: int) -> None:
@@ -611,23 +547,6 @@ class Taps:
                 on_partition("no part of the graph can be captured")
 
         self._replace(importlib.import_module("torch._inductor.output_code"), name, after)
-
-    def background(self, listener: Callable[[str, int, int], object]) -> None:
-        """`listener(compile id, start_ns, end_ns)` after each compile that inductor made in another process while this
-        one went on with other code (TORCHINDUCTOR_FX_COMPILE_MODE with async or progressive)."""
-        if not _asks_for_background() or background_blind_spots():
-            return
-        sender, send = _reach(_SEND.rpartition(".")[0]), _reach(_SEND)
-
-        def timed(compile_scheme: Any, job: Any) -> Any:
-            current = _reach("torch._guards:CompileContext.current_compile_id")
-            compile_id = compile_key(current() if current is not None else "")
-            start_ns = now_ns()
-            future = send(compile_scheme, job)
-            future.add_done_callback(lambda _: self._removed or listener(compile_id, start_ns, now_ns()))
-            return future
-
-        self._replace(sender, "_send_to_child_async", timed)
 
     def triton(self, listener: JitListener) -> None:
         """`listener` gets each kernel that Triton compiles in this process, or fetches from its disk cache, and each

@@ -21,7 +21,6 @@ from servers.config import GRAPH_TREE_MODES, CompileConfig
 from servers.fields import ConfigError
 
 UnprovenBounds = internals.UnprovenBounds
-UnknownSize = internals.UnknownSize
 
 
 class UnforeseenShapeError(RuntimeError):
@@ -47,13 +46,6 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
     internals.set_recompile_limits(limit, max(256, known, policy.recompile_limit))
     if policy.backend == "inductor":
         internals.use_graph_pass(_GraphPass(graph_changes(policy)))
-    if policy.background:
-        internals.compile_in_background()
-    if policy.unbacked and not internals.bounds_unbacked():
-        raise ConfigError(
-            f"compile.unbacked is {list(policy.unbacked)} but torch {torch.__version__} takes no bounds of such "
-            "dimensions, without which no model compiles: drop it, or take torch 2.13"
-        )
     if policy.mark_dynamic:
         internals.keep_equal_sizes_apart()
 
@@ -145,16 +137,6 @@ def mark_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], 
         internals.maybe_mark_dynamic(tensor, dimension)
 
 
-def hide_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], name: str) -> None:
-    """Tell the compiler that this dimension varies within `bounds` (low, high), and no size of it.
-
-    Dimensions of one `name` are equal. A graph holds what it was told as assertions, so a size out of bounds raises.
-    """
-    low, high = bounds
-    if low < high:
-        internals.mark_unbacked(tensor, dimension, low, high, name)
-
-
 def fix_address(tensor: torch.Tensor) -> None:
     """Tell the compiler that this memory stays where it is, so that graphs may change it in place."""
     internals.mark_static_address(tensor)
@@ -168,12 +150,7 @@ def begin_step(policy: CompileConfig) -> None:
 
 def settle(policy: CompileConfig) -> None:
     """The warm-up is over: from here on a guarded policy runs shapes that no graph fits as plain Python, and a strict
-    one raises what `refusal` reads. Raises ConfigError where a policy that compiles in the background did not."""
-    if policy.background and not internals.compiled_in_background():
-        raise ConfigError(
-            "compile.background is true but torch sent none of the warm-up's graphs to another process (the log says "
-            "why): set it to false"
-        )
+    one raises what `refusal` reads."""
     if policy.enabled and policy.is_closed_once_warm:
         torch.compiler.set_stance("fail_on_recompile" if policy.strict else "eager_on_recompile")
 

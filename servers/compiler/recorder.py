@@ -2,9 +2,8 @@
 
 torch tells of its compiles through metrics, counters, callbacks and a log, Triton through a listener, and other JITs
 through `jit_compile`; `internals` reads them. The recorder joins what they tell to the step that was running, which is
-the step that triggered it: the device thread compiles synchronously. What compiles on another thread, or in another
-process, holds no step up and is a `background_compile`, unless it began and ended within one step: that step waited for
-it, as far as anybody can tell.
+the step that triggered it: the device thread compiles synchronously. What compiles on another thread delays no step and
+is a `background_compile`, unless it began and ended within one step: then that step may have waited for it.
 
 Where torch's compiler cannot be read, its public counters still show after each step whether it made a graph. Such an
 event covers the whole step, and `facts.blind_spots` says what else is not seen.
@@ -91,8 +90,7 @@ class CompileRecorder:
         self._thread = threading.get_ident()
         torch_spots = internals.torch_blind_spots() or internals.hear_torch()
         triton_spots = internals.triton_blind_spots() or internals.hear_triton()
-        background_spots = () if torch_spots else internals.background_blind_spots()
-        self._blind_spots = (*torch_spots, *triton_spots, *background_spots)
+        self._blind_spots = (*torch_spots, *triton_spots)
         self._is_read = not torch_spots
         self._look_at_counters()
         self._fresh_graphs()
@@ -103,7 +101,6 @@ class CompileRecorder:
             self._taps.compiles(self._on_compiled)
             self._taps.recordings(self._on_recording, self._on_recorded)
             self._taps.skipped_graphs(self._read_skip, self._count_skip)
-            self._taps.background(self._on_background)
             if self._announce is not None:
                 self._taps.under_way(self._on_begin, self._on_over)
         if not triton_spots and internals.has_triton():
@@ -138,7 +135,7 @@ class CompileRecorder:
         is_of_step = self.trigger.started_ns >= self._drained_ns  # not of one that ended before the last call
         while self._elsewhere:
             kind, details = self._elsewhere.popleft()
-            if is_of_step and kind and details["start_ns"] >= self.trigger.started_ns:
+            if is_of_step and details["start_ns"] >= self.trigger.started_ns:
                 self._add(kind, **details)
             else:
                 self._add("background_compile", trigger=Trigger(phase=self.trigger.phase), **details)
@@ -251,11 +248,6 @@ class CompileRecorder:
 
     def _on_kernel(self, compiled: jit.JitCompile) -> None:
         self._kernels.append((compiled, self.trigger))
-
-    def _on_background(self, compile_id: str, start_ns: int, end_ns: int) -> None:
-        reason = "compiled in another process while other code served"
-        told = {"start_ns": start_ns, "end_ns": end_ns, "compile_id": compile_id, "reason": reason}
-        self._elsewhere.append(("", told))
 
     def _add_kernels(self) -> None:
         """The kernels that were compiled become events, but for those that a compile of torch made on its way."""

@@ -48,7 +48,7 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
     threading.Thread(target=_receive, args=(connection, arrivals), daemon=True).start()
     try:
         arm = ArmConfig.from_dict(table)
-        isolate_compiler(os.environ, cache_dir, arm)
+        isolate_compiler(os.environ, cache_dir)
         engine, memory = _start(arm, outbox)
     except Exception as error:
         is_refused = isinstance(error, ConfigError)

@@ -167,10 +167,7 @@ class EncoderRunner(StepRunner):
         low = max(2, self.arm.shapes.min_size)
         rows, promised = policy.batch_bounds or (low, engine.slots), kind not in self._unpromised
         for tensor in varying:
-            if "batch" in policy.unbacked:
-                compiler_policy.hide_dimension(tensor, 0, rows, "batch")
-            else:
-                compiler_policy.mark_dimension(tensor, 0, rows, promised=promised)
+            compiler_policy.mark_dimension(tensor, 0, rows, promised=promised)
             longest = policy.length_bounds or (low, engine.max_prompt_tokens)
             compiler_policy.mark_dimension(tensor, 1, longest, promised=promised)
 

@@ -126,7 +126,7 @@ class Engine:
             pending = None
             step = _still_held(step)
         if step is None:
-            return outputs, self._settle(())  # a background compile may have ended
+            return outputs, self._settle(())  # a compile on another thread may have ended
         step_id, self._step_id = self._step_id, self._step_id + 1
         launched = self._launch(step, step_id)
         arrivals.take(self)

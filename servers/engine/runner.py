@@ -237,26 +237,23 @@ class ModelRunner(StepRunner):
             return
         promised = kind not in self._unpromised
 
-        def mark(tensor: torch.Tensor, dimension: int, bounds: tuple[int, ...], name: str) -> None:
-            if name in policy.unbacked:
-                compiler_policy.hide_dimension(tensor, dimension, bounds, name)
-            else:
-                compiler_policy.mark_dimension(tensor, dimension, bounds, promised=promised)
+        def mark(tensor: torch.Tensor, dimension: int, bounds: tuple[int, ...]) -> None:
+            compiler_policy.mark_dimension(tensor, dimension, bounds, promised=promised)
 
         low = max(2, self.arm.shapes.min_size)
         rows = self.cache_rows if kind == "decode" else engine.prefill_batch
         if rows > 1:  # the bounds that are given are those of steps whose rows vary
             for tensor in varying if kind != "decode" else (*varying, fixed[0]):
-                mark(tensor, 0, policy.batch_bounds or (low, rows), "batch")
+                mark(tensor, 0, policy.batch_bounds or (low, rows))
         if kind != "decode":
             for tensor in varying[:2]:
-                mark(tensor, 1, policy.length_bounds or (low, engine.prefill_tokens), "length")
+                mark(tensor, 1, policy.length_bounds or (low, engine.prefill_tokens))
         if kind != "prefill":
             longest = engine.max_prompt_tokens
             if kind == "decode":
                 # The whole of the cache is a size of its own: a mask that is not cut compiles apart from one that is.
                 longest = engine.longest_context if self.arm.shapes.kind == "exact" else engine.max_length
-            mark(fixed[-1], 0, policy.context_bounds or (low, longest), "context")
+            mark(fixed[-1], 0, policy.context_bounds or (low, longest))
 
     def _ran_compiled(self) -> bool:
         window = self.cache.window

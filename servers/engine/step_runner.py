@@ -143,13 +143,6 @@ class StepRunner(ABC):
         for _ in range(WARMUP_CALLS):
             try:
                 self.run(step, shape)
-            except compiler_policy.UnknownSize as error:
-                if not self.arm.compile.unbacked:
-                    raise
-                raise ConfigError(
-                    f"compile.unbacked is {list(self.arm.compile.unbacked)} but the model asks for such a size "
-                    f"({str(error).strip().partition(chr(10))[0]}): leave it out"
-                ) from None
             except compiler_policy.UnprovenBounds as error:
                 if shape.kind in self._unpromised or self.arm.compile.has_bounds:
                     raise

@@ -38,7 +38,7 @@ def _inspect(options: argparse.Namespace) -> int:
     log_to_stderr(logging.WARNING)
     with compile_cache(options.cache_dir) as cache:
         arm = on_its_card_alone(read_arm(options.config), os.environ)
-        isolate_compiler(os.environ, cache, arm)
+        isolate_compiler(os.environ, cache)
         shapes = parse_shapes(options.shapes, arm) if options.shapes.strip() else []
         inspection = inspect_arm(arm, shapes, report=lambda line: print(line, file=sys.stderr, flush=True))
     with contextlib.suppress(BrokenPipeError):

@@ -14,7 +14,6 @@ from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, 
 from servers.engine import sampling
 from servers.engine.quantisation import weight_bytes
 from servers.engine.scheduler import Job
-from servers.fields import ConfigError
 from tests.servers.engine.test_encoder import (
     arm_of,
     assert_as_plain,
@@ -223,34 +222,6 @@ def test_the_longest_context_needs_no_graph_of_its_own(
     longest = [Job(request_id=str(row), prompt=(prompt * 20)[:20], max_tokens=12, recv_ns=0) for row in range(2)]
     serve(runner, longest)
     assert [len(job.output) for job in longest] == [12, 12], "a strict arm refuses what needs a graph"
-
-
-@pytest.mark.parametrize(
-    ("prefill_batch", "chunk", "bounds"), [(1, 0, ()), (3, 16, ()), (1, 0, (2, 4))], ids=["one", "three", "bounds"]
-)
-def test_unbacked_dimensions_are_served_by_one_graph_a_step(
-    prefill_batch: int, chunk: int, bounds: tuple[int, ...], recorder: CompileRecorder
-) -> None:
-    arm = ArmConfig.from_preset(
-        "compiled-strict", engine=replace(ENGINE, prefill_batch=prefill_batch, prefill_chunk=chunk)
-    )
-    policy = replace(arm.compile, backend="eager", unbacked=("batch", "context"), batch_bounds=bounds)
-    runner = runner_for(replace(arm, compile=policy), recorder)
-    assert [event.kind for event in recorder.drain()] == ["compile"] * (3 if chunk else 2)
-    jobs = jobs_for(runner.vocab_size, seed=7)
-    serve(runner, jobs)
-    assert recorder.drain() == []
-    assert_greedy_like_generate(runner, jobs)
-
-
-def test_a_model_that_asks_for_an_unbacked_size_is_refused(
-    recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampling, "largest", split_at_two)
-    arm = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
-    policy = replace(arm.compile, backend="eager", unbacked=("batch",))
-    with pytest.raises(ConfigError, match=r"^compile\.unbacked.*batch.*$"):
-        runner_for(replace(arm, compile=policy), recorder)
 
 
 PRESETS = (

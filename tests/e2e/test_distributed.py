@@ -126,7 +126,6 @@ def test_a_lost_host_is_reported_and_its_flushed_records_are_judged(tmp_path: Pa
     for number, shift in ((lost, shifts["behind"]), (1 - lost, shifts["ahead"])):
         clock = found[number]["clock"]
         assert abs(clock["offset_ns"] + shift) <= clock["uncertainty_ns"] < 50 * MS
-        assert clock["applied"] is True
     most_ns = max(found[number]["clock"]["uncertainty_ns"] for number in (0, 1))
     off_by = [
         abs(row["scheduled_ns"] - found[0]["start_ns"] - int(schedule.offset_ns[int(row["request_id"].split("-")[1])]))

@@ -184,7 +184,6 @@ ENDING: dict[str, tuple[str, ...]] = {
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),
     "plan": ("RUN",),
-    "export": ("RUN",),
     "forecast": ("TRACE",),
     "inspect": ("--arm", "eager", "--slots", "2", "--shapes", "prefill 1x12, decode 2@30"),
 }
@@ -226,8 +225,6 @@ def test_a_command_prints_lines_that_fit_a_terminal(command: str, given: dict[st
     assert lines
     shown = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in lines]
     assert [line for line in shown if len(line) > COLUMNS and given["RUN"] not in line] == []
-    if command == "export":
-        shutil.rmtree(f"{given['RUN']}-parquet")
     code, lines, err = at_terminal(python_of(command, *arguments, "--json"), tmp_path)
     assert code in (0, 3), err
     (line,) = lines

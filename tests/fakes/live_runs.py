@@ -110,7 +110,6 @@ class WatchedRun:
             "name": "run",
             "cpus": 16,
             "cpu_s": at * (5 + wave),
-            "frequency_mhz": 2900.0 + 60 * wave,
         }
         memory = {"memory_bytes": int((40 + wave) * GIB), "memory_limit_bytes": 128 * GIB}
         self.writers["bed"].append({**shared, **host, **memory, "steal_s": at * 0.01})

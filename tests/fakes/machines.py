@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_uint
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ import numpy as np
 from analysis.records.schemas import BED
 from analysis.records.tables import RecordWriter
 from analysis.run.references import HOST_FIGURES
-from tests.fakes.request_rows import unstate
 
 SECOND = 1_000_000_000
 LIMIT_W = 700.0
@@ -74,7 +72,7 @@ class FakeBed:
         neighbour = {"pid": 4711, "name": "python", "memory_bytes": 2 << 30}
         bed = {
             "interval_s": 1.0,
-            "machines": {"run": {"machine": "c0ffee123456", "cpu": "AMD EPYC 9454", "cpus": 16, "kernel": "6.1"}},
+            "machines": {"run": {"machine": "c0ffee123456", "cpu": "AMD EPYC 9454", "cpus": 16}},
             "devices": {
                 name: same
                 | {
@@ -142,8 +140,7 @@ class FakeBed:
         if not self.sampled:
             return
         arm_on = {device: arm for arm, device in self.placed(arms, trial).items()}
-        counters = dict.fromkeys(("cpu_s", "steal_s", "pressure_cpu_s", "pressure_memory_s", "pressure_io_s"), 100.0)
-        energy = dict.fromkeys((f"cuda:{index}" for index in range(self.cards)), 5e6)
+        counters = dict.fromkeys(("cpu_s", "steal_s", "pressure_memory_s"), 100.0)
         spent = dict.fromkeys((*(f"{arm}-0" for arm in arms), "splitter", "load"), 3.0)
         with RecordWriter(folder / "bed.arrow", BED) as writer:
             for step in range(int(seconds + 10.0) + 2):
@@ -155,16 +152,14 @@ class FakeBed:
                     spent[name] += max(0.0, cores)
                     own += max(0.0, cores)
                     arm = name.removesuffix("-0") if name.endswith("-0") else None
-                    writer.append(place | self._process(name, arm, spent[name], step))
+                    writer.append(place | self._process(name, arm, spent[name]))
                 writer.append(place | self._host(trial, since / seconds, busy, own, counters))
-                for name in energy:
+                for name in (f"cuda:{index}" for index in range(self.cards)):
                     row = self._device(name, trial, since / seconds, busy and name in arm_on, rng)
-                    energy[name] += row["power_w"] or 0.0
-                    writer.append(place | row | {"energy_j": energy[name]})
+                    writer.append(place | row)
 
-    def _process(self, name: str, arm: str | None, cpu_s: float, step: int) -> dict[str, Any]:
+    def _process(self, name: str, arm: str | None, cpu_s: float) -> dict[str, Any]:
         row = {"kind": "process", "name": name, "arm": arm, "pid": 100, "cpu_s": cpu_s, "memory_bytes": 3 << 30}
-        row |= {"threads": 40, "voluntary_switches": 900 * step, "involuntary_switches": 4 * step, "files": 90}
         return row | {"device_memory_bytes": (20 << 30) if arm and self.cards else None}
 
     def _host(self, trial: int, progress: float, busy: bool, own: float, counters: dict[str, float]) -> dict[str, Any]:
@@ -175,10 +170,9 @@ class FakeBed:
         cpus = 16
         counters["cpu_s"] += own + 0.05 + cpus * share("busy")
         counters["steal_s"] += cpus * share("steal")
-        counters["pressure_cpu_s"] += min(1.0, 0.002 + share("busy"))
         counters["pressure_memory_s"] += share("memory_pressure")
         row: dict[str, Any] = {"kind": "host", "name": "run", "cpus": cpus, **counters}
-        row |= {"load1": own + cpus * share("busy"), "memory_bytes": 60 << 30, "memory_limit_bytes": 256 << 30}
+        row |= {"memory_bytes": 60 << 30, "memory_limit_bytes": 256 << 30}
         return row | self._unread("host")
 
     def _device(self, name: str, trial: int, progress: float, busy: bool, rng: np.random.Generator) -> dict[str, Any]:
@@ -193,7 +187,7 @@ class FakeBed:
             reasons, clock = [*reasons, held.reason], round(0.7 * top)
         foreign = self._now("foreign", name, trial, progress)
         row = {
-            **{"kind": "device", "name": name, "sm_mhz": clock, "memory_mhz": 3201, "power_w": power},
+            **{"kind": "device", "name": name, "sm_mhz": clock, "power_w": power},
             **{"power_limit_w": limit, "throttle": reasons},
             "temperature_c": round((58 if busy else 34) + rng.standard_normal()),
             "utilisation_pct": int(np.clip(93 + 3 * rng.standard_normal(), 1, 100)) if busy else 0,
@@ -244,7 +238,6 @@ def sample(
                 known = {key: item[place] for key, item in values.items() if not np.isnan(item[place])}
                 whole = {key: key.endswith(("_w", "_j", "_s")) for key in known}
                 writer.append(row | {key: item if whole[key] else int(item) for key, item in known.items()})
-        unstate(folder / "bed.arrow")
     return directory
 
 
@@ -271,7 +264,6 @@ class FakeCard:
     utilisation: int = 0
     used: int = 0
     processes: dict[int, int | None] = field(default_factory=dict)
-    energy_ms: float = 0.0  # of a processor that reading the energy takes
     parent: FakeCard | None = None  # of a part, with MIG
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -293,18 +285,15 @@ class FakeNvml:
             "GetUUID": lambda card: card.uuid,
             "GetName": lambda card: card.name,
             "GetPciInfo": lambda card: SimpleNamespace(domain=0, bus=card.bus, device=0),
-            "GetClockInfo": lambda card, kind: {1: card.sm_mhz, 2: 3201}[kind],
-            "GetMaxClockInfo": lambda card, kind: {1: 1980, 2: 3201}[kind],
-            "GetApplicationsClock": lambda card, kind: 1980,
+            "GetClockInfo": lambda card, kind: {1: card.sm_mhz}[kind],
+            "GetMaxClockInfo": lambda card, kind: {1: 1980}[kind],
             "GetPowerUsage": lambda card: 89_036,
             "GetEnforcedPowerLimit": lambda card: 700_000,
             "GetPowerManagementLimit": lambda card: 650_000,
             "GetPowerManagementDefaultLimit": lambda card: 700_000,
-            "GetTotalEnergyConsumption": _energy,
             "GetCurrentClocksThrottleReasons": lambda card: card.throttle,
             "GetTemperature": lambda card, sensor: 41,
             "GetUtilizationRates": lambda card: SimpleNamespace(gpu=card.utilisation),
-            "GetPersistenceMode": lambda card: 1,
             "GetComputeRunningProcesses": lambda card: _listed(card.processes),
             "GetGraphicsRunningProcesses": lambda card: [],
         }
@@ -332,13 +321,6 @@ class FakeNvml:
             raise FakeNVMLError(card.refused.get("nvmlDeviceGetMemoryInfo", "Function Not Found"))
         # the first version counts what the driver keeps for itself
         return SimpleNamespace(used=card.used if version else card.used + GIB // 2, total=140 * GIB)
-
-
-def _energy(card: FakeCard) -> int:
-    until_s = time.thread_time() + card.energy_ms / 1000
-    while time.thread_time() < until_s:
-        pass
-    return 2_766_025
 
 
 def _refusing(name: str, value: Callable[..., Any]) -> Callable[..., Any]:

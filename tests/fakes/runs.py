@@ -22,13 +22,12 @@ import tomli_w
 from analysis.checks.check import ESTIMATES, Check
 from analysis.checks.table import RULES
 from analysis.judging.gates import Gate
-from analysis.records.documents import vouched_toml, write_document
+from analysis.records.documents import toml_with_checksum, write_document
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
 from analysis.records.tables import RecordWriter
 from analysis.run.slo import ShareResult
 from analysis.statistics.compare import Comparison
 from tests.fakes.machines import FakeBed
-from tests.fakes.request_rows import unstate
 
 EPOCH_NS = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000
@@ -123,7 +122,7 @@ class FakeRun:
     day_ratio: float = 1.0  # how much longer everything took on that day
     start_spread: float = 0.0  # of the log latency of an arm over its starts
     step_kinds: Sequence[str] = ("decode", "prefill")  # in turn; ("encode",) of arms that embed
-    stated: bool = False  # files state what they should hold, as those of a real run; so they cannot be edited by tests
+    stated: bool = False  # documents have checksums, as those of a real run; so they cannot be edited by tests
 
 
 _WRITTEN = tempfile.TemporaryDirectory(prefix="fake-runs-")
@@ -148,18 +147,10 @@ def _make_run(directory: Path, run: FakeRun) -> None:
         folder.mkdir()
         _write_trial(folder, run, number)
     if run.stated:
-        _state(directory)
-    else:
-        for path in directory.rglob("*.arrow"):
-            unstate(path)
-
-
-def _state(directory: Path) -> None:
-    """Write into all files but tables what they should hold; tables state it since they were written."""
-    experiment = directory / "experiment.toml"
-    experiment.write_text(vouched_toml(experiment.read_text()))
-    for path in directory.rglob("*.json"):
-        write_document(path, json.loads(path.read_text()))
+        experiment = directory / "experiment.toml"
+        experiment.write_text(toml_with_checksum(experiment.read_text()))
+        for path in directory.rglob("*.json"):
+            write_document(path, json.loads(path.read_text()))
 
 
 def _experiment(run: FakeRun) -> str:

@@ -20,7 +20,6 @@ from benchmarks.simulation.greedy import Server
 from benchmarks.simulation.records import write_requests
 from benchmarks.simulation.scenario import Run
 from tests.fakes.http_servers import DONE, Request, answer, event, plain, serving, usage
-from tests.fakes.request_rows import unstate
 
 __all__ = ["GreedyServer", "serving"]
 
@@ -98,5 +97,4 @@ def write_logged(folder: Path, events: Sequence[Mapping[str, Any]], *, blind_spo
     with RecordWriter(folder / "compile_events.arrow", COMPILE_EVENTS) as writer:
         for number, event in enumerate(events):
             writer.append({"event_id": f"1-log-{number}", "trial": 1, "arm": TREATMENT, "kind": "jit", **event})
-    unstate(folder / "compile_events.arrow")  # as the requests do not state what they hold
     return folder

@@ -17,7 +17,7 @@ from tests.faults.fault import ARMS, CANDIDATE, CONTROL, Fault, Kind, Live, Mome
 MARK = "TAILGATE_FAULTS_MARK"
 _CONTROL = "eager"  # the control's name in every plan
 _MODULES = {
-    "-m loadtests.bed": "watcher",
+    "-m loadtests.monitor": "watcher",
     "-m loadtests.page": "page",
     "-m loadtests.commands.main worker": "remote worker",
     "tests.faults.plan": "server",

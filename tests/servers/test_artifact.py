@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from servers import artifact, precompile
+from servers import artifact
 from servers.artifact import Artifact
 from servers.compiler.artifacts import Loaded
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
+from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.temporary_folder import TemporaryFolder
 from tests.fakes.processes import wait_for
 from tests.servers.test_config import refusal
@@ -221,14 +221,6 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert said["artifact"] == str(path)
     assert (said["graphs"], said["compiles"], said["unkept"]) == (2, 2, 0)
     return path
-
-
-def test_code_that_cannot_be_kept_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arm = replace(BUCKETED, compile=CompileConfig(enabled=True, background=True))
-    (tmp_path / "arm.json").write_text(json.dumps(arm.to_dict()))
-    assert precompile.main(["--config", str(tmp_path / "arm.json"), "--out", str(tmp_path / "made")]) == 2
-    assert "compile.background is true" in capsys.readouterr().err
-    assert not (tmp_path / "made").exists()
 
 
 def test_code_that_was_compiled_although_it_was_shipped_is_counted(tmp_path: Path) -> None:

@@ -111,10 +111,6 @@ def test_a_name_with_dots_may_be_written_as_tables() -> None:
         ({"model": BERT, "engine": {"max_prompt_tokens": 513}}, ("513", "512", "bert-tiny")),
         ({"model": BERT, "compile": {"enabled": True, "join_projections": True}}, ("join_projections",)),
         ({"model": BERT, "shapes": {"kind": "buckets", "context_ladder": [256, 384]}}, ("shapes.context_ladder",)),
-        (
-            {"model": BERT, "compile": {"enabled": True, "mark_dynamic": True, "unbacked": ["context"]}},
-            ("compile.unbacked", "no context"),
-        ),
     ],
 )
 def test_a_bad_table_is_refused_with_key_value_and_remedy(table: dict[str, object], words: tuple[str, ...]) -> None:
@@ -136,16 +132,8 @@ def test_a_bad_table_is_refused_with_key_value_and_remedy(table: dict[str, objec
         ({"enabled": True, "eager_regions": [""]}, ("compile.eager_regions", '""')),
         ({"enabled": True, "regional": True, "regions": ["lm_head"]}, ("regional", "regions")),
         ({"enabled": True, "fullgraph": True, "eager_regions": ["lm_head"]}, ("fullgraph", "eager_regions")),
-        ({"enabled": True, "unbacked": ["batch"]}, ("unbacked", "compile.mark_dynamic")),
-        ({"enabled": True, "mark_dynamic": True, "unbacked": ["length"]}, ("length", "batch, context")),
         ({"enabled": True, "guarded": True, "strict": True}, ("compile.guarded", "compile.strict")),
-        ({"background": True}, ("compile.background", "compile.enabled")),
-        ({"enabled": True, "background": True, "backend": "aot_eager"}, ("background", '"aot_eager"')),
-        ({"enabled": True, "background": True, "mode": "max-autotune"}, ('"max-autotune"', '"default"')),
-        ({"enabled": True, "background": True, "capture": True}, ("background", "compile.capture")),
-        ({"enabled": True, "background": True, "artifact": "a"}, ("background", "compile.artifact")),
         ({"enabled": True, "artifact": "a", "backend": "aot_eager"}, ("compile.artifact", '"aot_eager"')),
-        ({"enabled": True, "profile": True, "dynamic": False}, ("compile.profile", "compile.dynamic")),
         ({"enabled": True, "mode": "max-autotune", "backend": "aot_eager"}, ('"max-autotune"', '"aot_eager"')),
         ({"enabled": True, "mode": "reduce-overhead", "backend": "late", "backend_module": "l"}, ('"late"',)),
     ],
@@ -158,14 +146,12 @@ EVEN = ShapeConfig(kind="exact", min_size=2)
 PADDED = ShapeConfig(kind="pad")
 BUCKETS = ShapeConfig(kind="buckets")
 LENGTHS = ShapeConfig(kind="buckets", length_ladder=(32, 512))
-PAIRS = ShapeConfig(kind="buckets", batch_ladder=(2, 8))
 
 
 def marked(**changes: Any) -> CompileConfig:
     return CompileConfig(enabled=True, dynamic=True, mark_dynamic=True, **changes)
 
 
-HIDDEN = marked(unbacked=("batch", "context"))
 CAPTURED = CompileConfig(enabled=True, capture=True)
 
 
@@ -188,15 +174,6 @@ CAPTURED = CompileConfig(enabled=True, capture=True)
         (ShapeConfig(), {}, marked(context_bounds=(2, 384)), ()),
         # planned shapes are warmed, also below the bounds
         (BUCKETS, {}, marked(batch_bounds=(4, 8)), ()),
-        # a hidden size may not be 1
-        (ShapeConfig(), {}, HIDDEN, ('"batch"', "shapes.min_size is 1")),
-        (EVEN, {}, replace(HIDDEN, context_bounds=(64, 400)), ("context_bounds", "64", "[2, 400]")),
-        (EVEN, {}, replace(HIDDEN, context_bounds=(2, 400)), ()),
-        (BUCKETS, {}, marked(unbacked=("batch",)), ("steps of 1", "batch_")),
-        (PAIRS, {}, marked(unbacked=("batch",)), ()),
-        (PAIRS, {"prefill_batch": 2}, marked(unbacked=("batch",)), ("steps of 1", "batch_")),
-        (PADDED, {"prefill_batch": 1}, marked(unbacked=("batch",)), ()),
-        (PADDED, {"prefill_batch": 2}, marked(unbacked=("batch",)), ()),
     ],
 )
 def test_a_policy_fits_the_shapes_that_are_served_or_is_refused(

@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.parity.flips import Answers
-from analysis.parity.judge import judge
+from analysis.parity.judge import Accuracy, Answers, judge
 from analysis.parity.outcome import Parity
-from analysis.parity.quantised import Accuracy
-from analysis.parity.vectors import Embedded, TextRows, judge_vectors
+from analysis.parity.vectors import TextRows, judge_vectors
 from servers import parity
 from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
@@ -394,25 +392,25 @@ PLAN = parity.make_plan(ENCODERS, vocab_size=30522, prompts=0, tokens=1, seed=3)
 BATCHES = make_batches(ENCODERS, len(PLAN.prompts))
 
 
-def vectors_of(arm: ArmConfig, fault: Callable[[EncoderRunner], None] = lambda runner: None) -> Embedded:
+def vectors_of(arm: ArmConfig, fault: Callable[[EncoderRunner], None] = lambda runner: None) -> np.ndarray[Any, Any]:
     recorder = CompileRecorder()
     runner = EncoderRunner(arm, recorder)
     runner.load()
     fault(runner)
-    return Embedded(name=arm.name, vectors=served_vectors(arm, runner, recorder, PLAN.prompts, BATCHES, quiet))
+    return served_vectors(arm, runner, recorder, PLAN.prompts, BATCHES, quiet)
 
 
 @functools.cache
-def control_vectors() -> tuple[Embedded, np.ndarray[Any, Any]]:
+def control_vectors() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     model = parity.load_reference(ENCODER)
     return vectors_of(ENCODERS[0]), reference_vectors(model, "mean", PLAN.prompts, parity.NothingBelowFloat64, quiet)
 
 
-def judged_vectors(arm: Embedded) -> Parity:
+def judged_vectors(arm: np.ndarray[Any, Any]) -> Parity:
     said, reference = control_vectors()
     texts, sizes = zip(*BATCHES.rows, strict=True)
     rows = TextRows(texts=texts, batches=sizes, lengths=[len(prompt) for prompt in PLAN.prompts])
-    return judge_vectors(said, [arm], reference, rows=rows, dtype="float32")
+    return judge_vectors("eager", {"eager": said, "arm": arm}, reference, rows=rows, dtype="float32")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -429,7 +427,7 @@ def test_every_text_is_embedded_alone_and_in_a_batch_of_every_border(preset: str
 def test_a_padded_arm_has_the_vectors_of_the_control_and_of_float64() -> None:
     outcome = judged_vectors(vectors_of(ENCODERS[1]))
     assert outcome.verdict == "PASS"
-    assert outcome.control.figures["cosine"]["least"] > 1 - 1e-9
+    assert outcome.control.findings[0].value > 1 - 1e-9  # type: ignore[operator]
 
 
 def changed_step(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[EncoderRunner], None]:

@@ -6,7 +6,6 @@ import importlib.util
 import io
 import re
 import sys
-from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from cryptography.hazmat.primitives import serialization
 import servers.rpc
 from servers import stdout
 from servers.address import host_port, joined
-from servers.artifact import made_for
-from servers.config import ArmConfig, CompileConfig, ModelConfig
+from servers.config import ArmConfig, ModelConfig
 from servers.fields import ConfigError
 from servers.host_memory import host_memory
 from servers.metadata import whole_number
@@ -28,7 +26,6 @@ from servers.visible_card import only_card
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.servers.test_config import refusal
 
-ARM = ArmConfig.from_preset("compiled-naive")
 SECRET = "s3cret-T0ken"
 
 
@@ -43,9 +40,9 @@ def torch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def variables(arm: ArmConfig = ARM, folder: str = "/cache", **others: str) -> dict[str, str]:
+def variables(folder: str = "/cache", **others: str) -> dict[str, str]:
     environment = {"PATH": "/bin", **others}
-    isolate_compiler(environment, folder, arm)
+    isolate_compiler(environment, folder)
     return environment
 
 
@@ -69,29 +66,6 @@ def test_nothing_is_taken_over_but_the_folder() -> None:
     }
     kept = variables(folder="", TORCHINDUCTOR_CACHE_DIR="/tmp/mine")
     assert (kept["TORCHINDUCTOR_CACHE_DIR"], "TRITON_CACHE_DIR" in kept) == ("/tmp/mine", False)
-
-
-def test_arms_that_ask_for_their_profile_do_not_share_it() -> None:
-    def profile_name(arm: ArmConfig) -> str:
-        asked = replace(arm, compile=replace(arm.compile, profile=True))
-        kept = variables(asked, TORCH_COMPILE_JOB_ID="mine")
-        assert kept["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] == "1"
-        return kept["TORCH_COMPILE_JOB_ID"]
-
-    mine = profile_name(ARM)
-    assert mine.startswith("tailgate-")
-    assert profile_name(replace(ARM, name="other")) == mine, "a name is no policy"
-    assert profile_name(replace(ARM, compile=replace(ARM.compile, artifact="file"))) == mine
-    assert profile_name(ArmConfig(compile=CompileConfig(enabled=True, fullgraph=True))) != mine
-
-
-def test_only_an_arm_that_asks_compiles_in_the_background() -> None:
-    asked = replace(ARM, compile=replace(ARM.compile, background=True))
-    kept = variables(asked, TORCHINDUCTOR_FX_COMPILE_MODE="SERIALIZE", TORCHINDUCTOR_FX_GRAPH_CACHE="1")
-    assert kept["TORCHINDUCTOR_FX_COMPILE_MODE"] == "progressive+SUBPROCESS"
-    assert (kept["TORCHINDUCTOR_FX_GRAPH_CACHE"], kept["TORCHINDUCTOR_AUTOGRAD_CACHE"]) == ("0", "0")
-    assert made_for(asked, on_cpu=True) != made_for(ARM, on_cpu=True)
-    assert ArmConfig.from_dict(asked.to_dict()) == asked
 
 
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"

@@ -16,7 +16,7 @@ from scipy import stats
 from analysis.checks.traffic import sample_ratio
 from analysis.compare.comparison import compare_runs
 from analysis.judging.separate import compare_separate
-from analysis.parity.quantised import LEAST_TEXTS, mean_interval
+from analysis.parity.measures import LEAST_TEXTS, mean_interval
 from analysis.run.slo import judge_share
 from analysis.statistics.compare import Sample, decide
 from analysis.statistics.machines import lasting_reach, mean_over_trials

@@ -500,7 +500,7 @@ function showBed({ series }) {
               "tr",
               {},
               el("th", { scope: "row" }, device ? name : "host", device ? null : el("small", {}, ` ${count(own.cpus)} ${own.cpus === 1 ? "processor" : "processors"}`)),
-              cell(name, device ? "sm_mhz" : "frequency_mhz", mhz),
+              cell(name, "sm_mhz", mhz),
               cell(name, device ? "utilisation_pct" : "busy_pct", pct),
               cell(name, "power_w", watts, "power_limit_w"),
               cell(name, "memory_bytes", bytes, "memory_limit_bytes"),

@@ -9,7 +9,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from analysis.checks import arms, complete, data, traffic
@@ -19,7 +18,7 @@ from analysis.checks.machines import LEVER, SPEED, Disturbance, rows_of_rule
 from analysis.checks.table import RULES, names
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.judgement import judge
-from analysis.records.run_records import read_run, shifted
+from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.run.work import TokenTimes, Work
 from tests.fakes.machines import tell
@@ -223,7 +222,7 @@ ACCOUNT: dict[str, Any] = {
 }
 
 
-CLOCK = {"offset_ns": 5, "exchanges": 30, "worst_uncertainty_ns": 1_000_000, "host": "b", "applied": True}
+CLOCK = {"offset_ns": 5, "exchanges": 30, "worst_uncertainty_ns": 1_000_000, "host": "b"}
 USERS = {"splitter": {"count": 1000}, "passed": 990, "unplaced": 0}
 ESTIMATED = {"noninferiority", "slo", "cold"}
 
@@ -298,16 +297,3 @@ def test_a_run_whose_generator_fell_short_does_not_pass(
     judgement = judge(Run.of(read_run(tmp_path / "run")))
     assert judgement.overall == ("PASS" if blocked is None else "INCONCLUSIVE")
     assert {check.check for check in judgement.checks if not check.ok} == (set() if blocked is None else {blocked})
-
-
-def test_records_of_another_host_are_judged_on_the_clock_of_the_run(tmp_path: Path) -> None:
-    folder, account = whole_run(tmp_path / "run")
-    before = read_run(tmp_path / "run").requests
-    clock = {**CLOCK, "offset_ns": 3_200_000_000, "applied": False}
-    (folder / "generator-0.json").write_text(json.dumps({**account, "clock": clock}))
-    after = read_run(tmp_path / "run").requests
-    assert after.equals(pa.Table.from_batches([shifted(batch, 3_200_000_000) for batch in before.to_batches()]))
-    assert after.column("token_ns").equals(before.column("token_ns"))
-    assert not after.column("end_ns").equals(before.column("end_ns"))
-    (folder / "generator-0.json").write_text(json.dumps({**account, "clock": {**clock, "applied": True}}))
-    assert read_run(tmp_path / "run").requests.equals(before)

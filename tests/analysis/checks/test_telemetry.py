@@ -6,7 +6,6 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from analysis.checks.table import checks_of_run
@@ -14,12 +13,12 @@ from analysis.checks.telemetry import UNKNOWN_STALLS, unknown_stalls
 from analysis.judging.comparisons import Comparisons
 from analysis.judging.gates.compiles import may_compile
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
-from analysis.records.tables import read_table
+from analysis.records.tables import RecordWriter, read_table
 from analysis.run.client_stalls import PART, UNKNOWN, WORK, Stall, client_stalls
 from analysis.run.run import Run
 from analysis.summary.summary import analyze, read_run
 from tests.fakes.machines import tell
-from tests.fakes.request_rows import unstate, write_rows
+from tests.fakes.request_rows import write_rows
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 # Lenient in all but the number of recompiles.
@@ -70,8 +69,10 @@ def rewrite(directory, change):
     """Write the compile events after `change` of their rows."""
     path = directory / "trial-01" / "compile_events.arrow"
     rows = change(read_table(path, COMPILE_EVENTS)[0].to_pylist())
-    with path.open("wb") as file, pa.ipc.new_stream(file, COMPILE_EVENTS) as stream:
-        stream.write_table(pa.Table.from_pylist(rows, schema=COMPILE_EVENTS))
+    path.unlink()
+    with RecordWriter(path, COMPILE_EVENTS) as writer:
+        for row in rows:
+            writer.append(row)
 
 
 def count(directory, **events):
@@ -175,7 +176,6 @@ def edit(directory, change):
     rows = [change(number, row) for number, row in enumerate(read_table(path, REQUESTS)[0].to_pylist())]
     path.unlink()
     write_rows(path, rows, batch=10**9)
-    unstate(path)
 
 
 def test_a_stall_longer_than_its_request_is_no_stall(quiet):

@@ -12,7 +12,7 @@ import pytest
 
 from analysis.compare.comparison import compare_runs
 from analysis.compare.pair import chosen_arms, made_run, read_pair
-from analysis.records.joining import RunDocuments, listed_runs, write_run_list
+from analysis.records.joining import RecordedRun, listed_runs, write_run_list
 from analysis.records.tables import RecordError
 from tests.fakes.machines import FakeBed, referenced, sample
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
@@ -191,18 +191,9 @@ def test_runs_of_several_days_are_refused(baseline: Path, tmp_path: Path) -> Non
         made_run(tmp_path / "joined", tmp_path)
 
 
-def documents(*arms: str, control: str = "eager") -> RunDocuments:
+def documents(*arms: str, control: str = "eager") -> RecordedRun:
     rows = [{"name": arm, "control": arm == control} for arm in arms]
-    return RunDocuments(
-        directory=Path("run"),
-        name="run",
-        experiment={"arms": rows},
-        environment={},
-        parity=None,
-        folders=(),
-        numbers=(),
-        infos=(),
-    )
+    return RecordedRun(directory=Path("run"), name="run", experiment={"arms": rows})
 
 
 @pytest.mark.parametrize(

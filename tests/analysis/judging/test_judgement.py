@@ -203,12 +203,12 @@ QUANTISED = {
 MEASURED = {verdict: {"name": "compiled", "verdict": verdict, "reasons": []} for verdict in ("PASS", "FAIL")}
 
 
-def answering(same, departs=None, dtype="float32", error=None):
-    row = {"arm": "compiled", "replica": "compiled-0", "error": error, "same": same, "of": 2, "departs": departs}
-    return {"dtype": dtype, "prompts": [4, 9], "replicas": [row]}
+def answering(same, dtype="float32", error=None):
+    row = {"arm": "compiled", "replica": "compiled-0", "error": error, "same": same, "of": 2}
+    return {"dtype": dtype, "replicas": [row]}
 
 
-OTHER = answering(1, [1, 2])
+OTHER = answering(1)
 GONE = answering(0, dtype="bfloat16", error="UNAVAILABLE: gone")
 
 
@@ -217,8 +217,8 @@ GONE = answering(0, dtype="bfloat16", error="UNAVAILABLE: gone")
     [
         ({}, None, None, None, ()),
         ({}, answering(2), None, "PASS", ()),
-        ({}, OTHER, None, "FAIL", ("token 3", "9 tokens", "float32")),
-        ({}, answering(0, [0, 0], "bfloat16"), None, None, ()),
+        ({}, OTHER, None, "FAIL", ("1 of 2", "float32")),
+        ({}, answering(0, "bfloat16"), None, None, ()),
         ({}, GONE, None, "INCONCLUSIVE", ("compiled-0", "UNAVAILABLE: gone")),
         ({}, None, MEASURED["PASS"], "PASS", ()),
         ({}, None, MEASURED["FAIL"], "FAIL", ()),

@@ -12,12 +12,19 @@ import pytest
 
 from analysis.arrays import Floats
 from analysis.judging.gates.parity import judge_answers, parity_gate
-from analysis.parity.flips import Answers, Places
-from analysis.parity.judge import KL_LIMIT, WORST_LIMIT, judge
+from analysis.parity.judge import (
+    KL_LIMIT,
+    POSITION_LIMIT,
+    PROMPT_LIMIT,
+    WORST_LIMIT,
+    Answers,
+    Places,
+    judge,
+    judge_evenness,
+)
 from analysis.parity.measures import ERROR_LIMIT, measure, ratio_interval
 from analysis.parity.outcome import Parity
-from analysis.parity.quantised import POSITION_LIMIT, PROMPT_LIMIT, judge_evenness
-from analysis.parity.vectors import LEAST_COSINE, Embedded, TextRows, cosines, judge_vectors
+from analysis.parity.vectors import LEAST_COSINE, TextRows, cosines, judge_vectors
 
 REQUESTS, TOKENS, VOCABULARY = 12, 10, 400
 NOISE = 0.02
@@ -66,7 +73,7 @@ def test_an_arm_with_the_control_s_noise_passes():
     parity = outcome(answers(noisy(reference, seed=2)), reference)
     assert parity.verdict == parity.control.verdict == "PASS"
     assert found(parity)["error"].value == pytest.approx(1.0, abs=0.05)
-    assert parity.arms[0].reasons == ()
+    assert parity.arms[0].reasons == []
 
 
 @pytest.mark.parametrize(("times", "verdict"), [(1.3, "PASS"), (1.8, "FAIL")])
@@ -126,7 +133,7 @@ def test_few_prompts_set_no_interval_and_pass_nothing(requests, verdict):
     assert parity.verdict == verdict
     error = found(parity)["error"]
     assert (error.low is None) == (error.high is None) == (verdict != "PASS")
-    assert ("no interval), limit 1.5: give parity.prompts = 8 at least." in error.reason) == (verdict != "PASS")
+    assert ("(no interval), limit 1.5: more parity.prompts decide, 8 at least." in error.reason) == (verdict != "PASS")
 
 
 class TestFlips:
@@ -135,8 +142,9 @@ class TestFlips:
         arm = noisy(reference, seed=2)
         arm[33, 11] = arm[33, 7] + 0.01
         parity = outcome(answers(arm, r3t3=7), reference)
-        assert parity.arms[0].figures["flips"] == 1
-        assert found(parity)["flips"].verdict == "PASS"
+        flips = found(parity)["flips"]
+        assert flips.verdict == "PASS"
+        assert 0 < flips.value < flips.limit == 1.0
 
     def test_a_flip_beyond_noise_is_not(self):
         reference = near_tie(reference_of(), 33, 0.8)
@@ -144,8 +152,8 @@ class TestFlips:
         arm[33, 11] = arm[33, 7] + 0.01
         parity = outcome(answers(arm, r3t3=7), reference)
         flips = found(parity)["flips"]
-        assert (flips.verdict, flips.value) == ("FAIL", 1.0)
-        assert "request 3 (prompt of 4 tokens), token 4 of 10: it takes 11" in flips.reason
+        assert flips.verdict == "FAIL"
+        assert "request 3 (prompt of 4 tokens), token 4 of 10, where it takes 11" in flips.reason
 
     def test_an_arm_cannot_explain_a_flip_by_its_own_noise(self):
         """The near tie is wide for the control's noise; that the arm is noisier does not widen the bound."""
@@ -159,29 +167,27 @@ class TestFlips:
         arm = noisy(reference, seed=2)
         parity = outcome(answers(arm, r5t2=11, r5t3=12), reference)
         flips = found(parity)["flips"]
-        assert (flips.verdict, flips.value) == ("FAIL", 1.0)
-        assert "at request 5 (prompt of 6 tokens), token 3 of 10: it takes 11" in flips.reason
+        assert flips.verdict == "FAIL"
+        assert "at request 5 (prompt of 6 tokens), token 3 of 10, where it takes 11" in flips.reason
 
     def test_a_departure_at_a_near_tie_is_explained_and_what_follows_is_not_asked(self):
         reference = near_tie(reference_of(), 52, 0.03)
         parity = outcome(answers(noisy(reference, seed=2), r5t2=11, r5t3=12), reference)
         assert parity.verdict == "PASS"
-        assert parity.arms[0].figures["answers_same"] == REQUESTS - 1
 
 
 class TestFloat32:
-    @pytest.mark.parametrize(("lead", "said"), [(1e-7, "a near tie"), (0.5, "more than rounding")])
-    def test_another_token_fails_even_at_a_near_tie_and_says_which_it_was(self, lead, said):
+    @pytest.mark.parametrize(("lead", "flips"), [(1e-7, "PASS"), (0.5, "FAIL")])
+    def test_another_token_fails_even_at_a_near_tie(self, lead, flips):
         reference = near_tie(reference_of(), 52, lead)
         control = answers(noisy(reference, 1e-5), "eager", r5t2=7)
         arm = answers(noisy(reference, 1e-5, seed=2), r5t2=11)
         parity = outcome(arm, reference, control, "float32")
         tokens = found(parity)["tokens"]
         assert (parity.verdict, tokens.verdict, tokens.value) == ("FAIL", "FAIL", 1.0)
-        assert "1 of 12 greedy answers of arm differ, first at request 5 (prompt of 6 tokens), token 3" in tokens.reason
+        assert "first at request 5 (prompt of 6 tokens), token 3" in tokens.reason
         assert "eager takes 7 and arm 11" in tokens.reason
-        assert said in tokens.reason
-        assert (found(parity)["flips"].verdict == "PASS") == (said == "a near tie")
+        assert found(parity)["flips"].verdict == flips
 
 
 class TestWithoutReference:
@@ -190,7 +196,6 @@ class TestWithoutReference:
         parity = outcome(answers(noisy(reference, seed=2)), None, answers(noisy(reference)))
         assert parity.verdict == "INCONCLUSIVE"
         assert "no float64 reference" in parity.arms[0].reasons[0]
-        assert parity.arms[0].figures["divergence_control"]["mean"] > 0
 
     @pytest.mark.parametrize(("taken", "verdict"), [({}, "PASS"), ({"r0t0": 3}, "FAIL")])
     def test_float32_is_judged_by_its_answers(self, taken, verdict):
@@ -205,7 +210,7 @@ class TestControl:
         wrong = answers(noisy(reference, 20.0), "eager", **{f"r{r}t{t}": 7 for r in range(12) for t in range(10)})
         parity = outcome(answers(noisy(reference, seed=2)), reference, wrong)
         assert (parity.verdict, parity.control.verdict) == ("INCONCLUSIVE", "INCONCLUSIVE")
-        assert "it does not compute this model" in parity.arms[0].reasons[0]
+        assert "The p99 of the error of eager against float64" in parity.arms[0].reasons[0]
         failing = outcome(answers(noisy(reference, 90.0, seed=2)), reference, wrong)
         assert failing.verdict == "INCONCLUSIVE"
         assert "FAIL" not in {finding.verdict for finding in failing.arms[0].findings}
@@ -214,15 +219,20 @@ class TestControl:
         reference = reference_of()
         parity = outcome(answers(noisy(reference, seed=2)), reference, answers(noisy(reference), "eager", r1t1=99))
         assert parity.control.verdict == "INCONCLUSIVE"
-        assert "eager does not answer as it computes" in parity.arms[0].reasons[0]
+        assert "request 1 (prompt of 2 tokens), token 2 of 10, where it takes 99" in parity.arms[0].reasons[0]
 
 
 def row(replica="arm-0", same=6, dtype="float32", **more):
-    known = {"arm": "arm", "replica": replica, "error": None, "departs": None, "same": same, "of": 6}
-    return {**known, "dtype": dtype, "prompts": [4, 57, 2, 9, 9, 9], **more}
+    return {"arm": "arm", "replica": replica, "error": None, "same": same, "of": 6, "dtype": dtype, **more}
 
 
-MEASURED = {"verdict": "PASS", "reasons": [], "findings": [{"name": "kl", "reason": "The KL is 0.01."}]}
+MEASURED = {"verdict": "PASS", "reasons": [], "findings": [{"verdict": "PASS", "reason": "The KL is 0.01."}]}
+
+
+def measured_as(verdict):
+    return {"verdict": verdict, "findings": [{"verdict": verdict, "reason": "Why."}]}
+
+
 GONE = row(same=0, error="UNAVAILABLE: gone", dtype="bfloat16")
 
 
@@ -230,21 +240,21 @@ GONE = row(same=0, error="UNAVAILABLE: gone", dtype="bfloat16")
     ("rows", "measured", "options", "verdict", "said"),
     [
         ([row(), row("arm-1")], {}, {}, "PASS", "12 of 12"),
-        ([row(), row("arm-1", 5, departs=[1, 2])], {}, {}, "FAIL", "token 3 after a prompt of 57 tokens"),
-        ([row(same=2, departs=[0, 0], dtype="bfloat16")], {"verdict": "PASS"}, {}, "PASS", "2 of 6"),
+        ([row(), row("arm-1", 5)], {}, {}, "FAIL", "11 of 12"),
+        ([row(same=2, dtype="bfloat16")], {}, {}, "PASS", "2 of 6"),
         ([GONE], {}, {}, "INCONCLUSIVE", "arm-0 did not answer after the traffic: UNAVAILABLE: gone"),
-        ([row("arm-1", 5, departs=[1, 2])], {"verdict": "PASS"}, {}, "FAIL", "5 of 6"),
-        ([], {"verdict": "PASS", "reasons": []}, {"required": True}, "PASS", ""),
-        ([], {"verdict": "INCONCLUSIVE", "reasons": ["Why."]}, {"required": True}, "INCONCLUSIVE", "Why."),
-        ([], {"verdict": "FAIL", "reasons": ["Why."]}, {"required": True}, "FAIL", "Why."),
-        ([], {"verdict": None, "reasons": ["Why."]}, {"required": True}, "INCONCLUSIVE", "Why."),
+        ([row("arm-1", 5)], {"verdict": "PASS"}, {}, "FAIL", "5 of 6"),
+        ([], measured_as("PASS"), {"required": True}, "PASS", ""),
+        ([], measured_as("INCONCLUSIVE"), {"required": True}, "INCONCLUSIVE", "Why."),
+        ([], measured_as("FAIL"), {"required": True}, "FAIL", "Why."),
+        ([], measured_as(None), {"required": True}, "INCONCLUSIVE", ""),
         ([], {}, {"required": True}, "INCONCLUSIVE", ""),
         ([], {}, {}, "INCONCLUSIVE", ""),
-        ([{"dtype": "float32"}], {}, {}, "INCONCLUSIVE", ""),
+        ([row(same=0, of=0)], {}, {}, "INCONCLUSIVE", ""),
         # Quantised weights have parity by their accuracy and not by their tokens.
-        ([row(same=1, departs=[0, 2])], {}, {"apart": "int8"}, "INCONCLUSIVE", "parity.full = true"),
+        ([row(same=1)], {}, {"apart": "int8"}, "INCONCLUSIVE", "parity.full = true"),
         (
-            [row(same=1, departs=[0, 2])],
+            [row(same=1)],
             MEASURED,
             {"apart": "int8", "required": True},
             "PASS",
@@ -262,8 +272,8 @@ def test_the_parity_gate_takes_answers_after_the_traffic_and_what_was_measured(r
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_another_token_in_lower_precision_is_no_fault(dtype):
-    assert judge_answers("arm", [row(same=2, departs=[0, 0], dtype=dtype)])[0] == "PASS"
-    assert judge_answers("arm", [row(same=2, departs=[0, 0])])[0] == "FAIL"
+    assert judge_answers("arm", [row(same=2, dtype=dtype)])[0] == "PASS"
+    assert judge_answers("arm", [row(same=2)])[0] == "FAIL"
 
 
 def test_no_number_fails_and_leaves_a_document_that_json_can_hold():
@@ -273,7 +283,8 @@ def test_no_number_fails_and_leaves_a_document_that_json_can_hold():
     arm[18] = math.inf
     parity = outcome(answers(arm, r1t7=7, r1t8=7), reference)
     assert found(parity)["finite"].verdict == "FAIL"
-    assert "at 2 of 120 positions, first at request 1 (prompt of 2 tokens), token 8" in found(parity)["finite"].reason
+    assert found(parity)["finite"].value == 2
+    assert "first at request 1 (prompt of 2 tokens), token 8" in found(parity)["finite"].reason
     assert json.loads(json.dumps(parity.to_dict(), allow_nan=False))["verdict"] == "FAIL"
 
 
@@ -342,7 +353,7 @@ def test_one_prompt_of_nonsense_fails_though_typical_errors_are_great(size, with
     control = measured(0.01, seed=2) if with_control else None
     worst = evenness_of(measured(size, nonsense=slice(0, TOKENS_EACH)), control)["worst prompt"]
     assert (worst.verdict, worst.limit) == ("FAIL", PROMPT_LIMIT)
-    assert worst.reason.startswith("The typical error of int4 at request 0 (prompt of 1 token) is ")
+    assert "at request 0 (prompt of 1 token)" in worst.reason
 
 
 def test_one_position_of_nonsense_fails():
@@ -364,7 +375,7 @@ def test_prompts_of_few_positions_are_judged_position_by_position():
 def test_an_arm_without_error_passes_and_a_rounding_in_it_is_nothing():
     exact = measured(0.0)
     assert {item.verdict for item in evenness_of(exact, exact).values()} == {"PASS"}
-    rounded = replace(exact, error=np.where(np.arange(len(exact)) == 3, 1e-4, exact.error))
+    rounded = replace(exact, error=np.where(np.arange(len(exact.error)) == 3, 1e-4, exact.error))
     assert {item.verdict for item in evenness_of(rounded).values()} == {"PASS"}
 
 
@@ -392,8 +403,7 @@ def judged(
     rows: TextRows = ROWS,
     **more: Any,
 ) -> Parity:
-    arms = [Embedded(name="fast", vectors=arm)]
-    return judge_vectors(Embedded(name="eager", vectors=control), arms, reference, rows=rows, dtype=dtype, **more)
+    return judge_vectors("eager", {"eager": control, "fast": arm}, reference, rows=rows, dtype=dtype, **more)
 
 
 def test_noise_below_the_limit_passes_and_above_it_fails() -> None:
@@ -401,7 +411,7 @@ def test_noise_below_the_limit_passes_and_above_it_fails() -> None:
     assert judged(off_by(0.01)).verdict == "PASS"
     outcome = judged(off_by(0.05))
     assert outcome.verdict == "FAIL"
-    assert "cosine 0.99" in outcome.arms[0].reasons[0]
+    assert "cosine of fast with float64 is 0.99" in outcome.arms[0].reasons[0]
     assert judged(off_by(0.02), dtype="bfloat16").verdict == "PASS"
     assert LEAST_COSINE["bfloat16"] < LEAST_COSINE["float32"]
 
@@ -411,7 +421,7 @@ def test_one_text_that_is_off_fails_and_is_named_with_its_batch() -> None:
     arm[TEXTS + 3] = EVERY[TEXTS + 5]
     outcome = judged(arm)
     assert outcome.verdict == "FAIL"
-    assert "1 vector of 24" in outcome.arms[0].reasons[0]
+    assert "(1 of 24 vectors below it)" in outcome.arms[0].reasons[0]
     assert "text 3 (4 tokens, in a batch of 4)" in outcome.arms[0].reasons[0]
 
 
@@ -421,17 +431,8 @@ def test_a_vector_without_direction_fails(broken: float) -> None:
     arm[2] = broken
     outcome = judged(arm)
     assert outcome.verdict == "FAIL"
-    assert any(
-        "1 vector of 24 of fast or float64 has no direction, first of text 2" in reason
-        for reason in outcome.arms[0].reasons
-    )
-    assert outcome.to_dict()["arms"][0]["verdict"] == "FAIL"
-
-
-def test_an_arm_without_any_direction_fails_and_its_figures_are_left_open() -> None:
-    outcome = judged(np.zeros_like(EVERY))
-    assert outcome.verdict == "FAIL"
-    assert outcome.to_dict()["arms"][0]["figures"]["cosine"] == {"least": None, "median": None}
+    assert "is -1.000000" in outcome.arms[0].reasons[0]
+    assert "at text 2" in outcome.arms[0].reasons[0]
 
 
 def test_nothing_is_blamed_on_an_arm_whose_control_is_not_float64s() -> None:

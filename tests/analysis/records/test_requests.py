@@ -17,7 +17,7 @@ from analysis.records.asked_answers import AFTER, BEFORE, answers_in, file_name
 from analysis.records.documents import parse_json
 from analysis.records.placing import misplaced_requests
 from analysis.records.requests import codes, groups, requests_of
-from analysis.records.run_records import clock_offset_ns, read_run
+from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.records.weight_journal import JOURNAL, WeightChange, append, read_journal, read_weights
 from tests.fakes.request_rows import T0, S, row, table_of, write_rows
@@ -154,14 +154,6 @@ def test_a_broken_experiment_is_one_line(tmp_path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("offset", "applied_ns"), [(5e9, 5 * S), (5 * S, 5 * S), (True, 0), (float("nan"), 0), ("5", 0), (None, 0)]
-)
-def test_the_offset_of_another_hosts_clock_may_be_any_number(offset, applied_ns):
-    assert clock_offset_ns({"clock": {"offset_ns": offset, "applied": False}}) == applied_ns
-    assert clock_offset_ns({"clock": {"offset_ns": offset, "applied": True}}) == 0
-
-
 def test_a_damaged_decision_about_weights_is_reported(tmp_path):
     directory = write_run(tmp_path / "run", FakeRun())
     (directory / "weights.jsonl").write_bytes(b"\xff\n")
@@ -264,5 +256,5 @@ def test_what_was_written_is_read_and_a_torn_end_is_no_damage(tmp_path: Path) ->
 )
 def test_a_damaged_line_is_no_decision_and_is_reported(tmp_path: Path, line: bytes) -> None:
     assert len(read_weights(journal(tmp_path, line))) == 1
-    assert read_journal(tmp_path)[1] == "weights.jsonl has a line that is no decision"
-    assert read_journal(journal(tmp_path, line))[1] == "weights.jsonl has 2 lines that are no decision"
+    assert read_journal(tmp_path)[1] == "has a line that is no decision"
+    assert read_journal(journal(tmp_path, line))[1] == "has 2 lines that are no decision"

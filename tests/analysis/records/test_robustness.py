@@ -5,26 +5,20 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from analysis.records.export import export
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordError, read_table
+from analysis.records.tables import RecordError, RecordWriter, read_table
 from analysis.summary.summary import analyze, write_summary
 from loadtests.commands.main import main
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.runs import FakeRun, write_run
 
 # Limits that a run of a few minutes can meet.
 SLO = {"p90_ttft_ms": 2000, "p90_e2e_ms": 9000}
@@ -57,8 +51,10 @@ def write_table(path, table):
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
     else:
-        with path.open("wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
-            stream.write_table(table)
+        path.unlink(missing_ok=True)
+        with RecordWriter(path, table.schema) as writer:
+            for batch in table.to_batches():
+                writer.append_batch(batch)
 
 
 @pytest.fixture(scope="module")
@@ -162,16 +158,15 @@ def stated(tmp_path_factory):
     return directory
 
 
-def test_a_table_that_was_written_again_leaves_nothing_that_passes(stated, tmp_path):
-    """It has no last line, and is the only table of its kind."""
+def test_a_table_without_its_last_line_leaves_nothing_that_passes(stated, tmp_path):
     target = shutil.copytree(stated, tmp_path / "run")
     path = target / "trial-01" / "requests-0.arrow"
     rows = read_table(path, REQUESTS)[0]
-    path.unlink()
-    write_table(path, rows)
+    with path.open("wb") as file, pa.ipc.new_stream(file, rows.schema) as stream:
+        stream.write_table(rows)
     summary = analyze(target)
     assert summary["overall"] == "INCONCLUSIVE"
-    assert any("does not state what it should hold" in check["reason"] for check in summary["validity"])
+    assert any("requests-0.arrow is cut off" in check["reason"] for check in summary["validity"])
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
@@ -332,126 +327,8 @@ def test_a_timeout_is_no_good_request(timed_out):
     assert good["compiled"] == pytest.approx(0.8 * good["eager"], rel=0.002)
 
 
-RUN = FakeRun(
-    duration_s=30.0,
-    rate=2.0,
-    trials=2,
-    arms=(EAGER, FakeArm(name="compiled", compiles=[Compile(at_s=15.0, seconds=2.0)], error_share=0.02)),
-    gates={},
-)
-
-
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("run") / "fake", RUN)
-
-
-@pytest.fixture(scope="module")
-def run_judged(run_dir: Path) -> dict[str, Any]:
-    return judged(run_dir)
-
-
-def judged(directory: Path) -> dict[str, Any]:
-    return {key: value for key, value in analyze(directory).items() if key != "run_id"}
-
-
-def test_what_was_exported_is_judged_as_the_run_is_and_can_be_exported_on(
-    run_dir: Path, run_judged: dict[str, Any], tmp_path: Path
-) -> None:
-    written = export(run_dir, tmp_path / "a")
-    records = read_run(run_dir)
-    assert written.rows["requests"] == records.requests.num_rows
-    assert written.problems == ()
-    assert {path.suffix for path in (tmp_path / "a").glob("trial-01/requests*")} == {".parquet"}
-    exported = judged(tmp_path / "a")
-    stated = next(row for row in exported["validity"] if row["check"] == "complete")
-    assert stated["reason"].startswith("All records are whole")  # an export states what it holds, as this run does not
-    stated["reason"] = next(row["reason"] for row in run_judged["validity"] if row["check"] == "complete")
-    assert exported == run_judged
-    export(tmp_path / "a", tmp_path / "b")
-    again = read_run(tmp_path / "b")
-    assert again.requests.equals(records.requests)
-    assert again.events is not None
-    assert records.events is not None
-    assert again.events.equals(records.events)
-
-
-def test_columns_that_are_left_empty_hold_nothing_and_the_others_all(run_dir: Path, tmp_path: Path) -> None:
-    export(run_dir, tmp_path / "a", empty=["token_ns"])
-    whole, thin = read_run(run_dir).requests, read_run(tmp_path / "a").requests
-    assert whole["token_ns"].null_count < len(whole) == thin["token_ns"].null_count
-    assert thin.drop_columns(["token_ns"]).equals(whole.drop_columns(["token_ns"]))
-
-
-def test_an_export_states_what_its_tables_hold(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", replace(RUN, stated=True))
-    export(run, tmp_path / "a")
-    records = read_run(tmp_path / "a")
-    assert (records.stated, records.problems) == (True, ())
-    events = tmp_path / "a" / "trial-01" / "compile_events.parquet"
-    content = bytearray(events.read_bytes())
-    content[len(content) // 2] ^= 1
-    events.write_bytes(content)
-    damaged = read_run(tmp_path / "a")
-    assert damaged.problems == ("trial-01/compile_events.parquet is not as it was written: its rows are not used",)
-    assert damaged.events.equals(records.events.filter(pc.not_equal(records.events["trial"], 1)))
-
-
-def test_a_torn_run_stays_torn(run_dir: Path, tmp_path: Path) -> None:
-    torn = write_run(tmp_path / "torn", RUN)
-    path = next(torn.glob("trial-01/requests*.arrow"))
-    path.write_bytes(path.read_bytes()[:-500])
-    written = export(torn, tmp_path / "a")
-    assert written.problems == (f"trial-01/{path.name} is cut off at its end",)
-    assert judged(tmp_path / "a")["gates"] == judged(torn)["gates"]
-    export(tmp_path / "a", tmp_path / "b")
-    assert read_run(tmp_path / "b").problems == read_run(torn).problems
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"out": "."}, "exists already: give a new --out"),
-        ({"run_dir": "none"}, "is not a directory"),
-        ({"run_dir": "empty"}, "holds none of the tables requests"),
-    ],
-)
-def test_what_cannot_be_exported_is_one_clear_line(
-    run_dir: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    (tmp_path / "empty").mkdir()
-    given = {"run_dir": run_dir, "out": tmp_path / "a", **changes}
-    source = tmp_path / given["run_dir"] if isinstance(given["run_dir"], str) else given["run_dir"]
-    out = tmp_path / given["out"] if isinstance(given["out"], str) else given["out"]
-    with pytest.raises(RecordError, match=message):
-        export(source, out)
-
-
-def test_records_of_another_kind_are_refused_and_named(tmp_path: Path) -> None:
-    table = pa.table({"arm": ["a"], "status": ["OK"], "end_ns": ["soon"]})
-    pa.parquet.write_table(table, tmp_path / "requests.parquet")
-    with pytest.raises(RecordError, match=r'requests\.parquet: column "end_ns" holds string'):
-        export(tmp_path, tmp_path / "a")
-
-
-def test_times_on_another_hosts_clock_are_exported_on_the_clock_of_the_run(run_dir: Path, tmp_path: Path) -> None:
-    far = write_run(tmp_path / "far", RUN)
-    path = next(far.glob("trial-01/requests*.arrow"))
-    path.rename(path.with_name("requests-0.arrow"))
-    account_path = far / "trial-01" / "generator-0.json"
-    clock = {"offset_ns": 3_200_000_000, "applied": False, "exchanges": 9, "worst_uncertainty_ns": 0}
-    account_path.write_text(json.dumps({**json.loads(account_path.read_text()), "clock": clock}))
-    written = read_run(far).requests
-    export(far, tmp_path / "out")
-    assert read_run(tmp_path / "out").requests.equals(written)
-    assert json.loads((tmp_path / "out" / "trial-01" / "generator-0.json").read_text())["clock"]["applied"] is True
-
-
 def test_a_table_in_two_formats_is_read_whole(short, tmp_path):
     target = short.changed(tmp_path / "run", lambda rows: rows[::2])
     other = target / "trial-01" / "requests-1.parquet"
     write_table(other, table_of(short.rows[1::2]))
     assert read_run(target).requests.num_rows == len(short.rows)
-    other.rename(other.with_name("requests-0.parquet"))
-    with pytest.raises(RecordError, match="have one name"):
-        export(target, tmp_path / "out")

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.checks.traffic import sample_ratio, weight_stretches
+from analysis.judging.gates.greedy import difference, judge_greedy
 from analysis.judging.judgement import judge
 from analysis.records.asked_answers import AskedAnswer
 from analysis.records.joining import listed_runs, write_run_list
@@ -18,7 +19,6 @@ from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.records.weight_journal import BY_HAND, WeightChange, append
 from analysis.run.compile_events import stall_windows
-from analysis.run.greedy_answers import difference, greedy_answers
 from analysis.run.machines import Machines
 from analysis.run.placement import alone_on
 from analysis.run.run import Run
@@ -216,7 +216,7 @@ def test_a_token_that_the_other_does_not_name_is_at_least_as_far_as_the_last_tha
 
 def test_an_answer_that_ends_earlier_has_no_token_to_compare():
     found = compared(answer("a", "b"), answer("a"))
-    assert (found.kind, found.at, found.lead, found.agrees) == ("unknown", 1, None, False)
+    assert (found.kind, found.at, found.lead, found.agrees) == ("unknown", 1, 0.0, False)
 
 
 def test_text_that_is_cut_into_other_tokens_is_the_same():
@@ -242,50 +242,33 @@ def twice(letters, its=-5.0):
     return (first,), (second,)
 
 
-def counted(control, arm, its=-5.0):
-    return greedy_answers([twice(control, its)], [twice(arm, its)], near_tie=1.0)
+def departures(control, arm, its=-5.0):
+    asked = [(twice(control, its), twice(arm, its))]
+    return judge_greedy("arm", asked, when="before", near_tie=1.0, alpha=0.05).departures
 
 
 @pytest.mark.parametrize(
-    ("control", "arm", "same", "apart"),
+    ("control", "arm", "apart"),
     [
-        ("aa", "aa", 1, 0),
-        ("aa", "bb", 0, 1),  # each repeats itself and differs from the other
-        ("ab", "ab", 1, 0),
-        ("ab", "ba", 0, 0),
-        ("aa", "ab", 1, 0),
-        ("ab", "aa", 1, 0),
+        ("aa", "aa", 0),
+        ("aa", "bb", 1),  # each repeats itself and differs from the other
+        ("ab", "ab", 0),
+        ("ab", "ba", 0),
+        ("aa", "ab", 0),
+        ("ab", "aa", 0),
     ],
 )
-def test_only_answers_that_both_repeat_count_against_an_arm(control, arm, same, apart):
-    found = counted(control, arm)
-    assert (found.same, found.apart) == (same, apart)
-    assert found.held == (control == "aa")
-    assert found.parted == (control == "aa" and "b" in arm)
+def test_only_answers_that_both_repeat_count_against_an_arm(control, arm, apart):
+    assert departures(control, arm) == apart
 
 
 def test_near_ties_are_no_departures():
-    found = counted("aa", "bb", its=-0.8)
-    assert (found.same, found.apart, found.parted) == (0, 0, 0)
-    assert (found.departs, found.tokens, found.lead) == ((1,), 2, pytest.approx(0.6))
-
-
-def test_log_probabilities_count_where_every_answer_has_them():
-    silent = (text("pa"),), (text("pa"),)
-    assert counted("aa", "aa").log_probs
-    found = greedy_answers([twice("aa")], [silent], near_tie=1.0)
-    assert (found.log_probs, found.same, found.shift) == (False, 1, None)
+    assert departures("aa", "bb", its=-0.8) == 0
 
 
 def test_trials_add_up_and_equal_answers_are_held_once():
     both = (answer("p", "a"), answer("q", "a"))
     one = both, both
-    found = greedy_answers([one, one], [one, one], near_tie=1.0)
-    assert (found.prompts, found.answered, found.same, found.held, found.shift) == (4, 4, 4, 2, 0.0)
-
-
-def test_the_shift_is_of_tokens_before_the_first_difference_and_no_prompt_has_none():
-    one, other = answer("p", "a"), answer("p", "a", log_prob=-0.7)
-    assert greedy_answers([((one,), (one,))], [((other,), (other,))], near_tie=1.0).shift == pytest.approx(0.2)
-    none = greedy_answers([], [], near_tie=1.0)
-    assert (none.prompts, none.answered, none.low, none.lead, none.shift) == (0, 0, None, None, None)
+    found = judge_greedy("arm", [(one, one), (one, one)], when="before", near_tie=1.0, alpha=0.05)
+    assert "4 of 4 greedy answers" in found.reason
+    assert "2 different answers" in found.reason

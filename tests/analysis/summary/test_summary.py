@@ -253,13 +253,13 @@ def test_a_run_of_embeddings_is_judged_and_shown_without_tokens(tmp_path):
 def test_vectors_are_judged_by_their_cosine(tmp_path):
     directory = write_run(tmp_path / "run", replace(EMBEDDING, duration_s=90, slo={}))
     cosines = {"eager": 1.0, "padded": 0.9995, "naive": 0.5}
-    row = {"error": None, "departs": None, "of": 6, "min_cosine": 0.999}
+    row = {"error": None, "of": 6, "min_cosine": 0.999}
     rows = [
         {**row, "arm": arm, "replica": f"{arm}-0", "cosine": cosine, "same": 6 if cosine > 0.999 else 5}
         for arm, cosine in cosines.items()
     ]
     facts = read_run(directory).trials[0]
-    answers = {"dtype": "bfloat16", "prompts": [4] * 6, "replicas": rows}
+    answers = {"dtype": "bfloat16", "replicas": rows}
     write_document(directory / "trial-01" / "trial.json", {**facts, "answers": answers})
     gates = {gate.arm: gate for gate in judge(Run.of(read_run(directory))).gates if gate.gate == "parity"}
     assert {arm: (gate.verdict, gate.value, gate.limit) for arm, gate in gates.items()} == {

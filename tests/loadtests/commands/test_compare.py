@@ -12,12 +12,9 @@ from typing import Any
 
 import pytest
 
-from analysis.records.run_records import read_run
 from analysis.summary.model import Summary
-from analysis.summary.summary import analyze
-from loadtests.commands.main import main
 from tests.fakes import results
-from tests.fakes.machines import GIB, referenced, sample
+from tests.fakes.machines import referenced
 from tests.fakes.results import Sent, in_turn, traffic, write
 from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeRun, write_run
 from tests.loadtests.commands.test_main import refused, told
@@ -178,7 +175,7 @@ def test_what_differs_is_refused_and_can_be_accepted_by_its_key(runs, tmp_path, 
     other = write_run(tmp_path / "other", replace(JOINED_RUN, seed=9, gates={"margin": 0.2}, day=9 * DAYS_APART))
     folder = tmp_path / "case"
     said = refused(capsys, "analyze", *runs, other, "--out", folder)
-    assert "other differs from run-0 in gates.margin 0.2 (in run-0 not given)" in said
+    assert "other: gates.margin 0.2 (in run-0 not given)" in said
     assert not folder.exists(), "nothing is written"
     assert told(capsys, "analyze", *runs, other, "--out", folder, "--allow-different", "gates.margin")[1]["runs"] == 4
     assert told(capsys, "analyze", folder)[1]["runs"] == 4, "what was accepted is kept with the runs"
@@ -380,16 +377,3 @@ def test_closed_loops_are_inconclusive_and_another_load_is_not_compared(tmp_path
     assert "open loop" in gates(document)["noninferiority p99_e2e"]["blocked_by"]
     opened = write(tmp_path / "open.json", results.vllm(traffic(seed=3)))
     assert "traffic.request_rate inf → 4" in refused(capsys, "compare", one, opened)
-
-
-def test_by_default_all_that_a_run_is_judged_by_is_exported(tmp_path: Path) -> None:
-    """The samples of the machines were left out."""
-    run = write_run(tmp_path / "run", FakeRun(duration_s=60, rate=1, gates={"max_memory_ratio": 2.0}))
-    for arm in ("eager", "compiled"):
-        sample(run, "allocator", f"{arm}-0", {"memory_bytes": GIB}, arm=arm)
-    assert main(["export", str(run), "--out", str(tmp_path / "out")]) == 0
-    bed = read_run(tmp_path / "out").bed
-    assert bed is not None
-    assert bed.equals(read_run(run).bed)
-    judged = [{key: analyze(place)[key] for key in ("arms", "gates")} for place in (run, tmp_path / "out")]
-    assert judged[0] == judged[1]

@@ -169,7 +169,7 @@ def test_serve_flags_become_an_arm() -> None:
     ("preset", "settings", "words"),
     [
         ("eager-padded", ["mode=max-autotune"], "compile.mode is set but the preset does not compile"),
-        ("compiled-naive", ["enabled=false", "unbacked=['batch']", "mark_dynamic=true"], "compile.enabled is false"),
+        ("compiled-naive", ["enabled=false", "mark_dynamic=true"], "compile.enabled is false"),
         ("compiled-naive", ["backend=aot_eager", "options.max_autotunee=true"], "compile.options is set but"),
     ],
 )

@@ -98,8 +98,6 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
             ({"arm": {"compile": {"enabled": False, key: value}}}, (f"compile.{key} is set", "enabled is false"))
             for key, value in (("strict", True), ("regions", ["lm_head"]), ("options", {"max_autotune": True}))
         ),
-        ({"arm": {"preset": "compiled-naive", "compile": {"profile": True}}}, ("profile", "trials.compile_cache")),
-        ({"arm": {"compile": {"profile": True}}}, ("compile.profile", "no size")),
         ({"arm": {"compile": {"artifact": "x", "enabled": False}}}, ("compile.artifact", "nothing is compiled")),
         ({"arm": {"compile": {"artifact": "x", "backend": "eager"}}}, ("compile.artifact", "inductor")),
         (

@@ -18,7 +18,7 @@ import pytest
 from analysis.records.documents import read_document
 from analysis.summary.summary import EXIT_CODES
 from loadtests.commands.main import main
-from loadtests.commands.parity import parity_table, vector_table
+from loadtests.commands.parity import parity_table
 from loadtests.experiments.model import Experiment
 from loadtests.trials import parity_processes, served_parity
 from loadtests.trials.errors import RunError
@@ -84,7 +84,7 @@ def test_every_arm_is_measured_alone_and_the_outcome_is_kept_without_the_logits(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     status = Status()
     outcome = measured(experiment(), tmp_path, status=status)
-    assert read_document(tmp_path / "parity.json").content == outcome
+    assert read_document(tmp_path / "parity.json") == (outcome, "")
     assert (outcome["verdict"], outcome["exit_code"]) == ("PASS", 0)
     assert (outcome["requests"], outcome["positions"], outcome["vocabulary"]) == (16, 128, 50)
     assert [arm["name"] for arm in outcome["arms"]] == ["padded"]
@@ -100,10 +100,15 @@ def test_every_arm_is_measured_alone_and_the_outcome_is_kept_without_the_logits(
 @pytest.mark.parametrize(
     ("tables", "flags", "verdict", "words"),
     [
-        ({}, ("--noise", "padded=0.004"), "FAIL", ("×4.",)),
-        ({"parity": {"reference": False}}, (), "INCONCLUSIVE", ("KL(control‖arm)",)),
-        ({"parity": {"prompts": 4}}, (), "INCONCLUSIVE", ("1.5", "parity.prompts = 8")),
-        ({"dtype": "float32"}, (*QUIET, "--token", "padded=9"), "FAIL", ("15 of 16", "request 2", "7 and padded 9")),
+        ({}, ("--noise", "padded=0.004"), "FAIL", ("error", "4.")),
+        ({"parity": {"reference": False}}, (), "INCONCLUSIVE", ("no float64 reference",)),
+        ({"parity": {"prompts": 4}}, (), "INCONCLUSIVE", ("1.5", "parity.prompts decide, 8")),
+        (
+            {"dtype": "float32"},
+            (*QUIET, "--token", "padded=9"),
+            "FAIL",
+            ("is 1, limit 0", "request 2", "7 and padded 9"),
+        ),
         ({"arms": QUANTISED, "parity": {"prompts": 6}}, (), "INCONCLUSIVE", ("parity.prompts", "32")),
         ({"arms": QUANTISED, "parity": {"prompts": 40}}, ("--noise", "int8=0.05"), "PASS", ("padded",)),
         (
@@ -133,7 +138,7 @@ def test_an_arm_that_refuses_a_request_fails(
 ) -> None:
     outcome = measured(experiment(**tables), tmp_path, *flags)
     assert (outcome["verdict"], outcome["exit_code"]) == (verdict, EXIT_CODES[verdict])
-    table = (vector_table if tables else parity_table)(outcome)
+    table = parity_table(outcome)
     assert all(word in table for word in words), table
 
 
@@ -145,8 +150,7 @@ def test_texts_of_the_user_are_asked_of_the_control_and_quantised_arms_alone(ref
     what = experiment("float32", arms=QUANTISED, parity={"texts": str(path), "reference": reference})
     outcome = measured(what, tmp_path / "out", *QUIET, "--noise", "int8=0.05", keep_logits=True)
     assert outcome["verdict"] == "PASS", parity_table(outcome)
-    assert outcome["arms"][1]["figures"]["texts"] == 36
-    assert outcome["arms"][1]["figures"]["text_source"] == "of own.jsonl"
+    assert "on 36 texts (own.jsonl)" in outcome["arms"][1]["findings"][0]["reason"]
     asked = {"eager", "int8"} | ({"float64 reference"} if reference else set())
     assert {item.parent.name for item in (tmp_path / "out").rglob("texts.npy")} == asked
     assert len(list((tmp_path / "out").rglob("logits.npy"))) == 3 + reference
@@ -191,7 +195,7 @@ def test_a_run_starts_nothing_where_parity_fails_or_breaks(
     else:
         assert outcome.failed_parity is not None
         assert (outcome.error, outcome.failed_parity["verdict"]) == (None, verdict)
-        assert read_document(outcome.run_dir / "parity.json").content == outcome.failed_parity
+        assert read_document(outcome.run_dir / "parity.json") == (outcome.failed_parity, "")
 
 
 @pytest.mark.usefixtures("torch_asked_once")
@@ -293,22 +297,12 @@ def test_each_replica_is_compared_with_the_first_of_the_control() -> None:
     arms = {"eager-0": "eager", "padded-0": "padded", "padded-1": "padded"}
     rows = [tuple(row.values()) for row in served_parity.compared(answers, arms, first="eager-0")]
     assert rows == [
-        ("eager", "eager-0", None, None, 2, 2),
-        ("padded", "padded-0", None, [1, 1], 1, 2),
-        ("padded", "padded-1", "gone", None, 0, 2),
+        ("eager", "eager-0", None, 2, 2),
+        ("padded", "padded-0", None, 1, 2),
+        ("padded", "padded-1", "gone", 0, 2),
     ]
     without = served_parity.compared({**answers, "eager-0": "gone"}, arms, first="eager-0")
     assert all("gone" in row["error"] for row in without)
-
-
-@pytest.mark.parametrize(
-    ("mine", "theirs", "expected"),
-    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [1], 0), ([], [], None)],
-)
-def test_an_answer_departs_at_its_first_other_token_or_at_its_end(
-    mine: list[int], theirs: list[int], expected: int | None
-) -> None:
-    assert served_parity.departure(mine, theirs) == expected
 
 
 def test_an_arm_that_works_is_waited_for_and_an_idle_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,11 +324,11 @@ def test_vectors_are_held_to_the_cosine_with_the_control() -> None:
     answers: dict[str, Any] = {"eager-0": near, "near-0": near, "far-0": far, "gone-0": "UNAVAILABLE: gone"}
     arms = {replica: replica[:-2] for replica in answers}
     rows = served_parity.compared_vectors(answers, arms, first="eager-0", least=0.99)
-    assert [(row["same"], row["of"], row["departs"], row["error"]) for row in rows] == [
-        (2, 2, None, None),
-        (2, 2, None, None),
-        (1, 2, 1, None),
-        (0, 2, None, "UNAVAILABLE: gone"),
+    assert [(row["same"], row["of"], row["error"]) for row in rows] == [
+        (2, 2, None),
+        (2, 2, None),
+        (1, 2, None),
+        (0, 2, "UNAVAILABLE: gone"),
     ]
     assert rows[2]["cosine"] == pytest.approx(0.96)
 

@@ -383,7 +383,7 @@ def test_a_trial_starts_once_when_all_are_ready_and_ends_with_the_last(trial: Tr
     (start,) = sent(runner, messages.START)
     say(runner, messages.ACCOUNT, "y", account={"start_ns": 5, "clock": {"offset_ns": 7}}, progress={})
     assert trial.account(1)["start_ns"] == start["start_ns"]
-    assert trial.account(1)["clock"] == {"offset_ns": 7, "applied": True}
+    assert trial.account(1)["clock"] == {"offset_ns": 7}
     write_end(trial.folder, at_ns=9, arms={})
     (end,) = wait_for(lambda: sent(runner, messages.END), sleep=gevent.sleep)
     assert (end["at_ns"], end["arms"]) == (9, {})

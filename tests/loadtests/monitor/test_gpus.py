@@ -7,29 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pynvml
 import pytest
 
-from loadtests.bed import machine
-from loadtests.bed.devices import Devices, index_of, visible_cards
-from loadtests.bed.kfd import amd_gpus
-from loadtests.bed.machine import machine_identity
-from loadtests.bed.nvml import REASONS, Nvml, NvmlCard
-from loadtests.bed.processes import Processes
-from loadtests.bed.readings import Readings
-from loadtests.trials import environment
+from loadtests.monitor import identity
+from loadtests.monitor.gpus import REASONS, Gpus, index_of, visible_cards
+from loadtests.monitor.identity import machine_identity
+from loadtests.monitor.processes import Processes
+from loadtests.monitor.readings import Readings
 from tests.fakes.machines import GIB, FakeCard, FakeNvml
 
 RUN, OWN, CHILD, OTHER, UNKNOWN = 100, 101, 102, 900, 950
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Path:
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run with two processes, and a foreign one; /proc shows no other."""
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    (tmp_path / "stat").write_text("btime 1700000000\n")
     for pid, parent in ((RUN, 1), (OWN, RUN), (CHILD, OWN), (OTHER, 1)):
         (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (some) name) S {parent}" + " 0" * 48)
-        (tmp_path / str(pid) / "comm").write_text(f"program-{pid}\n")
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (program-{pid}) S {parent}" + " 0" * 48)
     in_namespace(tmp_path, "pid:[4026531836]")
     return tmp_path
 
@@ -41,13 +40,13 @@ def in_namespace(proc: Path, name: str) -> None:
     (folder / "pid").symlink_to(name)
 
 
-def devices(proc: Path, cards: Sequence[FakeCard], *names: str) -> tuple[Devices, list[dict[str, str]]]:
+def devices(proc: Path, cards: Sequence[FakeCard], *names: str) -> tuple[Gpus, list[dict[str, str]]]:
     """The devices of a run, and what could not be read of them."""
     unreadable: list[dict[str, str]] = []
     readings = Readings("run", unreadable.append)
-    processes = Processes(readings, root=RUN, proc=proc)
-    library: list[NvmlCard] = Nvml(FakeNvml(cards)).cards()
-    return Devices(names or ("cuda:0",), library, readings=readings, processes=processes, proc=proc), unreadable
+    processes = Processes(readings, root=RUN)
+    found = visible_cards(FakeNvml(cards), {})
+    return Gpus(names or ("cuda:0",), found, readings=readings, processes=processes, proc=proc), unreadable
 
 
 @pytest.mark.parametrize(
@@ -141,13 +140,6 @@ def test_processes_on_a_device_before_the_trial_are_named(proc: Path) -> None:
     }
 
 
-def test_energy_is_read_seldom_where_reading_it_is_costly(proc: Path) -> None:
-    watched, _ = devices(proc, [FakeCard(energy_ms=20.0)])
-    assert ["energy_j" in watched.sample()[0][0] for _ in range(3)] == [True, False, False]
-    watched.hurry()
-    assert "energy_j" in watched.sample()[0][0]
-
-
 def test_a_device_that_is_not_there_is_reported(proc: Path) -> None:
     watched, unreadable = devices(proc, [FakeCard()], "cuda:0", "cuda:1")
     assert list(watched.facts()) == ["cuda:0"]
@@ -158,8 +150,7 @@ def test_a_device_that_is_not_there_is_reported(proc: Path) -> None:
 def order(environment: dict[str, str], *, second: str = "NVIDIA H200") -> list[str]:
     cards = [FakeCard(uuid="GPU-0", bus=1), FakeCard(uuid="GPU-1", bus=2, name=second), FakeCard(uuid="GPU-2", bus=3)]
     parts = [FakeCard(uuid="MIG-7", parent=cards[1])]
-    found = visible_cards(Nvml(FakeNvml(cards, parts=parts)), environment)
-    return [card.uuid for card in found if isinstance(card, NvmlCard)]
+    return [card.uuid for card in visible_cards(FakeNvml(cards, parts=parts), environment)]
 
 
 @pytest.mark.parametrize(
@@ -194,19 +185,17 @@ def test_only_cuda_devices_have_a_number() -> None:
 
 def read(nvml: FakeNvml, *, facts: bool = False, index: int = 0) -> tuple[dict[str, Any], dict[str, str]]:
     unreadable: dict[str, str] = {}
-    card = Nvml(nvml).cards()[index]
+    card = visible_cards(nvml, {})[index]
     readings = Readings("run", lambda item: unreadable.update({item["what"]: item["why"]}))
-    return readings.of("cuda:0", card.facts if facts else (*card.probes, *card.costly)), unreadable
+    return readings.of("cuda:0", card.facts if facts else card.probes), unreadable
 
 
 def test_a_card_is_sampled() -> None:
     row, unreadable = read(FakeNvml([FakeCard(used=3 * GIB, utilisation=97, sm_mhz=1755, throttle=0x4 | 0x20)]))
     assert row == {
         "sm_mhz": 1755,
-        "memory_mhz": 3201,
         "power_w": 89.036,
         "power_limit_w": 700.0,
-        "energy_j": 2766.025,
         "throttle": ["sw_power_cap", "sw_thermal_slowdown"],
         "temperature_c": 41,
         "utilisation_pct": 97,
@@ -220,7 +209,7 @@ def test_facts_of_a_card_and_the_command_that_locks_its_clocks() -> None:
     facts, said = read(FakeNvml([FakeCard(bus=1), FakeCard(uuid="GPU-1", bus=2)]), facts=True, index=1)
     assert (facts["index"], facts["uuid"], facts["name"], facts["mig"]) == (1, "GPU-1", "NVIDIA H200", False)
     assert (facts["power_limit_w"], facts["power_limit_default_w"]) == (650.0, 700.0)
-    assert (facts["sm_max_mhz"], facts["sm_application_mhz"], facts["memory_max_mhz"]) == (1980, 1980, 3201)
+    assert facts["sm_max_mhz"] == 1980
     assert facts["lock_command"] == "sudo nvidia-smi -i 1 -lgc 1980,1980"
     assert said == {}
 
@@ -247,25 +236,11 @@ def test_pynvml_has_every_function_and_constant_that_the_fake_has() -> None:
     called = {name for name in (*vars(fake), *vars(FakeNvml)) if name.startswith("nvml")}
     assert len(called) > 20
     assert [name for name in called if not hasattr(pynvml, name)] == []
-    assert (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM, pynvml.NVML_TEMPERATURE_GPU) == (1, 2, 0)
+    assert (pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU) == (1, 0)
     # By their bits, as the table names them.
     for bit, name in REASONS.items():
         constant = "nvmlClocksThrottleReason" + "".join(word.capitalize() for word in name.split("_"))
         assert getattr(pynvml, constant) == bit
-
-
-def test_amd_gpus_are_counted_without_rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, (simds, target) in enumerate(((0, 0), (1216, 90402), (880, 90010), ("?", "?"))):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "properties").write_text(f"simd_count {simds}\ngfx_target_version {target}\n")
-    assert amd_gpus(tmp_path) == ["AMD GPU gfx942", "AMD GPU gfx90a"]
-    assert amd_gpus(tmp_path / "none") == []
-    monkeypatch.setattr(environment, "amd_gpus", lambda: amd_gpus(tmp_path))
-    monkeypatch.setattr(environment.shutil, "which", lambda program: None)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
-    assert environment.sees_gpu()
-    assert environment.count_gpus() == 1
 
 
 def test_a_machine_is_known_by_its_gpus_its_id_or_its_last_start(
@@ -280,5 +255,5 @@ def test_a_machine_is_known_by_its_gpus_its_id_or_its_last_start(
     assert by_id != by_start
     (tmp_path / "id").write_text("")  # as in an image of a machine that never started
     assert machine_identity([], tmp_path / "id") == by_start is not None
-    monkeypatch.setattr(machine, "host_identity", lambda: "")
+    monkeypatch.setattr(identity, "host_identity", lambda: "")
     assert machine_identity([], tmp_path / "none") is None

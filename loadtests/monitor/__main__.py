@@ -1,17 +1,16 @@
-"""Samples one host, its devices and the run's processes into a table, until stdin closes or SIGTERM comes.
+"""Samples one host, its GPUs and the run's processes into a table, until stdin closes or SIGTERM comes.
 
-    python -P -m loadtests.bed.watcher --out bed.arrow --trial 1 --sample-s 1 --devices cuda:0 cuda:1
+    python -P -m loadtests.monitor --out bed.arrow --trial 1 --sample-s 1 --devices cuda:0 cuda:1
 
-Reads on stdin a JSON object a line: {"name": "eager-0", "arm": "eager", "pid": 4711} when a process and its descendants
-have that name from now on, with a pid of null when nothing has it any more. Writes JSON objects on stdout: first
-{"bed": {machines, devices, before}}, seen before the run starts anything; {"unreadable": {host, name, what, why}} once
-for each value that cannot be read; at its end {"watcher": {cpu_s, seconds}}, what it cost since its start-up.
+Reads a JSON object a line on stdin: {"name": "eager-0", "arm": "eager", "pid": 4711} names a process and its
+descendants from now on; a pid of null ends that. Writes JSON objects on stdout: first {"bed": {machines, devices,
+before}}, read before the run starts anything; {"unreadable": {host, name, what, why}} once for each value that cannot
+be read; at its end {"watcher": {cpu_s, seconds}}, what it cost since its start-up.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import select
@@ -22,13 +21,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtests.bed.amd import AmdSmi
-from loadtests.bed.devices import Card, Devices, Library, index_of, visible_cards
-from loadtests.bed.host import Host
-from loadtests.bed.machine import gpu_uuids, machine_identity
-from loadtests.bed.nvml import Nvml
-from loadtests.bed.processes import Processes
-from loadtests.bed.readings import Readings, reason
+from loadtests.monitor.gpus import Card, Gpus, index_of, visible_cards
+from loadtests.monitor.host import Host
+from loadtests.monitor.identity import gpu_uuids, machine_identity
+from loadtests.monitor.processes import Processes
+from loadtests.monitor.readings import Readings, reason
 from servers.clock import now_ns
 
 _FLUSH_S = 0.9  # with a sample each second, each is flushed
@@ -37,11 +34,11 @@ _SETTLE_S = 1.2  # the driver's utilisation is of up to the last second
 
 
 def main() -> int:
-    """The table is complete; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="watcher", description="Samples a host, its devices and processes of a run.")
+    """Sample until told to stop, close the table and return the exit code."""
+    parser = argparse.ArgumentParser(prog="monitor", description="Sample a host, its GPUs and the processes of a run.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--trial", type=int, default=1)
-    parser.add_argument("--host", default="run", help="what the table calls it")
+    parser.add_argument("--host", default="run", help="its name in the table")
     parser.add_argument("--sample-s", type=float, default=1.0)
     parser.add_argument("--devices", nargs="*", default=[], help="as arms name them: cuda:0, auto")
     options = parser.parse_args()
@@ -50,27 +47,25 @@ def main() -> int:
     processes = Processes(readings, root=os.getppid())
     host = Host()
     names, cards = find_cards(options.devices, readings)
-    devices = Devices(names, cards, readings=readings, processes=processes)
-    before = devices.before(now_ns())
-    is_busy = any(not look["processes"] and (look["utilisation_pct"] or 0) >= _BUSY_PCT for look in before)
-    if is_busy or devices.is_unsure:
+    gpus = Gpus(names, cards, readings=readings, processes=processes)
+    before = gpus.before(now_ns())
+    is_busy = any(not row["processes"] and (row["utilisation_pct"] or 0) >= _BUSY_PCT for row in before)
+    if is_busy or gpus.is_unsure:
         time.sleep(_SETTLE_S)  # what has just ended there still shows
-        before = devices.before(now_ns())
+        before = gpus.before(now_ns())
     machine = {"machine": machine_identity(gpu_uuids()), **host.facts()}
-    _say("bed", {"machines": {options.host: machine}, "devices": devices.facts(), "before": before})
+    _say("bed", {"machines": {options.host: machine}, "devices": gpus.facts(), "before": before})
     # Only now: this takes longer than all of the above, for which the arms wait.
     from analysis.records.schemas import BED
     from analysis.records.tables import RecordWriter
 
     began_s, began_cpu_s, flushed_s = time.monotonic(), time.process_time(), 0.0
     with RecordWriter(options.out, BED) as writer:
-        for last in _ticks(options.sample_s, stopping, processes):
-            if last:
-                devices.hurry()  # energy counts up to here
+        for _ in _ticks(options.sample_s, stopping, processes):
             shared = {"trial": options.trial, "host": options.host, "at_ns": now_ns()}
-            device_rows, held = devices.sample()
+            gpu_rows, held = gpus.sample()
             host_row = {"kind": "host", "name": options.host, **readings.of(options.host, host.probes)}
-            for row in (host_row, *device_rows, *processes.sample(held)):
+            for row in (host_row, *gpu_rows, *processes.sample(held)):
                 writer.append({**shared, **row})
             if time.monotonic() - flushed_s >= _FLUSH_S:
                 writer.flush()
@@ -81,57 +76,43 @@ def main() -> int:
 
 
 def find_cards(devices: Sequence[str], readings: Readings) -> tuple[list[str], list[Card]]:
-    """The devices as cuda:N, each once, and the cards as CUDA numbers them. What cannot be found is said.
+    """Return the devices as cuda:N, each once, and the cards as CUDA numbers them. Report what cannot be found.
 
     `auto` is the first card, where there is one.
     """
     names = {f"cuda:{index}": None for name in devices if (index := index_of(name)) is not None}
     if not names and "auto" not in devices:
         return [], []
-    reasons = []
-    for library in (_nvml, _amd):
-        try:
-            cards = visible_cards(library(), os.environ)
-        except Exception as error:  # no driver, a broken one, or no way to tell which card is which
-            reasons.append(reason(error))
-            continue
-        if "auto" in devices and cards:
-            names["cuda:0"] = None
-        return sorted(names), cards
-    for name in names:
-        readings.unreadable(name, "device", "; ".join(reasons))
-    return [], []
+    try:
+        import pynvml
+
+        cards = visible_cards(pynvml, os.environ)
+    except Exception as error:  # no driver, a broken one, or no way to know which card is which
+        for name in names:
+            readings.unreadable(name, "device", reason(error))
+        return [], []
+    if "auto" in devices and cards:
+        names["cuda:0"] = None
+    return sorted(names), cards
 
 
-def _nvml() -> Library:
-    import pynvml
+def _ticks(every_s: float, stopping: int, processes: Processes) -> Iterator[None]:
+    """Yield once every `every_s` until stdin closes or `stopping` can be read, and once more then.
 
-    return Nvml(pynvml)
-
-
-def _amd() -> Library:
-    # Comes with ROCm and not from an index of packages.
-    return AmdSmi(importlib.import_module("amdsmi"))
-
-
-def _ticks(every_s: float, stopping: int, processes: Processes) -> Iterator[bool]:
-    """Yields False once every `every_s` until stdin closes or `stopping` can be read, and then True.
-
-    In between, and once a tick at least, `processes` learns the names that come on stdin. A tick that was missed is
-    left out.
+    In between, and at least once a tick, give `processes` the names that come on stdin. Skip a tick that was missed.
     """
     began_s = time.monotonic()
     tick, rest = 0, b""
     while True:
-        yield False
+        yield
         tick = max(tick + 1, int((time.monotonic() - began_s) / every_s) + 1)
         due_s = began_s + tick * every_s
-        looked = False
-        while (left_s := max(0.0, due_s - time.monotonic())) or not looked:
-            looked = True
+        checked = False
+        while (left_s := max(0.0, due_s - time.monotonic())) or not checked:
+            checked = True
             ready, _, _ = select.select([sys.stdin, stopping], [], [], left_s)
             if stopping in ready:
-                yield True
+                yield
                 return
             if ready:
                 piece = os.read(sys.stdin.fileno(), 65536)
@@ -139,7 +120,7 @@ def _ticks(every_s: float, stopping: int, processes: Processes) -> Iterator[bool
                 for line in lines:
                     _learn(json.loads(line), processes)
                 if not piece:
-                    yield True
+                    yield
                     return
 
 
@@ -151,7 +132,7 @@ def _learn(message: Mapping[str, Any], processes: Processes) -> None:
 
 
 def _woken_by_signal() -> int:
-    """A descriptor that can be read once SIGTERM has come."""
+    """Return a descriptor that can be read once SIGTERM has come."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)

@@ -1,1 +1,0 @@
-"""The machine monitor: the machines of a run, and how they behaved."""

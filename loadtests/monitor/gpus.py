@@ -1,0 +1,276 @@
+"""The GPUs of a trial's arms, read through NVML, the library behind nvidia-smi, and the processes on them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from analysis.wording import counted
+from loadtests.monitor.processes import Processes
+from loadtests.monitor.readings import Probe, Readings, probe
+
+_PROC = Path("/proc")
+_FIRST_NAMESPACE = "pid:[4026531836]"  # of processes, which every Linux starts with
+_SM, _TEMPERATURE = 1, 0  # NVML_CLOCK_SM, NVML_TEMPERATURE_GPU
+MUCH_BYTES = 512 << 20  # more than a driver and a desktop take
+REASONS = {
+    0x1: "gpu_idle",
+    0x2: "applications_clocks_setting",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+_CONTAINER = (
+    "the processes of other containers are not shown in one: give it the host's process ids (docker run --pid=host)"
+)
+_NOTHING_LISTED = "the driver lists no process, though memory of the device is in use"
+
+
+class Card:
+    """One GPU, or with MIG a part of one: memory and processes are the part's, clocks and power the whole card's.
+
+    `nvml` is the module pynvml, opened.
+    """
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._part = self._whole = handle
+        mig = False
+        with contextlib.suppress(nvml.NVMLError):  # a driver from before MIG
+            mig = bool(nvml.nvmlDeviceIsMigDeviceHandle(handle))
+        if mig:
+            self._whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        card = self._whole
+        self.probes = (
+            probe("sm_mhz", lambda: nvml.nvmlDeviceGetClockInfo(card, _SM)),
+            probe("power_w", lambda: nvml.nvmlDeviceGetPowerUsage(card) / 1000),
+            probe("power_limit_w", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000),
+            probe("throttle", self._throttle),
+            probe("temperature_c", lambda: nvml.nvmlDeviceGetTemperature(card, _TEMPERATURE)),
+            probe("utilisation_pct", lambda: nvml.nvmlDeviceGetUtilizationRates(self._part).gpu),
+            Probe(("memory_bytes", "memory_limit_bytes"), self._memory),
+        )
+        self.facts = (
+            probe("index", lambda: self.index),
+            probe("uuid", lambda: self.uuid),
+            probe("name", lambda: nvml.nvmlDeviceGetName(self._part)),
+            probe("driver", nvml.nvmlSystemGetDriverVersion),
+            probe("memory_bytes", lambda: self._memory()[1]),
+            probe("power_limit_w", lambda: nvml.nvmlDeviceGetPowerManagementLimit(card) / 1000),
+            probe("power_limit_default_w", lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(card) / 1000),
+            probe("sm_max_mhz", lambda: nvml.nvmlDeviceGetMaxClockInfo(card, _SM)),
+            probe("mig", lambda: mig),
+            probe("lock_command", self._lock_command),
+        )
+
+    @property
+    def index(self) -> int:
+        """NVML's own number of the card, as nvidia-smi -i takes it."""
+        return int(self._nvml.nvmlDeviceGetIndex(self._whole))
+
+    @property
+    def model(self) -> str:
+        """The card's name, such as NVIDIA H200."""
+        return str(self._nvml.nvmlDeviceGetName(self._whole))
+
+    @property
+    def uuid(self) -> str:
+        """GPU-… or MIG-…"""
+        return str(self._nvml.nvmlDeviceGetUUID(self._part))
+
+    def processes(self) -> Mapping[int, int | None]:
+        """Return the memory in bytes of each process on it, None where the driver does not say. Raises NVMLError."""
+        nvml = self._nvml
+        listed = [*nvml.nvmlDeviceGetComputeRunningProcesses(self._part)]
+        with contextlib.suppress(nvml.NVMLError):  # not every card draws
+            listed += nvml.nvmlDeviceGetGraphicsRunningProcesses(self._part)
+        return {int(process.pid): process.usedGpuMemory for process in listed}
+
+    def _memory(self) -> tuple[int, int]:
+        nvml = self._nvml
+        try:  # without what the driver keeps for itself
+            memory = nvml.nvmlDeviceGetMemoryInfo(self._part, nvml.nvmlMemory_v2)
+        except nvml.NVMLError:
+            memory = nvml.nvmlDeviceGetMemoryInfo(self._part)
+        return int(memory.used), int(memory.total)
+
+    def _throttle(self) -> list[str]:
+        bits = int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._whole))
+        return [name for bit, name in REASONS.items() if bits & bit]
+
+    def _lock_command(self) -> str:
+        clock = self._nvml.nvmlDeviceGetMaxClockInfo(self._whole, _SM)
+        return f"sudo nvidia-smi -i {self.index} -lgc {clock},{clock}"
+
+
+def visible_cards(nvml: Any, environment: Mapping[str, str]) -> list[Card]:
+    """Return the cards as CUDA numbers them for a process with this environment: cuda:N is the one at N.
+
+    `nvml` is the module pynvml. Raises NVMLError without a driver, and ValueError where CUDA's order cannot be known.
+    """
+    nvml.nvmlInit()
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    # In the order of the PCI bus, which NVML does not promise.
+    cards = [Card(nvml, handle) for handle in sorted(handles, key=lambda handle: _pci_place(nvml, handle))]
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    by_number = named is None or re.search(r"(^|,)\s*\d", named)
+    models = sorted({card.model for card in cards})
+    if by_number and len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        raise ValueError(
+            f"{' and '.join(models)}: CUDA puts the fastest first, by its own rule: set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
+    if named is None:
+        return cards
+    seen: list[Card] = []
+    for name in (item.strip() for item in named.split(",")):
+        if re.fullmatch(r"\d+", name) and int(name) < len(cards):
+            seen.append(cards[int(name)])
+        elif name.startswith("MIG-"):
+            seen.append(Card(nvml, nvml.nvmlDeviceGetHandleByUUID(name)))
+        elif name.startswith("GPU-"):
+            seen += [card for card in cards if card.uuid.startswith(name)][:1]
+        else:
+            break  # CUDA ignores what follows a name that it does not know
+    return seen
+
+
+def index_of(device: str) -> int | None:
+    """Return N of cuda:N, 0 of cuda, None of anything else."""
+    kind, _, index = device.partition(":")
+    return int(index or 0) if kind == "cuda" and (not index or index.isdecimal()) else None
+
+
+def device_name(device: str) -> str:
+    """Return the device as records name it: `cuda` is cuda:0. `auto` stays, as only a process on it can resolve it."""
+    index = index_of(device)
+    return device if index is None else f"cuda:{index}"
+
+
+class Gpus:
+    """The GPUs called `names` (cuda:N), read together. Foreign processes do not descend from the run's own.
+
+    `processes` says which belong to the run. `proc` is where the kernel's files are.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        cards: Sequence[Card],
+        *,
+        readings: Readings,
+        processes: Processes,
+        proc: Path = _PROC,
+    ) -> None:
+        self._readings = readings
+        self._processes = processes
+        self._proc = proc
+        self._unresolved: dict[str, set[int]] = {}
+        self._cards: dict[str, Card] = {}
+        for name in names:
+            index = index_of(name)
+            if index is not None and index < len(cards):
+                self._cards[name] = cards[index]
+            else:
+                readings.unreadable(name, "device", f"the driver shows {counted(len(cards), 'device')} to the run")
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """Return what does not change of each GPU: host, index, uuid, name, driver, limits, how to lock its clocks."""
+        host = self._readings.host
+        return {name: {"host": host, **self._readings.of(name, card.facts)} for name, card in self._cards.items()}
+
+    def before(self, at_ns: int) -> list[dict[str, Any]]:
+        """Return what each GPU does before the run uses it, with the foreign processes on it, null where not shown."""
+        rows = []
+        for name, card in self._cards.items():
+            row, listed = self._read(name, card)
+            foreign = self._foreign(name, listed, row.get("memory_bytes"))
+            processes = None
+            if foreign is not None:
+                processes = [{"pid": pid, "name": _name_of(pid), "memory_bytes": foreign[pid]} for pid in foreign]
+            now = {key: row.get(key) for key in ("memory_bytes", "utilisation_pct", "sm_mhz")}
+            rows.append({"host": self._readings.host, "device": name, "at_ns": at_ns, "processes": processes, **now})
+        return rows
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the last reading showed a process that cannot be looked up. It counts once it is listed again."""
+        return any(self._unresolved.values())
+
+    def sample(self) -> tuple[list[dict[str, Any]], dict[int, int | None]]:
+        """Return a row of each GPU, and what each process holds of all GPUs together."""
+        rows: list[dict[str, Any]] = []
+        held: dict[int, int | None] = {}
+        for name, card in self._cards.items():
+            row, listed = self._read(name, card)
+            for pid, size in (listed or {}).items():
+                held[pid] = _total((held.get(pid, 0), size))
+            foreign = self._foreign(name, listed, row.get("memory_bytes"))
+            if foreign is not None:
+                row |= {"foreign_processes": len(foreign), "foreign_memory_bytes": _total(foreign.values())}
+            rows.append({"kind": "device", "name": name, **row})
+        return rows, held
+
+    def _read(self, name: str, card: Card) -> tuple[dict[str, Any], Mapping[int, int | None] | None]:
+        """Return the columns of a sample, and the processes on the GPU; None where these cannot be listed."""
+        listing = self._readings.of(name, [probe("foreign_processes", card.processes)])
+        return self._readings.of(name, card.probes), listing.get("foreign_processes")
+
+    def _foreign(
+        self, name: str, listed: Mapping[int, int | None] | None, used_bytes: int | None
+    ) -> dict[int, int | None] | None:
+        """Return the listed processes that are foreign, with their memory; None where the list cannot show that.
+
+        One whose ancestors cannot be read may just have ended: it counts once it is listed again.
+        """
+        if listed is None:
+            return None
+        owners = {pid: self._processes.is_of_run(pid) for pid in listed}
+        foreign = {pid: listed[pid] for pid, own in owners.items() if own is False}
+        if not self._in_first_namespace():
+            if not foreign:
+                self._readings.unreadable(name, "foreign_processes", _CONTAINER)
+            return foreign or None
+        if not listed and (used_bytes or 0) > MUCH_BYTES:
+            self._readings.unreadable(name, "foreign_processes", _NOTHING_LISTED)
+            return None
+        unresolved = {pid for pid, own in owners.items() if own is None}
+        known = unresolved & self._unresolved.get(name, set())
+        self._unresolved[name] = unresolved
+        return foreign | {pid: listed[pid] for pid in known}
+
+    def _in_first_namespace(self) -> bool:
+        try:
+            return (self._proc / "self/ns/pid").readlink().name == _FIRST_NAMESPACE
+        except OSError:
+            return False
+
+
+def _pci_place(nvml: Any, handle: Any) -> tuple[int, int, int]:
+    place = nvml.nvmlDeviceGetPciInfo(handle)
+    return place.domain, place.bus, place.device
+
+
+def _name_of(pid: int) -> str | None:
+    try:
+        return str(psutil.Process(pid).name())
+    except psutil.Error:
+        return None
+
+
+def _total(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum, None where one of them is."""
+    total = 0
+    for size in sizes:
+        if size is None:
+            return None
+        total += size
+    return total

@@ -1,0 +1,65 @@
+"""The host: processor time, steal and memory.
+
+Processors are those that the run may use, and those that share a core with one of them. Work on the rest does not
+disturb the run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence, Set
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from loadtests.monitor.identity import cpu_model
+from loadtests.monitor.readings import Probe, probe
+
+_PROC, _SYS = Path("/proc"), Path("/sys")
+
+
+def siblings(cpu: int, sys: Path = _SYS) -> frozenset[int]:
+    """Return the processors that share a core with `cpu`, with itself; only itself where the kernel does not say."""
+    try:
+        text = (sys / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="utf-8")
+        ends = [part.split("-") for part in text.strip().split(",")]
+        return frozenset(item for part in ends for item in range(int(part[0]), int(part[-1]) + 1))
+    except (OSError, ValueError):
+        return frozenset({cpu})
+
+
+class Host:
+    """This host. `allowed` are the processors that the run may use, by default those of this process."""
+
+    def __init__(self, proc: Path = _PROC, sys: Path = _SYS, allowed: Set[int] | None = None) -> None:
+        self._proc = proc
+        self._allowed = os.sched_getaffinity(0) if allowed is None else allowed
+        self._watched = {cpu for own in self._allowed for cpu in siblings(own, sys)}
+        self.probes = (
+            Probe(("cpu_s", "steal_s", "cpus"), self._processors),
+            Probe(("memory_bytes", "memory_limit_bytes"), self._memory),
+            probe("pressure_memory_s", self._memory_pressure),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return the model and number of processors, and how many of them the run may use (null: all)."""
+        cpus = psutil.cpu_count() or len(self._allowed)
+        allowed = len(self._allowed)
+        return {"cpu": cpu_model(), "cpus": cpus, "cpus_allowed": allowed if allowed < cpus else None}
+
+    def _processors(self) -> Sequence[Any]:
+        every = psutil.cpu_times(percpu=True)
+        own = [times for cpu, times in enumerate(every) if cpu in self._watched] or every
+        # The kernel counts guests in user time too.
+        busy = sum(times.user + times.nice + times.system + times.irq + times.softirq for times in own)
+        return busy, sum(times.steal for times in own), len(own)
+
+    def _memory(self) -> Sequence[int]:
+        memory = psutil.virtual_memory()
+        return memory.total - memory.available, memory.total
+
+    def _memory_pressure(self) -> float:
+        # some avg10=0.00 avg60=0.00 avg300=0.00 total=<microseconds>
+        line = (self._proc / "pressure/memory").read_text(encoding="utf-8")
+        return int(line.split()[4].removeprefix("total=")) / 1e6

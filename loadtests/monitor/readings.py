@@ -1,0 +1,51 @@
+"""Values that are read one by one: one that cannot be read is null, and is reported once with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+
+class Probe(NamedTuple):
+    """A function that reads some columns at once, in their order. It may raise anything."""
+
+    columns: tuple[str, ...]
+    read: Callable[[], Sequence[Any]]
+
+
+def probe(column: str, read: Callable[[], Any]) -> Probe:
+    """Return a probe of one column."""
+    return Probe((column,), lambda: (read(),))
+
+
+class Readings:
+    """Reads probes of one host. `report` gets each thing that cannot be read, the first time."""
+
+    def __init__(self, host: str, report: Callable[[dict[str, str]], None]) -> None:
+        self.host = host
+        self._report = report
+        self._reported: set[tuple[str, str]] = set()
+
+    def of(self, name: str, probes: Iterable[Probe]) -> dict[str, Any]:
+        """Return the columns of `name` that could be read. One that failed is tried again the next time."""
+        row: dict[str, Any] = {}
+        for columns, read in probes:
+            try:
+                row.update(zip(columns, read(), strict=True))
+            except Exception as error:  # a driver may fail in any way; the other values are still worth having
+                for column in columns:
+                    self.unreadable(name, column, reason(error))
+        return {column: value for column, value in row.items() if value is not None}
+
+    def unreadable(self, name: str, what: str, why: str) -> None:
+        """Report, once, that `what` of `name` cannot be read."""
+        if (name, what) not in self._reported:
+            self._reported.add((name, what))
+            self._report({"host": self.host, "name": name, "what": what, "why": why})
+
+
+def reason(error: BaseException) -> str:
+    """Return the system's or the library's own words on one line, with the file where there is one."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__

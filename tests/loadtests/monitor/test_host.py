@@ -1,0 +1,196 @@
+"""What a sample has of the host, and of processes with their descendants."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loadtests.monitor.host import Host
+from loadtests.monitor.processes import Processes, cpu_seconds
+from loadtests.monitor.readings import Probe, Readings, probe
+from tests.fakes.processes import wait_for
+
+# A process with a thread and a child of that thread; both tell their pids and end with their stdin.
+FAMILY = """
+import os, subprocess, sys, threading
+code = "import sys; held = bytearray(30 << 20); print(1, flush=True); sys.stdin.read()"
+def start():
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=sys.stdin, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    print(child.pid, flush=True)
+    child.wait()
+threading.Thread(target=start).start()
+"""
+
+
+@pytest.fixture
+def family() -> Iterator[tuple[int, int]]:
+    """The pids of a process and of its child."""
+    parent = subprocess.Popen([sys.executable, "-c", FAMILY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    yield parent.pid, child
+    parent.communicate("")
+
+
+def monitored(unreadable: list[dict[str, str]] | None = None) -> Processes:
+    return Processes(Readings("run", ([] if unreadable is None else unreadable).append), root=os.getpid())
+
+
+def test_a_process_is_sampled_with_its_descendants(family: tuple[int, int]) -> None:
+    parent, child = family
+    unreadable: list[dict[str, str]] = []
+    processes = monitored(unreadable)
+    processes.watch("eager-0", pid=parent, arm="eager")
+    processes.watch("child", pid=child)
+    row, alone = processes.sample({parent: 1, child: 2, 1: 50})
+    assert (row["kind"], row["name"], row["arm"], row["pid"]) == ("process", "eager-0", "eager", parent)
+    assert row["memory_bytes"] > alone["memory_bytes"] > 30 << 20
+    assert row["cpu_s"] >= alone["cpu_s"] > 0
+    assert unreadable == []
+    processes = monitored()
+    processes.watch("eager-0", pid=parent)
+    assert processes.sample({parent: 1, child: 2, 1: 50})[0]["device_memory_bytes"] == 3
+    assert processes.sample({parent: 1, child: None})[0]["device_memory_bytes"] is None
+    assert processes.sample({1: 50})[0]["device_memory_bytes"] is None
+
+
+def test_cpu_time_never_falls_when_a_descendant_ends(family: tuple[int, int]) -> None:
+    parent, child = family
+    processes = monitored()
+    processes.watch("eager-0", pid=parent)
+    before = processes.sample({})[0]
+    os.kill(child, 9)
+    # Its parent waits for it in a thread, and may do so at any time.
+    after = [processes.sample({})[0] for _ in range(20)]
+    times = [row["cpu_s"] for row in (before, *after)]
+    assert times == sorted(times)
+
+
+def test_an_ended_or_forgotten_process_has_no_row(family: tuple[int, int]) -> None:
+    processes = monitored()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    processes.watch("load", pid=ended.pid)
+    processes.watch("eager-0", pid=family[0])
+    processes.forget("eager-0")
+    processes.forget("never-there")
+    assert processes.sample({}) == []
+
+
+def test_descendants_belong_to_the_run_even_after_their_end(
+    family: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, child = family
+    processes = monitored()
+    ended = subprocess.Popen(["sleep", "60"])
+    pids = (child, ended.pid, os.getpid(), os.getppid(), 1)
+    assert [processes.is_of_run(pid) for pid in pids] == [True, True, True, False, False]
+    ended.kill()
+    ended.wait()
+    assert processes.is_of_run(ended.pid) is True
+    assert Processes(Readings("run", print), root=parent).is_of_run(os.getpid()) is False
+    assert Processes(Readings("run", print), root=parent).is_of_run(ended.pid) is None
+
+
+@pytest.mark.process
+def test_work_of_a_process_counts_with_that_of_its_children() -> None:
+    busy = "import os; os.fork(); [None for _ in iter(int, 1)]"
+    process = subprocess.Popen([sys.executable, "-c", busy], start_new_session=True)
+    try:
+        wait_for(lambda: (cpu_seconds(process.pid) or 0.0) >= 1.0)
+        assert (cpu_seconds(process.pid) or 0.0) > 1.3 * sum(psutil.Process(process.pid).cpu_times()[:2])
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert cpu_seconds(process.pid) is None
+
+
+STAT = """cpu  100 20 30 5000 40 5 6 7 50 0
+cpu0 50 10 15 2500 20 2 3 3 0 0
+cpu1 50 10 15 2500 20 3 3 4 0 0
+"""
+MEMORY = "".join(
+    f"{name}: {kib} kB\n"
+    for name, kib in (
+        *(("MemTotal", 1000), ("MemFree", 100), ("MemAvailable", 400), ("Buffers", 0), ("Cached", 0)),
+        *(("Active", 0), ("Inactive", 0), ("Shmem", 0)),
+    )
+)
+BOTH = frozenset({0, 1})
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kernel's files with round numbers in them."""
+    folder = tmp_path / "proc"
+    (folder / "pressure").mkdir(parents=True)
+    (folder / "stat").write_text(STAT)
+    (folder / "meminfo").write_text(MEMORY)
+    line = "avg10=0.00 avg60=0.00 avg300=0.00 total=250000"
+    (folder / "pressure" / "memory").write_text(f"some {line}\nfull {line}\n")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(folder))
+    return folder
+
+
+def read(host: Host) -> tuple[dict[str, object], dict[str, str]]:
+    unreadable: dict[str, str] = {}
+    row = Readings("run", lambda item: unreadable.update({item["what"]: item["why"]})).of("run", host.probes)
+    return row, unreadable
+
+
+def test_a_host_is_read_from_the_kernels_files(proc: Path, tmp_path: Path) -> None:
+    row, unreadable = read(Host(proc, tmp_path / "sys", BOTH))
+    assert row == {
+        "cpu_s": pytest.approx(1.61),  # user, nice, system and both kinds of interrupts
+        "steal_s": pytest.approx(0.07),
+        "cpus": 2,
+        "memory_bytes": 600 * 1024,
+        "memory_limit_bytes": 1000 * 1024,
+        "pressure_memory_s": 0.25,
+    }
+    assert unreadable == {}
+
+
+def test_processors_that_the_run_may_not_use_do_not_count(proc: Path, tmp_path: Path) -> None:
+    row, _ = read(Host(proc, tmp_path / "sys", allowed={1}))
+    assert (row["cpu_s"], row["steal_s"], row["cpus"]) == (pytest.approx(0.81), pytest.approx(0.04), 1)
+    assert read(Host(proc, tmp_path / "sys", allowed={64}))[0]["cpus"] == 2, "numbered otherwise"
+
+
+def test_the_other_thread_of_a_core_counts(proc: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sys" / "devices/system/cpu/cpu1/topology"
+    folder.mkdir(parents=True)
+    for text, cpus in (("0-1", 2), ("0,1", 2), ("none", 1)):
+        (folder / "thread_siblings_list").write_text(f"{text}\n")
+        assert read(Host(proc, tmp_path / "sys", allowed={1}))[0]["cpus"] == cpus
+
+
+def test_what_a_kernel_does_not_show_is_reported_and_the_rest_is_read(proc: Path, tmp_path: Path) -> None:
+    (proc / "pressure" / "memory").unlink()
+    row, unreadable = read(Host(proc, tmp_path / "sys", BOTH))
+    assert set(row) == {"cpu_s", "steal_s", "cpus", "memory_bytes", "memory_limit_bytes"}
+    assert set(unreadable) == {"pressure_memory_s"}
+
+
+def test_a_failed_reading_is_reported_once_and_tried_again_each_time() -> None:
+    unreadable: list[dict[str, str]] = []
+    readings = Readings("run", unreadable.append)
+    answers = iter([ValueError("not yet"), ValueError("still not"), 7])
+
+    def read() -> int:
+        answer = next(answers)
+        if isinstance(answer, ValueError):
+            raise answer
+        return answer
+
+    probes = [probe("one", read), Probe(("two", "three"), lambda: (2, None))]
+    assert [readings.of("cuda:0", probes) for _ in range(3)] == [{"two": 2}, {"two": 2}, {"one": 7, "two": 2}]
+    assert unreadable == [{"host": "run", "name": "cuda:0", "what": "one", "why": "not yet"}]
