@@ -40,6 +40,11 @@ class Disturbance:
     among_trials: bool = False  # as of the check
     text: str  # a sentence without its full stop
 
+    @property
+    def excess(self) -> float:
+        """How many times its limit the value is; infinite where the limit is zero."""
+        return self.value / self.limit if self.limit else math.inf
+
 
 def rows_of_rule(rule: Rule, arms: Sequence[str], found: Sequence[Disturbance] | None) -> Iterator[Check]:
     """One row of all arms, and one for each arm whose gates alone are concerned; one that holds where nothing is found.
@@ -50,7 +55,7 @@ def rows_of_rule(rule: Rule, arms: Sequence[str], found: Sequence[Disturbance] |
     if not found:
         yield from () if found is None else [rule.row(True)]
         return
-    worst = sorted(found, key=lambda item: -item.value / item.limit)
+    worst = sorted(found, key=lambda item: -item.excess)
     of_all = {item.place for item in worst if item.arms is None or arms[0] in item.arms}
     for arm in (None, *arms[1:]):
         own = [item for item in worst if (item.place in of_all) == (arm is None)]

@@ -153,8 +153,7 @@ def _search_row(search: Mapping[str, Any]) -> dict[str, Any]:
 def objective_of(run: Run) -> str:
     """What a step must keep to be held, in words: "p99 TTFT ≤ 500 ms"."""
     parts = [
-        f"{gate_label(target.key)} {'<' if target.strict else '≤'} {digits(target.limit)} "
-        f"{'%' if target.quantile is None else 'ms'}"
+        f"{gate_label(target.key)} ≤ {digits(target.limit)} {'%' if target.quantile is None else 'ms'}"
         for target in run.targets
     ]
     if run.attainment is not None:

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from analysis.report.html import html_report
-from analysis.report.junit import junit_xml
-from analysis.report.markdown import markdown_report
+from analysis.report.rendering import junit_xml, markdown_report
 from analysis.report.terminal import verdict_table
 
 __all__ = ["html_report", "junit_xml", "markdown_report", "verdict_table", "write_reports"]
 
 
 def write_reports(summary: Mapping[str, Any], run_dir: Path) -> list[Path]:
-    """report.html, report.md and junit.xml of `summary` stand in `run_dir`; their paths, in that order.
+    """Write report.html, report.md and junit.xml of `summary` into `run_dir`; return their paths, in that order.
 
     The same summary gives the same bytes. Raises OSError when `run_dir` cannot be written.
     """

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analysis.report.arms import arm_names, metric_names
-from analysis.report.values import DASH, interval, ratio, text, verdict
+from analysis.report.values import DASH, interval, ratio
 from analysis.summary.model import Comparison, Summary
 
 PHASES = (
@@ -47,10 +46,10 @@ def grids(summary: Summary) -> list[Grid]:
     quantiles = sorted({row.quantile for row in summary.comparisons})
     heads = tuple(f"p{100.0 * quantile:.10g}" for quantile in quantiles)
     made = []
-    for arm in arm_names(summary):
+    for arm in (arm.name for arm in summary.arms):
         for phase, title, note in PHASES:
             lines = []
-            for metric, name in metric_names(summary).items():
+            for metric, name in summary.metric_names.items():
                 cells = tuple(_cell(found.get((arm, phase, metric, f"{quantile}"))) for quantile in quantiles)
                 if any(cell.ratio != DASH for cell in cells):
                     lines.append((name, cells))
@@ -67,7 +66,7 @@ def _cell(row: Comparison | None) -> Cell:
         ratio=ratio(row.ratio),
         limits=interval(row.low, row.high),
         gate=row.gate,
-        verdict=verdict(row.verdict),
+        verdict=row.verdict or DASH,
         tone="slower" if slower else "faster" if faster else "",
-        reason=text(row.reason),
+        reason=row.reason,
     )

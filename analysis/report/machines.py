@@ -23,7 +23,6 @@ _SPEEDS = {
 class MachineSection:
     """The section on the machines, ready to print."""
 
-    line: str
     figures: Table
     notes: tuple[str, ...]
     drawn: bool  # whether there is something to draw over time
@@ -36,7 +35,6 @@ def machine_section(machines: Machines) -> MachineSection | None:
     moved = [row for row in machines.devices if row.low_mhz != row.high_mhz and row.lock_command]
     commands = dict.fromkeys(text(row.lock_command) for row in moved)
     return MachineSection(
-        line=text(machines.line),
         figures=_figures(machines),
         notes=(
             *(f"Unknown: {text(line)}." for line in machines.unknown),

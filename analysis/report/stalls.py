@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from analysis.report.arms import arms_of
 from analysis.report.tables import Figure, Shown, Table, figures_of
 from analysis.report.values import count, seconds, text
 from analysis.run.attribution import CAUSES
@@ -15,8 +14,8 @@ _NAMES = {"part": "of some requests, while others were answered", "unknown": "un
 
 
 def causes(summary: Summary) -> list[Figure]:
-    """Requests and seconds by cause, a value for every arm in the order of `arms_of`; empty without telemetry."""
-    arms = arms_of(summary)
+    """Requests and seconds by cause, a value for every arm in order; empty without telemetry."""
+    arms = summary.arms
     if not any(arm.compile.causes for arm in arms):
         return []
     shown: list[Shown] = [
@@ -46,7 +45,7 @@ def counts(summary: Summary) -> list[Figure]:
         ("Stalls", "of some requests, while others were answered", count, lambda arm: arm.client_stalls.part),
         ("Stalls", "would show from", seconds, lambda arm: arm.client_stalls.detectable_s),
     )
-    return [row for row in figures_of(arms_of(summary), shown) if row.known]
+    return [row for row in figures_of(summary.arms, shown) if row.known]
 
 
 def unexplained_stalls(summary: Summary) -> list[tuple[str, Stall]]:
@@ -54,7 +53,7 @@ def unexplained_stalls(summary: Summary) -> list[tuple[str, Stall]]:
     its arm."""
     return [
         (arm.name, stall)
-        for arm in arms_of(summary)
+        for arm in summary.arms
         for stall in arm.client_stalls.stalls
         if stall.cause in _NAMES and not stall.explained
     ]

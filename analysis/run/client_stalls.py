@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Bools, Ints
+from analysis.arrays import Bools, Floats, Ints
 from analysis.records.requests import Requests
 from analysis.run.attribution import attribute
 from analysis.run.compile_events import BACKGROUND, CompileEvent, Windows, windows_of
@@ -26,6 +26,7 @@ _BEHIND_NS = 20_000_000  # after a silence: one late packet of a batch must not 
 _LONG_NS = 50_000_000  # a silence that may show how long prompts take
 _FEWEST_PROMPTS = 30  # silences that show how long prompts take
 _AS_LONG = 0.75  # of a silence: what takes so much of it takes about as long
+_SURE = 2.0  # standard errors of the time for each token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +189,8 @@ def _silent_too(others: Sequence[Server], start_ns: int, end_ns: int) -> bool:
 def _explained_by_prompts(requests: Requests, server: Server, silences: Silences) -> Bools:
     """Which silences lasted about as long as the prompts whose first tokens ended them take.
 
-    At the pace of the longer half of the server's prompts: the slowest tenth of its silences that are no stalls.
-    Prompts that were sent during a silence had no part in it.
+    What prompts take is read off the server's silences that are no stalls (`_prompts_ns`). Prompts that were sent
+    during a silence had no part in it.
     """
     starts, ends = silences.start_ns, silences.end_ns
     explained = np.zeros(starts.size, np.bool_)
@@ -200,10 +201,31 @@ def _explained_by_prompts(requests: Requests, server: Server, silences: Silences
     behind = (ended >= 0) & (server.done_ns <= ends[long][ended] + _BEHIND_NS)
     behind &= server.sent_ns <= starts[long][ended] + TOGETHER_NS
     prompts = np.maximum(requests.prompt_tokens[server.rows[behind]], 0)
-    tokens = np.bincount(ended[behind], weights=prompts, minlength=long.size)
-    took = (ends - starts)[long]
-    telling = np.flatnonzero((tokens > 0) & ~silences.stall[long])
-    if telling.size >= _FEWEST_PROMPTS:
-        longer = telling[tokens[telling] >= np.median(tokens[telling])]
-        explained[long] = _AS_LONG * took <= tokens * np.quantile(took[longer] / tokens[longer], 0.9)
+    tokens = np.bincount(ended[behind], weights=prompts, minlength=long.size).astype(np.float64)
+    took = (ends - starts)[long].astype(np.float64)
+    telling = (tokens > 0) & ~silences.stall[long]
+    if telling.sum() >= _FEWEST_PROMPTS:
+        explained[long] = (tokens > 0) & (_AS_LONG * took <= _prompts_ns(tokens, tokens[telling], took[telling]))
     return explained
+
+
+def _prompts_ns(tokens: Floats, seen_tokens: Floats, took_ns: Floats) -> Floats:
+    """How long prompts of so many tokens take, where prompts of `seen_tokens` took `took_ns`.
+
+    The line through what was seen, at the least time for each token that it allows, since the time of short prompts is
+    mostly that of a step and says little of long ones; as many times longer as a tenth of the longer half was.
+    """
+    spread = seen_tokens - seen_tokens.mean()
+    squares = float(spread @ spread)
+    slope = 0.0
+    if squares > 0:
+        slope = float(spread @ took_ns) / squares
+        rest = took_ns - took_ns.mean() - slope * spread
+        slope = max(0.0, slope - _SURE * float(rest.std()) / math.sqrt(squares))
+
+    def line_ns(some: Floats) -> Floats:
+        return np.asarray(np.maximum(took_ns.mean() + slope * (some - seen_tokens.mean()), took_ns.min()))
+
+    longer = seen_tokens >= np.median(seen_tokens)
+    slowest = float(np.quantile(took_ns[longer] / line_ns(seen_tokens[longer]), 0.9))
+    return np.asarray(slowest * line_ns(tokens))

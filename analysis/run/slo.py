@@ -17,7 +17,7 @@ import numpy.typing as npt
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.requests import Requests
 from analysis.run.gaps import gaps_of
-from analysis.settings.gate_limits import check_goodput
+from analysis.settings.gate_limits import Goodput
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.distributions import beta_quantile
 from analysis.statistics.quantiles import quantile
@@ -30,12 +30,12 @@ _FEWEST_FOR_FAIL = 3  # one or two bad requests may be bad luck
 def parse_goodput(table: Mapping[str, Any]) -> tuple[tuple[SloTarget, ...], float | None]:
     """The limits of a [goodput] table as targets, and the share of requests that must meet them all.
 
-    An empty table gives none and None. What `check_goodput` refuses raises RecordError.
+    An empty table gives none and None. Raises RecordError.
     """
-    limits, share = check_goodput(table)
+    goodput = Goodput.recorded(table)
     # A limit for each request has no quantile; `meets_all` uses none.
-    targets = [SloTarget(key=key, metric=key, quantile=0.5, limit=limit) for key, limit in limits.items()]
-    return tuple(targets), share
+    targets = [SloTarget(key=key, metric=key, quantile=0.5, limit=limit) for key, limit in goodput.limits.items()]
+    return tuple(targets), goodput.attainment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:
 
 def _beyond(values: npt.NDArray[Any], target: SloTarget) -> Bools:
     with np.errstate(invalid="ignore"):
-        return np.asarray(values >= target.limit if target.strict else values > target.limit)
+        return np.asarray(values > target.limit)
 
 
 def limit_used(requests: Requests, targets: Sequence[SloTarget]) -> Floats:

@@ -102,7 +102,7 @@ def _compiling(run: Run, arm: str) -> dict[str, Any]:
     return {
         "compiles": len(compiles) / starts,
         "compile_s": held_s(compiles) / starts,
-        "cache": {state: states.count(state) for state in ("hit", "miss", "bypass")},
+        "cache": {state: states.count(state) for state in ("hit", "miss", "bypass") if state in states},
     }
 
 

@@ -5,15 +5,14 @@ They are separate from the gates so that reading an experiment does not load the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from analysis.records.tables import RecordError
+from analysis.records.requests import METRICS
 from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS
-from analysis.settings.model import Listed, Settings, unknown_key
+from analysis.settings.model import Listed, Settings
 
 RESTART_SPREAD = 0.01
 TUNING_SPREAD = 0.03
@@ -75,7 +74,7 @@ class GateLimits(CompileBudget):
     def _cold_inherits(cls, table: Any) -> Any:
         if isinstance(table, Mapping) and isinstance(cold := table.get("cold"), Mapping):
             own = {key: table[key] for key in CompileBudget.model_fields if key in table}
-            return {**table, "cold": {**own, **cold}}
+            return {**table, "cold": CompileBudget.read({**own, **cold})}
         return table
 
     @model_validator(mode="after")
@@ -104,36 +103,28 @@ class GateLimits(CompileBudget):
         return self.margins.get(metric, self.margin)
 
 
-# The limits that a good request meets, in ms: the names that vLLM's serving benchmark has, and our own.
-GOODPUT_METRICS = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e", "e2e": "e2e", "max_itl": "max_itl"}
-ATTAINMENT_PCT = 99.0
+class Goodput(Settings):
+    """The limits that a good request meets, in ms, and the share of requests that must be good."""
+
+    table: ClassVar[str] = "goodput"
+
+    ttft: float | None = Field(default=None, ge=0.001, le=1e9)
+    tpot: float | None = Field(default=None, ge=0.001, le=1e9)
+    e2e: float | None = Field(default=None, ge=0.001, le=1e9)
+    max_itl: float | None = Field(default=None, ge=0.001, le=1e9)
+    attainment_pct: float = Field(default=99.0, ge=0.001, le=100.0)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limit of each metric that has one."""
+        return {name: limit for name in METRICS if (limit := getattr(self, name)) is not None}
+
+    @property
+    def attainment(self) -> float | None:
+        """The share of requests that must meet every limit; None without limits."""
+        return self.attainment_pct / 100.0 if self.limits else None
 
 
 def usual_for(task: str) -> dict[str, Any]:
-    """The [gates] of the task where an experiment is silent: embeddings are judged by the one metric that they have."""
+    """Return the [gates] of the task where an experiment is silent: embeddings have one metric to be judged by."""
     return {"metrics": list(EMBED_METRICS)} if task == EMBED else {}
-
-
-def check_goodput(table: Mapping[str, Any]) -> tuple[dict[str, float], float | None]:
-    """The limit of each metric, and the share of requests that must meet them all; None for an empty table.
-
-    Other keys and values raise RecordError.
-    """
-    limits: dict[str, float] = {}
-    share = ATTAINMENT_PCT
-    for key, limit in table.items():
-        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf:
-            raise RecordError(f"goodput.{key} is {limit!r}: give a number above 0")
-        if key == "attainment_pct":
-            if limit > 100:
-                raise RecordError(f"goodput.attainment_pct is {limit:g}: give at most 100")
-            share = float(limit)
-            continue
-        if key not in GOODPUT_METRICS:
-            raise RecordError(unknown_key(f"goodput.{key}", (*GOODPUT_METRICS, "attainment_pct")))
-        if GOODPUT_METRICS[key] in limits:
-            raise RecordError("goodput has e2e and e2el, which are the same: keep one")
-        limits[GOODPUT_METRICS[key]] = float(limit)
-    if table and not limits:
-        raise RecordError("goodput.attainment_pct stands alone: give limits such as ttft = 200")
-    return limits, share / 100.0 if limits else None

@@ -20,6 +20,7 @@ from analysis.run.attribution import CAUSES
 from analysis.run.client_stalls import HOST, PART, UNKNOWN, WORK, ArmStalls, Stall, is_explained
 from analysis.run.compile_events import BACKGROUND, JIT, held_s
 from analysis.run.run import Run
+from analysis.run.server_load import server_load
 from analysis.run.slo import meets_all
 from analysis.run.spikes import excursions
 from analysis.run.startup import compiled_steps, compiler_facts, most_eager, startup_row
@@ -67,14 +68,11 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
 
 def _metrics(run: Run, mask: Bools) -> dict[str, Any]:
     requests = run.requests
-    names = [name for name in METRICS if name in run.metrics]
-    table = {name: _described(requests.metric_ms(name)[mask]) for name in names}
+    # Failed requests stand in these figures with their deadline.
+    table = {name: _described(requests.metric_ms(name)[mask]) for name in METRICS if name in run.metrics}
     if "itl" in run.metrics:
         gaps = np.repeat(mask & (requests.ok | requests.cut), np.diff(requests.gap_offsets))
         table["itl"] = _described(requests.gaps_ms[gaps])
-    for name in names:
-        # Failed requests stand in these figures with their deadline.
-        table[name]["failed"] = int((mask & requests.failed & ~np.isnan(requests.metric_ms(name))).sum())
     return table
 
 
@@ -101,7 +99,7 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
     unseen = "start-up" if account.tells_compiles else "start-up and compiles"
     notes = [
         f"Tailgate did not start it: there are no sections on its {unseen}, and nothing resets it between trials.",
-        *_told(account),
+        *_told(run, account),
         "Its weights, precision, limits and batching were not checked"
         + (", its greedy answers were." if account.asked_in else ", nor were its answers."),
     ]
@@ -126,9 +124,12 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
     }
 
 
-def _told(account: ArmAccount) -> list[str]:
+def _told(run: Run, account: ArmAccount) -> list[str]:
     """What the arm's server told of itself, and what it left out, in sentences."""
     notes = []
+    spans = [(trial.number, trial.start_ns, trial.end_ns) for trial in run.trials]
+    if load := server_load(run.records.server_load, account.arm, spans):
+        notes.append(f"By its own metrics it had at most: {load}.")
     if account.tells_compiles:
         left_out = "".join(f"; {spot}" for spot in account.log_spots)
         notes.append(f"Its compiles are those that its log tells of ({account.log_tells}){left_out}.")
@@ -151,7 +152,7 @@ def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[
         row |= {
             "serving_events": len(serving),
             "recompiles": facts.recompiles,
-            "cold": {"recompiles": parts["cold"].recompiles},
+            "cold_recompiles": parts["cold"].recompiles,
             "stall_s_per_min": facts.stall_s_per_min,
             "graph_captures": sum(event.kind == "graph_capture" for event in serving),
             "limit_hits": sum(event.kind == "limit_hit" for event in serving),

@@ -7,12 +7,17 @@ Names end in their unit: _s, _ms, _pct, _rps, _bytes. Null stands for what is no
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
+
+from analysis.records.plain_values import CONTROL
+from analysis.settings.metrics import EMBED, EMBED_METRICS, METRIC_NAMES, gate_label
 
 SCHEMA: Final = 2
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -44,9 +49,11 @@ class Gate(Row):
     reason: str
     caveat: Annotated[str, Field(description="the end of the reason, where failed checks changed the verdict")] = ""
     blocked_by: Annotated[list[str], Field(description="failed checks that keep it open")] = []
-    needed_s: Annotated[Number, Field(description="run length that would decide it")] = None
-    needed_starts: Annotated[Count, Field(description="trials which that takes, where the run had fewer")] = None
-    decided_s: Annotated[Number, Field(description="when interim evidence decided it")] = None
+
+    @property
+    def title(self) -> str:
+        """What a reader calls it."""
+        return gate_label(self.gate)
 
 
 class Check(Row):
@@ -58,10 +65,18 @@ class Check(Row):
     value: Number = None
     limit: Number = None
     reason: str
-    opens: Annotated[list[str], Field(description="kinds of gates that it can keep open")] = []
-    gates: Annotated[list[str], Field(description="the only gates of these kinds that it concerns; empty: all")] = []
-    shift: Annotated[Number, Field(description="the most that it can have moved the logarithm of a ratio by")] = None
+    allowed: Annotated[bool, Field(description="failed, and the verdict holds whatever it found")] = False
+    opens: Annotated[list[str], Field(description="gates, or kinds of them, that it leaves open")] = []
     remedy: str = ""
+
+    @property
+    def title(self) -> str:
+        """What a reader calls it."""
+        return self.check if self.arm is None else f"{self.check} ({self.arm})"
+
+    @property
+    def verdict(self) -> str:
+        return "PASS" if self.ok else "INCONCLUSIVE"
 
 
 class Remedy(Row):
@@ -90,6 +105,7 @@ class Design(Row):
     blocks: int
     planned: Annotated[Count, Field(description="requests")] = None
     open_loop: bool
+    concurrency: Annotated[Count, Field(description="requests under way to an arm, of a closed loop")] = None
     generator_lag_p99_ms: Number = None
 
 
@@ -100,7 +116,6 @@ class Latency(Row):
     """Quantiles of one latency."""
 
     n: int
-    failed: Annotated[int, Field(description="failed requests among them, which count with their deadline")] = 0
     p50_ms: Number = None
     p90_ms: Number = None
     p95_ms: Number = None
@@ -128,18 +143,12 @@ class Cause(Row):
     excess_s: float
 
 
-class ColdCompiles(Row):
-    """Compiles in the cold start."""
-
-    recompiles: int
-
-
 class Compiles(Row):
     """What compiles did to an arm while it served."""
 
     serving_events: Count = None
     recompiles: Count = None
-    cold: ColdCompiles | None = None
+    cold_recompiles: Annotated[Count, Field(description="of these, in the cold start")] = None
     graph_captures: Count = None
     limit_hits: Count = None
     jit_compiles: Count = None
@@ -184,13 +193,6 @@ class Padding(Row):
     decode_waste_pct: Number = None
 
 
-class ShapeCost(Row):
-    """A shape that was warmed up."""
-
-    item: str
-    s: float
-
-
 class Startup(Row):
     """One start of the slowest replica, the mean over trials."""
 
@@ -201,7 +203,6 @@ class Startup(Row):
     compile_s: Number = None
     cache: Annotated[dict[str, int] | None, Field(description="compiles by state of the disk cache")] = None
     artifact: str | None = None
-    slowest: list[ShapeCost] = []
     memory_bytes: dict[str, Any] = {}
 
 
@@ -246,15 +247,6 @@ class Comparison(Row):
 # --- Compiles and latency over time -----------------------------------------------------------------------------------
 
 
-class ServerState(Row):
-    """The most of each gauge in a stretch, and how many preemptions."""
-
-    running: Number = None
-    waiting: Number = None
-    cache_pct: Number = None
-    preemptions: Number = None
-
-
 class Spike(Row):
     """A stretch of high latency."""
 
@@ -267,7 +259,7 @@ class Spike(Row):
     cause: str
     event_ids: list[str]
     explained_pct: Number
-    server: ServerState | None = None
+    server: Annotated[str, Field(description="the load that its server reported meanwhile, in words")] = ""
 
 
 class Event(Row):
@@ -292,57 +284,36 @@ class Event(Row):
     request_ids: list[str]
 
 
-class Point(Row):
-    """One bin of requests by when they were due."""
+class Bins(Row):
+    """Columns of the bins that hold requests, by when these were due."""
 
-    trial: int
-    t_s: float
-    n: int
-    failed: int
-    ttft_p50_ms: Number = None
-    ttft_p99_ms: Number = None
-    e2e_p50_ms: Number = None
-    e2e_p99_ms: Number = None
-    e2e_max_ms: Number = None
+    trial: list[int] = []
+    t_s: list[float] = []
+    n: list[int] = []
+    failed: list[int] = []
+    ttft_p50_ms: list[Number] = []
+    ttft_p99_ms: list[Number] = []
+    e2e_p50_ms: list[Number] = []
+    e2e_p99_ms: list[Number] = []
+    e2e_max_ms: list[Number] = []
 
 
 class Series(Row):
     """Latency over time, by arm."""
 
     bin_s: float
-    arms: dict[str, list[Point]]
+    arms: dict[str, Bins]
 
 
 class Histogram(Row):
     """A latency's distribution."""
 
-    edges_ms: list[float]
-    counts: list[int]
-    ecdf: Annotated[list[tuple[float, Number, Number, Number]], Field(description="quantile, value, low, high")]
-
-
-class PageFigures(Row):
-    """What came of an external arm's pages of metrics."""
-
-    arm: str
-    most_running: Number = None
-    most_waiting: Number = None
-    most_cache_pct: Number = None
-    preemptions: Number = None
-    answered: int
-    failed: int
-    late: int
-    why: str | None = None
+    edges_ms: list[float] = []
+    counts: list[int] = []
+    ecdf: Annotated[list[tuple[float, Number, Number, Number]], Field(description="quantile, value, low, high")] = []
 
 
 # --- How the run went -------------------------------------------------------------------------------------------------
-
-
-class Sequential(Row):
-    """Interim analyses: after every block, with the same chance of error over all of them."""
-
-    alpha: float
-    ended: str | None
 
 
 class WeightChange(Row):
@@ -462,8 +433,7 @@ class Summary(Row):
     events: Annotated[list[Event], Field(description="the longest first")]
     series: Series
     distribution: Annotated[dict[str, dict[str, Histogram]], Field(description="by metric and arm")]
-    server_load: Annotated[list[PageFigures], Field(description="of external arms, by their own account")] = []
-    sequential: Sequential | None = None
+    interim: Annotated[str | None, Field(description="how interim analyses ended the run; null: it had none")] = None
     ramp: Ramp | None = None
     weights: Annotated[list[WeightChange], Field(description="changes in order")] = []
     joined: Joined | None = None
@@ -475,7 +445,12 @@ class Summary(Row):
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
         """The summary that a document holds. Raises pydantic's ValidationError where it holds none."""
-        return cls.model_validate(document)
+        return cls.model_validate(plain(document))
+
+    @property
+    def metric_names(self) -> dict[str, str]:
+        """What a reader calls each latency that the run's requests have, in order."""
+        return {key: name for key, name in METRIC_NAMES.items() if key in EMBED_METRICS or self.task != EMBED}
 
     def open_parts(self) -> dict[str, Any]:
         """The parts that have no model, with what their readers need of the others."""
@@ -484,6 +459,22 @@ class Summary(Row):
     def document(self) -> dict[str, Any]:
         """The summary in JSON's own types."""
         return self.model_dump(mode="json", by_alias=True)
+
+
+def plain(value: Any) -> Any:
+    """`value` in JSON's own types, without control characters; unknown numbers are null, floats keep seven digits."""
+    if isinstance(value, Mapping):
+        return {plain(str(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        # Sums differ in their last digits between machines; nothing is known to more than seven.
+        return float(f"{value:.7g}") if math.isfinite(value) else None
+    if isinstance(value, (int, bool)) or value is None:
+        return value
+    return CONTROL.sub("", str(value))
 
 
 def json_schema() -> str:

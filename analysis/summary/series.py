@@ -22,36 +22,39 @@ _LEAST_STRETCH_S = 5
 
 
 def latency_series(run: Run) -> dict[str, Any]:
-    """The bins of every arm and trial that hold requests, in order of time; `bin_s` is their width."""
+    """The bins of every arm that hold requests, as columns in order of trial and time; `bin_s` is their width."""
     longest = max((trial.seconds for trial in run.trials), default=0.0)
     bin_s = float(max(1, math.ceil(longest / MOST_BINS)))
+    return {"bin_s": bin_s, "arms": {arm: _bins(run, arm, bin_s) for arm in run.arms}}
+
+
+def _bins(run: Run, arm: str, bin_s: float) -> dict[str, list[Any]]:
     requests = run.requests
-    arms: dict[str, list[dict[str, Any]]] = {}
-    for arm in run.arms:
-        points: list[dict[str, Any]] = []
-        for trial in run.trials:
-            own = np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken)
-            at = (requests.start_ns[own] - trial.start_ns) // int(bin_s * SECOND)
-            numbers, bins, counts = np.unique(at, return_inverse=True, return_counts=True)
-            failed = np.bincount(bins[requests.failed[own]], minlength=len(numbers))
-            ttft = grouped_quantiles(requests.ttft_ms[own], bins, len(numbers), (0.5, 0.99))
-            e2e = grouped_quantiles(requests.e2e_ms[own], bins, len(numbers), (0.5, 0.99, 1.0))
-            points += [
-                {
-                    "trial": trial.number,
-                    "t_s": int(number) * bin_s,
-                    "n": int(counts[place]),
-                    "ttft_p50_ms": float(ttft[place, 0]),
-                    "ttft_p99_ms": float(ttft[place, 1]),
-                    "e2e_p50_ms": float(e2e[place, 0]),
-                    "e2e_p99_ms": float(e2e[place, 1]),
-                    "e2e_max_ms": float(e2e[place, 2]),
-                    "failed": int(failed[place]),
-                }
-                for place, number in enumerate(numbers.tolist())
-            ]
-        arms[arm] = points
-    return {"bin_s": bin_s, "arms": arms}
+    columns: dict[str, list[Any]] = {}
+    for trial in run.trials:
+        own, numbers, place = _binned(run, arm, trial, bin_s)
+        bins = len(numbers)
+        ttft = grouped_quantiles(requests.ttft_ms[own], place, bins, (0.5, 0.99))
+        e2e = grouped_quantiles(requests.e2e_ms[own], place, bins, (0.5, 0.99, 1.0))
+        for name, values in {
+            "trial": np.full(bins, trial.number),
+            "t_s": numbers * bin_s,
+            "n": np.bincount(place, minlength=bins),
+            "failed": np.bincount(place[requests.failed[own]], minlength=bins),
+            **dict(zip(("ttft_p50_ms", "ttft_p99_ms"), ttft.T, strict=True)),
+            **dict(zip(("e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms"), e2e.T, strict=True)),
+        }.items():
+            columns.setdefault(name, []).extend(values.tolist())
+    return columns
+
+
+def _binned(run: Run, arm: str, trial: Trial, width_s: float) -> tuple[Ints, Ints, Ints]:
+    """The arm's requests of a trial by when they were due: rows, numbers of the bins that hold some, bin of each."""
+    requests = run.requests
+    own = np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken)
+    since = (requests.start_ns[own] - trial.start_ns) // int(width_s * SECOND)
+    numbers, place = np.unique(since, return_inverse=True)
+    return own, numbers, place
 
 
 # --- Machines --------------------------------------------------------------------------------------------------------
@@ -89,12 +92,9 @@ def machine_series(run: Run) -> dict[str, Any]:
 
 def _latency_rows(run: Run, trial: Trial, stretch_s: float) -> Iterator[dict[str, Any]]:
     """The p99 of each arm in stretches that hold enough requests to have one worth the name, wider than a bin."""
-    requests = run.requests
     for arm in run.arms:
-        own = np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken)
-        since = (requests.start_ns[own] - trial.start_ns) // int(stretch_s * SECOND)
-        numbers, place = np.unique(since, return_inverse=True)
-        tails = grouped_quantiles(requests.e2e_ms[own], place, len(numbers), (0.99,))
+        own, numbers, place = _binned(run, arm, trial, stretch_s)
+        tails = grouped_quantiles(run.requests.e2e_ms[own], place, len(numbers), (0.99,))
         if numbers.size:
             t_s = (numbers * stretch_s).tolist()
             yield {"trial": trial.number, "kind": "arm", "name": arm, "t_s": t_s, "e2e_p99_ms": tails[:, 0].tolist()}

@@ -7,7 +7,6 @@ give the same bytes.
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,7 +41,6 @@ from analysis.summary.model import SCHEMA, Summary
 from analysis.summary.ramp import ramp_row, weight_rows
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
-from analysis.summary.server_load import server_load_rows
 
 EXIT_CODES = {PASS: 0, INCONCLUSIVE: 3, FAIL: 99}
 
@@ -55,7 +53,7 @@ _CURVE_BINS = 60
 def analyze(run_dir: Path, *, seed: int | None = None, slo: Sequence[str] = ()) -> dict[str, Any]:
     """The summary of the run in `run_dir`, ready for JSON. Raises RecordError when there is nothing to judge.
 
-    `seed` drives the permutations; by default the experiment's own. The targets in `slo`, such as "p99_ttft_ms <= 500",
+    `seed` drives the permutations; by default the experiment's own. The targets in `slo`, such as "p99_ttft_ms=500",
     take the place of the experiment's on the same figures, or join them.
     """
     # Nothing here holds the records beside the run, so that it can let go of their table.
@@ -65,7 +63,7 @@ def analyze(run_dir: Path, *, seed: int | None = None, slo: Sequence[str] = ()) 
 
 def summary_of(run: Run, judgement: Judgement) -> dict[str, Any]:
     """The summary of a judged run, ready for JSON."""
-    return Summary.of(_plain(_summary(run, judgement))).document()
+    return Summary.of(_summary(run, judgement)).document()
 
 
 def _with_targets(records: RunRecords, slo: Sequence[str]) -> RunRecords:
@@ -106,7 +104,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
             *(_comparison_row(item, None) for item in judgement.secondary),
         ],
         "gates": [_gate_row(gate) for gate in judgement.gates],
-        "validity": [_check_row(check) for check in judgement.checks],
+        "validity": [_check_row(check, judgement) for check in judgement.checks],
         "advice": {
             "needed_s": judgement.advice.needed_s,
             "text": judgement.advice.text,
@@ -117,8 +115,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "events": _events(run),
         "series": latency_series(run),
         "distribution": _distribution(run),
-        "server_load": server_load_rows(run),
-        "sequential": _sequential(run),
+        "interim": _interim(run),
         "ramp": ramp_row(run),
         "weights": weight_rows(run),
         "joined": joined_facts(run),
@@ -129,10 +126,10 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def _sequential(run: Run) -> dict[str, Any] | None:
-    """What interim analyses rest on; None for a run with one analysis."""
+def _interim(run: Run) -> str | None:
+    """How interim analyses ended the run, empty where they did not; None for a run with one analysis."""
     ended = [str(info["ended"]) for info in run.infos if info.get("ended")]
-    return {"alpha": run.limits.alpha, "ended": ended[-1] if ended else None} if run.limits.sequential else None
+    return ended[-1] if run.limits.sequential and ended else "" if run.limits.sequential else None
 
 
 def _created(run: Run) -> str | None:
@@ -160,24 +157,27 @@ def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
 
 def _gate_row(gate: Gate) -> dict[str, Any]:
     low, high = gate.interval
-    decided_s = None if gate.path is None else gate.path.decided_s
-    return asdict(replace(gate, path=None)) | {"low": low, "high": high, "decided_s": decided_s}
+    return asdict(replace(gate, path=None)) | {"low": low, "high": high}
 
 
-def _check_row(check: Check) -> dict[str, Any]:
-    names = ("check", "ok", "arm", "value", "limit", "reason", "opens", "gates", "shift")
-    return {name: getattr(check, name) for name in names} | {"remedy": "" if check.ok else check.remedy}
+def _check_row(check: Check, judgement: Judgement) -> dict[str, Any]:
+    """The check, and whether the verdict holds whatever it found: no gate is open for it, or its error bars have it."""
+    keeps_open = any(check.check in gate.blocked_by and check.arm in (None, gate.arm) for gate in judgement.gates)
+    allowed = not check.ok and (judgement.overall == PASS or (check.shift is not None and not keeps_open))
+    limits = not check.ok and not allowed
+    return {name: getattr(check, name) for name in ("check", "ok", "arm", "value", "limit", "reason")} | {
+        "allowed": allowed,
+        "opens": (check.gates or check.opens) if limits else (),
+        "remedy": check.remedy if limits else "",
+    }
 
 
 def _spike_row(run: Run, spike: Spike) -> dict[str, Any]:
-    reported = server_load(
-        run.records.server_load, arm=spike.arm, trial=spike.trial, start_ns=spike.start_ns, end_ns=spike.end_ns
-    )
     return {
         **asdict(spike),
         "offset_s": run.offset_s(spike.trial, spike.start_ns),
         "seconds": (spike.end_ns - spike.start_ns) / SECOND,
-        "server": None if reported is None else asdict(reported),
+        "server": server_load(run.records.server_load, spike.arm, [(spike.trial, spike.start_ns, spike.end_ns)]),
     }
 
 
@@ -241,21 +241,6 @@ def _design(run: Run) -> dict[str, Any]:
         "blocks": run.blocks,
         "planned": sum(planned.values()) if planned else None,
         "open_loop": bool(run.requests.scheduled.all()) if open_loop is None else open_loop,
+        "concurrency": run.concurrency,
         "generator_lag_p99_ms": run.generator_lag_ms,
     }
-
-
-def _plain(value: Any) -> Any:
-    """`value` in JSON's own types: unknown numbers become null, and floats keep seven digits."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float):
-        # Sums differ in their last digits between machines; nothing is known to more than seven.
-        return float(f"{value:.7g}") if math.isfinite(value) else None
-    if isinstance(value, (str, int, bool)) or value is None:
-        return value
-    return str(value)

@@ -12,7 +12,7 @@ from analysis.frontier.summary_rows import asks_nothing
 from analysis.records.joining import joins_runs
 from analysis.records.tables import RecordError
 from analysis.report import write_reports
-from analysis.report.terminal import frontier_words, verdict_table
+from analysis.report.terminal import verdict_table
 from analysis.summary.summary import analyze, exit_code, write_summary
 from loadtests.commands.command_line import CommandParser, add_allow_different, add_slo, run_directory
 from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict
@@ -40,10 +40,10 @@ def add_arguments(parser: CommandParser) -> None:
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable.",
         "  tailgate analyze runs/20260101T120000Z-canary\n"
         "  tailgate analyze runs/20260101T120000Z-canary --json | jq .gates\n"
-        "  tailgate analyze runs/20260101T120000Z-canary --slo 'p99_ttft_ms <= 300'\n"
+        "  tailgate analyze runs/20260101T120000Z-canary --slo p99_ttft_ms=300\n"
         "  tailgate analyze runs/*-canary --out runs/canary\n"
         "  tailgate analyze runs/canary runs/20260108T120000Z-canary\n"
-        "  tailgate analyze eager=a.json compiled=b.json --slo 'p99_ttft_ms <= 300'",
+        "  tailgate analyze eager=a.json compiled=b.json --slo p99_ttft_ms=300",
         json_help="print summary.json on one line instead of the table",
     )
     parser.add_argument(
@@ -131,16 +131,13 @@ def judge_run(
         "needed_s": (summary.get("advice") or {}).get("needed_s"),
         **ended,
     }
-    width = stdout.columns()
     frontier: Mapping[str, Any] = summary.get("frontier") or {}
     if frontier.get("search"):
         unasked = asks_nothing(frontier)
         if unasked:
             line = {key: value for key, value in line.items() if key not in _OF_VERDICTS} | {"verdict": None}
         line |= {key: frontier.get(key) for key in ("answer", "highest", "ranges", "search")}
-        text = frontier_words(summary, width=width, gated=not unasked)
-    else:
-        text = verdict_table(summary, width=width)
+    text = verdict_table(summary, width=stdout.columns())
     stdout.write(f"{text}\nreport: {report}", line, as_json=as_json)
     return code
 

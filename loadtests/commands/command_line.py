@@ -161,9 +161,8 @@ def add_slo(parser: argparse.ArgumentParser) -> None:
         "--slo",
         action="append",
         default=[],
-        metavar="TARGET",
-        help='a target, such as "p99_ttft_ms <= 500" or "error_rate <= 0.5%%"; replaces one on the same figure; '
-        "may be repeated",
+        metavar="KEY=LIMIT",
+        help="a target of [slo], such as p99_ttft_ms=500 or error_pct=0.5; replaces one of the same key; repeatable",
     )
 
 

@@ -65,7 +65,7 @@ def add_arguments(parser: CommandParser) -> None:
         "  tailgate frontier canary.toml --budget 180\n"
         "  tailgate frontier canary.toml --standard --set arms[0].device=cuda:0\n"
         "  tailgate frontier canary.toml --after runs/20261123T174947Z-canary --seed 2\n"
-        "  tailgate frontier canary.toml --set traffic.rates=[2,64] --slo 'p99_ttft_ms <= 500'",
+        "  tailgate frontier canary.toml --set traffic.rates=[2,64] --slo p99_ttft_ms=500",
     )
     add_experiment(parser)
     parser.add_argument(

@@ -17,7 +17,7 @@ import numpy as np
 from analysis.frontier.search import Left
 from analysis.judging.load_steps import requests_to_see
 from analysis.records.tables import RecordError
-from analysis.settings.gate_limits import GateLimits, check_goodput, usual_for
+from analysis.settings.gate_limits import GateLimits, Goodput, usual_for
 from analysis.settings.slo_targets import parse_slo
 from analysis.statistics.exposure import ExposureError, best_ladder
 from loadtests.experiments.config_errors import as_config_error
@@ -97,7 +97,7 @@ def _allowed_share(table: Mapping[str, Any]) -> float:
     """The smallest share of requests that an objective of the experiment lets miss; 1 where there is none."""
     with as_config_error(RecordError):
         shares = [target.allowed_share for target in parse_slo(table_of(table, "slo"))]
-        attainment = check_goodput(table_of(table, "goodput"))[1]
+        attainment = Goodput.read(table_of(table, "goodput")).attainment
     shares += [1.0 - attainment] if attainment is not None else []
     return min((share for share in shares if share > 0), default=1.0)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.planning import DESIGNS, Goal, Traffic, plan_from_design, plan_from_run
 from analysis.records.tables import RecordError
-from analysis.settings.slo_targets import parse_targets
+from analysis.settings.slo_targets import merged, parse_slo
 from analysis.wording import counted, duration_text
 from loadtests.commands.command_line import CommandParser, run_directory
 from loadtests.commands.terminal_table import aligned
@@ -24,7 +24,7 @@ def add_arguments(parser: CommandParser) -> None:
         "design. All gates pass together with a chance of 80 % where arms are equal. Nothing is run.",
         "  tailgate plan runs/20260101T120000Z-canary --margin 0.1\n"
         "  tailgate plan --rate 4 --design mirrored --margin 0.1\n"
-        "  tailgate plan --rate 4 --design split --slo 'p99_ttft_ms <= 500'",
+        "  tailgate plan --rate 4 --design split --slo p99_ttft_ms=500",
     )
     add = parser.add_argument
     add("run_dir", nargs="?", default="", metavar="RUN_DIR", help="a pilot: a directory that `tailgate run` wrote")
@@ -43,7 +43,7 @@ def add_arguments(parser: CommandParser) -> None:
         default=None,
         help="the arm searches for kernels, as compiled-bucketed and max-autotune do on a GPU",
     )
-    group.add_argument("--slo", action="append", metavar="TARGET", help="such as 'p99_ttft_ms <= 500'")
+    group.add_argument("--slo", action="append", metavar="TARGET", help="such as p99_ttft_ms=500")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -67,7 +67,7 @@ def _plan(options: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError("there is neither a pilot nor a rate: give RUN_DIR, or --rate R for requests/s to each arm")
     design, searching = options.design or "mirrored", bool(options.searching)
     traffic = Traffic(rate=options.rate, design=design, searching=searching)
-    return plan_from_design(traffic, goal, targets=parse_targets(options.slo or [], "--slo"))
+    return plan_from_design(traffic, goal, targets=parse_slo(merged({}, options.slo or [])))
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:

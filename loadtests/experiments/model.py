@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
-from analysis.settings.gate_limits import GateLimits
+from analysis.settings.gate_limits import GateLimits, Goodput
 from analysis.settings.ramp_limits import RampLimits
 from analysis.settings.rollout import Rollout
 from loadtests.experiments.users import UsersConfig
@@ -174,7 +174,7 @@ class Experiment:
     traffic: TrafficConfig
     trials: TrialsConfig = field(default_factory=TrialsConfig)
     slo: Mapping[str, Any] = field(default_factory=dict)  # as written: see analysis.settings.slo_targets
-    goodput: Mapping[str, float] = field(default_factory=dict)
+    goodput: Goodput = field(default_factory=Goodput)
     gates: GateLimits = field(default_factory=GateLimits)
     rollout: Rollout = field(default_factory=Rollout)
     ramp: RampLimits = field(default_factory=RampLimits)

@@ -100,7 +100,7 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
         raise ConfigError(f"{unknown[0]} is unknown: an experiment takes {', '.join(known)}")
     if "name" not in table:
         raise ConfigError('name is missing: give the experiment one, such as name = "canary"')
-    parts = {key: dict(table_of(table, key)) for key in (*_TABLES, "slo", "goodput")}
+    parts = {key: dict(table_of(table, key)) for key in (*_TABLES, "slo")}
     built: dict[str, Any] = {}
     with as_config_error(RecordError):
         for key, kind in _TABLES.items():
@@ -121,7 +121,6 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
         **built,
         arms=tuple(read_arm(item, index, built["model"], built["engine"]) for index, item in enumerate(arms)),
         slo=parts["slo"],
-        goodput={name: float(limit) if type(limit) is int else limit for name, limit in parts["goodput"].items()},
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from analysis.records.tables import RecordError
-from analysis.settings.gate_limits import GOODPUT_METRICS
 from analysis.settings.metrics import check_defined
 from analysis.settings.slo_targets import parse_cold, parse_slo
 from loadtests.experiments.config_errors import as_config_error
@@ -61,8 +60,7 @@ def check_task(experiment: Experiment) -> None:
         check_defined(experiment.gates.metrics, task, "gates.metrics")
         for where, targets in (("slo", parse_slo(experiment.slo)), ("slo.cold", parse_cold(experiment.slo))):
             check_defined((target.metric for target in targets), task, where)
-        limited = [GOODPUT_METRICS[name] for name in experiment.goodput if name in GOODPUT_METRICS]
-        check_defined(limited, task, "goodput")
+        check_defined(experiment.goodput.limits, task, "goodput")
 
 
 def _leave_out(experiment: Experiment, table: str, names: tuple[str, ...], why: str) -> None:

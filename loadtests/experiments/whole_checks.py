@@ -7,9 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from analysis.records.tables import RecordError
-from analysis.run.slo import parse_goodput
 from analysis.run.work import GAP_METRICS
-from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import parse_cold, parse_slo
 from analysis.wording import counted
 from loadtests.experiments.config_errors import as_config_error
@@ -42,12 +40,11 @@ def check_whole(experiment: Experiment) -> None:
     _check_processor_turns(experiment)
     _check_sequential(experiment)
     with as_config_error(RecordError):
-        check_goodput(experiment.goodput)
         targets = parse_slo(experiment.slo)
         cold = parse_cold(experiment.slo)
     if cold and experiment.gates.cold_s == 0:
         raise ConfigError("slo.cold has targets but gates.cold_s is 0: give the cold start some seconds")
-    if targets or experiment.goodput:
+    if targets or experiment.goodput.limits:
         return
     for what, is_set, lacking in (
         ("gates.min_goodput_ratio is set", experiment.gates.min_goodput_ratio is not None, "what a good request is"),
@@ -206,8 +203,8 @@ def _check_design(experiment: Experiment) -> None:
 
 def _check_shadow(experiment: Experiment) -> None:
     """Nothing is asked of a shadow that the splitter cannot see: it sees the first and the last byte of an answer."""
-    targets = [*parse_slo(experiment.slo), *parse_goodput(experiment.goodput)[0]]
-    gaps = sorted(GAP_METRICS & {*experiment.gates.metrics, *(target.metric for target in targets)})
+    metrics = {target.metric for target in parse_slo(experiment.slo)}
+    gaps = sorted(GAP_METRICS & {*experiment.gates.metrics, *metrics, *experiment.goodput.limits})
     if gaps:
         raise ConfigError(
             f'{gaps[0]} is judged but traffic.design is "shadow", whose copies have no time for each token: judge by '

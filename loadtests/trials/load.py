@@ -178,10 +178,10 @@ def _latency_limits(experiment: Experiment) -> dict[str, float]:
 
     They are those on TTFT and E2E, where the experiment sets no other objective; empty where it makes no search.
     """
-    targets = [target for target in parse_slo(experiment.slo) if not target.cold]
+    targets = parse_slo(experiment.slo)
     metrics = {target.metric for target in targets if target.quantile is not None}
     others = len(metrics - {"ttft", "e2e"}) + sum(target.quantile is None for target in targets)
-    if experiment.traffic.arrivals != "saturation" or others or experiment.goodput:
+    if experiment.traffic.arrivals != "saturation" or others or experiment.goodput.limits:
         return {}
     return {metric: max(target.limit for target in targets if target.metric == metric) for metric in metrics}
 

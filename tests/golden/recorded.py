@@ -140,8 +140,7 @@ def encoded(summary: dict[str, Any]) -> str:
 
 def main() -> None:
     """All golden files are as today's code writes them."""
-    from analysis.report.junit import junit_xml
-    from analysis.report.markdown import markdown_report
+    from analysis.report.rendering import junit_xml, markdown_report
 
     for name in RUNS:
         folder = GOLDEN / name

@@ -60,11 +60,8 @@ def slo_gate(arm: str, target: SloTarget, result: ShareResult, value: float, nee
     if target.quantile is None:
         seen, name = f"{share} failed", f"a limit of {target.limit:g} % errors"
     else:
-        seen = f"{share} took " + (
-            f"{target.limit:g} ms or longer" if target.strict else f"longer than {target.limit:g} ms"
-        )
-        bound = "below" if target.strict else "within"
-        name = f"{quantile_label(target.metric, target.quantile)} {bound} {target.limit:g} ms"
+        seen = f"{share} took longer than {target.limit:g} ms"
+        name = f"{quantile_label(target.metric, target.quantile)} within {target.limit:g} ms"
     reason = f"No request to judge {name}."
     if result.requests:
         reason = f"{seen} ({_limits_of_share(result)}); {name} allows {percent(result.allowed)}{_missing(result)}."

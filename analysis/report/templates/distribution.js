@@ -2,7 +2,7 @@
 
 function distribution(host, data) {
   const metrics = Object.keys(data.distribution).filter((metric) =>
-    data.distribution[metric].some((arm) => arm.counts.length || arm.ladder.length),
+    data.distribution[metric].some((arm) => arm.counts.length || arm.ecdf.length),
   );
   if (!metrics.length) return empty(host, "No distribution was recorded.");
   const state = { metric: metrics.includes("e2e") ? "e2e" : metrics[0], hidden: new Set() };
@@ -34,12 +34,12 @@ function distribution(host, data) {
     const spread = arms
       .flatMap((arm) => [
         ...arm.counts.flatMap((n, i) => (n > 0 ? [arm.edges_ms[i], arm.edges_ms[i + 1]] : [])),
-        ...arm.ladder.flatMap(([, value, low, high]) => [value, low, high]),
+        ...arm.ecdf.flatMap(([, value, low, high]) => [value, low, high]),
       ])
       .filter((value) => isNumber(value) && value > 0);
     if (!spread.length) return plot.replaceChildren(el("p", { class: "empty" }, "No arm is shown."));
     const domain = [spread.reduce((a, b) => Math.min(a, b)) * 0.85, spread.reduce((a, b) => Math.max(a, b)) * 1.15];
-    const quantiles = [...new Set(arms.flatMap((arm) => arm.ladder.map(([q]) => q)))].sort((a, b) => a - b);
+    const quantiles = [...new Set(arms.flatMap((arm) => arm.ecdf.map(([q]) => q)))].sort((a, b) => a - b);
     const left = 58,
       right = 16,
       top = 8,
@@ -87,7 +87,7 @@ function distribution(host, data) {
     quantiles.forEach((q, row) => {
       const at = ladderTop + row * rowHeight,
         name = `p${figure(q * 100)}`,
-        limit = data.limits[`${state.metric}_${name.replace(".", "_")}_ms`];
+        limit = data.limits[`${name.replace(".", "_")}_${state.metric}_ms`];
       root.append(
         label(left - 8, at + rowHeight / 2 + 4, name, "end", "strong"),
         line(left, at + rowHeight, width - right, at + rowHeight, "grid"),
@@ -99,7 +99,7 @@ function distribution(host, data) {
         );
       arms.forEach((arm, i) => {
         const middle = at + 6 + step * (i + 0.5) + Math.max(0, (rowHeight - 12 - arms.length * step) / 2);
-        const found = arm.ladder.find(([quantile]) => quantile === q);
+        const found = arm.ecdf.find(([quantile]) => quantile === q);
         if (!found || !isNumber(found[1])) return;
         const [, value, lowEnd, highEnd] = found;
         const open = isNumber(highEnd)

@@ -28,9 +28,6 @@ const ms = (value) =>
   !isNumber(value) ? DASH : Math.abs(value) >= 999.5 ? `${figure(value / 1e3)}\u00a0s` : `${figure(value)}\u00a0ms`;
 const sec = (value) => (isNumber(value) ? `${figure(value)}\u00a0s` : DASH);
 const pct = (value) => (isNumber(value) ? `${figure(value)}\u00a0%` : DASH);
-// A share of a whole: below a tenth of a per cent, how far below says nothing.
-const share = (value) => (isNumber(value) && value > 0 && value < 0.1 ? "<\u00a00.1\u00a0%" : pct(value));
-const times = (value) => (isNumber(value) ? `×${value >= 10 ? figure(value) : value.toFixed(2)}` : DASH);
 const count = (value) => (isNumber(value) ? value.toLocaleString("en-GB", { maximumFractionDigits: 0 }) : DASH);
 const armClass = (index) => `arm-${(index ?? 0) % 8}`;
 const kindName = (kind) => data.kinds[kind] ?? String(kind ?? DASH);

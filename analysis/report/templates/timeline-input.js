@@ -1,15 +1,12 @@
 // What the chart over time answers to: hover, drag, keys.
 
 function describeEvent(data, event) {
-  const some = event.requests.slice(0, 6),
-    more = (event.hits ?? 0) > some.length ? " …" : "";
   return [
     el("p", {}, el("b", {}, kindName(event.kind)), ` of ${data.arms[event.arm]?.name ?? DASH}, ${sec(event.seconds)}`),
-    el("p", {}, `From ${sec(event.at_s)} to ${sec(endOf(event))}, trial ${event.trial ?? DASH}`),
+    el("p", {}, `From ${sec(event.offset_s)} to ${sec(endOf(event))}, trial ${event.trial ?? DASH}`),
     el("p", {}, `Shape: ${event.shape}`),
-    el("p", {}, `Requests that waited: ${count(event.hits)}`),
-    some.length ? el("code", {}, some.join(", ") + more) : null,
-    el("code", {}, event.reason),
+    el("p", {}, `Requests that waited: ${count(event.requests_hit)}`),
+    el("code", {}, document.querySelector(`#event-${event.index} summary`).textContent),
   ];
 }
 
@@ -28,9 +25,9 @@ function timelineReader(data, state, view, cross) {
         near ? `${ms(near.value)}  n ${count(near.n)}${failed}` : "none due",
       );
     });
-    const running = view.events.filter((event) => event.at_s <= t && t <= endOf(event));
-    const still = view.stalls.filter((stall) => stall.at_s <= t && t <= endOf(stall));
-    const spikes = view.spikes.filter((spike) => spike.start_s <= t && t <= spike.end_s);
+    const running = view.events.filter((event) => event.offset_s <= t && t <= endOf(event));
+    const still = view.stalls.filter((stall) => stall.offset_s <= t && t <= endOf(stall));
+    const spikes = view.spikes.filter((spike) => spike.offset_s <= t && t <= endOf(spike));
     tip.show(
       px,
       py,

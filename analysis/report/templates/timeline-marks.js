@@ -35,11 +35,11 @@ function timelineLines(data, state, view) {
   const body = svg("g", { "clip-path": `url(#${view.clip})` });
   for (const event of view.events)
     body.append(
-      rect(x(event.at_s), top, x(endOf(event)) - x(event.at_s), bottom - top, { class: `band ${armClass(event.arm)}` }),
+      rect(x(event.offset_s), top, x(endOf(event)) - x(event.offset_s), bottom - top, { class: `band ${armClass(event.arm)}` }),
     );
   for (const stall of view.stalls) {
-    const size = Math.max(4, x(endOf(stall)) - x(stall.at_s));
-    const box = rect(x(stall.at_s), top, size, bottom - top, { class: `stall-mark ${armClass(stall.arm)}` });
+    const size = Math.max(4, x(endOf(stall)) - x(stall.offset_s));
+    const box = rect(x(stall.offset_s), top, size, bottom - top, { class: `stall-mark ${armClass(stall.arm)}` });
     box.append(svg("title", {}, stallName(data, stall)));
     body.append(box);
   }
@@ -70,7 +70,7 @@ function timelineLines(data, state, view) {
   }
   for (const spike of view.spikes) {
     const points = lines.find(([index]) => index === spike.arm)?.[1] ?? [];
-    const inside = points.filter((point) => point.from + 2 * view.bin > spike.start_s && point.from <= spike.end_s);
+    const inside = points.filter((point) => point.from + 2 * view.bin > spike.offset_s && point.from <= endOf(spike));
     const peak = inside.reduce((a, b) => (!a || b.value > a.value ? b : a), null);
     if (peak)
       body.append(svg("circle", { class: `peak ${armClass(spike.arm)}`, cx: x(peak.t), cy: y(peak.value), r: 8 }));
@@ -83,7 +83,7 @@ function timelineLines(data, state, view) {
 }
 
 const stallName = (data, stall) =>
-  `${data.arms[stall.arm].name} stalled at ${sec(stall.at_s)} for ${sec(stall.seconds)}, no compile event`;
+  `${data.arms[stall.arm].name} stalled at ${sec(stall.offset_s)} for ${sec(stall.seconds)}, no compile event`;
 
 // Where bins are closer than 2 px: for every 4 px the median bin, with the lowest and the highest beside it.
 function thinned(points, view) {
@@ -120,9 +120,9 @@ function timelineLanes(data, view) {
   });
   const stops = view.events.map((event) => {
     const top = view.lanes + view.laned.indexOf(event.arm) * LANE + 16,
-      from = view.x(event.at_s),
+      from = view.x(event.offset_s),
       size = Math.max(4, view.x(endOf(event)) - from);
-    const said = `${kindName(event.kind)} of ${data.arms[event.arm].name} at ${sec(event.at_s)} for ${sec(event.seconds)}, shape ${event.shape}, ${count(event.hits)} requests waited`;
+    const said = `${kindName(event.kind)} of ${data.arms[event.arm].name} at ${sec(event.offset_s)} for ${sec(event.seconds)}, shape ${event.shape}, ${count(event.requests_hit)} requests waited`;
     const bar = svg(
       "g",
       { class: armClass(event.arm), role: "button", "aria-label": said },

@@ -114,11 +114,11 @@ function timeline(host, data) {
     // Zooms to an event; its trial is chosen first.
     show(index) {
       const event = data.events[index];
-      if (!isNumber(event?.at_s)) return;
+      if (!isNumber(event?.offset_s)) return;
       state.trial = event.trial;
       trialPicker.value = String(event.trial);
       const around = Math.max(2, event.seconds ?? 0);
-      zoom([event.at_s - around, event.at_s + (event.seconds ?? 0) + around]);
+      zoom([event.offset_s - around, event.offset_s + (event.seconds ?? 0) + around]);
       host.scrollIntoView({ block: "center" });
     },
   };
@@ -129,11 +129,11 @@ function extent(data, trial) {
   const bins = data.series.flatMap((series) =>
     series.t_s.filter((_, i) => series.trial[i] === trial).map((t) => t + data.bin_s),
   );
-  const events = data.events.filter((event) => event.trial === trial && isNumber(event.at_s)).map(endOf);
+  const events = data.events.filter((event) => event.trial === trial && isNumber(event.offset_s)).map(endOf);
   return [0, [...bins, ...events].reduce((a, b) => Math.max(a, b), Math.max(data.duration_s ?? 0, data.bin_s || 1))];
 }
 
-const endOf = (event) => event.at_s + (event.seconds ?? 0);
+const endOf = (event) => event.offset_s + (event.seconds ?? 0);
 
 // What is visible and where: arms, points, events and spikes inside the window, and both scales.
 function timelineView(data, state, width) {
@@ -144,18 +144,18 @@ function timelineView(data, state, width) {
   const visible = (event) =>
     event.trial === state.trial &&
     shown.includes(event.arm) &&
-    isNumber(event.at_s) &&
-    event.at_s <= domain[1] &&
+    isNumber(event.offset_s) &&
+    event.offset_s <= domain[1] &&
     endOf(event) >= domain[0];
   const events = data.events
     .map((event, index) => ({ ...event, index }))
     .filter(visible)
-    .sort((a, b) => a.at_s - b.at_s);
+    .sort((a, b) => a.offset_s - b.offset_s);
   const stalls = data.stalls.filter(visible);
   const spikes = data.spikes.filter(
-    (spike) => spike.trial === state.trial && spike.metric === state.metric && shown.includes(spike.arm),
+    (spike) => spike.trial === state.trial && state.metric === "e2e" && shown.includes(spike.arm),
   );
-  const limit = data.limits[`${state.metric}_${state.statistic}_ms`];
+  const limit = data.limits[`${state.statistic}_${state.metric}_ms`];
 
   const laned = shown.filter((index) => data.events.some((event) => event.arm === index));
   const values = [...lines.flatMap(([, points]) => points.map((point) => point.value)), limit].filter(

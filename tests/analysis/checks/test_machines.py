@@ -126,7 +126,7 @@ def test_a_disturbance_opens_the_arms_that_it_concerns_and_is_named(troubles, ch
 
 
 @pytest.mark.parametrize(("what", "limit"), [("steal", "max_steal_pct"), ("busy", "max_other_cpu_pct")])
-@pytest.mark.parametrize(("share", "most_pct", "ok"), [(0.1, 20.0, True), (0.3, 20.0, False)])
+@pytest.mark.parametrize(("share", "most_pct", "ok"), [(0.1, 20.0, True), (0.3, 20.0, False), (0.3, 0.0, False)])
 def test_what_a_host_may_lose_is_a_setting(what, limit, share, most_pct, ok):
     run = run_of(bed(Trouble(what=what, place="host", size=share)), trials=1)
     machines = MachineRecords.of(run)

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from analysis.report import values, verdict_table, write_reports
-from analysis.report.brief import brief_of
-from analysis.report.junit import junit_xml
-from analysis.report.markdown import code, markdown_report, prose
+from analysis.report.brief import brief_of, sentence_of
+from analysis.report.rendering import code, junit_xml, markdown_report, prose
+from analysis.settings.metrics import gate_label
 from analysis.summary.model import Summary as Model
+from analysis.summary.model import plain
 from analysis.wording import counted
 from tests.golden.recorded import GOLDEN, RUNS, encoded, golden, summary_of
 
@@ -121,7 +122,7 @@ def test_a_gate_has_one_sentence_and_failed_gates_come_first(demo: Summary) -> N
         gate("errors", f"None failed. {caveat}", caveat=caveat),
         gate("deaths", "It died.", verdict="FAIL"),
     ).arms
-    assert [(line.name, line.sentence) for line in padded.gates] == [
+    assert [(row.title, sentence_of(row)) for row in padded.gates] == [
         ("deaths", "It died."),
         ("SLO p99 TTFT", "Fine."),
         ("errors", caveat),
@@ -158,18 +159,11 @@ def test_the_next_command_is_that_of_a_remedy_of_a_blocking_check_or_a_longer_ru
     assert brief_with(demo, gate("errors", "?", verdict="PASS"), advice=advice, overall="PASS").next == ""
 
 
-def test_a_check_limits_the_run_unless_the_verdict_allows_for_what_it_saw(demo: Summary) -> None:
-    check = {"check": "other work", "ok": False, "reason": "Busy.", "opens": ["slo"], "shift": 0.1}
-    for blocked, state, opens in (([], "allowed for", ""), (["other work"], "limits", "what it may have turned: SLO")):
-        brief = brief_with(demo, gate("errors", "?", blocked_by=blocked), validity=[check])
-        assert [(line.state, line.opens) for line in brief.checks] == [(state, opens)]
-
-
 def test_a_ratio_of_the_brief_is_that_of_its_gate(demo: Summary) -> None:
     rows = {(row["arm"], row["gate"]): row for row in demo["gates"]}
     for arm in brief_of(Model.of(demo)).treatments:
-        figures = {figure.name: figure.value for figure in arm.figures}
-        assert figures["p99 TTFT"] == values.fine_ratio(rows[arm.name, "noninferiority p99_ttft"]["value"])
+        value = rows[arm.name, "noninferiority p99_ttft"]["value"]
+        assert arm.figures["p99 TTFT"][0] == values.fine_ratio(value)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -273,9 +267,8 @@ def test_markup_and_escape_codes_in_a_name_are_not_obeyed_and_no_reason_is_repea
 SHOWN = [
     (values.milliseconds, {0: "0 ms", 0.8412: "0.841 ms", 84.25: "84.2 ms", 999.7: "1 s", 8412.3: "8.41 s"}),
     (values.span, {90: "90 s", 125: "2 min 5 s", 1260: "21 min", 5400: "1 h 30 min"}),
-    (values.label, {"noninferiority p99_ttft": "non-inferiority p99 TTFT", "slo p99_9_max_itl": "SLO p99.9 max ITL"}),
-    (lambda text: values.first_line(text, 10), {"x" * 20: "x" * 9 + "…", "a " * 9: "a a a a a…"}),
-    (values.text, {"\x1b[31mred\x07\ud800": "[31mred", "com\u202epiled\u2066": "compiled"}),
+    (gate_label, {"noninferiority p99_ttft": "non-inferiority p99 TTFT", "slo p99_9_max_itl": "SLO p99.9 max ITL"}),
+    (plain, {"\x1b[31mred\x07\ud800": "[31mred", "com\u202epiled\u2066": "compiled"}),
     (values.fine_ratio, {1.0034: "×1.003", 0.9996: "×1.000", 12.3: "×12.3"}),
     (lambda low: values.interval(low, None), {0.5: "[0.50, –]", None: "–"}),
     (lambda count: counted(count, "process"), {0: "0 processes", 1: "1 process", 2: "2 processes"}),
@@ -297,5 +290,5 @@ def test_figures_are_within_half_a_percent(value: float) -> None:
     st.recursive(st.none() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 )
 @settings(max_examples=30)
-def test_clean_leaves_only_what_json_can_hold(value: object) -> None:
-    json.dumps(values.clean(value), allow_nan=False)
+def test_a_document_holds_only_what_json_can_hold(value: object) -> None:
+    json.dumps(plain(value), allow_nan=False)

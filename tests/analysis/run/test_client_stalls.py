@@ -84,15 +84,22 @@ def test_a_stall_is_of_the_host_where_no_server_continues(others: list[list[dict
     assert [(stall.replica, stall.cause) for stall in found.stalls] == [("new-0", cause)]
 
 
-@pytest.mark.parametrize(("tokens", "cause"), [(3000, WORK), (300, UNKNOWN)])
-def test_a_stall_is_work_where_its_prompt_takes_as_long_at_the_servers_pace(tokens: int, cause: str) -> None:
+@pytest.mark.parametrize(
+    ("token_s", "tokens", "cause"),
+    [(0.001, 3000, WORK), (0.001, 300, UNKNOWN), (0.0, 3000, UNKNOWN)],
+    ids=["a long prompt", "a short one", "a long one where the length takes no time"],
+)
+def test_a_stall_is_work_where_its_prompt_takes_as_long_at_the_servers_pace(
+    token_s: float, tokens: int, cause: str
+) -> None:
     rows, free_s = [], 0.0
     for index in range(120):
-        first = max(free_s, float(index)) + (3.0 if index == 60 else 0.1)
+        short = 60 + index % 80
+        first = max(free_s, float(index)) + (3.0 if index == 60 else 0.1 + token_s * (short - 100))
         free_s = first + 0.05
         row = {"request_id": str(index), "arm": "new", "replica": "new-0", "trial": 1, "status": "OK"}
         row |= {"scheduled_ns": at(index), "sent_ns": at(index), "first_token_ns": at(first), "end_ns": at(free_s)}
-        rows.append(row | {"prompt_tokens": tokens if index == 60 else 100, "output_tokens": 2})
+        rows.append(row | {"prompt_tokens": tokens if index == 60 else short, "output_tokens": 2})
     (stall,) = seen(rows).stalls
     assert (stall.cause, round(stall.seconds)) == (cause, 3)
 

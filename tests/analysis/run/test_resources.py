@@ -95,9 +95,9 @@ def samples(*, arm="vllm", replica="vllm-0", trial=1, **columns):
 
 
 def within(start_s, end_s, rows):
-    place = {"arm": "vllm", "trial": 1, "start_ns": int(start_s * SECOND), "end_ns": int(end_s * SECOND)}
-    found = server_load(pa.Table.from_pylist(rows, SERVER_LOAD), **place)
-    return found and (found.running, found.waiting, found.cache_pct, found.preemptions)
+    return server_load(
+        pa.Table.from_pylist(rows, SERVER_LOAD), "vllm", [(1, int(start_s * SECOND), int(end_s * SECOND))]
+    )
 
 
 LOADED = {"running": [1, 2, 9, 4, 5], "waiting": [0, 0, 3, 7, 0], "cache_pct": [9, 20, 30, 20, 99]}
@@ -106,9 +106,13 @@ LOADED = {"running": [1, 2, 9, 4, 5], "waiting": [0, 0, 3, 7, 0], "cache_pct": [
 @pytest.mark.parametrize(
     ("start_s", "end_s", "found"),
     [
-        (2.4, 3.6, (9, 7, 30, 2)),  # with the samples a second to either side; the counter began anew
-        (0.0, 9.0, (9, 7, 99, 4)),
-        (-9, -2, None),  # far from every sample
+        (
+            2.4,
+            3.6,
+            "9 running, 7 waiting, cache 30 %, 2 preemptions",
+        ),  # with the samples a second to either side; the counter began anew
+        (0.0, 9.0, "9 running, 7 waiting, cache 99 %, 4 preemptions"),
+        (-9, -2, ""),  # far from every sample
     ],
 )
 def test_the_load_of_a_stretch_is_the_most_that_was_sampled(start_s, end_s, found):
@@ -118,4 +122,4 @@ def test_the_load_of_a_stretch_is_the_most_that_was_sampled(start_s, end_s, foun
 def test_load_of_replicas_adds_up_and_what_no_page_shows_is_unknown():
     own = samples(**LOADED) + samples(**{**LOADED, "cache_pct": [0] * 5}, replica="vllm-1")
     others = samples(**LOADED, arm="sglang") + samples(**LOADED, trial=2)
-    assert within(1.5, 1.9, own + others) == (4, 0, 20, None)
+    assert within(1.5, 1.9, own + others) == "4 running, 0 waiting, cache 20 %"

@@ -243,7 +243,7 @@ def test_log_counts_and_quantiles_count_from_the_schedule(tmp_path: Path) -> Non
         ({"tpot": 44}, {}, False),
         ({"tpot": 1}, {"output_tokens": 1}, True),
         ({"ttft": 11, "tpot": 44}, {}, False),
-        ({"e2el": 101}, {}, True),
+        ({"e2e": 101}, {}, True),
         ({"e2e": 100.5}, {}, False),
         ({"max_itl": 15}, {"token_ns": np.array([10, 20, 35, 40]) * MS}, True),
         ({"max_itl": 14}, {"token_ns": np.array([10, 20, 35, 40]) * MS}, False),

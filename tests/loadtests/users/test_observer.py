@@ -137,14 +137,6 @@ def test_one_that_was_killed_goes_on_and_writes_nothing_twice(house: House) -> N
     assert house.account("finished", "failed", "complete") == [3, 1, True]
 
 
-def test_an_account_that_nothing_vouches_for_is_not_gone_on_from(house: House) -> None:
-    house.observer(begun(1), ended(1)).step(SINCE + 5 * S)
-    path = house.folder / "generator-0.json"
-    path.write_text(json.dumps(content_of(path) | {"splitter": 5, "log": 7}))
-    house.observer().step(SINCE + 5 * S)
-    assert (len(house.rows()), house.account("finished")) == (1, [1])
-
-
 def lines(follower: LogFollower) -> list[tuple[int, int, str]]:
     return [tuple(line) for line in follower.lines()]
 

@@ -1,0 +1,113 @@
+"""The templates of reports, what shows a value in them, and the brief as Markdown and as JUnit XML.
+
+In JUnit a suite is an arm and a case is a gate. FAIL is a failure, INCONCLUSIVE is skipped with its reason. It is not
+an `<error>`: an error says that the test itself broke. The exit code 3 of `tailgate run` stops a pipeline that must not
+go on without a PASS.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoescape
+from markupsafe import Markup
+
+from analysis.records.schemas import EVENT_KINDS
+from analysis.report import brief, values
+from analysis.report.values import DASH, text
+from analysis.settings.metrics import gate_label
+from analysis.summary.model import Summary
+from analysis.wording import counted
+
+_PUNCTUATION = re.compile(r"([\\`*_\[\]<>|~])")
+_ZERO_WIDTH_SPACE = "\u200b"
+_MARKS = {"PASS": "✅ PASS", "FAIL": "❌ FAIL", "INCONCLUSIVE": "❔ INCONCLUSIVE"}
+
+
+def markdown_report(document: Mapping[str, Any]) -> str:
+    """The whole report.md for the summary in `document`, ending in one newline."""
+    shown = brief.brief_of(Summary.of(document))
+    report = environment().get_template("report.md").render(brief=shown, definition=brief.DEFINITION)
+    return re.sub(r"\n{3,}", "\n\n", report).strip() + "\n"
+
+
+def junit_xml(document: Mapping[str, Any]) -> str:
+    """The whole junit.xml for the summary in `document`: a suite for each arm, then one for the checks of the run."""
+    summary = Summary.of(document)
+    return environment().get_template("junit.xml").render(brief=brief.brief_of(summary), summary=summary)
+
+
+@cache
+def environment() -> Environment:
+    """Templates of the folder, each compiled once a process, with what shows a value as filters."""
+    made = Environment(
+        loader=FunctionLoader(template_text),
+        autoescape=select_autoescape(disabled_extensions=("md",), default=True, default_for_string=True),
+        undefined=ChainableUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    for show in (
+        *(values.text, values.count, values.milliseconds, values.column_ms, values.seconds, values.span),
+        *(values.percent, values.byte_size, values.rate, values.ratio, values.metric_label),
+        *(brief.value_of, brief.limit_of, brief.bounds_of, brief.sentence_of, brief.first_sentence),
+        *(prose, code, prose_with_code, html_with_code),
+    ):
+        made.filters[show.__name__] = show
+    made.filters["label"] = gate_label
+    made.filters["mark"] = lambda verdict: _MARKS.get(verdict, "")
+    made.filters["kind_label"] = lambda kind: EVENT_KINDS.get(kind, kind)
+    made.filters["counted"] = partial(counted, show=values.count)
+    return made
+
+
+def template_text(name: str) -> str:
+    """A file of the templates folder, also when the package is not unpacked."""
+    return files("analysis.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+# --- Markup -----------------------------------------------------------------------------------------------------------
+
+
+def prose(value: object) -> str:
+    """Text that Markdown shows as written: no markup, no HTML, no @mention, on one line."""
+    shown = _PUNCTUATION.sub(r"\\\1", " ".join(text(value).split()))
+    shown = shown.replace("&", "&amp;").replace("\\<", "&lt;").replace("\\>", "&gt;")
+    return shown.replace("@", "@" + _ZERO_WIDTH_SPACE).replace("://", ":" + _ZERO_WIDTH_SPACE + "//")
+
+
+def code(value: object) -> str:
+    """Text as a code span that fits in a Markdown table cell: nothing in it is markup; an en dash for nothing."""
+    shown = " ".join(text(value).split())
+    if shown == DASH:
+        return DASH
+    longest = max((len(run) for run in re.findall(r"`+", shown)), default=0)
+    # In a table a pipe ends the cell even inside code; a backslash hides it, unless another one hides the backslash.
+    shown = re.sub(r"\\+(?=\|)", r"\g<0> ", shown).replace("|", "\\|")
+    fence = "`" * (longest + 1)
+    pad = " " if shown.startswith("`") or shown.endswith("`") else ""
+    return f"{fence}{pad}{shown}{pad}{fence}"
+
+
+def prose_with_code(line: str) -> str:
+    """Prose in which what stands between backticks is a code span of Markdown."""
+    return re.sub(r"`([^`]*)`|[^`]+", lambda part: code(part[1]) if part[1] else _spaced(part[0]), line)
+
+
+def _spaced(part: str) -> str:
+    """The part as prose, with the spaces at its ends."""
+    before, after = part[: len(part) - len(part.lstrip())], part[len(part.rstrip()) :]
+    return f"{before}{prose(part)}{after}" if part.strip() else part
+
+
+def html_with_code(line: str) -> Markup:
+    """Text as HTML, in which what stands between backticks is code."""
+    parts = [
+        Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(line.split("`"))
+    ]
+    return Markup("").join(parts)
