@@ -44,7 +44,6 @@ class Rule:
     keeps: tuple[str, ...] = ("recompile", "error")  # kinds whose FAIL it keeps, as counts of what happened
     rank: int = FAULT
     at_end: bool = False  # only the end of a run can tell
-    lasting: bool = False  # no longer run passes it: what it saw stays in the records
     mended_by_length: bool = False  # a longer run of the same kind passes it
     in_search: bool = True  # applies to a search for load too
     by_step: bool = False  # where arms take turns in a search, the steps of single trials are left out instead

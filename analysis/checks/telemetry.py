@@ -162,7 +162,6 @@ BLIND = Rule(
     find=_blind,
     remedy="Use a version of torch and Triton that docs/arms.md names, or a tailgate that reads this one.",
     opens=("recompile",),
-    lasting=True,
 )
 
 
@@ -265,7 +264,6 @@ UNKNOWN_STALLS = Rule(
     remedy="See what the arm and its host did then: logs, the allocator, first loads of kernels. If users may wait "
     "that long, raise gates.max_stall_s.",
     opens=("recompile",),
-    lasting=True,
     in_search=False,  # a search drives arms past what they hold, where a server is silent for longer
 )
 
