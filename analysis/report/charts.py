@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from analysis.records.schemas import EVENT_KINDS
 from analysis.report.stalls import unexplained_stalls
-from analysis.report.values import at, rows
+from analysis.report.values import at, rows, text
 from analysis.summary.model import Bins, Histogram, Machines, Summary
 
 
