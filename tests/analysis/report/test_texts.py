@@ -236,7 +236,7 @@ def test_every_arm_and_every_gate_that_did_not_pass_is_shown_uncut(demo: Summary
     for part in (
         "Compiles took 21 s of each minute",
         "errors 0 % / 0.5 %",
-        "limited by: blocks",
+        "limited by: tail",
         "to decide: ",
         "next:",
     ):
