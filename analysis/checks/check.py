@@ -12,7 +12,7 @@ from analysis.run.machine_records import MachineRecords
 from analysis.run.run import Run
 
 # Kinds of gates.
-ESTIMATES = ("noninferiority", "slo", "cold")
+ESTIMATES = ("noninferiority", "slo")
 ALL_KINDS = (*ESTIMATES, "recompile", "error")
 PARITY = "parity"  # not among them: its prompts are not part of the traffic
 

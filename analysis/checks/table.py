@@ -9,7 +9,7 @@ from itertools import groupby
 from analysis.checks.arms import ANSWERS, COMPARABLE, EQUAL_WORK, TOKEN_STREAM
 from analysis.checks.check import Check, Evidence, Rule
 from analysis.checks.complete import ALIVE, DAMAGED, MISSING
-from analysis.checks.data import AUTOCORRELATION, BLOCKS, COLD_STARTS, CUT, HETEROGENEITY, TAIL_SIZE
+from analysis.checks.data import AUTOCORRELATION, BLOCKS, CUT, HETEROGENEITY, TAIL_SIZE
 from analysis.checks.generator import GENERATOR
 from analysis.checks.machines import FOREIGN, HOST, SETTINGS, SLOW, SPEED, THROTTLED
 from analysis.checks.overload import OVERLOAD
@@ -31,7 +31,6 @@ RULES: tuple[Rule, ...] = (
     CONTROL_ERRORS,
     GENERATOR,
     OPEN_LOOP,
-    COLD_STARTS,
     INTERFERENCE,
     ANSWERS,
     BLOCKS,

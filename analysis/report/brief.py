@@ -152,7 +152,7 @@ def limit_of(row: Gate | Check) -> str:
 
 def bounds_of(gate: Gate) -> str:
     """The interval of the gate's value; of an SLO, of the share of requests that misses it."""
-    if gate.kind not in ("slo", "cold"):
+    if gate.kind != "slo":
         return interval(gate.low, gate.high, gate.unit)
     bounds = interval(gate.low, gate.high, "pct")
     return bounds if bounds == DASH else f"{bounds} miss"

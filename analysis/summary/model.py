@@ -40,7 +40,7 @@ class Gate(Row):
 
     arm: str
     gate: str
-    kind: Literal["noninferiority", "slo", "cold", "goodput", "recompile", "error", "parity", "memory", "ramp"]
+    kind: Literal["noninferiority", "slo", "goodput", "recompile", "error", "parity", "memory", "ramp"]
     value: Number
     limit: Number
     unit: Annotated[str, Field(description="of value and limit: ratio, ms, s, pct, count; empty for a cosine")]
@@ -148,7 +148,6 @@ class Compiles(Row):
 
     serving_events: Count = None
     recompiles: Count = None
-    cold_recompiles: Annotated[Count, Field(description="of these, in the cold start")] = None
     graph_captures: Count = None
     limit_hits: Count = None
     jit_compiles: Count = None

@@ -104,7 +104,7 @@ def test_a_check_holds_or_fails_by_its_facts(check, ok, words):
 @pytest.mark.parametrize(
     ("check", "arm", "opens"),
     [
-        (arms.equal_work(work(106.0)), "a", {"noninferiority", "slo", "cold"}),
+        (arms.equal_work(work(106.0)), "a", {"noninferiority", "slo"}),
         (complete.lived("a", [COMPILING], control=True), None, {"noninferiority", "slo"}),
         (complete.lived("a", [COMPILING], control=False), "a", {"noninferiority", "slo"}),
     ],
