@@ -9,7 +9,6 @@ from typing import Any
 from pydantic_core import to_json
 
 from analysis.records.schemas import EVENT_KINDS
-from analysis.report.stalls import unexplained_stalls
 from analysis.report.values import at, rows, text
 from analysis.summary.model import Bins, Histogram, Machines, Summary
 
@@ -37,7 +36,9 @@ def chart_data(summary: Summary) -> dict[str, Any]:
             if spike.offset_s is not None
         ],
         "stalls": [
-            {"arm": index[name], **stall.model_dump(include=places)} for name, stall in unexplained_stalls(summary)
+            {"arm": index[arm.name], **stall.model_dump(include=places)}
+            for arm in summary.arms
+            for stall in arm.client_stalls.unexplained
         ],
         # The SLO line of a chart, by quantile and metric: {"p99_ttft_ms": 2000.0}.
         "limits": {gate.gate.removeprefix("slo "): gate.limit for gate in summary.gates if gate.kind == "slo"},

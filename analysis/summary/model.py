@@ -183,6 +183,11 @@ class ClientStalls(Row):
     detectable_s: Number = None
     stalls: list[Stall] = []
 
+    @property
+    def unexplained(self) -> list[Stall]:
+        """The stalls that are not the host's nor their prompts', and that no compile event explains."""
+        return [stall for stall in self.stalls if stall.cause in ("part", "unknown") and not stall.explained]
+
 
 class Padding(Row):
     """Computed positions that held no token."""
