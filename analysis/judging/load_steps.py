@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.arrays import Bools
 from analysis.checks.complete import allowed_missing
-from analysis.checks.generator import known_accounts, measured_of
+from analysis.checks.generator import dropped_faults, known_accounts, late_faults
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
@@ -134,7 +134,8 @@ def _doubt(run: Run, arm: str, trial: Trial) -> str:
     sent = quantile(requests.lag_ms(own & ~requests.broken), 0.99)
     if sent > limit_ms:
         return f"1 % of its trial's requests were sent {digits(sent)} ms late or more, limit {limit_ms:g} ms"
-    return next((item.text for item in measured_of(known_accounts(accounts), limit_ms) if not item.ok), "")
+    known = known_accounts(accounts)
+    return next(iter([*dropped_faults(known), *late_faults(known, limit_ms)]), "")
 
 
 def _step(run: Run, arm: str, trial: Trial, start_s: float, end_s: float, rate: float) -> Step:

@@ -109,7 +109,7 @@ def test_a_search_judges_no_latency(tmp_path: Path) -> None:
     assert kinds == {"goodput", "recompile", "error"}
     assert summary["comparisons"] == []
     checks = {check["check"] for check in summary["validity"]}
-    assert not checks & {"blocks", "tail", "control errors", "run length", "cut requests"}
+    assert not checks & {"blocks", "tail", "control errors", "cut requests"}
 
 
 def test_settling_time_is_left_out(tmp_path: Path) -> None:
