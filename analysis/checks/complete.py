@@ -23,6 +23,8 @@ def _damage(seen: Evidence) -> Iterable[Check]:
     if broken:
         have = "has" if broken == 1 else "have"
         faults.append(f"{counted(broken, 'request')} {have} times that are missing or run backwards")
+    if not run.records.experiment and is_recorded_whole(run):
+        faults.append("experiment.toml is missing or empty, so what the arms must hold is unknown")
     if repeated := run.requests.repeated:
         faults.append(f"{counted(repeated, 'row')} repeat{'s' if repeated == 1 else ''} a request")
     yield DAMAGE.row(not faults, f"{'; '.join(faults)}." if faults else "")
