@@ -1,4 +1,4 @@
-"""How long a run must be: from the spread that a pilot saw, or from rate and design and a model of servers.
+"""`tailgate plan`: how long a run must be, from what a pilot saw, or from rate, design and a model of servers.
 
 Both follow the rules of the gates' own advice (`analysis.statistics.planning`).
 """
@@ -30,59 +30,18 @@ from analysis.statistics.planning import (
     POWER,
     TAIL_REQUESTS,
     clean_requests,
-    comparison_needed_s,
+    comparison_needed,
     least_length_s,
     log_distance,
     model_noise,
     power_of_each,
     requests_for_share,
-    starts_needed,
 )
 from analysis.wording import counted
 
 SCHEMA = 1
 DESIGNS = tuple(MODEL_SPREADS)
 _FEWEST_GROUPS = 6  # that tell a spread and are no guess
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """What the run is to decide. Without a `margin`, that of the pilot or the default of [gates].
-
-    `ratio` is the true ratio to plan for: 1 is an arm as fast as the control.
-    """
-
-    margin: float | None = None
-    ratio: float = 1.0
-
-    def __post_init__(self) -> None:
-        for flag, value, low, high, remedy in (
-            ("--ratio", self.ratio, 0.01, 100.0, "a ratio from 0.01 to 100, such as 1 for no difference"),
-            ("--margin", self.margin, 1e-4, 10.0, "a share above 0, from 0.0001 to 10, such as 0.1 for 10 %"),
-        ):
-            if value is not None and not low <= value <= high:
-                raise RecordError(f"{flag} is {value:g}: give {remedy}")
-
-    def limits_of(self, limits: GateLimits) -> GateLimits:
-        """Return `limits` with the goal's margin."""
-        return limits if self.margin is None else limits.model_copy(update={"margin": self.margin, "margins": {}})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """A run that was not made yet.
-
-    `rate` is in requests/s to each arm. `searching`: the arm searches for kernels at each start, and the control does
-    not.
-    """
-
-    rate: float
-    design: str = "mirrored"
-    searching: bool = False
-
-    def __post_init__(self) -> None:
-        if not 1e-6 <= self.rate <= 1e6:
-            raise RecordError(f"--rate is {self.rate:g}: give requests/s to each arm above 0, from 1e-06 to 1e+06")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,17 +56,19 @@ class Need:
     note: str = ""
 
 
-def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
-    """Plan from the spread that the run in `directory` saw; return plain values. RecordError where it shows none."""
+def plan_from_run(directory: Path, *, margin: float | None = None, ratio: float = 1.0) -> dict[str, Any]:
+    """Plan from the spread that the run in `directory` saw, for a true `ratio`; return plain values.
+
+    `margin` is by default the pilot's. RecordError where the run shows no spread.
+    """
     run = with_lengths(Run.of(read_run(directory)))
-    limits = goal.limits_of(run.limits)
-    run = replace(run, limits=limits)
+    run = replace(run, limits=_with_margin(run.limits, margin))
     if is_search(run):
         raise RecordError(f"{directory} searched for the load that arms hold: plan from a run with one steady load")
     if not run.treatments:
         raise RecordError(f"{directory} holds one arm: a plan needs two arms to compare")
-    judged, trials = judge(run), len(run.trials)
-    rows = [_comparison_need(run, item, goal) for item in judged.steady]
+    judged, trials, limits = judge(run), len(run.trials), run.limits
+    rows = [_comparison_need(run, item, ratio) for item in judged.steady]
     targets = list(run.targets)
     if all(target.quantile is not None for target in targets):
         targets.append(_error_target(limits))
@@ -115,62 +76,78 @@ def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
         rate = run.rate(int((run.of_arm(arm) & run.usable).sum()))
         rows += [_share_need(run, arm, target) for target in targets]
         rows.append(_least_need(limits, arm=arm, rate=rate, block_s=run.block_s, trials=trials))
-    faults = faults_to_fix(judged.checks, judged.gates, trials)
-    notes = []
     failed = [arm for arm, verdict in judged.verdicts.items() if verdict == FAIL]
+    notes = [
+        f"Mend first: {check.reason} {check.remedy}".rstrip()
+        for check in faults_to_fix(judged.checks, judged.gates, trials)
+    ]
     if failed:
         notes.append(f"{', '.join(failed)} failed in the pilot: no length clears that, and its rows do not count.")
     if any(item.machine_spread > 0 for item in judged.steady):
         notes.append("Only more machines average out what differs between machines: more trials on the same do not.")
     source = {"from": "pilot", "run_dir": str(directory), "design": run.design, "seconds": run.seconds}
-    return _plan(
-        rows,
-        goal,
-        limits,
-        source={**source, "trials": trials},
-        trials=trials,
-        trial_s=run.seconds / trials if trials >= TRIALS_FOR_T_TEST else None,
-        block_s=run.block_s,
-        failed=failed,
-        mend=list(dict.fromkeys(" ".join(filter(None, (check.reason, check.remedy))) for check in faults)),
-        notes=notes,
-    )
+    trial_s = run.seconds / trials if trials >= TRIALS_FOR_T_TEST else None
+    deciding = [row for row in rows if row.arm not in failed] or rows
+    return {
+        "source": {**source, "trials": trials},
+        "wanted": _wanted(limits, ratio),
+        **_length_of(deciding, block_s=run.block_s, trials=trials, trial_s=trial_s),
+        "rows": [asdict(row) for row in rows],
+        "notes": list(dict.fromkeys(notes)),
+    }
 
 
-def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarget] = ()) -> dict[str, Any]:
-    """Plan without a pilot, from the model of servers; return plain values."""
-    limits = goal.limits_of(GateLimits())
+def plan_from_design(
+    *,
+    rate: float,
+    design: str = "mirrored",
+    margin: float | None = None,
+    ratio: float = 1.0,
+    targets: Sequence[SloTarget] = (),
+) -> dict[str, Any]:
+    """Plan without a pilot, for `rate` requests/s to each arm, from the model of servers; return plain values."""
+    limits = _with_margin(GateLimits(), margin)
     # A block of switchback holds one turn of each arm.
-    block_s = limits.block_s * (2 if traffic.design == "switchback" else 1)
+    block_s = limits.block_s * (2 if design == "switchback" else 1)
     rows = [
-        _model_need(traffic, goal, limits, block_s),
-        *(_target_need(target, traffic, limits, block_s) for target in (*targets, _error_target(limits))),
-        _least_need(limits, rate=traffic.rate, block_s=block_s, trials=1),
+        _model_need(design, rate, ratio, limits, block_s),
+        *(_target_need(target, rate, limits, block_s) for target in (*targets, _error_target(limits))),
+        _least_need(limits, rate=rate, block_s=block_s, trials=1),
     ]
-    notes = [
+    note = (
         "No pilot: the spread is that of simulated servers at 40 % load, known to a factor of 2, so lengths to a "
-        "factor of 4. Run 10 minutes as a pilot and plan again with `tailgate plan RUN_DIR`.",
-    ]
-    if not traffic.searching:
-        notes.append("The arm searches for no kernels: for one that does, such as compiled-bucketed, give --searching.")
-    return _plan(rows, goal, limits, source={"from": "model", **asdict(traffic)}, block_s=block_s, notes=notes)
+        "factor of 4. Run 10 minutes as a pilot and plan again with `tailgate plan RUN_DIR`."
+    )
+    return {
+        "source": {"from": "model", "rate": rate, "design": design},
+        "wanted": _wanted(limits, ratio),
+        **_length_of(rows, block_s=block_s),
+        "rows": [asdict(row) for row in rows],
+        "notes": [note],
+    }
 
 
-def _comparison_need(run: Run, item: Comparison, goal: Goal) -> Need:
-    limits, overhead_s = run.limits, run.limits.cold_s * len(run.trials)
-    power = power_of_each(limits)
-    notes = [item.obstacle] if item.obstacle else []
-    if item.spread is not None and item.groups < _FEWEST_GROUPS:
-        notes.append(f"a guess: {counted(item.groups, 'group')} of blocks tell the spread")
-    needed_s = comparison_needed_s(
+def _with_margin(limits: GateLimits, margin: float | None) -> GateLimits:
+    return limits if margin is None else limits.model_copy(update={"margin": margin, "margins": {}})
+
+
+def _wanted(limits: GateLimits, ratio: float) -> Mapping[str, float]:
+    return {"margin": limits.margin, "ratio": ratio, "power": POWER, "alpha": limits.alpha}
+
+
+def _comparison_need(run: Run, item: Comparison, ratio: float) -> Need:
+    limits = run.limits
+    needed_s, starts = comparison_needed(
         item,
         block_s=run.block_s,
         min_blocks=limits.min_blocks,
-        overhead_s=overhead_s,
-        power=power,
-        ratio=goal.ratio,
+        overhead_s=limits.cold_s * len(run.trials),
+        power=power_of_each(limits),
+        ratio=ratio,
     )
-    starts = starts_needed(item, power=power, ratio=goal.ratio)
+    notes = [item.obstacle] if item.obstacle else []
+    if item.spread is not None and item.groups < _FEWEST_GROUPS:
+        notes.append(f"a guess: {counted(item.groups, 'group')} of blocks tell the spread")
     if needed_s is not None and starts > item.trials:
         notes.append(_starts_text(starts))
     return Need(
@@ -183,21 +160,15 @@ def _comparison_need(run: Run, item: Comparison, goal: Goal) -> Need:
     )
 
 
-def _model_need(traffic: Traffic, goal: Goal, limits: GateLimits, block_s: float) -> Need:
+def _model_need(design: str, rate: float, ratio: float, limits: GateLimits, block_s: float) -> Need:
     noise = model_noise(
-        traffic.design,
-        rate=traffic.rate,
-        block_s=block_s,
-        overhead_s=limits.cold_s,
-        restart_spread=math.hypot(limits.restart_spread, limits.tuning_spread / math.sqrt(2.0) * traffic.searching),
+        design, rate=rate, block_s=block_s, overhead_s=limits.cold_s, restart_spread=limits.restart_spread
     )
-    distance, power = log_distance(limits.margin, goal.ratio), power_of_each(limits)
+    distance, power = log_distance(limits.margin, ratio), power_of_each(limits)
     least_s = limits.min_blocks * block_s + noise.lost_s
-    starts = noise.starts_for(distance, alpha=limits.alpha, power=power)
+    needed_s, starts = noise.needed(distance, alpha=limits.alpha, power=power, least_s=least_s)
     return Need(
-        what=f"p{100 * limits.quantile:.10g}",
-        needed_s=noise.length_s(distance, alpha=limits.alpha, power=power, least_s=least_s),
-        note=_starts_text(starts) if starts > 1 else "",
+        what=f"p{100 * limits.quantile:.10g}", needed_s=needed_s, note=_starts_text(starts) if starts > 1 else ""
     )
 
 
@@ -224,14 +195,14 @@ def _share_need(run: Run, arm: str, target: SloTarget) -> Need:
     return Need(arm=arm, what=_share_label(target), seen=seen, needed_s=needed_s, note=note)
 
 
-def _target_need(target: SloTarget, traffic: Traffic, limits: GateLimits, block_s: float) -> Need:
+def _target_need(target: SloTarget, rate: float, limits: GateLimits, block_s: float) -> Need:
     """What it takes if half as many requests miss the target as may."""
     allowed = target.allowed_share
     if not 0 < allowed < 1:
         return Need(what=_share_label(target), note="no run shows a share of 0 or 1")
     clean = clean_requests(allowed, alpha=limits.alpha)
     half = requests_for_share(allowed / 2, allowed, alpha=limits.alpha, power=POWER) or clean
-    seconds = math.ceil(max(half, clean) / traffic.rate / block_s - 1e-9) * block_s
+    seconds = math.ceil(max(half, clean) / rate / block_s - 1e-9) * block_s
     return Need(
         what=_share_label(target),
         needed_s=seconds if seconds <= LONGEST_S else None,
@@ -246,44 +217,22 @@ def _least_need(limits: GateLimits, *, rate: float, block_s: float, trials: int,
     return Need(arm=arm, what="blocks and tail", needed_s=seconds, note=note)
 
 
-def _plan(
-    rows: Sequence[Need],
-    goal: Goal,
-    limits: GateLimits,
-    *,
-    source: Mapping[str, Any],
-    block_s: float,
-    notes: Sequence[str],
-    trials: int = 1,
-    trial_s: float | None = None,
-    failed: Sequence[str] = (),
-    mend: Sequence[str] = (),
+def _length_of(
+    rows: Sequence[Need], *, block_s: float, trials: int = 1, trial_s: float | None = None
 ) -> dict[str, Any]:
-    """Say what `rows` need together, and what no length mends. Rows of arms that `failed` decide nothing more.
-
-    From six trials on, they are the unit: `trial_s` is their length, and the plan adds more of them.
-    """
-    counting = [row for row in rows if row.arm not in failed] or rows
-    stuck = [row for row in counting if row.needed_s is None]
-    longest = max(counting, key=lambda row: row.needed_s or 0.0)
+    """What the rows need together. From six trials on, they are the unit: of length `trial_s`, and more are added."""
+    stuck = [row for row in rows if row.needed_s is None]
+    longest = max(rows, key=lambda row: row.needed_s or 0.0)
     needed_s = None if stuck else longest.needed_s
     if needed_s is not None and trial_s is not None:
         trials = max(trials, math.ceil(needed_s / trial_s - 0.01))
     elif needed_s is not None:
         trial_s = math.ceil(needed_s / trials / block_s - 1e-9) * block_s
-    if trials < TRIALS_FOR_T_TEST:
-        short = f"from {TRIALS_FOR_T_TEST} trials on, trials are the unit."
-        notes = [*notes, f"Blocks of one start say nothing of how starts differ: {short}"]
     return {
         "schema": SCHEMA,
-        "source": dict(source),
-        "wanted": {**asdict(goal), "margin": limits.margin, "power": POWER, "alpha": limits.alpha},
         "needed_s": needed_s,
         "decided_by": f"{longest.arm} {longest.what}".lstrip() if needed_s is not None else None,
         "out_of_reach": [f"{row.arm} {row.what}".lstrip() for row in stuck],
         "trials": trials,
         "trial_s": None if needed_s is None else trial_s,
-        "rows": [asdict(row) for row in rows],
-        "mend_first": list(mend),
-        "notes": list(notes),
     }

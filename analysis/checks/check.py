@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ PARITY = "parity"  # not among them: its prompts are not part of the traffic
 # Which check gives the reason of an open verdict. A longer run does not mend a fault, so faults are named first. A
 # minute on quiet machines decides nothing either, so too few blocks come before what the machines did.
 OVERLOADED, FAULT, TOO_SHORT, MACHINES, TAIL = range(5)
+_MOST_SHOWN = 3  # faults that one row names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +62,12 @@ class Rule:
     name: str
     find: Callable[[Evidence], Iterable[Check]]  # nothing where the rule does not apply
     sound: str = ""  # the sentence of a check that holds, in the first of its rules
+    says: str = "{}."  # the sentence of one that failed, around its faults
     remedy: str = ""  # empty where a longer run is the answer
     opens: tuple[str, ...] = ESTIMATES  # kinds of gates that a failure turns INCONCLUSIVE
     keeps: tuple[str, ...] = ("recompile", "error")  # kinds whose FAIL it keeps, as counts of what happened
     rank: int = FAULT
     at_end: bool = False  # only the end of a run can tell
-    lasting: bool = False  # no longer run passes it: what it saw stays in the records
     mended_by_length: bool = False  # a longer run of the same kind passes it
     in_search: bool = True  # applies to a search for load too
     by_step: bool = False  # where arms take turns in a search, the steps of single trials are left out instead
@@ -76,6 +77,15 @@ class Rule:
         """Return what the rule found: its own sentence, gates and remedy where `more`, fields of `Check`, has none."""
         own = {"opens": self.opens, "remedy": self.remedy} | {key: it for key, it in more.items() if it is not None}
         return Check(rule=self, ok=ok, reason=reason or self.sound, **own)  # type: ignore[arg-type]
+
+    def found(self, faults: Sequence[str], **more: Any) -> Check:
+        """Return the row of these faults: it holds without any."""
+        shown = [*faults[:_MOST_SHOWN], *([f"{len(faults) - _MOST_SHOWN} more"] if len(faults) > _MOST_SHOWN else [])]
+        return self.row(not faults, self.says.format("; ".join(shown)) if faults else "", **more)
+
+    def judged(self, ok: bool, fault: str, **more: Any) -> Check:
+        """Return the row of one fault."""
+        return self.found([] if ok else [fault], **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,8 +47,7 @@ class Watch:
         run = with_lengths(Run.of(records))
         self._seen_s = run.seconds
         self._number += 1
-        interim = analyse(run, left_s=max(0.0, _planned_s(run) - run.seconds))
-        row = row_of(interim, run, number=self._number, at_ns=at_ns)
+        row = row_of(analyse(run), run, number=self._number, at_ns=at_ns)
         append(self._directory, row, journal=self._journal)
         return row
 
@@ -64,9 +63,3 @@ class Watch:
                 accounts = [{**account, "trial": info.get("trial")} for account in accounts if account]
                 total += settled_s(accounts, info)
         return total
-
-
-def _planned_s(run: Run) -> float:
-    """How long all trials of the experiment last together."""
-    traffic = table(run.records.experiment, "traffic")
-    return (number(traffic.get("duration_s")) or 0.0) * max(1, run.planned_trials)

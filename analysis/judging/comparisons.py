@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.arrays import Ints
-from analysis.judging.paths import SEGMENTS, Path, exchange_of, with_evidence
-from analysis.judging.separate import compare_separate
+from analysis.judging.paths import Path, exchange_of, with_evidence
 from analysis.run.gaps import gaps_of
 from analysis.run.machines import Machines
 from analysis.run.run import Run
@@ -20,6 +19,8 @@ from analysis.run.trials import block_numbers
 from analysis.run.variance import start_spread
 from analysis.settings.metrics import JUDGED_METRICS, quantile_label
 from analysis.statistics.compare import NO_TEST, Comparison, Sample, as_many, compare, decide, described
+from analysis.statistics.sequential import SEGMENTS
+from analysis.statistics.unpaired import compare_separate
 
 PHASES = ("steady", "cold", "all")
 STEP_QUANTILES = (0.5, 0.9)  # that a step of a ramp is left by: few requests say little of a tail
@@ -35,82 +36,61 @@ class Comparisons:
     have `by_machine`: what gates, on each machine where there are several."""
 
     gated: tuple[Comparison, ...] = ()
-    paths: tuple[Path, ...] = ()  # of those that gate, in a run with interim analyses
+    paths: tuple[Path | None, ...] = ()  # of each of those that gate; None where one analysis decides
     by_machine: tuple[Comparison, ...] = ()
     secondary: tuple[Comparison, ...] = ()
 
 
-def comparisons(run: Run) -> Comparisons:
-    """All comparisons of the run. Failures are adjusted over arms and gated metrics, and over nothing else."""
-    gated: list[Comparison] = []
-    paths: list[Path] = []
-    secondary: list[Comparison] = []
+def comparisons(run: Run, *, secondary: bool = True) -> Comparisons:
+    """The comparisons that gate and, if asked for, all others. Failures are adjusted over those that gate alone."""
+    gated: list[tuple[Comparison, Path | None]] = []
+    others: list[Comparison] = []
     by_machine: list[Comparison] = []
+    limits = run.limits
+    qs = sorted({*QUANTILES, *limits.quantiles}) if secondary else limits.quantiles
     for arm in run.treatments:
-        for phase in PHASES:
+        for phase in PHASES if secondary else ("steady",):
             rows = _rows(run, arm, phase)
-            for metric in run.metrics:
-                gates = run.limits.quantiles if phase == "steady" and metric in run.limits.metrics else ()
-                qs = sorted({*QUANTILES, *run.limits.quantiles})
+            for metric in run.metrics if secondary else limits.metrics:
+                gates = limits.quantiles if phase == "steady" and metric in limits.metrics else ()
                 samples = _samples(run, metric, rows)
                 items = _compared(run, arm, metric, phase, samples, qs)
-                gating = [item for item in items if item.quantile in gates]
-                secondary += [item for item in items if item.quantile not in gates]
-                segments = _segments(run, metric, rows) if gating else None
-                decided, grown = _with_evidence(run, samples, gating, segments)
-                gated += decided
-                paths += grown
-                if gating and len(run.machines) > 1:
+                others += [item for item in items if item.quantile not in gates]
+                gated += _with_evidence(run, rows, [item for item in items if item.quantile in gates])
+                if gates and len(run.machines) > 1:
                     by_machine += _by_machine(run, arm, metric, samples, gates)
+    decided = tuple(item for item, _ in gated)
     return Comparisons(
-        gated=tuple(gated if run.limits.sequential else decide(gated)),
-        paths=tuple(paths),
+        gated=decided if limits.sequential else tuple(decide(decided)),
+        paths=tuple(path for _, path in gated),
         by_machine=tuple(by_machine),
-        secondary=tuple(replace(item, reason=description(item)) for item in secondary),
+        secondary=tuple(replace(item, reason=description(item)) for item in others),
     )
 
 
-def gated_comparisons(run: Run) -> Comparisons:
-    """Those that gate, of a run with interim analyses, and nothing else."""
-    gated: list[Comparison] = []
-    paths: list[Path] = []
-    for arm in run.treatments:
-        rows = _rows(run, arm, "steady")
-        for metric in run.limits.metrics:
-            samples = _samples(run, metric, rows)
-            items = _compared(run, arm, metric, "steady", samples, run.limits.quantiles)
-            decided, grown = _with_evidence(run, samples, items, _segments(run, metric, rows))
-            gated += decided
-            paths += grown
-    return Comparisons(gated=tuple(gated), paths=tuple(paths))
-
-
-def step_comparisons(run: Run, arm: str, margin: float) -> list[tuple[Comparison, Path]]:
+def step_comparisons(run: Run, arm: str, margin: float) -> list[Comparison]:
     """The arm at the quantiles that a step of a ramp asks for, each held to the margin of the steps."""
     rows = _rows(run, arm, "steady")
-    found: list[tuple[Comparison, Path]] = []
+    found: list[Comparison] = []
     for metric in run.limits.metrics:
-        samples = _samples(run, metric, rows)
-        items = _compared(run, arm, metric, "steady", samples, STEP_QUANTILES)
+        items = _compared(run, arm, metric, "steady", _samples(run, metric, rows), STEP_QUANTILES)
         held = [replace(item, margin=margin) for item in items]
-        decided, paths = _with_evidence(run, samples, held)
-        found += zip(decided, paths, strict=True)
+        found += [item for item, _ in _with_evidence(run, rows, held, sooner=False)]
     return found
 
 
 def _with_evidence(
-    run: Run,
-    samples: tuple[Sample, Sample],
-    items: Sequence[Comparison],
-    segments: tuple[Sample, Sample] | None = None,
-) -> tuple[Sequence[Comparison], list[Path]]:
-    """The comparisons as interim evidence decides them, with its paths; as they are where only the whole run does."""
-    if not run.limits.sequential:
-        return items, []
+    run: Run, rows: _Rows, items: Sequence[Comparison], *, sooner: bool = True
+) -> list[tuple[Comparison, Path | None]]:
+    """The comparisons of one metric as interim evidence decides them, with its paths; as they are where only the whole
+    run does. `sooner`: large effects may decide by segments of blocks."""
+    if not run.limits.sequential or not items:
+        return [(item, None) for item in items]
+    samples = _samples(run, items[0].metric, rows, segments=SEGMENTS)
     quantiles = {*run.limits.quantiles, *(STEP_QUANTILES if run.records.weights else ())}
     gates = len(run.treatments) * len(run.limits.metrics) * len(quantiles)
-    found = [with_evidence(run, item, samples, segments, gates=gates) for item in items]
-    return [item for item, _ in found], [path for _, path in found]
+    # Arms that take turns within a block share no segment.
+    return [with_evidence(run, item, samples, gates=gates, sooner=sooner and not run.in_turn) for item in items]
 
 
 def _by_machine(
@@ -161,31 +141,25 @@ def _compared(
     samples: tuple[Sample, Sample],
     qs: Sequence[float],
 ) -> list[Comparison]:
+    margin, alpha = run.limits.margin_of(metric), run.limits.alpha
     if run.separate:
         items = compare_separate(
             *samples,
             qs=qs,
-            margin=run.limits.margin_of(metric),
-            alpha=run.limits.alpha,
+            margin=margin,
+            alpha=alpha,
             restart_spread=start_spread(run, arm),
             day_spread=run.limits.day_spread,
         )
-        return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in items]
-    if phase != "steady":
+    elif phase != "steady":
         # What users saw, compiles included: the quotient of the figures that reports show. No gate rests on it.
-        items = described(*samples, qs=qs, margin=run.limits.margin_of(metric), alpha=run.limits.alpha)
-        return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in items]
-    items = compare(
-        *samples,
-        qs=qs,
-        margin=run.limits.margin_of(metric),
-        alpha=run.limits.alpha,
-        restart_spread=start_spread(run, arm),
-        machines=run.machines.of_trial,
-    )
-    if not all(map(len, samples)):
-        why = f"none past the cold start of {run.limits.cold_s:g} s that no compile delayed"
-        items = [replace(item, obstacle=f"{item.obstacle}, {why}") for item in items]
+        items = described(*samples, qs=qs, margin=margin, alpha=alpha)
+    else:
+        spread, machines = start_spread(run, arm), run.machines.of_trial
+        items = compare(*samples, qs=qs, margin=margin, alpha=alpha, restart_spread=spread, machines=machines)
+        if not all(map(len, samples)):
+            why = f"none past the cold start of {run.limits.cold_s:g} s that no compile delayed"
+            items = [replace(item, obstacle=f"{item.obstacle}, {why}") for item in items]
     return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in items]
 
 
@@ -242,13 +216,6 @@ def _samples(run: Run, metric: str, rows: _Rows, *, segments: int = 1) -> tuple[
     if rows.uneven:
         return as_many(treatment, control, rng=run.rng(5, JUDGED_METRICS.index(metric)))
     return treatment, control
-
-
-def _segments(run: Run, metric: str, rows: _Rows) -> tuple[Sample, Sample] | None:
-    """The samples by segments of a block; None where arms take turns within a block, or one analysis decides."""
-    if not run.limits.sequential or run.in_turn:
-        return None
-    return _samples(run, metric, rows, segments=SEGMENTS)
 
 
 def leveled(machines: Machines, treatment: Sample, control: Sample) -> tuple[Sample, Sample]:

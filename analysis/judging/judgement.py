@@ -51,20 +51,23 @@ class Judgement:
     advice: Advice
 
 
-def judge(run: Run, given: Sequence[Check] = ()) -> Judgement:
+def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judgement:
     """The judgement on the run. The same records and seed give an equal one.
 
-    `given` checks replace those of the same name, as where two runs are compared.
+    `given` checks replace those of the same name, as where two runs are compared. An interim analysis (`at_end` False)
+    leaves out what decides nothing, and what only the whole run decides: goodput, cold starts, and memory but for a
+    ramp's, whose peak is one observation of a start.
     """
     # A search drives the arms past what they hold, so their latency over the whole run means nothing.
     search = is_search(run)
-    compared = Comparisons() if search else comparisons(run)
+    compared = Comparisons() if search else comparisons(run, secondary=at_end)
     stalls = client_stalls(run.requests, run.arms)
-    checks, machines = checks_of_run(run, compared, stalls)
+    checks, machines = checks_of_run(run, compared, stalls, at_end=at_end)
     checks = [*(check for check in checks if check.check not in {own.check for own in given}), *given]
     facts = {arm: {part: compile_facts(run, arm, part) for part in ("", "cold", "steady")} for arm in run.arms}
     memory = memory_of(run)
-    targets = (*run.targets, *run.cold_targets)
+    targets = (*run.targets, *run.cold_targets) if at_end else run.targets
+    ramp = ramp_of(run)
     slo = {arm: tuple(objective_gate(run, arm, target) for target in targets) for arm in run.arms}
     steps = steps_of(run) if search else []
     raw: list[Gate] = []
@@ -73,20 +76,16 @@ def judge(run: Run, given: Sequence[Check] = ()) -> Judgement:
             own, control = (holding_of(name, steps) for name in (arm, run.control))
             raw.append(goodput_gate(own, control, margin=run.limits.margin))
         else:
-            paths = compared.paths or [None] * len(compared.gated)
-            raw += [
-                latency_gate(run, item, path)
-                for item, path in zip(compared.gated, paths, strict=True)
-                if item.arm == arm
-            ]
+            pairs = zip(compared.gated, compared.paths, strict=True)
+            raw += [latency_gate(run, item, path) for item, path in pairs if item.arm == arm]
             raw += slo[arm]
-            raw += goodput_gates(run, arm)
+            raw += goodput_gates(run, arm) if at_end else []
         raw += compile_gates(run, arm, stalls[arm])
         raw += [*eager_gates(run, arm), *refused_gates(run, arm)]
         raw += death_gates(run, arm) if search else error_gates(run, arm)
         raw += parity_gates(run, arm)
-        raw += memory_gates(run, arm, memory)
-    if (ramp := ramp_of(run)) is not None:
+        raw += memory_gates(run, arm, memory) if at_end or ramp is not None else []
+    if at_end and ramp is not None:
         raw.append(ramp_gate(ramp))
     gates = [
         with_needed(run, before, after, checks) for before, after in zip(raw, apply_checks(raw, checks), strict=True)

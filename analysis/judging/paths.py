@@ -18,17 +18,20 @@ from analysis.run.variance import start_spread
 from analysis.settings.gate_limits import MIN_BLOCKS
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison, Sample, limits_text
-from analysis.statistics.sequential import APART, FEWEST_GROUPS, Exchange, Groups, Outcome, groups_for
-from analysis.statistics.share_evidence import FEWEST_BLOCKS, share_evidence, share_limits, tail_effects
+from analysis.statistics.sequential import APART, FEWEST_GROUPS, SEGMENTS, Evidence, Exchange, Outcome, groups_for
+from analysis.statistics.share_evidence import (
+    BLOCKS_FOR_PASS,
+    FEWEST_BLOCKS,
+    share_evidence,
+    share_limits,
+    tail_effects,
+)
 from analysis.wording import counted
 
 GROUP_BLOCKS = 2
-SEGMENTS = 3  # to a block: what a large effect is seen in
-SOONEST_BLOCKS = 6
 _STARTS = 1.645  # standard deviations
 METHOD = "betting on groups of blocks"
 _RECENT = 0.5  # of the path: what tells how fast evidence grows
-_FEWEST_FOR_HOPELESS, _FAR = 10, 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,28 +68,6 @@ class Path:
         # Evidence that is there already lacks something else.
         return min((seconds for seconds in left if seconds > 0), default=self.wait_s or None)
 
-    def hopeless(self, left_s: float) -> bool:
-        """Whether `left_s` seconds more will hardly decide it, as even the pace that luck may have hidden would not."""
-        if self.outcome is not None or self.may_fail(left_s):
-            return False
-        return not self._may_reach(self.safety, self.needed_safety, left_s)
-
-    def may_fail(self, left_s: float) -> bool:
-        """Whether `left_s` seconds more may still make it fail."""
-        return self.outcome is None and self._may_reach(self.harm, self.needed, left_s)
-
-    def _may_reach(self, evidence: Floats, needed: float, left_s: float) -> bool:
-        groups = len(self.at_s)
-        steps = np.diff(evidence[np.isfinite(evidence)])
-        if groups < _FEWEST_FOR_HOPELESS or len(steps) < 2:
-            return True
-        left = left_s / (float(self.at_s[-1]) / groups)
-        # After as many groups again, the sum of steps like those so far strays by no more than this.
-        most = left * float(steps.mean()) + _FAR * float(steps.std(ddof=1)) * (
-            math.sqrt(left) + left / math.sqrt(len(steps))
-        )
-        return float(evidence[-1]) + most >= needed
-
 
 def _left_s(at_s: Floats, evidence: Floats, needed: float) -> float | None:
     known = np.isfinite(evidence)
@@ -100,56 +81,39 @@ def _left_s(at_s: Floats, evidence: Floats, needed: float) -> float | None:
 
 
 def with_evidence(
-    run: Run,
-    item: Comparison,
-    samples: tuple[Sample, Sample],
-    segments: tuple[Sample, Sample] | None = None,
-    *,
-    gates: int,
+    run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gates: int, sooner: bool = True
 ) -> tuple[Comparison, Path]:
     """Return the comparison as the evidence decides it, one of `gates` gates of which any may fail by chance.
 
-    `segments` are the samples by `SEGMENTS` to a block, where a large effect may decide sooner.
+    `samples` are by segments, `SEGMENTS` to a block; `sooner`: a large effect may decide by them.
     """
-    exchange = exchange_of(run, item.arm, item.control)
-    groups = groups_for(
-        *samples,
-        q=item.quantile,
-        blocks=GROUP_BLOCKS,
-        restart_spread=start_spread(run, item.arm),
-        exchange=exchange,
-    )
+    exchange, spread = exchange_of(run, item.arm, item.control), start_spread(run, item.arm)
+    one, other = (replace(sample, block=sample.block // SEGMENTS) for sample in samples)
+    groups = groups_for(one, other, q=item.quantile, blocks=GROUP_BLOCKS, restart_spread=spread, exchange=exchange)
     evidence = groups.evidence(item.margin)
-    low, high = groups.limits(alpha=item.alpha)
-    decision = evidence.decision(alpha=item.alpha, gates=gates, to_the_end=True)
     at_s = judged_s(run, evidence.last_block)
-    decided = None if decision is None else Decided(decision[0], float(at_s[decision[1]]))
+    decision = evidence.decision(alpha=item.alpha, gates=gates, to_the_end=True)
+    decided = _decided(decision, at_s)
     # Starts that differ by as much as the nulls lie apart would decide by themselves.
-    if segments is not None and _STARTS * math.sqrt(2.0) * start_spread(run, item.arm) < math.log(APART):
-        sooner = groups_for(*segments, q=item.quantile, blocks=1, exchange=exchange, apart=APART)
-        decided = first_decided(decided, _decided_sooner(run, item, sooner, gates=gates))
-        low, high = _narrowed(low, high, at_s, *_limits_sooner(run, sooner, alpha=item.alpha))
-    low, high = _as_decided(low, high, decided, at_s, limit=1.0 + item.margin)
-    path = Path(
+    if sooner and _STARTS * math.sqrt(2.0) * spread < math.log(APART):
+        early = groups_for(*samples, q=item.quantile, blocks=1, exchange=exchange, apart=APART).evidence(item.margin)
+        decision = early.decision(alpha=item.alpha, gates=gates, to_the_end=True)
+        decided = first_decided(decided, _decided(decision, judged_s(run, early.last_block // SEGMENTS)))
+    path = _path(
+        evidence,
+        groups.limits(alpha=item.alpha),
+        decided,
         at_s=at_s,
-        value=evidence.whole,
-        low=low,
-        high=high,
-        harm=evidence.harm / math.log(10.0),
-        safety=evidence.safety / math.log(10.0),
-        limit=1.0 + item.margin,
-        needed=math.log10(gates / item.alpha),
-        needed_safety=-math.log10(item.alpha),
-        outcome=None if decided is None else decided.outcome,
-        decided_s=None if decided is None else decided.at_s,
+        alpha=item.alpha,
+        gates=gates,
         wait_s=max(0.0, run.limits.cold_s + FEWEST_GROUPS * GROUP_BLOCKS * run.block_s - run.seconds),
     )
     known = len(groups) > 0
-    whole = float(evidence.whole[-1]) if known else item.whole
+    whole = float(evidence.value[-1]) if known else item.whole
     seen = replace(
         item,
-        low=float(low[-1]) if known and low[-1] > 0 else None,
-        high=float(high[-1]) if known and math.isfinite(high[-1]) else None,
+        low=float(path.low[-1]) if known and path.low[-1] > 0 else None,
+        high=float(path.high[-1]) if known and math.isfinite(path.high[-1]) else None,
         whole=whole,
         p_noninferior=None,
         p_inferior=None,
@@ -164,6 +128,40 @@ def with_evidence(
     return replace(seen, reason=_reason(seen, path)), path
 
 
+def _path(
+    evidence: Evidence,
+    limits: tuple[Floats, Floats],
+    decided: Decided | None,
+    *,
+    at_s: Floats,
+    alpha: float,
+    gates: int,
+    wait_s: float,
+    scale: float = 1.0,
+) -> Path:
+    """The path of the evidence, its value in units of 1 / `scale`. From its decision on, the side of the limits that is
+    decided holds."""
+    low, high = limits
+    if decided is not None and decided.outcome == "PASS":
+        high = np.where(at_s >= decided.at_s, np.minimum(high, evidence.limit), high)
+    elif decided is not None:
+        low = np.where(at_s >= decided.at_s, np.maximum(low, evidence.limit), low)
+    return Path(
+        at_s=at_s,
+        value=scale * evidence.value,
+        low=scale * low,
+        high=scale * high,
+        harm=evidence.harm / math.log(10.0),
+        safety=evidence.safety / math.log(10.0),
+        limit=scale * evidence.limit,
+        needed=math.log10(gates / alpha),
+        needed_safety=-math.log10(alpha),
+        outcome=None if decided is None else decided.outcome,
+        decided_s=None if decided is None else decided.at_s,
+        wait_s=wait_s,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Decided:
     """What was decided, after how many seconds of judged traffic."""
@@ -172,59 +170,15 @@ class Decided:
     at_s: float
 
 
-def _decided_sooner(run: Run, item: Comparison, groups: Groups, *, gates: int) -> Decided | None:
-    """Return what a large effect decides, from `SOONEST_BLOCKS` blocks on: a disturbance of one arm lasts for less."""
-    evidence = groups.evidence(item.margin)
-    decision = evidence.since(_blocks_seen(evidence.last_block) >= SOONEST_BLOCKS).decision(
-        alpha=item.alpha, gates=gates, to_the_end=True
-    )
-    if decision is None or not evidence.lasts(decision[0], alpha=item.alpha, gates=gates):
-        return None
-    at_s = judged_s(run, evidence.last_block // SEGMENTS)
-    return Decided(decision[0], float(at_s[decision[1]]))
+def _decided(decision: tuple[Outcome, int] | None, at_s: Floats) -> Decided | None:
+    return None if decision is None else Decided(decision[0], float(at_s[decision[1]]))
 
 
-def _blocks_seen(last_segment: Ints) -> Ints:
-    """Return how many blocks hold groups of segments, up to each group: shape (groups,)."""
-    return np.asarray(np.unique(last_segment // SEGMENTS, return_inverse=True)[1] + 1)
-
-
-def _limits_sooner(run: Run, groups: Groups, *, alpha: float) -> tuple[Floats, Floats, Floats]:
-    """Return the times from `SOONEST_BLOCKS` blocks on and the limits of the ratio at each, by groups of segments."""
-    low, high = groups.limits(alpha=alpha)
-    counted = _blocks_seen(groups.last_block) >= SOONEST_BLOCKS
-    return judged_s(run, groups.last_block // SEGMENTS)[counted], low[counted], high[counted]
-
-
-def _narrowed(
-    low: Floats, high: Floats, at_s: Floats, times: Floats, lows: Floats, highs: Floats
-) -> tuple[Floats, Floats]:
-    """Return the limits at `at_s`, narrowed by those of the last of `times` until then."""
-    latest = np.searchsorted(times, at_s, side="right") - 1
-    known = latest >= 0
-    low, high = low.copy(), high.copy()
-    low[known] = np.maximum(low[known], lows[latest[known]])
-    high[known] = np.minimum(high[known], highs[latest[known]])
-    return low, high
-
-
-def first_decided(one: Decided | None, other: Decided | None) -> Decided | None:
+def first_decided(*found: Decided | None) -> Decided | None:
     """Return what was decided first; a PASS does not stand beside a FAIL."""
-    known = [item for item in (one, other) if item is not None]
+    known = [item for item in found if item is not None]
     failed = [item for item in known if item.outcome == "FAIL"]
     return min(failed or known, key=lambda item: item.at_s, default=None)
-
-
-def _as_decided(
-    low: Floats, high: Floats, decided: Decided | None, at_s: Floats, *, limit: float
-) -> tuple[Floats, Floats]:
-    """Return the limits with the side that is decided, which holds from then on."""
-    if decided is None:
-        return low, high
-    after = at_s >= decided.at_s
-    if decided.outcome == "PASS":
-        return low, np.where(after, np.minimum(high, limit), high)
-    return np.where(after, np.maximum(low, limit), low), high
 
 
 def exchange_of(run: Run, arm: str, control: str) -> Exchange:
@@ -266,47 +220,37 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
     tail, far = np.ones(run.blocks), np.ones(run.blocks, dtype=np.bool_)
     if counted.limit_ms is not None and len(counted.ms) and 0.0 < allowed < 1.0:
         tail, far = tail_effects(counted.ms, block, blocks=run.blocks, allowed=allowed, limit_ms=counted.limit_ms)
-    evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far)
-    tests = share_tests(run)
-    alpha, asked = run.limits.alpha, run.limits.min_blocks
+    tests, alpha, asked = share_tests(run), run.limits.alpha, run.limits.min_blocks
     # Few blocks are enough by default; who asks for more gets them.
     least = min(asked, FEWEST_BLOCKS) if asked <= MIN_BLOCKS else asked
-    decision = evidence.decision(alpha=alpha, gates=tests, least_blocks=least, to_the_end=True)
-    early = decision is not None and decision[0] == "PASS" and evidence.blocks[decision[1]] < asked
-    if early and not evidence.within(alpha=alpha)[-1]:
-        # What passed on few blocks must still pass by all of them.
-        decision = evidence.decision(alpha=alpha, gates=tests, least_blocks=asked, to_the_end=True)
-    low, high = share_limits(bad, requests, evidence, alpha=alpha, tests=tests)
-    at_s = judged_s(run, np.arange(run.blocks))
-    decided = None if decision is None else Decided(decision[0], float(at_s[decision[1]]))
-    low, high = _as_decided(low, high, decided, at_s, limit=allowed)
-    blocks = int(evidence.blocks[-1]) if run.blocks else 0
-    needed = int(evidence.needed_blocks(least)[-1]) if run.blocks else 0
+    evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far, least_blocks=least, asked=asked)
+    decision = evidence.decision(alpha=alpha, gates=tests, to_the_end=True)
+    limits = share_limits(bad, requests, evidence, alpha=alpha, tests=tests)
+    blocks = int((requests > 0).sum())
+    needed = least if far[-1:].all() else max(least, BLOCKS_FOR_PASS)
     lacks = decision is None and blocks < needed
-    path = Path(
+    at_s = judged_s(run, evidence.last_block)
+    path = _path(
+        evidence,
+        limits,
+        _decided(decision, at_s),
         at_s=at_s,
-        value=100.0 * evidence.share,
-        low=100.0 * low,
-        high=100.0 * high,
-        harm=evidence.harm / math.log(10.0),
-        safety=evidence.safety / math.log(10.0),
-        limit=100.0 * allowed,
-        needed=math.log10(tests / run.limits.alpha),
-        needed_safety=-math.log10(run.limits.alpha),
-        outcome=None if decided is None else decided.outcome,
-        decided_s=None if decided is None else decided.at_s,
+        alpha=alpha,
+        gates=tests,
         wait_s=(needed - blocks) * run.block_s if lacks else 0.0,
+        scale=100.0,
     )
+    known = len(path.at_s) > 0
     result = ShareResult(
         missed=int(bad.sum()),
         requests=int(requests.sum()),
         allowed=allowed,
-        low=float(low[-1]) if len(low) else 0.0,
-        high=float(high[-1]) if len(high) else 1.0,
-        design_effect=float(evidence.design_effect[-1]) if len(evidence.design_effect) else 1.0,
+        low=float(path.low[-1]) / 100.0 if known else 0.0,
+        high=float(path.high[-1]) / 100.0 if known else 1.0,
+        design_effect=float(evidence.deflation[-1]) if known else 1.0,
         verdict=path.outcome or "INCONCLUSIVE",
         blocks=blocks,
-        needed_blocks=needed if lacks and evidence.within(alpha=run.limits.alpha)[-1] else None,
+        needed_blocks=needed if lacks and evidence.safe(alpha=alpha)[-1:].all() else None,
         slowest_ms=float(counted.ms.max()) if len(counted.ms) and not bad.any() else None,
     )
     return result, path

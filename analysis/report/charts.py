@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from analysis.records.schemas import EVENT_KINDS
 from analysis.report.stalls import unexplained_stalls
-from analysis.report.values import Row, at, metric_label, rows, text
+from analysis.report.values import Row, at, rows, text
 from analysis.summary.model import Bins, Histogram, Summary
 
 
@@ -73,11 +73,12 @@ def _machine(row: Row) -> tuple[str, ...]:
 
 def _knees(search: Mapping[str, Any] | None, index: Mapping[str, int]) -> dict[str, Any]:
     """Latency of each arm against load; empty where no search was made."""
-    found = at(search, "latency")
-    if not isinstance(found, Mapping):
+    if not at(search, "latency", "label"):
         return {}
     return {
-        "label": metric_label(at(found, "metric"), at(found, "quantile")),
-        "limit_ms": at(found, "limit_ms"),
-        "steps": [{**row, "arm": index.get(str(row.get("arm")))} for row in rows(found, "steps")],
+        "label": text(at(search, "latency", "label")),
+        "limit_ms": at(search, "latency", "limit_ms"),
+        "steps": [
+            {**row, "arm": index.get(str(row.get("arm")))} for row in rows(search, "steps") if row.get("ms") is not None
+        ],
     }

@@ -15,7 +15,6 @@ from analysis.report.values import (
     count,
     figure,
     is_number,
-    metric_label,
     percent,
     rate,
     rows,
@@ -55,8 +54,7 @@ def search_notes(summary: Row) -> list[str]:
 
 def latencies(summary: Row) -> str:
     """What the chart of latency against load draws, such as "p99 TTFT"; empty where it has nothing to draw."""
-    found = at(summary, "frontier", "latency")
-    return metric_label(at(found, "metric"), at(found, "quantile")) if rows(found, "steps") else ""
+    return str(at(summary, "frontier", "latency", "label") or "")
 
 
 def holdings(summary: Row) -> Table:
@@ -74,16 +72,11 @@ def holdings(summary: Row) -> Table:
                 "Device memory": byte_size(at(row, "start", "memory_bytes")),
                 "Starts": count(row.get("starts")),
                 "Steps": count(row.get("steps")),
-                **({"GPUs": _gpus(row["gpus"])} if "gpus" in row else {}),
+                **({"GPUs": text(row["gpus"] or None)} if "gpus" in row else {}),
             }
             for row in rows(summary, "frontier", "arms")
         ],
     )
-
-
-def _gpus(gpus: object) -> str:
-    low, seen, high = (figure(at(gpus, key)) for key in ("low", "seen", "high"))
-    return seen if low == seen == high else f"{seen} ({low} to {high})"
 
 
 def held(summary: Row) -> dict[str, Row]:
@@ -121,7 +114,6 @@ def steps(summary: Row) -> Table:
                 "Trial": count(row.get("trial")),
                 "Rate": rate(row.get("rate")),
                 "Requests": count(requests),
-                "Goodput": rate(row.get("goodput_rps")),
                 "Good": percent(share),
                 "Step": _HELD.get(str(row.get("held")), DASH),
                 "Why": text(row.get("reason")),

@@ -138,11 +138,6 @@ class Run:
     # --- The whole ----------------------------------------------------------------------------------------------------
 
     @property
-    def name(self) -> str:
-        """The experiment's name, else the directory's."""
-        return str(self.records.experiment.get("name") or self.run_id)
-
-    @property
     def embeds(self) -> bool:
         """Whether the arms were asked for vectors, so that requests have an end and no tokens."""
         return task_of(self.records.experiment) == EMBED
@@ -151,11 +146,6 @@ class Run:
     def metrics(self) -> tuple[str, ...]:
         """The latencies that the run's requests have."""
         return EMBED_METRICS if self.embeds else JUDGED_METRICS
-
-    @property
-    def run_id(self) -> str:
-        """The name of the run directory."""
-        return self.records.directory.resolve().name
 
     @property
     def treatments(self) -> tuple[str, ...]:
@@ -348,11 +338,6 @@ class Run:
     def ended_arms(self) -> frozenset[str]:
         """The arms that got no more from some instant of a trial on, while others did."""
         return frozenset(str(arm) for info in self.infos for arm in mapping(info.get("ended_arms")))
-
-    def times_per_answer(self, arm: str) -> tuple[int, int]:
-        """(times recorded, tokens answered) over the completed answers: fewer times than tokens come in chunks."""
-        own = self.answered(arm)
-        return int(self.requests.token_times[own].sum()), int(self.requests.output_tokens[own].sum())
 
     def replicas(self, arm: str) -> int:
         """How many server processes the arm had, as trials say, else as the requests do; at least 1."""

@@ -22,10 +22,11 @@ import numpy as np
 from analysis.arrays import Bools, Floats, Ints
 from analysis.settings.gate_limits import RESTART_SPREAD
 from analysis.settings.metrics import quantile_label
-from analysis.statistics.dependence import FEWEST_GROUPS, Dependence, block_differences, dependence_of, groups_of
-from analysis.statistics.distributions import t_cdf, t_quantile, t_sf
-from analysis.statistics.machines import lasting_reach, mean_over_trials
-from analysis.statistics.quantiles import BlockHistogram, block_histogram, quantiles, shared_blocks
+from analysis.statistics.dependence import FEWEST_GROUPS, Dependence, dependence_of, groups_of
+from analysis.statistics.distributions import t_quantile, t_sf
+from analysis.statistics.machines import Part, lasting_reach, mean_over_trials
+from analysis.statistics.quantiles import quantiles
+from analysis.statistics.slow_counts import Logs
 from analysis.statistics.windows import Windows, ratios_by_group, tail_of_group, typical_ratio, window_limits
 from analysis.wording import counted
 
@@ -95,6 +96,55 @@ class Comparison:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A log ratio and its variance, for Student's t; None where the data set none."""
+
+    effect: float
+    part: Part | None
+
+    @property
+    def spread(self) -> float | None:
+        """The standard error."""
+        return None if self.part is None else math.sqrt(self.part.variance)
+
+    def limits(self, alpha: float) -> tuple[float | None, float | None]:
+        """One-sided limits at level `alpha` each."""
+        if self.part is None:
+            return None, None
+        reach = float(t_quantile(1.0 - alpha, self.part.degrees)) * math.sqrt(self.part.variance)
+        return self.effect - reach, self.effect + reach
+
+    def p_above(self, bound: float) -> float | None:
+        """The p-value of H0: the true value is at most `bound`."""
+        return self._p(self.effect - bound)
+
+    def p_below(self, bound: float) -> float | None:
+        """The p-value of H0: the true value is at least `bound`."""
+        return self._p(bound - self.effect)
+
+    def _p(self, distance: float) -> float | None:
+        if self.part is None:
+            return None
+        if self.part.variance <= 0:
+            return 0.0 if distance > 0 else 1.0
+        return float(t_sf(distance / math.sqrt(self.part.variance), self.part.degrees))
+
+    def of(self, item: Comparison) -> Comparison:
+        """The comparison with this ratio, its limits and its p-values."""
+        low, high = self.limits(item.alpha)
+        bound = math.log1p(item.margin)
+        return replace(
+            item,
+            ratio=math.exp(self.effect),
+            low=None if low is None else math.exp(low),
+            high=None if high is None else math.exp(high),
+            p_noninferior=self.p_below(bound),
+            p_inferior=self.p_above(bound),
+            spread=self.spread,
+        )
+
+
 def as_many(treatment: Sample, control: Sample, *, rng: np.random.Generator) -> tuple[Sample, Sample]:
     """Return as many values of each sample in each block, drawn at random from the one that has more.
 
@@ -138,10 +188,9 @@ def compare(
     quantile in each group, or latencies that are all equal there is no test, and `obstacle` says so. Where the tail is
     too thin for a typical block, `ratio` is that of the whole run.
     """
-    sizes = (len(treatment), len(control))
-    treatment, control, trial_of_block = _in_shared_blocks(treatment, control)
-    blocks, trials = len(trial_of_block), np.unique(trial_of_block)
-    by_trial, group = len(trials) >= TRIALS_FOR_T_TEST, groups_of(trial_of_block)
+    shared = in_shared_blocks(treatment, control)
+    blocks, trials = len(shared.trial), np.unique(shared.trial)
+    by_trial, group = len(trials) >= TRIALS_FOR_T_TEST, groups_of(shared.trial)
     base = Comparison(
         quantile=0.5,
         margin=margin,
@@ -150,21 +199,18 @@ def compare(
         blocks=blocks,
         groups=len(trials) if by_trial else int(group[-1]) + 1 if blocks else 0,
         trials=len(trials),
-        requests=min(sizes),
-        obstacle=_obstacle(treatment, control, sizes, blocks),
+        requests=min(len(treatment), len(control)),
+        obstacle=_obstacle(treatment, control, blocks),
     )
     if base.obstacle is not None:
         return _wholes(base, treatment, control, qs)
-    treatment, control = _inside(treatment), _inside(control)
-    machine = np.array([(machines or {}).get(trial, 0) for trial in trial_of_block.tolist()], dtype=np.int64)
-    differences = block_differences(treatment.values, treatment.block, control.values, control.block, blocks)
-    dependence = dependence_of(differences, group, trial_of_block, restart_spread=restart_spread, machine=machine)
-    histogram = block_histogram(
-        treatment.values, treatment.block, control.values, control.block, anchor=math.log1p(margin)
-    )
-    first = np.searchsorted(trial_of_block, trials)
+    arms = tuple(Logs.of(sample.values, sample.block) for sample in (shared.treatment, shared.control))
+    machine = np.array([(machines or {}).get(trial, 0) for trial in shared.trial.tolist()], dtype=np.int64)
+    differences = arms[0].means(blocks) - arms[1].means(blocks)
+    dependence = dependence_of(differences, group, shared.trial, restart_spread=restart_spread, machine=machine)
+    first = np.searchsorted(shared.trial, trials)
     if by_trial:  # trials are apart in time, and the variance of their starts is in what they differ by
-        group = np.searchsorted(trials, trial_of_block)
+        group = np.searchsorted(trials, shared.trial)
     else:
         base = replace(
             base,
@@ -173,8 +219,8 @@ def compare(
             machine_spread=math.sqrt(dependence.machine),
         )
     return [
-        item if item.ratio is None else _tested(item, histogram, group, dependence, machine[first])
-        for item in _wholes(base, treatment, control, qs)
+        item if item.ratio is None else _tested(item, arms[0], arms[1], group, dependence, machine[first])
+        for item in _wholes(base, shared.treatment, shared.control, qs)
     ]
 
 
@@ -205,13 +251,13 @@ def _wholes(base: Comparison, treatment: Sample, control: Sample, qs: Sequence[f
 
 
 def _tested(
-    item: Comparison, histogram: BlockHistogram, unit: Ints, dependence: Dependence, machine: Ints
+    item: Comparison, treatment: Logs, control: Logs, unit: Ints, dependence: Dependence, machine: Ints
 ) -> Comparison:
     """The item with its limits; `unit` numbers the group or the trial of each block, `machine` that of each trial."""
-    by_trial = item.trials >= TRIALS_FOR_T_TEST
-    windows = Windows.of(histogram, unit, item.quantile)
+    by_trial, bound = item.trials >= TRIALS_FOR_T_TEST, math.log1p(item.margin)
+    windows = Windows.of(treatment, control, unit, q=item.quantile, bound=bound)
     if windows is None:
-        beyond = tail_of_group(histogram, unit, item.quantile)
+        beyond = tail_of_group(treatment, control, unit, item.quantile)
         name = "trial" if by_trial else "group of blocks"
         why = f"a {name} holds {beyond:.2g} requests beyond the quantile, and a test needs one"
         return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
@@ -222,7 +268,7 @@ def _tested(
     if windows.groups < FEWEST_GROUPS:
         why = f"a test needs {FEWEST_GROUPS} time blocks, and there are {item.blocks}"
         return replace(item, obstacle=why, needed_blocks=FEWEST_GROUPS)
-    limits = window_limits(windows, bound=math.log1p(item.margin), alpha=item.alpha, dependence=dependence)
+    limits = window_limits(windows, bound=bound, alpha=item.alpha, dependence=dependence)
     if limits is None:
         return replace(item, obstacle=_ALIKE)
     return replace(
@@ -236,31 +282,45 @@ def _tested(
     )
 
 
-def _in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sample, Ints]:
-    """Both samples with the blocks that hold requests of both numbered from 0 (-1: the others), and the trial of each
-    such block."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """Two samples in the blocks that both have, numbered from 0. `block` and `trial` are the number that each such
+    block had, and its trial."""
+
+    treatment: Sample
+    control: Sample
+    block: Ints
+    trial: Ints
+
+
+def in_shared_blocks(treatment: Sample, control: Sample) -> Shared:
+    """The requests of both samples in blocks that both have."""
+    samples = (treatment, control)
     if not len(treatment) or not len(control):
-        return treatment, control, np.zeros(0, dtype=np.int64)
-    number, count = shared_blocks(treatment.block, control.block)
-    numbered = [replace(sample, block=number(sample.block)) for sample in (treatment, control)]
-    trial = np.zeros(count + 1, dtype=np.int64)  # the last place takes the blocks that are not shared
-    trial[numbered[1].block] = control.trial
-    return numbered[0], numbered[1], trial[:count]
+        none = np.zeros(0, dtype=np.int64)
+        nothing = Sample(values=np.zeros(0), block=none, trial=none)
+        return Shared(treatment=nothing, control=nothing, block=none, trial=none)
+    lowest = min(int(sample.block.min()) for sample in samples)
+    # Blocks are counters, so a table of all between the lowest and the highest is small.
+    span = max(int(sample.block.max()) for sample in samples) - lowest + 1
+    held = [np.bincount(sample.block - lowest, minlength=span) > 0 for sample in samples]
+    both = held[0] & held[1]
+    number = np.cumsum(both) - 1
+    own, base = (sample if both.all() else sample.only(both[sample.block - lowest]) for sample in samples)
+    own, base = (replace(sample, block=number[sample.block - lowest]) for sample in (own, base))
+    trial = np.zeros(int(both.sum()), dtype=np.int64)
+    trial[base.block] = base.trial
+    return Shared(treatment=own, control=base, block=np.flatnonzero(both) + lowest, trial=trial)
 
 
-def _inside(sample: Sample) -> Sample:
-    """The requests in blocks that the samples share."""
-    inside = sample.block >= 0
-    return sample if inside.all() else sample.only(inside)
-
-
-def _obstacle(treatment: Sample, control: Sample, sizes: tuple[int, int], blocks: int) -> str | None:
-    for name, size in zip(("the arm", "the control"), sizes, strict=True):
-        if not size:
+def _obstacle(treatment: Sample, control: Sample, blocks: int) -> str | None:
+    named = (("the arm", treatment), ("the control", control))
+    for name, sample in named:
+        if not len(sample):
             return f"{name} has no request to compare"
     if blocks == 0:
         return "the arms share no time block"
-    for name, sample in (("the arm", treatment), ("the control", control)):
+    for name, sample in named:
         distinct = _distinct(sample.values)
         if distinct < _FEWEST_DISTINCT:
             return f"{name} shows only {counted(distinct, 'different latency')}"
@@ -276,28 +336,19 @@ def _distinct(values: Floats) -> int:
 def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
     """Return the comparison with Student's t over the log ratios of trials [1]; where they ran on several machines, the
     wider of that and what machines allow (`analysis.statistics.machines`)."""
-    mean, trials = float(ratios.mean()), len(ratios)
-    spread, degrees, added = float(ratios.std(ddof=1) / math.sqrt(trials)), float(trials - 1), 0.0
+    mean, trials, alpha = float(ratios.mean()), len(ratios), item.alpha
     known = mean_over_trials(ratios, machine)
-    reaches = [float(t_quantile(1.0 - item.alpha, own)) * error for own, error in ((degrees, spread), known.reach)]
-    if reaches[1] > reaches[0]:
-        (degrees, spread), added = known.reach, math.sqrt(known.between)
-    reach, anchor = max(reaches), math.log1p(item.margin)
-    lasting = max(reach, lasting_reach(ratios, item.alpha))
-
-    def above(bound: float) -> float:
-        return float(t_sf((mean - bound) / spread, degrees))
-
+    parts = [
+        Part(variance=float(ratios.var(ddof=1)) / trials, degrees=trials - 1.0),
+        Part(variance=known.reach[1] ** 2, degrees=known.reach[0]),
+    ]
+    reaches = [float(t_quantile(1.0 - alpha, part.degrees)) * math.sqrt(part.variance) for part in parts]
+    wider = int(reaches[1] > reaches[0])
+    lasting = max(*reaches, lasting_reach(ratios, alpha))
     return replace(
-        item,
-        machine_spread=added,
-        ratio=math.exp(mean),
-        low=math.exp(mean - reach),
-        high=math.exp(mean + reach),
+        Estimate(effect=mean, part=parts[wider]).of(item),
+        machine_spread=math.sqrt(known.between) if wider else 0.0,
         lasting=(math.exp(mean - lasting), math.exp(mean + lasting)),
-        p_noninferior=float(t_cdf((mean - anchor) / spread, degrees)),
-        p_inferior=above(anchor),
-        spread=spread,
     )
 
 

@@ -26,9 +26,8 @@ FEWEST_GROUPS = 8
 MOST_GROUPS = 10
 _BLOCKS_PER_GROUP = 4
 DRIFT_COSINES = 4  # slower than groups: what one of them lasts for is seen by at most eight or ten
-_PRIOR_DEGREES = 4.0  # how many starts the allowance for restarts counts as
+PRIOR_DEGREES = 4.0  # how many starts, or days, an allowance counts as
 _FEWEST_BLOCKS = 8
-_SMALLEST_MS = 1e-3
 _FINEST = 1e-3  # the width of a bin in log latency: no standard error is known better
 
 
@@ -89,7 +88,7 @@ class Dependence:
             [
                 Part(variance=own, degrees=degrees),
                 Part(variance=self.drift, degrees=DRIFT_COSINES),
-                Part(variance=self.restart_variance, degrees=_PRIOR_DEGREES + self.trials - self.machines),
+                Part(variance=self.restart_variance, degrees=PRIOR_DEGREES + self.trials - self.machines),
                 Part(variance=self.machine, degrees=max(1, self.machines - 1)),
             ]
         )
@@ -118,7 +117,7 @@ def dependence_of(
     means = np.array([differences[trial == number].mean() for number in numbers])
     # What blocks predict of a trial's mean is no start-to-start variance.
     within = (float(inner.var()) / max(1, len(inner)) + drift) * len(numbers)
-    restart = _restart_variance(means, ran_on, within, restart_spread)
+    restart = restart_variance(means, ran_on, within, restart_spread)
     return Dependence(
         drift=drift,
         restart=math.sqrt(restart),
@@ -129,17 +128,6 @@ def dependence_of(
     )
 
 
-def block_differences(
-    treatment: Floats, treatment_block: Ints, control: Floats, control_block: Ints, blocks: int
-) -> Floats:
-    """Return the mean log latency of the treatment less that of the control, by block; each block holds both."""
-    means = []
-    for values, block in ((treatment, treatment_block), (control, control_block)):
-        sums = np.bincount(block, np.log(np.maximum(values, _SMALLEST_MS)), blocks)
-        means.append(sums / np.bincount(block, minlength=blocks))
-    return np.asarray(means[0] - means[1])
-
-
 def _drift(inner: Floats, group: Ints) -> float:
     """The variance of the mean by its slowest cosines [1], less what groups show of it; not below 0."""
     blocks, groups = len(inner), int(group[-1]) + 1
@@ -148,7 +136,7 @@ def _drift(inner: Floats, group: Ints) -> float:
     return max(0.0, cosine_variance(inner, DRIFT_COSINES) / blocks - seen)
 
 
-def _restart_variance(means: Floats, machine: Ints, within: float, restart_spread: float) -> float:
+def restart_variance(means: Floats, machine: Ints, within: float, restart_spread: float) -> float:
     """The variance of a start's log ratio: what is taken for granted, and what the starts of the run say.
 
     `means` are those of the trials, `within` the variance of each without that of its start, `machine` where each ran:
@@ -161,7 +149,7 @@ def _restart_variance(means: Floats, machine: Ints, within: float, restart_sprea
         return allowed
     apart = means - (np.bincount(machines, means) / np.bincount(machines))[machines]
     between = max(0.0, float((apart**2).sum()) / degrees - within)
-    return (_PRIOR_DEGREES * allowed + degrees * between) / (_PRIOR_DEGREES + degrees)
+    return (PRIOR_DEGREES * allowed + degrees * between) / (PRIOR_DEGREES + degrees)
 
 
 def _machine_variance(means: Floats, machine: Ints, within: float) -> float:
@@ -172,7 +160,7 @@ def _machine_variance(means: Floats, machine: Ints, within: float) -> float:
         np.bincount(machines, means) / counts,
         counts / trials,
         within=within / trials,
-        degrees=_PRIOR_DEGREES + trials - len(counts),
+        degrees=PRIOR_DEGREES + trials - len(counts),
     )
 
 
@@ -184,25 +172,17 @@ def cosine_variance(series: Floats, cosines: int) -> float:
     return float(np.mean((basis @ series) ** 2))
 
 
-def first_autocorrelation(series: Floats) -> float | None:
-    """Return the correlation of neighbouring blocks; None below 8 blocks or when nothing varies."""
-    if len(series) < 8:
-        return None
-    centred = series - series.mean()
-    total = float(centred @ centred)
-    return float(centred[1:] @ centred[:-1]) / total if total > 0 else None
-
-
 def group_correlation(series: Floats, group: Ints) -> float | None:
     """Return how much neighbouring groups correlate, from how blocks do; None below 8 blocks or without variance.
 
     The blocks are taken for an autoregression of order one. The correlation seen in n blocks is too low by about
     (1 + 4φ) / n, which is put back, since a series too short to show its drift is the dangerous one.
     """
-    first = first_autocorrelation(series)
-    if first is None:
+    size, centred = len(series), series - series.mean()
+    total = float(centred @ centred)
+    if size < _FEWEST_BLOCKS or total == 0.0:
         return None
-    size = len(series)
+    first = float(centred[1:] @ centred[:-1]) / total
     phi = min(max((first * size + 1.0) / (size - 4.0), 0.0), 0.999)
     length = size / (int(group[-1]) + 1)
     if phi == 0.0 or length < 1.0:

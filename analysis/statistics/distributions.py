@@ -50,7 +50,7 @@ def binomial_quantile(p: float, total: int, share: float) -> int:
     """Return the least count that at most so many of `total` succeed with probability `p` or more."""
     count = int(np.ceil(special.bdtrik(p, total, share)))
     below = max(0, count - 1)
-    return below if special.bdtr(below, total, share) >= p else count
+    return below if special.bdtr(below, total, share) >= p - 1e-12 else count
 
 
 def binomial_test(count: int, total: int, share: float) -> float:

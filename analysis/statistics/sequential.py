@@ -1,25 +1,11 @@
-"""A comparison that may be analysed after every minute, with an error that holds over all interim analyses.
+"""Evidence on a ratio that may be analysed after every minute, with an error that holds over all interim analyses.
 
-Time is cut into groups of neighbouring blocks. With the treatment's latencies divided by 1 + margin, the score of a
-group is how much more often the treatment exceeds the group's own quantile, of both arms, than the control does. Were
-the true ratio 1 + margin, swapping the arms would only flip the sign of the score: a fair coin, given its size and the
-past [1]. Then the product over groups of exp(λz) / cosh(λz) is a martingale of mean 1 for every λ, and so is their mean
-over several λ: it ever exceeds 1 / alpha with a chance of alpha at most [2]. Positive λ give evidence of harm, negative
-ones of safety.
-
-Groups that resemble each other are allowed for: the logarithm is divided by how much the variance of the sum exceeds
-that of independent groups (`deflation`). What lasts longer than a group is estimated from the mean log latency of all
-requests; the slope of the scores carries it over to the quantile. `python benchmarks/judging.py sequential` measures
-the error that is left.
-
-Large effects take shorter groups, against a null that lies a factor of `APART` beyond the margin, on the side of the
-other verdict. That factor stands for whatever lasts longer than a group, so the caller asks only where starts differ by
-less (`analysis.judging.paths`), waits until a disturbance would have passed, and asks whether all groups still say so
-(`since`, `lasts`).
-
-Where one arm has far fewer requests, requests are exchanged instead of arms: of those of a group that exceed the
-quantile, the treatment's share is hypergeometric at the margin, and w^k / E[w^k] of its count k is an e-value for every
-odds ratio w. Requests that share their fate are allowed for by the variance of the scores over groups.
+With the treatment's latencies divided by 1 + margin, the score z of a group of blocks is how much more often the
+treatment exceeds the group's own quantile than the control does. Were 1 + margin the true ratio, swapping the arms
+would only flip its sign, so the product of exp(λz) / cosh(λz) is a martingale of mean 1 [1]: it ever exceeds 1 / alpha
+with a chance of alpha at most [2]. Where shares are uneven, requests are exchanged instead: w^k / E[w^k] of a
+hypergeometric count. Logarithms are divided by how much groups resemble each other (`docs/decisions/0016`, with the
+errors that were measured).
 
 References
 ----------
@@ -30,7 +16,7 @@ References
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -38,11 +24,14 @@ import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.settings.gate_limits import RESTART_SPREAD
-from analysis.statistics.compare import Sample
-from analysis.statistics.slow_counts import SortedGroups, slow_counts
+from analysis.statistics.compare import Sample, in_shared_blocks
+from analysis.statistics.dependence import restart_variance
+from analysis.statistics.slow_counts import Logs, SortedGroups, slow_counts
 
 FEWEST_GROUPS = 5  # before, nothing is known of how groups resemble each other
 APART = 1.2
+SEGMENTS = 3  # to a block: what a large effect is seen in
+SOONEST_BLOCKS = 6  # that a large effect takes: a disturbance of one arm lasts for less
 _ENOUGH, _ENOUGH_APART = 2.0, 1.0  # requests of both arms beyond a group's quantile, for it to be closed
 _STAKES = np.exp(np.linspace(math.log(0.1), math.log(2.5), 8))  # λ, for scores whose variance is about 1
 _LONGEST = 3  # times as many blocks as were asked for, in a jam
@@ -51,8 +40,6 @@ _LAGS = 4
 _DOUBT = 0.5  # standard errors of a correlation that chance is granted
 _SPAN = 0.1  # in log ratio, to either side, over which the slope of the scores is taken
 _LEAST_VARIANCE = 0.5
-_PRIOR_STARTS = 4.0
-_SMALLEST_MS = 1e-3
 _BIN = 1e-3  # in log latency
 # Log ratios at which limits are searched.
 _STEPS = np.array([0.02, 0.05, 0.1, 0.15, 0.22, 0.3, 0.45, 0.7, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0])
@@ -64,55 +51,47 @@ Exchange = Literal["arms", "requests"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known after each group, of shape (groups,): logarithms of e-values, against a ratio of at most 1 + margin
-    (`harm`) and of at least that (`safety`).
+    """What is known of a value after each group of blocks, of shape (groups,): logarithms of e-values, against a value
+    of at most `limit` (`harm`) and of at least that (`safety`), which were divided by `deflation`.
 
-    `last_block` is the last block of each group, `deflation` what the logarithms were divided by: 1 where groups are
-    independent, infinite while there are fewer than FEWEST_GROUPS. `whole` is the ratio of the quantiles of all groups
-    so far.
+    `last_block` is the last block of each group, `value` that of all groups so far. `may_fail` and `may_pass` say after
+    which groups an outcome may be reached; a PASS after an `early` one must still be so by all groups, and so must a
+    FAIL of effects that are `apart` from the limit.
     """
 
-    margin: float
+    limit: float
     last_block: Ints
+    value: Floats
     harm: Floats
     safety: Floats
     deflation: Floats
-    whole: Floats
+    may_fail: Bools
+    may_pass: Bools
+    early: Bools
+    apart: bool = False
+
+    def safe(self, *, alpha: float) -> Bools:
+        """Return after which groups the evidence allows a PASS: an arm may be well in most and far worse over all."""
+        return np.asarray((self.safety >= -math.log(alpha)) & (self.value <= self.limit))
 
     def decision(self, *, alpha: float, gates: int = 1, to_the_end: bool = False) -> tuple[Outcome, int] | None:
         """Return the first outcome, and the group after which it was reached; None while there is none.
 
-        FAIL needs the evidence of one of `gates` gates; PASS needs none of that, since all gates must pass, but the
-        ratio over the whole so far must lie within the margin too: an arm may be well in most groups and far worse in
-        its worst. `to_the_end`: groups after a PASS may contradict it.
+        FAIL needs the evidence of one of `gates` gates; PASS needs none of that, since all gates must pass.
+        `to_the_end`: what comes after contradicts a PASS by a FAIL or by a last value beyond the limit.
         """
-        fails = self.harm >= math.log(gates / alpha)
-        within = self.whole <= 1.0 + self.margin
-        passes = (self.safety >= -math.log(alpha)) & within
-        return first_outcome(fails, uncontradicted(passes, fails, within) if to_the_end else passes)
-
-    def since(self, counted: Bools) -> Evidence:
-        """Return the evidence with what was known after groups that are not `counted` taken for none."""
-        harm, safety = (np.where(counted, column, -math.inf) for column in (self.harm, self.safety))
-        return replace(self, harm=harm, safety=safety)
-
-    def lasts(self, outcome: Outcome, *, alpha: float, gates: int = 1) -> bool:
-        """Return whether the evidence of all groups still allows the outcome."""
-        if outcome == "FAIL":
-            return bool(self.harm[-1] >= math.log(gates / alpha))
-        return bool(self.safety[-1] >= -math.log(alpha))
-
-
-def first_outcome(fails: Bools, passes: Bools) -> tuple[Outcome, int] | None:
-    """Return the outcome that is reached first, and where."""
-    both: tuple[tuple[Outcome, Bools], ...] = (("FAIL", fails), ("PASS", passes))
-    met = [(int(np.argmax(reached)), outcome) for outcome, reached in both if reached.any()]
-    return (min(met)[1], min(met)[0]) if met else None
-
-
-def uncontradicted(passes: Bools, fails: Bools, within: Bools) -> Bools:
-    """Return `passes`, or none where a FAIL is reached at any time or the last value is beyond its limit."""
-    return passes & (not fails.any() and bool(within[-1:].all()))
+        fails, safe = self.may_fail & (self.harm >= math.log(gates / alpha)), self.safe(alpha=alpha)
+        passes = self.may_pass & safe
+        if to_the_end and len(safe):
+            if fails.any() or self.value[-1] > self.limit:
+                passes = np.zeros_like(passes)
+            if not safe[-1]:
+                passes &= ~self.early
+            if self.apart and not fails[-1]:
+                fails = np.zeros_like(fails)
+        both: tuple[tuple[Outcome, Bools], ...] = (("FAIL", fails), ("PASS", passes))
+        met = [(int(np.argmax(reached)), outcome) for outcome, reached in both if reached.any()]
+        return (min(met)[1], min(met)[0]) if met else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,28 +108,40 @@ class Groups:
     lasting: Floats
     whole: Floats
     q: float
-    exchange: Exchange = "arms"
-    apart: float = 1.0  # how many times farther than the margin the nulls lie
+    exchange: Exchange
+    apart: float  # how many times farther than the margin the nulls lie
 
     def __len__(self) -> int:
         return len(self.last_block)
 
     def evidence(self, margin: float) -> Evidence:
         """The evidence after each group against a ratio of 1 + margin; empty where there is no group."""
-        if not len(self):
-            harm = safety = deflation = np.zeros(0)
-        else:
-            bound, apart = math.log1p(margin), math.log(self.apart)
-            harm, safety, deflation = self._bets(bound + apart)
-            if apart:
-                _, safety, deflation = self._bets(bound - apart)
+        bound, apart = math.log1p(margin), math.log(self.apart)
+        harm, safety, deflation = self._bets(bound + apart)
+        may = np.ones(len(self), dtype=np.bool_)
+        if apart:
+            _, safety, deflation = self._bets(bound - apart)
+            may = np.unique(self.last_block // SEGMENTS, return_inverse=True)[1] + 1 >= SOONEST_BLOCKS
         return Evidence(
-            margin=margin, last_block=self.last_block, harm=harm, safety=safety, deflation=deflation, whole=self.whole
+            limit=1.0 + margin,
+            last_block=self.last_block,
+            value=self.whole,
+            harm=harm,
+            safety=safety,
+            deflation=deflation,
+            may_fail=may,
+            may_pass=may,
+            early=np.full(len(self), bool(apart)),
+            apart=bool(apart),
         )
 
     def _bets(self, ratio: float) -> tuple[Floats, Floats, Floats]:
         """Logarithms of the evidence of harm and of safety at a log ratio, and the deflation, (groups,) each."""
-        counts = slow_counts(self.treatment, self.control, ratio + np.array([0.0, -_SPAN, _SPAN]), self.q)
+        if not len(self):
+            return np.zeros(0), np.zeros(0), np.zeros(0)
+        ratios = ratio + np.array([[0.0], [-_SPAN], [_SPAN]])
+        place = np.floor(self.q * (self.treatment.sizes + self.control.sizes - 1)).astype(np.int64) + 1
+        counts = slow_counts(self.treatment, self.control, ratios, place)
         if self.exchange == "requests":
             scores = counts.by_request()
             deflation = _deflations(scores, self.lasting) * _design_effects(scores[0])
@@ -171,18 +162,12 @@ class Groups:
         before. 0 and infinity where nothing was refuted yet. Between the ratios that are tried, where the evidence
         crosses is taken from a straight line.
         """
-        low, high = np.zeros(len(self)), np.full(len(self), math.inf)
-        if not len(self):
-            return low, high
         tried = [self.evidence(math.expm1(ratio)) for ratio in _TRIED]
         harm = np.array([item.harm for item in tried])
-        safety = np.array([item.safety for item in tried])
-        for group in range(len(self)):
-            reached = _crossing(_TRIED, harm[:, group], -math.log(alpha))
-            low[group] = 0.0 if reached is None else math.exp(reached)
-            reached = _crossing(-_TRIED[::-1], safety[::-1, group], -math.log(alpha))
-            high[group] = math.inf if reached is None else math.exp(-reached)
-        return low, high
+        safety = np.array([item.safety for item in tried])[::-1]
+        low = [_crossing(_TRIED, column, -math.log(alpha)) for column in harm.T]
+        high = [_crossing(-_TRIED[::-1], column, -math.log(alpha)) for column in safety.T]
+        return np.exp(low), np.exp(-np.array(high))
 
 
 def groups_for(
@@ -201,34 +186,26 @@ def groups_for(
     trials. Which blocks make a group depends on both arms alike, and on nothing that comes later. `exchange` says what
     is swapped: arms of about equal share, or requests of arms of any share. `restart_spread` is the standard deviation
     of one arm's log latency over starts that is taken for granted. With `apart` above 1 the evidence is against a ratio
-    that many times beyond the margin, and what lasts longer than a group is not allowed for.
+    that many times beyond the margin, what lasts longer than a group is not allowed for, and blocks are segments.
     """
-    numbered = _grouped(treatment, control, q=q, least=blocks, enough=_ENOUGH if apart == 1.0 else _ENOUGH_APART)
-    if numbered is None:
-        none = SortedGroups(np.zeros(0), np.zeros(1, dtype=np.int64))
-        empty = np.zeros(0)
-        return Groups(
-            treatment=none,
-            control=none,
-            last_block=np.zeros(0, dtype=np.int64),
-            lasting=empty,
-            whole=empty,
-            q=q,
-            exchange=exchange,
-            apart=apart,
-        )
-    groups, last_block, trial = numbered
-    one, other = (
-        _by_group(sample.values, group, len(last_block))
-        for sample, group in zip((treatment, control), groups, strict=True)
-    )
-    doubt = _DOUBT if exchange == "requests" else 0.0
-    differences = one.means() - other.means()
-    lasting = _lasting(differences, trial, restart_spread, doubt=doubt) if apart == 1.0 else np.zeros(len(trial))
+    shared = in_shared_blocks(treatment, control)
+    arms = [Logs.of(sample.values, sample.block) for sample in (shared.treatment, shared.control)]
+    size = len(shared.block)
+    counts = np.sum([np.bincount(logs.block, minlength=size) for logs in arms], axis=0)
+    sums = np.sum([np.bincount(logs.block, logs.values, size) for logs in arms], axis=0)
+    enough = _ENOUGH if apart == 1.0 else _ENOUGH_APART
+    group = _grouped(counts * (1.0 - q), sums / counts, shared.trial, least=blocks, enough=enough)
+    ends = np.flatnonzero((group >= 0) & (np.diff(group, append=-1) != 0))
+    number = len(ends)
+    one, other = (SortedGroups.of(logs, group, number) for logs in arms)
+    trial, lasting = shared.trial[ends], np.zeros(number)
+    if apart == 1.0 and number:
+        doubt = _DOUBT if exchange == "requests" else 0.0
+        lasting = _lasting(one.means() - other.means(), trial, restart_spread, doubt=doubt)
     return Groups(
         treatment=one,
         control=other,
-        last_block=last_block,
+        last_block=shared.block[ends],
         lasting=lasting,
         whole=np.exp(_wholes(one, q) - _wholes(other, q)),
         q=q,
@@ -237,73 +214,41 @@ def groups_for(
     )
 
 
-def _crossing(ratios: Floats, evidence: Floats, needed: float) -> float | None:
-    """The largest of the rising `ratios` up to which the evidence is as much as is needed; None where it nowhere is."""
+def _crossing(ratios: Floats, evidence: Floats, needed: float) -> float:
+    """The largest of the rising `ratios` up to which the evidence is as much as is needed; -inf where it nowhere is."""
     enough = evidence >= needed
     if not enough[0]:
-        return None
-    last = len(ratios) - 1 if enough.all() else int(np.argmin(enough)) - 1
-    if last + 1 == len(ratios):
-        return float(ratios[last])
+        return -math.inf
+    if enough.all():
+        return float(ratios[-1])
+    last = int(np.argmin(enough)) - 1
     share = (evidence[last] - needed) / (evidence[last] - evidence[last + 1])
     return float(ratios[last] + share * (ratios[last + 1] - ratios[last]))
 
 
-def _grouped(
-    treatment: Sample, control: Sample, *, q: float, least: int, enough: float
-) -> tuple[tuple[Ints, Ints], Ints, Ints] | None:
-    """The group of each request of both samples (-1: of none), the last block of each group, and its trial."""
-    blocks = np.intersect1d(treatment.block, control.block)
-    if not blocks.size:
-        return None
-    counts = np.zeros(len(blocks), dtype=np.int64)
-    trial_of_block = np.zeros(len(blocks), dtype=np.int64)
-    places = []
-    for sample in (treatment, control):
-        nearest = np.minimum(np.searchsorted(blocks, sample.block), len(blocks) - 1)
-        shared = blocks[nearest] == sample.block
-        counts += np.bincount(nearest[shared], minlength=len(blocks))
-        trial_of_block[nearest[shared]] = sample.trial[shared]
-        places.append(np.where(shared, nearest, -1))
-    pooled = np.zeros(len(blocks))
-    for sample, known in zip((treatment, control), places, strict=True):
-        inside = known >= 0
-        pooled += np.bincount(known[inside], np.log(np.maximum(sample.values[inside], _SMALLEST_MS)), len(blocks))
-    pooled /= counts
-    group = np.full(len(blocks), -1, dtype=np.int64)
+def _grouped(beyond: Floats, pooled: Floats, trial: Ints, *, least: int, enough: float) -> Ints:
+    """The group of each block, -1 of what a trial leaves over. Shape (blocks,), as the requests `beyond` the quantile
+    and the `pooled` mean log latency of each."""
+    group = np.full(len(trial), -1, dtype=np.int64)
     closed, begun, held = 0, 0, 0.0
-    ends = []
-    for place in range(len(blocks)):
-        if place > begun and trial_of_block[place] != trial_of_block[begun]:
-            begun, held = place, 0.0  # what a trial left over is no group
-        held += float(counts[place]) * (1.0 - q)
+    for place in range(len(trial)):
+        if place > begun and trial[place] != trial[begun]:
+            begun, held = place, 0.0
+        held += float(beyond[place])
         length = place - begun + 1
         if length < least or held < enough - 1e-9:
             continue
         if length >= _LONGEST * least or not _is_jammed(pooled[: place + 1]):
             group[begun : place + 1] = closed
-            ends.append(place)
             closed, begun, held = closed + 1, place + 1, 0.0
-    if not ends:
-        return None
-    own, other = (np.where(known >= 0, group[known], -1) for known in places)
-    return (own, other), blocks[ends], trial_of_block[ends]
-
-
-def _by_group(values: Floats, group: Ints, groups: int) -> SortedGroups:
-    """The log latencies of each group."""
-    order = np.lexsort((values, group))
-    starts = np.searchsorted(group[order], np.arange(groups + 1))
-    return SortedGroups(
-        np.log(np.maximum(values[order[starts[0] :]], _SMALLEST_MS)), (starts - starts[0]).astype(np.int64)
-    )
+    return group
 
 
 def _wholes(groups: SortedGroups, q: float) -> Floats:
     """The quantile of all log latencies up to each group, to half a bin."""
     binned = np.floor(groups.values / _BIN).astype(np.int64)
-    lowest = int(binned.min())
-    counts = np.zeros(int(binned.max()) - lowest + 1, dtype=np.int64)
+    lowest = int(binned.min(initial=0))
+    counts = np.zeros(int(binned.max(initial=0)) - lowest + 1, dtype=np.int64)
     found = []
     for begin, end in pairwise(groups.starts):
         counts += np.bincount(binned[begin:end] - lowest, minlength=len(counts))
@@ -375,11 +320,8 @@ def _variance_of_starts(differences: Floats, trial: Ints, restart_spread: float)
     counts as four starts, and what the starts so far say."""
     which, sizes = np.unique(trial, return_inverse=True, return_counts=True)[1:]
     means = np.bincount(which, differences) / sizes
-    variance, degrees = 2.0 * restart_spread**2, len(means) - 1
-    if degrees:
-        within = float(((differences - means[which]) ** 2).sum()) / max(1, len(differences) - len(means))
-        between = max(0.0, float(means.var(ddof=1)) - within * float((1.0 / sizes).mean()))
-        variance = (_PRIOR_STARTS * variance + degrees * between) / (_PRIOR_STARTS + degrees)
+    within = float(((differences - means[which]) ** 2).sum()) / max(1, len(differences) - len(means))
+    variance = restart_variance(means, np.zeros_like(sizes), within * float((1.0 / sizes).mean()), restart_spread)
     return variance * float((sizes.astype(np.float64) ** 2).sum()) / len(differences)
 
 

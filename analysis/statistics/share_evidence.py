@@ -1,15 +1,12 @@
 """Whether a share of requests keeps below what is allowed: once at the end, or after every block of a run.
 
-Misses come in bunches. The design effect is how many times more the count of misses varies over blocks, or over
-stretches of several blocks, than that of independent requests. Few misses cannot show how they bunch, but slow requests
-can: a PASS rests on the largest design effect of the misses and of the slow requests, from the allowed share up to the
-slowest fifth (`bunching`), and on `BLOCKS_FOR_PASS` blocks, since a run too short for the first jam shows no jam. Where
-even the slowest of the requests that met the limit is far below it (`is_far`), neither is needed.
+Misses come in bunches. The design effect is how many times more the count of misses varies over stretches of blocks
+than that of independent requests. Few misses cannot show it, but slow requests can (`bunching`); a run too short for
+the first jam shows none (`BLOCKS_FOR_PASS`). Where the slowest request is far below the limit (`is_far`), neither
+matters.
 
-Sequential evidence: were the share p0, the likelihood ratio of any other share to p0 is a martingale of mean 1, and so
-is the mean over several other shares: it ever exceeds 1 / alpha with a chance of alpha at most [1, 2]. Shares above p0
-give evidence of harm, shares below of safety. The logarithm is divided by the design effect. The design effects are
-estimates: `python benchmarks/judging.py objectives` measures the error rates.
+Sequential evidence is the likelihood ratio of other shares to the allowed one, a martingale of mean 1 [1, 2]; its
+logarithm is divided by the design effect. `python benchmarks/judging.py objectives` measures the error rates.
 
 References
 ----------
@@ -20,12 +17,11 @@ References
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
-from analysis.statistics.sequential import Outcome, first_outcome, mixed, uncontradicted
+from analysis.statistics.sequential import Evidence, mixed
 
 FEWEST_BLOCKS = 4  # of a PASS at any interim analysis, where the slowest request is far below the limit
 FEWEST_FOR_FAIL = 3  # blocks with a miss: the misses of one or two blocks may have one cause
@@ -41,64 +37,36 @@ _BIN, _SMALLEST_MS = 0.01, 1e-3  # in log latency; of a latency
 _SLOWEST, _LEVELS = 0.2, 5  # the largest share of slow requests whose bunching counts; shares from the allowed one on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareEvidence:
-    """What is known after each block, of shape (blocks,): logarithms of e-values against a share of at most what is
-    allowed (`harm`) and of at least that (`safety`); blocks with requests and with misses, share and design effect
-    until then; and whether the slowest request is far below the limit."""
-
-    allowed: float
-    harm: Floats
-    safety: Floats
-    blocks: Ints
-    blocks_with_misses: Ints
-    share: Floats
-    design_effect: Floats
-    far: Bools
-
-    def decision(
-        self, *, alpha: float, gates: int = 1, least_blocks: int = 1, to_the_end: bool = False
-    ) -> tuple[Outcome, int] | None:
-        """Return the first outcome, and the block after which it was reached; None while there is none.
-
-        FAIL needs the evidence of one of `gates` gates and misses in three blocks. PASS needs `least_blocks` blocks,
-        `BLOCKS_FOR_PASS` unless the slowest request is far below the limit, and a share so far within what is allowed.
-        `to_the_end`: blocks after a PASS may contradict it.
-        """
-        fails = (self.harm >= math.log(gates / alpha)) & (self.blocks_with_misses >= FEWEST_FOR_FAIL)
-        passes = self.within(alpha=alpha) & (self.blocks >= self.needed_blocks(least_blocks))
-        return first_outcome(fails, uncontradicted(passes, fails, self.share <= self.allowed) if to_the_end else passes)
-
-    def within(self, *, alpha: float) -> Bools:
-        """Return after which blocks the evidence allows a PASS, whatever the number of blocks."""
-        return np.asarray((self.safety >= -math.log(alpha)) & (self.share <= self.allowed))
-
-    def needed_blocks(self, least_blocks: int) -> Ints:
-        """Return the blocks with requests that a PASS needs, as known after each block."""
-        return np.where(self.far, least_blocks, max(least_blocks, BLOCKS_FOR_PASS))
-
-
 def share_evidence(
-    missed: Ints, requests: Ints, *, allowed: float, tail: Floats | float = 1.0, far: Bools | bool = False
-) -> ShareEvidence:
+    missed: Ints,
+    requests: Ints,
+    *,
+    allowed: float,
+    tail: Floats | float = 1.0,
+    far: Bools | bool = False,
+    least_blocks: int = 1,
+    asked: int = 0,
+) -> Evidence:
     """Return the evidence after each block, from the misses and the requests of each. Nothing allowed gives no safety.
 
     `tail` is the design effect of the slow requests after each block, where it is known. `far` says after which blocks
-    the slowest request `is_far` below the limit.
+    the slowest request `is_far` below the limit. FAIL needs misses in three blocks. PASS needs `least_blocks`, and
+    `BLOCKS_FOR_PASS` unless it is far; on fewer than `asked` for it must still pass by all of them.
     """
-    bad, total = np.cumsum(missed), np.cumsum(requests)
+    bad, total, blocks = np.cumsum(missed), np.cumsum(requests), np.cumsum(requests > 0)
     own = [design_effect(missed[:seen], requests[:seen]) for seen in range(1, len(missed) + 1)]
     effect = np.maximum(np.array(own), tail)
     harm, safety = _evidence(bad, total, allowed=allowed, effect=effect)
-    return ShareEvidence(
-        allowed=allowed,
+    return Evidence(
+        limit=allowed,
+        last_block=np.arange(len(missed)),
+        value=bad / np.maximum(total, 1),
         harm=harm,
         safety=safety,
-        blocks=np.cumsum(requests > 0),
-        blocks_with_misses=np.cumsum(missed > 0),
-        share=bad / np.maximum(total, 1),
-        design_effect=effect,
-        far=np.broadcast_to(far, len(missed)),
+        deflation=effect,
+        may_fail=np.cumsum(missed > 0) >= FEWEST_FOR_FAIL,
+        may_pass=blocks >= np.where(far, least_blocks, max(least_blocks, BLOCKS_FOR_PASS)),
+        early=blocks < asked,
     )
 
 
@@ -122,20 +90,18 @@ def _mixed(bad: Ints, good: Ints, shares: Floats, allowed: float, effect: Floats
 
 
 def share_limits(
-    missed: Ints, requests: Ints, evidence: ShareEvidence, *, alpha: float, tests: int = 1
+    missed: Ints, requests: Ints, evidence: Evidence, *, alpha: float, tests: int = 1
 ) -> tuple[Floats, Floats]:
     """Return the limits of the share after each block, (blocks,) each: one-sided, at level alpha over all analyses.
 
     The lower one is at alpha / tests, as a FAIL of one of so many shares is. They are searched at a grid of shares,
-    and at what is allowed, so that they agree with the `evidence` on it.
-
-    Limits are those of the evidence at that block. Earlier limits are not carried on: their design effect was that of
-    fewer blocks, so that the first blocks could exclude the share of the whole run.
+    and at what is allowed, so that they agree with the `evidence` on it. Earlier limits are not carried on: their
+    design effect was that of fewer blocks.
     """
     bad, total = np.cumsum(missed), np.cumsum(requests)
     low, high = np.zeros(len(missed)), np.ones(len(missed))
-    for share in np.append(_TRIED, np.clip(evidence.allowed, _TRIED[0], _TRIED[-1])):
-        harm, safety = _evidence(bad, total, allowed=float(share), effect=evidence.design_effect)
+    for share in np.append(_TRIED, np.clip(evidence.limit, _TRIED[0], _TRIED[-1])):
+        harm, safety = _evidence(bad, total, allowed=float(share), effect=evidence.deflation)
         low = np.where(harm >= math.log(tests / alpha), np.maximum(low, share), low)
         high = np.where(safety >= -math.log(alpha), np.minimum(high, share), high)
     return low, high
@@ -152,57 +118,54 @@ def is_far(slowest_ms: float, limit_ms: float | None, *, blocks: int) -> bool:
 
 
 def bunching(values: Floats, block: Ints, *, allowed: float) -> float:
-    """Return the largest design effect of the slow requests, from the allowed share up to the slowest fifth.
+    """Return the largest design effect of the slow requests, from the allowed share up to the slowest fifth: 1 or more.
 
-    `values` are latencies, infinite where a request failed; `block` numbers the blocks from 0. At least 1.
+    `values` are latencies, infinite where a request failed; `block` numbers the blocks from 0. Slow requests are told
+    apart to 1 % of latency.
     """
     if not len(values) or not 0.0 < allowed < 1.0:
         return 1.0
-    most = 1.0
-    for share in _levels(allowed):
-        place = min(len(values) - 1, max(0, math.ceil((1.0 - share) * len(values)) - 1))
-        threshold = np.partition(values, place)[place]
-        # Of a value that many requests share (failures), all are among the slow.
-        slow = values > threshold if threshold < values.max() else values >= threshold
-        most = max(most, design_effect_of(slow, block))
-    return most
+    counts = _by_bin(values, block, int(block.max()) + 1)
+    return _slowest_effect(_from_bin(counts), counts.sum(axis=0), allowed)
 
 
-def tail_effects(
-    values: Floats, block: Ints, *, blocks: int, allowed: float, limit_ms: float | None = None
-) -> tuple[Floats, Bools]:
-    """Return `bunching` after each block, to a bin of 1 %, and whether the slowest that met the limit so far `is_far`.
+def tail_effects(values: Floats, block: Ints, *, blocks: int, allowed: float, limit_ms: float) -> tuple[Floats, Bools]:
+    """Return `bunching` after each block, and whether the slowest that met the limit so far `is_far`.
 
-    Where it is far, its bunching does not matter, and is 1. `values` are latencies, infinite where a request failed;
-    `block` is from 0 to `blocks` - 1. Shape (blocks,) each.
+    Where it is far, its bunching does not matter, and is 1. `block` is from 0 to `blocks` - 1. Shape (blocks,) each.
     """
-    logs = np.log(np.maximum(values, _SMALLEST_MS))
-    finite = logs[np.isfinite(logs)]
-    lowest = float(finite.min()) if finite.size else 0.0
-    last = int((float(finite.max()) - lowest) / _BIN) + 1 if finite.size else 0
-    binned = np.where(np.isfinite(logs), (np.where(np.isfinite(logs), logs, lowest) - lowest) / _BIN, last)
-    cell = block * (last + 1) + binned.astype(np.int64)
-    counts = np.bincount(cell, minlength=blocks * (last + 1)).reshape(blocks, last + 1)
-    above = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]  # requests from each bin on
-    total = above[:, 0]
-    upto = np.zeros(last + 1, dtype=np.int64)
-    effects, slowest = np.ones(blocks), np.zeros(blocks)
-    if limit_ms is not None:
-        met = values <= limit_ms
-        np.maximum.at(slowest, block[met], values[met])
-    for seen in range(1, blocks + 1):
-        upto += counts[seen - 1]
-        below = np.cumsum(upto)
-        for share in _levels(allowed):
-            first = int(np.searchsorted(below, (1.0 - share) * int(below[-1]), side="left")) + 1
-            slow = above[:seen, min(first, last)]
-            effects[seen - 1] = max(effects[seen - 1], design_effect(slow, total[:seen]))
+    counts = _by_bin(values, block, blocks)
+    above, upto = _from_bin(counts), np.cumsum(counts, axis=0)
+    effects = [_slowest_effect(above[:seen], upto[seen - 1], allowed) for seen in range(1, blocks + 1)]
+    slowest, met = np.zeros(blocks), values <= limit_ms
+    np.maximum.at(slowest, block[met], values[met])
     far = [is_far(value, limit_ms, blocks=seen) for seen, value in enumerate(np.maximum.accumulate(slowest), 1)]
     return np.where(far, 1.0, effects), np.array(far, dtype=np.bool_)
 
 
-def _levels(allowed: float) -> Floats:
-    return np.geomspace(allowed, max(allowed, _SLOWEST), _LEVELS if allowed < _SLOWEST else 1)
+def _by_bin(values: Floats, block: Ints, blocks: int) -> Ints:
+    """How many requests of each block are in each bin of log latency, (blocks, bins); failures are in the last."""
+    logs = np.log(np.maximum(values, _SMALLEST_MS))
+    ended = np.isfinite(logs)
+    finite = logs[ended] if ended.any() else np.zeros(1)
+    lowest = float(finite.min())
+    last = int((float(finite.max()) - lowest) / _BIN) + 1
+    place = np.where(ended, (np.where(ended, logs, lowest) - lowest) / _BIN, last).astype(np.int64)
+    return np.bincount(block * (last + 1) + place, minlength=blocks * (last + 1)).reshape(blocks, last + 1)
+
+
+def _from_bin(counts: Ints) -> Ints:
+    """How many requests of each block are in each bin or a slower one."""
+    return np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
+
+
+def _slowest_effect(above: Ints, counts: Ints, allowed: float) -> float:
+    """The largest design effect of slow requests, by block and bin (`_from_bin`); `counts` are those of each bin."""
+    below, last, most = np.cumsum(counts), len(counts) - 1, 1.0
+    for share in np.geomspace(allowed, max(allowed, _SLOWEST), _LEVELS if allowed < _SLOWEST else 1):
+        first = int(np.searchsorted(below, (1.0 - share) * int(below[-1]))) + 1
+        most = max(most, design_effect(above[:, min(first, last)], above[:, 0]))
+    return most
 
 
 def design_effect_of(missed: Bools, block: Ints) -> float:

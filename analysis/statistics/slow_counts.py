@@ -18,6 +18,25 @@ from analysis.arrays import Floats, Ints
 # Log odds ratios of being slow.
 _ODDS = np.array([0.15, 0.3, 0.6, 1.0, 1.6, 2.4])
 _CACHED = 1 << 17  # tables of counts that are bet on
+_SMALLEST_MS = 1e-3  # less is measurement noise, and 0 has no logarithm
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """The log latencies of one arm in order, (requests,), and the block of each, numbered from 0."""
+
+    values: Floats
+    block: Ints
+
+    @classmethod
+    def of(cls, ms: Floats, block: Ints) -> Logs:
+        """The logarithms of latencies in ms."""
+        order = np.argsort(ms)
+        return cls(np.log(np.maximum(ms[order], _SMALLEST_MS)), block[order])
+
+    def means(self, blocks: int) -> Floats:
+        """The mean of each of so many blocks, none of which is empty. Shape (blocks,)."""
+        return np.bincount(self.block, self.values, blocks) / np.bincount(self.block, minlength=blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +46,14 @@ class SortedGroups:
 
     values: Floats
     starts: Ints
+
+    @classmethod
+    def of(cls, logs: Logs, group: Ints, groups: int) -> SortedGroups:
+        """The log latencies by the group of their block, (blocks,), from 0; those of group -1 are left out."""
+        of_each = group.astype(np.int16 if groups < 2**15 else np.int64)[logs.block]  # short integers sort by radix
+        order = np.argsort(of_each, kind="stable")
+        starts = np.searchsorted(of_each[order], np.arange(groups + 1))
+        return cls(logs.values[order[starts[0] :]], starts - starts[0])
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -79,13 +106,12 @@ class SlowCounts:
         return both[:, 0].T, both[:, 1].T
 
 
-def slow_counts(treatment: SortedGroups, control: SortedGroups, ratios: Floats, q: float) -> SlowCounts:
-    """The counts in each group beyond its quantile `q`, the treatment's log latencies less each of the log `ratios`,
-    (ratios,). No group of either arm is empty."""
-    less = ratios[:, None]
-    place = np.floor(q * (treatment.sizes + control.sizes - 1)).astype(np.int64) + 1
+def slow_counts(treatment: SortedGroups, control: SortedGroups, less: Floats, place: Ints) -> SlowCounts:
+    """The counts in each group beyond the value at its `place` (from 1, of both arms), (groups,), the treatment's log
+    latencies less `less`, (..., groups). No group of either arm is empty."""
+    less = np.broadcast_to(less, np.broadcast_shapes(np.shape(less), (len(treatment),)))
     # The `place` fastest of a group are so many of the treatment, and the rest of the control.
-    low = np.broadcast_to(np.maximum(0, place - control.sizes), (len(ratios), len(treatment)))
+    low = np.broadcast_to(np.maximum(0, place - control.sizes), less.shape)
     high = np.broadcast_to(np.minimum(treatment.sizes, place), low.shape)
     while (open_ := low < high).any():
         middle = (low + high) // 2

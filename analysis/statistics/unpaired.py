@@ -1,15 +1,15 @@
-"""The difference of two runs that shared neither schedule nor machine nor day.
+"""Arms that ran separately: the difference of two runs that shared neither schedule nor machine nor day.
 
 The unit is the trial, a fresh start: requests of one trial share its fate. Figures are logarithms. Equal runs differ by
 the variance of each trial (its traffic, its start) and by that of the day, which all trials of a run share, so that no
-number of them shows it.
+number of them shows it. The blocks of a trial predict how far its traffic moves its figure.
 
 References
 ----------
 [1] Welch, B. L. (1947). The generalization of "Student's" problem when several different population variances are
     involved. Biometrika 34(1-2), 28-35.
-[2] Satterthwaite, F. E. (1946). An approximate distribution of estimates of variance components. Biometrics Bulletin
-    2(6), 110-114.
+[2] Lazarus, E., Lewis, D. J., Stock, J. H. and Watson, M. W. (2018). HAR inference: recommendations for practice.
+    Journal of Business and Economic Statistics 36(4), 541-559: .4 n^(2/3) cosines.
 """
 
 from __future__ import annotations
@@ -18,62 +18,53 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from analysis.arrays import Floats
-from analysis.statistics.distributions import t_quantile, t_sf
+import numpy as np
+
+from analysis.arrays import Bools, Floats, Ints
+from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison, Estimate, Sample
+from analysis.statistics.dependence import PRIOR_DEGREES, cosine_variance
+from analysis.statistics.distributions import normal_quantile
 from analysis.statistics.machines import Part, summed
+from analysis.statistics.quantiles import ordered_interval, quantile
 
-TRIALS_FOR_WELCH = 6  # from here on trials alone say how much they differ
-_FEWEST_ALONE = 3  # the fewest that say so where nothing else does
-PRIOR_DEGREES = 4.0  # how many starts, or days, an allowance counts as
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Luck:
-    """How much the traffic of one trial moved its figure: the standard error of its logarithm, as its blocks show it.
-
-    None where its blocks cannot say, such as of the p99 of fifty requests.
-    """
-
-    spread: float | None = 0.0
-    degrees: float = math.inf
+_FEWEST_ALONE = 3  # trials that say how much they differ where nothing else does
+_CONFIDENCE = 0.95
+_REACH = float(normal_quantile(0.5 + _CONFIDENCE / 2.0))
+_MOST_TRIALS = 64  # that advice names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """The mean of a run's trials, and its variance but for that of the day; None where the data set none."""
+    """The mean of a run's trials, and the variance of one of them but for that of the day; None where the data set
+    none."""
 
     mean: float
     trials: int
-    each: Part | None  # the variance of one trial
-
-    @property
-    def part(self) -> Part | None:
-        """The variance of the mean."""
-        return None if self.each is None else self.each.times(1.0 / self.trials)
+    each: Part | None
 
 
-def level_of(values: Floats, luck: Sequence[Luck], *, restart_spread: float) -> Level:
+def level_of(values: Floats, traffic: Sequence[Part | None], *, restart_spread: float) -> Level:
     """The level of one run from the figure of each trial, one at least, in logarithms.
 
-    From six trials on their variance is what they show [1]. Below, it is at least what the traffic within trials
-    predicts together with the allowance for starts, `restart_spread`, which counts as four of them: two trials may be
-    alike by chance. Without that prediction three trials or more speak for themselves, and fewer say nothing.
+    `traffic` is the variance that the blocks of each trial predict, None where they cannot. From six trials on the
+    variance is what they show [1]. Below, it is at least what the traffic predicts together with the allowance for
+    starts, `restart_spread`, which counts as four of them: two trials may be alike by chance. Without that prediction
+    three trials or more speak for themselves, and fewer say nothing.
     """
-    count = len(values)
-    mean = float(values.mean())
+    count, mean = len(values), float(values.mean())
     seen = Part(variance=float(values.var(ddof=1)), degrees=count - 1.0) if count > 1 else None
-    if seen is not None and count >= TRIALS_FOR_WELCH:
+    if seen is not None and count >= TRIALS_FOR_T_TEST:
         return Level(mean=mean, trials=count, each=seen)
-    allowed = Part(variance=restart_spread**2, degrees=PRIOR_DEGREES)
-    predicted = allowed
-    known = [item for item in luck if item.spread is not None]
-    if len(known) < count and count < _FEWEST_ALONE:
-        return Level(mean=mean, trials=count, each=None)
+    parts = [Part(variance=restart_spread**2, degrees=PRIOR_DEGREES)]
+    known = [part for part in traffic if part is not None]
     if len(known) == count:
-        within = summed([Part(variance=(item.spread or 0.0) ** 2 / count, degrees=item.degrees) for item in known])
-        predicted = summed([within, allowed])
-    each = predicted if seen is None or predicted.variance >= seen.variance else seen
-    return Level(mean=mean, trials=count, each=each)
+        parts.append(summed([part.times(1.0 / count) for part in known]))
+    elif count < _FEWEST_ALONE:
+        return Level(mean=mean, trials=count, each=None)
+    predicted = summed(parts)
+    return Level(
+        mean=mean, trials=count, each=predicted if seen is None or predicted.variance >= seen.variance else seen
+    )
 
 
 def day_part(spread: float) -> Part:
@@ -81,64 +72,135 @@ def day_part(spread: float) -> Part:
     return Part(variance=spread**2, degrees=PRIOR_DEGREES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One run's level less another's, with its variance; None where the data set no limits."""
-
-    effect: float
-    part: Part | None
-
-    @property
-    def spread(self) -> float | None:
-        """The standard error."""
-        return None if self.part is None else math.sqrt(self.part.variance)
-
-    def limits(self, alpha: float) -> tuple[float | None, float | None]:
-        """One-sided limits at level `alpha` each."""
-        if self.part is None:
-            return None, None
-        reach = float(t_quantile(1.0 - alpha, self.part.degrees)) * math.sqrt(self.part.variance)
-        return self.effect - reach, self.effect + reach
-
-    def p_above(self, bound: float) -> float | None:
-        """The p-value of H0: the true difference is at most `bound`."""
-        return self._p(self.effect - bound)
-
-    def p_below(self, bound: float) -> float | None:
-        """The p-value of H0: the true difference is at least `bound`."""
-        return self._p(bound - self.effect)
-
-    def _p(self, distance: float) -> float | None:
-        if self.part is None:
-            return None
-        if self.part.variance <= 0:
-            return 0.0 if distance > 0 else 1.0
-        return float(t_sf(distance / math.sqrt(self.part.variance), self.part.degrees))
-
-
-def difference(baseline: Level, candidate: Level, day: Part) -> Difference:
-    """The candidate's level less the baseline's: Welch's t [1] with a variance more, that of the days of both [2]."""
+def difference(baseline: Level, candidate: Level, day: Part) -> Estimate:
+    """The candidate's level less the baseline's: Welch's t [1] with a variance more, that of the days of both."""
     effect = candidate.mean - baseline.mean
-    if baseline.part is None or candidate.part is None:
-        return Difference(effect=effect, part=None)
-    return Difference(effect=effect, part=summed([baseline.part, candidate.part, day.times(2.0)]))
-
-
-def trials_needed(
-    baseline: Level, candidate: Level, day: Part, *, bound: float, alpha: float, most: int = 64
-) -> int | None:
-    """How many trials each run would need so that a difference as seen lies surely below `bound`; None where no number
-    up to `most` would do."""
     if baseline.each is None or candidate.each is None:
-        return None
-    for count in range(candidate.trials, most + 1):
-        degrees = float(max(1, count - 1))
+        return Estimate(effect=effect, part=None)
+    means = [level.each.times(1.0 / level.trials) for level in (baseline, candidate) if level.each is not None]
+    return Estimate(effect=effect, part=summed([*means, day.times(2.0)]))
+
+
+def trials_needed(baseline: Level, candidate: Level, day: Part, *, bound: float, alpha: float) -> int | None:
+    """How many trials each run would need so that a difference as seen lies surely below `bound`; None where no number
+    up to 64 would do."""
+    for count in range(candidate.trials, _MOST_TRIALS + 1):
         one, two = (
-            replace(level, trials=count, each=replace(level.each, degrees=max(degrees, level.each.degrees)))
+            replace(
+                level,
+                trials=count,
+                each=level.each and replace(level.each, degrees=max(1.0, count - 1.0, level.each.degrees)),
+            )
             for level in (baseline, candidate)
-            if level.each is not None
         )
         p_value = difference(one, two, day).p_below(bound)
         if p_value is not None and p_value <= alpha:
             return count
     return None
+
+
+def quantile_error(values: Floats, block: Ints, q: float, value: float) -> Part | None:
+    """The variance of the log quantile `value` of one trial, from an interval of order statistics that allows for
+    bunching; None where its blocks cannot say, such as of the p99 of fifty requests."""
+    bunching = _bunching(values > value, block)
+    if bunching is None:
+        return None
+    effect, degrees = bunching
+    low, high = ordered_interval(np.sort(values), q, confidence=_CONFIDENCE, design_effect=effect)
+    if math.isnan(low) or math.isnan(high) or low <= 0:
+        return None
+    return Part(variance=(math.log(high / low) / (2.0 * _REACH)) ** 2, degrees=degrees)
+
+
+def share_error(hits: Bools, block: Ints) -> Part | None:
+    """The variance of the log share of hits in one trial; where all or none are, as if half a request more were not."""
+    bunching = _bunching(~hits, block)
+    if bunching is None:
+        return None
+    effect, degrees = bunching
+    share = (float(hits.sum()) + 0.5) / (len(hits) + 1.0)
+    return Part(variance=effect * (1.0 - share) / (share * len(hits)), degrees=degrees)
+
+
+def _bunching(missed: Bools, block: Ints) -> tuple[float, float] | None:
+    """How many times more the count of misses varies than with independent requests, 1 at least, and the degrees of
+    freedom of that; None of one block.
+
+    By the slowest cosines of the series of blocks [2]: nothing is paired here that would take away what neighbours
+    share, and queues outlast blocks.
+    """
+    place = np.unique(block, return_inverse=True)[1]
+    blocks = int(place.max(initial=-1)) + 1
+    if blocks < 2:
+        return None
+    cosines = min(max(2, round(0.4 * blocks ** (2.0 / 3.0))), blocks - 1)
+    share = float(missed.mean())
+    independent = missed.size * share * (1.0 - share)
+    if independent <= 0.0:
+        return 1.0, float(cosines)
+    beyond = np.bincount(place[missed], minlength=blocks) - share * np.bincount(place)
+    return max(1.0, blocks * cosine_variance(beyond, cosines) / independent), float(cosines)
+
+
+def compare_separate(
+    treatment: Sample,
+    control: Sample,
+    *,
+    qs: Sequence[float],
+    margin: float,
+    alpha: float,
+    restart_spread: float,
+    day_spread: float,
+) -> list[Comparison]:
+    """One comparison of two samples for each quantile in `qs`, undecided (see `compare.decide`).
+
+    A sample without a request, or with a quantile of 0 in some trial, cannot be compared. Of one trial each there are
+    limits, unless so little lies beyond the quantile that its blocks set none.
+    """
+    samples = (treatment, control)
+    base = Comparison(
+        quantile=0.5,
+        margin=margin,
+        alpha=alpha,
+        method="unpaired t over trials",
+        blocks=min(len(np.unique(sample.block)) for sample in samples),
+        trials=min(len(np.unique(sample.trial)) for sample in samples),
+        requests=min(map(len, samples)),
+        restart_spread=restart_spread,
+        obstacle=next(
+            (
+                f"{name} has no request to compare"
+                for name, own in zip(("the arm", "the control"), samples, strict=True)
+                if not len(own)
+            ),
+            None,
+        ),
+    )
+    return [_compared(replace(base, quantile=q), samples, day_part(day_spread)) for q in qs]
+
+
+def _compared(item: Comparison, samples: tuple[Sample, Sample], day: Part) -> Comparison:
+    if item.obstacle is not None:
+        return item
+    own, base = (_level(sample, item) for sample in samples)
+    if own is None or base is None:
+        return item
+    apart, anchor = difference(base, own, day), math.log1p(item.margin)
+    if apart.effect <= anchor:
+        needed = trials_needed(base, own, day, bound=anchor, alpha=item.alpha)
+    else:
+        needed = trials_needed(own, base, day, bound=-anchor, alpha=item.alpha)
+    return replace(apart.of(item), needed_trials=needed)
+
+
+def _level(sample: Sample, item: Comparison) -> Level | None:
+    """The log quantile of the sample's trials; None where one of them has none."""
+    logs, traffic = [], []
+    for trial in np.unique(sample.trial):
+        own = sample.only(sample.trial == trial)
+        value = quantile(own.values, item.quantile)
+        if not value > 0:
+            return None
+        logs.append(math.log(value))
+        traffic.append(quantile_error(own.values, own.block, item.quantile, value))
+    return level_of(np.array(logs), traffic, restart_spread=item.restart_spread)

@@ -18,21 +18,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from analysis.arrays import Floats, Ints
 from analysis.statistics.dependence import Dependence
 from analysis.statistics.distributions import t_cdf, t_quantile, t_sf
-from analysis.statistics.quantiles import BlockHistogram, grouped
+from analysis.statistics.slow_counts import Logs, SortedGroups, slow_counts
 
 FARTHEST = math.log(1000.0)  # a limit beyond this ratio is no limit
 ENOUGH = 2.0  # requests of both arms beyond a window's quantile, where its group has as many
 _FEWEST = 1.0  # fewer in a whole group, and it is the quantile of another tail
 _SPAN = math.log(1.1)  # over which the slope of the exceedances is taken: counts are too coarse for less
 _MOST_LEVERAGE = 0.75
+_FINEST = 1e-3  # in log ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,34 +52,35 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Exceedances by window. `group` numbers the group of each window from 0, rising."""
+    """The log latencies of both arms by window. `group` numbers the group of each window from 0, rising. Ratios are
+    tried in steps of `width`."""
 
-    histogram: BlockHistogram  # its blocks are the windows
-    q: float
+    treatment: SortedGroups
+    control: SortedGroups
     group: Ints
-    treatment: Ints  # the bin of each arm's own quantile, by window
-    control: Ints
+    q: float
+    width: float
 
     @classmethod
-    def of(cls, histogram: BlockHistogram, group: Ints, q: float) -> Windows | None:
+    def of(cls, treatment: Logs, control: Logs, group: Ints, *, q: float, bound: float = 0.0) -> Windows | None:
         """Blocks joined within their group until a window holds enough of the tail; None where groups hold too little.
 
-        A block that holds enough is a window of its own, and a group that does not is one window.
+        A block that holds enough is a window of its own, and a group that does not is one window. `group` is that of
+        each block. A log ratio of `bound` is a whole number of steps, so that a margin is tested where it lies.
         """
-        if tail_of_group(histogram, group, q) < _FEWEST - 1e-9:
+        if tail_of_group(treatment, control, group, q) < _FEWEST - 1e-9:
             return None
         sizes = np.bincount(group)
-        beyond = 2.0 * histogram.size / histogram.blocks * (1.0 - q)
-        joined = min(math.ceil(ENOUGH / beyond - 1e-9), int(np.median(sizes)))  # blocks
+        joined = min(math.ceil(ENOUGH / _beyond(treatment, control, group, q) - 1e-9), int(np.median(sizes)))  # blocks
         window, first = np.empty(len(group), dtype=np.int64), 0
         for number, size in enumerate(sizes):
             count = max(1, round(size / joined))
             window[group == number] = first + np.arange(size) * count // size
             first += count
+        one, other = (SortedGroups.of(logs, window, first) for logs in (treatment, control))
+        width = bound / math.ceil(bound / _FINEST) if bound > 0 else _FINEST
         starts = np.flatnonzero(np.diff(window, prepend=-1))
-        held = grouped(histogram, window)
-        own = (_first_reaching(cumulated, q * cumulated[-1] - 5e-7) for cumulated in (held.treatment, held.control))
-        return cls(histogram=held, q=q, group=group[starts], treatment=next(own), control=next(own))
+        return cls(treatment=one, control=other, group=group[starts], q=q, width=width)
 
     @property
     def groups(self) -> int:
@@ -88,36 +88,33 @@ class Windows:
 
     def excess(self, shift: int | Ints) -> Floats:
         """By how much the treatment, divided by exp(shift × width), exceeds each window's quantile more often than the
-        control does. Shape (windows,), as that of several shifts; windows weigh the same."""
-        histogram = self.histogram
-        size = histogram.control[-1].astype(np.float64)
-        # The quantile of both lies between those of each.
-        moved = self.treatment - shift
-        low, high = np.minimum(moved, self.control) - 1, np.maximum(moved, self.control)
-        threshold = self.q * 2.0 * size - 1e-6
-        while (high - low > 1).any():
-            middle = (low + high) // 2
-            reached = _upto(histogram.treatment, middle + shift) + _upto(histogram.control, middle) >= threshold
-            high, low = np.where(reached, middle, high), np.where(reached, low, middle)
-        more = _upto(histogram.control, high) - _upto(histogram.treatment, high + shift)
-        return np.asarray(more * (size.mean() / size), dtype=np.float64)
+        control does. Shape (windows,), as that of several shifts; both arms and all windows weigh the same."""
+        place = np.ceil(self.q * (self.treatment.sizes + self.control.sizes) - 1e-6).astype(np.int64)
+        counts = slow_counts(self.treatment, self.control, np.asarray(shift * self.width), place)
+        more = counts.treatment / counts.own - counts.control / counts.other
+        return np.asarray(more * float((counts.own + counts.other).mean()) / 2.0)
 
 
-def tail_of_group(histogram: BlockHistogram, group: Ints, q: float) -> float:
+def _beyond(treatment: Logs, control: Logs, group: Ints, q: float) -> float:
+    """How many requests of both arms lie beyond the quantile in a block, on the average."""
+    return (len(treatment.values) + len(control.values)) / len(group) * (1.0 - q)
+
+
+def tail_of_group(treatment: Logs, control: Logs, group: Ints, q: float) -> float:
     """Return how many requests of both arms lie beyond the quantile in a group of median size."""
-    return 2.0 * histogram.size / histogram.blocks * (1.0 - q) * int(np.median(np.bincount(group)))
+    return _beyond(treatment, control, group, q) * int(np.median(np.bincount(group)))
 
 
 def typical_ratio(windows: Windows) -> float:
     """The log ratio at which the exceedances balance: the middle of the shifts at which they do."""
     first, last = _balance(windows, np.zeros_like(windows.group))
-    return float(first[0] + last[0]) / 2.0 * windows.histogram.width
+    return float(first[0] + last[0]) / 2.0 * windows.width
 
 
 def ratios_by_group(windows: Windows) -> Floats:
     """The log ratio at which the exceedances of each group balance by themselves. Shape (groups,)."""
     first, last = _balance(windows, windows.group)
-    return np.asarray((first + last) / 2.0 * windows.histogram.width)
+    return np.asarray((first + last) / 2.0 * windows.width)
 
 
 def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: Dependence) -> Limits | None:
@@ -126,7 +123,7 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
     Student's t with groups − 1 degrees of freedom over the exceedances of groups. Two errors add up: that of counts,
     and how far `dependence` may have moved the ratio itself. Once all of the tail is on one side, counts say no more.
     """
-    width, groups = windows.histogram.width, windows.groups
+    width, groups = windows.width, windows.groups
 
     def sums(shift: int) -> Floats:
         counts = np.bincount(windows.group, weights=windows.excess(shift), minlength=groups)
@@ -187,7 +184,7 @@ def _balance(windows: Windows, group: Ints) -> tuple[Ints, Ints]:
 
     By bisection of all groups at once. `group` numbers that of each window from 0. Shape (groups,) each.
     """
-    farthest, groups = round(FARTHEST / windows.histogram.width), int(group[-1]) + 1
+    farthest, groups = round(FARTHEST / windows.width), int(group[-1]) + 1
     found = []
     for most in (1e-6, -1e-6):
         low, high = np.full(groups, -farthest), np.full(groups, farthest)
@@ -197,24 +194,6 @@ def _balance(windows: Windows, group: Ints) -> tuple[Ints, Ints]:
             low, high = np.where(fewer, low, middle), np.where(fewer, middle, high)
         found.append(high)
     return found[0], found[1]
-
-
-def _first_reaching(cumulated: npt.NDArray[np.floating[Any]], threshold: Floats) -> Ints:
-    """The first bin of each window at which its cumulated count reaches the threshold, by bisection."""
-    low = np.full(cumulated.shape[1], -1, dtype=np.int64)
-    high = np.full(cumulated.shape[1], len(cumulated) - 1, dtype=np.int64)
-    while (high - low > 1).any():
-        middle = (low + high) // 2
-        reached = _upto(cumulated, middle) >= threshold
-        high, low = np.where(reached, middle, high), np.where(reached, low, middle)
-    return high
-
-
-def _upto(cumulated: npt.NDArray[np.floating[Any]], places: Ints) -> Floats:
-    """The count of each window up to its own place: zero before the first bin, the last one's from there on."""
-    held = cumulated[np.clip(places, 0, len(cumulated) - 1), np.arange(cumulated.shape[1])].astype(np.float64)
-    held[places < 0] = 0.0
-    return held
 
 
 def first_rejected(kept: Callable[[int], bool], *, guess: int, farthest: int) -> int | None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import GenerateJsonSchema
 
 from analysis.records.plain_values import CONTROL
 from analysis.settings.metrics import EMBED, EMBED_METRICS, METRIC_NAMES, gate_label
@@ -106,7 +107,6 @@ class Design(Row):
     planned: Annotated[Count, Field(description="requests")] = None
     open_loop: bool
     concurrency: Annotated[Count, Field(description="requests under way to an arm, of a closed loop")] = None
-    generator_lag_p99_ms: Number = None
 
 
 # --- Arms -------------------------------------------------------------------------------------------------------------
@@ -426,22 +426,16 @@ def plain(value: Any) -> Any:
 
 def json_schema() -> str:
     """The JSON Schema of the document."""
-    schema = Summary.model_json_schema(by_alias=True, mode="serialization")
+    schema = Summary.model_json_schema(by_alias=True, mode="serialization", schema_generator=_Untitled)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"urn:tailgate:schema:summary:{SCHEMA}"}
-    return json.dumps(head | _untitled(schema), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(head | schema, indent=1, ensure_ascii=False) + "\n"
 
 
-def _untitled(schema: Any) -> Any:
-    """The schema without titles, which repeat names."""
-    if isinstance(schema, list):
-        return [_untitled(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: {name: _untitled(item) for name, item in value.items()} if key == "properties" else _untitled(value)
-        for key, value in schema.items()
-        if key not in ("title", "default")
-    }
+class _Untitled(GenerateJsonSchema):
+    """Without titles of fields, which repeat their names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
 
 
 if __name__ == "__main__":

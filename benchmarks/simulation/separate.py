@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.judging.separate import compare_separate
 from analysis.settings.gate_limits import DAY_SPREAD, RESTART_SPREAD
 from analysis.statistics.compare import Comparison, Sample, decide
+from analysis.statistics.unpaired import compare_separate
 from analysis.wording import counted
 from benchmarks.simulation.calibration import covers, means
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples

@@ -15,10 +15,10 @@ from scipy import stats
 
 from analysis.arrays import Floats
 from analysis.judging.gates.goodput import bunched_error, log_ratio
-from analysis.judging.paths import SEGMENTS, SOONEST_BLOCKS, Decided, first_decided
+from analysis.judging.paths import Decided, first_decided
 from analysis.run.slo import judge_share
 from analysis.statistics.dependence import groups_of
-from analysis.statistics.sequential import APART, Exchange, Outcome, groups_for
+from analysis.statistics.sequential import APART, SEGMENTS, Exchange, Outcome, groups_for
 from analysis.statistics.share_evidence import FEWEST_BLOCKS, share_evidence, tail_effects
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
 from benchmarks.simulation.promises import ALPHA, AT_MARGIN, MARGIN
@@ -63,9 +63,6 @@ def decided(
             one = one.only(np.random.default_rng([seed, 7]).uniform(size=len(one)) < kind.kept)
         groups = groups_for(one, other, q=0.99, blocks=blocks, exchange=exchange, apart=apart)
         evidence = groups.evidence(MARGIN)
-        if apart > 1.0:
-            seen = np.unique(evidence.last_block // SEGMENTS, return_inverse=True)[1] + 1
-            evidence = evidence.since(seen >= SOONEST_BLOCKS)
         decision = evidence.decision(alpha=ALPHA)
         if decision is not None:
             block = int(evidence.last_block[decision[1]])  # counted from ten thousand times the number of its trial
@@ -78,14 +75,6 @@ def errors(kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0, me
     """(PASS, FAIL) as 0 or 1: at the margin both are wrong."""
     found = decided(kind, seed, ratio=ratio, slower=slower, metric=metric)
     return np.array([found is not None and found[0] == word for word in ("PASS", "FAIL")], dtype=np.float64)
-
-
-def limits_hold(kind: Kind, seed: int, *, ratio: float) -> float:
-    """1 if the limits by segments hold the ratio of p99 E2E after `SOON_MINUTES` minutes, else 0."""
-    trials = pair(replace(kind, duration_s=SOON_MINUTES * MINUTE_S), np.random.default_rng([seed, 8]))
-    one, other = samples(trials, "e2e_ms", ratio=ratio, block_s=BLOCK_S / SEGMENTS)
-    low, high = groups_for(one, other, q=0.99, blocks=1, apart=APART).limits(alpha=ALPHA)
-    return float(low[-1] <= ratio <= high[-1])
 
 
 def objective_errors(
@@ -102,8 +91,8 @@ def objective_errors(
         blocks = int(block.max()) + 1
         tail, far = tail_effects(one.values, block, blocks=blocks, allowed=allowed, limit_ms=limit_ms)
         bad, requests = np.bincount(block[missed], minlength=blocks), np.bincount(block, minlength=blocks)
-        evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far)
-        found = evidence.decision(alpha=ALPHA, least_blocks=FEWEST_BLOCKS)
+        evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far, least_blocks=FEWEST_BLOCKS)
+        found = evidence.decision(alpha=ALPHA)
         verdict = None if found is None else found[0]
     else:
         verdict = judge_share(
@@ -212,8 +201,6 @@ def sequential_table(table: Table) -> None:
             table.add(
                 f"p99 e2e, {name}, {words}, {ratio:g} times: minutes until half are decided", _minutes(found), most=most
             )
-            held = table.over_seeds(partial(limits_hold, offered(KINDS[name]), ratio=ratio))
-            table.add(f"  limits after {SOON_MINUTES:g} minutes hold the truth", float(np.mean(held)), least=0.92)
     uneven = replace(KINDS["split"], rate=8.0, slots=32, kept=1.0 / 9.0)
     for metric in ("e2e", "ttft"):
         wrong = table.over_seeds(partial(errors, uneven, ratio=1.0 + MARGIN, metric=metric))

@@ -13,13 +13,10 @@ from typing import Any
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.statistics.dependence import groups_of
+from analysis.statistics.compare import compare
 from analysis.statistics.planning import MODEL_RATE, MODEL_S, model_noise
-from analysis.statistics.quantiles import block_histogram
-from analysis.statistics.windows import Windows, typical_ratio
-from benchmarks.simulation.scenario import Scenario, run
+from benchmarks.simulation.scenario import Scenario, run, sample
 from benchmarks.simulation.server import Served
-from benchmarks.simulation.weather import BLOCK_S
 
 # Slots grow with the rate, so that every server has the same load.
 _SLOTS_PER_RATE = 4
@@ -49,11 +46,9 @@ def spreads(design: str, *, rate: float, seeds: int, seed: int = 7) -> Floats:
 
 
 def _log_ratio(treatment: Served, control: Served, metric: str) -> float:
-    one, other = getattr(treatment, metric), getattr(control, metric)
-    block, its = ((arm.arrival_s // BLOCK_S).astype(np.int64) for arm in (treatment, control))
-    histogram = block_histogram(one, block, other, its, anchor=0.0)
-    windows = Windows.of(histogram, groups_of(np.zeros(histogram.blocks, dtype=np.int64)), _Q)
-    return math.log(np.quantile(one, _Q) / np.quantile(other, _Q)) if windows is None else typical_ratio(windows)
+    both = (sample(arm, metric=metric) for arm in (treatment, control))
+    (item,) = compare(*both, qs=(_Q,), margin=0.0, alpha=0.05)
+    return math.log(item.ratio or math.nan)
 
 
 def between(both: Floats) -> float:

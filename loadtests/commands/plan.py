@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.planning import DESIGNS, Goal, Traffic, plan_from_design, plan_from_run
+from analysis.planning import DESIGNS, plan_from_design, plan_from_run
 from analysis.records.tables import RecordError
 from analysis.settings.slo_targets import merged, parse_slo
 from analysis.wording import counted, duration_text
-from loadtests.commands.command_line import CommandParser, run_directory
+from loadtests.commands.command_line import CommandParser, real, run_directory
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.config_errors import as_config_error
 from servers import stdout
@@ -28,20 +28,20 @@ def add_arguments(parser: CommandParser) -> None:
     )
     add = parser.add_argument
     add("run_dir", nargs="?", default="", metavar="RUN_DIR", help="a pilot: a directory that `tailgate run` wrote")
-    add("--margin", type=float, metavar="M", help="accepted rise (default: the pilot's, or 0.1)")
-    add("--ratio", type=float, default=1.0, metavar="R", help="true ratio to plan for; 1 is equal arms (default 1)")
+    add("--margin", type=real(1e-4, 10, "share"), metavar="M", help="accepted rise (default: the pilot's, or 0.1)")
+    add(
+        "--ratio",
+        type=real(0.01, 100),
+        default=1.0,
+        metavar="R",
+        help="true ratio to plan for; 1 is equal arms (default 1)",
+    )
     group = parser.add_argument_group("without a pilot")
-    group.add_argument("--rate", type=float, metavar="R", help="requests/s to each arm")
+    group.add_argument("--rate", type=real(1e-6, 1e6, "rate"), metavar="R", help="requests/s to each arm")
     group.add_argument(
         "--design",
         choices=DESIGNS,
         help="separate: two runs at different times or hosts (default mirrored)",
-    )
-    group.add_argument(
-        "--searching",
-        action="store_true",
-        default=None,
-        help="the arm searches for kernels, as compiled-bucketed and max-autotune do on a GPU",
     )
     group.add_argument("--slo", action="append", metavar="TARGET", help="such as p99_ttft_ms=500")
 
@@ -55,19 +55,18 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> dict[str, Any]:
-    goal = Goal(margin=options.margin, ratio=options.ratio)
+    goal = {"margin": options.margin, "ratio": options.ratio}
     if options.run_dir:
-        for flag in ("rate", "design", "searching", "slo"):
+        for flag in ("rate", "design", "slo"):
             if getattr(options, flag) is not None:
                 raise ConfigError(
                     f"--{flag} is for a plan without a pilot, but RUN_DIR is given: leave one of them out"
                 )
-        return plan_from_run(run_directory(options.run_dir), goal)
+        return plan_from_run(run_directory(options.run_dir), **goal)
     if options.rate is None:
         raise ConfigError("there is neither a pilot nor a rate: give RUN_DIR, or --rate R for requests/s to each arm")
-    design, searching = options.design or "mirrored", bool(options.searching)
-    traffic = Traffic(rate=options.rate, design=design, searching=searching)
-    return plan_from_design(traffic, goal, targets=parse_slo(merged({}, options.slo or [])))
+    targets = parse_slo(merged({}, options.slo or []))
+    return plan_from_design(rate=options.rate, design=options.design or "mirrored", targets=targets, **goal)
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
@@ -95,7 +94,6 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         cells.append(_length(row["needed_s"]))
         table.append([*cells, row["note"]])
     lines += [*aligned(table, left=2 if pilot else 1), ""]
-    lines += [f"Mend first: {text}" for text in plan["mend_first"]]
     lines += list(plan["notes"])
     if plan["needed_s"] is None:
         lines.append(f"No run of up to a week decides {', '.join(plan['out_of_reach'])}.")

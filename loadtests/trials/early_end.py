@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.judging.alarms import compile_alarms, death_alarms
-from analysis.judging.gates import FAIL, INCONCLUSIVE
-from analysis.wording import counted
+from analysis.judging.gates import FAIL
 from loadtests.trials.judge import Judge
 from loadtests.trials.steering import Steered
 from servers.clock import now_ns
@@ -30,16 +29,9 @@ def early_end(look: Mapping[str, Any], ended: Collection[str] = ()) -> EarlyEnd:
     outlooks = {arm: row for arm, row in look["arms"].items() if isinstance(row, Mapping)}
     decided = {arm: row["decision"] for arm, row in outlooks.items() if row["decision"] is not None}
     still = [arm for arm in outlooks if arm not in decided and arm not in ended]
-    hopeless = [arm for arm in still if outlooks[arm]["hopeless"]]
-    minutes = look["seconds"] / 60.0
-    if len(hopeless) == len(still):
-        parts = [f"{arm}: {decision}" for arm, decision in decided.items()]
-        for arm in hopeless:
-            gates = [gate["verdict"] for gate in look["gates"] if gate["arm"] == arm]
-            undecided = f"{gates.count(INCONCLUSIVE)} of {counted(len(gates), 'gate')} undecided"
-            parts.append(f"{arm}: {undecided}, which the rest of the run is unlikely to change")
-        ended = "stopped" if hopeless else "decided"
-        return EarlyEnd(why=f"{ended} after {minutes:.1f} minutes ({'; '.join(parts)})" if parts else None, arms={})
+    if decided and not still:
+        parts = "; ".join(f"{arm}: {decision}" for arm, decision in decided.items())
+        return EarlyEnd(why=f"decided after {look['seconds'] / 60.0:.1f} minutes ({parts})", arms={})
     failed = {arm: outlooks[arm]["reason"] for arm, decision in decided.items() if decision == FAIL}
     return EarlyEnd(why=None, arms={arm: reason for arm, reason in failed.items() if arm not in ended})
 

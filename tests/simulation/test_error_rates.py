@@ -15,13 +15,13 @@ from scipy import stats
 
 from analysis.checks.traffic import sample_ratio
 from analysis.compare.comparison import compare_runs
-from analysis.judging.separate import compare_separate
 from analysis.parity.measures import LEAST_TEXTS, mean_interval
 from analysis.run.slo import judge_share
 from analysis.statistics.compare import Sample, decide
 from analysis.statistics.machines import lasting_reach, mean_over_trials
 from analysis.statistics.planning import MODEL_RATE, model_noise
 from analysis.statistics.quantiles import ordered_interval
+from analysis.statistics.unpaired import compare_separate
 from benchmarks.simulation import kinds
 from benchmarks.simulation.calibration import means
 from benchmarks.simulation.frontiers import BUDGET, EQUAL, FIFTHS, KINDS, inside, promise, search

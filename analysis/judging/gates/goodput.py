@@ -16,15 +16,15 @@ import numpy as np
 
 from analysis.arrays import Floats, Ints
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.gates.latency import needed_s
+from analysis.judging.gates.latency import needed
 from analysis.run.run import Run
 from analysis.run.slo import limit_used
-from analysis.run.variance import share_error, start_spread
+from analysis.run.variance import start_spread
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
 from analysis.statistics.dependence import groups_of
 from analysis.statistics.distributions import t_quantile
 from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, is_far
-from analysis.statistics.unpaired import Level, day_part, difference, level_of
+from analysis.statistics.unpaired import Level, day_part, difference, level_of, share_error
 from analysis.statistics.windows import FARTHEST
 from analysis.wording import counted
 
@@ -49,7 +49,7 @@ def goodput_gates(run: Run, arm: str) -> list[Gate]:
     # The control's goodput over the arm's must stay below 1 / least.
     ratio = 1.0 / found.ratio.ratio if found.ratio.ratio else None
     turned = replace(found.ratio, ratio=ratio, margin=1.0 / least - 1.0) if least > 0 else None
-    length_s = None if turned is None else needed_s(run, turned, blocks=found.needed_blocks or 0)
+    length_s = None if turned is None else needed(run, turned, blocks=found.needed_blocks or 0)[0]
     return [goodput_gate(found, least, length_s)]
 
 
@@ -194,15 +194,15 @@ def _of_separate_runs(run: Run, item: Comparison, used: Floats) -> tuple[Compari
 
 def _level(run: Run, arm: str, used: Floats) -> Level | None:
     """The log share of good requests in the arm's trials; None where one of them has no request."""
-    logs, lucks = [], []
+    logs, traffic = [], []
     for trial in run.trials_of(arm):
         rows = np.flatnonzero(run.of_arm(arm) & run.usable & (run.requests.trial == trial.number))
         good = used[rows] <= 1.0
         if not good.size:
             return None
         logs.append(math.log((float(good.sum()) + 0.5) / (good.size + 0.5)))
-        lucks.append(share_error(good, run.block[rows]))
-    return level_of(np.array(logs), lucks, restart_spread=start_spread(run, arm)) if logs else None
+        traffic.append(share_error(good, run.block[rows]))
+    return level_of(np.array(logs), traffic, restart_spread=start_spread(run, arm)) if logs else None
 
 
 def _grouped(column: Floats, group: Ints) -> Floats:

@@ -15,10 +15,9 @@ from analysis.statistics.planning import (
     LONGEST_S,
     MOST_STARTS,
     POWER,
-    comparison_needed_s,
+    comparison_needed,
     least_length_s,
     power_of_each,
-    starts_needed,
 )
 
 
@@ -68,19 +67,18 @@ def _needed(run: Run, item: Comparison, path: Path | None) -> tuple[float | None
         if item.obstacle is None and item.blocks < run.limits.min_blocks:
             return shortest_s(run, run.rate(item.requests, item.arm)), None
         return None, _within_reach(item.needed_trials)
-    power = power_of_each(run.limits)
-    starts = starts_needed(item, power=power)
-    return needed_s(run, item, power=power), _within_reach(starts) if starts > item.trials else None
+    seconds, starts = needed(run, item, power=power_of_each(run.limits))
+    return seconds, _within_reach(starts) if starts > item.trials else None
 
 
 def _within_reach(starts: int | None) -> int | None:
     return None if starts is None or starts > MOST_STARTS else starts
 
 
-def needed_s(run: Run, item: Comparison, *, power: float = POWER, blocks: int = 0) -> float | None:
-    """The length of a run of `blocks` blocks at least that would decide the comparison."""
+def needed(run: Run, item: Comparison, *, power: float = POWER, blocks: int = 0) -> tuple[float | None, int]:
+    """The length of a run of `blocks` blocks at least that would decide the open comparison, and its starts."""
     blocks, overhead_s = max(blocks, run.limits.min_blocks), run.limits.cold_s * len(run.trials)
-    return comparison_needed_s(item, block_s=run.block_s, min_blocks=blocks, overhead_s=overhead_s, power=power)
+    return comparison_needed(item, block_s=run.block_s, min_blocks=blocks, overhead_s=overhead_s, power=power)
 
 
 def whole_s(run: Run, path: Path) -> float | None:

@@ -120,13 +120,13 @@ def test_missing_steps_are_reported_and_open_no_gate_on_compiles(quiet):
         quiet, final={name: {"counters": {"compile_events": int("c" in name), "steps": steps[name]}} for name in steps}
     )
     summary = analyze(quiet)
-    assert "compiled-0 counted 21 in trial 1 and 20 are" in failed(summary)["telemetry"]
+    assert "compiled-0 counted 21 engine steps in trial 1, and 20 are" in failed(summary)["telemetry"]
     assert gate(summary)["verdict"] == "PASS"
 
 
 def test_numbers_missing_among_the_events_are_reported(quiet):
     rewrite(quiet, lambda rows: [row | {"event_id": "1-compiled-0-4"} for row in rows])
-    assert "counted 5 in trial 1 and 1 are recorded" in failed(analyze(quiet))["telemetry"]
+    assert "counted 5 compile events in trial 1, and 1 are recorded" in failed(analyze(quiet))["telemetry"]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_stall_longer_than_its_request_is_no_stall(quiet):
     edit(quiet, lambda number, row: row | ({"compile_stall_ns": 1 << 62} if number == 40 else {}))
     summary = analyze(quiet)
     assert gate(summary, "longest stall")["verdict"] == "INCONCLUSIVE"
-    assert "1 request has times" in failed(summary)["complete"]
+    assert "1 request with times" in failed(summary)["complete"]
 
 
 @pytest.mark.parametrize("change", [{"arm": "eagfr"}, {"trial": 9}, {"phase": "meazure"}], ids=str)
@@ -258,7 +258,7 @@ def test_stalls_that_only_show_at_the_client_open_the_gates(tmp_path):
     rewrite(directory, without_compiles)
     summary = analyze(directory)
     assert gate(summary)["verdict"] == "INCONCLUSIVE"
-    assert "in no compile event" in failed(summary)["telemetry"]
+    assert "in no event" in failed(summary)["telemetry"]
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_stall_of_unknown_cause_opens_the_gate_on_the_longest_alone(tmp_path):
     assert gate(summary, "longest stall")["verdict"] == "INCONCLUSIVE"
     assert {gate(summary, name)["verdict"] for name in ("recompiles", "stall per minute", "requests hit")} == {"PASS"}
     reason = failed(summary)[CHECK]
-    assert all(words in reason for words in ("2 times", "100 s into trial 1", "200 s into trial 1"))
+    assert all(words in reason for words in ("2 times", "into trial 1"))
     assert summary["headline"].endswith(reason)
     assert "raise gates.max_stall_s" in summary["advice"]["text"]
 
@@ -315,7 +315,7 @@ def test_a_stall_that_its_prompts_explain_is_not_of_unknown_cause(tmp_path, caus
     times = {"start_ns": start_ns, "end_ns": start_ns + 3 * SECOND}
     place = {"arm": "compiled", "trial": 1, "replica": "compiled-0", **times}
     stall = Stall(**place, cause=cause, requests=np.arange(1))
-    (check,) = unknown_stalls(run, replace(seen, stalls=(stall,)))
+    check = unknown_stalls(run, replace(seen, stalls=(stall,)))
     assert (check.ok, check.gates) == ((True, ()) if cause == WORK else (False, ("longest stall",)))
 
 

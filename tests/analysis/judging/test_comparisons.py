@@ -11,7 +11,6 @@ from scipy import stats
 
 from analysis.judging.comparisons import PHASES, QUANTILES, blocks_at, compared, comparisons, judge_quantiles
 from analysis.judging.gates.goodput import bunched_error, goodput_of, log_ratio
-from analysis.judging.separate import compare_separate
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
@@ -19,6 +18,7 @@ from analysis.run.run import Run
 from analysis.run.trials import SECOND
 from analysis.settings.metrics import JUDGED_METRICS
 from analysis.statistics.compare import Comparison, Sample, decide
+from analysis.statistics.unpaired import compare_separate
 from tests.fakes.request_rows import write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 

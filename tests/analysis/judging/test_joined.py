@@ -67,10 +67,10 @@ def test_a_fault_of_one_run_concerns_all_and_names_its_trial(tmp_path):
     final = {"eager-0": {"counters": {}}, "compiled-0": {"counters": counters}}
     path.write_text(json.dumps({**info, "complete": False, "deaths": [death], "final": final}))
     _, judgement = judged(folder)
-    assert "Trial 3 (trial 2 of run-1)" in check(judgement, "complete").reason
+    assert "stopped before their end: 3 (trial 2 of run-1)" in check(judgement, "complete").reason
     assert any(item.gate == "deaths" and item.verdict == "FAIL" for item in judgement.gates)
     lost = [item.reason for item in judgement.checks if item.check == "telemetry" and not item.ok]
-    assert any("compiled-0 counted 9 in trial 3" in reason for reason in lost)
+    assert any("compiled-0 counted 9 compile events in trial 3" in reason for reason in lost)
 
 
 def test_lost_steps_are_missing_unless_the_whole_run_was_kept_without_steps(tmp_path):
@@ -86,7 +86,7 @@ def test_lost_steps_are_missing_unless_the_whole_run_was_kept_without_steps(tmp_
     _, judgement = judged(folder)
     reasons = [item.reason for item in judgement.checks if item.check == "telemetry" and not item.ok]
     assert len(reasons) == 2
-    assert all("-0 counted 20 in trial 1 and 0 are recorded." in reason for reason in reasons)
+    assert all("-0 counted 20 engine steps in trial 1, and 0 are recorded." in reason for reason in reasons)
     assert judgement.overall == "INCONCLUSIVE"
 
     lost[1].unlink()
@@ -109,7 +109,7 @@ def test_missing_events_are_counted_under_the_new_number_of_their_trial(tmp_path
     _, judgement = judged(folder)
     reasons = [item.reason for item in judgement.checks if item.check == "telemetry" and not item.ok]
     assert len(reasons) == 1
-    assert "compiled-0 counted 8 in trial 2 and 3 are recorded" in reasons[0]
+    assert "compiled-0 counted 8 compile events in trial 2, and 3 are recorded" in reasons[0]
 
 
 def test_runs_of_one_seed_share_schedules(tmp_path):
@@ -119,7 +119,7 @@ def test_runs_of_one_seed_share_schedules(tmp_path):
     _, judgement = judged(tmp_path / "joined")
     said = check(judgement, "schedules")
     assert not said.ok
-    assert "Trials 1 and 3, 2 and 4" in said.reason
+    assert "1 and 3; 2 and 4" in said.reason
     assert said.opens == ()
     assert judgement.overall == "PASS", "a mirrored schedule favours neither arm"
 

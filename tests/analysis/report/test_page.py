@@ -84,7 +84,7 @@ def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_
     row |= {"reason": "It stopped.", "opens": ["longest stall"], "remedy": "See."}
     demo["validity"].append(row)
     text = read_page(html_report(demo)).text
-    assert "18 are needed. Leaves open: SLO." in text
+    assert "needed (gates.min_blocks). Leaves open: non-inferiority, SLO." in text
     assert "blocks (compiled-naive)" in text
     assert "It stopped. See. Leaves open: longest stall." in text
     failed = sum(not row["ok"] for row in demo["validity"])

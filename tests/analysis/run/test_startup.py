@@ -15,7 +15,8 @@ from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import RecordWriter
 from analysis.run.run import Run
 from analysis.run.startup import compiler_facts, startup_row
-from analysis.run.variance import quantile_error, searching_starts, start_spread
+from analysis.run.variance import searching_starts, start_spread
+from analysis.statistics.unpaired import quantile_error
 from analysis.summary.summary import analyze
 from tests.fakes.machines import tell
 from tests.fakes.runs import SECOND, FakeArm, FakeRun, start_of, write_run
@@ -108,9 +109,11 @@ def test_each_compile_that_searches_has_a_variance_of_its_own(
 def test_a_longer_trial_knows_better_how_much_its_traffic_moved_it(blocks: int, degrees: float) -> None:
     block = np.repeat(np.arange(blocks), 50)
     values = np.exp(np.random.default_rng(1).standard_normal(len(block)))
-    assert quantile_error(values, block, 0.5, float(np.median(values))).degrees == degrees
+    error = quantile_error(values, block, 0.5, float(np.median(values)))
+    assert error is not None
+    assert error.degrees == degrees
     one = np.zeros(50, dtype=np.int64)
-    assert quantile_error(np.arange(1.0, 51.0), one, 0.5, 25.0).spread is None
+    assert quantile_error(np.arange(1.0, 51.0), one, 0.5, 25.0) is None
 
 
 def test_a_compile_in_the_background_holds_up_no_request(tmp_path: Path) -> None:

@@ -256,7 +256,9 @@ def test_counts_are_those_of_counting(seed: int, sizes: list[tuple[int, int]], q
     # quarters, which floats hold exactly, so that ties stay ties after a shift
     one, other = ([np.round(4 * pair[arm]) / 4 if ties else pair[arm] for pair in drawn] for arm in (0, 1))
     ratios = np.round(4 * RATIOS) / 4 if ties else RATIOS
-    counts = slow_counts(sorted_groups(one), sorted_groups(other), ratios, q)
+    totals = np.array([sum(both) for both in sizes])
+    place = np.floor(q * (totals - 1)).astype(np.int64) + 1
+    counts = slow_counts(sorted_groups(one), sorted_groups(other), ratios[:, None], place)
     for place, ratio in enumerate(ratios):
         for group, (mine, theirs) in enumerate(zip(one, other, strict=True)):
             expected = one_by_one(mine - ratio, theirs, q)

@@ -14,15 +14,13 @@ from analysis.statistics.dependence import (
     FEWEST_GROUPS,
     MOST_GROUPS,
     Dependence,
-    block_differences,
     dependence_of,
-    first_autocorrelation,
     group_correlation,
     group_count,
     groups_of,
 )
 from analysis.statistics.machines import Part, between_machines, disagreement, lasting_reach, mean_over_trials, summed
-from analysis.statistics.unpaired import Level, Luck, difference, level_of, trials_needed
+from analysis.statistics.unpaired import Level, difference, level_of, trials_needed
 
 
 def drifting(rng, size, *, rho):
@@ -56,14 +54,6 @@ def test_eight_groups_are_the_fewest_where_there_are_blocks_for_them():
     assert groups_of(np.repeat([1, 2], 6))[-1] + 1 >= FEWEST_GROUPS
 
 
-def test_neighbouring_blocks_that_resemble_each_other_are_seen():
-    trend = np.linspace(-1, 1, 30)
-    assert first_autocorrelation(trend) > 0.8
-    assert first_autocorrelation(np.tile([1.0, -1.0], 15)) < -0.8
-    assert first_autocorrelation(np.zeros(30)) is None
-    assert first_autocorrelation(trend[:5]) is None
-
-
 def test_blocks_predict_how_groups_correlate():
     """Over many series the estimate from 40 blocks is near the truth, which few groups could not show themselves."""
     group = groups_of(np.ones(40, dtype=int))
@@ -75,6 +65,7 @@ def test_blocks_predict_how_groups_correlate():
     independent = [group_correlation(np.random.default_rng(seed).standard_normal(40), group) for seed in range(300)]
     assert np.mean(independent) < 0.05
     assert group_correlation(np.zeros(40), group) is None
+    assert group_correlation(np.arange(5.0), group[:5]) is None
 
 
 def test_the_number_of_groups_is_known_without_grouping() -> None:
@@ -97,13 +88,6 @@ def wandering(seed, *, blocks=40, lasting=6.0, spread=0.04):
 
 def of(differences, trial=ONE_TRIAL, restart_spread=0.0):
     return dependence_of(differences, groups_of(trial), trial, restart_spread=restart_spread)
-
-
-def test_differences_are_those_of_mean_log_latency_by_block():
-    block = np.array([0, 0, 1, 1, 1])
-    found = block_differences(np.array([1.0, 4, 2, 2, 2]), block, np.array([1.0, 1, 1, 2, 4]), block, 2)
-    assert found == pytest.approx([math.log(2), 0.0])
-    assert np.isfinite(block_differences(np.zeros(2), np.array([0, 1]), np.ones(2), np.array([0, 1]), 2)).all()
 
 
 def test_a_speed_that_wanders_for_minutes_adds_variance_and_noise_of_blocks_adds_little():
@@ -227,11 +211,11 @@ def test_lasting_reach_is_student_t_over_three_groups_of_neighbours():
 
 
 NO_DAY = Part(variance=0.0, degrees=4.0)
-LUCK = Luck(spread=0.02, degrees=19.0)
+TRAFFIC = Part(variance=0.02**2, degrees=19.0)
 
 
-def level(values, luck=LUCK, restart=0.0):
-    return level_of(np.asarray(values, dtype=float), [luck] * len(values), restart_spread=restart)
+def level(values, traffic=TRAFFIC, restart=0.0):
+    return level_of(np.asarray(values, dtype=float), [traffic] * len(values), restart_spread=restart)
 
 
 def test_from_six_trials_on_it_is_welchs_test() -> None:
@@ -259,7 +243,7 @@ def test_one_trial_rests_on_what_its_blocks_predict_and_on_the_allowance() -> No
     alone = level([0.3], restart=0.01)
     assert alone.each is not None
     assert alone.each.variance == pytest.approx(0.02**2 + 0.01**2)
-    assert level([0.3], luck=Luck(spread=None)).each is None
+    assert level([0.3], traffic=None).each is None
 
 
 def test_two_trials_that_agree_by_chance_keep_the_expected_variance() -> None:
@@ -273,14 +257,13 @@ def test_two_trials_that_agree_by_chance_keep_the_expected_variance() -> None:
 
 
 def test_trials_without_any_prediction_speak_for_themselves_from_three_on() -> None:
-    unknown = Luck(spread=None)
-    assert level([0.1, 0.2], luck=unknown).each is None
-    three = level([0.1, 0.2, 0.3], luck=unknown)
+    assert level([0.1, 0.2], traffic=None).each is None
+    three = level([0.1, 0.2, 0.3], traffic=None)
     assert three.each == Part(variance=pytest.approx(0.01), degrees=2.0)
 
 
 def test_nothing_is_decided_where_a_level_has_no_variance() -> None:
-    apart = difference(level([0.3], luck=Luck(spread=None)), level([0.3]), NO_DAY)
+    apart = difference(level([0.3], traffic=None), level([0.3]), NO_DAY)
     assert apart.limits(0.05) == (None, None)
     assert apart.p_above(0.0) is None
     assert apart.spread is None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from analysis.statistics import sequential
 from analysis.statistics.compare import Sample
 from analysis.statistics.sequential import FEWEST_GROUPS, Evidence, Groups, groups_for
 from analysis.statistics.share_evidence import (
-    ShareEvidence,
     design_effect_of,
     share_evidence,
     share_limits,
@@ -61,19 +61,18 @@ def test_what_is_far_from_the_margin_is_decided_early_and_right(ratio: float, ou
 
 @pytest.mark.parametrize(("ratio", "disturbed", "outcome"), [(1.2, "control", "PASS"), (0.95, "treatment", "FAIL")])
 def test_evidence_of_one_early_disturbance_does_not_last(ratio: float, disturbed: str, outcome: str) -> None:
-    """One arm takes twice as long for nine segments; large effects are decided by all segments together."""
+    """One arm takes twice as long for six blocks; large effects are decided by all segments together."""
     for seed in range(5):
         rng = np.random.default_rng(seed)
         arms = {"treatment": arm(rng, ratio=ratio, blocks=90), "control": arm(rng, blocks=90)}
-        arms[disturbed].values[arms[disturbed].block < 9] *= 2.0
-        evidence = groups_for(arms["treatment"], arms["control"], q=0.99, blocks=1, apart=sequential.APART).evidence(
-            MARGIN
-        )
+        arms[disturbed].values[arms[disturbed].block < 18] *= 2.0
+        segments = groups_for(arms["treatment"], arms["control"], q=0.99, blocks=1, apart=sequential.APART)
+        evidence = segments.evidence(MARGIN)
         decision = evidence.decision(alpha=0.05)
         assert decision is not None
         assert decision[0] == outcome
-        assert not evidence.lasts(decision[0], alpha=0.05)
-        assert evidence.since(np.arange(len(evidence.harm)) >= 60).decision(alpha=0.05) is None
+        assert evidence.last_block[decision[1]] // sequential.SEGMENTS >= sequential.SOONEST_BLOCKS - 1
+        assert evidence.decision(alpha=0.05, to_the_end=True) is None
 
 
 def test_nothing_is_decided_before_it_is_known_how_groups_resemble_each_other() -> None:
@@ -95,7 +94,7 @@ def test_what_comes_later_changes_nothing_of_what_was_known(seed: int, kept: int
     whole = of(*both)
     part = of(*(sample.only(sample.block < kept) for sample in both))
     groups = len(part.harm)
-    for item in ("last_block", "harm", "safety", "deflation", "whole"):
+    for item in ("last_block", "harm", "safety", "deflation", "value"):
         np.testing.assert_array_equal(getattr(part, item), getattr(whole, item)[:groups])
 
 
@@ -162,7 +161,7 @@ def test_an_arm_whose_worst_is_far_worse_does_not_pass() -> None:
     one.values[(one.block >= 2) & (one.block < 4)] *= 30.0
     evidence = of(one, other)
     assert evidence.safety.max() > math.log(20)
-    assert evidence.whole[-1] > 1.0 + MARGIN
+    assert evidence.value[-1] > 1.0 + MARGIN
     assert evidence.decision(alpha=0.05) is None
 
 
@@ -174,16 +173,20 @@ def test_arms_that_share_no_time_are_not_compared() -> None:
 
 
 def test_a_failure_of_one_gate_among_many_needs_more_evidence_and_a_pass_does_not() -> None:
-    def decision(gates: int, *, to_the_end: bool = False, **logarithms: list[float]) -> object:
-        known = {name: np.array(logarithms.get(name, [0.0, 0.0])) for name in ("harm", "safety", "deflation", "whole")}
-        evidence = Evidence(margin=MARGIN, last_block=np.array([1, 3]), **known)
+    may, none = np.ones(2, dtype=np.bool_), np.zeros(2, dtype=np.bool_)
+
+    def decision(gates: int, *, to_the_end: bool = False, **columns: list[float]) -> object:
+        known = {name: np.array(columns.get(name, [0.0, 0.0])) for name in ("harm", "safety", "deflation", "value")}
+        evidence = Evidence(
+            limit=1.0 + MARGIN, last_block=np.array([1, 3]), may_fail=may, may_pass=may, early=none, **known
+        )
         return evidence.decision(alpha=0.05, gates=gates, to_the_end=to_the_end)
 
     assert decision(1, harm=[0.0, math.log(25)]) == ("FAIL", 1)
     assert decision(2, harm=[0.0, math.log(25)]) is None
     for to_the_end in (False, True):
         assert decision(9, safety=[math.log(25), 0.0], to_the_end=to_the_end) == ("PASS", 0), "nothing contradicts it"
-    broken = {"safety": [math.log(25), 0.0], "whole": [1.0, 1.2]}
+    broken = {"safety": [math.log(25), 0.0], "value": [1.0, 1.2]}
     assert decision(9, **broken) == ("PASS", 0)
     assert decision(9, **broken, to_the_end=True) is None
     assert decision(1, **broken, harm=[0.0, math.log(25)], to_the_end=True) == ("FAIL", 1)
@@ -221,10 +224,10 @@ def test_no_group_has_no_limit() -> None:
 BLOCKS, ALLOWED = 80, 0.01
 
 
-def share_of(share: float, seed: int) -> ShareEvidence:
+def share_of(share: float, seed: int, **more: Any) -> Evidence:
     """Independent misses."""
     missed = np.random.default_rng(seed).binomial(PER_BLOCK, share, BLOCKS)
-    return share_evidence(missed, np.full(BLOCKS, PER_BLOCK), allowed=ALLOWED)
+    return share_evidence(missed, np.full(BLOCKS, PER_BLOCK), allowed=ALLOWED, **more)
 
 
 def test_at_the_limit_it_errs_no_more_often_than_alpha_over_all_interim_analyses() -> None:
@@ -243,11 +246,11 @@ def test_what_is_far_from_the_limit_is_decided_right(share: float, outcome: str,
 
 
 def test_a_pass_waits_for_the_least_number_of_blocks_and_a_fail_does_not() -> None:
-    passed = share_of(0.0, 0).decision(alpha=0.05, least_blocks=30)
-    failed = share_of(0.2, 0).decision(alpha=0.05, least_blocks=30)
+    passed = share_of(0.0, 0, least_blocks=30).decision(alpha=0.05)
+    failed = share_of(0.2, 0, least_blocks=30).decision(alpha=0.05)
     assert passed == ("PASS", 29)
-    far = replace(share_of(0.0, 0), far=np.ones(BLOCKS, dtype=np.bool_))
-    assert far.decision(alpha=0.05, least_blocks=20) == ("PASS", 19)
+    far = share_of(0.0, 0, far=True, least_blocks=20)
+    assert far.decision(alpha=0.05) == ("PASS", 19)
     assert failed is not None
     assert failed[0] == "FAIL"
     assert failed[1] < 3
@@ -262,6 +265,16 @@ def test_later_misses_contradict_a_pass_at_the_end(late: int, stands: str | None
     assert (found and found[0]) == stands
 
 
+def test_a_pass_on_few_blocks_must_still_be_so_at_the_end() -> None:
+    missed = np.where(np.arange(BLOCKS) < 40, 0, 2)
+    for asked, decision in ((0, ("PASS", 19)), (30, ("PASS", 29)), (60, None)):
+        evidence = share_evidence(
+            missed, np.full(BLOCKS, PER_BLOCK), allowed=ALLOWED, far=True, least_blocks=20, asked=asked
+        )
+        assert not evidence.safe(alpha=0.05)[-1]
+        assert evidence.decision(alpha=0.05, to_the_end=True) == decision
+
+
 def test_misses_of_two_blocks_never_fail() -> None:
     missed = np.array([3, 3, 0])
     assert share_evidence(missed, np.full(3, 3), allowed=0.001).decision(alpha=0.05) is None
@@ -271,7 +284,7 @@ def test_misses_in_one_bunch_are_worth_less_than_spread_ones() -> None:
     total = np.full(20, PER_BLOCK)
     spread = share_evidence(np.full(20, 3), total, allowed=ALLOWED)
     bunched = share_evidence(np.array([60, *[0] * 19]), total, allowed=ALLOWED)
-    assert bunched.design_effect[-1] > 10 * spread.design_effect[-1]
+    assert bunched.deflation[-1] > 10 * spread.deflation[-1]
     assert bunched.harm[-1] < spread.harm[-1]
 
 
@@ -280,7 +293,8 @@ def test_the_slowest_requests_in_one_jam_deflate_the_evidence_before_any_missed(
     block = np.repeat(np.arange(20), PER_BLOCK)
     even = np.exp(0.3 * rng.standard_normal(len(block))) * 100
     jammed = np.where(block == 5, 3.0 * even, even)
-    calm, jam = (tail_effects(values, block, blocks=20, allowed=ALLOWED)[0] for values in (even, jammed))
+    both = (tail_effects(values, block, blocks=20, allowed=ALLOWED, limit_ms=150.0) for values in (even, jammed))
+    calm, jam = (effects for effects, _ in both)
     assert calm[-1] < 3
     assert 10 * jam[4] < jam[-1]
     with_tail = share_evidence(np.zeros(20, dtype=np.int64), np.full(20, PER_BLOCK), allowed=ALLOWED, tail=jam)
@@ -305,7 +319,7 @@ def test_misses_that_last_for_blocks_have_a_large_design_effect() -> None:
 
 def test_failed_requests_are_slower_than_any_that_ended() -> None:
     values = np.array([1.0, 2.0, math.inf, 3.0])
-    assert tail_effects(values, np.array([0, 0, 1, 1]), blocks=2, allowed=0.3)[0].shape == (2,)
+    assert tail_effects(values, np.array([0, 0, 1, 1]), blocks=2, allowed=0.3, limit_ms=3.0)[0].shape == (2,)
 
 
 @pytest.mark.parametrize(

@@ -121,12 +121,14 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["split", "--admin", "h:1", "--set-weights", "a=1", "--arm", "a=h:1"], "leave out --arm"),
         (["plan"], "give RUN_DIR, or --rate R"),
         (["plan", "none"], 'run directory "none" does not exist'),
-        (["plan", "--rate", "0"], "--rate is 0: give requests/s"),
-        (["plan", "--rate", "4", "--margin", "0"], "--margin is 0: give a share above 0"),
-        (["plan", "--rate", "4", "--ratio", "0"], "--ratio is 0"),
+        (["plan", "--rate", "0"], "argument --rate: '0' is no rate: give a number from 1e-06"),
+        (
+            ["plan", "--rate", "4", "--margin", "0"],
+            "argument --margin: '0' is no share: give a number from 0.0001 to 10",
+        ),
+        (["plan", "--rate", "4", "--ratio", "0"], "argument --ratio: '0' is no number"),
         (["plan", "--rate", "4", "--slo", "fast"], "--slo"),
         (["plan", ".", "--rate", "4"], "--rate is for a plan without a pilot"),
-        (["plan", ".", "--searching"], "--searching is for a plan without a pilot"),
     ],
 )
 def test_bad_usage_is_one_line_with_exit_code_2(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.planning import Goal, plan_from_run
+from analysis.planning import plan_from_run
 from loadtests.commands import frontier_plan as planning
 from loadtests.commands.forecast import forecast_text
 from loadtests.commands.frontier_plan import STANDARD, asks_for_verdicts, frontier_plan
@@ -34,7 +34,7 @@ __all__ = ["pilot"]
     ],
 )
 def test_a_pilot_that_shows_nothing_is_told_in_words(tmp_path: Path, run: FakeRun) -> None:
-    plan = plan_from_run(write_run(tmp_path / "run", run), Goal())
+    plan = plan_from_run(write_run(tmp_path / "run", run))
     text = plan_text(plan)
     assert "nan" not in text
     assert json.dumps(plan, allow_nan=False)
@@ -244,7 +244,7 @@ def test_what_only_another_traffic_has_is_left_to_the_run(alone: Path, settings:
     ("unfit", "kept", "said"),
     [
         (("compiled-padded",), ["today", "compiled-bucketed", "compiled-dynamic"], ""),
-        (STANDARD, [], "no policy of the standard set fits: no C++ compiler"),
+        (STANDARD, [], "no policy of the standard set fits: compiled-padded was not tried: no C++ compiler"),
         (("today",), [], "no C++ compiler"),
     ],
 )
@@ -261,7 +261,7 @@ def test_policies_that_do_not_fit_are_left_out_with_their_reason(
         return
     plan = frontier_plan(alone)
     assert [arm.name for arm in plan.experiment.arms] == kept
-    assert [(item.arm, item.reason) for item in plan.dropped] == [("compiled-padded", "no C++ compiler")]
+    assert [(item.arm, item.reason) for item in plan.dropped] == [("compiled-padded", "was not tried: no C++ compiler")]
 
 
 @pytest.mark.parametrize("removed", ["rate = 4.0", "rate = 4.0|traffic.arrivals=closed|traffic.concurrency=4"])

@@ -140,7 +140,7 @@ def test_a_built_in_experiment_is_long_enough_to_decide(
     )
     checks = analyze(write_run(tmp_path / "run", run))["validity"]
     assert [check["reason"] for check in checks if check["check"] in LENGTH_CHECKS and not check["ok"]] == []
-    expected = {"blocks", "tail"} | ({"run length"} if experiment.slo else set())
+    expected = {"blocks", "tail"}
     assert {check["check"] for check in checks} >= expected
 
 
