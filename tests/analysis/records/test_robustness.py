@@ -194,7 +194,7 @@ def test_a_truncated_file_of_others_is_an_error_or_decides_nothing(form, long, t
 
 NASTY = st.sampled_from([None, 0, 1, -1, 2**31, 2**62, 2**63 - 1, -(2**63), 1_700_100_000_000_000_000])
 COLUMNS = st.sampled_from(["scheduled_ns", "sent_ns", "first_token_ns", "end_ns", "compile_stall_ns", "batch_id"])
-COUNTS = st.sampled_from(["trial", "prompt_tokens", "max_tokens", "output_tokens", "batch_size"])
+COUNTS = st.sampled_from(["trial", "prompt_tokens", "max_tokens", "output_tokens"])
 SMALL = st.sampled_from([None, 0, -1, 7, 2**31 - 1, -(2**31)])
 TEXTS = st.sampled_from([None, "", "eager", "compiled", "1-0-eager", "OK", "CANCELLED", "rampup", "é" * 40, "x" * 300])
 NAMES = st.sampled_from(["request_id", "session_id", "replica", "pair_id", "status", "error", "phase"])
