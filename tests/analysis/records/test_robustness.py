@@ -135,7 +135,9 @@ def test_data_that_cannot_carry_a_verdict_never_pass(name, long, tmp_path):
     write_summary(summary, tmp_path / "summary.json")
 
 
-@pytest.mark.parametrize("spoil", [lambda path: path.unlink(), lambda path: path.write_text("")], ids=["missing", "empty"])
+@pytest.mark.parametrize(
+    "spoil", [lambda path: path.unlink(), lambda path: path.write_text("")], ids=["missing", "empty"]
+)
 def test_a_run_without_its_experiment_never_passes(spoil, long, tmp_path):
     folder = long.changed(tmp_path / "run", lambda rows: rows)
     spoil(folder / "experiment.toml")
