@@ -20,11 +20,14 @@ from analysis.statistics.machines import disagreement
 from analysis.statistics.planning import TAIL_REQUESTS
 from analysis.wording import counted
 
-FEWEST_STARTS = 3
 # Limits are widened for drift. What lasts so long that neighbours are nearly the same has shown too little of itself.
 _MOST_CORRELATION = 0.7
 # Few machines show little, so that differences count from here on (as is usual of Cochran's Q).
 DISAGREE_ALPHA = 0.1
+
+
+def _blocks_of(run: Run, arm: str) -> int:
+    return sum(trial.blocks for trial in run.trials_of(arm))
 
 
 def _of(seen: Evidence, arm: str) -> list[Comparison]:
@@ -39,7 +42,7 @@ def _blocks(seen: Evidence) -> Iterable[Check]:
         if not limits.sequential:
             blocks["noninferiority"] = min((item.blocks for item in _of(seen, arm)), default=0)
         if limits.min_goodput_ratio is not None or (run.targets and not limits.sequential):
-            blocks["slo"] = min(map(run.blocks_of, run.arms)) if run.separate else run.blocks
+            blocks["slo"] = min(_blocks_of(run, arm) for arm in run.arms) if run.separate else run.blocks
         if blocks:
             least = min(blocks.values())
             yield BLOCKS.judged(
@@ -59,24 +62,6 @@ BLOCKS = Rule(
     sound="Every arm can be judged over enough blocks.",
     rank=TOO_SHORT,
     mended_by_length=True,
-    in_search=False,
-)
-
-
-def _cold_starts(seen: Evidence) -> Iterable[Check]:
-    if seen.run.cold_targets:
-        starts = len(seen.run.trials)
-        fault = f"{counted(starts, 'cold start')} cannot show how they differ; {FEWEST_STARTS} are needed"
-        yield COLD_STARTS.judged(starts >= FEWEST_STARTS, fault, value=float(starts), limit=float(FEWEST_STARTS))
-
-
-COLD_STARTS = Rule(
-    name="cold starts",
-    find=_cold_starts,
-    sound="The run has enough cold starts.",
-    remedy=f"Set trials.count to {FEWEST_STARTS} or more: each trial starts cold.",
-    opens=("cold",),
-    rank=TOO_SHORT,
     in_search=False,
 )
 
@@ -239,9 +224,7 @@ def _missed_on_one(run: Run, arm: str) -> Iterable[tuple[str, str, str]]:
     answered = failures(requests, run.of_arm(arm) & ~requests.broken)
     shares = [("errors", "error", answered, run.limits.max_error_pct / 100.0)]
     for target in run.targets:
-        shares.append(
-            (f"slo {target.key}", "slo", units(requests, held_to(run, arm, target), target), target.allowed_share)
-        )
+        shares.append((f"slo {target.key}", "slo", units(requests, held_to(run, arm), target), target.allowed_share))
     for gate, kind, own, allowed in shares:
         if not len(own.missed) or own.missed.mean() > allowed:
             continue

@@ -207,7 +207,7 @@ def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert "empty holds no requests*.arrow" in refused(capsys, "analyze", runs[0], tmp_path / "empty")
     alone = refused(capsys, "analyze", tmp_path / "empty", "--out", tmp_path / "x")
-    assert "empty holds no requests*.arrow, .parquet or .jsonl: give another run" in alone
+    assert "empty holds no requests*.arrow, .parquet or .jsonl: give the directory of a run" in alone
     assert not (tmp_path / "x").exists()
 
 
@@ -272,7 +272,6 @@ def test_equal_servers_under_a_schedule_pass_and_a_much_slower_one_fails(tool: s
     assert (code, summary["overall"], summary["control"]) == (0, "PASS", "eager")
     assert summary["design"]["design"] == "separate"
     assert checks(summary)["open loop"]["ok"]
-    assert "latency counts from" in checks(summary)["open loop"]["reason"]
     assert gates(summary)["recompiles"]["reason"].startswith("Clients saw no stall")
     much_slower = results_of(tool, tmp_path, slower=2.0)
     code, summary = judged_with_gates(capsys, tmp_path / "slower", *much_slower)

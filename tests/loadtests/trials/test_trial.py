@@ -85,7 +85,6 @@ P99 = {"p99_ttft_ms": 500}
         ({"slo": P99}, (500.0, 0.0)),
         ({"slo": {**P99, "p50_ttft_ms": 200, "p99_e2e_ms": 9000}}, (500.0, 9000.0)),
         ({"slo": {"p99_e2e_ms": 2000}}, (0.0, 2000.0)),
-        ({"slo": {**P99, "cold": {"p99_ttft_ms": 5000}}}, (500.0, 0.0)),
         # Their value for a request is not known until it ends.
         ({"slo": {**P99, "p99_itl_ms": 100}}, (0.0, 0.0)),
         ({"slo": {**P99, "error_pct": 1.0}}, (0.0, 0.0)),
