@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from analysis.checks.check import ALL_KINDS, PARITY, Check, Evidence, Rule
 from analysis.judging.gates import PASS
 from analysis.judging.gates.parity import judge_answers
 from analysis.run.work import WORK_APART, TokenTimes, Work, gates_on_gaps, token_times, work_of
+from analysis.wording import listed
 
 _AT_ONCE_APART = 0.05
 _SURE = 3.29  # standard errors of a difference of shares: p = 0.001, two-sided
@@ -17,54 +18,37 @@ _SURE = 3.29  # standard errors of a difference of shares: p = 0.001, two-sided
 def _comparable(seen: Evidence) -> Iterable[Check]:
     run, intended = seen.run, seen.run.records.experiment.get("compare_models") is True
     for arm in run.treatments:
-        accounts = [run.account(name) for name in (arm, run.control)]
-        external = {account.arm: str(account.external["kind"]) for account in accounts if account.external}
-        weights = run.weights_apart(arm)
-        yield comparable(arm, run.differences(arm), intended=intended, external=external, weights=weights)
+        external = [account.arm for account in map(run.account, (arm, run.control)) if account.external]
+        yield comparable(arm, run.differences(arm), intended=intended, external=external)
 
 
-def comparable(
-    arm: str,
-    differences: Sequence[str] | None,
-    *,
-    intended: bool,
-    external: Mapping[str, str] | None = None,
-    weights: str = "",
-) -> Check:
-    """The arm differs from the control in shapes, compile policy and how its weights are held (`weights`, where they
-    are) alone, or the experiment allows more. `differences` are None where it is unknown how one of them was
-    configured. `external` maps those of the two that are external to their kind: of them nothing can be compared."""
-    ok = (differences is not None and not differences and not external) or intended
+def comparable(arm: str, differences: Sequence[str] | None, *, intended: bool, external: Collection[str] = ()) -> Check:
+    """The arm differs from the control in shapes, compile policy and how its weights are held alone, or the experiment
+    intends more. `differences` are None where it is unknown how one of the two was configured; of those that are
+    `external` nothing can be compared."""
+    fault = f"{arm} also differs from the control in {', '.join(differences or [])}"
     if external:
-        named = " and ".join(f"{name} ({kind})" for name, kind in external.items())
-        reason = (
-            f"{named} {'is' if len(external) == 1 else 'are'} external: weights, precision, limits, batching and "
-            "hardware were not compared, nor the answers" + (", as the experiment intends." if intended else ".")
+        fault = (
+            f"{listed([*external])}: weights, precision, limits, batching and answers of an external arm are unknown"
         )
     elif differences is None:
-        reason = f"How {arm} and the control were configured is not recorded of both: no trial of one of them says it."
-    elif not differences:
-        held = f" and its weights, held as {weights}," if weights else ""
-        reason = f"{arm} differs from the control in its policy{held} alone."
-    else:
-        reason = f"{arm} also differs from the control in {', '.join(differences)}" + (
-            ", as the experiment intends." if intended else ": a difference cannot be attributed to the compiler."
-        )
-    remedy = "Let every arm run in a trial." if differences is None else None
-    return COMPARABLE.row(ok, reason, arm=arm, remedy=remedy)
+        fault = f"it is not recorded how {arm} and the control were configured, since one of them ran in no trial"
+    return COMPARABLE.judged(intended or not (external or differences is None or differences), fault, arm=arm)
 
 
 COMPARABLE = Rule(
     name="comparable",
     find=_comparable,
     sound="Every arm differs from the control in its policy alone, or as the experiment intends.",
+    says="A difference between the arms cannot be attributed to the compiler: {}.",
     remedy="Make these settings equal, or set compare_models = true if that is the question.",
     opens=("noninferiority", "goodput"),
 )
 
 
 def _equal_work(seen: Evidence) -> Iterable[Check]:
-    return [equal_work(work_of(seen.run, arm)) for arm in seen.run.treatments]
+    works = [work_of(seen.run, arm) for arm in seen.run.treatments]
+    return [equal_work(work) for work in works if work.means or work.other]
 
 
 def equal_work(work: Work) -> Check:
@@ -75,13 +59,9 @@ def equal_work(work: Work) -> Check:
     """
     apart = max((_apart(own, control) for _, own, control in work.means), default=0.0)
     means = " and ".join(f"{own:.4g} to {control:.4g} {what}" for what, own, control in work.means)
-    seen = f"{work.arm} and {work.control} had on average {means}, by their own count"
-    if not work.means:
-        seen = f"The records do not say how the lengths of prompts and answers of {work.arm} and {work.control} compare"
-    ok = apart <= WORK_APART and not work.other
-    return EQUAL_WORK.row(
-        ok,
-        f"{'; '.join((seen, *work.other))}{'.' if ok else ': that is other work.'}",
+    faults = [f"{work.arm} and {work.control} had {means} on average, by their own count"] if apart > WORK_APART else []
+    return EQUAL_WORK.found(
+        [*faults, *work.other],
         value=100.0 * apart if math.isfinite(apart) else None,
         limit=100.0 * WORK_APART,
         arm=work.arm,
@@ -97,6 +77,7 @@ EQUAL_WORK = Rule(
     name="equal work",
     find=_equal_work,
     sound="Prompts and answers of every arm were as long as the control's.",
+    says="The arms did different work: {}.",
     remedy="Make prompts and answers of one length (traffic.ignore_eos; for an external arm token ids or its "
     "tokenizer, and length_fields), and find out why an arm answers less or more than asked.",
 )
@@ -118,24 +99,22 @@ def token_stream(own: TokenTimes, control: TokenTimes, *, judged: bool) -> Check
         for times in both
         if times.untimed
     ]
-    shares = [times.at_once / times.many if times.many else 0.0 for times in both]
+    shares = [times.at_once / max(1, times.many) for times in both]
     common = sum(times.at_once for times in both) / max(1, sum(times.many for times in both))
     chance = _SURE * math.sqrt(common * (1.0 - common) * sum(1.0 / max(1, times.many) for times in both))
     apart = abs(shares[0] - shares[1])
     if apart > max(_AT_ONCE_APART, chance):
-        faults.append(
-            f"{100.0 * shares[0]:.0f} % of the answers of {own.arm} came in one piece, {100.0 * shares[1]:.0f} % of "
-            f"those of {control.arm}"
-        )
-    reason = f"{'; '.join(faults)}: gaps between tokens do not compare." if faults else ""
+        pieces = [f"{100.0 * share:.0f} % of {times.arm}" for share, times in zip(shares, both, strict=True)]
+        faults.append(f"answers in one piece were {' and '.join(pieces)}")
     limit = 100.0 * _AT_ONCE_APART
-    return TOKEN_STREAM.row(not (faults and judged), reason, value=100.0 * apart, limit=limit, arm=own.arm)
+    return TOKEN_STREAM.found(faults if judged else [], value=100.0 * apart, limit=limit, arm=own.arm)
 
 
 TOKEN_STREAM = Rule(
     name="token stream",
     find=_token_stream,
     sound="The tokens of all arms have times of their own.",
+    says="Gaps between tokens do not compare: {}.",
     remedy="Let both servers stream token by token, or judge by TTFT and E2E alone.",
 )
 
@@ -146,14 +125,14 @@ def _answers(seen: Evidence) -> Iterable[Check]:
     # A single replica is its own measure.
     if len({row.get("replica") for row in rows}) > 1 or any(row.get("error") for row in rows):
         verdict, reason = judge_answers(control, rows)
-        remedy = f"Find out why the replicas of {control} differ, then run again."
-        yield ANSWERS.row(verdict == PASS, reason, remedy=remedy)
+        yield ANSWERS.judged(verdict == PASS, reason.removesuffix("."))
 
 
 ANSWERS = Rule(
     name="answers",
     find=_answers,
     sound="After the traffic, the control's replicas gave one and the same answer.",
+    remedy="Find out why the control's replicas differ, then run again.",
     opens=(*ALL_KINDS, PARITY),
     at_end=True,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,14 @@ from analysis.run.machine_records import MachineRecords
 from analysis.run.run import Run
 
 # Kinds of gates.
-ESTIMATES = ("noninferiority", "slo", "cold")
+ESTIMATES = ("noninferiority", "slo")
 ALL_KINDS = (*ESTIMATES, "recompile", "error")
 PARITY = "parity"  # not among them: its prompts are not part of the traffic
 
 # Which check gives the reason of an open verdict. A longer run does not mend a fault, so faults are named first. A
 # minute on quiet machines decides nothing either, so too few blocks come before what the machines did.
 OVERLOADED, FAULT, TOO_SHORT, MACHINES, TAIL = range(5)
+_MOST_SHOWN = 3  # faults that one row names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,28 +33,6 @@ class Evidence:
     search: bool = False
 
 
-Arms = tuple[str, ...] | None  # None: all; empty: none, because it falls on an arm and the control alike
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disturbance:
-    """One fault of a machine, and whose gates it leaves open."""
-
-    place: str  # the device or host
-    trial: int
-    arms: Arms
-    value: float
-    limit: float
-    shift: float | None = None  # by how much it changed a machine's speed, in logarithms; None: unknown
-    among_trials: bool = False  # as of the check
-    text: str  # a sentence without its full stop
-
-    @property
-    def excess(self) -> float:
-        """How many times its limit the value is; infinite where the limit is zero."""
-        return self.value / self.limit if self.limit else float("inf")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One entry of the table. Rules of one name are parts of one check, each with its own remedy and gates."""
@@ -61,6 +40,7 @@ class Rule:
     name: str
     find: Callable[[Evidence], Iterable[Check]]  # nothing where the rule does not apply
     sound: str = ""  # the sentence of a check that holds, in the first of its rules
+    says: str = "{}."  # the sentence of one that failed, around its faults
     remedy: str = ""  # empty where a longer run is the answer
     opens: tuple[str, ...] = ESTIMATES  # kinds of gates that a failure turns INCONCLUSIVE
     keeps: tuple[str, ...] = ("recompile", "error")  # kinds whose FAIL it keeps, as counts of what happened
@@ -75,6 +55,15 @@ class Rule:
         """Return what the rule found: its own sentence, gates and remedy where `more`, fields of `Check`, has none."""
         own = {"opens": self.opens, "remedy": self.remedy} | {key: it for key, it in more.items() if it is not None}
         return Check(rule=self, ok=ok, reason=reason or self.sound, **own)  # type: ignore[arg-type]
+
+    def found(self, faults: Sequence[str], **more: Any) -> Check:
+        """Return the row of these faults: it holds without any."""
+        shown = [*faults[:_MOST_SHOWN], *([f"{len(faults) - _MOST_SHOWN} more"] if len(faults) > _MOST_SHOWN else [])]
+        return self.row(not faults, self.says.format("; ".join(shown)) if faults else "", **more)
+
+    def judged(self, ok: bool, fault: str, **more: Any) -> Check:
+        """Return the row of one fault."""
+        return self.found([] if ok else [fault], **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +82,6 @@ class Check:
     among_trials: bool = False  # it falls on some trials and not on others, so their differences have it in
     spares: str = ""  # the verdict of a ratio that what it saw cannot have made
     remedy: str = ""
-    disturbances: tuple[Disturbance, ...] = ()  # of machines, that it rests on
 
     @property
     def check(self) -> str:

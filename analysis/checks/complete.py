@@ -1,34 +1,32 @@
-"""Whether the records are complete: every trial, process, file and request is there, and every arm lived."""
+"""Whether the records are complete: every trial, process, file and request is there, and every arm survived."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, Rule
-from analysis.checks.generator import known_accounts, lost_processes
+from analysis.checks.generator import dropped_faults, known_accounts, lost_processes
 from analysis.records.placing import words_of
 from analysis.records.plain_values import mapping, number, text_of
 from analysis.run.run import Run
-from analysis.wording import counted, sentence
+from analysis.wording import counted
 
 _MISSING_SLACK = 2  # requests that may be under way when recorders stop
 _MISSING_SHARE = 0.001
-_RUN_AGAIN = "Run again, and let the run end by itself; logs/locust.log says why a load process ended."
 
 
-def _damage(seen: Evidence) -> Iterable[Check]:
-    run, broken = seen.run, int(seen.run.requests.broken.sum())
-    faults = [*run.records.problems, *_unrecorded(run)]
-    if broken:
-        have = "has" if broken == 1 else "have"
-        faults.append(f"{counted(broken, 'request')} {have} times that are missing or run backwards")
-    if repeated := run.requests.repeated:
-        faults.append(f"{counted(repeated, 'row')} repeat{'s' if repeated == 1 else ''} a request")
-    yield DAMAGE.row(not faults, f"{'; '.join(faults)}." if faults else "")
+def _damaged(seen: Evidence) -> Iterable[Check]:
+    run, broken, repeated = seen.run, int(seen.run.requests.broken.sum()), seen.run.requests.repeated
+    faults = [*run.records.problems, *_unrecorded(run), *words_of(run.unplaced_requests, "request")]
+    if not run.records.experiment and is_recorded_whole(run):
+        faults.append("experiment.toml is missing or empty, so what the arms must hold is unknown")
+    faults += [f"{counted(broken, 'request')} with times that are missing or run backwards"] if broken else []
+    faults += [f"{counted(repeated, 'row')} of a request that is there already"] if repeated else []
+    yield DAMAGED.found(faults)
 
 
-def _unrecorded(run: Run) -> Iterable[str]:
+def _unrecorded(run: Run) -> Iterator[str]:
     """Columns that judging rests on and no request of an arm has: `request_id` finds rows that are there twice,
     `sent_ns` late requests, `output_tokens` empty answers. Bare tables and imported results need not have them."""
     requests = run.requests
@@ -52,91 +50,58 @@ def is_recorded_whole(run: Run) -> bool:
     return any("arms" in info for info in run.infos)
 
 
-DAMAGE = Rule(
+DAMAGED = Rule(
     name="complete",
-    find=_damage,
+    find=_damaged,
     sound="All records are whole: every trial ran to its end, and every arm has its requests.",
-    remedy=_RUN_AGAIN,
+    says="The records are damaged: {}.",
+    remedy="Run again; see the logs of the arms and of the disk.",
     opens=ALL_KINDS,
     at_end=True,
 )
 
 
-def _unplaced(seen: Evidence) -> Iterable[Check]:
-    faults = "; ".join(words_of(seen.run.unplaced_requests, "request"))
-    yield UNPLACED.row(not faults, f"{faults} cannot be placed." if faults else "")
-
-
-UNPLACED = Rule(
-    name="complete",
-    find=_unplaced,
-    remedy="Run again; see the logs of the arm and of the disk.",
-    opens=ALL_KINDS,
-)
-
-
-def _stopped(seen: Evidence) -> Iterable[Check]:
+def _missing(seen: Evidence) -> Iterable[Check]:
     run = seen.run
-    trials = [info for info in run.infos if info]
-
-    def named(numbers: Iterable[int]) -> str:
-        return ", ".join(f"{at} ({own})" if (own := run.own_names.get(at)) else str(at) for at in numbers)
-
-    # A search may end a trial on purpose: its steps until then are whole. Nor is a trial missing that was left out
-    # because the run was decided.
-    stopped = [int(trial["trial"]) for trial in trials if not trial.get("complete") and not trial.get("ended")]
-    there = {int(trial["trial"]) for trial in trials}
-    most = max(there, default=0) if trials and trials[-1].get("ended") else max([run.planned_trials, *there])
-    missing = [number for number in range(1, most + 1) if number not in there]
-    faults = [
-        f"trial {named(numbers)} {one}" if len(numbers) == 1 else f"trials {named(numbers)} {many}"
-        for numbers, one, many in (
-            (stopped, "was stopped before its end", "were stopped before their end"),
-            (missing, "is missing", "are missing"),
-        )
-        if numbers
-    ]
-    faults += lost_processes(known_accounts(run.records.generators), trials)
-    yield STOPPED.row(not faults, f"{sentence(faults)}." if faults else "")
-
-
-STOPPED = Rule(
-    name="complete",
-    find=_stopped,
-    remedy=_RUN_AGAIN,
-    opens=ALL_KINDS,
-    at_end=True,
-    by_step=True,
-)
-
-
-def _short(seen: Evidence) -> Iterable[Check]:
-    run = seen.run
+    trials, accounts = [info for info in run.infos if info], known_accounts(run.records.generators)
+    faults = [*_missing_trials(run, trials), *lost_processes(accounts, trials), *dropped_faults(accounts)]
     counts = {arm: int(run.of_arm(arm).sum()) for arm in run.arms}
-    if not run.in_turn:
+    if run.in_turn:
+        # Each arm had requests of its own, so that what a treatment lacks concerns no other.
+        for arm, count in counts.items():
+            lacking = missing_requests({arm: count}, {arm: run.planned.get(arm, 0)})
+            go_on = None if run.trials_of(arm) else "Go on with the search: tailgate frontier --after RUN_DIR."
+            yield MISSING.found(lacking, arm=None if arm == run.control else arm, remedy=go_on)
+    else:
         closed = run.reported_open_loop is False and not run.planned
         alike = run.copied and not run.copied_in_part and not closed
-        yield requests_of_arms(counts, run.planned, mirrored=alike, ended=run.ended_arms)
-        return
-    # Each arm had requests of its own, so that what a treatment lacks concerns no other.
-    for arm, count in counts.items():
-        go_on = None if run.trials_of(arm) else "Go on with the search: tailgate frontier --after RUN_DIR."
-        own = None if arm == run.control else arm
-        yield requests_of_arms({arm: count}, {arm: run.planned.get(arm, 0)}, arm=own, remedy=go_on)
+        faults += missing_requests(counts, run.planned, mirrored=alike, ended=run.ended_arms)
+    yield MISSING.found(faults)
 
 
-def requests_of_arms(
+def _missing_trials(run: Run, trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    # A search may end a trial on purpose: its steps until then are whole. Nor is a trial missing that was left out
+    # because the run was decided.
+    stopped = [int(info["trial"]) for info in trials if not info.get("complete") and not info.get("ended")]
+    there = {int(info["trial"]) for info in trials}
+    most = max(there, default=0) if trials and trials[-1].get("ended") else max([run.planned_trials, *there])
+    missing = [number for number in range(1, most + 1) if number not in there]
+    for what, numbers in (("stopped before their end", stopped), ("missing", missing)):
+        if numbers:
+            named = [f"{at} ({run.own_names[at]})" if at in run.own_names else str(at) for at in numbers]
+            yield f"trials {what}: {', '.join(named)}"
+
+
+def missing_requests(
     counts: Mapping[str, int],
     planned: Mapping[str, int],
     *,
     mirrored: bool = False,
     ended: Collection[str] = (),
-    arm: str | None = None,
-    remedy: str | None = None,
-) -> Check:
-    """Every arm got its requests: each of those planned, and under a mirrored design as many as the others, but for
-    arms that `ended` before their time."""
-    missing: list[str] = []
+) -> list[str]:
+    """Where requests are missing: of those planned, and under a mirrored design of as many as the other arms have, but
+    for arms that `ended` before their time."""
+    missing = []
     common = max(counts.values(), default=0) if mirrored else 0
     expected = {name: max(planned.get(name, 0), 0 if name in ended else common) for name in counts}
     for name, count in counts.items():
@@ -146,10 +111,8 @@ def requests_of_arms(
             missing.append(f"{name} has {count} of {counted(expected[name], 'request')}")
     total, there = planned.get("*", 0), sum(counts.values())
     if total - there > allowed_missing(total):
-        missing.append(f"{there} of {total} planned requests were recorded")
-    if not counts:
-        missing.append("no arm has requests")
-    return SHORT.row(not missing, f"{'; '.join(missing)}." if missing else "", arm=arm, remedy=remedy)
+        missing.append(f"{there} of {total} planned requests are there")
+    return missing if counts else ["no arm has requests"]
 
 
 def allowed_missing(expected: int) -> int:
@@ -157,10 +120,11 @@ def allowed_missing(expected: int) -> int:
     return max(_MISSING_SLACK, int(_MISSING_SHARE * expected))
 
 
-SHORT = Rule(
+MISSING = Rule(
     name="complete",
-    find=_short,
-    remedy="See the logs of the arm and of the load generator.",
+    find=_missing,
+    says="Records are missing: {}.",
+    remedy="Run again, and let the run end by itself; the logs of the arms and logs/locust.log say what went wrong.",
     opens=ALL_KINDS,
     at_end=True,
     by_step=True,
@@ -169,26 +133,22 @@ SHORT = Rule(
 
 def _alive(seen: Evidence) -> Iterable[Check]:
     run = seen.run
-    accounts = [run.account(arm) for arm in run.arms] if any(run.infos) else []
-    for account in accounts:
+    for account in [run.account(arm) for arm in run.arms] if any(run.infos) else []:
         if not account.external:
             control = account.arm == run.control
             yield lived(account.arm, account.deaths, control=control, silent=account.silent)
 
 
 def lived(arm: str, deaths: Sequence[Mapping[str, Any]], *, control: bool, silent: Sequence[str] = ()) -> Check:
-    """The arm lived through the run: a control that died spoils every comparison. `silent` replicas live, and neither
+    """The arm survived the run: a control that died spoils every comparison. `silent` replicas live, and neither
     served nor answered once the traffic was over."""
-    codes = ", ".join(f"{death.get('replica', arm)} ({_how(death)})" for death in deaths)
-    faults = [f"{arm} died under load: {codes}"] if deaths else []
-    faults += [f"{', '.join(silent)} did not serve any more when the traffic was over"] if silent else []
-    return ALIVE.row(
-        not faults,
-        f"{'; '.join(faults)}." if faults else "",
-        arm=None if control else arm,
-        opens=ESTIMATES if control else ALL_KINDS,
-        remedy=f"See the logs of {arm}.",
-    )
+    faults = []
+    for death in deaths:
+        compiling = into_compile(death.get("compiling"))
+        how = f"exit code {death.get('exit_code')}{compiling and f', {compiling}'}"
+        faults.append(f"{death.get('replica', arm)} died under load ({how})")
+    faults += [f"{name} did not serve any more when the traffic was over" for name in silent]
+    return ALIVE.found(faults, arm=None if control else arm, opens=ESTIMATES if control else ALL_KINDS)
 
 
 def into_compile(facts: object) -> str:
@@ -199,9 +159,10 @@ def into_compile(facts: object) -> str:
     return "" if seconds is None else f"{seconds:.1f} s into a compile" + (f" for {shape}" if shape else "")
 
 
-def _how(death: Mapping[str, Any]) -> str:
-    compiling = into_compile(death.get("compiling"))
-    return f"exit code {death.get('exit_code')}" + (f", {compiling}" if compiling else "")
-
-
-ALIVE = Rule(name="alive", find=_alive, sound="Every arm lived through the run.", opens=ALL_KINDS)
+ALIVE = Rule(
+    name="alive",
+    find=_alive,
+    sound="Every arm survived the run.",
+    remedy="See the logs of the arm.",
+    opens=ALL_KINDS,
+)

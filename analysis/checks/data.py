@@ -18,20 +18,12 @@ from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import Comparison
 from analysis.statistics.machines import disagreement
 from analysis.statistics.planning import TAIL_REQUESTS
-from analysis.wording import counted, sentence
+from analysis.wording import counted
 
-FEWEST_STARTS = 3
 # Limits are widened for drift. What lasts so long that neighbours are nearly the same has shown too little of itself.
 _MOST_CORRELATION = 0.7
 # Few machines show little, so that differences count from here on (as is usual of Cochran's Q).
 DISAGREE_ALPHA = 0.1
-
-
-def _enough(rule: Rule, reason: str, count: float, needed: int, *, arm: str | None = None, why: str = "") -> Check:
-    """There is as much as is needed; `reason` says what there is."""
-    ok = count >= needed - 1e-9
-    text = f"{reason}." if ok else f"{reason}; {needed} are needed{why}."
-    return rule.row(ok, text, value=float(count), limit=float(needed), arm=arm)
 
 
 def _of(seen: Evidence, arm: str) -> list[Comparison]:
@@ -39,58 +31,33 @@ def _of(seen: Evidence, arm: str) -> list[Comparison]:
 
 
 def _blocks(seen: Evidence) -> Iterable[Check]:
-    run = seen.run
-    for arm in run.treatments if not run.limits.sequential else ():
-        blocks = min((item.blocks for item in _of(seen, arm)), default=0)
-        reason = f"{arm} can be compared over {counted(blocks, 'steady block')} of {run.block_s:g} s"
-        yield _enough(BLOCKS, reason, blocks, run.limits.min_blocks, arm=arm)
+    run, limits = seen.run, seen.run.limits
+    for arm in run.treatments:
+        blocks = {}
+        # Sequential evidence waits by itself for enough blocks.
+        if not limits.sequential:
+            blocks["noninferiority"] = min((item.blocks for item in _of(seen, arm)), default=0)
+        if limits.min_goodput_ratio is not None or (run.targets and not limits.sequential):
+            blocks["slo"] = min(map(run.blocks_of, run.arms)) if run.separate else run.blocks
+        if blocks:
+            least = min(blocks.values())
+            yield BLOCKS.judged(
+                least >= limits.min_blocks,
+                f"{arm} can be judged over {counted(least, 'block')} of {run.block_s:g} s; {limits.min_blocks} are "
+                "needed (gates.min_blocks)",
+                value=float(least),
+                limit=float(limits.min_blocks),
+                arm=arm,
+                opens=tuple(kind for kind, count in blocks.items() if count < limits.min_blocks),
+            )
 
 
 BLOCKS = Rule(
     name="blocks",
     find=_blocks,
-    sound="Every arm can be compared over enough steady blocks.",
-    opens=("noninferiority",),
+    sound="Every arm can be judged over enough blocks.",
     rank=TOO_SHORT,
     mended_by_length=True,
-    in_search=False,
-)
-
-
-def _run_length(seen: Evidence) -> Iterable[Check]:
-    run, limits = seen.run, seen.run.limits
-    # Sequential evidence waits by itself for enough blocks.
-    if limits.min_goodput_ratio is not None or (run.targets and not limits.sequential):
-        blocks = min(map(run.blocks_of, run.arms)) if run.separate else run.blocks
-        reason = f"The run has {counted(blocks, 'block')} of {run.block_s:g} s"
-        yield _enough(RUN_LENGTH, reason, blocks, limits.min_blocks)
-
-
-RUN_LENGTH = Rule(
-    name="run length",
-    find=_run_length,
-    sound="The run has enough blocks.",
-    opens=("slo",),
-    rank=TOO_SHORT,
-    mended_by_length=True,
-    in_search=False,
-)
-
-
-def _cold_starts(seen: Evidence) -> Iterable[Check]:
-    if seen.run.cold_targets:
-        starts = len(seen.run.trials)
-        reason = f"The run has {counted(starts, 'cold start')}"
-        yield _enough(COLD_STARTS, reason, starts, FEWEST_STARTS, why=" to say how they differ")
-
-
-COLD_STARTS = Rule(
-    name="cold starts",
-    find=_cold_starts,
-    sound="The run has enough cold starts.",
-    remedy=f"Set trials.count to {FEWEST_STARTS} or more: each trial starts cold.",
-    opens=("cold",),
-    rank=TOO_SHORT,
     in_search=False,
 )
 
@@ -98,11 +65,11 @@ COLD_STARTS = Rule(
 def _tail(seen: Evidence) -> Iterable[Check]:
     """Enough requests lie beyond the quantile to estimate it."""
     run, quantile = seen.run, seen.run.limits.quantile
+    needed = math.ceil(round(TAIL_REQUESTS / (1.0 - quantile), 6))
     for arm in run.treatments if run.limits.sequential or not seen.search else ():
         requests = min((item.requests for item in _of(seen, arm)), default=0)
-        needed = math.ceil(round(TAIL_REQUESTS / (1.0 - quantile), 6))
-        reason = f"p{100.0 * quantile:.10g} needs {counted(needed, 'compared request')}; this run has {requests}."
-        yield TAIL_SIZE.row(requests >= needed, reason, value=float(requests), limit=float(needed), arm=arm)
+        fault = f"p{100.0 * quantile:.10g} needs {counted(needed, 'compared request')}; {arm} has {requests}"
+        yield TAIL_SIZE.judged(requests >= needed, fault, value=float(requests), limit=float(needed), arm=arm)
 
 
 TAIL_SIZE = Rule(
@@ -118,19 +85,19 @@ TAIL_SIZE = Rule(
 def _cut(seen: Evidence) -> Iterable[Check]:
     """Fewer requests were under way at the end than lie beyond the quantile, so the tail is not among them."""
     run, limit = seen.run, 1.0 - seen.run.limits.quantile
-
-    def cut_share(arm: str) -> float:
-        own = run.of_arm(arm) & run.usable
-        return float(run.requests.cut[own].mean()) if own.any() else 0.0
-
+    cut = {arm: run.requests.cut[run.of_arm(arm) & run.usable] for arm in run.arms}
     for arm in (arm for arm in run.treatments if arm not in run.ended_arms):
-        worst = max((arm, run.control), key=cut_share)
-        share, usable = cut_share(worst), run.of_arm(worst) & run.usable
-        ok = share <= limit + 1e-12
-        cut, requests = int(run.requests.cut[usable].sum()), int(usable.sum())
-        reason = f"{cut} of {requests} requests of {worst} were still under way at the end"
-        reason += "." if ok else f": they could hold all of the slowest {100.0 * limit:.3g} %."
-        yield CUT.row(ok, reason, value=100.0 * share, limit=100.0 * limit, arm=arm)
+        worst = max((arm, run.control), key=lambda name: float(cut[name].mean()) if cut[name].size else 0.0)
+        count, requests = int(cut[worst].sum()), cut[worst].size
+        share = count / max(1, requests)
+        yield CUT.judged(
+            share <= limit + 1e-12,
+            f"{count} of {requests} requests of {worst} were still under way at the end: they could hold all of the "
+            f"slowest {100.0 * limit:.3g} %",
+            value=100.0 * share,
+            limit=100.0 * limit,
+            arm=arm,
+        )
 
 
 CUT = Rule(
@@ -147,32 +114,24 @@ CUT = Rule(
 
 
 def _autocorrelation(seen: Evidence) -> Iterable[Check]:
-    run = seen.run
-    changing = bool((run.records.experiment.get("traffic") or {}).get("length_scales"))
-    if not run.limits.sequential:
-        yield from (autocorrelation(arm, _of(seen, arm), lengths_change=changing) for arm in run.treatments)
+    if not seen.run.limits.sequential:
+        for arm in seen.run.treatments:
+            yield from autocorrelation(arm, _of(seen, arm))
 
 
-def autocorrelation(arm: str, comparisons: Sequence[Comparison], *, lengths_change: bool = False) -> Check:
-    """Neighbouring groups of blocks do not resemble each other, as resampling them assumes. `lengths_change`: those
-    of the traffic do meanwhile, as the experiment asked."""
-    known = [(item.autocorrelation, item.groups) for item in comparisons if item.autocorrelation is not None]
-    if not known:
-        return AUTOCORRELATION.row(
-            True, "Too few blocks to tell whether neighbouring ones resemble each other.", arm=arm
+def autocorrelation(arm: str, comparisons: Sequence[Comparison]) -> Iterable[Check]:
+    """Neighbouring groups of blocks do not resemble each other, as resampling them assumes; nothing of too few."""
+    known = [item.autocorrelation for item in comparisons if item.autocorrelation is not None]
+    if known:
+        worst, limit = max(known), _MOST_CORRELATION
+        yield AUTOCORRELATION.judged(
+            worst <= limit,
+            f"The difference of {arm} to the control in neighbouring stretches correlates by {worst:.2f}, limit "
+            f"{limit:.2f}: something lasts for longer than a stretch",
+            value=worst,
+            limit=limit,
+            arm=arm,
         )
-    worst, groups = max(known, key=lambda item: item[0])
-    ok = worst <= _MOST_CORRELATION
-    lasts = "something lasts for longer than a stretch"
-    lasts += ", perhaps the lengths that change (traffic.length_scales)" if lengths_change else ""
-    return AUTOCORRELATION.row(
-        ok,
-        f"The difference to the control in neighbouring stretches ({groups} in all) correlates by {worst:.2f}"
-        + ("." if ok else f", limit {_MOST_CORRELATION:.2f}: {lasts}."),
-        value=worst,
-        limit=_MOST_CORRELATION,
-        arm=arm,
-    )
 
 
 AUTOCORRELATION = Rule(
@@ -205,29 +164,25 @@ def heterogeneity(
     machines differ by more than chance (Cochran's Q). `shares` are the gates on shares that passed while one machine
     surely misses them: (gate, kind, what was seen there).
     """
-    faults = [seen for *_, seen in shares]
-    gates = [gate for gate, *_ in shares]
-    kinds = [kind for _, kind, _ in shares]
+    found = list(shares)
     p_values = []
     for item in gated:
         own = [one for one in apart if (one.metric, one.quantile) == (item.metric, item.quantile)]
         p_value = _p_of_one_ratio(own)
         p_values += [] if p_value is None else [p_value]
         if _contradicted(item, own, p_value):
-            label, seen = quantile_label(item.metric, item.quantile), _listed(own)
-            chance = "" if p_value is None else f"; one ratio for all has p = {p_value:.2g}"
-            faults.append(f"{label} is {item.ratio:.2f} times that of {item.control} over all, and {seen}{chance}")
-            gates.append(noninferiority_name(item))
-            kinds.append("noninferiority")
-    text = sentence(faults)
-    return HETEROGENEITY.row(
-        not faults,
-        f"The machines disagree: {text[:1].lower()}{text[1:]}." if faults else "",
+            known = sorted((one.ratio, one.machine) for one in own if one.ratio is not None)
+            on_each = ", ".join(f"{ratio:.2f} on {machine}" for ratio, machine in reversed(known))
+            label = quantile_label(item.metric, item.quantile)
+            text = f"{label} is {item.ratio:.2f} times that of {item.control} over all, and {on_each}"
+            found.append((noninferiority_name(item), "noninferiority", text))
+    return HETEROGENEITY.found(
+        [text for *_, text in found],
         value=min(p_values, default=None),
         limit=DISAGREE_ALPHA,
         arm=arm,
-        opens=tuple(dict.fromkeys(kinds)) or None,
-        gates=tuple(gates),
+        opens=tuple(dict.fromkeys(kind for _, kind, _ in found)) or None,
+        gates=tuple(gate for gate, *_ in found),
     )
 
 
@@ -235,6 +190,7 @@ HETEROGENEITY = Rule(
     name="heterogeneity",
     find=_heterogeneity,
     sound="No machine by itself contradicts what all machines together decide.",
+    says="The machines disagree: {}.",
     remedy="Find out in what the machines differ (the section on the runs shows each), or judge each by itself.",
     opens=("noninferiority", "slo", "error"),
     in_search=False,
@@ -258,27 +214,21 @@ def _contradicted(item: Comparison, apart: Sequence[Comparison], p_value: float 
     return bool(other) and (surely or (p_value is not None and p_value <= DISAGREE_ALPHA))
 
 
-def _listed(apart: Sequence[Comparison]) -> str:
-    known = sorted((one for one in apart if one.ratio is not None), key=lambda one: -(one.ratio or 0.0))
-    return ", ".join(f"{one.ratio:.2f} on {one.machine}" for one in known)
-
-
 def _missed_on_one(run: Run, arm: str) -> Iterable[tuple[str, str, str]]:
     """(gate, kind, what was seen) of each share that the arm keeps over all machines and surely misses on one."""
     requests = run.requests
     answered = failures(requests, run.of_arm(arm) & ~requests.broken)
-    shares = [("errors", "error", "the error limit", answered, run.limits.max_error_pct / 100.0)]
+    shares = [("errors", "error", answered, run.limits.max_error_pct / 100.0)]
     for target in run.targets:
-        own = units(requests, held_to(run, arm, target), target)
-        shares.append((f"slo {target.key}", "slo", target.key, own, target.allowed_share))
-    for gate, kind, limit, own, allowed in shares:
-        trial = requests.trial[own.row]
-        block, of_machine = blocks_at(run, trial, own.at_ns), run.machines.codes(trial)
+        shares.append((f"slo {target.key}", "slo", units(requests, held_to(run, arm), target), target.allowed_share))
+    for gate, kind, own, allowed in shares:
         if not len(own.missed) or own.missed.mean() > allowed:
             continue
+        trial = requests.trial[own.row]
+        block, of_machine = blocks_at(run, trial, own.at_ns), run.machines.codes(trial)
         for place, machine in enumerate(run.machines.names):
             mine = of_machine == place
             result = judge_share(own.missed[mine], block[mine], allowed=allowed, alpha=run.limits.alpha)
             if result.verdict == FAIL:
                 count = f"{result.missed} of {result.requests}"
-                yield gate, kind, f"{limit} is missed on {machine} alone, by {count}, and kept over all"
+                yield gate, kind, f"{gate} is missed on {machine} alone, by {count}, and kept over all"

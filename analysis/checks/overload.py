@@ -1,16 +1,14 @@
 """Whether the arms were offered more than they can serve: what they left undone grew through a whole trial.
 
-A queue that a burst or a stall makes comes and empties again. Under overload it never empties: arrivals outnumber
-completions in every stretch of the trial. So the trial is cut into windows, and the lowest number of requests that were
-under way or had been turned away is taken from each. A jam raises that floor in one window or two and lets it fall
-again; overload raises it from window to window, and answers take longer and longer, or requests are turned away
-throughout.
+The trial is cut into windows. A burst or a stall raises the fewest requests under way, or turned away, in one window or
+two; overload raises this floor from window to window (docs/method.md, "Overload").
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -33,12 +31,10 @@ _BELOW = 0.8  # of what the arms answered: a rate at which a queue stays short
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What one arm was offered and what it answered in one trial, the first window left out. Rates are requests/s.
-    `undone` counts requests under way when the traffic ended, and those that the server had no room or no time for."""
+    """What one arm was offered and what it answered in one trial, in requests/s, the first window left out."""
 
     offered_rps: float
     answered_rps: float
-    undone: int
     overloaded: bool
 
 
@@ -81,7 +77,6 @@ def load_of(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, sec
     return Load(
         offered_rps=float(arrivals[1:].sum()) / span,
         answered_rps=float(answers[1:].sum()) / span,
-        undone=int(((start_s <= seconds) & (end_s > seconds)).sum() + turned.sum()),
         overloaded=bool(grew and (slower or throughout)),
     )
 
@@ -129,53 +124,27 @@ def overload(loads: Mapping[str, Sequence[Load | None]], control: str) -> Iterab
     """Each arm could serve what it was offered, or the control could: then what the arm cannot is its own.
 
     `loads` holds the load of each arm by trial, None where it is unknown. An arm and the control are overloaded
-    together in a trial if both are, and in a run if they are in half of the trials with known loads. One row where all
-    arms are, else one for each arm that is.
+    together in a trial if both are, and in a run if they are in half of the trials with known loads.
     """
-    trials = {arm: _trials(rows, loads[control]) for arm, rows in loads.items()}
-    treatments = [arm for arm in loads if arm != control]
-    over = [arm for arm in treatments if trials[arm] and 2 * sum(both for _, both in trials[arm]) >= len(trials[arm])]
-    if not over:
-        known = any(trials[arm] for arm in treatments)
-        yield OVERLOAD.row(True, "" if known else "Too few requests to see whether the arms were overloaded.")
-    elif over == treatments:
-        yield _overloaded([control, *over], trials, "Both arms" if len(over) == 1 else "All arms")
-    else:
-        yield from (_overloaded([control, arm], trials, f"{control} and {arm}", arm=arm) for arm in over)
-
-
-def _trials(own: Sequence[Load | None], control: Sequence[Load | None]) -> list[tuple[Load, bool]]:
-    """The arm's load in each trial with both loads known, and whether both arms were overloaded."""
-    return [
-        (load, load.overloaded and other.overloaded)
-        for load, other in zip(own, control, strict=True)
-        if load is not None and other is not None
-    ]
-
-
-def _overloaded(
-    arms: Sequence[str], trials: Mapping[str, list[tuple[Load, bool]]], who: str, *, arm: str | None = None
-) -> Check:
-    rows = {name: [load for load, both in trials[name] if both] for name in arms}
-    answered = {name: sum(load.answered_rps for load in loads) / len(loads) for name, loads in rows.items()}
-    offered = sum(load.offered_rps for loads in rows.values() for load in loads) / sum(map(len, rows.values()))
-    reason = (
-        f"{who} were overloaded: of {digits(offered)} requests/s, {listed(arms)} answered "
-        f"{listed([digits(answered[name]) for name in arms])}; "
-        f"{listed([f'{max(load.undone for load in rows[name]):,}' for name in arms])} were left undone"
-    )
-    if len(rows[arms[-1]]) < len(trials[arms[-1]]):
-        reason += f"; in {len(rows[arms[-1]])} of {counted(len(trials[arms[-1]]), 'trial')}"
-    safe = digits(_BELOW * min(answered.values()), 2)
-    return OVERLOAD.row(
-        False,
-        f"{reason}.",
-        arm=arm,
-        value=min(answered.values()),
-        limit=offered,
-        remedy=f"Lower the rate to {safe} requests/s or less, or search for what the arms hold "
-        '(traffic.arrivals = "saturation").',
-    )
+    for arm in (name for name in loads if name != control):
+        pairs = zip(loads[control], loads[arm], strict=True)
+        both = [(base, own) for base, own in pairs if base is not None and own is not None]
+        over = [pair for pair in both if pair[0].overloaded and pair[1].overloaded]
+        if not over:
+            yield from [OVERLOAD.row(True)] if both else []
+            continue
+        offered = fmean(load.offered_rps for pair in over for load in pair)
+        answered = [fmean(load.answered_rps for load in of_arm) for of_arm in zip(*over, strict=True)]
+        yield OVERLOAD.judged(
+            2 * len(over) < len(both),
+            f"{control} and {arm} were overloaded in {len(over)} of {counted(len(both), 'trial')}: of "
+            f"{digits(offered)} requests/s they answered {listed([digits(rate) for rate in answered])}",
+            arm=arm,
+            value=min(answered),
+            limit=offered,
+            remedy=f"Lower the rate to {digits(_BELOW * min(answered), 2)} requests/s or less, or search for what the "
+            'arms hold (traffic.arrivals = "saturation").',
+        )
 
 
 # The ratio of two growing queues says nothing of the arms, nor does an objective that a short queue still keeps. One

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
 
 from analysis.checks.arms import ANSWERS, COMPARABLE, EQUAL_WORK, TOKEN_STREAM
 from analysis.checks.check import Check, Evidence, Rule
-from analysis.checks.complete import ALIVE, DAMAGE, SHORT, STOPPED, UNPLACED
-from analysis.checks.data import AUTOCORRELATION, BLOCKS, COLD_STARTS, CUT, HETEROGENEITY, RUN_LENGTH, TAIL_SIZE
-from analysis.checks.generator import GENERATOR, LAG_APART
-from analysis.checks.machine_speed import APART, DRIFT, SLOW
-from analysis.checks.machines import FOREIGN, HOST, SETTINGS, THROTTLED
+from analysis.checks.complete import ALIVE, DAMAGED, MISSING
+from analysis.checks.data import AUTOCORRELATION, BLOCKS, CUT, HETEROGENEITY, TAIL_SIZE
+from analysis.checks.generator import GENERATOR
+from analysis.checks.machines import FOREIGN, HOST, SETTINGS, SLOW, SPEED, THROTTLED
 from analysis.checks.overload import OVERLOAD
-from analysis.checks.telemetry import BLIND, COMPILED, EVENTS, STEPS, UNKNOWN_STALLS
+from analysis.checks.telemetry import BLIND, COMPILED, TELEMETRY, UNKNOWN_STALLS
 from analysis.checks.traffic import CONTROL_ERRORS, INTERFERENCE, OPEN_LOOP, PAIRS, SAMPLE_RATIO, SCHEDULES
 from analysis.judging.comparisons import Comparisons
 from analysis.judging.load_steps import is_search
@@ -25,15 +24,13 @@ from analysis.run.run import Run
 # Rules of one check follow each other. Of two with one rank, the first gives the reason of an open verdict.
 RULES: tuple[Rule, ...] = (
     OVERLOAD,
-    *(DAMAGE, UNPLACED, STOPPED, SHORT),
+    *(DAMAGED, MISSING),
     ALIVE,
     SCHEDULES,
     SAMPLE_RATIO,
     CONTROL_ERRORS,
-    *(GENERATOR, LAG_APART),
+    GENERATOR,
     OPEN_LOOP,
-    COLD_STARTS,
-    RUN_LENGTH,
     INTERFERENCE,
     ANSWERS,
     BLOCKS,
@@ -44,22 +41,17 @@ RULES: tuple[Rule, ...] = (
     TOKEN_STREAM,
     PAIRS,
     CUT,
-    *(EVENTS, BLIND, STEPS),
+    *(TELEMETRY, BLIND),
     UNKNOWN_STALLS,
     COMPILED,
     *(FOREIGN, HOST),
     *(THROTTLED, SETTINGS),
-    *(DRIFT, APART, SLOW),
+    *(SPEED, SLOW),
     HETEROGENEITY,
 )
 
 
-def names(of: Callable[[Rule], bool]) -> frozenset[str]:
-    """The names of the checks whose every rule is so."""
-    return frozenset(rule.name for rule in RULES) - {rule.name for rule in RULES if not of(rule)}
-
-
-LENGTH_CHECKS = names(lambda rule: rule.mended_by_length)
+LENGTH_CHECKS = frozenset(rule.name for rule in RULES if rule.mended_by_length)
 
 
 def checks_of_run(
@@ -77,13 +69,10 @@ def checks_of_run(
     return checks, machines
 
 
-def _joined(rows: list[Check], sound: str) -> Iterator[Check]:
-    """The rows of one check that failed; where none did, one that holds. What holds in spite of disturbances stays."""
+def _joined(rows: list[Check], sound: str) -> list[Check]:
+    """The rows of one check that failed; where there is none, one that holds."""
     failed = [row for row in rows if not row.ok]
-    yield from failed
-    noted = [row for row in rows if row.ok and row.disturbances]
-    yield from noted
-    if rows and not failed and not noted:
-        own = {row.reason for row in rows} - {"", sound}
-        arm = rows[0].arm if len(rows) == 1 else None
-        yield replace(rows[0], arm=arm, reason=own.pop() if len(own) == 1 else sound)
+    if failed or not rows:
+        return failed
+    own = next((row.reason for row in rows if row.reason), sound)
+    return [replace(rows[0], arm=rows[0].arm if len(rows) == 1 else None, reason=own)]

@@ -9,19 +9,17 @@ import numpy as np
 
 from analysis.arrays import Bools, Floats
 from analysis.checks.check import ESTIMATES, Check, Evidence, Rule
-from analysis.checks.complete import is_recorded_whole
+from analysis.checks.complete import allowed_missing, is_recorded_whole
 from analysis.judging.ramp_account import ramp_of
+from analysis.run.attribution import OTHER
 from analysis.run.compile_events import windows_of
 from analysis.run.pairs import Copies, copies_of, matters_ms
 from analysis.run.run import Run
 from analysis.run.spikes import normal_e2e_ms
 from analysis.run.trials import SECOND
 from analysis.statistics.distributions import binomial_test
-from analysis.wording import counted
 
 _ON_ITS_WAY_NS = 250_000_000  # the longest way of a request to the splitter, which chooses its arm
-_MISSING_SLACK = 2  # copies that may be missing: those under way when recorders stop
-_MISSING_SHARE = 0.001
 _RATIO_ALPHA = 0.001  # a sample-ratio alarm is a bug report: rare by chance
 _RAMP_ALPHA = 1e-5  # of a ramp, which asks at every interim analysis
 _SLOWDOWN_LIMIT = 1.10
@@ -36,30 +34,24 @@ _FEWEST_DURING = 5
 def _open_loop(seen: Evidence) -> Iterable[Check]:
     """Latency must count from a schedule that does not wait for the server."""
     run, requests = seen.run, seen.run.requests
-    scheduled = len(requests) > 0 and bool(requests.scheduled.all())
-    reason, remedy = "", OPEN_LOOP.remedy
+    faults = []
     if run.reported_open_loop is False:
-        most = (
-            "" if run.concurrency is None else f", at most {counted(run.concurrency, 'request')} under way to each arm"
-        )
-        reason = f"The load waited for the server (closed loop{most}), which hides the tail."
-    elif not scheduled:
-        reason = "Requests carry no scheduled time, so waiting before they were sent may be missing."
+        faults = ["the load waited for the server (closed loop), which hides the tail"]
+    elif not len(requests) or not requests.scheduled.all():
+        faults = ["requests carry no scheduled time, so waiting before they were sent may be missing"]
     elif run.reported_open_loop is None:
-        reason = "The records do not say whether the load waited for the server (open_loop in trial.json)."
-        remedy = 'If a schedule drove the arms, say {"complete": true, "open_loop": true} in trial-01/trial.json.'
-    ok = not reason
-    if run.pace:  # in sentences, how another tool sent its requests
-        reason = run.pace if ok or run.reported_open_loop is False else f"{run.pace} {reason}"
-        remedy = "Have the tool send by a rate, with no limit on requests under way, and keep when each was due."
-    yield OPEN_LOOP.row(ok, reason, remedy=remedy)
+        faults = ["the records do not say whether the load waited for the server (open_loop in trial.json)"]
+    # How another tool sent its requests is in sentences of its own.
+    yield OPEN_LOOP.found([f"{fault}. {run.pace}".rstrip(" .") for fault in faults])
 
 
 OPEN_LOOP = Rule(
     name="open loop",
     find=_open_loop,
     sound="Requests started on schedule, whatever the server did.",
-    remedy="Drive the arms by a schedule and record scheduled_ns.",
+    says="It is not known when requests were due: {}.",
+    remedy="Send requests by a schedule or a rate, with no limit on requests under way, record scheduled_ns, and say "
+    '{"complete": true, "open_loop": true} in trial-01/trial.json.',
 )
 
 
@@ -67,19 +59,16 @@ def _schedules(seen: Evidence) -> Iterable[Check]:
     """Under a mirrored design both arms had the schedule, so that it favours neither; elsewhere it decides which
     requests an arm got, and the same chance counts twice."""
     run = seen.run
-    if not run.records.joined:
-        return
-    shared = ", ".join(" and ".join(map(str, trials)) for trials in run.repeated_schedules)
-    reason = f"Trials {shared} drove the same schedule, of one seed: they say less than trials with one each."
-    count = len(run.repeated_schedules)
-    opens = () if run.copied else ESTIMATES
-    yield SCHEDULES.row(not count, reason if count else "", opens=opens)
+    if run.records.joined:
+        shared = [" and ".join(map(str, trials)) for trials in run.repeated_schedules]
+        yield SCHEDULES.found(shared, opens=() if run.copied else ESTIMATES)
 
 
 SCHEDULES = Rule(
     name="schedules",
     find=_schedules,
     sound="Every trial drove a schedule of its own.",
+    says="Trials drove the same schedule, of one seed, and say less than trials with one each: {}.",
     remedy="Give each run another seed (tailgate run --seed N).",
     at_end=True,
 )
@@ -136,8 +125,7 @@ def sample_ratio(
                 words += f" in stretch {number} of the weights" if len(stretches) > 1 else ""
     p_value = min(1.0, worst * tests)
     if tests:
-        ok = p_value >= alpha
-        yield SAMPLE_RATIO.row(ok, "" if ok else f"{words}: farther than chance.", value=p_value, limit=alpha)
+        yield SAMPLE_RATIO.judged(p_value >= alpha, f"{words}: farther than chance", value=p_value, limit=alpha)
 
 
 SAMPLE_RATIO = Rule(
@@ -163,31 +151,25 @@ def _pairs(seen: Evidence) -> Iterable[Check]:
 
 def copies(found: Copies, allowed_ms: float) -> Check:
     """Every request of the arm has one copy on the control, due at the same instant and equal in content."""
-    faults = []
-    if found.lonely > max(_MISSING_SLACK, int(_MISSING_SHARE * (found.pairs + found.lonely))):
-        faults.append(f"{counted(found.lonely, 'request')} went to one of {found.arm} and {found.control} alone")
-    if found.repeated:
-        faults.append(f"{counted(found.repeated, 'row')} are a second copy on the same arm")
-    if found.unpaired:
-        faults.append(f"{counted(found.unpaired, 'row')} name{'s' if found.unpaired == 1 else ''} no pair")
-    if found.other_trial:
-        faults.append(f"{counted(found.other_trial, 'pair')} lie in two trials")
-    if found.other_instant:
-        faults.append(
-            f"{counted(found.other_instant, 'pair')} of {found.pairs} were scheduled up to "
-            f"{found.farthest_ms:.4g} ms apart, limit {allowed_ms:.3g} ms"
-        )
-    for what, count in found.unequal.items():
-        if count:
-            faults.append(f"{counted(count, 'pair')} of {found.pairs} differ in {what}")
-    reason = f"{'; '.join(faults)}: they are not copies of the same requests." if faults else ""
-    return PAIRS.row(not faults, reason, value=found.farthest_ms, limit=allowed_ms, arm=found.arm)
+    counts = {
+        "requests that went to one of the two arms alone": found.lonely
+        if found.lonely > allowed_missing(found.pairs + found.lonely)
+        else 0,
+        "rows that are a second copy on the same arm": found.repeated,
+        "rows that name no pair": found.unpaired,
+        "pairs in two trials": found.other_trial,
+        f"pairs scheduled up to {found.farthest_ms:.4g} ms apart, limit {allowed_ms:.3g} ms": found.other_instant,
+        **{f"pairs that differ in {what}": count for what, count in found.unequal.items()},
+    }
+    faults = [f"{what} ({count})" for what, count in counts.items() if count]
+    return PAIRS.found(faults, value=found.farthest_ms, limit=allowed_ms, arm=found.arm)
 
 
 PAIRS = Rule(
     name="pairs",
     find=_pairs,
     sound="Every request has a copy on the control, due at the same instant.",
+    says="Requests are not copies of the control's: {}.",
     remedy="Send each planned request to every arm at once, and record pair_id and scheduled_ns as they were.",
     opens=(*ESTIMATES, "error"),
 )
@@ -195,23 +177,19 @@ PAIRS = Rule(
 
 def _control_errors(seen: Evidence) -> Iterable[Check]:
     """Where the control itself fails, the machines are broken, and errors cannot be attributed to an arm."""
-    run, control, limit_pct = seen.run, seen.run.control, seen.run.limits.max_error_pct
-    answered = run.of_arm(control) & (run.requests.ok | run.requests.failed)
+    run, limit_pct = seen.run, seen.run.limits.max_error_pct
+    answered = run.of_arm(run.control) & (run.requests.ok | run.requests.failed)
     failed, requests = int(run.requests.failed[answered].sum()), int(answered.sum())
     share = 100.0 * failed / requests if requests else 0.0
-    yield CONTROL_ERRORS.row(
-        share <= limit_pct,
-        f"{failed} of {counted(requests, 'request')} of {control} failed ({share:.3g} %), limit {limit_pct:g} %.",
-        value=share,
-        limit=limit_pct,
-        remedy=f"Find out why {control} fails, then run again.",
-    )
+    fault = f"{failed} of {requests} requests of {run.control} failed ({share:.3g} %), limit {limit_pct:g} %"
+    yield CONTROL_ERRORS.judged(share <= limit_pct, fault, value=share, limit=limit_pct)
 
 
 CONTROL_ERRORS = Rule(
     name="control errors",
     find=_control_errors,
     sound="The control works.",
+    remedy="Find out why the control fails, then run again.",
     opens=(*ESTIMATES, "error"),
     keeps=("recompile",),
     in_search=False,
@@ -222,34 +200,26 @@ CONTROL_ERRORS = Rule(
 
 
 def _interference(seen: Evidence) -> Iterable[Check]:
-    slowdown, p_value = _slowdown(seen.run)
-    # Turns keep requests apart, but a compile outlasts its turn.
-    yield interference(slowdown, p_value, taking_turns=seen.run.design == "switchback")
+    yield from interference(*_slowdown(seen.run))
 
 
-def interference(slowdown: float | None, p_value: float | None, *, taking_turns: bool = False) -> Check:
-    """The control does not slow down while other arms compile."""
-    if slowdown is None or p_value is None:
-        reason = "Too few requests of the control fell into compiles of other arms to see interference."
-        return INTERFERENCE.row(True, reason, limit=_SLOWDOWN_LIMIT)
-    ok = slowdown <= _SLOWDOWN_LIMIT or p_value > _SLOWDOWN_ALPHA
-    so = ": they share a machine" if not ok else ", which is within chance" if slowdown > _SLOWDOWN_LIMIT else ""
-    return INTERFERENCE.row(
-        ok,
-        f"While other arms compiled, requests of the control took {slowdown:.2f} times as long{so}.",
-        value=slowdown,
-        limit=_SLOWDOWN_LIMIT,
-        remedy="Give each arm its own cores or host, or judge those that compile while serving in a run of their own."
-        if taking_turns
-        else INTERFERENCE.remedy,
-    )
+def interference(slowdown: float | None, p_value: float | None) -> Iterable[Check]:
+    """The control does not slow down while other arms compile; nothing where too few requests show it."""
+    if slowdown is not None and p_value is not None:
+        yield INTERFERENCE.judged(
+            slowdown <= _SLOWDOWN_LIMIT or p_value > _SLOWDOWN_ALPHA,
+            f"While other arms compiled, requests of the control took {slowdown:.2f} times as long, "
+            f"limit {_SLOWDOWN_LIMIT:.2f}: they share a machine",
+            value=slowdown,
+            limit=_SLOWDOWN_LIMIT,
+        )
 
 
 INTERFERENCE = Rule(
     name="interference",
     find=_interference,
     sound="The control did not slow down while other arms compiled.",
-    remedy="Give each arm its own cores or host, or use the switchback design.",
+    remedy="Give each arm its own cores or host, or judge those that compile while serving in a run of their own.",
 )
 
 
@@ -257,19 +227,11 @@ def _slowdown(run: Run) -> tuple[float | None, float | None]:
     """How much longer the control's requests took while other arms compiled, and the p-value."""
     requests = run.requests
     events = [event for event in run.events if event.serving and event.stalls and event.arm != run.control]
-    if not events:
+    own = run.of_arm(run.control) & requests.ok & (requests.e2e_ms > 0)
+    expected = normal_e2e_ms(requests, own & (run.attribution.cause == OTHER)) if events else None
+    if expected is None:
         return None, None
-    own = run.of_arm(run.control) & requests.ok
-    # What is normal on one machine may be slow on another.
-    of_machine = run.machines.codes(requests.trial)
-    expected = np.zeros(len(requests))
-    for place in range(len(run.machines)):
-        on_it = of_machine == place
-        normal = normal_e2e_ms(requests, own & on_it & (run.attribution.cause == 0))
-        if normal is None:
-            return None, None
-        expected[on_it] = normal[on_it]
-    own &= (expected > 0) & (requests.e2e_ms > 0)
+    own &= expected > 0
     bin_s = max(0.25, run.seconds / 8000.0)
     inside: list[Floats] = []
     starts, excess = [], []
@@ -282,7 +244,8 @@ def _slowdown(run: Run) -> tuple[float | None, float | None]:
         rows = own & (requests.trial == trial.number)
         since = np.clip((requests.start_ns[rows] - trial.start_ns) / 1e9, 0.0, bins * bin_s - 1e-6)
         starts.append(since + offset)
-        excess.append(np.log(requests.e2e_ms[rows] / expected[rows]))
+        took = np.log(requests.e2e_ms[rows] / expected[rows])
+        excess.append(took - took.mean() if took.size else took)  # trials may run on machines of other speeds
         offset += bins * bin_s
     return slowdown_during(*map(np.concatenate, (excess, starts, inside)), bin_s=bin_s, rng=run.rng(1))
 

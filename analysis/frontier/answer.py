@@ -11,16 +11,15 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from analysis.frontier.holdings import Frontier
-from analysis.frontier.latencies import StepLatency, latency_at_one_load
-from analysis.frontier.search import Left
-from analysis.judging.gates import FAIL, PASS
-from analysis.judging.load_steps import FEWEST_STARTS, Holding
+from analysis.judging.gates import FAIL
+from analysis.judging.load_steps import FEWEST_STARTS, Holding, Step
 from analysis.run.startup import Start
-from analysis.wording import bytes_text, digits, listed
+from analysis.wording import digits, listed
 
-_FEWEST_S, _FEWEST_BYTES = 0.5, 2.0**24  # less than this is no cost worth a sentence
+_ALIKE = 1.05  # rates that differ by less are one load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,26 +33,15 @@ class LoadRange:
     low_rps: float
     high_rps: float | None
     holds: tuple[str, ...]
-    open: tuple[str, ...]
     pick: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpus:
-    """GPUs for a load, as seen with the ends of their interval; None where they are not known."""
-
-    low: float | None = None
-    seen: float | None = None
-    high: float | None = None
 
 
 def by_start(frontier: Frontier, starts: Mapping[str, Start]) -> list[str]:
     """The arms, the control first, then those that serve sooner; unknown starts come last."""
     control, *others = frontier.arms
-    serving = {arm: starts[arm].serving_s if arm in starts else None for arm in others}
 
     def seconds(arm: str) -> float:
-        known = serving[arm]
+        known = starts[arm].serving_s if arm in starts else None
         return math.inf if known is None else known
 
     return [control, *sorted(others, key=seconds)]
@@ -62,228 +50,124 @@ def by_start(frontier: Frontier, starts: Mapping[str, Start]) -> list[str]:
 def load_ranges(frontier: Frontier, starts: Mapping[str, Start], *, failed: Collection[str] = ()) -> list[LoadRange]:
     """All loads from nothing upwards, cut wherever what is known of an arm changes. No arm of `failed` is picked."""
     cuts = {end for item in frontier.holdings for end in (item.low_rps, item.high_rps) if end is not None}
-    preferred = by_start(frontier, starts)
     ranges = []
     for low, high in itertools.pairwise([0.0, *sorted(cuts), None]):
         assert low is not None
         inside = math.nextafter(low, math.inf) if high is None else high
-        known = {arm: frontier.of(arm).at(inside) for arm in preferred}
-        holds = tuple(arm for arm in preferred if known[arm] == "holds")
-        ranges.append(
-            LoadRange(
-                low_rps=low,
-                high_rps=high,
-                holds=holds,
-                open=tuple(arm for arm in preferred if known[arm] == "open"),
-                pick=next((arm for arm in holds if arm not in failed), None),
-            )
-        )
+        holds = tuple(arm for arm in by_start(frontier, starts) if frontier.of(arm).at(inside) == "holds")
+        pick = next((arm for arm in holds if arm not in failed), None)
+        ranges.append(LoadRange(low_rps=low, high_rps=high, holds=holds, pick=pick))
     return ranges
 
 
-def answer(
-    frontier: Frontier,
-    *,
-    objective: str,
-    starts: Mapping[str, Start],
-    verdicts: Mapping[str, str | None] | None = None,
-    left: Sequence[Left] = (),
-    dropped: Sequence[Left] = (),
-    blocked: Mapping[str, Sequence[str]] | None = None,
-    unproven: Mapping[str, str] | None = None,
-    disturbed: Sequence[str] = (),
-    latencies: Sequence[StepLatency] = (),
-    label: str = "",
-    load_rps: float | None = None,
-    gpus_per_replica: int = 1,
-) -> list[str]:
-    """Return the answer, a sentence each: what to ship where, what it costs, what is open.
+def to_ship(frontier: Frontier, objective: str, *, out: Collection[str], failed: Collection[str]) -> list[str]:
+    """Which arm holds which load, and what to ship where one replica is not enough, a sentence each.
 
-    `verdicts` are those of the gates. `left` are the arms that the search let go, `dropped` those that it never
-    started, and `blocked` those whose steps are not used, with the checks that forbid it: nothing is claimed of the
-    last two, nor of an arm that was let go after one start. `unproven` are the arms with other weights that are not
-    shown to answer as well, each with why, and `disturbed` the checks by which machines were disturbed. `latencies`,
-    called `label`, are those of each step; `load_rps` is the load that the rollout names.
+    Nothing is claimed of the arms in `out`; those in `failed` are not to be shipped.
     """
-    unknown = blocked or {}
-    out = {item.arm for item in left if frontier.of(item.arm).starts < FEWEST_STARTS}
-    out |= {item.arm for item in dropped} | set(unknown)
-    known = verdicts or {}
-    others = [(arm, known.get(arm)) for arm in frontier.arms[1:]]
-    return [
-        *_loads(frontier, objective, out),
-        *_at_the_limit(frontier, out, [arm for arm, verdict in others if verdict == FAIL]),
-        *_at_the_load(frontier, load_rps, gpus_per_replica, out),
-        *_at_one_load(frontier, latencies, label, out),
-        *_costs(frontier, starts, out),
-        *(
-            f"{arm} is {verdict} by its gates, and nothing here changes that."
-            for arm, verdict in others
-            if verdict is not None and verdict != PASS
-        ),
-        *(f"{arm} is not shown to answer as well: {why}" for arm, why in (unproven or {}).items() if arm not in out),
-        *(f"{item.arm} left the search early: it {item.reason}." for item in left),
-        *(f"{item.arm} was not tried: {item.reason}." for item in dropped),
-        *(f"Nothing is known of {arm}, for {', '.join(checks)}: see the checks." for arm, checks in unknown.items()),
-        *_open(frontier, out),
-        _surely(frontier.alpha, disturbed),
-    ]
-
-
-def _surely(alpha: float, disturbed: Sequence[str]) -> str:
-    chance = f"true all at once, but for a chance of {digits(100.0 * alpha)} %"
-    if not disturbed:
-        return f"What is said of loads is {chance}."
-    return (
-        f"What is said of loads is of machines that were disturbed ({', '.join(disturbed)}: see the checks). Left "
-        f"alone it would be {chance}."
-    )
-
-
-def _loads(frontier: Frontier, objective: str, out: Collection[str]) -> list[str]:
     control, *treatments = frontier.holdings
     floor = control.low_rps
-    sentences = []
+    sentences = [f"No load is known that {control.arm} surely holds."]
     if floor is not None:
-        sentences.append(
+        sentences = [
             f"Up to {digits(floor)} requests/s a replica of {control.arm} holds {objective}: nothing is gained in "
             "load by compiling."
-        )
-    else:
-        sentences.append(f"No load is known that {control.arm} surely holds.")
-    further = sorted(
-        ((item.low_rps, item.arm) for item in treatments if item.low_rps is not None and item.low_rps > (floor or 0.0)),
-        key=lambda pair: -pair[0],
-    )
+        ]
+    further = [(item.low_rps, item.arm) for item in treatments if (item.low_rps or 0.0) > (floor or 0.0)]
     if further:
-        (best_rps, best), *others = further
+        (best_rps, best), *others = sorted(further, key=lambda pair: -(pair[0] or 0.0))
         start = "Up to" if floor is None else f"From {digits(floor)} to"
-        more = "".join(f", {arm} to {digits(rps)}" for rps, arm in others)
-        sentences.append(f"{start} {digits(best_rps)} {best} holds {'it' if floor is not None else objective}{more}.")
+        more = "".join(f", {arm} to {digits(rps or 0.0)}" for rps, arm in others)
+        what = objective if floor is None else "it"
+        sentences.append(f"{start} {digits(best_rps or 0.0)} {best} holds {what}{more}.")
     elif names := " or ".join(item.arm for item in treatments if item.arm not in out):
         sentences.append(f"Beyond that nothing is shown to be held by {names}.")
     ends = [item.high_rps for item in frontier.holdings]
-    known = [end for end in ends if end is not None]
-    if len(known) == len(ends):
-        sentences.append(f"Above {digits(max(known))} requests/s none does.")
-    return sentences
-
-
-def _at_the_limit(frontier: Frontier, out: Collection[str], failed: Collection[str]) -> list[str]:
-    """What to ship where one replica is not enough, of the arms that were not let go unheard."""
+    if None not in ends:
+        sentences.append(f"Above {digits(max(end for end in ends if end is not None))} requests/s none does.")
     arms = [arm for arm in frontier.arms if arm not in out]
     if len(arms) < 2:
-        return []
-    among = [order for order in frontier.orders if order.more in arms and order.less in arms]
-    beaten = {order.less for order in among if order.surely}
-    rest = [arm for arm in arms if arm not in beaten]
-    best = next((arm for arm in arms if all(frontier.surely_more(arm, other) for other in arms if other != arm)), None)
-    if best is None:
-        return [f"For more load than one replica holds it is open between {listed(rest)}."]
-    others = [order for order in among if order.more == best]
-    least = min((order.least for order in others if order.least is not None and order.least > 1.0), default=None)
-    known = least is not None and all(order.least is not None and order.least > 1.0 for order in others)
-    factor = f", {digits(least)} times or more" if least is not None and known else ""
+        return sentences
+    best_arm = frontier.highest(out)
+    if best_arm is None:
+        rest = [arm for arm in arms if not any(frontier.surely_more(other, arm) for other in arms)]
+        return [*sentences, f"For more load than one replica holds it is open between {listed(rest)}."]
+    factors = [order.least or 0.0 for order in frontier.orders if order.more == best_arm and order.less in arms]
+    factor = f", {digits(min(factors))} times or more" if min(factors) > 1.0 else ""
     every = "every other arm that stayed in the search" if out else "every other arm"
-    if best in failed:
-        return [f"{best} surely holds more than {every}{factor}, and is {FAIL} by its gates: it is not one to ship."]
-    return [f"For more load than one replica holds, {best}: it surely holds more than {every}{factor}."]
+    if best_arm in failed:
+        return [*sentences, f"{best_arm} surely holds more than {every}{factor}, and is {FAIL} by its gates."]
+    return [*sentences, f"For more load than one replica holds, {best_arm}: it surely holds more than {every}{factor}."]
 
 
-def _at_the_load(frontier: Frontier, load: float | None, each: int, out: Collection[str]) -> list[str]:
+def at_the_load(frontier: Frontier, load: float | None, each: int, out: Collection[str]) -> list[str]:
     """The GPUs of each arm for the load over all replicas that the rollout names."""
     if load is None:
         return []
-    known = [(item.arm, gpus_for(item, load, each)) for item in frontier.holdings if item.arm not in out]
-    texts = [f"{_gpus_text(gpus)} GPUs with {arm}" for arm, gpus in known if gpus != Gpus()]
+    needs = [(gpus_for(item, load, each), item.arm) for item in frontier.holdings if item.arm not in out]
+    texts = [f"{gpus} GPUs with {arm}" for gpus, arm in needs if gpus]
     return [f"{digits(load)} requests/s over all replicas need {listed(texts)}."] if texts else []
 
 
-def gpus_for(item: Holding, load: float, each: int) -> Gpus:
-    """Return the GPUs for `load`, `each` of them a replica: the fewest where a replica holds as much as it may, the
-    most where as little. Replicas are taken to add up."""
-
-    def count(rps: float | None) -> float | None:
-        return float(max(1, math.ceil(load / rps - 1e-9)) * each) if rps else None
-
+def gpus_for(item: Holding, load: float, each: int) -> str:
+    """Return the GPUs for `load`, `each` of them a replica, such as "13 (10 to 23)": as seen, with the ends of the
+    interval. Replicas are taken to add up. A dash is not known; empty where nothing is."""
     low, seen, high = item.low_rps, item.seen_rps, item.high_rps
     if low is None and high is None:
-        return Gpus()  # one start decides nothing
+        return ""  # one start decides nothing
     if seen is not None:  # steps that contradict each other may put it outside
         seen = min(max(seen, low or 0.0), high if high is not None else seen)
-    return Gpus(low=count(high), seen=count(seen), high=count(low))
+    fewest, likely, most = (
+        digits(float(max(1, math.ceil(load / rps - 1e-9)) * each)) if rps else "–" for rps in (high, seen, low)
+    )
+    return likely if fewest == likely == most else f"{likely} ({fewest} to {most})"
 
 
-def _gpus_text(gpus: Gpus) -> str:
-    """Such as "13 (10 to 23)"; what is not known is an en dash."""
-    low, seen, high = ("–" if value is None else digits(value) for value in (gpus.low, gpus.seen, gpus.high))
-    return seen if low == seen == high else f"{seen} ({low} to {high})"
-
-
-def _at_one_load(frontier: Frontier, latencies: Sequence[StepLatency], label: str, out: Collection[str]) -> list[str]:
-    """What requests wait at one load that the control was seen to hold."""
+def at_one_load(frontier: Frontier, steps: Sequence[Step], label: str, out: Collection[str]) -> list[str]:
+    """What requests wait, by the latency `label`, at the highest load that the control was seen to hold and that
+    another arm was tried at: the median over starts."""
     control = frontier.holdings[0]
-    if control.seen_rps is None or control.arm in out:
-        return []
     arms = [arm for arm in frontier.arms if arm not in out]
-    latency = latency_at_one_load(latencies, arms, control.seen_rps)
-    if latency is None:
-        return []
-    fewest, most = min(latency.starts.values()), max(latency.starts.values())
-    starts = f"{fewest} to {most} starts" if fewest < most else "one start" if most == 1 else f"{most} starts"
-    each = listed([f"{digits(ms)} ms on {arm}" for arm, ms in latency.ms.items()])
-    return [f"As seen at {digits(latency.rate)} requests/s ({starts} each), {label} is {each}."]
+    known = [step for step in steps if step.ms is not None and step.arm in arms]
+    tried = {step.rate for step in known if step.arm == control.arm and step.rate <= (control.seen_rps or 0.0)}
+    for rate in sorted(tried, reverse=True):
+        near = [step for step in known if rate / _ALIKE <= step.rate <= rate * _ALIKE]
+        own = {arm: [step for step in near if step.arm == arm] for arm in arms}
+        starts = {arm: len({step.trial for step in found}) for arm, found in own.items() if found}
+        if len(starts) < 2:
+            continue
+        each = listed(
+            [
+                f"{digits(median(step.ms for step in own[arm] if step.ms is not None))} ms on {arm} ({count})"
+                for arm, count in starts.items()
+            ]
+        )
+        return [f"As seen at {digits(rate)} requests/s, {label} is {each}; starts are in brackets."]
+    return []
 
 
-def _costs(frontier: Frontier, starts: Mapping[str, Start], out: Collection[str]) -> list[str]:
-    control, *treatments = (arm for arm in frontier.arms if arm not in out)
-    base = starts.get(control, Start())
-    sentences = []
-    for arm in treatments:
-        own = starts.get(arm, Start())
-        more = [
-            f"{digits(own.serving_s - base.serving_s)} s of start"
-            if own.serving_s is not None and base.serving_s is not None and own.serving_s - base.serving_s > _FEWEST_S
-            else "",
-            f"{bytes_text(own.memory_bytes - base.memory_bytes)}"
-            if own.memory_bytes is not None
-            and base.memory_bytes is not None
-            and own.memory_bytes - base.memory_bytes > _FEWEST_BYTES
-            else "",
-        ]
-        if any(more):
-            sentences.append(f"{arm} costs {' and '.join(filter(None, more))} more than {control}.")
-    return sentences
-
-
-def _open(frontier: Frontier, out: Collection[str]) -> list[str]:
-    """What is open: loads by arm, and pairs whose order is not known."""
-    by_loads: dict[str, list[str]] = {}
+def still_open(frontier: Frontier, out: Collection[str]) -> list[str]:
+    """The loads at which nothing is known of each arm, and which pairs are ordered where some are not."""
+    loads: dict[str, list[str]] = {}
     for item in frontier.holdings:
         if item.arm not in out:
-            by_loads.setdefault(_open_loads(item), []).append(item.arm)
+            loads.setdefault(_open_loads(item), []).append(item.arm)
     among = [order for order in frontier.orders if not {order.more, order.less} & set(out)]
-    pairs = [f"{order.more} against {order.less}" for order in among if not order.surely]
     ordered = [f"{order.more} above {order.less}" for order in among if order.surely]
-    sentences = [f"Open: {'; '.join(f'{listed(arms)} {loads}' for loads, arms in by_loads.items())}."]
-    if len(pairs) > 1 and len(pairs) == len(among):
-        sentences.append("No two of these arms are ordered by what they hold.")
-    elif len(pairs) > len(ordered):
-        sentences.append(f"Of these arms only some are ordered by what they hold: {', '.join(ordered)}.")
-    elif pairs:
-        sentences.append(f"Not ordered by what they hold: {', '.join(pairs)}.")
-    return sentences
+    known = f"Surely ordered by what they hold: {', '.join(ordered)}" if ordered else "No two arms are ordered"
+    return [
+        f"Open: {'; '.join(f'{listed(arms)} {text}' for text, arms in loads.items())}.",
+        *([f"{known} ({len(ordered)} of {len(among)} pairs)."] if len(ordered) < len(among) else []),
+    ]
 
 
 def _open_loads(item: Holding) -> str:
-    if item.steps and item.starts < 2:
-        return "at every load (one start decides nothing)"
     low, high = item.low_rps, item.high_rps
-    if item.thin:
-        below = "every load" if high is None else f"loads below {digits(high)} requests/s"
-        return f"at {below} (its steps had too few requests for the objective: make them longer)"
-    if low is None and high is None:
-        return "at every load (none of its steps could be judged)" if not item.steps else "at every load"
+    if item.steps and item.starts < FEWEST_STARTS:
+        return "at every load (one start decides nothing)"
+    thin = " (its steps had too few requests for the objective: make them longer)" if item.thin else ""
+    if low is None:
+        return f"at every load{thin}" if high is None else f"below {digits(high)} requests/s{thin}"
     if high is None:
-        return f"above {digits(low or 0.0)} requests/s (no step was missed: search higher)"
-    return f"below {digits(high)} requests/s" if low is None else f"from {digits(low)} to {digits(high)} requests/s"
+        return f"above {digits(low)} requests/s (no step was missed: search higher)"
+    return f"from {digits(low)} to {digits(high)} requests/s"

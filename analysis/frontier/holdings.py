@@ -14,12 +14,12 @@ References
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from analysis.judging.load_steps import FEWEST_STARTS, Holding, Step, holding_of, profile_of
+from analysis.judging.load_steps import FEWEST_STARTS, Holding, Step, holding_of, profiles_of
 from analysis.statistics.compare import holm
-from analysis.statistics.knees import knee_grid, p_not_higher
+from analysis.statistics.knees import p_not_higher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +57,11 @@ class Frontier:
         """Whether `one` surely holds more than `other`."""
         return any(order.surely and (order.more, order.less) == (one, other) for order in self.orders)
 
-    @property
-    def highest(self) -> str | None:
-        """The arm that surely holds more than every other; None where that is open."""
-        found = (arm for arm in self.arms if all(self.surely_more(arm, other) for other in self.arms if other != arm))
-        return next(found, None) if len(self.arms) > 1 else None
+    def highest(self, without: Collection[str] = ()) -> str | None:
+        """The arm that surely holds more than every other but those in `without`; None where that is open."""
+        arms = [arm for arm in self.arms if arm not in without]
+        found = (arm for arm in arms if all(self.surely_more(arm, other) for other in arms if other != arm))
+        return next(found, None) if len(arms) > 1 else None
 
 
 def frontier_of(steps: Sequence[Step], arms: Sequence[str], *, alpha: float = 0.05) -> Frontier:
@@ -69,12 +69,9 @@ def frontier_of(steps: Sequence[Step], arms: Sequence[str], *, alpha: float = 0.
 
     Arms without a judged step, or of one start, are open everywhere, and still count for the error of the others.
     """
-    judged = [step for step in steps if step.held != "undecided"]
-    grid = knee_grid([step.rate for step in judged]) if judged else None
+    profiles = profiles_of(steps)
     error = alpha / 2.0 / len(arms)
-    by_arm = {arm: holding_of(arm, judged, error=error, grid=grid) for arm in arms}
-    found = ((arm, profile_of([step for step in judged if step.arm == arm], grid)) for arm in arms)
-    profiles = {arm: profile for arm, profile in found if profile is not None}
+    by_arm = {arm: holding_of(arm, steps, profiles.get(arm), error=error) for arm in arms}
     pairs = list(itertools.permutations(arms, 2))
     tested = {pair: min(by_arm[arm].starts for arm in pair) >= FEWEST_STARTS for pair in pairs}
     p_values = [p_not_higher(*(profiles[arm] for arm in pair)) if tested[pair] else 1.0 for pair in pairs]
@@ -84,12 +81,9 @@ def frontier_of(steps: Sequence[Step], arms: Sequence[str], *, alpha: float = 0.
     for one, other in itertools.combinations(arms, 2):
         more, less = (one, other) if raw[one, other] <= raw[other, one] else (other, one)
         p_value = adjusted[more, less] if tested[more, less] else None
-        least = _over(by_arm[more].low_rps, by_arm[less].high_rps)
+        low, high = by_arm[more].low_rps, by_arm[less].high_rps
+        least = low / high if low is not None and high is not None else None
         # The pairs have half of the error; two intervals that do not meet have paid for theirs.
         surely = (p_value is not None and p_value <= alpha / 2.0) or (least is not None and least >= 1.0)
         orders.append(Order(more=more, less=less, p=p_value, surely=surely, least=least))
     return Frontier(holdings=tuple(by_arm.values()), orders=tuple(orders), alpha=alpha)
-
-
-def _over(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None

@@ -1,10 +1,11 @@
 """Which arm is started next, and how long: a search that keeps to a budget of time.
 
 The budget is shared out over rounds, and each round over the arms that are still in the search. An arm leaves when it
-surely holds less than another (successive elimination [1]). The control never leaves. An arm whose knee is known
+surely holds less than another (successive elimination [1]), or held no step where the control did. The control never
+leaves. An arm whose knee is known
 closely enough, and that is ordered against all others in the search, gets no more. Once that is so of all, the rest of
 the budget goes to the knees of those that left, but for arms that no load could speak for. Before the first round every
-arm has one start. An arm that is then seen to hold less than half of what the control does leaves at once.
+arm has one start.
 
 Pure: the same steps and the same budget give the same decision.
 
@@ -25,7 +26,6 @@ from analysis.judging.load_steps import FEWEST_STARTS, Holding
 from analysis.wording import digits, duration_text
 
 FEWEST_STEPS = 3  # of a start: one surely held, one near the knee, one missed
-HOPELESS = 0.5  # of what the control is seen to hold
 _MOST_ROUNDS = 8
 
 
@@ -56,7 +56,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """An arm that left the search, for the reason that is said."""
+    """An arm that is not searched any more. `reason` goes on from its name: "did not start: out of memory"."""
 
     arm: str
     reason: str
@@ -66,8 +66,6 @@ class Left:
 class Round:
     """What is done next. `turns` come one after the other; there are none where `stop` says why the search ends."""
 
-    number: int
-    rounds: int
     turns: tuple[Turn, ...]
     left: tuple[Left, ...]
     stop: str = ""
@@ -91,27 +89,6 @@ def fitted(turn: Turn, *, start_s: float, budget: Budget, left_s: float) -> Turn
     if steps < FEWEST_STEPS:
         return None
     return Turn(arm=turn.arm, steps=steps, seconds=_turn_s(turn.arm, steps, {turn.arm: start_s}, budget))
-
-
-def hopeless(frontier: Frontier, before: Sequence[Left] = ()) -> tuple[Left, ...]:
-    """The arms that leave after their first start: seen to hold less than half of what the control is seen to hold.
-
-    No load could speak for them. None where the control itself held nothing, or an arm had too few steps.
-    """
-    control, *treatments = frontier.holdings
-    known = control.seen_rps
-    gone = {item.arm for item in before}
-    if known is None:
-        return ()
-    left = []
-    for item in treatments:
-        seen = item.seen_rps if item.seen_rps is not None else item.lowest_rps
-        small = item.steps >= FEWEST_STEPS and seen is not None and seen < HOPELESS * known
-        if item.arm not in gone and small:
-            what = digits(seen or 0.0) if item.seen_rps is not None else f"less than {digits(seen or 0.0)}"
-            reason = f"is seen to hold {what} requests/s in its first start where {control.arm} holds {digits(known)}"
-            left.append(Left(arm=item.arm, reason=reason))
-    return tuple(left)
 
 
 def rounds_of(start_s: Mapping[str, float], budget: Budget) -> int:
@@ -144,45 +121,40 @@ def next_round(
     `start_s` is what a start of each arm takes until it serves, as seen or guessed; `before` are the arms that have
     left already. The round never plans more time than is left.
     """
-    rounds = max(number, rounds_of(start_s, budget))
     gone = {item.arm for item in before}
-    left: list[Left] = []
     staying = [arm for arm in frontier.arms if arm not in gone]
-    if number > 1:
-        left = _leaving(frontier, staying)
-        staying = [arm for arm in staying if arm not in {item.arm for item in left}]
+    left = _leaving(frontier, staying)
+    staying = [arm for arm in staying if arm not in {item.arm for item in left}]
     wanting = [arm for arm in staying if _open(frontier, arm, staying, budget)]
     if not wanting:
         wanting = _returning(frontier, start_s, budget)
     remaining_s = budget.total_s - spent_s
 
-    def ended(why: str) -> Round:
-        return Round(number=number, rounds=rounds, turns=(), left=tuple(left), stop=why)
-
     if not wanting:
-        return ended("the answer is not open any more")
+        return Round(turns=(), left=tuple(left), stop="the answer is not open any more")
     # What is over after the last planned round goes on to the arms that are left.
-    share_s = remaining_s / (rounds - number + 1)
-    turns = _turns(frontier, wanting, start_s, budget, share_s)
-    if not turns:
-        turns = _turns(frontier, wanting, start_s, budget, remaining_s)
-    if not turns:
-        return ended(f"{duration_text(max(0.0, remaining_s))} are left, less than one more start takes")
-    return Round(number=number, rounds=rounds, turns=turns, left=tuple(left))
+    share_s = remaining_s / (max(number, rounds_of(start_s, budget)) - number + 1)
+    turns = _turns(frontier, wanting, start_s, budget, share_s) or _turns(
+        frontier, wanting, start_s, budget, remaining_s
+    )
+    less = f"{duration_text(max(0.0, remaining_s))} are left, less than one more start takes"
+    return Round(turns=turns, left=tuple(left), stop="" if turns else less)
 
 
 def _leaving(frontier: Frontier, staying: Sequence[str]) -> list[Left]:
-    """All arms but the control that surely hold less than another arm that is still there, and why."""
+    """All arms but the control that surely hold less than another arm that is still there, or were seen to hold nothing
+    where the control held a step, and why."""
+    control = frontier.holdings[0]
     left = []
-    for arm in staying:
-        above = [frontier.of(other) for other in staying if frontier.surely_more(other, arm)]
-        if arm == frontier.arms[0] or not above:
-            continue
-        best, own = max(above, key=lambda other: other.seen_rps or 0.0), frontier.of(arm).seen_rps
-        seen = " (none of its steps was held)" if own is None else ""
-        if own is not None and best.seen_rps is not None:
-            seen = f" ({digits(own)} against {digits(best.seen_rps)} requests/s as seen)"
-        left.append(Left(arm=arm, reason=f"surely holds less than {best.arm}{seen}"))
+    for own in (frontier.of(arm) for arm in staying if arm != control.arm):
+        above = [frontier.of(other) for other in staying if frontier.surely_more(other, own.arm)]
+        if above:
+            best = max(above, key=lambda other: other.seen_rps or 0.0)
+            seen = f"{digits(own.seen_rps or 0.0)} against {digits(best.seen_rps or 0.0)} requests/s as seen"
+            left.append(Left(arm=own.arm, reason=f"left the search, as it surely holds less than {best.arm} ({seen})"))
+        elif own.seen_rps is None and own.steps >= FEWEST_STEPS and control.seen_rps is not None:
+            reason = f"left the search, as it held none of {own.steps} steps, and {control.arm} is seen to hold"
+            left.append(Left(arm=own.arm, reason=f"{reason} {digits(control.seen_rps)} requests/s"))
     return left
 
 

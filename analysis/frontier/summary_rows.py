@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from analysis.checks.applied import blocking
-from analysis.checks.check import Check
-from analysis.frontier.answer import answer, gpus_for, load_ranges
+from analysis.checks.check import MACHINES, Check
+from analysis.frontier.answer import at_one_load, at_the_load, load_ranges, still_open, to_ship
 from analysis.frontier.holdings import frontier_of
-from analysis.frontier.latencies import drawn_target, step_latencies
-from analysis.frontier.search import Left
-from analysis.judging.gates import FAIL, INCONCLUSIVE
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.judgement import Judgement
-from analysis.judging.load_steps import is_search, steps_of
+from analysis.judging.load_steps import FEWEST_STARTS, is_search, latency_target, steps_of
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
 from analysis.run.startup import start_of
@@ -30,78 +28,61 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     """
     if not is_search(run):
         return None
-    rollout = Rollout.recorded(mapping(run.records.experiment.get("rollout")))
     found = _blocking(run, judgement)
     disturbed: set[str] = set()
     if run.in_turn:
-        disturbed = {check.check for own in found.values() for check in own if check.disturbances}
+        disturbed = {check.check for own in found.values() for check in own if check.rule.rank == MACHINES}
         found = {
-            arm: [check for check in own if not check.disturbances and not check.rule.by_step]
+            arm: [check for check in own if check.rule.rank != MACHINES and not check.rule.by_step]
             for arm, own in found.items()
         }
-    by_arm = {arm: {check.check for check in own} for arm, own in found.items()}
+    by_arm = {arm: sorted({check.check for check in own}) for arm, own in found.items()}
     whole = by_arm[run.control]
     # A replica's own load: replicas are taken to add up.
-    made = steps_of(run)
-    steps = [replace(step, rate=step.rate / run.replicas(step.arm)) for step in made if not by_arm[step.arm]]
-    frontier = frontier_of(steps, run.arms, alpha=run.limits.alpha)
+    steps = [replace(step, rate=step.rate / run.replicas(step.arm)) for step in steps_of(run)]
+    frontier = frontier_of([step for step in steps if not by_arm[step.arm]], run.arms, alpha=run.limits.alpha)
     starts = {arm: start_of(run, arm) for arm in run.arms}
     search = mapping(run.records.search)
-    untried = [Left(arm=arm, reason="no trial of it was recorded") for arm in run.arms if not run.trials_of(arm)]
-    blocked = {arm: sorted(checks) for arm, checks in by_arm.items() if checks and run.trials_of(arm)}
-    asked = search.get("gated", True) is not False
+    left = {arm: "was not tried: no trial of it was recorded" for arm in run.arms if not run.trials_of(arm)}
+    left |= {str(row.get("arm")): str(row.get("reason")) for row in rows_of(search.get("left"))}
+    blocked = {arm: checks for arm, checks in by_arm.items() if checks and run.trials_of(arm)}
+    out = {arm for arm in left if arm not in run.arms or frontier.of(arm).starts < FEWEST_STARTS}
+    out |= set() if whole else set(blocked)
     failed = [arm for arm, verdict in judgement.verdicts.items() if verdict == FAIL]
-    target = drawn_target(run)
-    latencies = [] if target is None else step_latencies(run, target)
-    sentences = answer(
-        frontier,
-        objective=objective_of(run),
-        latencies=latencies,
-        label="" if target is None else gate_label(target.key),
-        starts=starts,
-        verdicts={arm: verdict for arm, verdict in judgement.verdicts.items() if asked or arm in failed},
-        left=_left(search, "left"),
-        dropped=[*_left(search, "dropped"), *untried],
-        blocked={} if whole else blocked,
-        unproven={
-            gate.arm: gate.reason[:1].lower() + gate.reason[1:]
-            for gate in judgement.gates
-            if gate.kind == "parity" and gate.verdict == INCONCLUSIVE and run.weights_apart(gate.arm)
-        },
-        disturbed=sorted(disturbed),
-        load_rps=rollout.load_rps,
-        gpus_per_replica=rollout.gpus_per_replica,
-    )
+    shipped = to_ship(frontier, objective_of(run), out=out, failed=failed)
     if whole:
-        sentences = [f"Nothing is known of any load, for {', '.join(sorted(whole))}: see the checks.", *sentences]
-    arms = []
-    for item in frontier.holdings:
-        row = asdict(item) | {"start": asdict(starts[item.arm])}
-        if rollout.load_rps is not None:
-            row["gpus"] = asdict(gpus_for(item, rollout.load_rps, rollout.gpus_per_replica))
-        arms.append(row)
-    rows: dict[str, Any] = {
+        shipped.insert(0, f"Nothing is known of any load, for {', '.join(whole)}: see the checks.")
+    rollout = Rollout.recorded(mapping(run.records.experiment.get("rollout")))
+    target = latency_target(run)
+    label = "" if target is None else gate_label(target.key)
+    gated = search.get("gated", True) is not False
+    return {
         "alpha": frontier.alpha,
-        "answer": sentences,
-        "highest": frontier.highest,
+        "headline": " ".join(shipped),
+        "answer": [
+            *shipped,
+            *at_the_load(frontier, rollout.load_rps, rollout.gpus_per_replica, out),
+            *at_one_load(frontier, steps, label, out),
+            *_of_gates(run, judgement, out, gated=gated),
+            *(f"{arm} {reason}." for arm, reason in left.items()),
+            *([] if whole else map(_of_blocked, blocked.items())),
+            *still_open(frontier, out),
+            error_of(frontier.alpha, sorted(disturbed)),
+            *([_ended(search)] if search else []),
+        ],
+        "highest": frontier.highest(),
         "failed": failed,
-        "arms": arms,
+        "arms": [asdict(item) | {"start": asdict(starts[item.arm])} for item in frontier.holdings],
         "pairs": [asdict(order) for order in frontier.orders],
         "ranges": [asdict(item) for item in load_ranges(frontier, starts, failed=failed)],
-        "blocked_by": sorted(whole),
+        "blocked_by": whole,
         "blocked": blocked,
         "disturbed_by": sorted(disturbed),
         "objective": objective_of(run),
-        "steps": [asdict(step) for step in made],
+        "latency": {"label": label, "limit_ms": None if target is None else target.limit},
+        "steps": [asdict(step) for step in steps],
+        **({"search": {"gated": gated, "stop": str(search.get("stop") or "")}} if search else {}),
     }
-    if target is not None:
-        rows["latency"] = {
-            "metric": target.metric,
-            "quantile": target.quantile,
-            "limit_ms": target.limit,
-            "steps": [asdict(item) for item in latencies],
-        }
-    return rows | ({"search": _search_row(search)} if search else {})
 
 
 def _blocking(run: Run, judgement: Judgement) -> dict[str, list[Check]]:
@@ -116,38 +97,53 @@ def _blocking(run: Run, judgement: Judgement) -> dict[str, list[Check]]:
     return {arm: own.get(arm, []) for arm in run.treatments} | {run.control: whole}
 
 
+def _of_gates(run: Run, judgement: Judgement, out: Collection[str], *, gated: bool) -> Iterator[str]:
+    """What the verdicts say against an arm: where they were asked for, or it fails, or its weights differ."""
+    for arm, verdict in judgement.verdicts.items():
+        if verdict != PASS and (gated or verdict == FAIL):
+            yield f"{arm} is {verdict} by its gates, and nothing here changes that."
+    for gate in judgement.gates:
+        unproven = gate.kind == "parity" and gate.verdict == INCONCLUSIVE and gate.arm not in out
+        if unproven and run.weights_apart(gate.arm):
+            yield f"{gate.arm} is not shown to answer as well: {gate.reason[:1].lower()}{gate.reason[1:]}"
+
+
+def _of_blocked(blocked: tuple[str, list[str]]) -> str:
+    arm, checks = blocked
+    return f"Nothing is known of {arm}, for {', '.join(checks)}: see the checks."
+
+
+def error_of(alpha: float, disturbed: list[str]) -> str:
+    """Say by which chance any statement on loads is wrong, and which checks saw the machines disturbed."""
+    chance = f"true all at once, but for a chance of {digits(100.0 * alpha)} %"
+    if not disturbed:
+        return f"What is said of loads is {chance}."
+    return (
+        f"What is said of loads is of machines that were disturbed ({', '.join(disturbed)}: see the checks). Left "
+        f"alone it would be {chance}."
+    )
+
+
 def asks_nothing(rows: Mapping[str, Any] | None) -> bool:
     """Return whether the rows are of searches that asked for no verdicts."""
     return mapping(mapping(rows).get("search")).get("gated") is False
 
 
 def headline_of(rows: Mapping[str, Any] | None) -> str:
-    """Return the headline of a search without verdicts: its answer up to the costs; empty for others, and where an arm
-    is FAIL."""
-    if rows is None or not asks_nothing(rows) or rows["failed"]:
-        return ""
-    lines = [str(line) for line in rows["answer"]]
-    end = next((place for place, line in enumerate(lines) if line.startswith("For more load")), len(lines) - 1)
-    return " ".join(lines[: end + 1])
+    """Return the headline of a search without verdicts; empty for others, and where an arm is FAIL."""
+    return str(rows["headline"]) if rows is not None and asks_nothing(rows) and not rows["failed"] else ""
 
 
-def _left(search: Mapping[str, Any], key: str) -> list[Left]:
-    """The arms that the search says it let go, and why."""
-    return [Left(arm=str(row.get("arm")), reason=str(row.get("reason"))) for row in rows_of(search.get(key))]
-
-
-def _search_row(search: Mapping[str, Any]) -> dict[str, Any]:
+def _ended(search: Mapping[str, Any]) -> str:
     """How the search went on, by what it wrote."""
-    known = {key: number(search.get(key)) for key in ("budget_s", "spent_s")}
-    stop, parity_s = search.get("stop"), number(search.get("parity_s"))
-    return {
-        **known,
-        **({} if parity_s is None else {"parity_s": parity_s}),
-        "gated": search.get("gated") is True,
-        "stop": stop if isinstance(stop, str) else "",
-        "left": [asdict(item) for item in _left(search, "left")],
-        "dropped": [asdict(item) for item in _left(search, "dropped")],
-    }
+    spent, budget, parity = (number(search.get(key)) for key in ("spent_s", "budget_s", "parity_s"))
+    minutes = ""
+    if spent is not None and budget is not None:
+        minutes = f" after {digits(spent / 60.0)} of {digits(budget / 60.0)} minutes"
+        minutes += f", {digits(parity / 60.0)} of them for parity" if parity is not None else ""
+    return (
+        f"The search ended{minutes}: {search['stop']}." if search.get("stop") else f"The search was cut off{minutes}."
+    )
 
 
 def objective_of(run: Run) -> str:

@@ -8,20 +8,23 @@ shared by all its steps; the interval of the knee allows for both (`analysis.sta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from analysis.arrays import Floats
+import numpy as np
+
+from analysis.arrays import Bools
 from analysis.checks.complete import allowed_missing
-from analysis.checks.generator import known_accounts, measured_of
+from analysis.checks.generator import dropped_faults, known_accounts, late_faults
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
 from analysis.run.slo import meets_all, units
 from analysis.run.trials import SECOND, Trial
+from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.knees import KneeProfile, knee_grid, knee_profile
-from analysis.statistics.quantiles import quantile
+from analysis.statistics.quantiles import ordered_interval, quantile
 from analysis.wording import counted, digits
 
 Held = Literal["held", "missed", "undecided"]
@@ -30,6 +33,7 @@ FEWEST = 20  # the fewest requests by which a step is judged
 FEWEST_STARTS = 2  # of an arm by which its load is known: one start decides nothing
 
 _LONGEST_S = 1e9  # thirty years
+_CONFIDENCE = 0.95
 _MEDIAN_MISS = math.log(2.0)  # expected misses at which none is seen half of the time
 
 
@@ -40,10 +44,11 @@ def requests_to_see(allowed_share: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One arm under one rate of one trial. Rates are requests/s; `goodput_rps` counts those that met every limit.
+    """One arm under one `rate` (requests/s) of one trial. `good` requests met every limit.
 
     `thin`: without any miss, the share that misses an objective is as likely above what it allows as below: at fewer
-    than 70 requests for a p99.
+    than 70 requests for a p99. `ms` is the quantile that the first objective on a request's latency names, with its
+    95 % interval by order statistics; None without a limit. `compiles` held the device for `compile_s` together.
     """
 
     arm: str
@@ -51,12 +56,14 @@ class Step:
     rate: float
     requests: int
     good: int
-    failed: int
-    offered_rps: float
-    goodput_rps: float
     held: Held
     reason: str
     thin: bool = False
+    ms: float | None = None
+    low_ms: float | None = None
+    high_ms: float | None = None
+    compiles: int = 0
+    compile_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +71,8 @@ class Holding:
     """What one arm holds, in requests/s: surely all up to `low_rps`, surely nothing above `high_rps`; None where open.
 
     `seen_rps` is the likeliest knee, or the highest rate that was held where no step missed; None where none was held.
-    `lowest_rps` is the lowest rate that was tried. `starts` and `steps` are those that were judged. `thin`: most steps
-    that count for `low_rps` had too few requests, so that nothing is surely held.
+    `starts` and `steps` are those that were judged. `thin`: most steps that count for `low_rps` had too few requests,
+    so that nothing is surely held.
     """
 
     arm: str
@@ -74,7 +81,6 @@ class Holding:
     high_rps: float | None
     starts: int
     steps: int
-    lowest_rps: float | None = None
     thin: bool = False
 
     def at(self, rps: float) -> Literal["holds", "open", "misses"]:
@@ -89,41 +95,25 @@ def is_search(run: Run) -> bool:
     return any(rows_of(info.get("steps")) for info in run.infos)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWindow:
-    """Where a step lies in its trial, without its settling time: seconds from the trial's start."""
-
-    trial: Trial
-    start_s: float
-    end_s: float
-    rate: float
-
-    @property
-    def whole(self) -> bool:
-        """Whether the trial lasted to the end of the step."""
-        return self.end_s <= self.trial.seconds + 1e-6
-
-
-def step_windows(run: Run) -> Iterator[StepWindow]:
-    """Every step of every trial that makes sense."""
+def steps_of(run: Run) -> list[Step]:
+    """Every step of every arm, in order of trial and rate."""
+    steps = []
     for trial in run.trials:
         settle_s = number(trial.info.get("settle_s")) or 0.0
         for row in rows_of(trial.info.get("steps")):
             start_s, end_s, rate = (number(row.get(key)) for key in ("start_s", "end_s", "rate"))
             if start_s is None or end_s is None or rate is None or not 0 <= start_s < end_s - settle_s < _LONGEST_S:
                 continue
-            yield StepWindow(trial=trial, start_s=start_s + settle_s, end_s=end_s, rate=rate)
-
-
-def steps_of(run: Run) -> list[Step]:
-    """Every step of every arm, in order of trial and rate."""
-    steps = []
-    for window in step_windows(run):
-        for arm in filter(window.trial.has, run.arms):
-            step = _step(run, arm, window)
-            doubt = _doubt(run, arm, window.trial) if run.in_turn else ""
-            steps.append(replace(step, held="undecided", reason=doubt) if doubt else step)
+            for arm in filter(trial.has, run.arms):
+                step = _step(run, arm, trial, start_s + settle_s, end_s, rate)
+                doubt = _doubt(run, arm, trial) if run.in_turn else ""
+                steps.append(replace(step, held="undecided", reason=doubt) if doubt else step)
     return sorted(steps, key=lambda step: (step.trial, step.rate))
+
+
+def latency_target(run: Run) -> SloTarget | None:
+    """The first objective that is a quantile of a request's latency; None where no step is held to one."""
+    return next((item for item in run.targets if item.quantile is not None and item.metric != "itl"), None)
 
 
 def _doubt(run: Run, arm: str, trial: Trial) -> str:
@@ -144,20 +134,18 @@ def _doubt(run: Run, arm: str, trial: Trial) -> str:
     sent = quantile(requests.lag_ms(own & ~requests.broken), 0.99)
     if sent > limit_ms:
         return f"1 % of its trial's requests were sent {digits(sent)} ms late or more, limit {limit_ms:g} ms"
-    return next((item.text for item in measured_of(known_accounts(accounts), limit_ms) if not item.ok), "")
+    known = known_accounts(accounts)
+    return next(iter([*dropped_faults(known), *late_faults(known, limit_ms)]), "")
 
 
-def _step(run: Run, arm: str, window: StepWindow) -> Step:
-    requests, trial = run.requests, window.trial
-    since = requests.start_ns - trial.start_ns
+def _step(run: Run, arm: str, trial: Trial, start_s: float, end_s: float, rate: float) -> Step:
+    """The step from `start_s` to `end_s` of the trial, without its settling time."""
+    requests = run.requests
+    since, until = (trial.start_ns + int(at_s * SECOND) for at_s in (start_s, end_s))
     mask = run.of_arm(arm) & run.usable & (requests.trial == trial.number)
-    mask &= (since >= int(window.start_s * SECOND)) & (since < int(window.end_s * SECOND))
-    count = int(mask.sum())
-    seconds = window.end_s - window.start_s
-    good = int((meets_all(requests, run.goodput_targets) & mask).sum())
-    held: Held = "held"
-    thin = False
-    reasons = []
+    mask &= (requests.start_ns >= since) & (requests.start_ns < until)
+    count, good = int(mask.sum()), int((meets_all(requests, run.goodput_targets) & mask).sum())
+    thin, reasons = False, []
     for target in run.targets:
         missed = units(requests, mask, target).missed
         seen, bad = len(missed), int(missed.sum())
@@ -165,50 +153,77 @@ def _step(run: Run, arm: str, window: StepWindow) -> Step:
         if seen and bad / seen > target.allowed_share + 1e-12:
             what = "token gaps" if target.metric == "itl" else "requests"
             reasons.append(f"{bad} of {seen} {what} miss {target.key}")
-    share = run.attainment
-    if share is not None and count and good / count < share - 1e-12:
-        reasons.append(f"{good} of {counted(count, 'request')} meet every limit, {100 * share:g} % must")
-    if reasons:
-        held = "missed"
-    if count < FEWEST or not window.whole:
-        held = "undecided"
-        reasons = [f"{counted(count, 'request')}, {FEWEST} are needed" if window.whole else "the trial ended before it"]
+    if (share := run.attainment) is not None:
+        thin |= 0 < (1.0 - share) * count < _MEDIAN_MISS
+        if count and good / count < share - 1e-12:
+            reasons.append(f"{good} of {counted(count, 'request')} meet every limit, {100 * share:g} % must")
+    held: Held = "missed" if reasons else "held"
+    if end_s > trial.seconds + 1e-6:
+        held, reasons = "undecided", ["the trial ended before it"]
+    elif count < FEWEST:
+        held, reasons = "undecided", [f"{counted(count, 'request')}, {FEWEST} are needed"]
+    events = [
+        event
+        for event in run.events
+        if event.arm == arm and event.trial == trial.number and event.serving and event.stalls
+        if event.start_ns < until and event.end_ns > since
+    ]
+    ms, low_ms, high_ms = _latency(run, mask)
     return Step(
         arm=arm,
         trial=trial.number,
-        rate=window.rate,
+        rate=rate,
         requests=count,
         good=good,
-        failed=int((requests.failed & mask).sum()),
-        offered_rps=count / seconds,
-        goodput_rps=good / seconds,
         held=held,
         reason="; ".join(reasons) or "every objective was met",
-        thin=thin or (share is not None and 0 < (1.0 - share) * count < _MEDIAN_MISS),
+        thin=thin,
+        ms=ms,
+        low_ms=low_ms,
+        high_ms=high_ms,
+        compiles=len(events),
+        compile_s=sum(event.seconds for event in events),
     )
 
 
-def profile_of(steps: Sequence[Step], grid: Floats | None = None) -> KneeProfile | None:
-    """Return the likelihood of the knee behind the judged steps of one arm, over `grid` or over one of its own; None
-    without such steps."""
+def _latency(run: Run, mask: Bools) -> tuple[float | None, float | None, float | None]:
+    """The quantile of the latency target and its interval, in ms. Requests that failed count with their deadline."""
+    target = latency_target(run)
+    if target is None or target.quantile is None:
+        return None, None, None
+    values = run.requests.metric_ms(target.metric)
+    own = np.sort(values[mask & ~np.isnan(values)])
+    if not own.size:
+        return None, None, None
+    low, high = ordered_interval(own, target.quantile, confidence=_CONFIDENCE)
+    return quantile(own, target.quantile), None if np.isnan(low) else low, None if np.isnan(high) else high
+
+
+def profiles_of(steps: Sequence[Step]) -> dict[str, KneeProfile]:
+    """Return the likelihood of the knee of each arm that has a judged step, over one grid."""
     judged = [step for step in steps if step.held != "undecided"]
-    if not judged:
-        return None
-    rates = [step.rate for step in judged]
-    held = [step.held == "held" for step in judged]
-    return knee_profile(rates, held, [step.trial for step in judged], grid=knee_grid(rates) if grid is None else grid)
+    profiles = {}
+    for arm in dict.fromkeys(step.arm for step in judged):
+        own = [step for step in judged if step.arm == arm]
+        profiles[arm] = knee_profile(
+            [step.rate for step in own],
+            [step.held == "held" for step in own],
+            [step.trial for step in own],
+            grid=knee_grid([step.rate for step in judged]),
+        )
+    return profiles
 
 
-def holding_of(arm: str, steps: Sequence[Step], *, error: float = 0.05, grid: Floats | None = None) -> Holding:
-    """Return what the steps of `arm` show that it holds, with an interval at two-sided level `error`.
+def holding_of(arm: str, steps: Sequence[Step], profile: KneeProfile | None = None, *, error: float = 0.05) -> Holding:
+    """Return what the steps of `arm` show that it holds, with an interval of its knee at two-sided level `error`.
 
-    One start decides nothing.
+    `profile` is by default that of its own steps. One start decides nothing.
     """
     own = [step for step in steps if step.arm == arm and step.held != "undecided"]
-    profile, starts = profile_of(own, grid), len({step.trial for step in own})
+    profile = profiles_of(own).get(arm) if profile is None else profile
     if profile is None:
         return Holding(arm=arm, low_rps=None, seen_rps=None, high_rps=None, starts=0, steps=0)
-    low, high = profile.interval(error) if starts >= FEWEST_STARTS else (None, None)
+    low, high = profile.interval(error) if profile.starts >= FEWEST_STARTS else (None, None)
     counting = [step.thin for step in own if step.held == "held" and low is not None and step.rate >= low / 2]
     thin = 2 * sum(counting) > len(counting)
     return Holding(
@@ -216,9 +231,8 @@ def holding_of(arm: str, steps: Sequence[Step], *, error: float = 0.05, grid: Fl
         low_rps=None if thin else low,
         seen_rps=profile.likeliest if profile.missed else max(step.rate for step in own),
         high_rps=high,
-        starts=starts,
+        starts=profile.starts,
         steps=len(own),
-        lowest_rps=min(step.rate for step in own),
         thin=thin,
     )
 
@@ -229,7 +243,7 @@ def to_search(arm: str, steps: Sequence[Step]) -> tuple[float | None, float | No
     own = [step for step in steps if step.arm == arm]
     held = [step.rate for step in own if step.held == "held"]
     missed = [step.rate for step in own if step.held == "missed"]
-    profile = profile_of(own)
+    profile = profiles_of(own).get(arm)
     low, high = (None, None) if profile is None else profile.interval(0.05)
     if high is None:
         return max((rate for rate in held if rate < min(missed, default=math.inf)), default=None) or low, None
@@ -247,10 +261,8 @@ def goodput_gate(own: Holding, control: Holding, *, margin: float) -> Gate:
     limit = 1.0 - margin
     least, most = _ratio(own.low_rps, control.high_rps), _ratio(own.high_rps, control.low_rps)
     verdict, more = INCONCLUSIVE, "more trials narrow that."
-    if not own.steps or not control.steps:
-        more = "none of its steps could be judged."
-    elif min(own.starts, control.starts) < FEWEST_STARTS:
-        more = "one trial cannot tell how sure that is: run two or more."
+    if min(own.starts, control.starts) < FEWEST_STARTS:
+        more = f"{FEWEST_STARTS} trials or more with steps that can be judged are needed."
     elif own.thin or control.thin:
         more = "the steps had too few requests for the objective: make them longer."
     elif control.low_rps is None:

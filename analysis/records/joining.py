@@ -357,7 +357,7 @@ def _parity_rank(row: Mapping[str, Any]) -> int:
 def joined_search(searches: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
     """Return how the searches of all runs went on, as one; None if a run made none.
 
-    Verdicts were asked for if one search asked; an arm was dropped if every search dropped it.
+    Verdicts were asked for if one search asked; an arm was left out if every search left it out.
     """
     known = [search for search in searches if search is not None]
     if len(known) < len(searches):
@@ -370,7 +370,5 @@ def joined_search(searches: Sequence[Mapping[str, Any] | None]) -> dict[str, Any
     for key in ("budget_s", "spent_s", "parity_s"):
         spent = [value for search in known if (value := number(search.get(key))) is not None]
         together |= {key: sum(spent)} if len(spent) == len(known) else {}
-    for key in ("left", "dropped"):
-        common = set.intersection(*({str(row.get("arm")) for row in rows_of(search.get(key))} for search in known))
-        together[key] = [row for row in rows_of(known[0].get(key)) if str(row.get("arm")) in common]
-    return together
+    common = set.intersection(*({str(row.get("arm")) for row in rows_of(search.get("left"))} for search in known))
+    return together | {"left": [row for row in rows_of(known[0].get("left")) if str(row.get("arm")) in common]}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from analysis.frontier.summary_rows import asks_nothing
 from analysis.judging.gates import FAIL
 from analysis.report.tables import Table
@@ -13,9 +11,7 @@ from analysis.report.values import (
     at,
     byte_size,
     count,
-    figure,
     is_number,
-    metric_label,
     percent,
     rate,
     rows,
@@ -38,30 +34,13 @@ def title(summary: Row) -> str:
     return "Which policy to ship" if unasked else ""
 
 
-def search_notes(summary: Row) -> list[str]:
-    """How the search went on, a sentence each; empty where one run shared its trials over all arms."""
-    search = at(summary, "frontier", "search")
-    if not isinstance(search, Mapping):
-        return []
-    spent, budget = search.get("spent_s"), search.get("budget_s")
-    minutes = ""
-    if is_number(spent) and is_number(budget):
-        minutes = f" after {figure(spent / 60.0)} of {figure(budget / 60.0)} minutes"
-        if is_number(parity_s := search.get("parity_s")):
-            minutes += f", {figure(parity_s / 60.0)} of them for parity"
-    stop = search.get("stop")
-    return [f"It ended{minutes}: {stop}." if stop else f"It was cut off{minutes}."]
-
-
 def latencies(summary: Row) -> str:
     """What the chart of latency against load draws, such as "p99 TTFT"; empty where it has nothing to draw."""
-    found = at(summary, "frontier", "latency")
-    return metric_label(at(found, "metric"), at(found, "quantile")) if rows(found, "steps") else ""
+    return str(at(summary, "frontier", "latency", "label") or "")
 
 
 def holdings(summary: Row) -> Table:
-    """What each arm surely holds and surely does not, the control first, what it costs to start, and the GPUs for the
-    load of the rollout."""
+    """What each arm surely holds and surely does not, the control first, and what it costs to start."""
     return Table(
         kinds={"Arm": "arm"},
         rows=[
@@ -74,39 +53,16 @@ def holdings(summary: Row) -> Table:
                 "Device memory": byte_size(at(row, "start", "memory_bytes")),
                 "Starts": count(row.get("starts")),
                 "Steps": count(row.get("steps")),
-                **({"GPUs": _gpus(row["gpus"])} if "gpus" in row else {}),
             }
             for row in rows(summary, "frontier", "arms")
         ],
     )
 
 
-def _gpus(gpus: object) -> str:
-    low, seen, high = (figure(at(gpus, key)) for key in ("low", "seen", "high"))
-    return seen if low == seen == high else f"{seen} ({low} to {high})"
-
-
 def held(summary: Row) -> dict[str, Row]:
     """What each arm of a search holds and its start, by its name. The latencies of a search are those of overload: they
     say nothing of an arm."""
     return {str(row.get("arm")): row for row in rows(summary, "frontier", "arms")}
-
-
-def pairs(summary: Row) -> Table:
-    """Every pair of arms, the one first that is seen to hold more."""
-    return Table(
-        kinds={"Holds more": "arm", "Than": "arm", "Order": "words"},
-        rows=[
-            {
-                "Holds more": text(row.get("more")),
-                "Than": text(row.get("less")),
-                "Order": "surely" if row.get("surely") is True else "open",
-                "At least": f"×{figure(row.get('least'))}" if is_number(row.get("least")) else DASH,
-                "p, adjusted": figure(row.get("p")),
-            }
-            for row in rows(summary, "frontier", "pairs")
-        ],
-    )
 
 
 def steps(summary: Row) -> Table:
@@ -121,7 +77,6 @@ def steps(summary: Row) -> Table:
                 "Trial": count(row.get("trial")),
                 "Rate": rate(row.get("rate")),
                 "Requests": count(requests),
-                "Goodput": rate(row.get("goodput_rps")),
                 "Good": percent(share),
                 "Step": _HELD.get(str(row.get("held")), DASH),
                 "Why": text(row.get("reason")),

@@ -109,13 +109,8 @@ def percent(value: float) -> str:
 
 @_of_numbers
 def ratio(value: float) -> str:
-    return f"×{digits(value) if abs(value) >= 10 else format(value, '.2f')}"
-
-
-@_of_numbers
-def fine_ratio(value: float) -> str:
-    """A ratio that differs from 1 by little: 1.0034 is "×1.003"."""
-    return f"×{value:.3f}" if abs(value) < 10 else ratio(value)
+    """One digit more than elsewhere, since a ratio of 1.096 against a limit of 1.1 must not look like a tie."""
+    return f"×{value:.3f}" if abs(value) < 10 else f"×{digits(value)}"
 
 
 @_of_numbers
@@ -129,8 +124,7 @@ def rate(value: float) -> str:
 
 
 UNITS: dict[str, Callable[[object], str]] = {
-    # One digit more than elsewhere: a value of 1.096 against a limit of 1.1 must not look like a tie.
-    "ratio": fine_ratio,
+    "ratio": ratio,
     "ms": milliseconds,
     "s": seconds,
     "pct": percent,
@@ -145,11 +139,11 @@ def quantity(value: object, unit: str) -> str:
     return UNITS.get(unit, text)(value)
 
 
-def interval(low: object, high: object, unit: str = "") -> str:
-    """ "[0.61, 1.44]" of ratios, or of quantities of `unit`, with an en dash for an open end."""
+def interval(low: object, high: object, unit: str = "ratio") -> str:
+    """ "[0.610, 1.440]" of ratios, or of quantities of `unit`, with an en dash for an open end."""
     if low is None and high is None:
         return DASH
-    shown = [(quantity(value, unit) if unit else ratio(value)).lstrip("×") for value in (low, high)]
+    shown = [quantity(value, unit).lstrip("×") for value in (low, high)]
     return f"[{', '.join(shown)}]"
 
 

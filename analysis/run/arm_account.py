@@ -52,25 +52,16 @@ class ArmAccount:
         return bool(telemetry.get("log") or telemetry.get("log_command"))
 
     @property
-    def log_tells(self) -> str:
-        """Of which compiles the arm's logs tell, in words."""
-        return "; ".join(dict.fromkeys(str(log.get("tells")) for log in self._logs)) or "nothing that is known"
-
-    @property
     def log_spots(self) -> list[str]:
         """What compiles the arm's logs may leave out, in sentences, each once."""
-        spots = [str(spot) for log in self._logs for spot in _listed(log.get("blind_spots"))]
-        lost = [info for info in self.infos if takes_part(info, self.arm) and not self._logs_of(info)]
-        spots += [f"trial {info.get('trial')} does not say what its log told" for info in lost]
-        return list(dict.fromkeys(spots)) if self.tells_compiles else []
-
-    @property
-    def _logs(self) -> list[Mapping[str, Any]]:
-        return [log for info in self.infos for log in self._logs_of(info)]
-
-    def _logs_of(self, info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        rows = [row for row in rows_of(info.get("arms")) if row.get("name") == self.arm]
-        return [log for row in rows for log in rows_of(mapping(row.get("told")).get("logs"))]
+        spots = []
+        for info in self.infos if self.tells_compiles else ():
+            rows = [row for row in rows_of(info.get("arms")) if row.get("name") == self.arm]
+            logs = [log for row in rows for log in rows_of(mapping(row.get("told")).get("logs"))]
+            spots += [str(spot) for log in logs for spot in _listed(log.get("blind_spots"))]
+            if takes_part(info, self.arm) and not logs:
+                spots.append(f"trial {info.get('trial')} does not say what its log told")
+        return list(dict.fromkeys(spots))
 
     @property
     def scrapes(self) -> list[Mapping[str, Any]]:
@@ -80,11 +71,15 @@ class ArmAccount:
     @property
     def counts_tokens(self) -> bool:
         """Whether the arm's server reports how many tokens it answered; else `output_tokens` counts pieces."""
-        return all(probe.get("tokens") is not None for probe in self.probes)
+        return all(probe.get("tokens") is not None for probe in self._probes)
 
     @property
-    def probes(self) -> list[Mapping[str, Any]]:
-        """What each replica of an external arm showed in its first short answer, trial by trial."""
+    def streams(self) -> bool:
+        """Whether no first short answer of an external arm came in one piece."""
+        return all(probe.get("streams") is not False for probe in self._probes)
+
+    @property
+    def _probes(self) -> list[Mapping[str, Any]]:
         return [probe for row in self.rows for probe in rows_of(row.get("probe"))]
 
     @property

@@ -29,7 +29,7 @@ from analysis.run.slo import parse_goodput
 from analysis.run.trials import SECOND, Trial, block_numbers, planned_ends, trials_of
 from analysis.settings.gate_limits import GateLimits, usual_for
 from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS, task_of
-from analysis.settings.slo_targets import SloTarget, parse_cold, parse_slo
+from analysis.settings.slo_targets import SloTarget, parse_slo
 from analysis.statistics.quantiles import quantile
 
 
@@ -41,7 +41,6 @@ class Run:
     seed: int
     limits: GateLimits
     targets: tuple[SloTarget, ...]
-    cold_targets: tuple[SloTarget, ...]  # for the first traffic after ready alone
     goodput_targets: tuple[SloTarget, ...]  # what each request must meet to be good; the SLO's limits by default
     attainment: float | None  # the share of requests that must be good; None without such a target
     design: str
@@ -112,7 +111,6 @@ class Run:
             seed=abs(seed),
             limits=limits,
             targets=targets,
-            cold_targets=parse_cold(table(experiment, "slo")),
             goodput_targets=goodput or targets,
             attainment=attainment,
             design=design,
@@ -138,11 +136,6 @@ class Run:
     # --- The whole ----------------------------------------------------------------------------------------------------
 
     @property
-    def name(self) -> str:
-        """The experiment's name, else the directory's."""
-        return str(self.records.experiment.get("name") or self.run_id)
-
-    @property
     def embeds(self) -> bool:
         """Whether the arms were asked for vectors, so that requests have an end and no tokens."""
         return task_of(self.records.experiment) == EMBED
@@ -151,11 +144,6 @@ class Run:
     def metrics(self) -> tuple[str, ...]:
         """The latencies that the run's requests have."""
         return EMBED_METRICS if self.embeds else JUDGED_METRICS
-
-    @property
-    def run_id(self) -> str:
-        """The name of the run directory."""
-        return self.records.directory.resolve().name
 
     @property
     def treatments(self) -> tuple[str, ...]:
@@ -318,10 +306,9 @@ class Run:
         """Sessions that the arm got, since the splitter places sessions; a request without one counts by itself. With
         `rows`, those that have a request among them."""
         own = self.of_arm(arm) if rows is None else self.of_arm(arm) & rows
-        names = self.requests.session_ids.filter(pa.array(own))
-        sessions = pa.table({"trial": self.requests.trial[own], "session": names})
-        known = sessions.filter(names.is_valid())
-        return int(known.group_by(["trial", "session"]).aggregate([]).num_rows + names.null_count)
+        session, trial = self.requests.session[own], self.requests.trial[own].astype(np.int64)
+        known = session >= 0
+        return len(np.unique(trial[known] * len(own) + session[known])) + int((~known).sum())
 
     def account(self, arm: str) -> ArmAccount:
         """What the experiment and the trials say of the arm."""
@@ -348,11 +335,6 @@ class Run:
     def ended_arms(self) -> frozenset[str]:
         """The arms that got no more from some instant of a trial on, while others did."""
         return frozenset(str(arm) for info in self.infos for arm in mapping(info.get("ended_arms")))
-
-    def times_per_answer(self, arm: str) -> tuple[int, int]:
-        """(times recorded, tokens answered) over the completed answers: fewer times than tokens come in chunks."""
-        own = self.answered(arm)
-        return int(self.requests.token_times[own].sum()), int(self.requests.output_tokens[own].sum())
 
     def replicas(self, arm: str) -> int:
         """How many server processes the arm had, as trials say, else as the requests do; at least 1."""

@@ -1,8 +1,8 @@
 """How long a run must be to decide what is open, and what a run of a given length can decide.
 
-Standard errors shrink with the square root of time; how large they are now is seen in a pilot, or comes from a model
-of servers. The test at the end has few groups of blocks (or trials), so Student's t stands where a normal would promise
-too much. Where a pilot with few groups measures the spread, the same holds for it (Stein 1945, two stages).
+Standard errors shrink with the square root of time, from what this run shows. The test at the end has few groups of
+blocks (or trials), so Student's t stands where a normal would promise too much. Where a pilot with few groups measures
+the spread, the same holds for it (Stein 1945, two stages).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import Final
 
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
@@ -37,16 +36,15 @@ class Noise:
     """How much a log ratio varies from run to run: its standard error is `per_unit` / sqrt(units).
 
     A unit takes `unit_s` of the run: a time block, or with `by_trial` a whole trial. `lost_s` of the run are compared
-    by no unit. `degrees` are the degrees of freedom of the pilot that measured `per_unit`, None where it comes from a
-    model. Units of one start share what differs between starts, which has the standard deviation `restart` and fades
-    with the number of `starts` alone.
+    by no unit. `degrees` are those of the pilot that measured `per_unit`. Units of one start share what differs between
+    starts, which has the standard deviation `restart` and fades with the number of `starts` alone.
     """
 
     per_unit: float
     unit_s: float
+    degrees: float
     lost_s: float = 0.0
     by_trial: bool = False
-    degrees: float | None = None
     restart: float = 0.0
     starts: int = 1
 
@@ -62,6 +60,7 @@ class Noise:
                 unit_s=(comparison.blocks * block_s + overhead_s) / comparison.trials,
                 by_trial=True,
                 degrees=degrees,
+                starts=comparison.trials,
             )
         # The ratio was fitted to these groups, and they vary less around it than around the true one.
         short = math.sqrt((degrees + 1) / degrees)
@@ -78,35 +77,32 @@ class Noise:
     def reach(self, units: int, *, alpha: float, power: float) -> float:
         """The distance from the margin, in log ratio, that so many units resolve with this power."""
         final = (units if self.by_trial else group_count(units)) - 1
-        known = final if self.degrees is None else min(final, self.degrees)
-        time, start = (_factor(degrees, alpha=alpha, power=power) for degrees in (known, final))
+        time, start = (_factor(degrees, alpha=alpha, power=power) for degrees in (min(final, self.degrees), final))
         # Start-to-start variance is no guess of the pilot's.
         return math.hypot(time * self.per_unit / math.sqrt(units), start * self.restart / math.sqrt(self.starts))
 
-    def starts_for(self, distance: float, *, alpha: float, power: float) -> int:
-        """The fewest starts, from `starts` on, whose variance leaves half of that at `distance` to time."""
-        if self.restart == 0.0 or distance == 0.0:
-            return self.starts
-        factor = _factor(group_count(10**6) - 1, alpha=alpha, power=power)
-        return max(self.starts, math.ceil(2.0 * (factor * self.restart / distance) ** 2 - 1e-9))
-
-    def length_s(
+    def needed(
         self, distance: float, *, alpha: float, power: float, least_s: float, fewest: float = 0.0
-    ) -> float | None:
-        """The shortest run that resolves `distance`, in as many starts as `starts_for` says; None beyond a week.
+    ) -> tuple[float | None, int]:
+        """The shortest run that resolves `distance`, in seconds, and its starts: the fewest whose variance leaves half
+        of that to time. None beyond a week, and where `distance` is 0.
 
         At least `least_s` long, of `fewest` units or more.
         """
+        starts = self.starts
         if distance == 0.0:
-            return None
-        noise = replace(self, starts=self.starts_for(distance, alpha=alpha, power=power))
+            return None, starts
+        if self.restart > 0.0:
+            factor = _factor(group_count(10**6) - 1, alpha=alpha, power=power)
+            starts = max(starts, math.ceil(2.0 * (factor * self.restart / distance) ** 2 - 1e-9))
+        noise = replace(self, starts=starts)
         least = (least_s - self.lost_s) / self.unit_s
         first = max(TRIALS_FOR_T_TEST if self.by_trial else 2, math.ceil(max(least, fewest) - 1e-9))
         candidates = range(first, int((LONGEST_S - self.lost_s) / self.unit_s) + 1)
         index = bisect_left(
             candidates, True, key=lambda units: noise.reach(units, alpha=alpha, power=power) <= distance
         )
-        return candidates[index] * self.unit_s + self.lost_s if index < len(candidates) else None
+        return (candidates[index] * self.unit_s + self.lost_s if index < len(candidates) else None), starts
 
 
 def _factor(degrees: float, *, alpha: float, power: float) -> float:
@@ -114,12 +110,7 @@ def _factor(degrees: float, *, alpha: float, power: float) -> float:
     return float(t_quantile(1.0 - alpha, max(1, degrees)) + t_quantile(power, max(1, degrees)))
 
 
-def log_distance(margin: float, ratio: float) -> float:
-    """How far the ratio lies from the margin, in log scale."""
-    return abs(math.log1p(margin) - math.log(ratio))
-
-
-def comparison_needed_s(
+def comparison_needed(
     comparison: Comparison,
     *,
     block_s: float,
@@ -127,56 +118,28 @@ def comparison_needed_s(
     overhead_s: float = 0.0,
     power: float = POWER,
     ratio: float | None = None,
-) -> float | None:
-    """Return the run length, over all trials, at which the comparison is decided with this power.
+) -> tuple[float | None, int]:
+    """Return the run length in seconds, over all trials, and the fresh starts that decide the comparison.
 
-    `ratio` is the true ratio to plan for; without one, what this run saw, taken as one standard error from the margin
-    at least. `overhead_s` is time of the run that the comparison leaves out. The length has `min_blocks` blocks at
-    least, and half as much again as a run that left the comparison open. Where trials are the unit, more trials of the
-    same length; else in as many starts as `starts_needed` says. None when no length helps: nothing to compare, a ratio
-    given on the margin, or more than a week.
+    `ratio` is the true ratio to plan for. Without one it is what this run saw and left open, taken as one standard
+    error from the margin at least; the run to come is half as long again at least. `overhead_s` is time of the run that
+    the comparison leaves out. Where trials are the unit, more trials of the same length. No length: nothing to compare,
+    a ratio given on the margin, or more than a week.
     """
     if comparison.obstacle is not None and comparison.needed_blocks is None:
-        return None
+        return None, comparison.trials
     least_s = max(min_blocks, comparison.needed_blocks or 0) * block_s + overhead_s
     noise = Noise.of(comparison, block_s=block_s, overhead_s=overhead_s)
     true = comparison.ratio if ratio is None else ratio
     if noise is None or true is None:
-        return least_s
-    units = comparison.trials if noise.by_trial else comparison.blocks
-    longer = _LONGER * units if ratio is None and _left_open(comparison) else 0.0
-    distance, alpha = _distance(comparison, ratio), _alpha(comparison, true)
-    return noise.length_s(distance, alpha=alpha, power=power, least_s=least_s, fewest=longer)
-
-
-def starts_needed(comparison: Comparison, *, power: float = POWER, ratio: float | None = None) -> int:
-    """Return how many fresh starts the comparison needs to be decided, however long: at least those it had."""
-    noise = Noise.of(comparison, block_s=1.0)
-    true = comparison.ratio if ratio is None else ratio
-    if noise is None or true is None:
-        return comparison.trials
-    return noise.starts_for(_distance(comparison, ratio), alpha=_alpha(comparison, true), power=power)
-
-
-def _distance(comparison: Comparison, ratio: float | None) -> float:
-    """How far the ratio to plan for lies from the margin: one that was seen, by a standard error at least."""
-    if ratio is not None:
-        return log_distance(comparison.margin, ratio)
-    return max(log_distance(comparison.margin, comparison.ratio or 1.0), comparison.spread or 0.0)
-
-
-def _alpha(comparison: Comparison, ratio: float) -> float:
-    """The level at which a comparison with this true ratio is decided: a FAIL is one of several tests (Bonferroni, the
-    first step of Holm's), a PASS is not."""
-    return comparison.alpha / comparison.tests if ratio > 1.0 + comparison.margin else comparison.alpha
-
-
-def _left_open(comparison: Comparison) -> bool:
-    """Whether neither side of the margin was shown, or one was that the whole run contradicts."""
-    inferior = comparison.p_inferior if comparison.p_inferior_holm is None else comparison.p_inferior_holm
-    if comparison.whole is not None and comparison.whole > 1.0 + comparison.margin:
-        return (inferior or 0.0) > comparison.alpha
-    return min(comparison.p_noninferior or 0.0, inferior or 0.0) > comparison.alpha
+        return least_s, comparison.trials
+    distance, fewest = abs(math.log1p(comparison.margin) - math.log(true)), 0.0
+    if ratio is None:
+        distance = max(distance, comparison.spread or 0.0)
+        fewest = _LONGER * (comparison.trials if noise.by_trial else comparison.blocks)
+    # A FAIL is one of several tests (Bonferroni, the first step of Holm's), a PASS is not.
+    alpha = comparison.alpha / comparison.tests if true > 1.0 + comparison.margin else comparison.alpha
+    return noise.needed(distance, alpha=alpha, power=power, least_s=least_s, fewest=fewest)
 
 
 def least_length_s(limits: GateLimits, *, rate: float, block_s: float) -> float:
@@ -213,48 +176,15 @@ def share_needed_s(
     return seconds if seconds <= LONGEST_S else None
 
 
-def clean_requests(allowed: float, *, alpha: float) -> int:
-    """The fewest requests without a miss that show a share of at most `allowed`: 299 for 1 % at alpha 0.05.
-
-    The exact binomial limit of none in n is 1 - alpha^(1/n). `allowed` lies between 0 and 1, both left out.
-    """
-    return math.ceil(math.log(alpha) / math.log1p(-allowed) - 1e-9)
-
-
 def requests_for_share(true: float, allowed: float, *, alpha: float, power: float) -> int | None:
-    """Independent requests that separate a true share from the allowed one; None where the two are equal."""
+    """Independent requests that separate a true share from the allowed one; None where the two are equal.
+
+    Without any miss the exact binomial limit of none in n is 1 - alpha^(1/n): 299 requests show 1 % at alpha 0.05.
+    """
     if true == allowed:
         return None
     if true == 0.0:
-        return clean_requests(allowed, alpha=alpha)
+        return math.ceil(math.log(alpha) / math.log1p(-allowed) - 1e-9)
     reject = float(normal_quantile(1.0 - alpha)) * math.sqrt(allowed * (1.0 - allowed))
     detect = float(normal_quantile(power)) * math.sqrt(true * (1.0 - true))
     return math.ceil(((reject + detect) / (true - allowed)) ** 2)
-
-
-# --- Without a pilot --------------------------------------------------------------------------------------------------
-
-MODEL_RATE: Final = 4.0  # requests/s to each arm
-MODEL_S: Final = 1200.0
-# The spread of the log p99 ratio of a typical block at MODEL_RATE over MODEL_S on simulated servers at 40 % load whose
-# rate wanders, between that of E2E and that of TTFT (`python -m benchmarks.simulation.spreads` measures them). Real
-# ones may have twice that. A shadow is planned as mirrored, and switchback as separate hosts: they were not simulated.
-MODEL_SPREADS: Final = {"mirrored": 0.029, "shadow": 0.029, "split": 0.066, "switchback": 0.087, "separate": 0.087}
-
-
-def model_noise(
-    design: str, *, rate: float, block_s: float, overhead_s: float = 0.0, restart_spread: float = 0.0, trials: int = 1
-) -> Noise:
-    """Return the noise of p99 in a typical block on simulated servers under `design`, at `rate` requests/s to each arm.
-
-    A guess to a factor of two. Few requests lie beyond the quantile, so the variance falls with the rate. Both arms
-    start, `trials` times, each with the spread `restart_spread`.
-    """
-    return Noise(
-        per_unit=MODEL_SPREADS[design] * math.sqrt(MODEL_RATE / rate * MODEL_S / block_s),
-        unit_s=block_s,
-        lost_s=overhead_s,
-        degrees=trials - 1 if trials >= TRIALS_FOR_T_TEST else None,
-        restart=math.sqrt(2.0) * restart_spread,
-        starts=trials,
-    )

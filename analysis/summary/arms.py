@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from analysis.judging.gates.compiles import CompileFacts
 from analysis.judging.judgement import Judgement
 from analysis.records.plain_values import number
 from analysis.records.requests import METRICS
-from analysis.run.arm_account import ArmAccount
 from analysis.run.attribution import CAUSES
 from analysis.run.client_stalls import HOST, PART, UNKNOWN, WORK, ArmStalls, Stall, is_explained
 from analysis.run.compile_events import BACKGROUND, JIT, held_s
@@ -24,7 +22,6 @@ from analysis.run.server_load import server_load
 from analysis.run.slo import meets_all
 from analysis.run.spikes import excursions
 from analysis.run.startup import compiled_steps, compiler_facts, most_eager, startup_row
-from analysis.run.work import token_times
 from analysis.statistics.quantiles import quantiles
 
 
@@ -61,7 +58,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "client_stalls": _stalls_row(run, judgement.stalls[arm]),
         "padding": _padding(run, arm),
         "startup": startup_row(run, arm),
-        "memory_bytes": {name: max(peaks.values()) for name, peaks in judgement.memory.arms[arm].items()},
+        "memory_bytes": {name: max(peaks.values()) for name, peaks in judgement.memory[arm].items()},
         "verdict": judgement.verdicts.get(arm),
     }
 
@@ -89,70 +86,48 @@ def _described(values: npt.NDArray[Any]) -> dict[str, Any]:
 
 
 def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
-    """Where an external arm is, and what cannot be known of it, in sentences; None for tailgate's own arms."""
-    external = run.account(arm).external
+    """Where an external arm is, and what is not known of it, in sentences; None for tailgate's own arms."""
+    account = run.account(arm)
+    external = account.external
     if not external:
         return None
-    times, tokens = run.times_per_answer(arm)
-    account = run.account(arm)
-    counts = account.counts_tokens
-    unseen = "start-up" if account.tells_compiles else "start-up and compiles"
-    notes = [
-        f"Tailgate did not start it: there are no sections on its {unseen}, and nothing resets it between trials.",
-        *_told(run, account),
-        "Its weights, precision, limits and batching were not checked"
-        + (", its greedy answers were." if account.asked_in else ", nor were its answers."),
-    ]
-    if not counts:
-        notes.append("It does not count its tokens: TPOT, ITL and token rates are per piece of text.")
-    elif (came := token_times(run, arm)).untimed:
-        notes.append(
-            f"TPOT and ITL are not measured per token: {came.untimed} of {came.answers} answers came in more chunks "
-            "with text than tokens by the server's own count (usage)."
-        )
-    elif tokens and abs(times - tokens) > 0.01 * tokens:
-        notes.append(
-            f"{tokens} tokens came in {times} chunks with text: ITL is per chunk, tokens are the server's own count."
-        )
-    if any(probe.get("streams") is False for probe in account.probes):
-        notes.append("It does not stream: the first token comes with the last.")
+    checked = ", its greedy answers were" if account.asked_in else ", nor were its answers"
+    spans = [(trial.number, trial.start_ns, trial.end_ns) for trial in run.trials]
+    load = server_load(run.records.server_load, arm, spans)
+    answered, failed = (
+        sum(int(number(page.get(key)) or 0) for page in account.scrapes) for key in ("answered", "failed")
+    )
+    why = next((f" ({page['why']})" for page in account.scrapes if page.get("why")), "")
+    compiles = "; ".join(["Its compiles are those that its log reports", *account.log_spots])
+    notes = {
+        "Tailgate did not start it: its start-up is unknown, and nothing resets it between trials.": True,
+        f"{compiles}.": account.tells_compiles,
+        "Its compiles are unknown.": not account.tells_compiles,
+        f"By its own metrics it had at most: {load}.": load,
+        f"Its page of metrics failed {failed} of {answered + failed} times{why}.": failed,
+        f"Its weights, precision, limits and batching were not checked{checked}.": True,
+        "It does not count its tokens: TPOT, ITL and token rates are per piece of text.": not account.counts_tokens,
+        "It does not stream: the first token comes with the last.": not account.streams,
+    }
     return {
         "kind": external["kind"],
         "address": external.get("address"),
         "model_name": external.get("model_name"),
-        "notes": notes,
+        "notes": [note for note, holds in notes.items() if holds],
     }
 
 
-def _told(run: Run, account: ArmAccount) -> list[str]:
-    """What the arm's server told of itself, and what it left out, in sentences."""
-    notes = []
-    spans = [(trial.number, trial.start_ns, trial.end_ns) for trial in run.trials]
-    if load := server_load(run.records.server_load, account.arm, spans):
-        notes.append(f"By its own metrics it had at most: {load}.")
-    if account.tells_compiles:
-        left_out = "".join(f"; {spot}" for spot in account.log_spots)
-        notes.append(f"Its compiles are those that its log tells of ({account.log_tells}){left_out}.")
-    failed = sum(int(number(page.get("failed")) or 0) for page in account.scrapes)
-    if failed:
-        asked = failed + sum(int(number(page.get("answered")) or 0) for page in account.scrapes)
-        why = next(str(page["why"]) for page in account.scrapes if page.get("why"))
-        notes.append(f"Its page of metrics failed {failed} of {asked} times ({why}).")
-    return notes
-
-
-def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[str, Any]:
+def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
     """What compiles did to the arm; what is not known of it is left out."""
     account = run.account(arm)
     if account.external and not account.tells_compiles:
         return {}
-    serving, facts = run.serving_events(arm), parts[""]
+    serving = run.serving_events(arm)
     row: dict[str, Any] = {}
     if facts.known:
         row |= {
             "serving_events": len(serving),
             "recompiles": facts.recompiles,
-            "cold_recompiles": parts["cold"].recompiles,
             "stall_s_per_min": facts.stall_s_per_min,
             "graph_captures": sum(event.kind == "graph_capture" for event in serving),
             "limit_hits": sum(event.kind == "limit_hit" for event in serving),
@@ -163,9 +138,9 @@ def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[
     # Without events a server's own count still shows waits, but a count of none does not prove that there were none.
     if facts.known or facts.requests_hit > 0:
         row["longest_stall_s"], row["requests_hit"] = facts.longest_stall_s, facts.requests_hit
-        row["requests_hit_pct"] = 100.0 * facts.requests_hit / facts.requests if facts.requests else None
+        row["requests_hit_pct"] = facts.hit_pct if facts.requests else None
     most = most_eager(compiled_steps(run, arm))
-    row["eager_fallback_pct"] = None if most is None else most.pct
+    row["eager_fallback_pct"] = None if most is None else most.eager_pct
     return row | compiler_facts(run.records.directories, arm)
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import GenerateJsonSchema
 
 from analysis.records.plain_values import CONTROL
 from analysis.settings.metrics import EMBED, EMBED_METRICS, METRIC_NAMES, gate_label
@@ -39,7 +40,7 @@ class Gate(Row):
 
     arm: str
     gate: str
-    kind: Literal["noninferiority", "slo", "cold", "goodput", "recompile", "error", "parity", "memory", "ramp"]
+    kind: Literal["noninferiority", "slo", "goodput", "recompile", "error", "parity", "memory", "ramp"]
     value: Number
     limit: Number
     unit: Annotated[str, Field(description="of value and limit: ratio, ms, s, pct, count; empty for a cosine")]
@@ -106,7 +107,6 @@ class Design(Row):
     planned: Annotated[Count, Field(description="requests")] = None
     open_loop: bool
     concurrency: Annotated[Count, Field(description="requests under way to an arm, of a closed loop")] = None
-    generator_lag_p99_ms: Number = None
 
 
 # --- Arms -------------------------------------------------------------------------------------------------------------
@@ -148,7 +148,6 @@ class Compiles(Row):
 
     serving_events: Count = None
     recompiles: Count = None
-    cold_recompiles: Annotated[Count, Field(description="of these, in the cold start")] = None
     graph_captures: Count = None
     limit_hits: Count = None
     jit_compiles: Count = None
@@ -183,6 +182,11 @@ class ClientStalls(Row):
     part: int
     detectable_s: Number = None
     stalls: list[Stall] = []
+
+    @property
+    def unexplained(self) -> list[Stall]:
+        """The stalls that are not the host's nor their prompts', and that no compile event explains."""
+        return [stall for stall in self.stalls if stall.cause in ("part", "unknown") and not stall.explained]
 
 
 class Padding(Row):
@@ -358,6 +362,59 @@ class Joined(Row):
     differences: list[str]
 
 
+class MachineHost(Row):
+    """One host during the traffic of one trial: shares of the time of its processors."""
+
+    trial: int
+    host: str
+    busy: Number = None
+    foreign: Annotated[Number, Field(description="work that is not of the run")] = None
+    steal: Annotated[Number, Field(description="taken by the hypervisor")] = None
+    pressure_memory: Annotated[Number, Field(description="share of time in which some task waited for memory")] = None
+
+
+class MachineDevice(Row):
+    """One device during the traffic of one trial."""
+
+    trial: int
+    host: str
+    name: str
+    arms: list[str] = []
+    low_mhz: Annotated[Number, Field(description="the SM clock")] = None
+    high_mhz: Number = None
+    power_w: Annotated[Number, Field(description="median")] = None
+    power_limit_w: Annotated[Number, Field(description="lowest")] = None
+    temperature_c: Annotated[Number, Field(description="highest")] = None
+    utilisation_pct: Annotated[Number, Field(description="median")] = None
+    memory_bytes: Annotated[Number, Field(description="the most")] = None
+    throttled_s: Annotated[dict[str, float] | None, Field(description="by reason")] = None
+    foreign_s: Annotated[Number, Field(description="with processes of others")] = None
+    foreign_processes: Count = None
+    lock_command: str | None = None
+
+
+class MachineSpeed(Row):
+    """One figure of the reference on a device, before and after a trial."""
+
+    trial: int
+    device: str
+    figure: Literal["matmul_tflops", "read_gb_per_s", "launch_us", "python_ms"]
+    before: Number = None
+    after: Number = None
+
+
+class Machines(Row):
+    """What was recorded of the machines, and whether they were quiet."""
+
+    verdict: Literal["quiet", "disturbed", "partly monitored", "not monitored"] = "not monitored"
+    line: str = ""
+    unknown: Annotated[list[str], Field(description="what the records leave open")] = []
+    hosts: list[MachineHost] = []
+    devices: list[MachineDevice] = []
+    speeds: list[MachineSpeed] = []
+    series: Annotated[dict[str, Any], Field(description="columns for charts")] = {}
+
+
 class Summary(Row):
     """A judged run."""
 
@@ -385,7 +442,7 @@ class Summary(Row):
     weights: Annotated[list[WeightChange], Field(description="changes in order")] = []
     joined: Joined | None = None
     traffic: Annotated[dict[str, Any], Field(description="what the trials record of it")] = {}
-    machines: Annotated[dict[str, Any], Field(description="what was recorded of them")] = {}
+    machines: Machines = Machines()
     frontier: Annotated[dict[str, Any] | None, Field(description="which policy to ship, after a search")] = None
     environment: Annotated[dict[str, Any], Field(description="what a machine says of itself")] = {}
 
@@ -401,7 +458,7 @@ class Summary(Row):
 
     def open_parts(self) -> dict[str, Any]:
         """The parts that have no model, with what their readers need of the others."""
-        return {"machines": self.machines, "frontier": self.frontier, "overall": self.overall, "control": self.control}
+        return {"frontier": self.frontier, "overall": self.overall, "control": self.control}
 
     def document(self) -> dict[str, Any]:
         """The summary in JSON's own types."""
@@ -426,22 +483,16 @@ def plain(value: Any) -> Any:
 
 def json_schema() -> str:
     """The JSON Schema of the document."""
-    schema = Summary.model_json_schema(by_alias=True, mode="serialization")
+    schema = Summary.model_json_schema(by_alias=True, mode="serialization", schema_generator=_Untitled)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"urn:tailgate:schema:summary:{SCHEMA}"}
-    return json.dumps(head | _untitled(schema), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(head | schema, indent=1, ensure_ascii=False) + "\n"
 
 
-def _untitled(schema: Any) -> Any:
-    """The schema without titles, which repeat names."""
-    if isinstance(schema, list):
-        return [_untitled(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: {name: _untitled(item) for name, item in value.items()} if key == "properties" else _untitled(value)
-        for key, value in schema.items()
-        if key not in ("title", "default")
-    }
+class _Untitled(GenerateJsonSchema):
+    """Without titles of fields, which repeat their names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
 
 
 if __name__ == "__main__":

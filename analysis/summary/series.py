@@ -63,8 +63,7 @@ def _binned(run: Run, arm: str, trial: Trial, width_s: float) -> tuple[Ints, Int
 def machine_series(run: Run) -> dict[str, Any]:
     """The samples of each device and host during each trial's traffic, in bins of one width, as columns.
 
-    The clock is the lowest of a bin, `throttled` the share of its samples, `foreign` the most processes at once; others
-    are means. Empty where nothing was sampled.
+    Each is the mean of a bin, `throttled` the share of its samples. Empty where nothing was sampled.
     """
     samples = Samples(run.records.bed)
     longest = max((trial.seconds for trial in run.trials), default=0.0)
@@ -103,10 +102,12 @@ def _latency_rows(run: Run, trial: Trial, stretch_s: float) -> Iterator[dict[str
 def _device_columns(own: Rows, place: Ints, bins: int) -> dict[str, Any]:
     held = [math.nan if names is None else float(any(name in THROTTLES for name in names)) for names in own.reasons()]
     return {
-        "sm_mhz": binned(own.column("sm_mhz"), place, bins, of=np.minimum),
-        **{name: binned(own.column(name), place, bins) for name in ("power_w", "temperature_c", "utilisation_pct")},
+        **{
+            name: binned(own.column(name), place, bins)
+            for name in ("sm_mhz", "power_w", "temperature_c", "utilisation_pct")
+        },
         "throttled": binned(np.array(held, dtype=np.float64), place, bins),
-        "foreign": binned(own.column("foreign_processes"), place, bins, of=np.maximum),
+        "foreign": binned(own.column("foreign_processes"), place, bins),
     }
 
 
@@ -124,14 +125,10 @@ def _host_columns(own: Rows, place: Ints, bins: int) -> dict[str, Any]:
     return columns
 
 
-def binned(values: Floats, place: Ints, bins: int, *, of: np.ufunc | None = None) -> list[float | None]:
-    """The mean of the values in each bin, or their least or largest by `of`; None where none is known."""
+def binned(values: Floats, place: Ints, bins: int) -> list[float]:
+    """The mean of the known values in each bin; NaN where none is known."""
     known = np.isfinite(values)
-    if of is not None:
-        out = np.full(bins, math.inf if of is np.minimum else -math.inf)
-        of.at(out, place[known], values[known])
-    else:
-        counts = np.bincount(place[known], minlength=bins)
-        sums = np.bincount(place[known], weights=values[known], minlength=bins)
-        out = np.divide(sums, counts, out=np.full(bins, math.inf), where=counts > 0)
-    return [value if math.isfinite(value) else None for value in out.tolist()]
+    counts = np.bincount(place[known], minlength=bins)
+    sums = np.bincount(place[known], weights=values[known], minlength=bins)
+    means: list[float] = np.divide(sums, counts, out=np.full(bins, np.nan), where=counts > 0).tolist()
+    return means

@@ -87,12 +87,13 @@ def exit_code(summary: Mapping[str, Any]) -> int:
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
     evidence = Evidence(run=run, slo=judgement.slo[run.control])
+    run_id = run.records.directory.resolve().name
     spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control, machine=run.machine)
     return {
         "schema": SCHEMA,
-        "name": run.name,
+        "name": str(run.records.experiment.get("name") or run_id),
         "task": EMBED if run.embeds else "generate",
-        "run_id": run.run_id,
+        "run_id": run_id,
         "created": _created(run),
         "overall": judgement.overall,
         "exit_code": exit_code({"overall": judgement.overall, "frontier": frontier}),
@@ -242,5 +243,4 @@ def _design(run: Run) -> dict[str, Any]:
         "planned": sum(planned.values()) if planned else None,
         "open_loop": bool(run.requests.scheduled.all()) if open_loop is None else open_loop,
         "concurrency": run.concurrency,
-        "generator_lag_p99_ms": run.generator_lag_ms,
     }

@@ -17,7 +17,7 @@ import numpy as np
 from analysis.arrays import Floats
 from analysis.frontier.answer import by_start, load_ranges
 from analysis.frontier.holdings import Frontier, frontier_of
-from analysis.frontier.search import Budget, Left, Turn, first_turns, hopeless, next_round
+from analysis.frontier.search import Budget, Left, Turn, first_turns, next_round
 from analysis.judging.load_steps import Step, holding_of, to_search
 from analysis.run.startup import Start
 from benchmarks.simulation.calibration import means
@@ -89,7 +89,6 @@ def search(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget 
             spent_s += turn.seconds
 
     take(first_turns(arms, START_S, budget))
-    left += hopeless(frontier_of(steps, arms, alpha=ALPHA))
     for number in itertools.count(1):
         frontier = frontier_of(steps, arms, alpha=ALPHA)
         decided = next_round(frontier, start_s=START_S, budget=budget, spent_s=spent_s, number=number, before=left)
@@ -116,9 +115,6 @@ def _one_start(
                 rate=rate,
                 requests=100,
                 good=100 if held else 50,
-                failed=0,
-                offered_rps=rate,
-                goodput_rps=rate if held else rate / 2.0,
                 held="held" if held else "missed",
                 reason="",
             )
@@ -160,7 +156,7 @@ def promise(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget
     return np.array(
         [
             wrong(outcome.frontier, knees),
-            outcome.frontier.highest == highest,
+            outcome.frontier.highest() == highest,
             outcome.spent_s / budget.total_s,
             picks(outcome.frontier, knees).mean(),
         ],

@@ -18,7 +18,7 @@ import numpy as np
 
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import Comparison, compare
-from analysis.statistics.planning import comparison_needed_s, power_of_each, starts_needed
+from analysis.statistics.planning import comparison_needed, power_of_each
 from benchmarks.simulation.kinds import KINDS, Kind
 from benchmarks.simulation.promises import gated
 from benchmarks.simulation.scenario import Scenario, run, sample
@@ -62,7 +62,7 @@ def planned_power(
     for number in range(seeds):
         rng = np.random.default_rng([seed, number])
         seen = _compared(replace(scenario, duration_s=PILOT_S), q, ratio, margin, rng)
-        needed = comparison_needed_s(seen, block_s=BLOCK_S, min_blocks=MIN_BLOCKS, power=power, ratio=ratio)
+        needed, _ = comparison_needed(seen, block_s=BLOCK_S, min_blocks=MIN_BLOCKS, power=power, ratio=ratio)
         if needed is None:
             continue
         lengths.append(needed)
@@ -90,11 +90,12 @@ def replanned(kind: Kind, seed: int) -> tuple[bool, bool, bool, float]:
     if not waiting:
         return False, False, False, 0.0
     power = power_of_each(GateLimits())
-    lengths = [comparison_needed_s(item, block_s=BLOCK_S, min_blocks=MIN_BLOCKS, power=power) for item in waiting]
+    plans = [comparison_needed(item, block_s=BLOCK_S, min_blocks=MIN_BLOCKS, power=power) for item in waiting]
+    lengths = [length for length, _ in plans]
     if any(length is None or length > LONGEST_SIMULATED_S for length in lengths):
         return True, False, False, 0.0
     seconds = max(length for length in lengths if length is not None)
-    starts = max(starts_needed(item, power=power) for item in waiting)
+    starts = max(starts for _, starts in plans)
     longer = replace(kind, trials=starts, duration_s=seconds / starts)
     decided = all(item.verdict != "INCONCLUSIVE" for item in gated(longer, seed + 100_000))
     return True, True, decided, seconds

@@ -171,7 +171,7 @@ def _search(
     )
     search.prepare()
     for item in plan.dropped:
-        status.note(f"{item.arm} is left out: {item.reason}")
+        status.note(f"{item.arm} {item.reason}")
     ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
     try:
         return _run(search, status, minutes, after, ended, options)

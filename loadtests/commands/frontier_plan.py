@@ -189,11 +189,11 @@ def _with_standard_arms(table: Mapping[str, Any], control: Mapping[str, Any]) ->
                 arm["shapes"] = {"length_ladder": list(_best_lengths(pair, own.config))}
                 from_table({**table, "arms": [control, arm]})
         except ConfigError as error:
-            dropped.append(Left(arm=preset, reason=str(error)))
+            dropped.append(Left(arm=preset, reason=f"was not tried: {error}"))
         else:
             arms.append(arm)
     if len(arms) == 1:
-        raise ConfigError(f"no policy of the standard set fits: {dropped[0].reason}")
+        raise ConfigError(f"no policy of the standard set fits: {dropped[0].arm} {dropped[0].reason}")
     return FrontierPlan(experiment=from_table({**table, "arms": arms}), dropped=tuple(dropped))
 
 

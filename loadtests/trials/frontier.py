@@ -24,7 +24,6 @@ from analysis.frontier.search import (
     Turn,
     first_turns,
     fitted,
-    hopeless,
     least_s,
     next_round,
 )
@@ -99,12 +98,11 @@ class FrontierSearch(Orchestrator):
         super().__init__(experiment, out=out, status=status, page=page, arm_command=arm_command, metrics=metrics)
         self._clock = clock
         self._budget_s = budget_s
-        self._dropped = tuple(dropped)
         self._after = tuple(after)
         self._earlier = earlier_steps(after)
         self._gated = gated
         self._seen = _Seen(start_s=earlier_starts(after))
-        self._left: list[Left] = []
+        self._left = list(dropped)
         self._turns: list[dict[str, Any]] = []
         self._trials = 0
         self._expected = ExpectedAnswers()
@@ -165,7 +163,6 @@ class FrontierSearch(Orchestrator):
         known = {step.arm for step in self._earlier} - {self.experiment.control.name}
         turns = first_turns(self._arms, self._start_s, self._budget)
         self._take([turn for turn in turns if turn.arm not in known], run_dir, schedules)
-        self._let_go(hopeless(self._frontier(run_dir), self._left))
         number = 1
         while True:
             decided = next_round(
@@ -233,7 +230,7 @@ class FrontierSearch(Orchestrator):
         for item in left:
             if item.arm not in known:
                 self._left.append(item)
-                self.status.note(f"{item.arm} leaves the search: it {item.reason}")
+                self.status.note(f"{item.arm} {item.reason}")
 
     # --- What is done -------------------------------------------------------------------------------------------------
 
@@ -351,7 +348,6 @@ class FrontierSearch(Orchestrator):
             "stop": stop,
             "turns": self._turns,
             "left": [{"arm": item.arm, "reason": item.reason} for item in self._left],
-            "dropped": [{"arm": item.arm, "reason": item.reason} for item in self._dropped],
         }
         write_document(run_dir / "frontier.json", document, indent=2)
 

@@ -11,17 +11,14 @@ import numpy as np
 import pytest
 
 from analysis.judging.gates.latency import latency_gate
-from analysis.planning import DESIGNS, Goal, Traffic, plan_from_design, plan_from_run
+from analysis.planning import plan_of
 from analysis.run.slo import judge_share
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.planning import (
     Noise,
-    clean_requests,
-    comparison_needed_s,
-    model_noise,
+    comparison_needed,
     requests_for_share,
     share_needed_s,
-    starts_needed,
 )
 from benchmarks.simulation.planning import planned_power
 from benchmarks.simulation.scenario import Scenario
@@ -34,8 +31,12 @@ SEEN = comparison(spread=0.08, method="t over groups of blocks", requests=4000)
 TRIALS = replace(SEEN, method="t over trials", blocks=120, groups=6, trials=6, spread=0.05)
 
 
+def both(item, **more):
+    return comparison_needed(item, block_s=30, min_blocks=20, **more)
+
+
 def needed(item, **more):
-    return comparison_needed_s(item, block_s=30, min_blocks=20, **more)
+    return both(item, **more)[0]
 
 
 def test_half_the_spread_asks_for_a_quarter_of_the_time():
@@ -47,15 +48,14 @@ def test_a_fail_among_many_tests_asks_for_more_time_and_a_pass_does_not():
     worse = replace(SEEN, ratio=1.2)
     assert needed(replace(worse, tests=36)) > 1.5 * needed(worse)
     assert needed(replace(SEEN, tests=36)) == needed(SEEN)
-    assert starts_needed(replace(worse, tests=36, restart_spread=0.03)) > starts_needed(
-        replace(worse, restart_spread=0.03)
-    )
+    _, many = both(replace(worse, tests=36, restart_spread=0.03))
+    assert many > both(replace(worse, restart_spread=0.03))[1]
 
 
-def test_a_gate_that_only_holm_leaves_open_needs_a_longer_run():
-    above = replace(TRIALS, ratio=2.0, p_noninferior=0.999, p_inferior=0.003, p_inferior_holm=0.1, tests=36)
-    assert needed(above) >= 1.5 * 120 * 30
-    assert needed(replace(above, p_inferior_holm=0.04)) == 120 * 30
+def test_what_a_run_left_open_is_planned_half_as_long_again_at_least():
+    above = replace(TRIALS, ratio=2.0, tests=36)
+    assert needed(above) == 1.5 * 120 * 30
+    assert needed(above, ratio=2.0) == 120 * 30
 
 
 def test_the_length_is_the_shortest_that_reaches_the_margin():
@@ -78,9 +78,9 @@ def test_the_planned_ratio_replaces_the_observed_one():
 
 
 def test_a_run_is_never_shorter_than_the_blocks_it_needs():
-    assert needed(replace(SEEN, spread=0.001)) == 600
-    assert needed(replace(SEEN, spread=0.0)) == 600
-    assert needed(replace(SEEN, spread=0.001), overhead_s=30) == 630
+    assert needed(replace(SEEN, spread=0.001), ratio=1.0) == 600
+    assert needed(replace(SEEN, spread=0.0), ratio=1.0) == 600
+    assert needed(replace(SEEN, spread=0.001), ratio=1.0, overhead_s=30) == 630
 
 
 def test_few_groups_ask_for_more_since_the_spread_is_a_guess():
@@ -92,7 +92,9 @@ def test_from_six_trials_on_trials_are_added_and_not_made_longer():
     seconds = needed(TRIALS, overhead_s=180)
     assert seconds % trial_s == pytest.approx(0)
     assert seconds > 6 * trial_s
-    assert needed(replace(TRIALS, spread=0.001), overhead_s=180) == 6 * trial_s, "fewer trials would be another test"
+    assert needed(replace(TRIALS, spread=0.001), ratio=1.0, overhead_s=180) == 6 * trial_s, (
+        "fewer trials would be another test"
+    )
 
 
 def test_a_gate_that_compares_nothing_has_no_length():
@@ -141,7 +143,7 @@ def test_a_share_that_no_length_decides_has_none(result):
 
 @pytest.mark.parametrize(("allowed", "count"), [(0.01, 299), (0.005, 598), (0.001, 2995), (0.5, 5)])
 def test_as_many_clean_requests_pass_and_one_fewer_does_not(allowed, count):
-    assert clean_requests(allowed, alpha=0.05) == count
+    assert requests_for_share(0.0, allowed, alpha=0.05, power=0.8) == count
     verdicts = [
         judge_share(np.zeros(size, dtype=bool), np.zeros(size, dtype=int), allowed=allowed, alpha=0.05).verdict
         for size in (count - 1, count)
@@ -161,23 +163,11 @@ def test_as_many_requests_tell_a_share_with_the_power_asked_for():
     assert requests_for_share(0.01, 0.01, alpha=0.05, power=0.8) is None
 
 
-def test_requests_help_as_time_does_and_neither_reduces_start_to_start_variance():
-    def reach(rate, blocks, **more):
-        noise = model_noise("mirrored", rate=rate, block_s=30.0, **more)
-        return noise.reach(blocks, alpha=0.05, power=0.8)
-
-    assert reach(16.0, 40) == pytest.approx(reach(4.0, 160))
-    assert reach(4.0, 160) < reach(4.0, 40)
-    starts = {"restart_spread": 0.01, "trials": 1}
-    assert reach(4.0, 10_000, **starts) > 3.0 * 0.01
-    assert reach(4.0, 10_000, **starts | {"trials": 4}) < reach(4.0, 10_000, **starts)
-
-
 def test_differences_between_machines_need_more_machines_and_not_time():
     alone = replace(SEEN, trials=3, spread=0.02, restart_spread=0.01)
     apart = replace(alone, machine_spread=0.05)
-    assert starts_needed(alone) == 3
-    assert starts_needed(apart) > 6
+    assert both(alone)[1] == 3
+    assert both(apart)[1] > 6
     assert Noise.of(apart, block_s=30).restart == pytest.approx(math.hypot(0.01, 0.05 * math.sqrt(3)))
 
 
@@ -191,18 +181,10 @@ def test_a_ratio_at_its_margin_needs_no_impossible_number_of_starts():
 
 
 def test_a_pilot_plans_every_gate(pilot: Path) -> None:
-    plan = plan_from_run(pilot, Goal(margin=0.05))
+    plan = plan_of(pilot, margin=0.05)
     assert {item["what"] for item in plan["rows"]} == {
         *("p99 TTFT", "p99 E2E", "slo p99_ttft_ms", "errors", "blocks and tail"),
     }
     assert plan["needed_s"] == max(item["needed_s"] for item in plan["rows"])
     assert plan["needed_s"] == row(plan, plan["decided_by"].removeprefix("compiled "))["needed_s"]
     assert (plan["wanted"]["margin"], plan["trials"], plan["trial_s"]) == (0.05, 1, plan["needed_s"])
-
-
-def test_without_a_pilot_mirrored_arms_need_least_and_separate_ones_most() -> None:
-    lengths = {design: plan_from_design(Traffic(rate=4, design=design), Goal())["needed_s"] for design in DESIGNS}
-    assert lengths["mirrored"] < lengths["split"] < lengths["separate"]
-    assert lengths["shadow"] == lengths["mirrored"]
-    assert lengths["switchback"] == pytest.approx(lengths["separate"], rel=0.01)  # but for the length of a block
-    assert plan_from_design(Traffic(rate=16), Goal())["needed_s"] < lengths["mirrored"]

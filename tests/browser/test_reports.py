@@ -80,7 +80,7 @@ def test_a_search_draws_latency_against_load(tmp_path: Path, open_report: Open) 
     directory = write_search(tmp_path / "run", {"eager": 20.0, "new": 50.0}, [[8, 16], [16, 32]])
     summary = analyze(directory)
     tab = open_report(summary)
-    assert tab.count("g[role=img][aria-label*='requests/s, interval']") == len(summary["frontier"]["latency"]["steps"])
+    assert tab.count("g[role=img][aria-label*='requests/s, interval']") == len(summary["frontier"]["steps"])
 
 
 def test_machines_are_drawn_on_one_axis_with_the_latency(sampled: Summary, open_report: Open) -> None:

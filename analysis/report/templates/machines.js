@@ -70,7 +70,7 @@ function machineView(data, rows, state, width) {
   const lanes = devices.flatMap((row) =>
     [
       ["throttled", "throttled", "Throttled", (value) => `${pct(100 * value)} of the samples`],
-      ["foreign", "foreign", "Processes of others", (value) => `${count(value)} at most`],
+      ["foreign", "foreign", "Processes of others", (value) => `${figure(value)} at most`],
     ]
       .filter(([key]) => row[key]?.some((value) => value > 0))
       .map(([key, kind, title, show]) => ({ kind, title: `${title}: ${row.label}`, row, key, show })),

@@ -37,7 +37,7 @@ class TestChecksOnGates:
     @pytest.mark.parametrize(
         ("kind", "failed", "stands"),
         [
-            *((kind, check(), "") for kind in ("noninferiority", "slo", "cold", "goodput")),
+            *((kind, check(), "") for kind in ("noninferiority", "slo", "goodput")),
             ("recompile", check(opens=ALL_KINDS), "FAIL"),
             ("error", check(opens=ALL_KINDS), "FAIL"),
             ("error", check(name="control errors", opens=(*ESTIMATES, "error")), ""),
@@ -208,7 +208,7 @@ def case(check, kinds, change=None, **run):
 
 SPOILED = {
     "few blocks": case("blocks", {"noninferiority"}, duration_s=450),
-    "few blocks for an objective": case("run length", {"slo"}, duration_s=450),
+    "few blocks for an objective": case("blocks", {"slo"}, duration_s=450),
     "a missing arm": case("complete", ALL, rows(lambda found: [row for row in found if row["arm"] == "eager"])),
     "missing requests": case("complete", ALL, rows(lambda found: found[:-100])),
     "missing planned requests": case("complete", ALL, partial(tell, planned={"eager": 3120, "compiled": 3300})),

@@ -34,21 +34,20 @@ def slowed(factor, *, seed=0, requests=1200, seconds=600.0):
 def test_a_control_that_slows_while_others_compile_is_seen():
     factor, p_value = slowed(1.6)
     assert factor == pytest.approx(1.6, rel=0.1)
-    assert not interference(factor, p_value).ok
+    (check,) = interference(factor, p_value)
+    assert not check.ok
 
 
 def test_a_control_that_drifts_by_itself_is_no_interference():
-    blamed = sum(not interference(*slowed(1.0, seed=seed)).ok for seed in range(60))
+    blamed = sum(not check.ok for seed in range(60) for check in interference(*slowed(1.0, seed=seed)))
     assert blamed <= 5
 
 
 def test_interference_is_unknown_from_too_few_requests():
     assert slowed(1.6, requests=12) == (None, None)
-    assert interference(None, None).ok
 
 
 SEEDS = range(4)
-FEW = 30
 # A server of the simulation has 16 slots and takes 1.6 s a request: it serves 10 requests/s.
 FINE = {
     "calm": Scenario(),
@@ -97,7 +96,6 @@ def test_more_than_a_server_can_serve_is_overload(name: str) -> None:
             assert one.overloaded
             assert one.offered_rps == pytest.approx(scenario.rate, rel=0.15)
             assert one.answered_rps == pytest.approx(10.0, rel=0.2)
-            assert one.undone > FEW
 
 
 def test_one_jam_that_has_not_drained_at_the_end_is_no_overload() -> None:
@@ -106,7 +104,7 @@ def test_one_jam_that_has_not_drained_at_the_end_is_no_overload() -> None:
     start = np.sort(np.concatenate([calm, jam]))
     found = load_of(*_served(start, slots=16, work_s=1.6), seconds=600.0)
     assert found is not None
-    assert (found.undone > FEW, found.overloaded) == (True, False)
+    assert not found.overloaded
 
 
 def _served(
@@ -138,7 +136,6 @@ def test_requests_that_are_shed_throughout_are_overload(limit: dict[str, float],
     found = load_of(*_served(start, slots=16, work_s=1.6, **limit), seconds=300.0)  # type: ignore[arg-type]
     assert found is not None
     assert found.overloaded
-    assert found.undone > FEW
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
@@ -160,14 +157,14 @@ def test_the_load_of_too_few_requests_is_unknown() -> None:
     assert load_of(few, few + 1.0, everything, ~everything, seconds=300.0) is None
 
 
-CALM = Load(offered_rps=12.0, answered_rps=12.0, undone=3, overloaded=False)
-OVER = Load(offered_rps=12.0, answered_rps=9.96, undone=240, overloaded=True)
+CALM = Load(offered_rps=12.0, answered_rps=12.0, overloaded=False)
+OVER = Load(offered_rps=12.0, answered_rps=9.96, overloaded=True)
 
 
-def test_an_overload_of_all_arms_is_one_check_that_names_their_rates() -> None:
+def test_an_overload_names_the_rates_of_both_arms() -> None:
     (found,) = overload({"eager": [OVER], "compiled": [replace(OVER, answered_rps=10.3)]}, "eager")
-    assert (found.ok, found.arm, found.value, found.limit) == (False, None, 9.96, 12.0)
-    words = ("Both arms", "12 requests/s", "9.96 and 10.3", "240 and 240")
+    assert (found.ok, found.arm, found.value, found.limit) == (False, "compiled", 9.96, 12.0)
+    words = ("eager and compiled", "12 requests/s", "9.96 and 10.3", "1 of 1 trial")
     assert [word for word in words if word not in found.reason] == []
     assert "8 requests/s" in found.remedy
 
@@ -179,9 +176,9 @@ def test_an_overload_of_all_arms_is_one_check_that_names_their_rates() -> None:
         ({"eager": [OVER], "compiled": [CALM]}, []),
         ({"eager": [None], "compiled": [OVER]}, []),
         ({"eager": [OVER, CALM, CALM], "compiled": [OVER, CALM, CALM]}, []),
-        ({"eager": [OVER, None, CALM], "compiled": [OVER, OVER, CALM]}, [None]),
+        ({"eager": [OVER, None, CALM], "compiled": [OVER, OVER, CALM]}, ["compiled"]),
         ({"eager": [OVER], "compiled": [OVER], "naive": [CALM]}, ["compiled"]),
-        ({"eager": [OVER], "compiled": [OVER], "naive": [OVER]}, [None]),
+        ({"eager": [OVER], "compiled": [OVER], "naive": [OVER]}, ["compiled", "naive"]),
     ],
 )
 def test_arms_are_overloaded_together_with_the_control(loads: dict[str, Any], arms: list[str | None]) -> None:
@@ -199,7 +196,7 @@ def test_a_run_that_overloaded_both_arms_reports_that_first(
     arms = (replace(EAGER, holds_rps=3.3), FakeArm(name="compiled", holds_rps=3.4))
     judgement = judged(tmp_path, arms=arms, duration_s=seconds, slo={"p99_ttft_ms": limit_ms})
     assert judgement.overall == verdict
-    assert judgement.headline.startswith("Both arms were overloaded")
+    assert judgement.headline.startswith("eager and compiled were overloaded")
     assert "2.6 requests/s" in judgement.headline
     assert next(check for check in judgement.checks if not check.ok).check == "overload"
     assert "A run of about" not in judgement.advice.text

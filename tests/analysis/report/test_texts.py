@@ -163,7 +163,7 @@ def test_a_ratio_of_the_brief_is_that_of_its_gate(demo: Summary) -> None:
     rows = {(row["arm"], row["gate"]): row for row in demo["gates"]}
     for arm in brief_of(Model.of(demo)).treatments:
         value = rows[arm.name, "noninferiority p99_ttft"]["value"]
-        assert arm.figures["p99 TTFT"][0] == values.fine_ratio(value)
+        assert arm.figures["p99 TTFT"][0] == values.ratio(value)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -236,7 +236,7 @@ def test_every_arm_and_every_gate_that_did_not_pass_is_shown_uncut(demo: Summary
     for part in (
         "Compiles took 21 s of each minute",
         "errors 0 % / 0.5 %",
-        "limited by: blocks",
+        "limited by: tail",
         "to decide: ",
         "next:",
     ):
@@ -269,8 +269,8 @@ SHOWN = [
     (values.span, {90: "90 s", 125: "2 min 5 s", 1260: "21 min", 5400: "1 h 30 min"}),
     (gate_label, {"noninferiority p99_ttft": "non-inferiority p99 TTFT", "slo p99_9_max_itl": "SLO p99.9 max ITL"}),
     (plain, {"\x1b[31mred\x07\ud800": "[31mred", "com\u202epiled\u2066": "compiled"}),
-    (values.fine_ratio, {1.0034: "×1.003", 0.9996: "×1.000", 12.3: "×12.3"}),
-    (lambda low: values.interval(low, None), {0.5: "[0.50, –]", None: "–"}),
+    (values.ratio, {1.0034: "×1.003", 0.9996: "×1.000", 12.3: "×12.3"}),
+    (lambda low: values.interval(low, None), {0.5: "[0.500, –]", None: "–"}),
     (lambda count: counted(count, "process"), {0: "0 processes", 1: "1 process", 2: "2 processes"}),
     (lambda count: counted(count, "entry", "{:.2g}".format), {1.02: "1 entry", 2: "2 entries"}),
 ]
