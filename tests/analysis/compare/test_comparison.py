@@ -70,10 +70,7 @@ def test_an_equal_run_of_another_day_passes_and_what_differs_is_listed(baseline:
 
 def test_runs_with_schedules_of_their_own_are_held_to_their_plans(baseline: Path, tmp_path: Path) -> None:
     """Mean lengths of two seeds differ by chance."""
-    work = checks(compare_runs(baseline, later(tmp_path)))["equal work"]
-    assert work["ok"]
-    assert "percent of the planned answer tokens" in work["reason"]
-    assert "prompt tokens" not in work["reason"]
+    assert checks(compare_runs(baseline, later(tmp_path)))["equal work"]["ok"]
 
 
 def test_a_slower_run_fails(baseline: Path, tmp_path: Path) -> None:
