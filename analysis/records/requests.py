@@ -58,7 +58,6 @@ class Requests:
     prompt_tokens: Codes  # -1 where unknown
     max_tokens: Codes  # -1 where unknown
     output_tokens: Codes
-    batch: Codes  # the server's id of the step that first ran it, -1 where unknown
     stall_ns: Codes  # what the server reported, negative where it did not
     gaps_ms: npt.NDArray[np.float32]  # every token gap, request after request
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
@@ -243,7 +242,6 @@ def requests_of(
         prompt_tokens=integers(columns.pop("prompt_tokens"), -1),
         max_tokens=integers(columns.pop("max_tokens"), -1),
         output_tokens=output,
-        batch=integers(columns.pop("batch_id"), -1),
         stall_ns=stall,
         gaps_ms=gaps,
         gap_offsets=offsets,

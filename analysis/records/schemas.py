@@ -180,7 +180,7 @@ JUDGED_REQUESTS = pa.schema(
         for name in (
             *("request_id", "session_id", "trial", "arm", "replica", "pair_id", "scheduled_ns", "sent_ns"),
             *("first_token_ns", "end_ns", "status", "error", "prompt_tokens", "max_tokens", "output_tokens"),
-            *("token_ns", "compile_stall_ns", "batch_id", "phase"),
+            *("token_ns", "compile_stall_ns", "phase"),
         )
     ]
 )
