@@ -13,13 +13,14 @@ from typing import Any
 
 from analysis.checks.applied import faults_to_fix
 from analysis.judging.gates import FAIL
-from analysis.judging.gates.objectives import judge_target
+from analysis.judging.gates.objectives import held_to, share_of
 from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.client_stalls import with_lengths
 from analysis.run.run import Run
+from analysis.run.slo import units
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.metrics import quantile_label
 from analysis.settings.slo_targets import SloTarget
@@ -187,7 +188,8 @@ def _share_label(target: SloTarget) -> str:
 
 def _share_need(run: Run, arm: str, target: SloTarget) -> Need:
     """What it takes to show that few enough requests miss the target, if as many do as in the pilot."""
-    result, needed_s = judge_target(run, arm, target)
+    own = units(run.requests, held_to(run, arm), target)
+    result, needed_s = share_of(run, arm, own, target.allowed_share)
     seen = result.missed / result.requests if result.requests else None
     note = f"{result.missed} of {result.requests} missed it, {100 * result.allowed:.3g} % may"
     if seen is not None and seen > result.allowed:

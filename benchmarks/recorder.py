@@ -101,7 +101,6 @@ def _record(number: int, times: Any) -> RequestRecord:
     return RequestRecord(
         f"{name}-{arm}",
         name,
-        0,
         1,
         arm,
         f"{arm}-0",
@@ -117,7 +116,7 @@ def _record(number: int, times: Any) -> RequestRecord:
         len(times),
         times,
         "measure",
-        (1_000, 2_000_000, 380_000_000, 0, number, 8, 8, 1024, at_ns - 399_000_000, at_ns - 1_000_000),
+        (0, number, at_ns - 399_000_000, at_ns - 1_000_000),
     )
 
 

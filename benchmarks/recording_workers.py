@@ -68,7 +68,7 @@ def made_up(rows: int, *, tokens: int, arms: tuple[str, ...]) -> Any:
         served = [1_000_000 + number] * len(SERVED_COLUMNS)
         first_ns, end_ns = at_ns + 20_000_000, at_ns + 20_000_000 * tokens
         record = RequestRecord(
-            f"{pair}-{arm}", pair, 0, 1, arm, f"{arm}-0", pair, at_ns, at_ns, first_ns, end_ns, "OK", None, 700, tokens,
+            f"{pair}-{arm}", pair, 1, arm, f"{arm}-0", pair, at_ns, at_ns, first_ns, end_ns, "OK", None, 700, tokens,
             tokens, times, "measure", served,
         )  # fmt: skip
         records.append(record)

@@ -81,7 +81,7 @@ def _names(checks: Iterable[Check]) -> str:
 
 def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
     gate, failed = _by_trials(gate, [check for check in failed if check.spares != gate.verdict])
-    if gate.verdict == PASS and gate.kind in ("slo", "cold"):
+    if gate.verdict == PASS and gate.kind == "slo":
         failed = [check for check in failed if not check.rule.slows]  # on quiet machines requests would be faster
     shift = sum(check.shift or 0.0 for check in failed)
     if shift and _withstands(gate, shift):

@@ -19,6 +19,8 @@ _MISSING_SHARE = 0.001
 def _damaged(seen: Evidence) -> Iterable[Check]:
     run, broken, repeated = seen.run, int(seen.run.requests.broken.sum()), seen.run.requests.repeated
     faults = [*run.records.problems, *_unrecorded(run), *words_of(run.unplaced_requests, "request")]
+    if not run.records.experiment and is_recorded_whole(run):
+        faults.append("experiment.toml is missing or empty, so what the arms must hold is unknown")
     faults += [f"{counted(broken, 'request')} with times that are missing or run backwards"] if broken else []
     faults += [f"{counted(repeated, 'row')} of a request that is there already"] if repeated else []
     yield DAMAGED.found(faults)

@@ -20,7 +20,6 @@ from analysis.statistics.machines import disagreement
 from analysis.statistics.planning import TAIL_REQUESTS
 from analysis.wording import counted
 
-FEWEST_STARTS = 3
 # Limits are widened for drift. What lasts so long that neighbours are nearly the same has shown too little of itself.
 _MOST_CORRELATION = 0.7
 # Few machines show little, so that differences count from here on (as is usual of Cochran's Q).
@@ -59,24 +58,6 @@ BLOCKS = Rule(
     sound="Every arm can be judged over enough blocks.",
     rank=TOO_SHORT,
     mended_by_length=True,
-    in_search=False,
-)
-
-
-def _cold_starts(seen: Evidence) -> Iterable[Check]:
-    if seen.run.cold_targets:
-        starts = len(seen.run.trials)
-        fault = f"{counted(starts, 'cold start')} cannot show how they differ; {FEWEST_STARTS} are needed"
-        yield COLD_STARTS.judged(starts >= FEWEST_STARTS, fault, value=float(starts), limit=float(FEWEST_STARTS))
-
-
-COLD_STARTS = Rule(
-    name="cold starts",
-    find=_cold_starts,
-    sound="The run has enough cold starts.",
-    remedy=f"Set trials.count to {FEWEST_STARTS} or more: each trial starts cold.",
-    opens=("cold",),
-    rank=TOO_SHORT,
     in_search=False,
 )
 
@@ -239,9 +220,7 @@ def _missed_on_one(run: Run, arm: str) -> Iterable[tuple[str, str, str]]:
     answered = failures(requests, run.of_arm(arm) & ~requests.broken)
     shares = [("errors", "error", answered, run.limits.max_error_pct / 100.0)]
     for target in run.targets:
-        shares.append(
-            (f"slo {target.key}", "slo", units(requests, held_to(run, arm, target), target), target.allowed_share)
-        )
+        shares.append((f"slo {target.key}", "slo", units(requests, held_to(run, arm), target), target.allowed_share))
     for gate, kind, own, allowed in shares:
         if not len(own.missed) or own.missed.mean() > allowed:
             continue

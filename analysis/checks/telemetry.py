@@ -15,10 +15,10 @@ import numpy as np
 from analysis.arrays import Ints
 from analysis.checks.check import ESTIMATES, Check, Evidence, Rule
 from analysis.checks.complete import into_compile
-from analysis.judging.gates.compiles import COMPILE_GATES, cold_ends, may_compile, part_minutes, stall_values
+from analysis.judging.gates.compiles import COMPILE_GATES, may_compile, replica_minutes, stall_values
 from analysis.records.placing import words_of
 from analysis.records.plain_values import mapping, number
-from analysis.run.client_stalls import UNKNOWN, ArmStalls, Stall, compile_windows, is_explained
+from analysis.run.client_stalls import UNKNOWN, ArmStalls, compile_windows, is_explained
 from analysis.run.run import Run
 from analysis.run.startup import CompiledSteps, blind_spots, compiled_steps
 from analysis.run.trials import Trial
@@ -198,25 +198,17 @@ def _unknown(seen: Evidence) -> Iterable[Check]:
 
 def unknown_stalls(run: Run, seen: ArmStalls) -> Check:
     """The stalls of the arm that no event explains, where they exceed what compiles may cost users."""
-    limits, ends = run.limits, cold_ends(run)
-    unexplained = [stall for stall in seen.of_cause(UNKNOWN) if not is_explained(stall, run.events)]
-    served = run.of_arm(seen.arm) & ~run.requests.broken
-    stalls: list[Stall] = []
-    gates: list[str] = []
-    for part, budget in [("", limits)] if limits.cold is None else [("steady", limits), ("cold", limits.cold)]:
-        cold = part == "cold"
-        own = [item for item in unexplained if not part or (item.start_ns < ends.get(item.trial, 0)) is cold]
-        requests = served if not part else served & (run.cold if cold else ~run.cold)
-        values = stall_values(own, requests=int(requests.sum()), minutes=part_minutes(run, seen.arm, part))
-        # Their number is known: the server counts its compiles.
-        opened = [
-            f"cold {name}" if cold else name
-            for (name, _, key), value in zip(COMPILE_GATES[1:], values[1:], strict=True)
-            if value > getattr(budget, key) and (name == _LONGEST or len(own) >= _SEVERAL)
-        ]
-        gates += opened
-        stalls += own if opened else []
-    if not stalls:
+    limits = run.limits
+    stalls = [stall for stall in seen.of_cause(UNKNOWN) if not is_explained(stall, run.events)]
+    requests = int((run.of_arm(seen.arm) & ~run.requests.broken).sum())
+    values = stall_values(stalls, requests=requests, minutes=replica_minutes(run, seen.arm))
+    # Their number is known: the server counts its compiles.
+    gates = tuple(
+        name
+        for (name, _, key, _), value in zip(COMPILE_GATES[1:], values[1:], strict=True)
+        if value > getattr(limits, key) and (name == _LONGEST or len(stalls) >= _SEVERAL)
+    )
+    if not gates:
         return UNKNOWN_STALLS.row(True)
     longest = max(stalls, key=lambda stall: stall.seconds)
     began_ns = next(trial.first_ns for trial in run.trials if trial.number == longest.trial)
@@ -227,7 +219,7 @@ def unknown_stalls(run: Run, seen: ArmStalls) -> Check:
         value=longest.seconds,
         limit=limits.max_stall_s,
         arm=seen.arm,
-        gates=tuple(gates),
+        gates=gates,
     )
 
 

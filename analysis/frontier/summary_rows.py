@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from analysis.checks.applied import blocking
-from analysis.checks.check import Check
+from analysis.checks.check import MACHINES, Check
 from analysis.frontier.answer import at_one_load, gpus_for, load_ranges, still_open, to_ship
 from analysis.frontier.holdings import frontier_of
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
@@ -32,9 +32,9 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     found = _blocking(run, judgement)
     disturbed: set[str] = set()
     if run.in_turn:
-        disturbed = {check.check for own in found.values() for check in own if check.disturbances}
+        disturbed = {check.check for own in found.values() for check in own if check.rule.rank == MACHINES}
         found = {
-            arm: [check for check in own if not check.disturbances and not check.rule.by_step]
+            arm: [check for check in own if check.rule.rank != MACHINES and not check.rule.by_step]
             for arm, own in found.items()
         }
     by_arm = {arm: sorted({check.check for check in own}) for arm, own in found.items()}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.imports.result import CLOSED_LOOP, Result, Row, offsets_ns, requests_table, rows_in
+from analysis.imports.result import CLOSED_LOOP, Result, Row, offsets_ns, requests_table
 from analysis.records.plain_values import rows_of
 from analysis.records.tables import RecordError
 from analysis.wording import counted
@@ -35,34 +35,39 @@ def summary_path(path: Path) -> Path:
 
 def result_of(content: Sequence[Any], summary: Mapping[str, Any] | None = None) -> Result:
     """Return the requests of the lines; `summary` is the table next to them, if it is AIPerf's. Raises RecordError."""
-    about = Row(summary if SUMMARY in (summary or {}) else {})
-    pace, open_loop, concurrency, load = _pace(about)
-    models = rows_of(about.first("input_config.models.items")[1])
-    reason = about.text("incomplete_reason") or "no reason"
-    unended = about.first("is_complete")[1] is False
+    about = Row(summary if summary is not None and SUMMARY in summary else {})
+    phases = [row for row in rows_of(about.value("input_config.phases")) if row.get("kind") != "warmup"]
+    if len(phases) > 1:
+        raise RecordError(f"is of {len(phases)} phases, each of a load of its own: run it again with one")
+    load = {key: phases[0][key] for key in _OF_LOAD if phases[0].get(key) is not None} if phases else {}
+    limit = Row(load).count("concurrency") or None
+    open_loop = load.get("type") in _OPEN and limit is None if phases else None
+    models = [Row(model).text("name") for model in rows_of(about.value("input_config.models.items"))]
+    unended = f"is of a run that did not end ({about.text('incomplete_reason') or 'no reason'})"
     return Result(
         tool=TOOL,
-        requests=requests_table([_request(row, scheduled=open_loop is not False) for row in rows_in(content)]),
-        pace=pace,
+        requests=requests_table(content, lambda place, row: _columns(row, scheduled=open_loop is not False)),
+        pace=_pace(load, limit),
         open_loop=open_loop,
-        concurrency=concurrency,
+        concurrency=limit,
         sent=about.count("completed_request_count.avg"),
-        model=next((Row(model).text("name") for model in models), None) or None,
+        model=next(filter(None, models), None),
         load=load,
-        problems=(f"is of a run that did not end ({reason})",) if unended else (),
+        problems=(unended,) if about.value("is_complete") is False else (),
     )
 
 
-def _request(row: Row, *, scheduled: bool) -> dict[str, Any]:
+def _columns(row: Row, *, scheduled: bool) -> dict[str, Any]:
+    for name in ("request_latency", "time_to_first_token", "inter_chunk_latency"):
+        unit = row.text(f"metrics.{name}.unit")
+        if row.value(f"metrics.{name}") is not None and unit != "ms":
+            raise RecordError(f"{name} is in {unit!r}; the unit read is ms: give a file of AIPerf 0.13")
     start, end = (row.needed(f"metadata.request_{what}_ns", most=_LAST_NS) for what in ("start", "end"))
     issued = row.number("metadata.credit_issued_ns", most=_LAST_NS)
-    for name in ("request_latency", "time_to_first_token", "inter_chunk_latency"):
-        if row.first(f"metrics.{name}")[1] is not None and (unit := row.text(f"metrics.{name}.unit")) != "ms":
-            raise RecordError(f"has {name} in {unit!r}; the unit read is ms: give a file of AIPerf 0.13")
     took, first = (row.number(f"metrics.{name}.value") for name in ("request_latency", "time_to_first_token"))
     gaps = row.numbers("metrics.inter_chunk_latency.value")
-    failed = row.first("error")[1] is not None
-    cancelled = row.first("metadata.was_cancelled")[1] is True
+    failed = row.value("error") is not None
+    cancelled = row.value("metadata.was_cancelled") is True
     return {
         "request_id": row.text("metadata.x_request_id") or None,
         "session_id": row.text("metadata.x_correlation_id") or None,
@@ -80,20 +85,13 @@ def _request(row: Row, *, scheduled: bool) -> dict[str, Any]:
     }
 
 
-def _pace(about: Row) -> tuple[str, bool | None, int | None, dict[str, Any]]:
-    """Return how requests were sent, whether in an open loop, how many at most, and the settings of the load."""
-    phases = [row for row in rows_of(about.first("input_config.phases")[1]) if row.get("kind") != "warmup"]
+def _pace(load: Mapping[str, Any], limit: int | None) -> str:
     origin = f"{TOOL} keeps when its rate limiter let a request go, and latency counts from there"
-    if not phases:
-        return f"{origin}; how the load was made is not known without the summary next to the records.", None, None, {}
-    if len(phases) > 1:
-        raise RecordError(f"is of {len(phases)} phases, each of a load of its own: run it again with one")
-    load = {key: phases[0][key] for key in _OF_LOAD if phases[0].get(key) is not None}
-    most = Row(load).count("concurrency") or None
+    under_way = counted(limit, "request") if limit else ""
+    if not load:
+        return f"{origin}; how the load was made is not known without the summary next to the records."
     if load.get("type") in _OPEN:
-        if most is None:
-            return f"{origin}.", True, None, load
-        how = f"kept at most {counted(most, 'request')} under way, and not what others waited for room"
-        return f"{TOOL} {how} {CLOSED_LOOP}.", False, most, load
-    how = f"kept {counted(most, 'request')} under way" if most else "had users who waited for their answers"
-    return f"{TOOL} {how} and sent the next when one ended {CLOSED_LOOP}.", False, most, load
+        kept = f"{TOOL} kept at most {under_way} under way, and not what others waited for room {CLOSED_LOOP}."
+        return kept if limit else f"{origin}."
+    how = f"kept {under_way} under way" if limit else "had users who waited for their answers"
+    return f"{TOOL} {how} and sent the next when one ended {CLOSED_LOOP}."

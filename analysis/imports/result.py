@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,8 @@ SECOND = 1e9
 LAST_S = 3e9  # beyond any clock, and any sum of three is still a number of ns
 CLOSED_LOOP = "(closed loop), which hides the tail"
 
-_AGAIN = "run it again"
 _MOST_TOKENS = 2**31 - 1
 _LONGEST_ERROR = 200
-_LONGEST_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,75 +35,72 @@ class Result:
     problems: tuple[str, ...] = ()  # in words that follow the file's name
 
 
+@dataclass(frozen=True, slots=True)
 class Row:
     """A table of a file, such as one request: values by dotted paths, of which the first that is not null counts.
 
-    Raises RecordError for a value of another kind or beyond its limits.
+    Methods that read numbers raise RecordError for a value of another kind or beyond its limits.
     """
 
-    def __init__(self, content: Any, name: str = "") -> None:
-        self._content = content
-        self._name = f"{name}: " if name else ""
+    content: Any
 
-    def first(self, *paths: str) -> tuple[str, Any]:
-        """Return the first path that has a value, and the value; the last path and None without one."""
+    def value(self, *paths: str) -> Any:
+        """Return the value, None if there is none."""
         for path in paths:
-            value = self._content
+            value = self.content
             for key in path.split("."):
                 value = value.get(key) if isinstance(value, Mapping) else None
             if value is not None:
-                return path, value
-        return paths[-1], None
+                return value
+        return None
 
     def text(self, *paths: str) -> str:
         """Return the text, empty if there is none."""
-        value = self.first(*paths)[1]
+        value = self.value(*paths)
         return value if isinstance(value, str) else ""
 
     def number(self, *paths: str, least: float = 0, most: float = LAST_S) -> Any:
-        """Return the number, whole or not as it is written; None if there is none."""
-        path, value = self.first(*paths)
-        return None if value is None else self._checked(path, value, least, most)
+        """Return the number, None if there is none."""
+        known = ((path, self.value(path)) for path in paths)
+        return next((_checked(path, value, least, most) for path, value in known if value is not None), None)
 
     def needed(self, path: str, *, most: float = LAST_S) -> Any:
         """Return the number, which must be there."""
-        return self._checked(path, self.first(path)[1], 0, most)
+        return _checked(path, self.value(path), 0, most)
 
     def count(self, *paths: str) -> int | None:
-        """Return the number as a count of tokens."""
+        """Return the number as a count of tokens or requests, None if there is none."""
         value = self.number(*paths, most=_MOST_TOKENS)
         return None if value is None else int(value)
 
     def numbers(self, path: str) -> list[float] | None:
         """Return the list of numbers, None if there is none."""
-        values = self.first(path)[1]
-        if values is None:
-            return None
-        if not isinstance(values, list):
-            raise RecordError(f"{self._name}{path} is {_shown(values)} and no list: {_AGAIN}")
-        return [self._checked(f"{path}[{place}]", value, 0, LAST_S) for place, value in enumerate(values)]
-
-    def _checked(self, path: str, value: Any, least: float, most: float) -> Any:
-        if type(value) in (int, float) and least <= value <= most:
-            return value
-        limits = f"limits {least:g} and {most:.10g}"
-        raise RecordError(f"{self._name}{path} is {_shown(value)}, {limits}: {_AGAIN}")
+        values = self.value(path)
+        if not isinstance(values, list | None):
+            raise RecordError(f"{path} is {values!r:.40} and no list: run it again")
+        return values and [_checked(f"{path}[{place}]", value, 0, LAST_S) for place, value in enumerate(values)]
 
 
-def rows_in(contents: Sequence[Any]) -> list[Row]:
-    """Return a row for each request in a list."""
-    return [Row(content, f"request {place}") for place, content in enumerate(contents, 1)]
+def _checked(path: str, value: Any, least: float, most: float) -> Any:
+    if type(value) in (int, float) and least <= value <= most:
+        return value
+    shown = "null" if value is None else f"{value!r:.40}"
+    raise RecordError(f"{path} is {shown}, limits {least:g} and {most:.10g}: run it again")
 
 
-def _shown(value: Any) -> str:
-    text = "null" if value is None else repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+def requests_table(contents: Sequence[Any], columns_of: Callable[[int, Row], Mapping[str, Any]]) -> pa.Table:
+    """Return the columns of each request, by its place and content, as a table with the schema REQUESTS.
 
-
-def requests_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return requests, each with some of the columns of REQUESTS, as a table; null elsewhere."""
-    shortened = [{**row, "error": (row.get("error") or "")[:_LONGEST_ERROR] or None} for row in rows]
-    return pa.Table.from_pylist(shortened, schema=REQUESTS)
+    Raises RecordError, which names the request.
+    """
+    rows = []
+    for place, content in enumerate(contents):
+        try:
+            row = columns_of(place, Row(content))
+        except RecordError as error:
+            raise RecordError(f"request {place + 1}: {error}") from None
+        rows.append({**row, "error": (row.get("error") or "")[:_LONGEST_ERROR] or None})
+    return pa.Table.from_pylist(rows, schema=REQUESTS)
 
 
 def ns(seconds: float | None) -> int | None:

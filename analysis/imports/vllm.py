@@ -7,19 +7,13 @@ sent. Times are seconds of Python's performance counter.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from analysis.imports.result import (
-    CLOSED_LOOP,
-    LAST_S,
-    Result,
-    Row,
-    ns,
-    offsets_ns,
-    requests_table,
-    rows_in,
-)
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.imports.result import CLOSED_LOOP, LAST_S, SECOND, Result, Row, ns, offsets_ns, requests_table
 from analysis.records.plain_values import number, text_of
 from analysis.records.tables import RecordError
 from analysis.wording import counted
@@ -52,16 +46,17 @@ def result_of(document: Mapping[str, Any]) -> Result:
         listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise RecordError(f"has lists of unequal lengths ({listed}): {_AGAIN}")
     contents = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-    requests = [_request(place, row) for place, row in enumerate(rows_in(contents))]
+    requests = requests_table(contents, _columns)
     pace, open_loop = _pace(document, requests)
-    for request in requests:
-        request["scheduled_ns"] = request["scheduled_ns"] if open_loop else None
-    ok = sum(request["status"] == "OK" for request in requests)
+    if not open_loop:
+        place = requests.schema.get_field_index("scheduled_ns")
+        requests = requests.set_column(place, requests.schema.field(place), pa.nulls(len(requests), pa.int64()))
+    ok = pc.sum(pc.equal(requests.column("status"), "OK")).as_py() or 0
     completed = number(document.get("completed"))
     contradiction = f"says that {counted(completed or 0, 'request')} completed, and {ok} did by its lists"
     return Result(
         tool=TOOL,
-        requests=requests_table(requests),
+        requests=requests,
         pace=pace,
         open_loop=open_loop,
         concurrency=Row(document).count("max_concurrency") or None,
@@ -72,9 +67,9 @@ def result_of(document: Mapping[str, Any]) -> Result:
     )
 
 
-def _request(place: int, row: Row) -> dict[str, Any]:
-    """Return the request; times are those of the counter."""
-    first, pieces, error = row.number("ttfts") or 0.0, row.numbers("itls"), row.first("errors")[1]
+def _columns(place: int, row: Row) -> dict[str, Any]:
+    """Return the columns of the request; times are those of the counter."""
+    first, pieces, error = row.number("ttfts") or 0.0, row.numbers("itls"), row.value("errors")
     took = row.number("latencies")
     # Without latencies (vLLM before 0.32) an answer ends with its last piece.
     took = first + sum(pieces or ()) if took is None else max(took, first)
@@ -95,7 +90,7 @@ def _request(place: int, row: Row) -> dict[str, Any]:
     }
 
 
-def _pace(document: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
+def _pace(document: Mapping[str, Any], requests: pa.Table) -> tuple[str, bool]:
     """Return how requests were sent, and whether in an open loop. Without a schedule, latency counts from the send."""
     limit = number(document.get("max_concurrency"))
     under_way = "" if limit is None else counted(limit, "request")
@@ -103,8 +98,8 @@ def _pace(document: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) ->
     if unpaced and document.get("ramp_up_strategy") is None:
         if limit is not None:
             return f"{TOOL} kept {under_way} under way and sent the next when one ended {CLOSED_LOOP}.", False
-        due_ns = [request["scheduled_ns"] or request["sent_ns"] for request in requests if request["sent_ns"]]
-        spread_s = (max(due_ns) - min(due_ns)) / 1e9 if due_ns else 0.0
+        due = pc.min_max(pc.coalesce(requests.column("scheduled_ns"), requests.column("sent_ns"))).as_py()
+        spread_s = ((due["max"] or 0) - (due["min"] or 0)) / SECOND
         if spread_s < _AT_ONCE_SHARE * (number(document.get("duration")) or math.inf):
             how = "sent every request at once (request_rate inf)"
             return f"{TOOL} {how}: they waited for each other, as in no traffic.", False

@@ -50,8 +50,8 @@ def _gate(gate: Gate) -> dict[str, Any]:
         last = {name: _finite(getattr(path, name)[-1]) for name in last}
     return {
         **{name: getattr(gate, name) for name in ("arm", "gate", "kind", "verdict", "reason")},
-        "unit": gate.path_unit,
-        "limit": gate.path_limit,
+        "unit": "pct" if gate.is_share else gate.unit,
+        "limit": gate.limit if path is None else path.limit,
         **last,
         "value": last["value"] if gate.is_share else gate.value,
         **{name: getattr(path, name, None) for name in ("decided_s", "outlook_s")},

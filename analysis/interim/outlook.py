@@ -60,9 +60,7 @@ def analyse(run: Run) -> Interim:
     seen = judge(run, at_end=False)
     limits = run.limits
     # No step of a ramp can wait for the end of the run.
-    to_the_end = ramp_of(run) is None and (
-        bool(run.cold_targets) or limits.min_goodput_ratio is not None or limits.max_memory_ratio is not None
-    )
+    to_the_end = ramp_of(run) is None and (limits.min_goodput_ratio is not None or limits.max_memory_ratio is not None)
     arms = []
     for arm in run.treatments:
         own = [gate for gate in seen.gates if gate.arm == arm]

@@ -15,17 +15,16 @@ from analysis.checks.table import checks_of_run
 from analysis.judging.comparisons import Comparisons, comparisons
 from analysis.judging.gates import Gate
 from analysis.judging.gates.compiles import CompileFacts, compile_facts, compile_gates, eager_gates
-from analysis.judging.gates.goodput import goodput_gates
 from analysis.judging.gates.latency import latency_gate, with_needed
 from analysis.judging.gates.memory import memory_gates
-from analysis.judging.gates.objectives import death_gates, error_gates, objective_gate, refused_gates
+from analysis.judging.gates.objectives import death_gates, error_gates, goodput_gates, objective_gate, refused_gates
 from analysis.judging.gates.parity import parity_gates
 from analysis.judging.load_steps import goodput_gate, holding_of, is_search, steps_of
 from analysis.judging.ramp_account import ramp_gate, ramp_of
 from analysis.judging.verdict import Advice, advise, combined, headline
 from analysis.run.client_stalls import ArmStalls, client_stalls
 from analysis.run.machine_records import MachineRecords
-from analysis.run.memory import RunMemory, memory_of
+from analysis.run.memory import Peaks, memory_of
 from analysis.run.run import Run
 from analysis.statistics.compare import Comparison
 
@@ -37,10 +36,10 @@ class Judgement:
     steady: tuple[Comparison, ...]  # those that gate
     secondary: tuple[Comparison, ...]  # all others, of every phase
     by_machine: tuple[Comparison, ...]  # those that gate, of each machine by itself where there are several
-    facts: Mapping[str, Mapping[str, CompileFacts]]  # of all that an arm served (""), its cold starts, and "steady"
+    facts: Mapping[str, CompileFacts]
     stalls: Mapping[str, ArmStalls]  # of every arm, as clients see them
-    memory: RunMemory
-    slo: Mapping[str, tuple[Gate, ...]]  # of every arm, the control included, before the checks; cold targets last
+    memory: Mapping[str, Peaks]
+    slo: Mapping[str, tuple[Gate, ...]]  # of every arm, the control included, before the checks
     gates: tuple[Gate, ...]  # of the treatments, after the checks
     checks: tuple[Check, ...]
     machines: MachineRecords
@@ -55,7 +54,7 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
     """The judgement on the run. The same records and seed give an equal one.
 
     `given` checks replace those of the same name, as where two runs are compared. An interim analysis (`at_end` False)
-    leaves out what decides nothing, and what only the whole run decides: goodput, cold starts, and memory but for a
+    leaves out what decides nothing, and what only the whole run decides: goodput, and memory but for a
     ramp's, whose peak is one observation of a start.
     """
     # A search drives the arms past what they hold, so their latency over the whole run means nothing.
@@ -64,11 +63,10 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
     stalls = client_stalls(run.requests, run.arms)
     checks, machines = checks_of_run(run, compared, stalls, at_end=at_end)
     checks = [*(check for check in checks if check.check not in {own.check for own in given}), *given]
-    facts = {arm: {part: compile_facts(run, arm, part) for part in ("", "cold", "steady")} for arm in run.arms}
+    facts = {arm: compile_facts(run, arm) for arm in run.arms}
     memory = memory_of(run)
-    targets = (*run.targets, *run.cold_targets) if at_end else run.targets
     ramp = ramp_of(run)
-    slo = {arm: tuple(objective_gate(run, arm, target) for target in targets) for arm in run.arms}
+    slo = {arm: tuple(objective_gate(run, arm, target) for target in run.targets) for arm in run.arms}
     steps = steps_of(run) if search else []
     raw: list[Gate] = []
     for arm in run.treatments:

@@ -207,7 +207,7 @@ def _reason(item: Comparison, path: Path) -> str:
 
 def share_tests(run: Run) -> int:
     """Return how many shares may FAIL: the objectives and the errors of each treatment."""
-    return max(1, len(run.treatments)) * (len(run.targets) + len(run.cold_targets) + 1)
+    return max(1, len(run.treatments)) * (len(run.targets) + 1)
 
 
 def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tuple[ShareResult, Path]:
@@ -251,7 +251,6 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
         verdict=path.outcome or "INCONCLUSIVE",
         blocks=blocks,
         needed_blocks=needed if lacks and evidence.safe(alpha=alpha)[-1:].all() else None,
-        slowest_ms=float(counted.ms.max()) if len(counted.ms) and not bad.any() else None,
     )
     return result, path
 

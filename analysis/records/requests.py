@@ -64,7 +64,7 @@ class Requests:
     token_times: Codes  # how many times of tokens are recorded
     uncounted: Bools  # completed, and the number of its tokens is not recorded
     request_ids: pa.ChunkedArray
-    session_ids: pa.ChunkedArray
+    session: Codes  # equal for requests of one session, -1 where there is none; below the rows that were read
     repeated: int  # rows dropped because their request id was already there
 
     def __len__(self) -> int:
@@ -127,75 +127,123 @@ def requests_of(
                 f"{counted(nameless, 'request')} {'names' if nameless == 1 else 'name'} no arm: fill the column arm"
             )
         table = table.filter(table.column("arm").is_valid())  # see `misplaced_requests`
+    rows = table.num_rows
     unique = _first_of_each(table)
-    repeated = 0
-    if unique is not None:
-        repeated = table.num_rows - int(unique.sum())
-        table = table.filter(pa.array(unique))
+    table = table if unique is None else table.filter(pa.array(unique))
+    repeated = rows - table.num_rows
     # Each column is let go of when it was cut, so that memory holds it once.
-    columns = dict(zip(table.column_names, table.columns, strict=True))
-    del table, unique
-    gaps, offsets, times, backwards = _token_gaps(columns.pop("token_ns"))  # first, as it is the longest
-    arm, arms = codes(columns.pop("arm"))
-    rows = len(arm)
-    replica, replicas = codes(columns.pop("replica"))
-    trial = integers(columns.pop("trial"), 1)
-    pair = groups(columns.pop("pair_id"))
-    scheduled = moments(columns.pop("scheduled_ns"))
-    sent = moments(columns.pop("sent_ns"))
-    first = moments(columns.pop("first_token_ns"))
-    end = moments(columns.pop("end_ns"))
-    status, statuses = codes(columns.pop("status"))
-    completed = is_named(status, statuses, "OK")
-    has_schedule, unended, seen = scheduled > 0, end <= 0, first > 0
-    start = scheduled if has_schedule.all() else np.where(has_schedule, scheduled, sent)
-    del scheduled
-    at_the_end = np.zeros(rows, dtype=np.bool_)
+    recorded = dict(zip(table.column_names, table.columns, strict=True))
+    del table
+    columns = _columns(recorded)
+    columns |= _states(recorded, columns, ends_ns or {}, cut_short)
+    columns |= _latencies(columns, columns.pop("seen"), deadline_ms, tokens=tokens)
+    return Requests(**columns, deadline_ms=deadline_ms, repeated=repeated)
+
+
+def _columns(recorded: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Requests` that are recorded as they are, and take their columns from `recorded`."""
+    gaps, offsets, times, backwards = _token_gaps(recorded.pop("token_ns"))  # first, as it is the longest
+    arm, arms = codes(recorded.pop("arm"))
+    replica, replicas = codes(recorded.pop("replica"))
+    phase, phases = codes(recorded.pop("phase"))
+    scheduled, sent = moments(recorded.pop("scheduled_ns")), moments(recorded.pop("sent_ns"))
+    has_schedule = scheduled > 0
+    counts = recorded.pop("output_tokens")
+    return {
+        "arms": arms,
+        "arm": arm,
+        "replicas": replicas,
+        "replica": replica,
+        "trial": integers(recorded.pop("trial"), 1),
+        "pair": groups(recorded.pop("pair_id")),
+        "session": groups(recorded.pop("session_id")),
+        "request_ids": recorded.pop("request_id"),
+        "measured": ~is_named(phase, phases, "rampup"),
+        "start_ns": scheduled if has_schedule.all() else np.where(has_schedule, scheduled, sent),
+        "scheduled": has_schedule,
+        "sent_ns": sent,
+        "first_ns": moments(recorded.pop("first_token_ns")),
+        "end_ns": moments(recorded.pop("end_ns")),
+        "prompt_tokens": integers(recorded.pop("prompt_tokens"), -1),
+        "max_tokens": integers(recorded.pop("max_tokens"), -1),
+        "output_tokens": np.maximum(integers(counts, 0), 0),
+        "uncounted": counts.is_null().to_numpy(),
+        "stall_ns": integers(recorded.pop("compile_stall_ns"), -1),
+        "gaps_ms": gaps,
+        "gap_offsets": offsets,
+        "token_times": times,
+        "broken": backwards,
+    }
+
+
+def _states(
+    recorded: dict[str, Any], columns: Mapping[str, Any], planned_ns: Mapping[int, int], cut_short: Collection[int]
+) -> dict[str, Any]:
+    """Return how each request ended, and whether it has a first token (`seen`).
+
+    `end_ns` is the end of its trial where none is recorded.
+    """
+    status, statuses = codes(recorded.pop("status"))
+    error, errors = codes(recorded.pop("error"))
+    trial, start, first, end = (columns[name] for name in ("trial", "start_ns", "first_ns", "end_ns"))
+    completed, unended, seen = is_named(status, statuses, "OK"), end <= 0, first > 0
+    at_the_end = np.zeros(len(trial), dtype=np.bool_)
     if not completed.all() or unended.any():
-        last = _last_ends(trial, start, end, ends_ns or {})
+        last = _last_ends(trial, start, end, planned_ns)
         end = np.where(unended, np.maximum(last, start), end)
         at_the_end = end >= last - _CUT_SLACK_NS
-        del last
-    stall = integers(columns.pop("compile_stall_ns"), -1)
-    output = integers(columns["output_tokens"], 0)
-    if rows and output.min() < 0:
-        output = np.maximum(output, 0)
-    broken = (unended & completed) | (start <= 0) | (end < start) | (end > _LAST_NS)
+    broken = columns["broken"] | (unended & completed) | (start <= 0) | (end < start) | (end > _LAST_NS)
     broken |= seen & ((first < start) | (first > end))
-    broken |= stall > end - start + _STALL_SLACK_NS  # no stall is longer than its request
-    age, ttft = (end - start) / 1e6, (first - start) / 1e6
-    tpot = (end - first) / 1e6 / np.maximum(output - 1, 1)
+    broken |= columns["stall_ns"] > end - start + _STALL_SLACK_NS  # no stall is longer than its request
     cut = (is_named(status, statuses, "CANCELLED") & at_the_end) | (unended & ~completed)
     if cut_short:
         cut |= np.isin(trial, list(cut_short)) & at_the_end & is_named(status, statuses, "UNAVAILABLE")
-    refused = is_named(status, statuses, "FAILED_PRECONDITION")
-    shed = is_named(status, statuses, "RESOURCE_EXHAUSTED") | is_named(status, statuses, "DEADLINE_EXCEEDED")
-    del status, at_the_end
-    counts = columns.pop("output_tokens")
-    uncounted = completed & counts.is_null().to_numpy() if counts.null_count else np.zeros(rows, dtype=np.bool_)
-    hollow = completed & _hollow(counts, columns.pop("error"), output)
+    uncounted = completed & columns["uncounted"]
+    # An answer that is OK holds a token, by a count that is there, and names no error.
+    empty = columns["output_tokens"] == 0
+    hollow = (empty & ~columns["uncounted"]) | ((error >= 0) & ~is_named(error, errors, ""))
+    seen &= ~(completed & hollow & empty)
     completed &= ~hollow
-    seen &= ~(hollow & (output == 0))
-    broken |= backwards
-    if len(gaps):
+    if len(columns["gaps_ms"]):
         # No answer ends before its last token.
-        broken |= completed & seen & (_sums(gaps, offsets) > (end - first) / 1e6 + _STAMP_SLACK_MS)
+        streamed_ms = _sums(columns["gaps_ms"], columns["gap_offsets"])
+        broken |= completed & seen & (streamed_ms > (end - first) / 1e6 + _STAMP_SLACK_MS)
     cut &= ~broken
     ok = completed & ~cut & ~broken
     failed = ~(ok | cut | broken)
-    del completed, hollow, backwards, counts
+    shed = is_named(status, statuses, "RESOURCE_EXHAUSTED") | is_named(status, statuses, "DEADLINE_EXCEEDED")
+    return {
+        "end_ns": end,
+        "ok": ok,
+        "failed": failed,
+        "shed": failed & shed,
+        "refused": failed & is_named(status, statuses, "FAILED_PRECONDITION"),
+        "cut": cut,
+        "broken": broken,
+        "uncounted": uncounted,
+        "seen": seen,
+    }
 
+
+def _latencies(
+    columns: Mapping[str, Any], seen: Bools, deadline_ms: float | None, *, tokens: bool
+) -> dict[str, Floats]:
+    """Return the latencies in ms, NaN where undefined."""
+    arm, ok, cut, failed, broken = (columns[name] for name in ("arm", "ok", "cut", "failed", "broken"))
+    start, first, end, output = (columns[name] for name in ("start_ns", "first_ns", "end_ns", "output_tokens"))
+    gaps, offsets = columns["gaps_ms"], columns["gap_offsets"]
+    age, ttft = (end - start) / 1e6, (first - start) / 1e6
+    tpot = (end - first) / 1e6 / np.maximum(output - 1, 1)
     age[broken] = math.nan
     ttft[~seen | broken] = math.nan
-    unseen = ok & ~seen
-    if unseen.any():
+    if (unseen := ok & ~seen).any():
         # No first token was seen of these, while the arm's others have one: it came with the last at the latest. In
         # records of other tools no answer of an arm may have one, which is no evidence.
-        known = np.bincount(arm[ok & seen], minlength=len(arms)) > 0
+        known = np.bincount(arm[ok & seen], minlength=len(columns["arms"])) > 0
         late = unseen & known[arm]
         ttft[late] = age[late]
     tpot[~(ok & seen & (output > 1))] = math.nan
-    max_itl = np.full(rows, math.nan)
+    max_itl = np.full(len(arm), math.nan)
     if len(gaps):
         has_gaps = np.diff(offsets) > 0
         max_itl[has_gaps] = np.maximum.reduceat(gaps, offsets[:-1][has_gaps])
@@ -211,57 +259,9 @@ def requests_of(
         for metric in (e2e, tpot, max_itl):
             metric[failed] = penalty
         ttft[failed & ~seen] = penalty[~seen[failed]]
-
     if not tokens:
-        ttft = tpot = max_itl = np.full(rows, math.nan)
-    phase, phases = codes(columns.pop("phase"))
-    return Requests(
-        deadline_ms=deadline_ms,
-        arms=arms,
-        arm=arm,
-        replicas=replicas,
-        replica=replica,
-        trial=trial,
-        pair=pair,
-        start_ns=start,
-        scheduled=has_schedule,
-        sent_ns=sent,
-        first_ns=first,
-        end_ns=end,
-        ok=ok,
-        failed=failed,
-        shed=failed & shed,
-        refused=failed & refused,
-        cut=cut,
-        broken=broken,
-        measured=~is_named(phase, phases, "rampup"),
-        ttft_ms=ttft,
-        e2e_ms=e2e,
-        tpot_ms=tpot,
-        max_itl_ms=max_itl,
-        prompt_tokens=integers(columns.pop("prompt_tokens"), -1),
-        max_tokens=integers(columns.pop("max_tokens"), -1),
-        output_tokens=output,
-        stall_ns=stall,
-        gaps_ms=gaps,
-        gap_offsets=offsets,
-        token_times=times,
-        uncounted=uncounted,
-        request_ids=columns.pop("request_id"),
-        session_ids=columns.pop("session_id"),
-        repeated=repeated,
-    )
-
-
-def _hollow(counts: pa.ChunkedArray, error: pa.ChunkedArray, output: Codes) -> Bools:
-    """Which answers have nothing in them: no token, by a count that is there, or an error."""
-    hollow: Bools = output <= 0
-    if counts.null_count:
-        hollow &= counts.is_valid().to_numpy()
-    if error.null_count < len(error):
-        named, errors = codes(error)
-        hollow |= (named >= 0) & ~is_named(named, errors, "")
-    return hollow
+        ttft = tpot = max_itl = np.full(len(arm), math.nan)
+    return {"ttft_ms": ttft, "e2e_ms": e2e, "tpot_ms": tpot, "max_itl_ms": max_itl}
 
 
 def _sums(gaps: npt.NDArray[np.float32], offsets: Ints) -> Floats:

@@ -161,7 +161,7 @@ def _documents(files: _Files) -> RecordedRun:
         of_import = (info or {}).get("problems")
         files.problems += map(str, of_import) if isinstance(of_import, list) else []
         infos.append(info)
-    numbers = [_trial_number(info or {}, *trial) for trial, info in zip(enumerate(folders, 1), infos, strict=True)]
+    numbers = [_trial_number(folder, position) for position, folder in enumerate(folders, start=1)]
     return RecordedRun(
         directory=directory,
         name=files.name or directory.resolve().name,
@@ -176,12 +176,9 @@ def _documents(files: _Files) -> RecordedRun:
     )
 
 
-def _trial_number(info: Mapping[str, Any], position: int, folder: Path) -> int:
-    given = info.get("trial")
-    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 31:
-        return given
+def _trial_number(folder: Path, position: int) -> int:
     name = folder.name.removeprefix("trial-")
-    return int(name) if name.isdecimal() else position
+    return int(name) if name.isdecimal() and len(name) < 10 else position
 
 
 # --- Records ----------------------------------------------------------------------------------------------------------

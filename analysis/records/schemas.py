@@ -14,7 +14,6 @@ REQUESTS = pa.schema(
     [
         ("request_id", pa.string()),
         ("session_id", pa.string()),
-        ("turn", pa.int32()),
         ("trial", pa.int32()),
         ("arm", pa.string()),
         ("replica", pa.string()),
@@ -29,14 +28,8 @@ REQUESTS = pa.schema(
         ("max_tokens", pa.int32()),  # null, as the next two, for an embedding: it has no tokens
         ("output_tokens", pa.int32()),
         ("token_ns", pa.list_(pa.int64())),  # offsets from sent_ns, one per token
-        ("queue_ns", pa.int64()),
-        ("prefill_ns", pa.int64()),
-        ("decode_ns", pa.int64()),
         ("compile_stall_ns", pa.int64()),
         ("batch_id", pa.int64()),
-        ("batch_size", pa.int32()),
-        ("padded_batch", pa.int32()),
-        ("padded_length", pa.int32()),
         ("server_recv_ns", pa.int64()),
         ("server_end_ns", pa.int64()),
         ("phase", pa.string()),  # rampup | measure
@@ -172,15 +165,10 @@ EVENT_KINDS: Final[Mapping[str, str]] = {
 }
 
 # What judging reads of a request; a name that many requests share is kept once.
-_SHARED_NAME = pa.dictionary(pa.int32(), pa.string())
+_UNREAD = ("server_recv_ns", "server_end_ns")
 _SHARED_NAMES = ("arm", "replica", "status", "error", "phase")
 JUDGED_REQUESTS = pa.schema(
-    [
-        pa.field(name, _SHARED_NAME if name in _SHARED_NAMES else REQUESTS.field(name).type)
-        for name in (
-            *("request_id", "session_id", "trial", "arm", "replica", "pair_id", "scheduled_ns", "sent_ns"),
-            *("first_token_ns", "end_ns", "status", "error", "prompt_tokens", "max_tokens", "output_tokens"),
-            *("token_ns", "compile_stall_ns", "phase"),
-        )
-    ]
+    field.with_type(pa.dictionary(pa.int32(), pa.string())) if field.name in _SHARED_NAMES else field
+    for field in REQUESTS
+    if field.name not in _UNREAD
 )

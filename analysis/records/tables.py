@@ -13,9 +13,7 @@ import io
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
@@ -30,7 +28,7 @@ CUT_OFF = "is cut off at its end"
 NOT_AS_WRITTEN = "is not as it was written: its rows are not used"
 
 _END_LINE = re.compile(rb"\nrows ([0-9]{12}) crc32 ([0-9a-f]{8})\n\Z")
-_END_LINE_BYTES = len(b"\nrows 000000000000 crc32 00000000\n")
+END_LINE_BYTES = len(b"\nrows 000000000000 crc32 00000000\n")
 _LARGEST_INT = 9.2e18
 _ROWS_AT_ONCE = 1 << 16  # of Parquet
 _BYTES_AT_ONCE = 1 << 24
@@ -77,32 +75,23 @@ class Checksum:
         return b"%s%s%08x\n" % (END_OF_STREAM, line, zlib.crc32(END_OF_STREAM + line, self._crc32))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileEnd:
-    """What the last line of a file states."""
+def read_end(path: Path) -> tuple[int, bool] | None:
+    """Return the rows that the last line of the file states, and whether its checksum is right; None without that line.
 
-    rows: int
-    size: int  # bytes before the line
-    crc32: int  # of these bytes and of the line up to the sum
-
-    def agrees_with(self, path: Path) -> bool:
-        """Return whether the file at `path` is as stated. Raises OSError."""
-        left = self.size + len(b"\nrows 000000000000 crc32 ")
-        crc32 = 0
-        with path.open("rb") as file:
-            while left and (piece := file.read(min(left, _BYTES_AT_ONCE))):
-                crc32 = zlib.crc32(piece, crc32)
-                left -= len(piece)
-        return crc32 == self.crc32
-
-
-def read_end(path: Path) -> FileEnd | None:
-    """Return what the last line of the file states; None if it has none. Raises OSError."""
-    size = max(0, path.stat().st_size - _END_LINE_BYTES)
+    Raises OSError.
+    """
+    size = max(0, path.stat().st_size - END_LINE_BYTES)
     with path.open("rb") as file:
         file.seek(size)
         line = _END_LINE.match(file.read())
-    return None if line is None else FileEnd(rows=int(line[1]), size=size, crc32=int(line[2], 16))
+        if line is None:
+            return None
+        crc32, left = 0, size + line.start(2)
+        file.seek(0)
+        while left and (piece := file.read(min(left, _BYTES_AT_ONCE))):
+            crc32 = zlib.crc32(piece, crc32)
+            left -= len(piece)
+    return int(line[1]), crc32 == int(line[2], 16)
 
 
 # --- Writing ----------------------------------------------------------------------------------------------------------
@@ -158,9 +147,7 @@ class RecordWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -233,7 +220,7 @@ def _arrow_tables(path: Path, schema: pa.Schema | None, problems: list[str]) -> 
     end = read_end(path)
     if end is None:
         problems.append(CUT_OFF)
-    elif not end.agrees_with(path):
+    elif not end[1]:
         problems.append(NOT_AS_WRITTEN)
         return
     batches: list[pa.RecordBatch] = []
@@ -249,8 +236,8 @@ def _arrow_tables(path: Path, schema: pa.Schema | None, problems: list[str]) -> 
                 batches, waiting = [], 0
     if batches:
         yield pa.Table.from_batches(batches).combine_chunks()
-    if end is not None and rows != end.rows:
-        raise ValueError(f"{rows} of {end.rows} rows")
+    if end is not None and rows != end[0]:
+        raise ValueError(f"{rows} of {end[0]} rows")
 
 
 def _whole_batches(file: pa.NativeFile, schema: pa.Schema | None, *, torn: bool) -> Iterator[pa.RecordBatch]:

@@ -16,7 +16,8 @@ from analysis.run.trials import Trial
 
 _UNWATCHED = 0.1  # of the traffic, at either end, that samples may miss
 
-DEVICE_FIGURES = ("device", "card", "reserved")
+Peaks = Mapping[str, Mapping[int, float]]
+"""Bytes by figure and trial. Figures that are not known are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,83 +27,69 @@ class Figure:
     kind: str
     column: str
     name: str
+    on_device: bool = False
 
 
-# In the order in which they are compared: all that an arm takes of its device first, and what is on the host last.
+# In the order in which they are compared.
 FIGURES = {
-    "device": Figure(kind="process", column="device_memory_bytes", name="device memory of the process"),
-    "card": Figure(kind="device", column="memory_bytes", name="memory in use on its card"),
-    "reserved": Figure(kind="allocator", column="reserved_bytes", name="memory that the allocator keeps"),
-    "allocated": Figure(kind="allocator", column="peak_bytes", name="memory in tensors"),
+    "device": Figure(kind="process", column="device_memory_bytes", name="device memory of the process", on_device=True),
+    "card": Figure(kind="device", column="memory_bytes", name="memory in use on its card", on_device=True),
+    "reserved": Figure(
+        kind="allocator", column="reserved_bytes", name="memory that the allocator keeps", on_device=True
+    ),
     # The engine's own first: of a process with descendants, a page that several share counts for each.
     "engine": Figure(kind="allocator", column="memory_bytes", name="resident memory of the engine"),
     "process": Figure(kind="process", column="memory_bytes", name="resident memory of the process"),
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunMemory:
-    """What is known of the memory of all arms: peaks by arm, figure and trial. Figures that are not known are left
-    out."""
-
-    arms: Mapping[str, Mapping[str, Mapping[int, float]]]
-    on_card: frozenset[str]  # arms on a GPU
-
-    def shared_figure(self, arm: str, other: str) -> str | None:
-        """The first figure that is known of both arms and says what they take; None where there is none.
-
-        Of an arm on a card the memory of the host is no answer.
-        """
-        figures = DEVICE_FIGURES if {arm, other} & self.on_card else tuple(FIGURES)
-        return next((name for name in figures if name in self.arms[arm] and name in self.arms[other]), None)
-
-
-def memory_of(run: Run) -> RunMemory:
-    """The memory of every arm that tailgate started, during the traffic of its trials.
+def memory_of(run: Run) -> dict[str, Peaks]:
+    """The peaks of every managed arm during the traffic of its trials; of an arm on a card those of the card alone.
 
     The process that listens for an external arm may be a proxy, and the memory of its cards is not sampled.
     """
     watched = Samples(run.records.bed)
-    samples = {
-        kind: [rows for trial in run.trials for rows in watched.of(kind, trial)]
-        for kind in ("process", "device", "allocator")
-    }
-    arms = {}
+    kinds = {figure.kind for figure in FIGURES.values()}
+    samples = {kind: [(trial, rows) for trial in run.trials for rows in watched.of(kind, trial)] for kind in kinds}
+    on_card = {arm for trial in run.trials for arm, name in devices_of(trial).items() if name.startswith("cuda")}
+    arms: dict[str, Peaks] = {}
     for arm in run.arms:
         figures = {} if run.account(arm).external else FIGURES
-        peaks = {name: _peaks(run, arm, figure, samples[figure.kind]) for name, figure in figures.items()}
-        arms[arm] = {name: own for name, own in peaks.items() if own}
-    on_card = {arm for trial in run.trials for arm, name in devices_of(trial).items() if name.startswith("cuda")}
-    on_card |= {arm for arm, figures in arms.items() if any(name in figures for name in DEVICE_FIGURES)}
-    return RunMemory(arms=arms, on_card=frozenset(on_card))
+        known = {
+            name: peaks for name, figure in figures.items() if (peaks := _peaks(arm, figure, samples[figure.kind]))
+        }
+        if arm in on_card or any(FIGURES[name].on_device for name in known):
+            known = {name: peaks for name, peaks in known.items() if FIGURES[name].on_device}
+        arms[arm] = known
+    return arms
 
 
-def _peaks(run: Run, arm: str, figure: Figure, samples: Sequence[Rows]) -> dict[int, float]:
-    peaks = {}
-    for trial in run.trials:
-        card = alone_on(trial, arm) if figure.kind == "device" else None
-        own = [
-            item
-            for item in samples
-            if item.trial == trial.number
-            and (item.arm == arm if figure.kind != "device" else item.host == RUN_HOST and item.name == card)
-        ]
-        known = [peak for item in own if (peak := peak_of(item, figure, trial)) is not None]
-        if known:
-            peaks[trial.number] = max(known)
+def shared_figure(own: Peaks, other: Peaks) -> str | None:
+    """The first figure that is known of both; None where there is none."""
+    return next((name for name in FIGURES if name in own and name in other), None)
+
+
+def _peaks(arm: str, figure: Figure, samples: Sequence[tuple[Trial, Rows]]) -> dict[int, float]:
+    peaks: dict[int, float] = {}
+    for trial, rows in samples:
+        of_card = rows.host == RUN_HOST and rows.name == alone_on(trial, arm)
+        if of_card if figure.kind == "device" else rows.arm == arm:
+            peak = peak_of(rows, figure, trial)
+            if peak is not None:
+                peaks[trial.number] = max(peak, peaks.get(trial.number, 0.0))
     return peaks
 
 
-def peak_of(item: Rows, figure: Figure, trial: Trial) -> float | None:
-    """The most that was held during the traffic; None where the samples begin late or end early.
+def peak_of(rows: Rows, figure: Figure, trial: Trial) -> float | None:
+    """The most that was held during the traffic; None where the samples begin late or end early, or show none.
 
     A card that other processes use too says nothing of the arm.
     """
     start, end = trial.start_ns, trial.end_ns
-    at_ns, values = item.known(figure.column, start, end)
+    at_ns, values = rows.known(figure.column, start, end)
     slack = _UNWATCHED * (end - start)
     if not values.size or at_ns[0] > start + slack or at_ns[-1] < end - slack:
         return None
-    if figure.kind == "device" and item.known("foreign_processes", start, end)[1].any():
+    if figure.kind == "device" and rows.known("foreign_processes", start, end)[1].any():
         return None
-    return float(values.max())
+    return float(values.max()) or None

@@ -29,7 +29,7 @@ from analysis.run.slo import parse_goodput
 from analysis.run.trials import SECOND, Trial, block_numbers, planned_ends, trials_of
 from analysis.settings.gate_limits import GateLimits, usual_for
 from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS, task_of
-from analysis.settings.slo_targets import SloTarget, parse_cold, parse_slo
+from analysis.settings.slo_targets import SloTarget, parse_slo
 from analysis.statistics.quantiles import quantile
 
 
@@ -41,7 +41,6 @@ class Run:
     seed: int
     limits: GateLimits
     targets: tuple[SloTarget, ...]
-    cold_targets: tuple[SloTarget, ...]  # for the first traffic after ready alone
     goodput_targets: tuple[SloTarget, ...]  # what each request must meet to be good; the SLO's limits by default
     attainment: float | None  # the share of requests that must be good; None without such a target
     design: str
@@ -112,7 +111,6 @@ class Run:
             seed=abs(seed),
             limits=limits,
             targets=targets,
-            cold_targets=parse_cold(table(experiment, "slo")),
             goodput_targets=goodput or targets,
             attainment=attainment,
             design=design,
@@ -308,10 +306,9 @@ class Run:
         """Sessions that the arm got, since the splitter places sessions; a request without one counts by itself. With
         `rows`, those that have a request among them."""
         own = self.of_arm(arm) if rows is None else self.of_arm(arm) & rows
-        names = self.requests.session_ids.filter(pa.array(own))
-        sessions = pa.table({"trial": self.requests.trial[own], "session": names})
-        known = sessions.filter(names.is_valid())
-        return int(known.group_by(["trial", "session"]).aggregate([]).num_rows + names.null_count)
+        session, trial = self.requests.session[own], self.requests.trial[own].astype(np.int64)
+        known = session >= 0
+        return len(np.unique(trial[known] * len(own) + session[known])) + int((~known).sum())
 
     def account(self, arm: str) -> ArmAccount:
         """What the experiment and the trials say of the arm."""

@@ -23,8 +23,7 @@ from analysis.statistics.distributions import beta_quantile
 from analysis.statistics.quantiles import quantile
 from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, design_effect_of, is_far
 
-_COLD_AS = 18  # as many blocks cold starts count as
-_FEWEST_FOR_FAIL = 3  # one or two bad requests may be bad luck
+_FEWEST_FOR_FAIL = 3  # one or two bad requests may be chance
 
 
 def parse_goodput(table: Mapping[str, Any]) -> tuple[tuple[SloTarget, ...], float | None]:
@@ -136,7 +135,6 @@ class ShareResult:
     verdict: str
     blocks: int = 0
     needed_blocks: int | None = None
-    slowest_ms: float | None = None  # where no request missed
 
 
 def judge_share(
@@ -147,15 +145,16 @@ def judge_share(
     alpha: float,
     ms: Floats | None = None,
     limit_ms: float | None = None,
-    least_blocks: int | None = None,
+    least_blocks: int = 0,
+    least_effect: float = 1.0,
     tests: int = 1,
 ) -> ShareResult:
     """Return PASS if the share that missed is at most `allowed` by its limits, FAIL if it is above, else INCONCLUSIVE.
 
-    Limits are Clopper and Pearson's on a sample shrunk by the design effect of the misses, and for the upper limit also
-    of the slow requests, by their latencies `ms` (infinite for failures), where it is known at what latency they miss:
-    see `analysis.statistics.share_evidence`. A PASS needs `least_blocks` blocks, and `BLOCKS_FOR_PASS` unless the
-    slowest request that met `limit_ms` is far below it, or all may miss; None: no number of blocks. Fewer than three
+    Limits are Clopper and Pearson's on a sample shrunk by the design effect of the misses, `least_effect` at least, and
+    for the upper limit also of the slow requests, by their latencies `ms` (infinite for failures), where it is known at
+    what latency they miss: see `analysis.statistics.share_evidence`. A PASS needs `least_blocks` blocks, and
+    `BLOCKS_FOR_PASS` unless the slowest request that met `limit_ms` is far below it, or all may miss. Fewer than three
     misses never FAIL; no request decides nothing. `tests` is the number of shares that may FAIL: each lower limit is at
     alpha / tests (Bonferroni). `block` numbers the time block of each request.
     """
@@ -166,14 +165,13 @@ def judge_share(
         )
     blocks = int((np.bincount(block) > 0).sum())
     slow = None if ms is None or limit_ms is None else ms
-    seen = blocks if least_blocks is not None else _COLD_AS  # a cold start is no stretch of time
-    far = slow is None or allowed >= 1.0 or is_far(float(slow[~missed].max(initial=0.0)), limit_ms, blocks=seen)
-    own = design_effect_of(missed, block)
+    far = slow is None or allowed >= 1.0 or is_far(float(slow[~missed].max(initial=0.0)), limit_ms, blocks=blocks)
+    own = max(least_effect, design_effect_of(missed, block))
     effect = own if slow is None or far else max(own, bunching(slow, block, allowed=allowed))
     low = float(beta_quantile(alpha / tests, count / own, (size - count) / own + 1.0)) if count > 0 else 0.0
     high = 1.0 if count == size else float(beta_quantile(1.0 - alpha, count / effect + 1.0, (size - count) / effect))
+    needed = least_blocks if far else max(least_blocks, BLOCKS_FOR_PASS)
     verdict, needed_blocks = "INCONCLUSIVE", None
-    needed = 0 if least_blocks is None else least_blocks if far else max(least_blocks, BLOCKS_FOR_PASS)
     if high <= allowed and blocks >= needed:
         verdict = "PASS"
     elif high <= allowed:
@@ -190,7 +188,6 @@ def judge_share(
         verdict=verdict,
         blocks=blocks,
         needed_blocks=needed_blocks,
-        slowest_ms=None if slow is None or count else float(slow.max()),
     )
 
 

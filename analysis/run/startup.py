@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,11 @@ from analysis.records.run_records import trial_folders
 from analysis.run.compile_events import held_s
 from analysis.run.run import Run
 
-# The first word of an item names its part. What is in neither group is a shape that was warmed.
-BEFORE = ("process", "import")
-ARTIFACT = "artifact"  # compiled code that was unpacked; its identity stands among the versions
-AROUND = (*BEFORE, ARTIFACT, "load", "other")
-MOST_SHAPES = 5
-
+# The first word of an item names its part. Every other item is a shape that was warmed.
+_BEFORE = ("process", "import")
+_ARTIFACT = "artifact"  # compiled code that was unpacked; its identity stands among the versions
+_PARTS = (*_BEFORE, _ARTIFACT, "load", "other")
+_WARMUP = "warmup"
 _COMPILING = ("compile", "recompile", "limit_hit")
 
 
@@ -44,51 +44,33 @@ def start_of(run: Run, arm: str) -> Start:
 
 def startup_row(run: Run, arm: str) -> dict[str, Any]:
     """One start of the arm: the mean over trials, the slowest replica of each. None where nothing was recorded."""
-    starts = [_items(startup) for startup in run.account(arm).startups]
-    starts = [items for items in starts if items]
-    shapes = [{item: ns for item, ns in items.items() if _part(item) not in AROUND} for items in starts]
-    whole = bool(starts) and all(set(BEFORE) <= {_part(item) for item in items} for items in starts)
-    versions = [mapping(row.get("versions")) for row in run.account(arm).startups]
-    artifacts = [str(known[ARTIFACT]) for known in versions if known.get(ARTIFACT)]
-    memories = (mapping(row.get("memory_bytes")) for row in run.account(arm).startups)
+    startups = run.account(arm).startups
+    starts = [parts for startup in startups if (parts := _parts_s(startup))]
+    whole = all(part in parts for parts in starts for part in _BEFORE)
+    artifacts = [str(name) for row in startups if (name := mapping(row.get("versions")).get(_ARTIFACT))]
+    memories = (mapping(row.get("memory_bytes")) for row in startups)
     return {
-        "serving_s": _mean_s(sum(items.values()) for items in starts) if whole else None,
+        "serving_s": _mean([sum(parts.values()) for parts in starts]) if whole else None,
         "artifact": ", ".join(dict.fromkeys(artifacts)) or None,
-        "load_s": _part_s(starts, "load") if starts else None,
-        "warmup_s": _mean_s(sum(items.values()) for items in shapes),
+        "load_s": _mean([parts["load"] for parts in starts if "load" in parts]),
+        "warmup_s": _mean([parts.get(_WARMUP, 0.0) for parts in starts]),
         **_compiling(run, arm),
-        "slowest": _slowest(shapes),
         "memory_bytes": dict(next(filter(None, memories), {})),
     }
 
 
-def _items(startup: Mapping[str, Any]) -> dict[str, float]:
-    known = {str(key): number(value) for key, value in mapping(startup.get("items_ns")).items()}
-    return {key: value for key, value in known.items() if value is not None}
+def _parts_s(startup: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of a start by part; those of shapes are the warm-up's."""
+    parts: dict[str, float] = defaultdict(float)
+    for item, value in mapping(startup.get("items_ns")).items():
+        part = str(item).split(" ", 1)[0]
+        if (spent := number(value)) is not None:
+            parts[part if part in _PARTS else _WARMUP] += spent / 1e9
+    return dict(parts)
 
 
-def _part(item: str) -> str:
-    return item.split(" ", 1)[0]
-
-
-def _part_s(starts: list[dict[str, float]], *parts: str) -> float | None:
-    """The mean time in `parts`; None where no start has one."""
-    if not any(_part(item) in parts for items in starts for item in items):
-        return None
-    return _mean_s(sum(ns for item, ns in items.items() if _part(item) in parts) for items in starts)
-
-
-def _mean_s(totals_ns: Iterable[float]) -> float | None:
-    known = list(totals_ns)
-    return sum(known) / len(known) / 1e9 if known else None
-
-
-def _slowest(shapes: list[dict[str, float]]) -> list[dict[str, Any]]:
-    """The shapes whose warm-up took longest on average, slowest first."""
-    names = dict.fromkeys(item for items in shapes for item in items)
-    means = {name: sum(items.get(name, 0.0) for items in shapes) / len(shapes) / 1e9 for name in names}
-    ordered = sorted(means.items(), key=lambda item: (-item[1], item[0]))
-    return [{"item": name, "s": seconds} for name, seconds in ordered[:MOST_SHAPES]]
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _compiling(run: Run, arm: str) -> dict[str, Any]:
@@ -136,13 +118,18 @@ def _summed(rows: list[Mapping[str, Any]], name: str) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledSteps:
-    """The steps of one kind, of one replica in one trial, of which it is known whether they ran compiled code."""
+    """Steps of one kind that are known to have run compiled code or not: of one replica in one trial, or of all."""
 
-    trial: int
-    replica: str
+    trial: int | None = None
+    replica: str | None = None
     kind: str  # prefill | decode | encode
     compiled: int
     steps: int
+
+    @property
+    def eager_pct(self) -> float:
+        """How many of 100 steps ran as plain Python."""
+        return 100.0 * (self.steps - self.compiled) / self.steps
 
 
 def compiled_steps(run: Run, arm: str) -> list[CompiledSteps]:
@@ -152,7 +139,7 @@ def compiled_steps(run: Run, arm: str) -> list[CompiledSteps]:
     if steps is None:
         return []
     known = steps.filter(pc.is_valid(steps.column("compiled")))
-    counted = pa.table(
+    table = pa.table(
         {
             "trial": pc.fill_null(known.column("trial"), 1),
             "replica": pc.fill_null(known.column("replica"), arm),
@@ -161,41 +148,23 @@ def compiled_steps(run: Run, arm: str) -> list[CompiledSteps]:
         }
     )
     places = ["trial", "replica", "kind"]
-    groups = counted.group_by(places).aggregate([("compiled", "sum"), ("compiled", "count")])
+    groups = table.group_by(places).aggregate([("compiled", "sum"), ("compiled", "count")])
     return [
         CompiledSteps(**{name: row[name] for name in places}, compiled=row["compiled_sum"], steps=row["compiled_count"])
         for row in sorted(groups.to_pylist(), key=lambda row: [row[name] for name in places])
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagerSteps:
-    """How many of an arm's steps of one kind ran as plain Python."""
-
-    kind: str
-    eager: int
-    steps: int
-
-    @property
-    def pct(self) -> float:
-        """Of 100 steps."""
-        return 100.0 * self.eager / self.steps
-
-
-def most_eager(counts: Sequence[CompiledSteps]) -> EagerSteps | None:
-    """The kind of step with the largest share that ran eagerly; None without steps.
+def most_eager(counts: Sequence[CompiledSteps]) -> CompiledSteps | None:
+    """The kind of step with the largest share that ran eagerly, over replicas and trials; None without steps.
 
     By kind, since an answer has hundreds of decode steps and one prefill: if every prefill ran eagerly, that would be
     less than a per cent of all.
     """
-    kinds = dict.fromkeys(count.kind for count in counts if count.steps)
-    own = [[count for count in counts if count.kind == kind] for kind in kinds]
-    found = [
-        EagerSteps(
-            kind=rows[0].kind,
-            eager=sum(row.steps - row.compiled for row in rows),
-            steps=sum(row.steps for row in rows),
-        )
-        for rows in own
-    ]
-    return max(found, key=lambda item: item.pct, default=None)
+    compiled: dict[str, int] = defaultdict(int)
+    steps: dict[str, int] = defaultdict(int)
+    for count in counts:
+        compiled[count.kind] += count.compiled
+        steps[count.kind] += count.steps
+    kinds = [CompiledSteps(kind=kind, compiled=compiled[kind], steps=steps[kind]) for kind in steps if steps[kind]]
+    return max(kinds, key=lambda item: item.eager_pct, default=None)

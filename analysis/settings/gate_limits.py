@@ -20,26 +20,16 @@ DAY_SPREAD = 0.01
 MIN_BLOCKS = 18  # twenty less the two that a cold start may take
 
 
-class CompileBudget(Settings):
-    """The compiles that an arm may make while it serves."""
+class GateLimits(Settings):
+    """What an arm must hold to replace the control."""
 
-    table: ClassVar[str] = "gates.cold"
+    table: ClassVar[str] = "gates"
 
+    # Compiles while serving.
     max_recompiles: int = Field(default=0, ge=0, le=1_000_000)  # per arm and trial
     max_stall_s: float = Field(default=1.0, ge=0.0, le=86_400.0)  # the longest that compiles delay one request
     max_stall_s_per_min: float = Field(default=0.5, ge=0.0, le=60.0)
     max_requests_hit_pct: float = Field(default=1.0, ge=0.0, le=100.0)
-
-
-class GateLimits(CompileBudget):
-    """What an arm must hold to replace the control. Limits on compiles are for those while serving.
-
-    With `cold`, compiles during the first `cold_s` have this budget, and the others the table's own; without, all have
-    the one. A key that [gates.cold] leaves out is the table's own.
-    """
-
-    table: ClassVar[str] = "gates"
-
     margin: float = Field(default=0.10, ge=0.0, le=10.0)  # by which a quantile may exceed the control's
     margins: Mapping[str, Annotated[float, Field(ge=0.0, le=10.0)]] = {}  # by metric, where it is not `margin`
     metrics: Annotated[tuple[str, ...], Listed] = ("ttft", "e2e")
@@ -51,8 +41,7 @@ class GateLimits(CompileBudget):
     max_refused_pct: float = Field(default=0.0, ge=0.0, le=100.0)
     min_goodput_ratio: float | None = Field(default=None, ge=0.0, le=10.0)  # to the control's at the same load
     max_memory_ratio: float | None = Field(default=None, ge=0.0, le=1000.0)  # of a replica's peak to the control's
-    cold_s: float = Field(default=30.0, ge=0.0, le=86_400.0)  # after the first request, judged by itself
-    cold: CompileBudget | None = None
+    cold_s: float = Field(default=30.0, ge=0.0, le=86_400.0)  # after the first request, left out of comparisons
     min_blocks: int = Field(default=MIN_BLOCKS, ge=2, le=100_000)
     max_generator_lag_ms: float = Field(default=50.0, ge=0.0, le=60_000.0)
     # Of the references: from before a trial to after it, over trials, between the arms' devices.
@@ -68,14 +57,6 @@ class GateLimits(CompileBudget):
     tuning_spread: float = Field(default=TUNING_SPREAD, ge=0.0, le=1.0)
     day_spread: float = Field(default=DAY_SPREAD, ge=0.0, le=1.0)
     block_s: float = Field(default=30.0, ge=0.1, le=86_400.0)  # in an experiment, by default the traffic's
-
-    @model_validator(mode="before")
-    @classmethod
-    def _cold_inherits(cls, table: Any) -> Any:
-        if isinstance(table, Mapping) and isinstance(cold := table.get("cold"), Mapping):
-            own = {key: table[key] for key in CompileBudget.model_fields if key in table}
-            return {**table, "cold": CompileBudget.read({**own, **cold})}
-        return table
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:

@@ -1,4 +1,4 @@
-"""What an [slo] table asks for: keys such as p99_ttft_ms = 500 and error_pct = 0.5, and the same keys in [slo.cold].
+"""What an [slo] table asks for: keys such as p99_ttft_ms = 500 and error_pct = 0.5.
 
 It is separate from the judging, so that reading an experiment does not load the statistics.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from analysis.records.tables import RecordError
@@ -19,16 +19,12 @@ _KEY = re.compile(rf"p([1-9]\d?)(?:_(\d+))?_({'|'.join(JUDGED_METRICS)})_ms")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloTarget:
-    """One objective. `quantile` is None for the error rate; `limit` is in ms, or in percent for the error rate.
-
-    A `cold` target is for the first traffic after ready alone.
-    """
+    """One objective. `quantile` is None for the error rate; `limit` is in ms, or in percent for the error rate."""
 
     key: str
     metric: str
     quantile: float | None
     limit: float
-    cold: bool = False
 
     @property
     def allowed_share(self) -> float:
@@ -37,16 +33,8 @@ class SloTarget:
 
 
 def parse_slo(table: Mapping[str, Any]) -> tuple[SloTarget, ...]:
-    """Return the targets of an [slo] table without those of the cold start. Raises RecordError."""
-    return tuple(_target("slo", key, value) for key, value in table.items() if key != "cold")
-
-
-def parse_cold(table: Mapping[str, Any]) -> tuple[SloTarget, ...]:
-    """Return the targets of the [slo.cold] table in an [slo] table; empty if there is none. Raises RecordError."""
-    cold = table.get("cold", {})
-    if not isinstance(cold, Mapping):
-        raise RecordError(f"slo.cold is {cold!r}: give a table [slo.cold]")
-    return tuple(replace(_target("slo.cold", key, value), cold=True) for key, value in cold.items())
+    """Return the targets of an [slo] table. Raises RecordError."""
+    return tuple(_target(key, value) for key, value in table.items())
 
 
 def merged(table: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
@@ -65,19 +53,19 @@ def merged(table: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
     return changed
 
 
-def _target(where: str, key: str, value: Any) -> SloTarget:
+def _target(key: str, value: Any) -> SloTarget:
     match = _KEY.fullmatch(key)
     if match is None and key != "error_pct":
         raise RecordError(
-            f"{where}.{key} is unknown: give error_pct or pQ_METRIC_ms, with METRIC of {', '.join(JUDGED_METRICS)}, "
+            f"slo.{key} is unknown: give error_pct or pQ_METRIC_ms, with METRIC of {', '.join(JUDGED_METRICS)}, "
             "such as p99_ttft_ms"
         )
     usable = isinstance(value, int | float) and not isinstance(value, bool)
     if match is None:
         if not usable or not 0 <= value <= 100:
-            raise RecordError(f"{where}.{key} is {value!r}: give a percentage from 0 to 100")
+            raise RecordError(f"slo.{key} is {value!r}: give a percentage from 0 to 100")
         return SloTarget(key=key, metric="error", quantile=None, limit=float(value))
     if not usable or not 0 < value < math.inf:
-        raise RecordError(f"{where}.{key} is {value!r}: give milliseconds above 0")
+        raise RecordError(f"slo.{key} is {value!r}: give milliseconds above 0")
     quantile = round(float(f"{match[1]}.{match[2] or 0}") / 100.0, 10)
     return SloTarget(key=key, metric=match[3], quantile=quantile, limit=float(value))

@@ -112,16 +112,6 @@ def quantile_error(values: Floats, block: Ints, q: float, value: float) -> Part 
     return Part(variance=(math.log(high / low) / (2.0 * _REACH)) ** 2, degrees=degrees)
 
 
-def share_error(hits: Bools, block: Ints) -> Part | None:
-    """The variance of the log share of hits in one trial; where all or none are, as if half a request more were not."""
-    bunching = _bunching(~hits, block)
-    if bunching is None:
-        return None
-    effect, degrees = bunching
-    share = (float(hits.sum()) + 0.5) / (len(hits) + 1.0)
-    return Part(variance=effect * (1.0 - share) / (share * len(hits)), degrees=degrees)
-
-
 def _bunching(missed: Bools, block: Ints) -> tuple[float, float] | None:
     """How many times more the count of misses varies than with independent requests, 1 at least, and the degrees of
     freedom of that; None of one block.

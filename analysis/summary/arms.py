@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -59,7 +58,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "client_stalls": _stalls_row(run, judgement.stalls[arm]),
         "padding": _padding(run, arm),
         "startup": startup_row(run, arm),
-        "memory_bytes": {name: max(peaks.values()) for name, peaks in judgement.memory.arms[arm].items()},
+        "memory_bytes": {name: max(peaks.values()) for name, peaks in judgement.memory[arm].items()},
         "verdict": judgement.verdicts.get(arm),
     }
 
@@ -118,18 +117,17 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
     }
 
 
-def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[str, Any]:
+def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
     """What compiles did to the arm; what is not known of it is left out."""
     account = run.account(arm)
     if account.external and not account.tells_compiles:
         return {}
-    serving, facts = run.serving_events(arm), parts[""]
+    serving = run.serving_events(arm)
     row: dict[str, Any] = {}
     if facts.known:
         row |= {
             "serving_events": len(serving),
             "recompiles": facts.recompiles,
-            "cold_recompiles": parts["cold"].recompiles,
             "stall_s_per_min": facts.stall_s_per_min,
             "graph_captures": sum(event.kind == "graph_capture" for event in serving),
             "limit_hits": sum(event.kind == "limit_hit" for event in serving),
@@ -140,9 +138,9 @@ def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[
     # Without events a server's own count still shows waits, but a count of none does not prove that there were none.
     if facts.known or facts.requests_hit > 0:
         row["longest_stall_s"], row["requests_hit"] = facts.longest_stall_s, facts.requests_hit
-        row["requests_hit_pct"] = 100.0 * facts.requests_hit / facts.requests if facts.requests else None
+        row["requests_hit_pct"] = facts.hit_pct if facts.requests else None
     most = most_eager(compiled_steps(run, arm))
-    row["eager_fallback_pct"] = None if most is None else most.pct
+    row["eager_fallback_pct"] = None if most is None else most.eager_pct
     return row | compiler_facts(run.records.directories, arm)
 
 

@@ -18,7 +18,7 @@ from analysis.judging.gates import PASS
 from analysis.judging.gates.compiles import client_gates, may_compile
 from analysis.records.requests import Requests, requests_of
 from analysis.run.client_stalls import HOST, PART, ArmStalls, client_stalls
-from analysis.settings.gate_limits import CompileBudget
+from analysis.settings.gate_limits import GateLimits
 from benchmarks.simulation.engine import Engine
 from benchmarks.simulation.fleet import Fleet, fleet, replica_table
 from benchmarks.simulation.records import EPOCH_NS, NETWORK_S, request_table, to_ns, token_lists
@@ -203,7 +203,7 @@ def _held_against(truth: Sequence[tuple[str, Pause]], seen: ArmStalls, *, reques
         if index not in taken:
             errors.append(abs((own[index].start_ns - EPOCH_NS) / 1e9 - pause.start_s))
         taken.add(index)
-    gates = client_gates(seen, CompileBudget(), requests=requests, minutes=minutes)
+    gates = client_gates(seen, GateLimits(), requests=requests, minutes=minutes)
     return Detected(
         compiles=len(truth),
         seen=count,

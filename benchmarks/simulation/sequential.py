@@ -11,13 +11,11 @@ from itertools import product
 from statistics import median
 
 import numpy as np
-from scipy import stats
 
 from analysis.arrays import Floats
-from analysis.judging.gates.goodput import bunched_error, log_ratio
+from analysis.judging.gates.objectives import Used, judge_goodput
 from analysis.judging.paths import Decided, first_decided
 from analysis.run.slo import judge_share
-from analysis.statistics.dependence import groups_of
 from analysis.statistics.sequential import APART, SEGMENTS, Exchange, Outcome, groups_for
 from analysis.statistics.share_evidence import FEWEST_BLOCKS, share_evidence, tail_effects
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
@@ -122,23 +120,12 @@ def goodput_errors(limits_ms: tuple[float, float], kind: Kind, seed: int, *, kep
     one, other = samples(pair(kind, np.random.default_rng([seed, 11])), "e2e_ms")
     one = one.only(np.random.default_rng([seed, 12]).uniform(size=len(one)) < kept)
     numbers = np.unique(np.concatenate((one.block, other.block)))
-    group = groups_of(numbers // 10_000)
-    sums, seen = [], []
-    for sample, limit_ms in zip((one, other), limits_ms, strict=True):
-        block = np.searchsorted(numbers, sample.block)
-        used = sample.values / limit_ms
-        sums += [
-            np.bincount(group[block[rows]], minlength=int(group[-1]) + 1).astype(np.float64)
-            for rows in (used <= 1.0, used >= 0.0)
-        ]
-        seen.append((used, block))
-    ratio, spread, _ = log_ratio(*sums)
-    if not ratio or spread is None:
-        return np.zeros(2)
-    least, blocks = bunched_error(*seen, least=LEAST_GOODPUT, least_blocks=LEAST_BLOCKS)
-    times = float(stats.t.ppf(1.0 - ALPHA, len(sums[0]) - 1))
-    passed = ratio * np.exp(-times * max(spread, least)) >= LEAST_GOODPUT and len(numbers) >= blocks
-    return np.array([passed, ratio * np.exp(times * spread) < LEAST_GOODPUT], dtype=np.float64)
+    sides = [
+        Used(share=sample.values / limit_ms, block=np.searchsorted(numbers, sample.block))
+        for sample, limit_ms in zip((one, other), limits_ms, strict=True)
+    ]
+    verdict = judge_goodput(*sides, least=LEAST_GOODPUT, alpha=ALPHA, least_blocks=LEAST_BLOCKS).verdict
+    return np.array([verdict == word for word in ("PASS", "FAIL")], dtype=np.float64)
 
 
 def _goodput_rows(table: Table) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.records.tables import RecordError
 from analysis.settings.metrics import check_defined
-from analysis.settings.slo_targets import parse_cold, parse_slo
+from analysis.settings.slo_targets import parse_slo
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.traffic.lengths import workloads_of
 from servers.fields import ConfigError
@@ -58,8 +58,7 @@ def check_task(experiment: Experiment) -> None:
         _leave_out(experiment, table, keys, why)
     with as_config_error(RecordError):
         check_defined(experiment.gates.metrics, task, "gates.metrics")
-        for where, targets in (("slo", parse_slo(experiment.slo)), ("slo.cold", parse_cold(experiment.slo))):
-            check_defined((target.metric for target in targets), task, where)
+        check_defined((target.metric for target in parse_slo(experiment.slo)), task, "slo")
         check_defined(experiment.goodput.limits, task, "goodput")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from analysis.records.tables import RecordError
 from analysis.run.work import GAP_METRICS
-from analysis.settings.slo_targets import parse_cold, parse_slo
+from analysis.settings.slo_targets import parse_slo
 from analysis.wording import counted
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.task_checks import check_task
@@ -41,9 +41,6 @@ def check_whole(experiment: Experiment) -> None:
     _check_sequential(experiment)
     with as_config_error(RecordError):
         targets = parse_slo(experiment.slo)
-        cold = parse_cold(experiment.slo)
-    if cold and experiment.gates.cold_s == 0:
-        raise ConfigError("slo.cold has targets but gates.cold_s is 0: give the cold start some seconds")
     if targets or experiment.goodput.limits:
         return
     for what, is_set, lacking in (

@@ -20,7 +20,6 @@ class RequestRecord(NamedTuple):
 
     request_id: str
     session_id: str
-    turn: int
     trial: int
     arm: str | None
     replica: str | None
@@ -94,7 +93,6 @@ def record_of(call: Call | None, copy: RequestCopy, trial: int, at_ns: int, *, t
     return RequestRecord(
         request_id=copy.request_id,
         session_id=plan.session_id,
-        turn=plan.turn,
         trial=trial,
         arm=expected,
         replica=trailing.get(_REPLICA) or (copy.lane.replica if copy.lane is not None else "") or None,

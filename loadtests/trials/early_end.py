@@ -45,9 +45,8 @@ def harmed(trial: Steered) -> Mapping[str, str]:
         if arm.control or arm.name in (facts.ended_arms or {}):
             continue
         alarms = death_alarms(arm.name, facts.deaths, now_ns=now_ns())
-        if limits.cold is None:
-            events, most = trial.collector.served_compiles, limits.max_recompiles
-            alarms += compile_alarms(arm.name, events, stall_limit_s=math.inf, max_recompiles=most)
+        events, most = trial.collector.served_compiles, limits.max_recompiles
+        alarms += compile_alarms(arm.name, events, stall_limit_s=math.inf, max_recompiles=most)
         if alarms:
             found[arm.name] = min(alarms).why
     return found

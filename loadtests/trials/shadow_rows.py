@@ -163,12 +163,9 @@ def shadow_row(
 
 
 # What the server says of a request in its trailing metadata.
-_SERVED = (
-    *("queue_ns", "prefill_ns", "decode_ns", "compile_stall_ns", "batch_id", "batch_size", "padded_batch"),
-    *("padded_length", "server_recv_ns", "server_end_ns"),
-)
+_SERVED = ("compile_stall_ns", "batch_id", "server_recv_ns", "server_end_ns")
 _ASKED = (
-    *("request_id", "session_id", "turn", "trial", "pair_id", "scheduled_ns", "sent_ns", "prompt_tokens"),
+    *("request_id", "session_id", "trial", "pair_id", "scheduled_ns", "sent_ns", "prompt_tokens"),
     *("max_tokens", "phase"),
 )
 

@@ -31,7 +31,6 @@ def user_record(logged: LoggedRequest, identity: str, *, replica: str) -> Reques
     return RequestRecord(
         request_id=identity,
         session_id=logged.session_id or identity,
-        turn=0,
         trial=1,
         arm=logged.arm,
         replica=replica,

@@ -26,14 +26,13 @@ ROW = re.compile(r"^\| (?:`([\w.]+)/?`)? ?\|([^|]*)\|", re.M)
 Edit = tuple[str, str, str]  # file, old text, new text
 
 
-GATE = '''def cut_gate(arm: str, cut: int, most: int) -> Gate:
+GATE = '''def cut_gate(run: Run, arm: str) -> Gate:
     """Few enough requests were under way at the end."""
-    verdict, reason = (FAIL if cut > most else PASS), f"{cut} requests of {arm} were cut, limit {most}."
-    counts = {"value": float(cut), "limit": float(most), "unit": "count"}
-    return Gate(arm=arm, gate="cut", kind="error", verdict=verdict, reason=reason, **counts)
+    cut, most = float(run.requests.cut[run.of_arm(arm)].sum()), float(run.limits.max_cut)
+    return _count_gate(arm, "cut", cut, most, "count", f"{cut:.0f} requests of {arm} were cut, limit {most:.0f}.")
 
 
-def death_gate('''
+def death_gates('''
 
 
 def files_of(change: str) -> set[str]:
@@ -103,12 +102,12 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
         ),
     ]
     limit = "    max_cut: int = Field(default=0, ge=0, le=1000)\n    max_error_pct: "
-    deaths = "    return [*gates, *death_gates(run, arm)] if run.records.trials else gates\n"
-    cut = "    gates.append(cut_gate(arm, int(run.requests.cut[run.of_arm(arm)].sum()), run.limits.max_cut))\n"
+    deaths = "    return [gate, *death_gates(run, arm)] if run.records.trials else [gate]\n"
+    cut = "    return [gate, cut_gate(run, arm), *death_gates(run, arm)] if run.records.trials else [gate]\n"
     gate = [
         ("analysis/settings/gate_limits.py", "    max_error_pct: ", limit),
-        (gates, "def death_gate(", GATE),
-        (gates, deaths, cut + deaths),
+        (gates, "def death_gates(", GATE),
+        (gates, deaths, cut),
     ]
     last = '"limit_hit", "jit"'
     kind = [

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter, read_end
+from analysis.records.tables import END_LINE_BYTES, RecordWriter, read_end
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 
 S = 1_000_000_000
@@ -38,9 +38,8 @@ def table_of(rows):
 
 def unstate(path: Path) -> None:
     """Take the last line from the Arrow file at `path`, which then states nothing."""
-    end = read_end(path)
-    assert end is not None
-    os.truncate(path, end.size)
+    assert read_end(path) is not None
+    os.truncate(path, path.stat().st_size - END_LINE_BYTES)
 
 
 def write_rows(path, rows, *, batch=1):
@@ -57,14 +56,13 @@ MS = 1_000_000
 def record(number: int = 0, **changes: object) -> RequestRecord:
     """Return the record of a good answer, except for `changes` by column."""
     base = RequestRecord(
-        **{"request_id": f"1-{number}", "pair_id": f"1-{number}", "session_id": "s", "turn": 0, "trial": 1},
+        **{"request_id": f"1-{number}", "pair_id": f"1-{number}", "session_id": "s", "trial": 1},
         **{"arm": "eager", "replica": "eager-0", "status": "OK", "error": None, "phase": "measure", "served": ()},
         **{"scheduled_ns": 1_000 * MS, "sent_ns": 1_001 * MS, "first_token_ns": 1_011 * MS, "end_ns": 1_101 * MS},
         **{"prompt_tokens": 7, "max_tokens": 3, "output_tokens": 3},
         token_ns=np.array([10 * MS, 20 * MS, 30 * MS], dtype=np.int64),
     )
-    served = {"queue_ns": 1, "prefill_ns": 2, "decode_ns": 3, "compile_stall_ns": None, "batch_id": 4, "batch_size": 1}
-    served |= {"padded_batch": 2, "padded_length": 8, "server_recv_ns": 1_002 * MS, "server_end_ns": 1_100 * MS}
+    served = {"compile_stall_ns": None, "batch_id": 4, "server_recv_ns": 1_002 * MS, "server_end_ns": 1_100 * MS}
     served |= {name: changes.pop(name) for name in SERVED_COLUMNS if name in changes}  # type: ignore[misc]
     return base._replace(**changes, served=[served[name] for name in SERVED_COLUMNS])  # type: ignore[arg-type]
 

@@ -299,7 +299,7 @@ def _request(
     name = f"{trial}-{index}"
     row: dict[str, Any] = {
         **{"request_id": name if split else f"{name}-{arm.name}", "pair_id": None if split else name},
-        **{"session_id": f"s{index}", "turn": 0, "trial": trial, "arm": arm.name, "replica": f"{arm.name}-0"},
+        **{"session_id": f"s{index}", "trial": trial, "arm": arm.name, "replica": f"{arm.name}-0"},
         **{"scheduled_ns": start + int(offset * SECOND), "sent_ns": sent, "status": "OK", "phase": "measure"},
         "first_token_ns": start + int(first * SECOND) + 200_000,
         "end_ns": start + int(end * SECOND) + 200_000,
@@ -310,9 +310,7 @@ def _request(
     if run.task == "embed":
         row |= dict.fromkeys(("first_token_ns", "token_ns", "output_tokens", "max_tokens"))
     if run.server_columns:
-        row |= {"queue_ns": 1_000_000, "compile_stall_ns": int(stall * SECOND), "batch_size": 1, "padded_batch": 1}
-        computed = row["first_token_ns"] or row["end_ns"]  # an embedding has its prompt run alone
-        row |= {"prefill_ns": computed - sent - 1_000_000, "decode_ns": row["end_ns"] - computed}
+        row["compile_stall_ns"] = int(stall * SECOND)
     return row
 
 

@@ -19,7 +19,7 @@ class Gate:
 
     arm: str
     gate: str
-    kind: str  # noninferiority | slo | cold | goodput | recompile | error | parity | memory | ramp
+    kind: str  # noninferiority | slo | goodput | recompile | error | parity | memory | ramp
     value: float | None
     limit: float | None
     unit: str  # ratio | ms | count | s | pct
@@ -42,12 +42,15 @@ class Gate:
         """Whether its evidence is on the share of requests that miss or fail, in percent, whatever its value is."""
         return self.path is not None and self.kind in ("slo", "error")
 
-    @property
-    def path_unit(self) -> str:
-        """The unit of the path, and of its limit; the gate's own where there is no path."""
-        return "pct" if self.is_share else self.unit
 
-    @property
-    def path_limit(self) -> float | None:
-        """The limit in that unit: of an objective the share that may miss it."""
-        return self.path.limit if self.path is not None and self.is_share else self.limit
+def status(low: float | None, high: float | None, limit: float, *, at_least: bool = False) -> str:
+    """Return PASS if all of the interval keeps the limit, FAIL if none of it does, else INCONCLUSIVE.
+
+    A count has its value at both ends. None is an unknown end, which decides nothing.
+    """
+    kept, broken = (low, high) if at_least else (high, low)
+    if kept is not None and (kept >= limit if at_least else kept <= limit):
+        return PASS
+    if broken is not None and (broken < limit if at_least else broken > limit):
+        return FAIL
+    return INCONCLUSIVE

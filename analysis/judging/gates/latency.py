@@ -14,7 +14,6 @@ from analysis.statistics.compare import Comparison
 from analysis.statistics.planning import (
     LONGEST_S,
     MOST_STARTS,
-    POWER,
     comparison_needed,
     least_length_s,
     power_of_each,
@@ -23,15 +22,7 @@ from analysis.statistics.planning import (
 
 def latency_gate(run: Run, item: Comparison, path: Path | None = None) -> Gate:
     """The gate of a decided comparison; `path` is how its evidence grew, where interim analyses decide."""
-    needed_s, needed_starts = _needed(run, item, path)
-    return noninferiority_gate(item, needed_s, needed_starts, path)
-
-
-def noninferiority_gate(
-    item: Comparison, needed_s: float | None, needed_starts: int | None = None, path: Path | None = None
-) -> Gate:
-    """The gate of a decided comparison that a run of `needed_s`, in as many starts, would decide."""
-    is_open = item.verdict == INCONCLUSIVE
+    needed_s, starts = _needed(run, item, path) if item.verdict == INCONCLUSIVE else (None, None)
     return Gate(
         arm=item.arm,
         gate=noninferiority_name(item),
@@ -46,8 +37,8 @@ def noninferiority_gate(
         # The ratio over the run must be within the margin too.
         high=None if item.high is None else max(item.high, item.whole or 0.0),
         lasting=item.lasting,
-        needed_s=needed_s if is_open else None,
-        needed_starts=needed_starts if is_open else None,
+        needed_s=needed_s,
+        needed_starts=None if starts is None or starts > MOST_STARTS else starts,
         path=path,
     )
 
@@ -66,19 +57,15 @@ def _needed(run: Run, item: Comparison, path: Path | None) -> tuple[float | None
         # More of the same run says nothing of other starts and days; too short a run says nothing at all.
         if item.obstacle is None and item.blocks < run.limits.min_blocks:
             return shortest_s(run, run.rate(item.requests, item.arm)), None
-        return None, _within_reach(item.needed_trials)
-    seconds, starts = needed(run, item, power=power_of_each(run.limits))
-    return seconds, _within_reach(starts) if starts > item.trials else None
-
-
-def _within_reach(starts: int | None) -> int | None:
-    return None if starts is None or starts > MOST_STARTS else starts
-
-
-def needed(run: Run, item: Comparison, *, power: float = POWER, blocks: int = 0) -> tuple[float | None, int]:
-    """The length of a run of `blocks` blocks at least that would decide the open comparison, and its starts."""
-    blocks, overhead_s = max(blocks, run.limits.min_blocks), run.limits.cold_s * len(run.trials)
-    return comparison_needed(item, block_s=run.block_s, min_blocks=blocks, overhead_s=overhead_s, power=power)
+        return None, item.needed_trials
+    seconds, starts = comparison_needed(
+        item,
+        block_s=run.block_s,
+        min_blocks=run.limits.min_blocks,
+        overhead_s=run.limits.cold_s * len(run.trials),
+        power=power_of_each(run.limits),
+    )
+    return seconds, starts if starts > item.trials else None
 
 
 def whole_s(run: Run, path: Path) -> float | None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.run.memory import FIGURES, RunMemory
+from analysis.judging.gates import INCONCLUSIVE, Gate, status
+from analysis.run.memory import FIGURES, Peaks, shared_figure
 from analysis.run.run import Run
 from analysis.statistics.distributions import t_quantile
 from analysis.wording import bytes_text, counted
@@ -22,67 +23,49 @@ _SPREAD = 0.01
 _STARTS = 4
 
 
-def memory_gates(run: Run, arm: str, memory: RunMemory) -> list[Gate]:
+def memory_gates(run: Run, arm: str, memory: Mapping[str, Peaks]) -> list[Gate]:
     """One gate where the experiment sets a limit."""
     limit = run.limits.max_memory_ratio
     if limit is None:
         return []
-    control, alpha = run.control, run.limits.alpha
-    figure = memory.shared_figure(arm, control)
-    own, base = ({} if figure is None else memory.arms[name][figure] for name in (arm, control))
-    value: float | None = None
-    interval: tuple[float | None, float | None] = (None, None)
-    verdict = INCONCLUSIVE
-    reason = (
-        f"The memory of {arm} and {control} was not both seen in one trial: watch the machines ([bed] sample_s = 1), "
-        "with arms that tailgate starts."
+    gate = Gate(
+        arm=arm,
+        gate="memory ratio",
+        kind="memory",
+        value=None,
+        limit=limit,
+        unit="ratio",
+        verdict=INCONCLUSIVE,
+        reason=f"The memory of {arm} and {run.control} was not both seen in one trial: watch the machines "
+        "([bed] sample_s = 1), with arms that tailgate starts.",
     )
-    found = _separate_limits(own, base, alpha) if run.separate else _paired_limits(own, base, alpha)
-    if figure is not None and found is not None:
-        value, low, high, trials = found
-        interval = (low, high)
-        verdict = PASS if high <= limit else FAIL if low > limit else INCONCLUSIVE
-        starts = counted(trials, "trial") if trials > 1 else "one trial, in which starts are taken to vary by 1 %"
-        most = f"{bytes_text(max(own.values()))} against {bytes_text(max(base.values()))}, {FIGURES[figure].name}"
-        reason = (
-            f"At its peak a replica holds {value:.3f} times what one of {control} does (between {low:.3f} and "
-            f"{high:.3f}; {starts}; {most}), limit {limit:g}."
-        )
-    return [
-        Gate(
-            arm=arm,
-            gate="memory ratio",
-            kind="memory",
-            value=value,
-            limit=limit,
-            unit="ratio",
-            verdict=verdict,
-            reason=reason,
-            interval=interval,
-        )
-    ]
+    figure = shared_figure(memory[arm], memory[run.control])
+    if figure is None:
+        return [gate]
+    own, base = memory[arm][figure], memory[run.control][figure]
+    found = _separate(own, base, run.limits.alpha) if run.separate else _paired(own, base, run.limits.alpha)
+    if found is None:
+        return [gate]
+    value, low, high = found
+    most = f"{bytes_text(max(own.values()))} against {bytes_text(max(base.values()))} of {FIGURES[figure].name}"
+    reason = (
+        f"At its peak a replica holds {value:.3f} times what one of {run.control} does (between {low:.3f} and "
+        f"{high:.3f}; {counted(len(own), 'trial')}; {most}), limit {limit:g}."
+    )
+    return [replace(gate, value=value, verdict=status(low, high, limit), reason=reason, interval=(low, high))]
 
 
-_Found = tuple[float, float, float, int]
-"""The ratio, its limits, and the trials that they rest on."""
+def _paired(own: Mapping[int, float], base: Mapping[int, float], alpha: float) -> tuple[float, float, float] | None:
+    """The ratio and its limits over trials that have both; None without one."""
+    logs = np.log([own[trial] / base[trial] for trial in sorted(own.keys() & base.keys())])
+    return (math.exp(float(logs.mean())), *ratio_limits(logs, alpha)) if logs.size else None
 
 
-def _paired_limits(own: Mapping[int, float], base: Mapping[int, float], alpha: float) -> _Found | None:
-    both = [trial for trial in sorted(set(own) & set(base)) if own[trial] > 0 < base[trial]]
-    if not both:
-        return None
-    logs = np.log([own[trial] / base[trial] for trial in both])
-    return (math.exp(float(logs.mean())), *ratio_limits(logs, alpha), len(both))
-
-
-def _separate_limits(own: Mapping[int, float], base: Mapping[int, float], alpha: float) -> _Found | None:
-    """Where no trial has both: the limits of each arm, at half the risk."""
-    sides = [np.log([value for value in peaks.values() if value > 0]) for peaks in (own, base)]
-    if not all(side.size for side in sides):
-        return None
-    (own_low, own_high), (base_low, base_high) = (ratio_limits(side, alpha / 2.0) for side in sides)
-    ratio = math.exp(float(sides[0].mean() - sides[1].mean()))
-    return ratio, own_low / base_high, own_high / base_low, min(side.size for side in sides)
+def _separate(own: Mapping[int, float], base: Mapping[int, float], alpha: float) -> tuple[float, float, float]:
+    """The ratio where no trial has both, with the limits of each arm at half the risk."""
+    logs, others = np.log(list(own.values())), np.log(list(base.values()))
+    (own_low, own_high), (base_low, base_high) = (ratio_limits(side, alpha / 2.0) for side in (logs, others))
+    return math.exp(float(logs.mean() - others.mean())), own_low / base_high, own_high / base_low
 
 
 def ratio_limits(logs: Floats, alpha: float) -> tuple[float, float]:

@@ -1,176 +1,134 @@
-"""Objectives ([slo]), errors (`gates.max_error_pct`), deaths and refused requests: shares and counts of an arm."""
+"""Shares of an arm's requests: objectives ([slo]), errors (`gates.max_error_pct`), goodput (`gates.min_goodput_ratio`)
+and refused requests (`gates.max_refused_pct`); and deaths.
+
+An objective, errors and goodput are one question: whether the share of requests that miss is surely within what is
+allowed. Goodput allows as much as leaves `least` times the control's share of good requests, by the limit of the
+control's share on the side of doubt.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Bools, Ints
+from analysis.arrays import Bools, Floats, Ints
 from analysis.judging.comparisons import blocks_at
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, status
 from analysis.judging.gates.latency import whole_s
-from analysis.judging.paths import Path, share_path, share_tests
+from analysis.judging.paths import share_path, share_tests
 from analysis.records.plain_values import mapping
 from analysis.run.run import Run
-from analysis.run.slo import ShareResult, Units, failures, judge_share, observed, units
-from analysis.settings.metrics import quantile_label
+from analysis.run.slo import ShareResult, Units, failures, judge_share, limit_used, observed, units
+from analysis.run.variance import start_spread
+from analysis.settings.metrics import METRIC_NAMES
 from analysis.settings.slo_targets import SloTarget
+from analysis.statistics.distributions import t_quantile
 from analysis.statistics.planning import share_needed_s
+from analysis.statistics.share_evidence import bunching, design_effect_of
 from analysis.wording import counted, percent
+
+_DAYS = 4  # as many days and starts as what is taken for granted of them counts as
+
+
+# --- Objectives and errors --------------------------------------------------------------------------------------------
+
+
+def held_to(run: Run, arm: str) -> Bools:
+    """The requests of the arm that objectives are on."""
+    return run.of_arm(arm) & run.usable
 
 
 def objective_gate(run: Run, arm: str, target: SloTarget) -> Gate:
     """Whether the arm keeps the target."""
-    rows = held_to(run, arm, target)
-    seen = observed(run.requests, rows, target)
-    if not run.limits.sequential or target.cold:
-        result, needed_s = judge_target(run, arm, target)
-        return slo_gate(arm, target, result, seen, needed_s)
-    counted_units = units(run.requests, rows, target)
-    block = blocks_at(run, run.requests.trial[counted_units.row], counted_units.at_ns)
-    result, path = share_path(run, counted_units, block, allowed=target.allowed_share)
-    return _with_path(slo_gate(arm, target, result, seen, whole_s(run, path)), path)
-
-
-def held_to(run: Run, arm: str, target: SloTarget) -> Bools:
-    """The requests of the arm that the target speaks of."""
-    mask = run.of_arm(arm) & run.usable
-    return mask & run.cold if target.cold else mask
-
-
-def judge_target(run: Run, arm: str, target: SloTarget) -> tuple[ShareResult, float | None]:
-    """The share of the arm's requests that miss the target, and the run length that would decide it.
-
-    Judged over all traffic, or over the cold starts, each of which is one observation: no length decides those.
-    """
-    own = units(run.requests, held_to(run, arm, target), target)
-    trial = run.requests.trial[own.row]
-    if target.cold:
-        block = np.unique(trial, return_inverse=True)[1]
-        return _judge(run, own, block, allowed=target.allowed_share, least_blocks=None), None
-    return _share(run, arm, own, blocks_at(run, trial, own.at_ns), target.allowed_share)
-
-
-def slo_gate(arm: str, target: SloTarget, result: ShareResult, value: float, needed_s: float | None) -> Gate:
-    """The gate of a judged objective of which `value` was seen."""
-    share = f"{result.missed} of {result.requests} {'cold ' if target.cold else ''}"
-    share += "token gaps" if target.metric == "itl" else "requests"
+    rows = held_to(run, arm)
+    value = observed(run.requests, rows, target)
+    what = "token gaps" if target.metric == "itl" else "requests"
     if target.quantile is None:
-        seen, name = f"{share} failed", f"a limit of {target.limit:g} % errors"
+        what += " failed"
     else:
-        seen = f"{share} took longer than {target.limit:g} ms"
-        name = f"{quantile_label(target.metric, target.quantile)} within {target.limit:g} ms"
-    reason = f"No request to judge {name}."
-    if result.requests:
-        reason = f"{seen} ({_limits_of_share(result)}); {name} allows {percent(result.allowed)}{_missing(result)}."
-    return Gate(
-        arm=arm,
-        gate=f"{'cold ' if target.cold else ''}slo {target.key}",
-        kind="cold" if target.cold else "slo",
-        value=None if math.isnan(value) else value,
-        limit=target.limit,
-        unit="pct" if target.quantile is None else "ms",
-        verdict=result.verdict,
-        reason=reason,
-        interval=_percentages(result),
-        high=None if target.quantile is None else result.slowest_ms,
-        needed_s=needed_s if result.verdict == INCONCLUSIVE else None,
-    )
+        what += f" had {METRIC_NAMES[target.metric]} above {target.limit:g} ms"
+    own = units(run.requests, rows, target)
+    gate = share_gate(run, arm, own, name=f"slo {target.key}", kind="slo", allowed=target.allowed_share, what=what)
+    if target.quantile is None:
+        return gate
+    slowest = float(own.ms.max()) if len(own.ms) and not own.missed.any() else None
+    return replace(gate, value=None if math.isnan(value) else value, limit=target.limit, unit="ms", high=slowest)
 
 
 def error_gates(run: Run, arm: str) -> list[Gate]:
     """The gates on failed requests and, where trials record them, on deaths."""
     own = failures(run.requests, run.of_arm(arm) & ~run.requests.broken)
-    allowed, block = run.limits.max_error_pct / 100.0, run.block[own.row]
+    allowed = run.limits.max_error_pct / 100.0
+    gate = share_gate(run, arm, own, name="errors", kind="error", allowed=allowed, what="requests failed")
+    return [gate, *death_gates(run, arm)] if run.records.trials else [gate]
+
+
+def share_gate(run: Run, arm: str, own: Units, *, name: str, kind: str, allowed: float, what: str) -> Gate:
+    """Whether the share of `own` that missed, which is `what` they did, is surely within what is allowed.
+
+    All figures are percent. Interim analyses decide it block by block.
+    """
+    path, after = None, ""
     if run.limits.sequential:
-        result, path = share_path(run, own, block, allowed=allowed)
-        gates = [_with_path(error_gate(arm, result, run.limits.max_error_pct, whole_s(run, path)), path)]
+        result, path = share_path(run, own, _blocks(run, own), allowed=allowed)
+        needed_s = whole_s(run, path)
+        after = "" if path.decided_s is None else f": decided after {path.decided_s / 60.0:.1f} minutes"
     else:
-        result, needed_s = _share(run, arm, own, block, allowed)
-        gates = [error_gate(arm, result, run.limits.max_error_pct, needed_s)]
-    return [*gates, *death_gates(run, arm)] if run.records.trials else gates
-
-
-def error_gate(arm: str, result: ShareResult, limit_pct: float, needed_s: float | None) -> Gate:
-    """Whether the arm's share of failed requests is surely within the limit."""
-    value = 100.0 * result.missed / result.requests if result.requests else None
-    reason = "No request completed or failed, so the error rate is unknown."
-    if value is not None:
-        share = f"{result.missed} of {counted(result.requests, 'request')} failed"
-        reason = f"{share} ({_limits_of_share(result)}), limit {limit_pct:g} %{_missing(result)}."
+        result, needed_s = share_of(run, arm, own, allowed)
+    seen, reason = None, f"No request to judge whether {what}."
+    if result.requests:
+        seen = result.missed / result.requests
+        bars = f"{percent(seen)}, error bars {percent(result.low)} to {percent(result.high)}"
+        limit = f"limit {percent(allowed)}{_missing(result)}{after}"
+        reason = f"{result.missed} of {result.requests} {what} ({bars}), {limit}."
     return Gate(
         arm=arm,
-        gate="errors",
-        kind="error",
-        value=value,
-        limit=limit_pct,
+        gate=name,
+        kind=kind,
+        value=None if seen is None else 100.0 * seen,
+        limit=100.0 * allowed,
         unit="pct",
         verdict=result.verdict,
         reason=reason,
-        interval=_percentages(result),
+        interval=(None, None) if seen is None else (100.0 * result.low, 100.0 * result.high),
         needed_s=needed_s if result.verdict == INCONCLUSIVE else None,
+        path=path,
     )
 
 
-def death_gates(run: Run, arm: str) -> list[Gate]:
-    """The gate on deaths; none of an external arm, whose death shows in errors, nor of one that never started."""
-    account = run.account(arm)
-    never_started = not run.trials_of(arm) and not account.deaths
-    return [] if account.external or never_started else [death_gate(arm, len(account.deaths))]
+def share_of(run: Run, arm: str, own: Units, allowed: float) -> tuple[ShareResult, float | None]:
+    """The share of `own` that missed, judged over blocks, and the run length that would decide it."""
+    result = judge_share(
+        own.missed,
+        _blocks(run, own),
+        allowed=allowed,
+        alpha=run.limits.alpha,
+        ms=own.ms,
+        limit_ms=own.limit_ms,
+        least_blocks=run.limits.min_blocks,
+        tests=share_tests(run),
+    )
+    return result, _needed_s(run, arm, result)
 
 
-def death_gate(arm: str, deaths: int) -> Gate:
-    """An arm that died under load may not replace one that did not."""
-    times = "once" if deaths == 1 else f"{deaths} times"
-    return Gate(
-        arm=arm,
-        gate="deaths",
-        kind="error",
-        value=float(deaths),
-        limit=0.0,
-        unit="count",
-        verdict=FAIL if deaths else PASS,
-        reason=f"{arm} died {times} under load, limit 0." if deaths else f"{arm} stayed up.",
+def _needed_s(run: Run, arm: str, result: ShareResult) -> float | None:
+    misses_too_many = result.missed > result.allowed * result.requests
+    return share_needed_s(
+        result.missed,
+        result.requests,
+        allowed=result.allowed,
+        design_effect=result.design_effect,
+        requests_per_s=run.rate(result.requests, arm if run.separate else None),
+        block_s=run.block_s,
+        min_blocks=max(run.limits.min_blocks, result.needed_blocks or 0),
+        alpha=run.limits.alpha / (share_tests(run) if misses_too_many else 1),
     )
 
 
-def refused_gates(run: Run, arm: str) -> list[Gate]:
-    """The gate on requests that were refused because no graph fitted, where the policy refuses or some were."""
-    own = run.of_arm(arm) & ~run.requests.broken & (run.requests.ok | run.requests.failed)
-    refused, requests = int(run.requests.refused[own].sum()), int(own.sum())
-    strict = mapping(run.account(arm).config.get("compile")).get("strict") is True
-    if run.account(arm).external or not (strict or refused):
-        return []
-    limit_pct = run.limits.max_refused_pct
-    value = 100.0 * refused / requests if requests else None
-    seen = f"{refused} of {requests} requests were refused, since no graph fitted their step"
-    return [
-        Gate(
-            arm=arm,
-            gate="refused",
-            kind="error",
-            value=value,
-            limit=limit_pct,
-            unit="pct",
-            verdict=INCONCLUSIVE if value is None else FAIL if value > limit_pct else PASS,
-            reason=f"{seen} ({percent((value or 0.0) / 100.0)}), limit {limit_pct:g} %.",
-        )
-    ]
-
-
-# --- Shares -----------------------------------------------------------------------------------------------------------
-
-
-def _percentages(result: ShareResult) -> tuple[float, float] | tuple[None, None]:
-    """The one-sided limits of the share in percent."""
-    return (100.0 * result.low, 100.0 * result.high) if result.requests else (None, None)
-
-
-def _limits_of_share(result: ShareResult) -> str:
-    seen = percent(result.missed / result.requests)
-    return f"{seen}, error bars {percent(result.low)} to {percent(result.high)}"
+def _blocks(run: Run, own: Units) -> Ints:
+    return blocks_at(run, run.requests.trial[own.row], own.at_ns)
 
 
 def _missing(result: ShareResult) -> str:
@@ -180,36 +138,161 @@ def _missing(result: ShareResult) -> str:
     return f"; a PASS needs {counted(result.needed_blocks, 'block')}, and this run has {result.blocks}"
 
 
-def _with_path(gate: Gate, path: Path) -> Gate:
-    """The gate with how its evidence grew, and when that decided: limits may have widened since."""
-    after = "" if path.decided_s is None else f": decided after {path.decided_s / 60.0:.1f} minutes"
-    return replace(gate, path=path, reason=f"{gate.reason.removesuffix('.')}{after}.")
+# --- Goodput ----------------------------------------------------------------------------------------------------------
 
 
-def _share(run: Run, arm: str, own: Units, block: Ints, allowed: float) -> tuple[ShareResult, float | None]:
-    """The share that missed, judged over blocks, and the run length that would decide it."""
-    result = _judge(run, own, block, allowed=allowed, least_blocks=run.limits.min_blocks)
-    needed = share_needed_s(
-        result.missed,
-        result.requests,
-        allowed=result.allowed,
-        design_effect=result.design_effect,
-        requests_per_s=run.rate(len(own.row), arm if run.separate else None),
-        block_s=run.block_s,
-        min_blocks=max(run.limits.min_blocks, result.needed_blocks or 0),
-        alpha=run.limits.alpha / (share_tests(run) if result.missed > allowed * result.requests else 1),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """How much of its nearest limit each request of an arm used, above 1 where it was not good, and its time block.
+    `effect` is the least design effect: that of trials and machines."""
+
+    share: Floats
+    block: Ints
+    effect: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """The arm's share of good requests over the control's, with its limits, and the judged shares of those that were
+    not good. `own` is judged at what a PASS allows."""
+
+    low: float
+    high: float
+    verdict: str
+    own: ShareResult
+    control: ShareResult
+
+
+def judge_goodput(
+    own: Used, control: Used, *, least: float, alpha: float, least_blocks: int, reach: float = 0.0, tests: int = 1
+) -> Goodput:
+    """Judge whether the arm's share of good requests is surely at least `least` times the control's.
+
+    Each share has half of the risk. A PASS allows for the slow requests of either arm, since both had the same traffic.
+    `reach` is by how much equal arms may differ, in logarithms of their ratio.
+    """
+    seen = float((control.share <= 1.0).mean()) if len(control.share) else 0.0
+    level = min(max(1.0 - least * seen, 0.01), 0.5)
+
+    def judged(side: Used, allowed: float, effect: float = 1.0) -> ShareResult:
+        return judge_share(
+            side.share > 1.0,
+            side.block,
+            allowed=min(max(allowed, 0.0), 1.0),
+            alpha=alpha / 2.0,
+            ms=side.share,
+            limit_ms=1.0,
+            least_blocks=least_blocks,
+            least_effect=max(side.effect, effect),
+            tests=tests,
+        )
+
+    base = judged(control, level)
+    bunched = max(bunching(side.share, side.block, allowed=level) for side in (own, control))
+    safe = judged(own, 1.0 - least * math.exp(reach) * (1.0 - base.low), bunched)
+    harm = judged(own, 1.0 - least * math.exp(-reach) * (1.0 - base.high))
+    return Goodput(
+        low=math.exp(-reach) * (1.0 - safe.high) / (1.0 - base.low) if base.low < 1.0 else 0.0,
+        high=math.exp(reach) * (1.0 - harm.low) / (1.0 - base.high) if base.high < 1.0 else math.inf,
+        verdict=safe.verdict if safe.verdict == PASS else FAIL if harm.verdict == FAIL else INCONCLUSIVE,
+        own=safe,
+        control=base,
     )
-    return result, needed
 
 
-def _judge(run: Run, own: Units, block: Ints, *, allowed: float, least_blocks: int | None) -> ShareResult:
-    return judge_share(
-        own.missed,
-        block,
-        allowed=allowed,
+def goodput_gates(run: Run, arm: str) -> list[Gate]:
+    """One gate where the experiment sets a least share of the control's goodput."""
+    least = run.limits.min_goodput_ratio
+    if least is None:
+        return []
+    gate = Gate(
+        arm=arm,
+        gate="goodput ratio",
+        kind="goodput",
+        value=None,
+        limit=least,
+        unit="ratio",
+        verdict=INCONCLUSIVE,
+        reason="Goodput cannot be compared: nothing in the experiment says what a good request is.",
+    )
+    if not any(target.quantile is not None and target.metric != "itl" for target in run.goodput_targets):
+        return [gate]
+    used = limit_used(run.requests, run.goodput_targets)
+    sides = [_used(run, name, used) for name in (arm, run.control)]
+    good, of_control = (float((side.share <= 1.0).mean()) if len(side.share) else 0.0 for side in sides)
+    if not of_control or not len(sides[0].share):
+        return [replace(gate, reason="Goodput cannot be compared: one of the arms has no good request.")]
+    spread = math.hypot(run.limits.day_spread, start_spread(run, arm)) * math.sqrt(2.0) if run.separate else 0.0
+    found = judge_goodput(
+        *sides,
+        least=least,
         alpha=run.limits.alpha,
-        ms=own.ms,
-        limit_ms=own.limit_ms,
-        least_blocks=least_blocks,
+        least_blocks=run.limits.min_blocks,
+        reach=float(t_quantile(1.0 - run.limits.alpha, _DAYS)) * spread,
         tests=share_tests(run),
+    )
+    shares = f"{percent(good)} of {counted(found.own.requests, 'request')} were good, {percent(of_control)} of"
+    limits = f"between {found.low:.3f} and {found.high:.3f}"
+    needed_s = _needed_s(run, arm, found.own)
+    return [
+        replace(
+            gate,
+            value=good / of_control,
+            verdict=found.verdict,
+            reason=f"{shares} {run.control}'s: {good / of_control:.3f} times as many ({limits}), limit {least:g}"
+            f"{_missing(found.own)}.",
+            interval=(found.low, found.high if math.isfinite(found.high) else None),
+            needed_s=needed_s if found.verdict == INCONCLUSIVE else None,
+        )
+    ]
+
+
+def _used(run: Run, arm: str, used: Floats) -> Used:
+    """What the arm's requests used of their limits; neither trials nor machines are alike."""
+    rows = np.flatnonzero(held_to(run, arm))
+    trial = run.requests.trial[rows]
+    places = [np.unique(place, return_inverse=True)[1] for place in (trial, run.machines.codes(trial))]
+    missed = used[rows] > 1.0
+    effect = max(design_effect_of(missed, place) for place in places) if len(rows) else 1.0
+    return Used(share=used[rows], block=run.block[rows], effect=effect)
+
+
+# --- Deaths and refused requests --------------------------------------------------------------------------------------
+
+
+def death_gates(run: Run, arm: str) -> list[Gate]:
+    """The gate on deaths; none of an external arm, whose death shows in errors, nor of one that never started."""
+    account = run.account(arm)
+    deaths = len(account.deaths)
+    if account.external or (not run.trials_of(arm) and not deaths):
+        return []
+    reason = f"{arm} died {counted(deaths, 'time')} under load, limit 0." if deaths else f"{arm} stayed up."
+    return [_count_gate(arm, "deaths", float(deaths), 0.0, "count", reason)]
+
+
+def refused_gates(run: Run, arm: str) -> list[Gate]:
+    """The gate on requests that were refused because no graph fitted, where the policy refuses or some were."""
+    own = run.of_arm(arm) & ~run.requests.broken & (run.requests.ok | run.requests.failed)
+    refused, requests = int(run.requests.refused[own].sum()), int(own.sum())
+    strict = mapping(run.account(arm).config.get("compile")).get("strict") is True
+    if run.account(arm).external or not (strict or refused):
+        return []
+    limit = run.limits.max_refused_pct
+    share = refused / requests if requests else None
+    seen = f"{refused} of {requests} requests were refused, since no graph fitted their step"
+    reason = f"{seen} ({percent(share or 0.0)}), limit {limit:g} %."
+    return [_count_gate(arm, "refused", None if share is None else 100.0 * share, limit, "pct", reason)]
+
+
+def _count_gate(arm: str, name: str, value: float | None, limit: float, unit: str, reason: str) -> Gate:
+    """A gate on what happened, which needs no error bars."""
+    return Gate(
+        arm=arm,
+        gate=name,
+        kind="error",
+        value=value,
+        limit=limit,
+        unit=unit,
+        verdict=status(value, value, limit),
+        reason=reason,
     )

@@ -37,7 +37,7 @@ class TestChecksOnGates:
     @pytest.mark.parametrize(
         ("kind", "failed", "stands"),
         [
-            *((kind, check(), "") for kind in ("noninferiority", "slo", "cold", "goodput")),
+            *((kind, check(), "") for kind in ("noninferiority", "slo", "goodput")),
             ("recompile", check(opens=ALL_KINDS), "FAIL"),
             ("error", check(opens=ALL_KINDS), "FAIL"),
             ("error", check(name="control errors", opens=(*ESTIMATES, "error")), ""),

@@ -166,7 +166,7 @@ def test_a_kernel_that_is_first_met_under_traffic_fails_the_gate_on_recompiles(t
     directory = write_run(tmp_path / "run", replace(QUIET, arms=(EAGER, FakeArm(name="compiled", compiles=[kernel]))))
     summary = analyze(directory)
     assert gate(summary)["verdict"] == "FAIL"
-    assert gate(summary)["reason"].startswith("1 recompile while serving (1 of them JIT compiles of kernels), longest")
+    assert gate(summary)["reason"].startswith("1 recompile while serving in one trial, longest 0.4 s")
     assert [arm["compile"]["jit_compiles"] for arm in summary["arms"]] == [0, 1]
 
 
@@ -297,14 +297,6 @@ def test_stalls_that_are_allowed_or_of_the_host_open_nothing(tmp_path, seconds, 
     summary = stopped(tmp_path / "run", 100, seconds=seconds, control=control, gates=gates)
     assert CHECK not in failed(summary)
     assert gate(summary, "longest stall")["verdict"] == "PASS"
-
-
-@pytest.mark.parametrize(("at_s", "opened"), [(20, "cold longest stall"), (200, "longest stall")])
-def test_a_stall_counts_against_the_budget_of_its_part(tmp_path, at_s, opened):
-    gates = {**BUDGET, "cold_s": 60, "cold": {"max_stall_s": 2.0}}
-    summary = stopped(tmp_path / "run", at_s, gates=gates)
-    verdicts = {name: gate(summary, name)["verdict"] for name in ("cold longest stall", "longest stall")}
-    assert [name for name, verdict in verdicts.items() if verdict == "INCONCLUSIVE"] == [opened]
 
 
 @pytest.mark.parametrize("cause", [WORK, UNKNOWN])

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from analysis.judging.comparisons import PHASES, QUANTILES, blocks_at, compared, comparisons, judge_quantiles
-from analysis.judging.gates.goodput import bunched_error, goodput_of, log_ratio
+from analysis.judging.gates.objectives import Used, goodput_gates, judge_goodput
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
@@ -231,107 +230,92 @@ RATED = FakeRun(duration_s=480, rate=2, slo=SLO)
 
 
 def goodput(path, run, edit=None):
-    return goodput_of(run_of(path, run, edit), "compiled", 0.95)
-
-
-def test_equal_arms_have_equal_goodput(tmp_path):
-    ratio = goodput(tmp_path, RATED).ratio
-    assert ratio.low < 1.0 < ratio.high
+    (gate,) = goodput_gates(run_of(path, replace(run, gates={"min_goodput_ratio": 0.95}), edit), "compiled")
+    return gate
 
 
 NINE_TO_ONE = {"design": "split", "arms": (replace(EAGER, weight=9), FakeArm(name="compiled", weight=1)), "rate": 8}
 
 
 @pytest.mark.parametrize(
-    ("run", "most"),
+    ("run", "low", "high"),
     [
-        ({"arms": (EAGER, STALLS)}, 0.98),
-        ({"arms": (EAGER, FakeArm(name="compiled", error_share=0.3))}, 0.9),
-        (NINE_TO_ONE, None),
+        ({}, 0.95, 1.05),
+        (NINE_TO_ONE, 0.5, 1.1),
+        ({"arms": (EAGER, STALLS)}, 0.5, 0.98),
+        ({"arms": (EAGER, FakeArm(name="compiled", error_share=0.3))}, 0.5, 0.9),
     ],
-    ids=["stalls", "failures", "a split of nine to one"],
+    ids=["equal", "a split of nine to one", "stalls", "failures"],
 )
-def test_stalls_and_failures_cost_goodput_and_uneven_shares_do_not(tmp_path, run, most):
-    found = goodput(tmp_path, replace(RATED, **run))
-    if most is None:
-        assert found.ratio.ratio == pytest.approx(1.0, abs=0.06)
-    else:
-        assert found.ratio.high < most
-        assert found.control_share_pct == 100.0
+def test_stalls_and_failures_cost_goodput_and_uneven_shares_do_not(tmp_path, run, low, high):
+    gate = goodput(tmp_path, replace(RATED, **run))
+    assert low < gate.interval[0] < gate.value < gate.interval[1] < high
+    assert "100 % of eager's" in gate.reason
 
 
-def test_six_trials_are_the_unit(tmp_path):
-    ratio = goodput(tmp_path, FakeRun(trials=6, duration_s=60, rate=2, slo=SLO)).ratio
-    assert (ratio.method, ratio.groups) == ("t over trials", 6)
+@pytest.mark.parametrize(
+    ("run", "edit", "why"),
+    [
+        (FakeRun(duration_s=60, rate=2), None, "what a good request is"),
+        (RATED, lambda rows: [row for row in rows if row["arm"] == "eager"], "no good request"),
+        (RATED, lambda rows: [row for row in rows if row["arm"] != "eager"], "no good request"),
+    ],
+)
+def test_unknown_goodput_is_no_pass(tmp_path, run, edit, why):
+    gate = goodput(tmp_path, run, edit)
+    assert (gate.value, gate.verdict) == (None, "INCONCLUSIVE")
+    assert why in gate.reason
 
 
-def test_without_limits_goodput_is_unknown(tmp_path):
-    ratio = goodput(tmp_path, FakeRun(duration_s=60, rate=2)).ratio
-    assert ratio.ratio is None
-    assert "what a good request is" in ratio.obstacle
+BLOCK = np.repeat(np.arange(40), 50)
 
 
-@pytest.mark.parametrize("edit", [None, lambda rows: [row for row in rows if row["arm"] == "eager"]])
-def test_one_block_and_an_arm_without_requests_have_no_limits(tmp_path, edit):
-    ratio = goodput(tmp_path, FakeRun(duration_s=30, rate=4, slo=SLO), edit).ratio
-    assert (ratio.ratio is None) is (edit is not None)
-    assert (ratio.low, ratio.high) == (None, None)
-    assert ratio.obstacle
+def used(missed, level=0.9, block=BLOCK):
+    return Used(share=np.where(np.arange(len(block)) % 100 < missed, np.inf, level), block=block)
 
 
-class TestBunchedError:
-    BLOCK = np.repeat(np.arange(40), 50)
+@pytest.mark.parametrize(
+    ("own", "control", "more", "verdict"),
+    [
+        (used(0), used(0), {}, "PASS"),
+        (used(5), used(1), {"least": 1.05}, "FAIL"),
+        (used(20), used(1), {}, "FAIL"),
+        (used(5), used(1), {}, "INCONCLUSIVE"),
+        (used(0), used(0), {"reach": 0.06}, "INCONCLUSIVE"),
+        (used(20), used(1), {"reach": 0.3}, "INCONCLUSIVE"),
+        (used(1), used(1), {}, "PASS"),
+        (replace(used(1), effect=80.0), used(1), {}, "INCONCLUSIVE"),
+        (used(0, block=BLOCK // 2), used(0), {}, "INCONCLUSIVE"),
+        (used(0, level=0.2, block=BLOCK // 2), used(0), {}, "PASS"),
+        (replace(used(0), share=np.where(BLOCK % 10 == 9, 0.99, 0.4)), used(0), {}, "INCONCLUSIVE"),
+    ],
+    ids=[
+        "no miss",
+        "more is asked than the control has",
+        "surely worse",
+        "near the limit",
+        "days differ by more than is left",
+        "days differ by as much as was seen",
+        "equal misses",
+        "trials differ",
+        "few blocks",
+        "few blocks far below the limits",
+        "slow requests in bunches",
+    ],
+)
+def test_goodput_is_decided_by_both_shares(own, control, more, verdict):
+    asked = {"least": 0.95, "alpha": 0.05, "least_blocks": 18, **more}
+    assert judge_goodput(own, control, **asked).verdict == verdict
 
-    def error(self, used, least=0.95, blocks=18):
-        return bunched_error((used, self.BLOCK), (used, self.BLOCK), least=least, least_blocks=blocks)
 
-    def test_misses_are_taken_to_come_as_the_slow_requests_do(self):
-        """Requests of one block in ten are slow, and none missed: 5 % may, with a design effect of up to 50."""
-        spread_out = np.resize(np.linspace(0.4, 0.99, 50), 2000)
-        bunched = np.where(self.BLOCK % 10 == 9, 0.9, 0.4)
-        independent = math.sqrt(0.05 / 0.95 / 2000)
-        assert self.error(spread_out) == (pytest.approx(independent, rel=0.02), 24)
-        assert self.error(bunched)[0] > 5 * independent
-
-    def test_far_below_the_limits_only_other_causes_miss(self):
-        used = np.where(np.arange(2000) % 100 == 0, np.inf, 0.3)
-        assert self.error(used) == (0.0, 18)
-        assert self.error(np.where(used < 1.0, 0.6, used))[1] == 24
-
-
-class TestLogRatio:
-    def test_no_miss_in_any_group_is_no_certainty(self):
-        sent = np.full(10, 50.0)
-        ratio, spread, _ = log_ratio(sent, sent, sent, sent)
-        assert ratio == 1.0
-        assert spread == pytest.approx(math.sqrt(2 / 501 / 500), rel=0.05)
-
-    def test_by_hand(self):
-        made, other, sent = np.array([8.0, 12.0]), np.array([10.0, 10.0]), np.array([20.0, 20.0])
-        ratio, spread, _ = log_ratio(made, sent, other, sent)
-        independent = math.sqrt(21 / 22 * (0.5 / 0.5) / 40)
-        assert ratio == 1.0
-        assert spread > max(math.sqrt(2 * (0.1**2 + 0.1**2)), independent)
-
-    @pytest.mark.parametrize(
-        ("made", "sent", "control", "ratio", "why"),
-        [
-            ([0.0, 0.0], [5.0, 5.0], [5.0, 5.0], 0.0, "the arm made nothing"),
-            ([5.0, 5.0], [5.0, 5.0], [0.0, 0.0], None, "the control made nothing"),
-            ([0.0, 0.0], [0.0, 0.0], [5.0, 5.0], None, "one of the arms was sent nothing"),
-            ([5.0], [5.0], [5.0], 1.0, "one stretch of time cannot show how much stretches differ"),
-            ([], [], [], None, "one of the arms was sent nothing"),
-        ],
-    )
-    def test_nothing_has_no_error(self, made, sent, control, ratio, why):
-        columns = [np.array(column) for column in (made, sent, control)]
-        assert log_ratio(*columns, np.full(len(made), 5.0)) == (ratio, None, why)
-
-    def test_limits_hold_the_truth_as_often_as_they_promise(self):
-        """Of 300 pairs with bunched misses, two-sided 90 % limits must hold the true ratio in 84 % at least."""
-        rng = np.random.default_rng(0)
-        sent = rng.poisson(200, size=(300, 10)).astype(float)
-        good = [rng.binomial(sent.astype(int), rng.beta(95, 5, size=sent.shape)).astype(float) for _ in range(2)]
-        found = [log_ratio(mine, of, theirs, of) for mine, theirs, of in zip(*good, sent, strict=True)]
-        reach = stats.t.ppf(0.95, 9)
-        assert np.mean([abs(math.log(ratio)) <= reach * spread for ratio, spread, _ in found]) >= 0.84
+def test_the_limits_of_goodput_hold_the_truth_as_often_as_they_promise():
+    """Of 300 pairs with bunched misses, two-sided 90 % limits must hold the true ratio in 84 % at least."""
+    rng = np.random.default_rng(0)
+    block = np.repeat(np.arange(40), 50)
+    held = []
+    for _ in range(300):
+        shares = np.repeat(rng.beta(95, 5, size=(2, 40)), 50, axis=1)
+        sides = [Used(share=np.where(rng.random(2000) < share, 0.5, np.inf), block=block) for share in shares]
+        found = judge_goodput(*sides, least=1.0, alpha=0.1, least_blocks=18)
+        held.append(found.low <= 1.0 <= found.high)
+    assert np.mean(held) >= 0.84

@@ -26,7 +26,7 @@ from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from analysis.run.client_stalls import UNKNOWN, ArmStalls, Stall, client_stalls
 from analysis.run.run import Run
-from analysis.settings.gate_limits import CompileBudget
+from analysis.settings.gate_limits import GateLimits
 from analysis.summary.summary import analyze
 from benchmarks.simulation.detection import CONTROL, TREATMENT
 from benchmarks.simulation.greedy import BF16, Server
@@ -90,7 +90,7 @@ def test_unexplained_stalls_within_the_limits_leave_no_gate_open() -> None:
     stalls = tuple(Stall(**place, start_ns=at_s * SECOND, end_ns=(at_s + 1) * SECOND) for at_s in (10, 20))
     seen = ArmStalls(arm="a", stalls=stalls, detectable_s=0.25, witnesses=1)
     for allowed, verdict, value in ((2, "PASS", 2.0), (1, "INCONCLUSIVE", None)):
-        recompiles, *_ = client_gates(seen, CompileBudget(max_recompiles=allowed), requests=1000, minutes=10.0)
+        recompiles, *_ = client_gates(seen, GateLimits(max_recompiles=allowed), requests=1000, minutes=10.0)
         assert (recompiles.verdict, recompiles.value) == (verdict, value)
 
 

@@ -1,4 +1,4 @@
-"""The judgement on whole runs: verdicts, the cold start, parity and goodput."""
+"""The judgement on whole runs: verdicts, parity and goodput."""
 
 import json
 import shutil
@@ -84,7 +84,6 @@ class TestVerdicts:
         assert [item.gate for item in judgement.slo["eager"]] == ["slo p99_ttft_ms", "slo p99_e2e_ms"]
         assert {item.arm for item in judgement.gates} == {"compiled"}, "the control is measured and not judged"
         assert {item.metric for item in judgement.secondary if item.phase == "cold"} >= {"ttft", "e2e", "itl"}
-        assert not any("cold" in item.gate for item in judgement.gates)
 
     def test_a_recompiling_arm_fails_in_a_short_run(self, tmp_path):
         judgement = judgement_of(tmp_path, replace(SHORT, arms=(EAGER, FakeArm(name="padded"), NAIVE), slo=SLO))
@@ -150,45 +149,6 @@ class TestVerdicts:
             for row in events:
                 writer.append(row)
         assert gate(judged(directory), "recompiles", "naive").value == 6
-
-
-class TestCold:
-    EARLY = FakeArm(name="compiled", compiles=[Compile(at_s=5, seconds=3)])
-
-    def test_the_cold_start_is_judged_by_targets_of_its_own(self, tmp_path):
-        targets = {"p95_ttft_ms": 2000, "cold": {"p95_ttft_ms": 15_000}}
-        judgement = judgement_of(tmp_path, against(self.EARLY, trials=3, duration_s=300, slo=targets, rate=3))
-        cold = gate(judgement, "cold slo p95_ttft_ms")
-        assert (cold.kind, cold.verdict) == ("cold", "PASS")
-        assert gate(judgement, "slo p95_ttft_ms").value < cold.value  # of all traffic
-
-    def test_a_slow_cold_start_fails_its_target_alone(self, tmp_path):
-        slow = FakeArm(name="compiled", compiles=[Compile(at_s=3, seconds=20)])
-        run = against(slow, trials=3, duration_s=300, slo={"cold": {"p90_ttft_ms": 5000}}, rate=3)
-        judgement = judgement_of(tmp_path, run)
-        assert gate(judgement, "cold slo p90_ttft_ms").verdict == "FAIL"
-        assert gate(judgement, "noninferiority p99_ttft").verdict == "PASS"
-
-    def test_one_cold_start_decides_nothing(self, tmp_path):
-        judgement = judgement_of(tmp_path, FakeRun(slo={"cold": {"p99_ttft_ms": 9000}}))
-        cold = gate(judgement, "cold slo p99_ttft_ms")
-        assert (cold.verdict, cold.blocked_by) == ("INCONCLUSIVE", ("cold starts",))
-        assert "trials.count to 3" in judgement.advice.text
-
-    def test_recompiles_of_the_cold_start_are_counted_separately(self, tmp_path):
-        naive = FakeArm(name="naive", compiles=[Compile(at_s=at, seconds=1) for at in (4, 12, 60)])
-        parts = judgement_of(tmp_path, replace(SHORT, arms=(EAGER, naive))).facts["naive"]
-        assert {part: parts[part].recompiles for part in ("", "cold", "steady")} == {"": 3, "cold": 2, "steady": 1}
-        assert parts["cold"].stall_s_per_min == pytest.approx(4.0)  # 2 s of 30
-        assert parts["steady"].stall_s_per_min == pytest.approx(1.0)  # 1 s of 60
-
-    def test_the_cold_start_may_have_a_budget_of_its_own(self, tmp_path):
-        allowed = {"max_recompiles": 1, "max_stall_s": 9, "max_stall_s_per_min": 9, "max_requests_hit_pct": 90}
-        run = replace(SHORT, arms=(EAGER, self.EARLY))
-        assert gate(judgement_of(tmp_path / "one", run), "recompiles").verdict == "FAIL"
-        separate = judgement_of(tmp_path / "separate", replace(run, gates={"cold": allowed}))
-        assert gate(separate, "recompiles").verdict == gate(separate, "cold recompiles").verdict == "PASS"
-        assert gate(separate, "cold longest stall").value > 2.0
 
 
 QUANTISED = {

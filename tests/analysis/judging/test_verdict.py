@@ -125,7 +125,6 @@ class TestWords:
             ),
             ([gate("recompile", "FAIL"), OPEN], [], None, "will not clear compiled"),
             ([gate("recompile", "FAIL"), OPEN, replace(OPEN, arm="padded", needed_s=630.0)], [], 630.0, ""),
-            ([gate("cold", "INCONCLUSIVE")], [], None, "More trials"),
             ([gate("parity", "INCONCLUSIVE")], [], None, "`tailgate parity`"),
         ],
     )
@@ -196,7 +195,6 @@ PLAIN = replace(ARM, config={"compile": {"enabled": False}})
         (failed("refused", "error"), {}, ("bounds or ladders",), None),
         (failed("eager steps", "recompile"), {}, ("to run eagerly",), None),
         (failed("memory ratio", "memory"), {}, ("fewer slots",), None),
-        (failed("cold slo p99_ttft_ms", "cold"), {}, ("`tailgate precompile`",), None),
         (failed("ramp", "ramp"), {}, ("section on the ramp",), None),
     ],
 )

@@ -135,6 +135,17 @@ def test_data_that_cannot_carry_a_verdict_never_pass(name, long, tmp_path):
     write_summary(summary, tmp_path / "summary.json")
 
 
+@pytest.mark.parametrize(
+    "spoil", [lambda path: path.unlink(), lambda path: path.write_text("")], ids=["missing", "empty"]
+)
+def test_a_run_without_its_experiment_never_passes(spoil, long, tmp_path):
+    folder = long.changed(tmp_path / "run", lambda rows: rows)
+    spoil(folder / "experiment.toml")
+    summary = analyze(folder)
+    assert summary["overall"] == "INCONCLUSIVE"
+    assert any(not check["ok"] and "experiment.toml" in check["reason"] for check in summary["validity"])
+
+
 @pytest.mark.parametrize("damage", ["a flipped bit", "nothing left", "cut off"])
 @pytest.mark.parametrize("table", ["requests-0", "compile_events", "steps"])
 def test_a_damaged_table_never_passes(table, damage, stated, tmp_path):
@@ -185,7 +196,7 @@ def test_a_truncated_file_of_others_is_an_error_or_decides_nothing(form, long, t
 
 NASTY = st.sampled_from([None, 0, 1, -1, 2**31, 2**62, 2**63 - 1, -(2**63), 1_700_100_000_000_000_000])
 COLUMNS = st.sampled_from(["scheduled_ns", "sent_ns", "first_token_ns", "end_ns", "compile_stall_ns", "batch_id"])
-COUNTS = st.sampled_from(["trial", "prompt_tokens", "max_tokens", "output_tokens", "batch_size"])
+COUNTS = st.sampled_from(["trial", "prompt_tokens", "max_tokens", "output_tokens"])
 SMALL = st.sampled_from([None, 0, -1, 7, 2**31 - 1, -(2**31)])
 TEXTS = st.sampled_from([None, "", "eager", "compiled", "1-0-eager", "OK", "CANCELLED", "rampup", "é" * 40, "x" * 300])
 NAMES = st.sampled_from(["request_id", "session_id", "replica", "pair_id", "status", "error", "phase"])
@@ -319,7 +330,7 @@ def test_a_timeout_is_not_left_out_of_the_count(timed_out, long):
     arm = row_of(timed_out, "compiled")
     planned = sum(row["arm"] == "compiled" for row in long.rows)
     assert arm["requests"] == planned == arm["metrics"]["e2e"]["n"] == arm["metrics"]["ttft"]["n"]
-    assert arm["metrics"]["e2e"]["failed"] == arm["failed"] == pytest.approx(planned / 5, abs=1)
+    assert arm["failed"] == pytest.approx(planned / 5, abs=1)
 
 
 def test_a_timeout_is_no_good_request(timed_out):

@@ -133,11 +133,13 @@ def test_an_error_is_one_line_whatever_a_file_holds():
 def test_a_number_that_its_column_cannot_hold_is_unknown_and_no_row_is_lost(tmp_path):
     path = tmp_path / "requests.arrow"
     write_rows(
-        path, [row(0), row(1) | {"end_ns": 2**63, "turn": 2**31}, row(2) | {"end_ns": 10**30, "turn": -1}], batch=3
+        path,
+        [row(0), row(1) | {"end_ns": 2**63, "max_tokens": 2**31}, row(2) | {"end_ns": 10**30, "max_tokens": -1}],
+        batch=3,
     )
     rows = read_table(path, REQUESTS)[0]
     assert rows["end_ns"].to_pylist()[1:] == [None, None]
-    assert rows["turn"].to_pylist() == [None, None, -1]
+    assert rows["max_tokens"].to_pylist() == [None, None, -1]
 
 
 BATCHES = 40
@@ -168,8 +170,7 @@ def batches(path):
 
 
 def test_what_was_written_is_stated_and_read(path):
-    end = read_end(path)
-    assert (end.rows, end.size < path.stat().st_size, end.agrees_with(path)) == (BATCHES, True, True)
+    assert read_end(path) == (BATCHES, True)
     assert read(path) == (list(range(BATCHES)), ())
     with path.open("rb") as file:
         assert pa.ipc.open_stream(file).read_all().num_rows == BATCHES

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.records.run_records import read_run
 from analysis.records.schemas import SERVER_LOAD
-from analysis.run.memory import memory_of
+from analysis.run.memory import memory_of, shared_figure
 from analysis.run.run import Run
 from analysis.run.server_load import server_load
 from tests.fakes.machines import GIB, sample, tell
@@ -30,7 +30,7 @@ def seen(directory):
 def held(directory, level, **more):
     """What the eager arm held of memory, sampled with this level."""
     sample(directory, "process", "eager-0", {"memory_bytes": level}, arm="eager", **more)
-    return seen(directory).arms["eager"].get("process")
+    return seen(directory)["eager"].get("process")
 
 
 def test_the_peak_is_that_of_the_traffic_and_of_the_replica_that_held_most(tmp_path):
@@ -40,7 +40,7 @@ def test_the_peak_is_that_of_the_traffic_and_of_the_replica_that_held_most(tmp_p
     run = run_in(tmp_path)
     for replica, size in (("eager-0", 2), ("eager-1", 3)):
         sample(run, "process", replica, {"memory_bytes": partial(around, size)}, arm="eager")
-    assert seen(run).arms["eager"]["process"] == {1: 3 * GIB}
+    assert seen(run)["eager"]["process"] == {1: 3 * GIB}
 
 
 def test_samples_that_end_early_show_no_peak(tmp_path):
@@ -48,26 +48,31 @@ def test_samples_that_end_early_show_no_peak(tmp_path):
     assert held(run_in(tmp_path, duration_s=50), GIB) == {1: GIB}
 
 
+def compared(directory):
+    memory = seen(directory)
+    return shared_figure(memory["compiled"], memory["eager"])
+
+
 def test_arms_on_cards_are_compared_by_memory_of_the_cards(tmp_path):
     run = run_in(tmp_path, devices=CARDS)
     for arm in CARDS:
         sample(run, "process", f"{arm}-0", {"memory_bytes": GIB}, arm=arm)
-    assert seen(run).shared_figure("compiled", "eager") is None
+    assert compared(run) is None
     for arm in CARDS:
-        sample(run, "allocator", f"{arm}-0", {"reserved_bytes": 2 * GIB, "peak_bytes": GIB}, arm=arm)
-    assert seen(run).shared_figure("compiled", "eager") == "reserved"
+        sample(run, "allocator", f"{arm}-0", {"reserved_bytes": 2 * GIB}, arm=arm)
+    assert compared(run) == "reserved"
     for arm, card in CARDS.items():
         sample(run, "device", card, {"memory_bytes": 3 * GIB, "foreign_processes": 0})
-        assert seen(run).arms[arm]["card"] == {1: 3 * GIB}
-    assert seen(run).shared_figure("compiled", "eager") == "card"
+        assert seen(run)[arm]["card"] == {1: 3 * GIB}
+    assert compared(run) == "card"
 
 
 def test_the_process_that_listens_for_an_external_arm_shows_no_memory_of_its_server(tmp_path):
     run = run_in(tmp_path, arms=[{"name": "eager"}, {"name": "compiled", "kind": "openai"}])
     for arm in CARDS:
         sample(run, "process", f"{arm}-0", {"memory_bytes": GIB}, arm=arm)
-    assert list(seen(run).arms["eager"]) == ["process"]
-    assert (seen(run).arms["compiled"], seen(run).shared_figure("compiled", "eager")) == ({}, None)
+    assert list(seen(run)["eager"]) == ["process"]
+    assert (seen(run)["compiled"], compared(run)) == ({}, None)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +87,7 @@ def test_the_process_that_listens_for_an_external_arm_shows_no_memory_of_its_ser
 def test_a_card_that_is_shared_says_nothing_of_the_arm(facts, foreign, tmp_path):
     run = run_in(tmp_path, **facts)
     sample(run, "device", "cuda:0", {"memory_bytes": 3 * GIB, "foreign_processes": foreign})
-    assert seen(run).arms["eager"] == {}
+    assert seen(run)["eager"] == {}
 
 
 def samples(*, arm="vllm", replica="vllm-0", trial=1, **columns):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from analysis.records.tables import RecordError
-from analysis.settings.gate_limits import CompileBudget, GateLimits, Goodput
+from analysis.settings.gate_limits import GateLimits, Goodput
 from analysis.settings.model import Settings
 from analysis.settings.ramp_limits import RampLimits
 from analysis.settings.rollout import Rollout
-from analysis.settings.slo_targets import merged, parse_cold, parse_slo
+from analysis.settings.slo_targets import merged, parse_slo
 from tests.fakes.processes import refusal
 
 
@@ -33,9 +33,6 @@ from tests.fakes.processes import refusal
         ("min_blocks", 1, "gates.min_blocks"),
         ("margins", {"ttft": -1.0}, "gates.margins.ttft is -1"),
         ("margins", {"tpot": 0.1}, "gates.margins.tpot"),
-        ("cold", 3, "gates.cold is 3: it should be"),
-        ("cold", {"max_errors": 3}, "gates.cold.max_errors is unknown"),
-        ("cold", {"max_stall_s": "x"}, "gates.cold.max_stall_s is 'x'"),
     ],
 )
 def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(key: str, value: Any, words: str) -> None:
@@ -43,7 +40,7 @@ def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(key: str, value:
 
 
 def test_every_number_has_a_range() -> None:
-    for model in (GateLimits, CompileBudget, Goodput, RampLimits, Rollout):
+    for model in (GateLimits, Goodput, RampLimits, Rollout):
         for key, field in model.model_fields.items():
             if field.annotation in (int, float, float | None):
                 value = -1 if field.annotation is int else -1.0
@@ -66,16 +63,12 @@ def test_an_unknown_key_is_refused_with_the_closest(model: type[Settings], key: 
     assert said == f"{model.table}.{key} is unknown: the closest is {closest}"
 
 
-def test_limits_have_defaults_and_exceptions_by_metric_and_phase() -> None:
+def test_limits_have_defaults_and_exceptions_by_metric() -> None:
     limits = GateLimits.read({"margin": 0.2, "metrics": ["tpot"], "max_recompiles": 3})
     assert (limits.margin, limits.metrics, limits.max_recompiles, limits.min_blocks) == (0.2, ("tpot",), 3, 18)
     assert GateLimits.read({"quantiles": [0.5, 0.999, 0.9]}).quantile == 0.999
     own = GateLimits.read({"margin": 0.1, "margins": {"e2e": 0.2}})
     assert (own.margin_of("ttft"), own.margin_of("e2e")) == (0.1, 0.2)
-    cold = GateLimits.read({"max_stall_s": 3.0, "cold": {"max_recompiles": 4}})
-    assert cold.cold == CompileBudget(max_recompiles=4, max_stall_s=3.0)
-    assert (cold.max_recompiles, cold.max_stall_s) == (0, 3.0)
-    assert GateLimits.read({}).cold is None
 
 
 def test_a_rollout_has_a_load_and_the_gpus_of_a_replica() -> None:
@@ -121,8 +114,6 @@ def test_a_target_is_named_by_quantile_and_metric(key: str, metric: str, quantil
         *((parse_slo, {key: 1}, f"slo.{key} is unknown: give") for key in ("targets", "p99_ttft", "error_rate")),
         *((parse_slo, {"p99_ttft_ms": value}, "above 0") for value in (-1, 0, "fast", True, math.nan, math.inf, None)),
         *((parse_slo, {"error_pct": value}, "from 0 to 100") for value in (-1, 101, "1", math.nan)),
-        (parse_cold, {"cold": 3}, "slo.cold is 3: give a table"),
-        *((parse_cold, {"cold": {key: 3}}, f"slo.cold.{key} is unknown") for key in ("speed", "cold")),
     ],
 )
 def test_a_table_of_targets_that_cannot_be_used_is_refused(
@@ -132,13 +123,11 @@ def test_a_table_of_targets_that_cannot_be_used_is_refused(
 
 
 def test_a_target_of_the_command_line_replaces_the_one_of_the_same_key() -> None:
-    table = {"p99_ttft_ms": 500, "p99_e2e_ms": 6000, "cold": {"p99_ttft_ms": 9000}}
+    table = {"p99_ttft_ms": 500, "p99_e2e_ms": 6000}
     changed = merged(table, ["p99_ttft_ms=300", "error_pct=1"])
     assert {target.key: target.limit for target in parse_slo(changed)} == {
         **{"p99_ttft_ms": 300.0, "p99_e2e_ms": 6000.0, "error_pct": 1.0}
     }
-    assert [(target.limit, target.cold) for target in parse_cold(changed)] == [(9000.0, True)]
-    assert not any(target.cold for target in parse_slo(changed))
     assert refusal(RecordError, merged, {}, ["p99_ttft_ms"]).startswith('--slo "p99_ttft_ms" is not KEY=LIMIT')
     assert "p99_ttft_ms <" in refusal(RecordError, merged, {}, ["p99_ttft_ms <= 500"])
 

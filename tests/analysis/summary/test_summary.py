@@ -207,10 +207,8 @@ SLOW_BALANCED = Trouble(what="slow", size=0.85)
 def test_disturbed_machines_leave_a_pass_open_unless_changing_places_balances_it(tmp_path, trouble):
     summary = on_machines(tmp_path, trouble)
     left_open = trouble is not SLOW_BALANCED
-    assert summary["machines"]["verdict"] == "disturbed"
+    assert summary["machines"]["verdict"] == ("disturbed" if left_open else "quiet")
     assert summary["overall"] == ("INCONCLUSIVE" if left_open else "PASS")
-    check = summary["machines"]["disturbances"][0]["check"]
-    assert (check in {row["check"] for row in summary["validity"] if not row["ok"]}) is left_open
     for gate in estimates_of(summary):
         blocked = bool(gate["blocked_by"])
         assert blocked is ("would be a PASS" in gate["reason"])

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.checks.table import LENGTH_CHECKS
-from analysis.settings.gate_limits import CompileBudget, GateLimits
+from analysis.settings.gate_limits import GateLimits
 from analysis.settings.model import Settings
-from analysis.settings.slo_targets import parse_cold, parse_slo
+from analysis.settings.slo_targets import parse_slo
 from analysis.summary.summary import analyze
 from loadtests.experiments.field_names import FieldFlags, long_enough
 from loadtests.experiments.files import builtin_names
@@ -62,7 +62,7 @@ def changed(**tables: Any) -> Experiment:
         {"arm": {"preset": "compiled-bucketed", "shapes": {"batch_ladder": [1, 8]}}, "trials": {"count": 3}},
         {"arm": {"compile": {"enabled": False, "warmup": "minimal"}}, "splitter": {"stickiness": "replica"}},
         {"arm": {"model": {"dtype": "float16"}, "engine": {"slots": 4}}, "compare_models": True},
-        {"slo": {"p99_e2e_ms": 50, "error_pct": 1, "cold": {"p99_e2e_ms": 500}}, "goodput": {"e2e": 50}},
+        {"slo": {"p99_e2e_ms": 50, "error_pct": 1}, "goodput": {"e2e": 50}},
     ],
 )
 def test_an_experiment_survives_a_round_trip(tables: dict[str, Any]) -> None:
@@ -145,14 +145,12 @@ def test_a_built_in_experiment_is_long_enough_to_decide(
 
 
 def test_targets_of_the_command_line_replace_those_of_the_experiment(tmp_path: Path) -> None:
-    slo = "[slo]\np99_e2e_ms = 6000\np50_itl_ms = 40\n[slo.cold]\np99_ttft_ms = 9000\n"
-    gates = "[gates]\nquantiles = [0.95]\n[gates.margins]\ne2e = 0.2\n[gates.cold]\nmax_recompiles = 3\n"
+    slo = "[slo]\np99_e2e_ms = 6000\np50_itl_ms = 40\n"
+    gates = "[gates]\nquantiles = [0.95]\n[gates.margins]\ne2e = 0.2\n"
     experiment = load(write(tmp_path, MINIMAL + slo + gates), slo=["p99_e2e_ms=4000"])
     targets = {target.key: target.limit for target in parse_slo(experiment.slo)}
     assert targets == {"p99_e2e_ms": 4000.0, "p50_itl_ms": 40.0}
-    assert [target.limit for target in parse_cold(experiment.slo)] == [9000.0]
     assert experiment.gates.quantiles == (0.95,)
-    assert experiment.gates.cold == CompileBudget(max_recompiles=3)
     assert from_table(tomllib.loads(to_toml(experiment))) == experiment
     with pytest.raises(ConfigError, match='--slo "p99_ttft_ms 3" is not KEY=LIMIT'):
         load("demo", slo=["p99_ttft_ms 3"])

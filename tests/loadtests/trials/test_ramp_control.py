@@ -16,7 +16,7 @@ from analysis.interim.journal import JOURNAL
 from analysis.interim.journal import append as append_look
 from analysis.judging.alarms import ServedCompile, compile_alarms
 from analysis.records.weight_journal import BY_HAND, WeightChange, append, read_weights
-from analysis.settings.gate_limits import CompileBudget, GateLimits
+from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.page import tails
 from loadtests.trials import judge as judging
@@ -299,8 +299,7 @@ DEATH = {"arm": "new", "replica": "new-0", "at_ns": 5}
     [
         ([COMPILE], [], GateLimits(), ("recompiled", "2x64")),
         ([COMPILE] * 3, [], GateLimits(max_recompiles=3), ()),
-        ([COMPILE], [], GateLimits(cold=CompileBudget()), ()),
-        ([], [DEATH], GateLimits(cold=CompileBudget()), ("new-0 died",)),
+        ([], [DEATH], GateLimits(), ("new-0 died",)),
         ([], [{**DEATH, "arm": "eager"}], GateLimits(), ()),
     ],
 )

@@ -85,7 +85,6 @@ P99 = {"p99_ttft_ms": 500}
         ({"slo": P99}, (500.0, 0.0)),
         ({"slo": {**P99, "p50_ttft_ms": 200, "p99_e2e_ms": 9000}}, (500.0, 9000.0)),
         ({"slo": {"p99_e2e_ms": 2000}}, (0.0, 2000.0)),
-        ({"slo": {**P99, "cold": {"p99_ttft_ms": 5000}}}, (500.0, 0.0)),
         # Their value for a request is not known until it ends.
         ({"slo": {**P99, "p99_itl_ms": 100}}, (0.0, 0.0)),
         ({"slo": {**P99, "error_pct": 1.0}}, (0.0, 0.0)),
@@ -187,7 +186,7 @@ START = 1_700_000_000_000 * MS
 def request() -> dict[str, Any]:
     """A request as its client saw it: sent 1 ms late, its first token after 20 ms, its end after 100 ms."""
     row: dict[str, Any] = dict.fromkeys(REQUESTS.names)
-    row |= {"request_id": "1-7", "pair_id": "1-7", "session_id": "s", "turn": 0, "trial": 1, "arm": "eager"}
+    row |= {"request_id": "1-7", "pair_id": "1-7", "session_id": "s", "trial": 1, "arm": "eager"}
     row |= {"scheduled_ns": START, "sent_ns": START + MS, "first_token_ns": START + 20 * MS, "status": "OK"}
     return row | {"end_ns": START + 100 * MS, "max_tokens": 8, "output_tokens": 8, "phase": "measure"}
 
@@ -197,7 +196,7 @@ def logged(arm: str, first_ms: int, end_ms: int) -> LoggedRequest:
     names: dict[str, Any] = {"address": "127.0.0.1:50051", "arm": arm, "replica": f"{arm}-0", "copy": arm != "eager"}
     names |= {"request_id": "1-7", "session_id": "s", "path": "/tailgate.v1.Inference/Generate"}
     times = {"start_ns": START, "first_ns": first_ms * MS, "end_ns": end_ms * MS}
-    figures = {"output_tokens": 8, "queue_ns": 5, "recv_ns": 77}
+    figures = {"output_tokens": 8, "batch_id": 5, "recv_ns": 77}
     outcome: dict[str, Any] = {"status": "OK", "error": "", "figures": figures, "ended": True, "pinned": False}
     return LoggedRequest(connection=1, **names, **times, **outcome)
 
@@ -210,5 +209,5 @@ def test_a_copy_is_later_than_its_request_by_the_splitter_s_times() -> None:
     assert (row["first_token_ns"], row["end_ns"]) == (START + 30 * MS, START + 140 * MS)
     assert (row["arm"], row["replica"], row["status"], row["error"]) == ("dark", "dark-0", "OK", None)
     assert (row["pair_id"], row["scheduled_ns"], row["sent_ns"]) == ("1-7", START, START + MS)
-    assert (row["output_tokens"], row["queue_ns"], row["server_recv_ns"]) == (8, 5, 77)
+    assert (row["output_tokens"], row["batch_id"], row["server_recv_ns"]) == (8, 5, 77)
     assert row.keys() <= set(REQUESTS.names)

@@ -33,7 +33,7 @@ def begun(at_s: float, connection: int = 1, **changes: Any) -> dict[str, Any]:
 def ended(at_s: float, connection: int = 1, **changes: Any) -> dict[str, Any]:
     row = {"event": "DownstreamEnd", "arm": "eager", "host": "127.0.0.1:1", "status": 0, "flags": "-"}
     row |= {"first_ns": 20 * MS, "end_ns": 100 * MS}
-    row["figures"] = {"output_tokens": "5", "prompt_tokens": "9", "queue_ns": "7", "recv_ns": "11"}
+    row["figures"] = {"output_tokens": "5", "prompt_tokens": "9", "batch_id": "7", "recv_ns": "11"}
     return begun(at_s, connection) | row | changes
 
 
@@ -81,7 +81,7 @@ def test_a_request_becomes_a_record_with_what_its_server_measured(house: House) 
     assert times[1] == (start + S, start + S, None, start + S + 100 * MS)
     named = house.rows("arm", "replica", "status", "phase")
     assert named == [("eager", "eager-0", "OK", "measure"), ("eager", "127.0.0.1:9", "UNAVAILABLE", "measure")]
-    figures = house.rows("prompt_tokens", "output_tokens", "queue_ns", "server_recv_ns", "max_tokens")
+    figures = house.rows("prompt_tokens", "output_tokens", "batch_id", "server_recv_ns", "max_tokens")
     assert figures == [(9, 5, 7, 11, None), (0, None, None, None, None)]
     assert house.account("settled_ns") == [SINCE + 3 * S]
 
