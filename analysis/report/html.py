@@ -72,8 +72,6 @@ def html_report(document: Mapping[str, Any]) -> str:
                 "answer": frontier.answer(search),
                 "latencies": frontier.latencies(search),
                 "holdings": frontier.holdings(search),
-                "search_notes": frontier.search_notes(search),
-                "pairs": frontier.pairs(search),
                 "steps": frontier.steps(search),
                 "objective": frontier.objective(search),
             },
