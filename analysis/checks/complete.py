@@ -84,11 +84,15 @@ def _missing_trials(run: Run, trials: Sequence[Mapping[str, Any]]) -> Iterator[s
     # because the run was decided.
     stopped = [int(info["trial"]) for info in trials if not info.get("complete") and not info.get("ended")]
     there = {int(info["trial"]) for info in trials}
-    most = max(there, default=0) if trials and trials[-1].get("ended") else max([run.planned_trials, *there])
+    count = mapping(run.records.experiment.get("trials")).get("count")
+    planned = count if isinstance(count, int) and not (trials and trials[-1].get("ended")) else 0
+    most = max([planned, *there])
     missing = [number for number in range(1, most + 1) if number not in there]
+    joined = run.records.runs if run.records.joined else ()
+    own_names = {at: f"trial {own} of {one.name}" for one in joined for own, at in one.trials.items()}
     for what, numbers in (("stopped before their end", stopped), ("missing", missing)):
         if numbers:
-            named = [f"{at} ({run.own_names[at]})" if at in run.own_names else str(at) for at in numbers]
+            named = [f"{at} ({own_names[at]})" if at in own_names else str(at) for at in numbers]
             yield f"trials {what}: {', '.join(named)}"
 
 
