@@ -1,12 +1,9 @@
-"""`tailgate plan`: how long a run must be, from what a pilot saw, or from rate, design and a model of servers.
-
-Both follow the rules of the gates' own advice (`analysis.statistics.planning`).
-"""
+"""`tailgate plan`: how long a run must be to decide its gates, from what a pilot saw."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,22 +23,15 @@ from analysis.settings.metrics import quantile_label
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
 from analysis.statistics.planning import (
-    LONGEST_S,
-    MODEL_SPREADS,
     POWER,
     TAIL_REQUESTS,
-    clean_requests,
     comparison_needed,
     least_length_s,
-    log_distance,
-    model_noise,
     power_of_each,
-    requests_for_share,
 )
 from analysis.wording import counted
 
 SCHEMA = 1
-DESIGNS = tuple(MODEL_SPREADS)
 _FEWEST_GROUPS = 6  # that tell a spread and are no guess
 
 
@@ -49,7 +39,7 @@ _FEWEST_GROUPS = 6  # that tell a spread and are no guess
 class Need:
     """What one gate needs: seconds over all trials, None where no length of up to a week is enough."""
 
-    arm: str = ""
+    arm: str
     what: str
     seen: float | None = None
     spread: float | None = None
@@ -57,13 +47,14 @@ class Need:
     note: str = ""
 
 
-def plan_from_run(directory: Path, *, margin: float | None = None, ratio: float = 1.0) -> dict[str, Any]:
+def plan_of(directory: Path, *, margin: float | None = None, ratio: float = 1.0) -> dict[str, Any]:
     """Plan from the spread that the run in `directory` saw, for a true `ratio`; return plain values.
 
     `margin` is by default the pilot's. RecordError where the run shows no spread.
     """
     run = with_lengths(Run.of(read_run(directory)))
-    run = replace(run, limits=_with_margin(run.limits, margin))
+    if margin is not None:
+        run = replace(run, limits=run.limits.model_copy(update={"margin": margin, "margins": {}}))
     if is_search(run):
         raise RecordError(f"{directory} searched for the load that arms hold: plan from a run with one steady load")
     if not run.treatments:
@@ -72,11 +63,11 @@ def plan_from_run(directory: Path, *, margin: float | None = None, ratio: float 
     rows = [_comparison_need(run, item, ratio) for item in judged.steady]
     targets = list(run.targets)
     if all(target.quantile is not None for target in targets):
-        targets.append(_error_target(limits))
+        targets.append(SloTarget(key="error_pct", metric="error", quantile=None, limit=limits.max_error_pct))
     for arm in run.treatments:
         rate = run.rate(int((run.of_arm(arm) & run.usable).sum()))
         rows += [_share_need(run, arm, target) for target in targets]
-        rows.append(_least_need(limits, arm=arm, rate=rate, block_s=run.block_s, trials=trials))
+        rows.append(_least_need(limits, arm, rate=rate, block_s=run.block_s, trials=trials))
     failed = [arm for arm, verdict in judged.verdicts.items() if verdict == FAIL]
     notes = [
         f"Mend first: {check.reason} {check.remedy}".rstrip()
@@ -86,54 +77,16 @@ def plan_from_run(directory: Path, *, margin: float | None = None, ratio: float 
         notes.append(f"{', '.join(failed)} failed in the pilot: no length clears that, and its rows do not count.")
     if any(item.machine_spread > 0 for item in judged.steady):
         notes.append("Only more machines average out what differs between machines: more trials on the same do not.")
-    source = {"from": "pilot", "run_dir": str(directory), "design": run.design, "seconds": run.seconds}
-    trial_s = run.seconds / trials if trials >= TRIALS_FOR_T_TEST else None
     deciding = [row for row in rows if row.arm not in failed] or rows
+    trial_s = run.seconds / trials if trials >= TRIALS_FOR_T_TEST else None
     return {
-        "source": {**source, "trials": trials},
-        "wanted": _wanted(limits, ratio),
+        "schema": SCHEMA,
+        "source": {"run_dir": str(directory), "design": run.design, "seconds": run.seconds, "trials": trials},
+        "wanted": {"margin": limits.margin, "ratio": ratio, "power": POWER, "alpha": limits.alpha},
         **_length_of(deciding, block_s=run.block_s, trials=trials, trial_s=trial_s),
         "rows": [asdict(row) for row in rows],
         "notes": list(dict.fromkeys(notes)),
     }
-
-
-def plan_from_design(
-    *,
-    rate: float,
-    design: str = "mirrored",
-    margin: float | None = None,
-    ratio: float = 1.0,
-    targets: Sequence[SloTarget] = (),
-) -> dict[str, Any]:
-    """Plan without a pilot, for `rate` requests/s to each arm, from the model of servers; return plain values."""
-    limits = _with_margin(GateLimits(), margin)
-    # A block of switchback holds one turn of each arm.
-    block_s = limits.block_s * (2 if design == "switchback" else 1)
-    rows = [
-        _model_need(design, rate, ratio, limits, block_s),
-        *(_target_need(target, rate, limits, block_s) for target in (*targets, _error_target(limits))),
-        _least_need(limits, rate=rate, block_s=block_s, trials=1),
-    ]
-    note = (
-        "No pilot: the spread is that of simulated servers at 40 % load, known to a factor of 2, so lengths to a "
-        "factor of 4. Run 10 minutes as a pilot and plan again with `tailgate plan RUN_DIR`."
-    )
-    return {
-        "source": {"from": "model", "rate": rate, "design": design},
-        "wanted": _wanted(limits, ratio),
-        **_length_of(rows, block_s=block_s),
-        "rows": [asdict(row) for row in rows],
-        "notes": [note],
-    }
-
-
-def _with_margin(limits: GateLimits, margin: float | None) -> GateLimits:
-    return limits if margin is None else limits.model_copy(update={"margin": margin, "margins": {}})
-
-
-def _wanted(limits: GateLimits, ratio: float) -> Mapping[str, float]:
-    return {"margin": limits.margin, "ratio": ratio, "power": POWER, "alpha": limits.alpha}
 
 
 def _comparison_need(run: Run, item: Comparison, ratio: float) -> Need:
@@ -150,7 +103,7 @@ def _comparison_need(run: Run, item: Comparison, ratio: float) -> Need:
     if item.spread is not None and item.groups < _FEWEST_GROUPS:
         notes.append(f"a guess: {counted(item.groups, 'group')} of blocks tell the spread")
     if needed_s is not None and starts > item.trials:
-        notes.append(_starts_text(starts))
+        notes.append(f"in {starts} fresh starts (trials.count)")  # which time cannot average out
     return Need(
         arm=item.arm,
         what=quantile_label(item.metric, item.quantile),
@@ -161,31 +114,6 @@ def _comparison_need(run: Run, item: Comparison, ratio: float) -> Need:
     )
 
 
-def _model_need(design: str, rate: float, ratio: float, limits: GateLimits, block_s: float) -> Need:
-    noise = model_noise(
-        design, rate=rate, block_s=block_s, overhead_s=limits.cold_s, restart_spread=limits.restart_spread
-    )
-    distance, power = log_distance(limits.margin, ratio), power_of_each(limits)
-    least_s = limits.min_blocks * block_s + noise.lost_s
-    needed_s, starts = noise.needed(distance, alpha=limits.alpha, power=power, least_s=least_s)
-    return Need(
-        what=f"p{100 * limits.quantile:.10g}", needed_s=needed_s, note=_starts_text(starts) if starts > 1 else ""
-    )
-
-
-def _starts_text(starts: int) -> str:
-    """Time cannot average out what every request of a start shares."""
-    return f"in {starts} fresh starts (trials.count)"
-
-
-def _error_target(limits: GateLimits) -> SloTarget:
-    return SloTarget(key="error_pct", metric="error", quantile=None, limit=limits.max_error_pct)
-
-
-def _share_label(target: SloTarget) -> str:
-    return "errors" if target.quantile is None else f"slo {target.key}"
-
-
 def _share_need(run: Run, arm: str, target: SloTarget) -> Need:
     """What it takes to show that few enough requests miss the target, if as many do as in the pilot."""
     own = units(run.requests, held_to(run, arm), target)
@@ -194,34 +122,23 @@ def _share_need(run: Run, arm: str, target: SloTarget) -> Need:
     note = f"{result.missed} of {result.requests} missed it, {100 * result.allowed:.3g} % may"
     if seen is not None and seen > result.allowed:
         note += ": a run of this length would show a FAIL"
-    return Need(arm=arm, what=_share_label(target), seen=seen, needed_s=needed_s, note=note)
-
-
-def _target_need(target: SloTarget, rate: float, limits: GateLimits, block_s: float) -> Need:
-    """What it takes if half as many requests miss the target as may."""
-    allowed = target.allowed_share
-    if not 0 < allowed < 1:
-        return Need(what=_share_label(target), note="no run shows a share of 0 or 1")
-    clean = clean_requests(allowed, alpha=limits.alpha)
-    half = requests_for_share(allowed / 2, allowed, alpha=limits.alpha, power=POWER) or clean
-    seconds = math.ceil(max(half, clean) / rate / block_s - 1e-9) * block_s
     return Need(
-        what=_share_label(target),
-        needed_s=seconds if seconds <= LONGEST_S else None,
-        note=f"{clean:,} requests if none misses it, {half:,} if half as many do as may ({100 * allowed / 2:.3g} %)",
+        arm=arm,
+        what="errors" if target.quantile is None else f"slo {target.key}",
+        seen=seen,
+        needed_s=needed_s,
+        note=note,
     )
 
 
-def _least_need(limits: GateLimits, *, rate: float, block_s: float, trials: int, arm: str = "") -> Need:
+def _least_need(limits: GateLimits, arm: str, *, rate: float, block_s: float, trials: int) -> Need:
     """What every verdict needs, whatever the spread: blocks, and requests beyond the quantile."""
     seconds = least_length_s(limits, rate=rate, block_s=block_s) + limits.cold_s * trials if rate > 0 else None
     note = f"{limits.min_blocks} blocks of {block_s:g} s, {TAIL_REQUESTS} requests beyond p{100 * limits.quantile:.10g}"
     return Need(arm=arm, what="blocks and tail", needed_s=seconds, note=note)
 
 
-def _length_of(
-    rows: Sequence[Need], *, block_s: float, trials: int = 1, trial_s: float | None = None
-) -> dict[str, Any]:
+def _length_of(rows: Sequence[Need], *, block_s: float, trials: int, trial_s: float | None) -> dict[str, Any]:
     """What the rows need together. From six trials on, they are the unit: of length `trial_s`, and more are added."""
     stuck = [row for row in rows if row.needed_s is None]
     longest = max(rows, key=lambda row: row.needed_s or 0.0)
@@ -231,7 +148,6 @@ def _length_of(
     elif needed_s is not None:
         trial_s = math.ceil(needed_s / trials / block_s - 1e-9) * block_s
     return {
-        "schema": SCHEMA,
         "needed_s": needed_s,
         "decided_by": f"{longest.arm} {longest.what}".lstrip() if needed_s is not None else None,
         "out_of_reach": [f"{row.arm} {row.what}".lstrip() for row in stuck],

@@ -33,28 +33,6 @@ class Evidence:
     search: bool = False
 
 
-Arms = tuple[str, ...] | None  # None: all; empty: none, because it falls on an arm and the control alike
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disturbance:
-    """One fault of a machine, and whose gates it leaves open."""
-
-    place: str  # the device or host
-    trial: int
-    arms: Arms
-    value: float
-    limit: float
-    shift: float | None = None  # by how much it changed a machine's speed, in logarithms; None: unknown
-    among_trials: bool = False  # as of the check
-    text: str  # a sentence without its full stop
-
-    @property
-    def excess(self) -> float:
-        """How many times its limit the value is; infinite where the limit is zero."""
-        return self.value / self.limit if self.limit else float("inf")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One entry of the table. Rules of one name are parts of one check, each with its own remedy and gates."""
@@ -104,7 +82,6 @@ class Check:
     among_trials: bool = False  # it falls on some trials and not on others, so their differences have it in
     spares: str = ""  # the verdict of a ratio that what it saw cannot have made
     remedy: str = ""
-    disturbances: tuple[Disturbance, ...] = ()  # of machines, that it rests on
 
     @property
     def check(self) -> str:

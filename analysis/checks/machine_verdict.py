@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from analysis.checks.check import Check
-from analysis.checks.machines import disturbances_of
+from analysis.checks.check import MACHINES, Check
 from analysis.records.schemas import RUN_HOST
-from analysis.run.machine_records import DeviceTraffic, MachineRecords
+from analysis.run.machine_records import LEAST_SAMPLED, MachineRecords
 from analysis.run.references import FIGURES
 from analysis.wording import percent
 
 QUIET, DISTURBED, UNMONITORED, PARTLY = "quiet", "disturbed", "not monitored", "partly monitored"
-
-_LEAST_SAMPLED = 0.95  # of a trial's traffic
-_MOST_NAMED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,70 +24,44 @@ class MachineVerdict:
 
 
 def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> MachineVerdict:
-    """Return the verdict: disturbed where a check names a disturbance, quiet only where nothing is unknown."""
+    """Return the verdict: disturbed where a check of the machines failed, quiet only where nothing is unknown."""
     unknown = tuple(_unknown(machines)) if machines.monitored else ()
-    disturbances = [item.text for _, item in disturbances_of(checks)]
+    disturbed = [row for row in checks if row.rule.rank == MACHINES and not row.ok and row.value is not None]
     if not machines.monitored:
-        verdict, line = UNMONITORED, "no machine monitor recorded how the machines of this run behaved"
-    elif disturbances:
-        more = len(disturbances) - _MOST_NAMED
-        verdict, line = DISTURBED, "; ".join([*disturbances[:_MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
+        verdict, line = UNMONITORED, "no machine monitor recorded how the machines of this run behaved."
+    elif disturbed:
+        verdict, line = DISTURBED, " ".join(row.reason for row in disturbed)
     else:
         verdict, line = PARTLY if unknown else QUIET, "nothing that was recorded disturbed the machines"
-        line += f"; unknown: {'; '.join(unknown)}" if unknown else ""
-    return MachineVerdict(verdict=verdict, line=f"{verdict.capitalize()}: {line}.", unknown=unknown)
+        line += f"; unknown: {'; '.join(unknown)}." if unknown else "."
+    return MachineVerdict(verdict=verdict, line=f"{verdict.capitalize()}: {line}", unknown=unknown)
 
 
 def _unknown(machines: MachineRecords) -> Iterator[str]:
     """What the records leave open: machines of which this is unknown are not called quiet."""
     hosts = [host for host in machines.hosts if host.host == RUN_HOST]
-    sampled = {host.trial for host in hosts if host.seconds >= _LEAST_SAMPLED * machines.seconds[host.trial]}
-    if short := [trial for trial in machines.trials if trial not in sampled]:
-        yield f"what happened in at least {percent(1.0 - _LEAST_SAMPLED)} of {_trials(short)}, which was not sampled"
-    if any(host.steal is None for host in machines.hosts):
-        yield "what the hypervisor took"
-    if any(host.foreign is None for host in hosts):
-        yield "what else ran on the host"
-    used = {(device.trial, device.card.name): device for device in machines.used if device.arms}
+    sampled = {host.trial for host in hosts if host.known}
+    if short := [trial for trial in machines.placed if trial not in sampled]:
+        yield f"what happened in at least {percent(1.0 - LEAST_SAMPLED)} of {_trials(short)}, which was not sampled"
+    if any(host.steal is None for host in machines.hosts) or any(host.foreign is None for host in hosts):
+        yield "what the hypervisor took, or what else ran on the host"
+    known = {(device.trial, device.name) for device in machines.used if device.known}
     cards = {(trial, name) for trial, row in machines.placed.items() for name in row.values() if name != "cpu"}
-    for what, column in _OF_DEVICES.items():
-        lacking = {
-            place[1]
-            for place in cards | used.keys()
-            if place[0] in {host.trial for host in hosts} and not _reports(machines, used.get(place), column)
-        }
-        if lacking:
-            yield what.format(", ".join(sorted(lacking)))
-    yield from _unmeasured(machines)
-
-
-_OF_DEVICES = {
-    "who else was on {}": "foreign_processes",
-    "whether {} was throttled": "throttle",
-    "the clocks of {}": "sm_mhz",
-}
-
-
-def _reports(machines: MachineRecords, device: DeviceTraffic | None, column: str) -> bool:
-    return (
-        device is not None
-        and device.seconds >= _LEAST_SAMPLED * machines.seconds[device.trial]
-        and device.reported[column] >= _LEAST_SAMPLED
-    )
-
-
-def _unmeasured(machines: MachineRecords) -> Iterator[str]:
-    own = [row for row in machines.references if row.host == RUN_HOST]
-    measured = {(row.trial, row.device, row.when) for row in own if row.figures.keys() >= set(FIGURES)}
-    places = {(row.trial, row.device) for row in own}
-    places |= {(trial, device) for trial, row in machines.placed.items() for device in row.values()}
-    lacking = {place[0] for place in places if not {(*place, "before"), (*place, "after")} <= measured}
-    errors = "; ".join(dict.fromkeys(f"{row.device}: {row.error}" for row in machines.references if row.error))
-    why = f" ({errors})" if errors else ""
-    if not measured:
+    cards |= {(device.trial, device.name) for device in machines.used}
+    if lacking := {name for trial, name in cards - known if trial in {host.trial for host in hosts}}:
+        yield f"who else was on {', '.join(sorted(lacking))}, its clocks, or whether it was throttled"
+    twice: dict[tuple[int, str], set[str]] = {}  # the figures that were measured before and after, by place
+    placed = {(trial, device) for trial, row in machines.placed.items() for device in row.values()}
+    for item in machines.speeds:
+        placed.add((item.trial, item.device))
+        if len(item.logs) == 2:
+            twice.setdefault((item.trial, item.device), set()).add(item.figure)
+    short = sorted({place[0] for place in placed if len(twice.get(place, ())) < len(FIGURES)})
+    why = f" ({'; '.join(machines.errors)})" if machines.errors else ""
+    if not twice:
         yield f"how fast the machines were, since no reference was measured{why}"
-    elif lacking:
-        yield f"whether the speed stayed, since a reference is missing in {_trials(sorted(lacking))}{why}"
+    elif short:
+        yield f"whether the speed stayed, since a reference is missing in {_trials(short)}{why}"
 
 
 def _trials(numbers: Sequence[int]) -> str:

@@ -1,150 +1,137 @@
-"""Whether the run had its machines to itself: no other work on them, and nothing that held devices back.
+"""Whether the run had its machines to itself: no other work on them, nothing that held devices back, one speed.
 
 What disturbs one arm's device leaves that arm's gates open; on the control's device it leaves all open, as does what
-disturbs a host. A difference that falls on an arm and the control alike, since they swapped devices, opens nothing and
-is still reported.
+disturbs a host. A difference that falls on an arm and the control alike, since they swapped devices, opens nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from statistics import fmean
 
-from analysis.checks.check import ESTIMATES, MACHINES, Check, Disturbance, Evidence, Rule
+from analysis.checks.check import ESTIMATES, MACHINES, Check, Evidence, Rule
 from analysis.records.schemas import RUN_HOST
-from analysis.run.machine_records import POWER_CAP, THROTTLES, DeviceTraffic, MachineRecords
+from analysis.run.machine_records import POWER_CAP, THROTTLES, Device, MachineRecords
+from analysis.run.references import CARD_FIGURES, FIGURES, HOST_FIGURES, WORK, Speed
 from analysis.wording import counted, digits, percent, sentence
 
 # By how much more than its machine's speed an arm's latency can change, in logarithms. What waits in a queue at half
 # its load waits longer by 2 + ρ / (1 - ρ) = 3 times as much (M/M/1, Kleinrock 1975, section 3.2); what does not wait
 # takes as much longer as the machine does.
 LEVER = 3.0
-MOST_SHARE = 0.01  # of a trial's traffic, in which a card may be held back or used by others, or tasks wait for memory
-_MUCH_BYTES = 2 << 30  # more than a driver keeps of an idle card, or a desktop takes
-_BALANCED = ", which swapping devices balances"
+_MOST_SHARE = 0.01  # of a trial's traffic, in which a card may be held back or used by others, or tasks wait for memory
+# Medians that the reference measured on idle machines, by the device's name in NVML. Add a kind here.
+_KNOWN: Mapping[str, Mapping[str, float]] = {"NVIDIA H200": {"matmul_tflops": 705.0, "read_gb_per_s": 4430.0}}
+_LEAST_OF_KIND = 0.8  # below this share of its kind a device is not what it should be: wide, since kinds vary
 
 
-def lost(apart: float) -> float:
-    """The share by which the slower of two speeds falls short of the other, from the logarithm of their ratio."""
-    return -math.expm1(-abs(apart))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """One fault of a machine, and whose gates it leaves open."""
+
+    place: str  # of several faults of one place the worst counts, those of several places add up
+    trial: int
+    arms: tuple[str, ...] | None  # None: all
+    value: float
+    limit: float
+    shift: float | None = None  # by how much it changed a machine's speed, in logarithms; None: unknown
+    among_trials: bool = False  # as of the check
+    text: str  # a sentence without its full stop
+
+    @property
+    def excess(self) -> float:
+        """How many times its limit the value is; infinite where the limit is zero."""
+        return self.value / self.limit if self.limit else math.inf
 
 
-def found_by(rule: Rule, seen: Evidence, found: Iterable[Disturbance] | None) -> Iterable[Check]:
-    return () if found is None else rows_of_rule(rule, seen.run.arms, found)
+def rows_of_rule(rule: Rule, arms: Sequence[str], found: Sequence[Disturbance] | None) -> Iterator[Check]:
+    """One row of all arms, and one for each arm whose gates alone are concerned; one that holds where nothing is found.
 
-
-def rows_of_rule(rule: Rule, arms: Sequence[str], found: Iterable[Disturbance]) -> Iterator[Check]:
-    """One row of all arms, and one for each arm whose gates alone are concerned; one that holds for what is left.
-
-    Of each place and arm the worst trial counts, with the number of other trials in which it was so. What concerns the
-    control, the first of `arms`, concerns all: each is compared with it.
+    The control is the first of `arms`; what concerns it concerns all, since each is compared with it. Nothing where
+    `found` is None, which is unknown.
     """
-    worst = _worst_of_places(found, arms[0])
-    opened = False
+    if not found:
+        yield from () if found is None else [rule.row(True)]
+        return
+    worst = sorted(found, key=lambda item: -item.excess)
+    of_all = {item.place for item in worst if item.arms is None or arms[0] in item.arms}
     for arm in (None, *arms[1:]):
-        own = tuple(item for item in worst if (item.arms is None if arm is None else arm in (item.arms or ())))
+        own = [item for item in worst if (item.place in of_all) == (arm is None)]
+        own = [item for item in own if arm is None or arm in (item.arms or ())]
         if own:
-            opened = True
-            shifts = [item.shift for item in own]
-            known = [shift for shift in shifts if shift is not None]
             yield rule.row(
                 False,
-                f"{sentence([item.text for item in own])}.",
+                f"{_sentence(own)}.",
                 arm=arm,
                 value=own[0].value,
                 limit=own[0].limit,
-                shift=LEVER * sum(known) if len(known) == len(shifts) else None,
+                shift=_shift(own),
                 among_trials=all(item.among_trials for item in own),
-                disturbances=own,
             )
-    balanced = tuple(item for item in worst if item.arms == ())
-    if balanced or not opened:
-        reason = f"{sentence([item.text for item in balanced])}." if balanced else ""
-        yield rule.row(True, reason, disturbances=balanced)
 
 
-def _worst_of_places(found: Iterable[Disturbance], control: str) -> list[Disturbance]:
-    def key(item: Disturbance) -> tuple[str, bool]:
-        return item.place, item.arms == ()
-
-    worst = []
-    for _, group in groupby(sorted(found, key=key), key):
-        items = sorted(group, key=lambda item: -item.value)
-        trials = {item.trial for item in items} - {items[0].trial}
-        named = [item.arms for item in items]
-        arms = None if None in named else tuple(dict.fromkeys(arm for row in named for arm in row or ()))
-        # An unknown shift stays unknown among known ones; of known ones the largest counts.
-        known = [item.shift for item in items if item.shift is not None]
-        more = f", and in {counted(len(trials), 'more trial')}" if trials else ""
-        worst.append(
-            replace(
-                items[0],
-                shift=max(known) if len(known) == len(items) else None,
-                arms=None if control in (arms or ()) else arms,
-                among_trials=all(item.among_trials for item in items),
-                text=items[0].text + more,
-            )
-        )
-    return sorted(worst, key=lambda item: -item.excess)
+def _by_place(found: Iterable[Disturbance]) -> list[list[Disturbance]]:
+    places: dict[str, list[Disturbance]] = {}
+    for item in found:
+        places.setdefault(item.place, []).append(item)
+    return list(places.values())
 
 
-def disturbances_of(checks: Iterable[Check]) -> list[tuple[str, Disturbance]]:
-    """Return (check, disturbance) of all that these rest on, each once, worst first in each rule."""
-    by_rule: dict[Rule, dict[Disturbance, None]] = {}
-    for check in checks:
-        by_rule.setdefault(check.rule, {}).update(dict.fromkeys(check.disturbances))
-    return [
-        (rule.name, item) for rule, found in by_rule.items() for item in sorted(found, key=lambda item: -item.excess)
-    ]
+def _sentence(found: Iterable[Disturbance]) -> str:
+    """The worst of each place, with the number of other trials in which it was so."""
+    texts = []
+    for items in _by_place(found):
+        more = len({item.trial for item in items}) - 1
+        texts.append(items[0].text + (f", and in {counted(more, 'more trial')}" if more else ""))
+    return sentence(texts)
+
+
+def _shift(found: Sequence[Disturbance]) -> float | None:
+    """By how much all of it can have moved the logarithm of a ratio; None where that is unknown of one."""
+    if any(item.shift is None for item in found):
+        return None
+    return LEVER * sum(max(item.shift or 0.0 for item in items) for items in _by_place(found))
 
 
 # --- Other work -------------------------------------------------------------------------------------------------------
 
 
 def foreign_work(machines: MachineRecords) -> list[Disturbance] | None:
-    """Processes of others on an arm's device; None where that is unknown. Where it is hidden whose the processes of the
-    traffic were, what was there before the arms started is taken to have stayed."""
+    """Processes of others on an arm's device. Where these are hidden during the traffic, those that were there before
+    the arms started are taken to have stayed. None where both are unknown."""
     found: list[Disturbance] = []
     known = False
     for device in machines.used:
-        before = machines.earlier.get((device.trial, device.card.host, device.card.name))
-        names = "; ".join(before.processes) if before else ""
-        name, seconds = device.card.name, device.foreign_s
-        if seconds is not None:
-            count = device.foreign_processes or 1
+        if device.foreign_s is not None:
             held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
-            who = f"{counted(count, 'process')} of others{f' ({names})' if names else ''}{held}"
-            text = f"{who} {'was' if count == 1 else 'were'} on {name} {_how_long(device, seconds)}"
-        elif before and (names or (before.memory_bytes or 0.0) > _MUCH_BYTES):
-            who = f"{names} ran on" if names else f"others held {(before.memory_bytes or 0.0) / 2**30:.3g} GiB of"
-            seconds, text = device.seconds, f"{who} {name} before the arms of trial {device.trial} started"
-        else:
-            continue
-        known = True
-        found += _for_too_long(device, seconds, text)
+            who = f"{counted(device.foreign_processes, 'process')} of others{held}"
+            found += _for_too_long(device, device.foreign_s, f"{who} on {device.name}")
+        elif device.held_before:
+            text = f"others held {device.name} before the arms started, and whether they stayed is unknown,"
+            found += _for_too_long(device, device.seconds, text)
+        known |= device.foreign_s is not None or device.held_before
     return found if known else None
 
 
-def _how_long(device: DeviceTraffic, seconds: float) -> str:
-    if seconds > 0.99 * device.seconds:
-        return f"throughout trial {device.trial}"
-    return f"for {digits(seconds)} s of the {digits(device.seconds)} s of trial {device.trial}"
-
-
-def _for_too_long(device: DeviceTraffic, seconds: float, text: str) -> Iterator[Disturbance]:
+def _for_too_long(device: Device, seconds: float, text: str) -> Iterator[Disturbance]:
     share = seconds / device.seconds if device.seconds > 0 else 0.0
-    if share > MOST_SHARE:
+    if share > _MOST_SHARE:
         yield Disturbance(
-            place=device.card.name,
+            place=device.name,
             trial=device.trial,
             arms=device.arms or None,
             value=share,
-            limit=MOST_SHARE,
-            text=text,
+            limit=_MOST_SHARE,
+            text=f"{text} {_how_long(device, seconds)}",
         )
+
+
+def _how_long(device: Device, seconds: float) -> str:
+    if seconds > 0.99 * device.seconds:
+        return f"throughout trial {device.trial}"
+    return f"for {digits(seconds)} s of the {digits(device.seconds)} s of trial {device.trial}"
 
 
 def host_work(seen: Evidence) -> list[Disturbance] | None:
@@ -154,42 +141,40 @@ def host_work(seen: Evidence) -> list[Disturbance] | None:
     Where all arms ran at the same time, such a share of the processors' time can have slowed an arm by that share at
     most. Where arms took turns, all of it may have fallen on one of them.
     """
-    hosts, limits = seen.machines.hosts, seen.run.limits
-    if all((host.steal, host.foreign, host.pressure_memory) == (None, None, None) for host in hosts):
-        return None
+    limits = seen.run.limits
     found: list[Disturbance] = []
-    for host in hosts:
+    known = False
+    for host in seen.machines.hosts:
         name = "the host" if host.host == RUN_HOST else f"the host of {host.host}"
-        steal, other = limits.max_steal_pct / 100.0, limits.max_other_cpu_pct / 100.0
-        taken = (
-            (host.steal, steal, "the hypervisor took {} of the processors' time from {}"),
-            (host.foreign, other, "work that is not of the run took {} of the processors of {}"),
-            (host.pressure_memory, MOST_SHARE, "tasks waited for memory {} of the time on {}"),
-        )
-        found += [
-            Disturbance(
-                place=f"{host.host} {text}",
-                trial=host.trial,
-                arms=None,
-                value=share,
-                limit=limit,
-                shift=-math.log1p(-share) if is_shared(seen) and share < 1.0 else None,
-                text=f"{text.format(percent(share), name)} in trial {host.trial}",
-            )
-            for share, limit, text in taken
-            if share is not None and share > limit
-        ]
-    return found
+        for share, limit, text in (
+            (host.steal, limits.max_steal_pct / 100.0, "the hypervisor took {} of the processors' time from {}"),
+            (host.foreign, limits.max_other_cpu_pct / 100.0, "work that is not of the run took {} of {}'s processors"),
+            (host.pressure_memory, _MOST_SHARE, "tasks waited for memory {} of the time on {}"),
+        ):
+            known |= share is not None
+            if share is not None and share > limit:
+                found.append(
+                    Disturbance(
+                        place=f"{host.host} {text}",
+                        trial=host.trial,
+                        arms=None,
+                        value=share,
+                        limit=limit,
+                        shift=-math.log1p(-share) if _is_shared(seen) and share < 1.0 else None,
+                        text=f"{text.format(percent(share), name)} in trial {host.trial}",
+                    )
+                )
+    return found if known else None
 
 
-def is_shared(seen: Evidence) -> bool:
+def _is_shared(seen: Evidence) -> bool:
     """Whether all arms ran at the same time."""
     return seen.run.design != "switchback" and not seen.run.in_turn
 
 
 FOREIGN: Rule = Rule(
     name="other work",
-    find=lambda seen: found_by(FOREIGN, seen, foreign_work(seen.machines)),
+    find=lambda seen: rows_of_rule(FOREIGN, seen.run.arms, foreign_work(seen.machines)),
     sound="Nothing else ran on the machines that counts.",
     remedy="Stop what else runs on the card (`nvidia-smi` lists it), or use another one.",
     opens=(*ESTIMATES, "memory"),  # others' memory on a card looks like the arm's
@@ -198,7 +183,7 @@ FOREIGN: Rule = Rule(
 )
 HOST: Rule = Rule(
     name="other work",
-    find=lambda seen: found_by(HOST, seen, host_work(seen)),
+    find=lambda seen: rows_of_rule(HOST, seen.run.arms, host_work(seen)),
     remedy="Stop other work on the host and give the run its own processors and memory, use one that shares no "
     "processor with other virtual machines, or raise gates.max_steal_pct or gates.max_other_cpu_pct.",
     slows=True,
@@ -211,149 +196,108 @@ HOST: Rule = Rule(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """How far an arm's device was from the control's in one trial. `apart` is the logarithm of the ratio of their
-    speeds, negative where the arm's is slower; None: unknown. `stays` is what of it is there in all trials."""
+    """The logarithm of the ratio of an arm's to the control's device in one trial; infinite where it is unknown."""
 
     trial: int
-    place: str  # of the slower one
-    apart: float | None
+    place: str
+    apart: float
     text: str = ""
-    cards: tuple[str, str] = ("", "")  # the arm's and the control's
-    stays: float = math.inf
-    counts: bool = True  # whether it is a disturbance by itself, where it is too wide
 
 
-def unequal(arm: str, gaps: Sequence[Gap], limit: float) -> Iterator[Disturbance]:
-    """The gaps that are too wide. What counts is the mean of the logarithms over trials: by as much the machines alone
-    move the ratio of the arms, and where it is small, swapping devices balanced them."""
-    known = [gap.apart for gap in gaps if gap.apart is not None]
-    mean = fmean(known) if known else 0.0
-    balanced = len(known) == len(gaps) and lost(mean) <= limit
-    stays = fmean(gap.stays for gap in gaps) if gaps else 0.0
-    for gap in gaps:
-        wide = 1.0 if gap.apart is None else lost(gap.apart)
-        if gap.counts and wide > limit:
-            yield Disturbance(
-                place=gap.place,
-                trial=gap.trial,
-                arms=() if balanced else (arm,),
-                value=wide,
-                limit=limit,
-                shift=None if gap.apart is None else abs(mean),
-                among_trials=lost(stays) <= limit,
-                text=gap.text + _BALANCED * balanced,
-            )
+def unequal(arm: str, gaps: Sequence[Gap], limit: float, *, among_trials: bool = False) -> list[Disturbance]:
+    """The gaps that are too wide, unless swapping devices balanced them: by the mean of the logarithms over trials the
+    machines alone move the ratio of the arms."""
+    mean = fmean(gap.apart for gap in gaps) if gaps else 0.0
+    if _lost(mean) <= limit:
+        return []
+    return [
+        Disturbance(
+            place=gap.place,
+            trial=gap.trial,
+            arms=(arm,),
+            value=_lost(gap.apart),
+            limit=limit,
+            shift=abs(mean) if math.isfinite(mean) else None,
+            among_trials=among_trials,
+            text=gap.text,
+        )
+        for gap in gaps
+        if _lost(gap.apart) > limit
+    ]
 
 
-def _pairs(machines: MachineRecords, arm: str, control: str) -> list[tuple[DeviceTraffic, DeviceTraffic]]:
-    """The devices of the arm and of the control, in the trials in which they are two."""
-    pairs = []
-    for trial in machines.trials:
-        of = {name: device for device in machines.used if device.trial == trial for name in device.arms}
-        own, other = of.get(arm), of.get(control)
-        if own is not None and other is not None and own is not other:
-            pairs.append((own, other))
-    return pairs
+def _lost(apart: float) -> float:
+    """The share by which the slower of two speeds falls short of the other, from the logarithm of their ratio."""
+    return -math.expm1(-abs(apart))
 
 
-def throttling(seen: Evidence) -> list[Disturbance] | None:
-    """What held an arm's device back, the power cap only where it bound on one of two; None where no device reports
-    it."""
-    machines = seen.machines
-    found: list[Disturbance] = []
-    if not any(device.throttled_s is not None for device in machines.used):
+def throttling(machines: MachineRecords) -> list[Disturbance] | None:
+    """What other than its power cap held an arm's device back; None where no device reports it."""
+    if all(device.throttle_s is None for device in machines.used):
         return None
+    found: list[Disturbance] = []
     for device in machines.used:
         held = {name: took for name, took in (device.throttled_s or {}).items() if name != POWER_CAP}
         why = ", ".join(THROTTLES[name] for name in sorted(held, key=lambda name: -held[name]))
-        seconds = device.throttle_s or 0.0
-        text = f"{device.card.name} was throttled {_how_long(device, seconds)} ({why})"
-        found += _for_too_long(device, seconds, text)
-    for arm in seen.run.treatments:
-        gaps = _power_caps(_pairs(machines, arm, seen.run.control))
-        found += unequal(arm, gaps, seen.run.limits.max_machine_drift)
+        found += _for_too_long(device, device.throttle_s or 0.0, f"{device.name} was throttled ({why})")
     return found
-
-
-def _power_caps(pairs: Sequence[tuple[DeviceTraffic, DeviceTraffic]]) -> list[Gap]:
-    """The gaps between clocks where the power cap bound on one of two devices.
-
-    None where it followed the arm from card to card: then the arm's own work draws the power, and any card of the kind
-    would hold it so. Where clocks are unknown, a cap that bound is taken for one that mattered.
-    """
-    gaps, held, sides = [], set(), set()
-    for own, other in pairs:
-        one, two = _capped(own), _capped(other)
-        if one is None or two is None:
-            continue
-        device, free = (own, other) if one > two else (other, own)
-        held.add(device.card.identity)
-        sides.add(0 if abs(one - two) <= MOST_SHARE else 1 if one > two else -1)
-        slower, faster = device.mean_mhz or 0.0, free.mean_mhz or 0.0
-        known = min(slower, faster) > 0
-        seconds = (device.throttled_s or {}).get(POWER_CAP, 0.0)
-        text = f"{device.card.name} was throttled {_how_long(device, seconds)} ({THROTTLES[POWER_CAP]})"
-        text += f", to {slower:,.0f} MHz in the mean where {free.card.name} had {faster:,.0f} MHz" if known else ""
-        gaps.append(
-            Gap(
-                trial=device.trial,
-                place=f"{device.card.name} power cap",
-                apart=math.log((own.mean_mhz or 1.0) / (other.mean_mhz or 1.0)) if known else None,
-                text=text,
-                counts=abs(one - two) > MOST_SHARE and (slower < faster or not known),
-            )
-        )
-    follows_the_arm = len(held) > 1 and len(sides) == 1 and 0 not in sides and _one_power_limit(pairs)
-    return [] if follows_the_arm else gaps
-
-
-def _capped(device: DeviceTraffic) -> float | None:
-    """The share of its traffic in which the power cap bound."""
-    if device.throttled_s is None or device.seconds <= 0:
-        return None
-    return device.throttled_s.get(POWER_CAP, 0.0) / device.seconds
-
-
-def _power_limit(device: DeviceTraffic) -> float | None:
-    # The lowest that was seen: a limit may change while a trial runs.
-    return device.power_limit_w.low if device.power_limit_w else device.card.power_limit_w
-
-
-def _one_power_limit(pairs: Sequence[tuple[DeviceTraffic, DeviceTraffic]]) -> bool:
-    known = [limit for pair in pairs for device in pair if (limit := _power_limit(device)) is not None]
-    return not known or max(known) <= 1.01 * min(known)
 
 
 def settings(seen: Evidence) -> list[Disturbance] | None:
-    """Power limits and clocks that differ between an arm's device and the control's, of one model; None where no two
-    devices were used."""
-    run = seen.run
-    found: list[Disturbance] = []
-    pairs_of = {arm: _pairs(seen.machines, arm, run.control) for arm in run.treatments}
+    """Power limits and clocks that differ between an arm's device and the control's; None where no two were used."""
+    limit = seen.run.limits.max_machine_drift
+    pairs_of = {arm: seen.machines.pairs(arm, seen.run.control) for arm in seen.run.treatments}
     if not any(pairs_of.values()):
         return None
+    found: list[Disturbance] = []
     for arm, pairs in pairs_of.items():
-        alike = [pair for pair in pairs if pair[0].card.model == pair[1].card.model]
-        for name, unit, of in (
-            ("a power limit", "W", _power_limit),
-            ("a highest clock under load", "MHz", lambda device: device.free_mhz),
-        ):
-            gaps = []
-            for own, other in alike:
-                a, b = of(own) or 0.0, of(other) or 0.0
-                if min(a, b) > 0:
-                    low, high = (own, other) if a < b else (other, own)
-                    text = f"{low.card.name} had {name} of {min(a, b):,.0f} {unit} in trial {low.trial}, "
-                    text += f"{high.card.name} of {max(a, b):,.0f} {unit}"
-                    place = f"{low.card.identity} {name}"
-                    gaps.append(Gap(trial=low.trial, place=place, apart=math.log(a / b), text=text))
-            found += unequal(arm, gaps, run.limits.max_machine_drift)
+        limits = [_gap(*pair, "power_limit_w", "a power limit", "W") for pair in pairs]
+        clocks = [_gap(*pair, "free_mhz", "a highest clock under load", "MHz") for pair in pairs]
+        for gaps in (limits, clocks, _capped_clocks(pairs)):
+            found += unequal(arm, [gap for gap in gaps if gap is not None], limit)
     return found
+
+
+def _gap(own: Device, other: Device, key: str, what: str, unit: str) -> Gap | None:
+    """The gap between a figure of two devices; None where it is not known of both."""
+    values = {device.name: getattr(device, key) or 0.0 for device in (own, other)}
+    low, high = sorted(values, key=lambda name: values[name])
+    if values[low] <= 0:
+        return None
+    text = f"{low} had {what} of {values[low]:,.0f} {unit} in trial {own.trial}, {high} of {values[high]:,.0f} {unit}"
+    apart = math.log(values[own.name] / values[other.name])
+    return Gap(trial=own.trial, place=f"{low} {what}", apart=apart, text=text)
+
+
+def _capped_clocks(pairs: Sequence[tuple[Device, Device]]) -> list[Gap]:
+    """The gaps between mean clocks where the power cap bound on one of two devices for longer.
+
+    None where it followed the arm from card to card at one power limit: then the arm's own work draws the power.
+    """
+    gaps: list[Gap] = []
+    held = []  # (whether it was the arm's device, its card) of each such trial
+    for own, other in pairs:
+        shares = [(device.throttled_s or {}).get(POWER_CAP, 0.0) / max(device.seconds, 1.0) for device in (own, other)]
+        if own.throttled_s is None or other.throttled_s is None:
+            continue
+        gap = Gap(trial=own.trial, place="", apart=0.0)
+        if abs(shares[0] - shares[1]) > _MOST_SHARE:
+            capped = own if shares[0] > shares[1] else other
+            held.append((capped is own, capped.card))
+            text = f"{capped.name} alone was at its power cap in trial {own.trial}, at unknown clocks"
+            unknown = replace(gap, place=f"{capped.name} power cap", apart=math.inf, text=text)
+            gap = _gap(own, other, "mean_mhz", "a mean clock under the power cap", "MHz") or unknown
+        gaps.append(gap)
+    watts = [device.power_limit_w for pair in pairs for device in pair if device.power_limit_w]
+    one_limit = max(watts, default=0.0) <= 1.01 * min(watts, default=0.0)
+    sides, cards = {side for side, _ in held}, {card for _, card in held}
+    follows_the_arm = len(held) == len(gaps) and len(sides) == 1 and len(cards) > 1 and one_limit
+    return [] if follows_the_arm else gaps
 
 
 THROTTLED: Rule = Rule(
     name="throttling",
-    find=lambda seen: found_by(THROTTLED, seen, throttling(seen)),
+    find=lambda seen: rows_of_rule(THROTTLED, seen.run.arms, throttling(seen.machines)),
     sound="Nothing held the arms' devices back, and they had one power limit and one highest clock.",
     remedy="Cool the card or lower and lock its clock below what it cannot hold, and run again.",
     slows=True,
@@ -361,8 +305,145 @@ THROTTLED: Rule = Rule(
 )
 SETTINGS: Rule = Rule(
     name="throttling",
-    find=lambda seen: found_by(SETTINGS, seen, settings(seen)),
-    remedy="Give all cards one power limit and one clock (`nvidia-smi -pl`, `-lgc`), or swap them over an even "
-    "number of trials (trials.swap_devices).",
+    find=lambda seen: rows_of_rule(SETTINGS, seen.run.arms, settings(seen)),
+    remedy="Give all cards one power limit and one clock that they hold (`nvidia-smi -pl`, `-lgc`), or swap them over "
+    "an even number of trials (trials.swap_devices).",
+    rank=MACHINES,
+)
+
+
+# --- Speed ------------------------------------------------------------------------------------------------------------
+
+
+def speed(seen: Evidence) -> list[Disturbance] | None:
+    """Devices and hosts that were not as fast as before, or as each other, by the reference; None where nothing was
+    measured twice, or of two."""
+    changes, apart = list(_changes(seen)), _apart(seen)
+    if not changes and apart is None:
+        return None
+    return [*(item for item in changes if item.value > item.limit), *(apart or ())]
+
+
+def _changes(seen: Evidence) -> Iterator[Disturbance]:
+    """The reference after each trial against before it, and each trial's against the fastest of the same device.
+
+    Arms that ran at the same time saw every speed in between: their mean is off by half of the change.
+    """
+    half = 0.5 if _is_shared(seen) else 1.0
+    groups: dict[tuple[str, str], list[Speed]] = {}
+    for item in seen.machines.speeds:
+        if _concerned(seen.machines, item) != ():  # else no arm was on it
+            groups.setdefault((item.figure, item.card), []).append(item)
+    for own in groups.values():
+        fastest = max(own, key=lambda item: item.mean)
+        for item in own:
+            if len(item.logs) == 2:
+                change = item.logs[1] - item.logs[0]
+                when, other = ("after", "before") if change < 0 else ("before", "after")
+                text = f"{when} trial {item.trial} than {other} it"
+                yield _change(seen, item, item, abs(change), half, text)
+            if item.trial != fastest.trial:
+                text = f"in trial {item.trial} than in trial {fastest.trial}"
+                yield _change(seen, item, fastest, fastest.mean - item.mean, 1.0, text)
+
+
+def _change(seen: Evidence, item: Speed, other: Speed, change: float, part: float, text: str) -> Disturbance:
+    both = [_concerned(seen.machines, one) for one in (item, other)]
+    return Disturbance(
+        place=item.card if item.figure in CARD_FIGURES else "host",
+        trial=item.trial,
+        arms=None if None in both else tuple(dict.fromkeys(arm for arms in both for arm in arms or ())),
+        value=_lost(change),
+        limit=seen.run.limits.max_machine_drift,
+        shift=part * change,
+        among_trials=True,
+        text=f"{WORK[item.figure]} ran {percent(_lost(change))} slower on {_where(item)} {text}",
+    )
+
+
+def _concerned(machines: MachineRecords, item: Speed) -> tuple[str, ...] | None:
+    """Whose gates a figure concerns: those of the arms on the device, or of all where it is of the host they share."""
+    if item.figure in HOST_FIGURES or not machines.placed.get(item.trial):
+        return None
+    return machines.arms_on(item.trial, item.device)
+
+
+def _where(item: Speed) -> str:
+    if item.figure in HOST_FIGURES:
+        return "the host" if item.device == "cpu" else f"the host of {item.device}"
+    return "the processor" if item.device == "cpu" else item.device
+
+
+def _apart(seen: Evidence) -> list[Disturbance] | None:
+    """Devices and hosts of an arm that are slower or faster than the control's, where the two did equal work; None
+    where no two were measured.
+
+    What of a gap stays with a device is in all trials, as far as swapping devices does not balance it; the rest is
+    momentary, and in what trials differ by.
+    """
+    machines, limit = seen.machines, seen.run.limits.max_machine_drift
+    at = {(item.trial, item.device, item.figure): item for item in machines.speeds}
+    found: list[Disturbance] = []
+    measured = False
+    for figure in FIGURES:
+        of_card: dict[str, list[float]] = {}
+        for item in machines.speeds:
+            if item.figure == figure:
+                of_card.setdefault(item.card, []).append(item.mean)
+        for arm in seen.run.treatments:
+            gaps, stays = [], []
+            for trial, placed in machines.placed.items():
+                own, other = (at.get((trial, placed.get(name, ""), figure)) for name in (arm, seen.run.control))
+                if own is not None and other is not None and own.size == other.size:
+                    measured |= own is not other
+                    slower, faster = (own, other) if own.mean < other.mean else (other, own)
+                    text = f"{WORK[figure]} ran {percent(_lost(own.mean - other.mean))} slower on {_where(slower)}"
+                    text += f" than on {_where(faster)} in trial {trial}"
+                    place = f"{slower.card} {'host' if figure in HOST_FIGURES else 'apart'}"
+                    gaps.append(Gap(trial=trial, place=place, apart=own.mean - other.mean, text=text))
+                    stays.append(fmean(of_card[own.card]) - fmean(of_card[other.card]))
+            found += unequal(arm, gaps, limit, among_trials=bool(stays) and _lost(fmean(stays)) <= limit)
+    return found if measured else None
+
+
+def slow(machines: MachineRecords) -> list[Disturbance] | None:
+    """Devices far below what their kind is known for; None where nothing is known of the kind."""
+    models = {(device.trial, device.name): device.model or "" for device in machines.used}
+    found: list[Disturbance] = []
+    compared = False
+    for item in machines.speeds:
+        model = models.get((item.trial, item.device), "")
+        if (known := _KNOWN.get(model, {}).get(item.figure)) is None:
+            continue
+        compared, share = True, math.exp(item.mean) / known
+        if share < _LEAST_OF_KIND:
+            text = f"{WORK[item.figure]} ran on {item.device} in trial {item.trial} at {percent(share)} of the speed"
+            found.append(
+                Disturbance(
+                    place=item.card,
+                    trial=item.trial,
+                    arms=_concerned(machines, item),
+                    value=1.0 - share,
+                    limit=1.0 - _LEAST_OF_KIND,
+                    text=f"{text} that {model} is known for",
+                )
+            )
+    return found if compared else None
+
+
+SPEED: Rule = Rule(
+    name="machine speed",
+    find=lambda seen: rows_of_rule(SPEED, seen.run.arms, speed(seen)),
+    sound="By the reference, the arms' devices and hosts were as fast before as after, and as fast as each other.",
+    remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host, "
+    "on cards of one speed or swapped over an even number of trials (trials.swap_devices). A ratio to the control is "
+    "decided by more trials, too: six or more in all, on several days.",
+    rank=MACHINES,
+)
+SLOW: Rule = Rule(
+    name="machine speed",
+    find=lambda seen: rows_of_rule(SLOW, seen.run.arms, slow(seen.machines)),
+    remedy="Look for a throttled, shared or faulty machine, or run on another one.",
+    slows=True,
     rank=MACHINES,
 )

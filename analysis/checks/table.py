@@ -11,8 +11,7 @@ from analysis.checks.check import Check, Evidence, Rule
 from analysis.checks.complete import ALIVE, DAMAGED, MISSING
 from analysis.checks.data import AUTOCORRELATION, BLOCKS, CUT, HETEROGENEITY, TAIL_SIZE
 from analysis.checks.generator import GENERATOR
-from analysis.checks.machine_speed import APART, DRIFT, SLOW
-from analysis.checks.machines import FOREIGN, HOST, SETTINGS, THROTTLED
+from analysis.checks.machines import FOREIGN, HOST, SETTINGS, SLOW, SPEED, THROTTLED
 from analysis.checks.overload import OVERLOAD
 from analysis.checks.telemetry import BLIND, COMPILED, TELEMETRY, UNKNOWN_STALLS
 from analysis.checks.traffic import CONTROL_ERRORS, INTERFERENCE, OPEN_LOOP, PAIRS, SAMPLE_RATIO, SCHEDULES
@@ -47,7 +46,7 @@ RULES: tuple[Rule, ...] = (
     COMPILED,
     *(FOREIGN, HOST),
     *(THROTTLED, SETTINGS),
-    *(DRIFT, APART, SLOW),
+    *(SPEED, SLOW),
     HETEROGENEITY,
 )
 
@@ -71,9 +70,9 @@ def checks_of_run(
 
 
 def _joined(rows: list[Check], sound: str) -> list[Check]:
-    """The rows of one check that failed, or hold in spite of disturbances; where there is none, one that holds."""
-    shown = sorted((row for row in rows if not row.ok or row.disturbances), key=lambda row: row.ok)
-    if shown or not rows:
-        return shown
+    """The rows of one check that failed; where there is none, one that holds."""
+    failed = [row for row in rows if not row.ok]
+    if failed or not rows:
+        return failed
     own = next((row.reason for row in rows if row.reason), sound)
     return [replace(rows[0], arm=rows[0].arm if len(rows) == 1 else None, reason=own)]

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from analysis.checks.check import Check, Rule
-from analysis.compare.machine import check_machines, machine_speeds
-from analysis.compare.pair import CANDIDATE, read_pair
+from analysis.checks.machines import SPEED
+from analysis.compare.pair import BASELINE, CANDIDATE, read_pair
+from analysis.judging.gates import FAIL, PASS
 from analysis.judging.judgement import judge
+from analysis.run.placement import devices_of
+from analysis.run.references import HOST_FIGURES, WORK, speeds_of
+from analysis.run.run import Run
 from analysis.summary.summary import summary_of
+
+_NOISE = 0.01  # of a log reference, by which two runs of one machine may differ
+_DRIFT = 0.05  # from here on a queue may have grown by more than the machine was slower
 
 WHAT_DIFFERS = Rule(name="what differs", find=lambda seen: (), sound="Nothing recorded of the runs differs.", opens=())
 
@@ -29,10 +38,54 @@ def compare_runs(
     the machines of both for equally fast.
     """
     pair = read_pair(baseline, candidate, arm=arm, gates=gates)
-    machines = check_machines(machine_speeds(pair.run, pair.machines), trusted=trust_machines)
-    return summary_of(pair.run, judge(pair.run, (machines, _what_differs(pair.differs))))
+    differs = f"The candidate differs in {'; '.join(pair.differs)}." if pair.differs else ""
+    speed = _speed(pair.run, same_machine=pair.same_machine, trusted=trust_machines)
+    return summary_of(pair.run, judge(pair.run, (speed, WHAT_DIFFERS.row(True, differs, arm=CANDIDATE))))
 
 
-def _what_differs(texts: tuple[str, ...]) -> Check:
-    """The check "what differs", which always passes: it lists what may be the cause."""
-    return WHAT_DIFFERS.row(True, f"The candidate differs in {'; '.join(texts)}." if texts else "", arm=CANDIDATE)
+def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
+    """The check "machine speed": by the references of both arms' devices, the machines were equally fast.
+
+    A ratio of latencies is decided where it would stand if the machines made all of their difference.
+    """
+    external = any(run.account(arm).external for arm in run.arms)  # not on the machine of the run
+    one, two = ({} if external else _measured(run, arm) for arm in (BASELINE, CANDIDATE))
+    apart = {key: one[key] - two[key] for key in one if key in two}  # above 0 where the candidate's machine is slower
+    moved = {figure: value for (figure, _), value in apart.items() if abs(value) > _NOISE}
+    known = trusted or (same_machine and not external) or (bool(apart) and one.keys() == two.keys())
+    row: dict[str, Any] = {"arm": CANDIDATE, "opens": ("noninferiority", "goodput")}
+    if not known:
+        reason = "Nothing says that the machines of both runs were equally fast."
+        remedy = "Take references in both runs ([bed] reference_s), or give --trust-machines."
+        return SPEED.row(False, reason, remedy=remedy, **row)
+    if not moved:
+        reason = "The machines of both runs were equally fast."
+        return SPEED.row(True, reason if apart else f"{reason[:-1]}, as is taken for granted.", **row)
+    words = (
+        f"{WORK[figure]} ran {100.0 * abs(math.expm1(-value)):.1f} % {'slower' if value > 0 else 'faster'} on the "
+        f"candidate's {'host' if figure in HOST_FIGURES else 'card'}"
+        for figure, value in moved.items()
+    )
+    text = ", ".join(words)
+    spread = max(map(abs, moved.values()))
+    slowed, sped = max(moved.values()) > 0, min(moved.values()) < 0
+    return SPEED.row(
+        False,
+        f"{text[:1].upper()}{text[1:]}.",
+        value=100.0 * math.expm1(spread),
+        limit=100.0 * _NOISE,
+        shift=spread if spread <= math.log1p(_DRIFT) else None,
+        spares="" if slowed and sped else PASS if slowed else FAIL,
+        remedy="Run the baseline again on the candidate's machine.",
+        **row,
+    )
+
+
+def _measured(run: Run, arm: str) -> dict[tuple[str, str], float]:
+    """The mean logarithm of each figure of the device that the arm had, by figure and size of the work."""
+    devices = {trial.number: devices_of(trial).get(arm) for trial in run.trials_of(arm)}
+    values: dict[tuple[str, str], list[float]] = {}
+    for item in speeds_of(run.trials_of(arm)):
+        if devices[item.trial] in (None, item.device):
+            values.setdefault((item.figure, item.size), []).append(item.mean)
+    return {key: fmean(own) for key, own in values.items()}

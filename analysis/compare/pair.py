@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,31 +28,24 @@ BASELINE, CANDIDATE = "baseline", "candidate"
 _RESULT_ARM = "server"  # the arm of another tool's result file
 _MOST_LISTED = 12
 
-# Settings that must be alike. Below them, how the traffic is sent and not what is sent.
+# Settings, or tables of them, that must be alike.
 _ALIKE = ("traffic", "slo", "goodput", "trials.compile_cache", "loop", "arm.model", "arm.kind", "replicas")
-_OF_SENDING = tuple(f"traffic.{key}" for key in ("workers", "remote_workers", "master_bind", "block_s"))
-_FILES = tuple(f"traffic.{key}" for key in ("trace", "conversations", "tokenizer"))
-_OF_NEITHER = (
-    "name",
-    "seed",
-    "control",
-    "arms",
-    "bed",
-    "rollout",
-    "trials.count",
-    "block_s",
-    "stalling_kinds",
-    "model",
+# Those that say nothing of what was measured: how the traffic is sent, of other arms, and of the run.
+_IGNORED = (
+    *("traffic.workers", "traffic.remote_workers", "traffic.master_bind", "traffic.block_s"),
+    *("arms", "control", "model", "arm.model.seed", "arm.weight"),
+    *("name", "seed", "bed", "rollout", "trials.count", "block_s", "stalling_kinds"),
 )
+_FILES = ("traffic.trace", "traffic.conversations", "traffic.tokenizer")  # compared by their names
 _OF_MACHINE = ("machine", "cpu.model", "cpu.usable", "gpus", "platform", "python", "git_commit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two runs that may be compared. `machines` are their identities, `differs` is what may be the cause."""
+    """Two runs that may be compared. `differs` is what may be the cause."""
 
     run: Run
-    machines: tuple[str, str]
+    same_machine: bool  # by its identity; unknown is not the same
     differs: tuple[str, ...]
 
 
@@ -83,34 +76,30 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
     records = read_together((baseline, candidate))
     joined = {run.directory: run for run in records.runs}
     runs = joined[baseline], joined[candidate]
-    _check_two_runs(*runs)
-    arms = chosen_arms(arm, *runs)
-    one, two = (_conditions(run, name) for run, name in zip(runs, arms, strict=True))
-    differing = [key for key in dict.fromkeys((*one, *two)) if one.get(key) != two.get(key)]
-    texts = {key: f"{key} {_text(one.get(key))} → {_text(two.get(key))}" for key in differing}
-    if wrong := [texts[key] for key in differing if _is_among(key, _ALIKE)]:
+    one, two = runs
+    if one.seed == two.seed and set(one.starts_ns.values()) & set(two.starts_ns.values()):
+        raise RecordError(f"{one.name} and {two.name} hold the same trial, of one start and seed: give two runs")
+    arms = chosen_arms(arm, one, two)
+    settings = [_conditions(run, name) for run, name in zip(runs, arms, strict=True)]
+    texts = {
+        key: " → ".join((f"{key} {_text(settings[0].get(key))}", _text(settings[1].get(key))))
+        for key in dict.fromkeys((*settings[0], *settings[1]))
+        if settings[0].get(key) != settings[1].get(key)
+    }
+    if wrong := [text for key, text in texts.items() if _is_among(key, _ALIKE)]:
         rest = f" and {len(wrong) - _MOST_LISTED} more" if len(wrong) > _MOST_LISTED else ""
         raise RecordError(
             f"{baseline.name} and {candidate.name} cannot be compared, since they differ in "
             f"{'; '.join(wrong[:_MOST_LISTED])}{rest}: run both with one experiment"
         )
-    if one.get("traffic.arrivals") == "saturation":
+    if settings[0].get("traffic.arrivals") == "saturation":
         raise RecordError(f"{candidate.name} searched for the load that its arms hold: give runs of `tailgate run`")
-    sides = [(run, own, name) for run, own, name in zip(runs, arms, (BASELINE, CANDIDATE), strict=True)]
+    sides = [_Side(run, own, name) for run, own, name in zip(runs, arms, (BASELINE, CANDIDATE), strict=True)]
     return Pair(
         run=with_lengths(Run.of(_of_two_arms(records, sides, gates))),
-        machines=(runs[0].machine, runs[1].machine),
+        same_machine=one.machine == two.machine != "",
         differs=tuple(texts.values()),
     )
-
-
-def _check_two_runs(baseline: RecordedRun, candidate: RecordedRun) -> None:
-    """The runs share no trial, whose identity is its seed and start."""
-    both = set(baseline.starts_ns.values()) & set(candidate.starts_ns.values())
-    if both and baseline.seed == candidate.seed:
-        raise RecordError(
-            f"{baseline.name} and {candidate.name} hold the same trial, of one start and seed: give two runs"
-        )
 
 
 def chosen_arms(text: str, baseline: RecordedRun, candidate: RecordedRun) -> tuple[str, str]:
@@ -148,20 +137,13 @@ def _arms(documents: RecordedRun) -> dict[str, bool]:
     return arms
 
 
-# --- Conditions -------------------------------------------------------------------------------------------------------
-
-
 def _conditions(documents: RecordedRun, arm: str) -> dict[str, Any]:
     """What the run measured `arm` under, by key: its own settings as "arm.…", without the other arms'."""
-    settings = settings_of(documents)
-    found = {key: value for key, value in settings.items() if not _is_among(key, (*_OF_NEITHER, *_OF_SENDING))}
-    found |= {
-        f"arm.{key.removeprefix(f'arms.{arm}.')}": value
-        for key, value in settings.items()
-        if key.startswith(f"arms.{arm}.")
-    }
-    found = {key: value for key, value in found.items() if key not in ("arm.model.seed", "arm.weight")}
-    found |= {key: PurePath(str(found[key])).name for key in _FILES if key in found}
+    found: dict[str, Any] = {}
+    for given, value in settings_of(documents).items():
+        key = given.replace(f"arms.{arm}.", "arm.", 1) if given.startswith(f"arms.{arm}.") else given
+        if not _is_among(key, _IGNORED):
+            found[key] = PurePath(str(value)).name if key in _FILES else value
     infos = [mapping(info) for info in documents.infos]
     rows = [row for info in infos for row in rows_of(info.get("arms")) if row.get("name") == arm]
     found["arm.model_name"] = next((mapping(row.get("external")).get("model_name") for row in rows), None)
@@ -180,41 +162,50 @@ def _text(value: Any) -> str:
 
 # --- Records ----------------------------------------------------------------------------------------------------------
 
-_Side = tuple[RecordedRun, str, str]  # the run, its arm, and what the arm is called here
+
+class _Side(NamedTuple):
+    run: RecordedRun
+    arm: str
+    name: str  # what the arm is called here
 
 
 def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str, Any] | None) -> RunRecords:
     """The records of one arm of each run."""
-    candidate = sides[1][0].experiment
+    candidate = sides[1].run.experiment
+    rows = (
+        next((row for row in rows_of(side.run.experiment.get("arms")) if row.get("name") == side.arm), {})
+        for side in sides
+    )
     experiment = {
         **candidate,
-        "name": " → ".join(run.name for run, _, _ in sides),
+        "name": " → ".join(side.run.name for side in sides),
         "compare_models": True,
-        "arms": [{**_row(run, arm), "name": name, "control": name == BASELINE} for run, arm, name in sides],
+        "arms": [
+            {**row, "name": side.name, "control": side.name == BASELINE} for row, side in zip(rows, sides, strict=True)
+        ],
         "traffic": {**table(candidate, "traffic"), "design": DESIGN},
-        "trials": {**table(candidate, "trials"), "count": sum(len(run.trials) for run, _, _ in sides)},
+        "trials": {**table(candidate, "trials"), "count": sum(len(side.run.trials) for side in sides)},
         "gates": {**(table(candidate, "gates") if gates is None else gates), "sequential": False},
         "parity": {},
     }
-    environment = {**records.environment, **sides[1][0].environment}
-    infos = []
-    absent = []  # trials that the arm was not part of
-    for info in records.trials:
-        arm, name = _side_of(sides, int(info["trial"]))
-        if takes_part(info, arm):
-            infos.append(_info(info, arm, name))
-        else:
-            absent.append(int(info["trial"]))
+    side_of = {trial: side for side in sides for trial in side.run.trials.values()}
+    infos = {int(info["trial"]): info for info in records.trials}
+    absent = {trial for trial, info in infos.items() if not takes_part(info, side_of[trial].arm)}
+    names = {(trial, side.arm): side.name for trial, side in side_of.items() if trial not in absent}
+
+    def renamed(rows: pa.Table | None, *, keep_others: bool = False) -> pa.Table | None:
+        return None if rows is None else _renamed(rows, names, keep_others=keep_others)
+
     return replace(
         records,
         experiment=experiment,
-        environment=environment,
-        trials=tuple(infos),
-        requests=_rows(records.requests, sides, absent),
-        events=None if records.events is None else _rows(records.events, sides, absent),
-        steps=None if records.steps is None else _rows(records.steps, sides, absent),
-        bed=None if records.bed is None else _rows(records.bed, sides, absent, others=True),
-        server_load=None if records.server_load is None else _rows(records.server_load, sides, absent),
+        environment={**records.environment, **sides[1].run.environment},
+        trials=tuple(_info(info, side_of[trial]) for trial, info in infos.items() if trial not in absent),
+        requests=_renamed(records.requests, names),
+        events=renamed(records.events),
+        steps=renamed(records.steps),
+        bed=renamed(records.bed, keep_others=True),
+        server_load=renamed(records.server_load),
         parity=None,
         answers=(),
         search=None,
@@ -223,48 +214,34 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
     )
 
 
-def _row(run: RecordedRun, arm: str) -> Mapping[str, Any]:
-    return next((row for row in rows_of(run.experiment.get("arms")) if row.get("name") == arm), {})
+def _renamed(rows: pa.Table, names: Mapping[tuple[int, str], str], *, keep_others: bool = False) -> pa.Table:
+    """The rows of the arms in `names`, by trial and arm; with `keep_others` also those of no arm, or of another."""
+    place, arm, trial = rows.schema.get_field_index("arm"), rows.column("arm").cast(pa.string()), rows.column("trial")
+    new = pa.nulls(rows.num_rows, pa.string())
+    for (number, name), chosen in names.items():
+        own = pc.and_(pc.equal(trial, number), pc.equal(arm, name))
+        new = pc.if_else(pc.fill_null(own, False), chosen, new)
+    arms = pc.coalesce(new, arm) if keep_others else new
+    renamed = rows.set_column(place, rows.schema.field(place), arms.cast(rows.schema.field(place).type))
+    return renamed if keep_others else renamed.filter(pc.is_valid(arms))
 
 
-def _side_of(sides: Sequence[_Side], trial: int) -> tuple[str, str]:
-    return next((arm, name) for run, arm, name in sides if trial in run.trials.values())
+def _info(info: Mapping[str, Any], side: _Side) -> dict[str, Any]:
+    """trial.json of a trial as one of the side's arm alone."""
 
-
-def _rows(rows: pa.Table, sides: Sequence[_Side], absent: Sequence[int], *, others: bool = False) -> pa.Table:
-    """The rows of the two arms under their new names; with `others` also those of no arm, or of another."""
-    place = rows.schema.get_field_index("arm")
-    kept = []
-    taken = pa.repeat(pa.scalar(False), rows.num_rows)
-    for run, arm, name in sides:
-        trials = pa.array([trial for trial in run.trials.values() if trial not in absent], pa.int32())
-        of_run = pc.is_in(rows.column("trial"), value_set=trials)
-        own = pc.fill_null(pc.and_(of_run, pc.equal(rows.column("arm"), arm)), False)
-        taken = pc.or_(taken, own)
-        part = rows.filter(own)
-        field = rows.schema.field(place)
-        kept.append(part.set_column(place, field, pa.repeat(pa.scalar(name, field.type), part.num_rows)))
-    return pa.concat_tables([*kept, *([rows.filter(pc.invert(taken))] if others else [])])
-
-
-def _info(info: Mapping[str, Any], arm: str, name: str) -> dict[str, Any]:
-    """trial.json of a trial as one of `arm` alone, called `name`."""
+    def renamed(values: Any) -> dict[str, Any]:
+        return {side.name if key == side.arm else key: value for key, value in mapping(values).items()}
 
     kept = {key: value for key, value in info.items() if key not in ("answers", "asked", "control")}
     for key, column in (("arms", "name"), ("deaths", "arm")):
         if key in kept:
-            kept[key] = [{**row, column: name} for row in rows_of(kept[key]) if row.get(column) == arm]
+            kept[key] = [{**row, column: side.name} for row in rows_of(kept[key]) if row.get(column) == side.arm]
     for key in ("startup", "planned", "weights", "ended_arms"):
         if key in kept:
-            kept[key] = _renamed({own: value for own, value in mapping(kept[key]).items() if own == arm}, arm, name)
+            kept[key] = {key: value for key, value in renamed(kept[key]).items() if key == side.name}
     # Other arms keep their devices, which they may have shared with it.
     if "devices" in kept:
-        kept["devices"] = _renamed(mapping(kept["devices"]), arm, name)
+        kept["devices"] = renamed(kept["devices"])
     if "bed" in kept:
-        bed = mapping(kept["bed"])
-        kept["bed"] = {**bed, "arms": _renamed(mapping(bed.get("arms")), arm, name)}
+        kept["bed"] = {**mapping(kept["bed"]), "arms": renamed(mapping(kept["bed"]).get("arms"))}
     return {**kept, "design": DESIGN}
-
-
-def _renamed(values: Mapping[str, Any], arm: str, name: str) -> dict[str, Any]:
-    return {name if own == arm else own: value for own, value in values.items()}

@@ -100,6 +100,15 @@ def to_ship(frontier: Frontier, objective: str, *, out: Collection[str], failed:
     return [*sentences, f"For more load than one replica holds, {best_arm}: it surely holds more than {every}{factor}."]
 
 
+def at_the_load(frontier: Frontier, load: float | None, each: int, out: Collection[str]) -> list[str]:
+    """The GPUs of each arm for the load over all replicas that the rollout names."""
+    if load is None:
+        return []
+    needs = [(gpus_for(item, load, each), item.arm) for item in frontier.holdings if item.arm not in out]
+    texts = [f"{gpus} GPUs with {arm}" for gpus, arm in needs if gpus]
+    return [f"{digits(load)} requests/s over all replicas need {listed(texts)}."] if texts else []
+
+
 def gpus_for(item: Holding, load: float, each: int) -> str:
     """Return the GPUs for `load`, `each` of them a replica, such as "13 (10 to 23)": as seen, with the ends of the
     interval. Replicas are taken to add up. A dash is not known; empty where nothing is."""
@@ -138,16 +147,17 @@ def at_one_load(frontier: Frontier, steps: Sequence[Step], label: str, out: Coll
 
 
 def still_open(frontier: Frontier, out: Collection[str]) -> list[str]:
-    """The loads of which nothing is known of each arm, and how many pairs are not ordered."""
+    """The loads at which nothing is known of each arm, and which pairs are ordered where some are not."""
     loads: dict[str, list[str]] = {}
     for item in frontier.holdings:
         if item.arm not in out:
             loads.setdefault(_open_loads(item), []).append(item.arm)
     among = [order for order in frontier.orders if not {order.more, order.less} & set(out)]
-    pairs = sum(not order.surely for order in among)
+    ordered = [f"{order.more} above {order.less}" for order in among if order.surely]
+    known = f"Surely ordered by what they hold: {', '.join(ordered)}" if ordered else "No two arms are ordered"
     return [
         f"Open: {'; '.join(f'{listed(arms)} {text}' for text, arms in loads.items())}.",
-        *([f"Of {len(among)} pairs of arms {pairs} are not ordered by what they hold."] if pairs else []),
+        *([f"{known} ({len(ordered)} of {len(among)} pairs)."] if len(ordered) < len(among) else []),
     ]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from analysis.checks.applied import blocking
-from analysis.checks.check import Check
-from analysis.frontier.answer import at_one_load, gpus_for, load_ranges, still_open, to_ship
+from analysis.checks.check import MACHINES, Check
+from analysis.frontier.answer import at_one_load, at_the_load, load_ranges, still_open, to_ship
 from analysis.frontier.holdings import frontier_of
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.judgement import Judgement
@@ -28,13 +28,12 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     """
     if not is_search(run):
         return None
-    rollout = Rollout.recorded(mapping(run.records.experiment.get("rollout")))
     found = _blocking(run, judgement)
     disturbed: set[str] = set()
     if run.in_turn:
-        disturbed = {check.check for own in found.values() for check in own if check.disturbances}
+        disturbed = {check.check for own in found.values() for check in own if check.rule.rank == MACHINES}
         found = {
-            arm: [check for check in own if not check.disturbances and not check.rule.by_step]
+            arm: [check for check in own if check.rule.rank != MACHINES and not check.rule.by_step]
             for arm, own in found.items()
         }
     by_arm = {arm: sorted({check.check for check in own}) for arm, own in found.items()}
@@ -53,53 +52,27 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     shipped = to_ship(frontier, objective_of(run), out=out, failed=failed)
     if whole:
         shipped.insert(0, f"Nothing is known of any load, for {', '.join(whole)}: see the checks.")
-    needs = (
-        {}
-        if rollout.load_rps is None
-        else {item.arm: gpus_for(item, rollout.load_rps, rollout.gpus_per_replica) for item in frontier.holdings}
-    )
-    gpus = [f"{count} with {arm}" for arm, count in needs.items() if count and arm not in out]
+    rollout = Rollout.recorded(mapping(run.records.experiment.get("rollout")))
     target = latency_target(run)
     label = "" if target is None else gate_label(target.key)
     gated = search.get("gated", True) is not False
-    sentences = [
-        *shipped,
-        *(
-            [f"{digits(rollout.load_rps or 0.0)} requests/s over all replicas need GPUs: {', '.join(gpus)}."]
-            if gpus
-            else []
-        ),
-        *at_one_load(frontier, steps, label, out),
-        *(
-            f"{arm} is {verdict} by its gates, and nothing here changes that."
-            for arm, verdict in judgement.verdicts.items()
-            if verdict != PASS and (gated or verdict == FAIL)
-        ),
-        *(
-            f"{gate.arm} is not shown to answer as well: {gate.reason[:1].lower()}{gate.reason[1:]}"
-            for gate in judgement.gates
-            if gate.kind == "parity" and gate.verdict == INCONCLUSIVE
-            if run.weights_apart(gate.arm) and gate.arm not in out
-        ),
-        *(f"{arm} {reason}." for arm, reason in left.items()),
-        *(
-            f"Nothing is known of {arm}, for {', '.join(checks)}: see the checks."
-            for arm, checks in blocked.items()
-            if not whole
-        ),
-        *still_open(frontier, out),
-        error_of(frontier.alpha, sorted(disturbed)),
-    ]
     return {
         "alpha": frontier.alpha,
         "headline": " ".join(shipped),
-        "answer": sentences,
+        "answer": [
+            *shipped,
+            *at_the_load(frontier, rollout.load_rps, rollout.gpus_per_replica, out),
+            *at_one_load(frontier, steps, label, out),
+            *_of_gates(run, judgement, out, gated=gated),
+            *(f"{arm} {reason}." for arm, reason in left.items()),
+            *([] if whole else map(_of_blocked, blocked.items())),
+            *still_open(frontier, out),
+            error_of(frontier.alpha, sorted(disturbed)),
+            *([_ended(search)] if search else []),
+        ],
         "highest": frontier.highest(),
         "failed": failed,
-        "arms": [
-            asdict(item) | {"start": asdict(starts[item.arm])} | ({"gpus": needs[item.arm]} if needs else {})
-            for item in frontier.holdings
-        ],
+        "arms": [asdict(item) | {"start": asdict(starts[item.arm])} for item in frontier.holdings],
         "pairs": [asdict(order) for order in frontier.orders],
         "ranges": [asdict(item) for item in load_ranges(frontier, starts, failed=failed)],
         "blocked_by": whole,
@@ -108,7 +81,7 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         "objective": objective_of(run),
         "latency": {"label": label, "limit_ms": None if target is None else target.limit},
         "steps": [asdict(step) for step in steps],
-        **({"search": _search_row(search, left)} if search else {}),
+        **({"search": {"gated": gated, "stop": str(search.get("stop") or "")}} if search else {}),
     }
 
 
@@ -122,6 +95,22 @@ def _blocking(run: Run, judgement: Judgement) -> dict[str, list[Check]]:
         if check.arm in (None, run.control) and any(check in checks for checks in own.values())
     ]
     return {arm: own.get(arm, []) for arm in run.treatments} | {run.control: whole}
+
+
+def _of_gates(run: Run, judgement: Judgement, out: Collection[str], *, gated: bool) -> Iterator[str]:
+    """What the verdicts say against an arm: where they were asked for, or it fails, or its weights differ."""
+    for arm, verdict in judgement.verdicts.items():
+        if verdict != PASS and (gated or verdict == FAIL):
+            yield f"{arm} is {verdict} by its gates, and nothing here changes that."
+    for gate in judgement.gates:
+        unproven = gate.kind == "parity" and gate.verdict == INCONCLUSIVE and gate.arm not in out
+        if unproven and run.weights_apart(gate.arm):
+            yield f"{gate.arm} is not shown to answer as well: {gate.reason[:1].lower()}{gate.reason[1:]}"
+
+
+def _of_blocked(blocked: tuple[str, list[str]]) -> str:
+    arm, checks = blocked
+    return f"Nothing is known of {arm}, for {', '.join(checks)}: see the checks."
 
 
 def error_of(alpha: float, disturbed: list[str]) -> str:
@@ -145,15 +134,16 @@ def headline_of(rows: Mapping[str, Any] | None) -> str:
     return str(rows["headline"]) if rows is not None and asks_nothing(rows) and not rows["failed"] else ""
 
 
-def _search_row(search: Mapping[str, Any], left: Mapping[str, str]) -> dict[str, Any]:
+def _ended(search: Mapping[str, Any]) -> str:
     """How the search went on, by what it wrote."""
-    stop = search.get("stop")
-    return {
-        **{key: value for key in ("budget_s", "spent_s", "parity_s") if (value := number(search.get(key))) is not None},
-        "gated": search.get("gated") is True,
-        "stop": stop if isinstance(stop, str) else "",
-        "left": [{"arm": arm, "reason": reason} for arm, reason in left.items()],
-    }
+    spent, budget, parity = (number(search.get(key)) for key in ("spent_s", "budget_s", "parity_s"))
+    minutes = ""
+    if spent is not None and budget is not None:
+        minutes = f" after {digits(spent / 60.0)} of {digits(budget / 60.0)} minutes"
+        minutes += f", {digits(parity / 60.0)} of them for parity" if parity is not None else ""
+    return (
+        f"The search ended{minutes}: {search['stop']}." if search.get("stop") else f"The search was cut off{minutes}."
+    )
 
 
 def objective_of(run: Run) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.report import frontier, joined
+from analysis.report import frontier
 from analysis.report.values import DASH, at, count, interval, milliseconds, percent, quantity, seconds, span, text
 from analysis.settings.metrics import quantile_label
 from analysis.summary.model import Arm, Check, Gate, Summary
@@ -101,8 +101,12 @@ _OUTCOMES = {"rollback": "rolled back", "hold": "held"}
 
 def _notes(summary: Summary) -> Iterable[tuple[str, str]]:
     """What was joined, and how interim analyses, a ramp and its weights went."""
-    if head := joined.head(summary):
-        yield "Judged together", " · ".join(filter(None, (head, joined.accepted(summary))))
+    if summary.joined is not None and len(summary.joined.runs) > 1:
+        counts = {"run": len(summary.joined.runs), "trial": summary.design.trials, "machine": summary.joined.machines}
+        head = ", ".join(counted(number, noun, count) for noun, number in counts.items())
+        differences = len(summary.joined.differences)
+        accepted = f" · {counted(differences, 'difference', count)} accepted" if differences else ""
+        yield "Judged together", head + accepted
     if (ended := summary.interim) is not None:
         how = "after every block; each verdict errs as often over all analyses as it would in one"
         yield "Interim analyses", "; ".join(filter(None, (how, ended)))

@@ -9,9 +9,8 @@ from typing import Any
 from pydantic_core import to_json
 
 from analysis.records.schemas import EVENT_KINDS
-from analysis.report.stalls import unexplained_stalls
-from analysis.report.values import Row, at, rows, text
-from analysis.summary.model import Bins, Histogram, Summary
+from analysis.report.values import at, rows, text
+from analysis.summary.model import Bins, Histogram, Machines, Summary
 
 
 def chart_data(summary: Summary) -> dict[str, Any]:
@@ -37,7 +36,9 @@ def chart_data(summary: Summary) -> dict[str, Any]:
             if spike.offset_s is not None
         ],
         "stalls": [
-            {"arm": index[name], **stall.model_dump(include=places)} for name, stall in unexplained_stalls(summary)
+            {"arm": index[arm.name], **stall.model_dump(include=places)}
+            for arm in summary.arms
+            for stall in arm.client_stalls.unexplained
         ],
         # The SLO line of a chart, by quantile and metric: {"p99_ttft_ms": 2000.0}.
         "limits": {gate.gate.removeprefix("slo "): gate.limit for gate in summary.gates if gate.kind == "slo"},
@@ -54,21 +55,17 @@ def script_json(data: object) -> str:
     return re.sub("[<>&]", lambda mark: f"\\u{ord(mark[0]):04x}", to_json(data, inf_nan_mode="null").decode())
 
 
-def _machines(machines: Row, index: Mapping[str, int]) -> dict[str, Any] | None:
+def _machines(machines: Machines, index: Mapping[str, int]) -> dict[str, Any] | None:
     """The samples of the machines; a device has the colour of the arm that it served in the trial."""
-    series = machines.get("series")
-    served = {_machine(row): row["arms"] for row in rows(machines, "devices") if isinstance(row.get("arms"), list)}
+    series = machines.series
+    served: dict[tuple[Any, ...], list[str]] = {(row.trial, row.host, row.name): row.arms for row in machines.devices}
     shown = []
     for row in rows(series, "rows"):
-        arms = [str(arm) for arm in served.get(_machine(row), [])]
+        arms = served.get((row.get("trial"), row.get("host"), row.get("name")), [])
         name = str(row.get("name"))
         own = index.get(name) if row.get("kind") == "arm" else index.get(arms[0]) if arms else None
         shown.append({**row, "label": f"{name} ({', '.join(arms)})" if arms else name, "arm": own})
     return {**{key: at(series, key) for key in ("bin_s", "stretch_s")}, "rows": shown} if shown else None
-
-
-def _machine(row: Row) -> tuple[str, ...]:
-    return tuple(text(row.get(key)) for key in ("trial", "host", "name"))
 
 
 def _knees(search: Mapping[str, Any] | None, index: Mapping[str, int]) -> dict[str, Any]:

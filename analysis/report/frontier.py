@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from analysis.frontier.summary_rows import asks_nothing
 from analysis.judging.gates import FAIL
 from analysis.report.tables import Table
@@ -13,7 +11,6 @@ from analysis.report.values import (
     at,
     byte_size,
     count,
-    figure,
     is_number,
     percent,
     rate,
@@ -37,29 +34,13 @@ def title(summary: Row) -> str:
     return "Which policy to ship" if unasked else ""
 
 
-def search_notes(summary: Row) -> list[str]:
-    """How the search went on, a sentence each; empty where one run shared its trials over all arms."""
-    search = at(summary, "frontier", "search")
-    if not isinstance(search, Mapping):
-        return []
-    spent, budget = search.get("spent_s"), search.get("budget_s")
-    minutes = ""
-    if is_number(spent) and is_number(budget):
-        minutes = f" after {figure(spent / 60.0)} of {figure(budget / 60.0)} minutes"
-        if is_number(parity_s := search.get("parity_s")):
-            minutes += f", {figure(parity_s / 60.0)} of them for parity"
-    stop = search.get("stop")
-    return [f"It ended{minutes}: {stop}." if stop else f"It was cut off{minutes}."]
-
-
 def latencies(summary: Row) -> str:
     """What the chart of latency against load draws, such as "p99 TTFT"; empty where it has nothing to draw."""
     return str(at(summary, "frontier", "latency", "label") or "")
 
 
 def holdings(summary: Row) -> Table:
-    """What each arm surely holds and surely does not, the control first, what it costs to start, and the GPUs for the
-    load of the rollout."""
+    """What each arm surely holds and surely does not, the control first, and what it costs to start."""
     return Table(
         kinds={"Arm": "arm"},
         rows=[
@@ -72,7 +53,6 @@ def holdings(summary: Row) -> Table:
                 "Device memory": byte_size(at(row, "start", "memory_bytes")),
                 "Starts": count(row.get("starts")),
                 "Steps": count(row.get("steps")),
-                **({"GPUs": text(row["gpus"] or None)} if "gpus" in row else {}),
             }
             for row in rows(summary, "frontier", "arms")
         ],
@@ -83,23 +63,6 @@ def held(summary: Row) -> dict[str, Row]:
     """What each arm of a search holds and its start, by its name. The latencies of a search are those of overload: they
     say nothing of an arm."""
     return {str(row.get("arm")): row for row in rows(summary, "frontier", "arms")}
-
-
-def pairs(summary: Row) -> Table:
-    """Every pair of arms, the one first that is seen to hold more."""
-    return Table(
-        kinds={"Holds more": "arm", "Than": "arm", "Order": "words"},
-        rows=[
-            {
-                "Holds more": text(row.get("more")),
-                "Than": text(row.get("less")),
-                "Order": "surely" if row.get("surely") is True else "open",
-                "At least": f"×{figure(row.get('least'))}" if is_number(row.get("least")) else DASH,
-                "p, adjusted": figure(row.get("p")),
-            }
-            for row in rows(summary, "frontier", "pairs")
-        ],
-    )
 
 
 def steps(summary: Row) -> Table:

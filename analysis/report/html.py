@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from analysis.report import charts, comparing, frontier, joined, machines, stalls
+from analysis.report import charts, comparing, frontier, machines
 from analysis.report.brief import DEFINITION, MORE_IS_BETTER, ORDER, ArmBrief, brief_of
 from analysis.report.rendering import environment, template_text
 from analysis.settings.metrics import EMBED
@@ -68,22 +68,14 @@ def html_report(document: Mapping[str, Any]) -> str:
             more_is_better=MORE_IS_BETTER,
             embeds=summary.task == EMBED,
             grids=comparing.grids(summary),
-            causes=stalls.causes(summary),
-            stall_counts=stalls.counts(summary),
-            stalls=stalls.longest_stalls(summary),
             frontier={
                 "answer": frontier.answer(search),
                 "latencies": frontier.latencies(search),
                 "holdings": frontier.holdings(search),
-                "search_notes": frontier.search_notes(search),
-                "pairs": frontier.pairs(search),
                 "steps": frontier.steps(search),
                 "objective": frontier.objective(search),
             },
-            joined_head=joined.head(summary),
-            joined_runs=joined.runs(summary),
-            joined_differences=joined.differences(summary),
-            machines=machines.machine_section(search),
+            machines=machines.machine_section(summary.machines),
         )
     )
 

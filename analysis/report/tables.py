@@ -2,36 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from analysis.report.values import DASH
-
-Shown = tuple[str, str, Callable[[object], str], Callable[[Any], object]]
-"""A figure: its group, its name, how its value reads, and what takes the value from a row."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One row of a side-by-side table: the same figure of every arm."""
-
-    name: str
-    values: tuple[str, ...]
-    group: str
-
-    @property
-    def known(self) -> bool:
-        """Whether any arm has a value."""
-        return any(value != DASH for value in self.values)
-
-
-def figures_of(arms: Sequence[object], shown: Iterable[Shown]) -> list[Figure]:
-    """A row for each figure, with a value for each of `arms`."""
-    return [
-        Figure(group=group, name=name, values=tuple(show(value(arm)) for arm in arms))
-        for group, name, show, value in shown
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

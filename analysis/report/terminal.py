@@ -79,8 +79,6 @@ def _print_answer(console: Console, brief: Brief, summary: Summary) -> None:
     for row in frontier.holdings(search).rows:
         table.add_row(Text(row["Arm"]), *(row[head] for head in heads))
     console.print(table)
-    for line in frontier.search_notes(search):
-        console.print(_noted("search", line))
 
 
 def _print_judgement(console: Console, brief: Brief) -> None:

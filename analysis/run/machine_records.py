@@ -1,22 +1,22 @@
-"""The machines of a run and how they behaved: what was sampled of them during the traffic, and their measured speed.
+"""How the machines of a run behaved: what was sampled of them during the traffic, and their measured speed.
 
 Nothing is decided here. What was not recorded, or could not be read, is None or empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from analysis.records.plain_values import mapping, number, rows_of, text_of
 from analysis.records.schemas import RUN_HOST
-from analysis.run.machine_samples import Rows, Samples, Spread
-from analysis.run.placement import Card, cards_of, devices_of
-from analysis.run.references import Reference, references_of, speed_of
+from analysis.run.machine_samples import Rows, Samples
+from analysis.run.placement import described, devices_of, identity_of
+from analysis.run.references import Speed, speeds_of
 from analysis.run.run import Run
+from analysis.run.trials import Trial
 
 # NVML's reasons why a clock is not higher that hold a busy card back. An idle card, and a clock that was asked for, do
 # not: gpu_idle, applications_clocks_setting, display_clock_setting.
@@ -30,44 +30,48 @@ THROTTLES = {
 }
 POWER_CAP = "sw_power_cap"
 
-# What must be known of a device to call it quiet.
-NEEDED = ("throttle", "sm_mhz", "foreign_processes")
-
-Place = tuple[int, str, str]  # trial, host, device
+LEAST_SAMPLED = 0.95  # of a trial's traffic, to say how a machine behaved
+_NEEDED = ("throttle", "sm_mhz", "foreign_processes")  # columns, to say that nothing disturbed a device
+_MUCH_BYTES = 2 << 30  # more than a driver keeps of an idle card, or a desktop takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceTraffic:
+class Device:
     """One device during the traffic of one trial."""
 
     trial: int
-    card: Card
+    host: str
+    name: str  # cuda:0
+    card: str  # what identifies it in all trials
+    model: str | None  # of a whole card
     arms: tuple[str, ...]  # those that it served
     seconds: float  # of the traffic that were sampled
-    sm_mhz: Spread | None
-    mean_mhz: float | None  # of the clock while the device worked
-    free_mhz: float | None  # the highest clock at a time when the device worked and nothing held it back
-    power_w: Spread | None
-    power_limit_w: Spread | None
-    temperature_c: Spread | None
-    utilisation_pct: Spread | None
-    memory_bytes: Spread | None
+    known: bool  # whether what must be known of it was sampled almost throughout
+    low_mhz: float | None  # the SM clock
+    high_mhz: float | None
+    mean_mhz: float | None  # while the device worked
+    free_mhz: float | None  # the highest at a time when the device worked and nothing held it back
+    power_w: float | None  # median
+    power_limit_w: float | None  # the lowest: it may change while a trial runs
+    temperature_c: float | None  # highest
+    utilisation_pct: float | None  # median
+    memory_bytes: float | None  # the most
     throttled_s: Mapping[str, float] | None  # by reason; None where the card does not report it
     throttle_s: float | None  # with a reason other than the power cap
     foreign_s: float | None  # with processes of others; None where that is unknown
     foreign_processes: int | None  # the most at once
     foreign_bytes: float | None
-    reported: Mapping[str, float]  # the share of its samples that have the column, of NEEDED
+    held_before: bool  # whether others held it before the arms started
+    lock_command: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostTraffic:
-    """One host during the traffic of one trial. Shares are of the time of all its processors, but for pressure."""
+class Host:
+    """One host during the traffic of one trial. Shares of the time of all its processors, but for waiting."""
 
     trial: int
     host: str
-    seconds: float  # of the traffic that were sampled
-    cpus: float | None
+    known: bool  # whether it was sampled almost throughout
     steal: float | None
     busy: float | None
     foreign: float | None  # busy with other work; None where the run's own processes are not known
@@ -75,174 +79,132 @@ class HostTraffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
-    """A device before the arms of a trial started: who ran there, and what was held of its memory."""
-
-    processes: tuple[str, ...]
-    memory_bytes: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRecords:
     """All that was recorded of the machines of a run; empty where they were not monitored."""
 
-    seconds: Mapping[int, float]  # how long each trial's traffic lasted
-    placed: Mapping[int, Mapping[str, str]]  # by trial, the device of each arm that tailgate started
-    cards: Mapping[Place, Card]
-    devices: tuple[DeviceTraffic, ...]
-    hosts: tuple[HostTraffic, ...]
-    references: tuple[Reference, ...]
-    earlier: Mapping[Place, Earlier]
-    facts: Mapping[tuple[int, str], Mapping[str, Any]]  # what each host is, by trial and host
+    placed: Mapping[int, Mapping[str, str]]  # the device of each managed arm, of every trial
+    devices: tuple[Device, ...]
+    hosts: tuple[Host, ...]
+    speeds: tuple[Speed, ...]
+    errors: tuple[str, ...]  # why a speed was not measured
 
     @classmethod
     def of(cls, run: Run) -> MachineRecords:
         """Read the records of the run's machines."""
         samples = Samples(run.records.bed)
-        devices: list[DeviceTraffic] = []
-        hosts: list[HostTraffic] = []
-        earlier: dict[Place, Earlier] = {}
-        facts: dict[tuple[int, str], Mapping[str, Any]] = {}
-        cards: dict[Place, Card] = {}
-        placed = {trial.number: devices_of(trial) for trial in run.trials}
-        for trial in run.trials:
-            monitor = mapping(trial.info.get("bed"))
-            cards |= {(trial.number, *place): card for place, card in cards_of(monitor).items()}
-            for host, row in mapping(monitor.get("machines")).items():
-                facts[trial.number, str(host)] = mapping(row)
-            for row in rows_of(monitor.get("before")):
-                names = tuple(_process_text(item) for item in rows_of(row.get("processes")))
-                place = (trial.number, text_of(row, "host", RUN_HOST), text_of(row, "device"))
-                earlier[place] = Earlier(processes=names, memory_bytes=number(row.get("memory_bytes")))
-            unread = rows_of(monitor.get("unreadable"))
-            blind = {text_of(row, "host") for row in unread if row.get("what") == "cpu_s"}
-            processes = list(samples.of("process", trial))
-            hosts += [_host(rows, processes, blind) for rows in samples.of("host", trial)]
-            for rows in samples.of("device", trial):
-                card = cards.get((trial.number, rows.host, rows.name)) or Card.unknown(rows.host, rows.name)
-                arms = placed[trial.number].items() if rows.host == RUN_HOST else ()
-                devices.append(_device(card, tuple(arm for arm, device in arms if device == rows.name), rows))
+        references = [row for trial in run.trials for row in rows_of(trial.info.get("references"))]
+        failed = [row for row in references if isinstance(row.get("error"), str) and row["error"]]
         return cls(
-            seconds={trial.number: trial.seconds for trial in run.trials},
-            placed=placed,
-            cards=cards,
-            devices=tuple(devices),
-            hosts=tuple(hosts),
-            references=references_of(run.trials),
-            earlier=earlier,
-            facts=facts,
+            placed={trial.number: devices_of(trial) for trial in run.trials},
+            devices=tuple(_device(trial, rows) for trial in run.trials for rows in samples.of("device", trial)),
+            hosts=tuple(host for trial in run.trials for host in _hosts(trial, samples)),
+            speeds=speeds_of(run.trials),
+            errors=tuple(dict.fromkeys(f"{text_of(row, 'device')}: {row['error']}" for row in failed)),
         )
-
-    @property
-    def trials(self) -> tuple[int, ...]:
-        """The numbers of the trials."""
-        return tuple(self.seconds)
 
     @property
     def monitored(self) -> bool:
         """Whether anything was recorded of any machine."""
-        return bool(self.devices or self.hosts or self.references)
+        return bool(self.devices or self.hosts or self.speeds or self.errors)
 
     @property
-    def used(self) -> list[DeviceTraffic]:
+    def used(self) -> list[Device]:
         """The devices of the run's host that served an arm; those of trials that do not say which did, all."""
-        own = (device for device in self.devices if device.card.host == RUN_HOST)
+        own = (device for device in self.devices if device.host == RUN_HOST)
         return [device for device in own if device.arms or not self.placed.get(device.trial)]
-
-    @property
-    def measured(self) -> list[tuple[int, str]]:
-        """(trial, device) of the run's host that have a reference."""
-        return list(dict.fromkeys((row.trial, row.device) for row in self.references if row.host == RUN_HOST))
 
     def arms_on(self, trial: int, device: str) -> tuple[str, ...]:
         """The arms that the run's host had on the device in the trial."""
         return tuple(arm for arm, name in self.placed.get(trial, {}).items() if name == device)
 
-    def reference(self, trial: int, device: str, figure: str) -> list[Reference]:
-        """The references of a device of the run's host that have the figure, before the trial and after it."""
-        return [
-            row
-            for row in self.references
-            if (row.trial, row.host, row.device) == (trial, RUN_HOST, device) and figure in row.figures
-        ]
-
-    def speed(self, trial: int, device: str, figure: str) -> float | None:
-        """How fast a device of the run's host, or the host itself, was in the trial, as `speed_of` has it: the mean of
-        before and after, or the one of them that is known."""
-        known = [speed_of(figure, row.figures[figure]) for row in self.reference(trial, device, figure)]
-        return sum(known) / len(known) if known else None
-
-    def identity(self, trial: int, device: str) -> str:
-        """What identifies a device of the run's host in all trials."""
-        card = self.cards.get((trial, RUN_HOST, device))
-        rows = (row.card for row in self.references if (row.trial, row.host, row.device) == (trial, RUN_HOST, device))
-        return card.identity if card else next(rows, device)
+    def pairs(self, arm: str, control: str) -> list[tuple[Device, Device]]:
+        """The devices of the arm and of the control, in the trials in which they are two."""
+        found = []
+        for trial in self.placed:
+            of = {name: device for device in self.used if device.trial == trial for name in device.arms}
+            if arm in of and control in of and of[arm] is not of[control]:
+                found.append((of[arm], of[control]))
+        return found
 
 
-def _process_text(row: Mapping[str, Any]) -> str:
-    pid = number(row.get("pid"))
-    return text_of(row, "name", "a process") + ("" if pid is None else f", pid {pid:.0f}")
-
-
-# --- One device or host in one trial ----------------------------------------------------------------------------------
-
-
-def _device(card: Card, arms: tuple[str, ...], rows: Rows) -> DeviceTraffic:
-    reasons, weights = rows.reasons(), rows.weight_s[rows.inside]
-    throttled: dict[str, float] | None = None
-    throttle_s: float | None = None
-    if any(names is not None for names in reasons):
-        throttled, throttle_s = {}, 0.0
-        for names, weight in zip(reasons, weights.tolist(), strict=True):
-            held = [name for name in names or () if name in THROTTLES]
-            for name in held:
-                throttled[name] = throttled.get(name, 0.0) + weight
-            throttle_s += weight if set(held) - {POWER_CAP} else 0.0
-    free = np.array([not any(name in THROTTLES for name in names or ()) for names in reasons], dtype=np.bool_)
+def _device(trial: Trial, rows: Rows) -> Device:
+    facts, weights = described(trial, rows.host, rows.name), rows.weight_s[rows.inside]
+    held = [names and [name for name in names if name in THROTTLES] for names in rows.reasons()]
+    reported = any(names is not None for names in held)
+    throttled: dict[str, float] = {}
+    for names, weight in zip(held, weights.tolist(), strict=True):
+        for name in names or ():
+            throttled[name] = throttled.get(name, 0.0) + weight
+    by_more = np.array([bool(set(names or ()) - {POWER_CAP}) for names in held], dtype=np.bool_)
     clocks = rows.column("sm_mhz")
     working = np.isfinite(clocks) & ~(rows.column("utilisation_pct") <= 0)
-    clock = Spread.of(clocks[working & free])
+    free = clocks[working & np.array([not names for names in held], dtype=np.bool_)]
     foreign = rows.column("foreign_processes")
-    known = np.isfinite(foreign)
-    spreads = ("sm_mhz", "power_w", "power_limit_w", "temperature_c", "utilisation_pct", "memory_bytes")
-    return DeviceTraffic(
-        trial=rows.trial,
-        card=card,
-        arms=arms,
-        seconds=rows.seconds,
-        **{name: rows.spread(name) for name in spreads},
-        mean_mhz=float(clocks[working].mean()) if working.any() else None,
-        free_mhz=clock.high if clock else None,
-        throttled_s=throttled,
-        throttle_s=throttle_s,
-        foreign_s=float(weights[known & (foreign > 0)].sum()) if known.any() else None,
-        foreign_processes=int(foreign[known].max()) if known.any() else None,
-        foreign_bytes=rows.most("foreign_memory_bytes"),
-        reported={name: rows.reported(name) for name in NEEDED},
-    )
-
-
-def _host(rows: Rows, processes: Sequence[Rows], blind: Collection[str]) -> HostTraffic:
-    """`blind` are hosts on which the time of one of the run's own processes could not be read."""
-    cpus = rows.spread("cpus")
-    count = cpus.median if cpus and cpus.median > 0 else None
-    cores = rows.rate("cpu_s")
-    # What was sampled once or twice and then ended has no rate, and little time.
-    own = [item for item in processes if item.host == rows.host]
-    rates = [rate for item in own if (rate := item.rate("cpu_s")) is not None or item.inside.sum() >= 3]
-    sees_all = bool(rates) and None not in rates and rows.host not in blind
-    foreign = max(0.0, cores - sum(rate or 0.0 for rate in rates)) if cores is not None and sees_all else None
-
-    def share(rate: float | None) -> float | None:
-        return rate / count if rate is not None and count else None
-
-    return HostTraffic(
+    before = [
+        row
+        for row in rows_of(mapping(trial.info.get("bed")).get("before"))
+        if (text_of(row, "host", RUN_HOST), text_of(row, "device")) == (rows.host, rows.name)
+    ]
+    most = rows.level("foreign_processes", np.max)
+    limit = rows.level("power_limit_w", np.min)
+    sampled = rows.seconds >= LEAST_SAMPLED * trial.seconds
+    return Device(
         trial=rows.trial,
         host=rows.host,
+        name=rows.name,
+        card=identity_of(trial, rows.host, rows.name),
+        model=None if facts.get("mig") is True else text_of(facts, "name") or None,
+        arms=tuple(arm for arm, name in devices_of(trial).items() if (rows.host, rows.name) == (RUN_HOST, name)),
         seconds=rows.seconds,
-        cpus=count,
-        steal=share(rows.rate("steal_s")),
-        busy=share(cores),
-        foreign=share(foreign),
-        pressure_memory=rows.rate("pressure_memory_s"),
+        known=sampled and all(rows.reported(name) >= LEAST_SAMPLED for name in _NEEDED),
+        low_mhz=rows.level("sm_mhz", np.min),
+        high_mhz=rows.level("sm_mhz", np.max),
+        mean_mhz=float(clocks[working].mean()) if working.any() else None,
+        free_mhz=float(free.max()) if free.size else None,
+        power_w=rows.level("power_w", np.median),
+        power_limit_w=number(facts.get("power_limit_w")) if limit is None else limit,
+        temperature_c=rows.level("temperature_c", np.max),
+        utilisation_pct=rows.level("utilisation_pct", np.median),
+        memory_bytes=rows.level("memory_bytes", np.max),
+        throttled_s=throttled if reported else None,
+        throttle_s=float(weights[by_more].sum()) if reported else None,
+        foreign_s=None if most is None else float(weights[foreign > 0].sum()),
+        foreign_processes=None if most is None else int(most),
+        foreign_bytes=rows.level("foreign_memory_bytes", np.max),
+        held_before=any(
+            rows_of(row.get("processes")) or (number(row.get("memory_bytes")) or 0.0) > _MUCH_BYTES for row in before
+        ),
+        lock_command=text_of(facts, "lock_command") or None,
     )
+
+
+def _hosts(trial: Trial, samples: Samples) -> Iterator[Host]:
+    processes = list(samples.of("process", trial))
+    unread = rows_of(mapping(trial.info.get("bed")).get("unreadable"))
+    # Hosts on which the time of one of the run's own processes could not be read.
+    blind = {text_of(row, "host") for row in unread if row.get("what") == "cpu_s"}
+    for rows in samples.of("host", trial):
+        cpus = rows.level("cpus", np.median) or 0.0
+        cores = rows.rate("cpu_s")
+        own = None if rows.host in blind else _cores([item for item in processes if item.host == rows.host])
+        foreign = None if cores is None or own is None else max(0.0, cores - own)
+        steal, busy, other = (
+            None if rate is None or cpus <= 0 else rate / cpus for rate in (rows.rate("steal_s"), cores, foreign)
+        )
+        yield Host(
+            trial=rows.trial,
+            host=rows.host,
+            known=rows.seconds >= LEAST_SAMPLED * trial.seconds,
+            steal=steal,
+            busy=busy,
+            foreign=other,
+            pressure_memory=rows.rate("pressure_memory_s"),
+        )
+
+
+def _cores(processes: Sequence[Rows]) -> float | None:
+    """How many processors the run's own processes kept busy; None where that is not known of all."""
+    # What was sampled once or twice and then ended has no rate, and little time.
+    rates = [rate for item in processes if (rate := item.rate("cpu_s")) is not None or item.inside.sum() >= 3]
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if rates and len(known) == len(rates) else None

@@ -1,9 +1,8 @@
-"""The samples of the machine monitor, by trial, kind and device or process, as columns and as statistics of them."""
+"""The samples of the machine monitor by trial, kind and device or process: columns, and numbers over the traffic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -16,23 +15,6 @@ from analysis.records.schemas import RUN_HOST
 from analysis.run.trials import SECOND, Trial
 
 _LONGEST_GAP = 3.0  # sampling intervals; what lies between samples farther apart was not sampled
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Where the samples of a quantity lay."""
-
-    low: float
-    median: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Floats) -> Spread | None:
-        """The spread of the values that are known; None where none is."""
-        known = values[np.isfinite(values)]
-        if not known.size:
-            return None
-        return cls(low=float(known.min()), median=float(np.median(known)), high=float(known.max()))
 
 
 class Samples:
@@ -101,12 +83,11 @@ class Rows:
         column = self._table.column(name).filter(pa.array(self.inside))
         return 1.0 - float(column.null_count) / max(1, len(column))
 
-    def spread(self, name: str) -> Spread | None:
-        return Spread.of(self.column(name))
-
-    def most(self, name: str) -> float | None:
-        spread = self.spread(name)
-        return spread.high if spread else None
+    def level(self, name: str, of: Callable[[Floats], np.float64]) -> float | None:
+        """The `of` (np.min, np.median, np.max) of the column during the traffic; None where nothing is known of it."""
+        values = self.column(name)
+        known = values[np.isfinite(values)]
+        return float(of(known)) if known.size else None
 
     def rate(self, name: str) -> float | None:
         """How much a counter rose in a second of the traffic; None where it is not known twice. Where the counter fell,

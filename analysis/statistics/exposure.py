@@ -6,7 +6,6 @@ lengths; no server has to run.
 References
 ----------
 [1] Good, I. J. (1953). The population frequencies of species and the estimation of population parameters.
-[2] Yao, F. F. (1980). Efficient dynamic programming using quadrangle inequalities: the best cut moves one way only.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def best_ladder(lengths: Counts, steps: int, *, multiple: int = 1, last: int | N
     """Return the ladder of at most `steps` buckets that pads `lengths` (n,) least, by dynamic programming.
 
     Buckets are multiples of `multiple`. `last` is the longest bucket, the longest length by default; longer requests
-    are left out. Time O(steps · d · log d) for d distinct lengths.
+    are left out. Time O(steps · d²) for d distinct lengths.
     """
     if steps < 1 or multiple < 1:
         raise ExposureError(f"steps is {steps} and multiple is {multiple}: give 1 or more of each")
@@ -94,26 +93,16 @@ def _cuts(edges: Ints, before: Ints, steps: int) -> list[int]:
     cost = np.concatenate([[0], edges * before[1:]])
     chosen: list[Ints] = []
     for _ in range(steps - 1):
-        best = cost.copy()
-        came_from = np.full(size + 1, -1)  # the cut below; -1 where one step fewer is as good
-        pending = [(1, size, 0, size - 1)]
-        while pending:
-            low, high, first, final = pending.pop()
-            if low > high:
-                continue
-            middle = (low + high) // 2
-            below = np.arange(first, min(middle - 1, final) + 1)
-            totals = cost[below] + edges[middle - 1] * (before[middle] - before[below])
-            where = int(np.argmin(totals))
-            if totals[where] < best[middle]:
-                best[middle], came_from[middle] = totals[where], below[where]
-            cut = int(below[where])
-            pending += [(low, middle - 1, first, cut), (middle + 1, high, cut, final)]
+        best, cut = cost.copy(), np.zeros(size + 1, dtype=np.int64)
+        for end in range(1, size + 1):
+            totals = cost[:end] + edges[end - 1] * (before[end] - before[:end])
+            cut[end] = np.argmin(totals)  # 0 where one step fewer is as good
+            best[end] = totals[cut[end]]
         cost = best
-        chosen.append(came_from)
+        chosen.append(cut)
     cuts, end = [size - 1], size
-    for came_from in reversed(chosen):
-        if (below_end := int(came_from[end])) > 0:
-            cuts.append(below_end - 1)
-            end = below_end
+    for cut in reversed(chosen):
+        if (end := int(cut[end])) == 0:
+            break
+        cuts.append(end - 1)
     return sorted(cuts)

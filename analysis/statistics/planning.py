@@ -1,8 +1,8 @@
 """How long a run must be to decide what is open, and what a run of a given length can decide.
 
-Standard errors shrink with the square root of time; how large they are now is seen in a pilot, or comes from a model
-of servers. The test at the end has few groups of blocks (or trials), so Student's t stands where a normal would promise
-too much. Where a pilot with few groups measures the spread, the same holds for it (Stein 1945, two stages).
+Standard errors shrink with the square root of time, from what this run shows. The test at the end has few groups of
+blocks (or trials), so Student's t stands where a normal would promise too much. Where a pilot with few groups measures
+the spread, the same holds for it (Stein 1945, two stages).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import Final
 
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
@@ -37,16 +36,15 @@ class Noise:
     """How much a log ratio varies from run to run: its standard error is `per_unit` / sqrt(units).
 
     A unit takes `unit_s` of the run: a time block, or with `by_trial` a whole trial. `lost_s` of the run are compared
-    by no unit. `degrees` are the degrees of freedom of the pilot that measured `per_unit`, None where it comes from a
-    model. Units of one start share what differs between starts, which has the standard deviation `restart` and fades
-    with the number of `starts` alone.
+    by no unit. `degrees` are those of the pilot that measured `per_unit`. Units of one start share what differs between
+    starts, which has the standard deviation `restart` and fades with the number of `starts` alone.
     """
 
     per_unit: float
     unit_s: float
+    degrees: float
     lost_s: float = 0.0
     by_trial: bool = False
-    degrees: float | None = None
     restart: float = 0.0
     starts: int = 1
 
@@ -79,8 +77,7 @@ class Noise:
     def reach(self, units: int, *, alpha: float, power: float) -> float:
         """The distance from the margin, in log ratio, that so many units resolve with this power."""
         final = (units if self.by_trial else group_count(units)) - 1
-        known = final if self.degrees is None else min(final, self.degrees)
-        time, start = (_factor(degrees, alpha=alpha, power=power) for degrees in (known, final))
+        time, start = (_factor(degrees, alpha=alpha, power=power) for degrees in (min(final, self.degrees), final))
         # Start-to-start variance is no guess of the pilot's.
         return math.hypot(time * self.per_unit / math.sqrt(units), start * self.restart / math.sqrt(self.starts))
 
@@ -113,11 +110,6 @@ def _factor(degrees: float, *, alpha: float, power: float) -> float:
     return float(t_quantile(1.0 - alpha, max(1, degrees)) + t_quantile(power, max(1, degrees)))
 
 
-def log_distance(margin: float, ratio: float) -> float:
-    """How far the ratio lies from the margin, in log scale."""
-    return abs(math.log1p(margin) - math.log(ratio))
-
-
 def comparison_needed(
     comparison: Comparison,
     *,
@@ -141,7 +133,7 @@ def comparison_needed(
     true = comparison.ratio if ratio is None else ratio
     if noise is None or true is None:
         return least_s, comparison.trials
-    distance, fewest = log_distance(comparison.margin, true), 0.0
+    distance, fewest = abs(math.log1p(comparison.margin) - math.log(true)), 0.0
     if ratio is None:
         distance = max(distance, comparison.spread or 0.0)
         fewest = _LONGER * (comparison.trials if noise.by_trial else comparison.blocks)
@@ -184,46 +176,15 @@ def share_needed_s(
     return seconds if seconds <= LONGEST_S else None
 
 
-def clean_requests(allowed: float, *, alpha: float) -> int:
-    """The fewest requests without a miss that show a share of at most `allowed`: 299 for 1 % at alpha 0.05.
-
-    The exact binomial limit of none in n is 1 - alpha^(1/n). `allowed` lies between 0 and 1, both left out.
-    """
-    return math.ceil(math.log(alpha) / math.log1p(-allowed) - 1e-9)
-
-
 def requests_for_share(true: float, allowed: float, *, alpha: float, power: float) -> int | None:
-    """Independent requests that separate a true share from the allowed one; None where the two are equal."""
+    """Independent requests that separate a true share from the allowed one; None where the two are equal.
+
+    Without any miss the exact binomial limit of none in n is 1 - alpha^(1/n): 299 requests show 1 % at alpha 0.05.
+    """
     if true == allowed:
         return None
     if true == 0.0:
-        return clean_requests(allowed, alpha=alpha)
+        return math.ceil(math.log(alpha) / math.log1p(-allowed) - 1e-9)
     reject = float(normal_quantile(1.0 - alpha)) * math.sqrt(allowed * (1.0 - allowed))
     detect = float(normal_quantile(power)) * math.sqrt(true * (1.0 - true))
     return math.ceil(((reject + detect) / (true - allowed)) ** 2)
-
-
-# --- Without a pilot --------------------------------------------------------------------------------------------------
-
-MODEL_RATE: Final = 4.0  # requests/s to each arm
-MODEL_S: Final = 1200.0
-# The spread of the log p99 ratio of a typical block at MODEL_RATE over MODEL_S on simulated servers at 40 % load whose
-# rate wanders, between that of E2E and that of TTFT (`python -m benchmarks.simulation.spreads` measures them). Real
-# ones may have twice that. A shadow is planned as mirrored, and switchback as separate hosts: they were not simulated.
-MODEL_SPREADS: Final = {"mirrored": 0.029, "shadow": 0.029, "split": 0.066, "switchback": 0.087, "separate": 0.087}
-
-
-def model_noise(
-    design: str, *, rate: float, block_s: float, overhead_s: float = 0.0, restart_spread: float = 0.0
-) -> Noise:
-    """Return the noise of p99 in a typical block on simulated servers under `design`, at `rate` requests/s to each arm.
-
-    A guess to a factor of two. Few requests lie beyond the quantile, so the variance falls with the rate. Both arms
-    start once, each with the spread `restart_spread`.
-    """
-    return Noise(
-        per_unit=MODEL_SPREADS[design] * math.sqrt(MODEL_RATE / rate * MODEL_S / block_s),
-        unit_s=block_s,
-        lost_s=overhead_s,
-        restart=math.sqrt(2.0) * restart_spread,
-    )

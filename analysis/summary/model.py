@@ -183,6 +183,11 @@ class ClientStalls(Row):
     detectable_s: Number = None
     stalls: list[Stall] = []
 
+    @property
+    def unexplained(self) -> list[Stall]:
+        """The stalls that are not the host's nor their prompts', and that no compile event explains."""
+        return [stall for stall in self.stalls if stall.cause in ("part", "unknown") and not stall.explained]
+
 
 class Padding(Row):
     """Computed positions that held no token."""
@@ -357,6 +362,59 @@ class Joined(Row):
     differences: list[str]
 
 
+class MachineHost(Row):
+    """One host during the traffic of one trial: shares of the time of its processors."""
+
+    trial: int
+    host: str
+    busy: Number = None
+    foreign: Annotated[Number, Field(description="work that is not of the run")] = None
+    steal: Annotated[Number, Field(description="taken by the hypervisor")] = None
+    pressure_memory: Annotated[Number, Field(description="share of time in which some task waited for memory")] = None
+
+
+class MachineDevice(Row):
+    """One device during the traffic of one trial."""
+
+    trial: int
+    host: str
+    name: str
+    arms: list[str] = []
+    low_mhz: Annotated[Number, Field(description="the SM clock")] = None
+    high_mhz: Number = None
+    power_w: Annotated[Number, Field(description="median")] = None
+    power_limit_w: Annotated[Number, Field(description="lowest")] = None
+    temperature_c: Annotated[Number, Field(description="highest")] = None
+    utilisation_pct: Annotated[Number, Field(description="median")] = None
+    memory_bytes: Annotated[Number, Field(description="the most")] = None
+    throttled_s: Annotated[dict[str, float] | None, Field(description="by reason")] = None
+    foreign_s: Annotated[Number, Field(description="with processes of others")] = None
+    foreign_processes: Count = None
+    lock_command: str | None = None
+
+
+class MachineSpeed(Row):
+    """One figure of the reference on a device, before and after a trial."""
+
+    trial: int
+    device: str
+    figure: Literal["matmul_tflops", "read_gb_per_s", "launch_us", "python_ms"]
+    before: Number = None
+    after: Number = None
+
+
+class Machines(Row):
+    """What was recorded of the machines, and whether they were quiet."""
+
+    verdict: Literal["quiet", "disturbed", "partly monitored", "not monitored"] = "not monitored"
+    line: str = ""
+    unknown: Annotated[list[str], Field(description="what the records leave open")] = []
+    hosts: list[MachineHost] = []
+    devices: list[MachineDevice] = []
+    speeds: list[MachineSpeed] = []
+    series: Annotated[dict[str, Any], Field(description="columns for charts")] = {}
+
+
 class Summary(Row):
     """A judged run."""
 
@@ -384,7 +442,7 @@ class Summary(Row):
     weights: Annotated[list[WeightChange], Field(description="changes in order")] = []
     joined: Joined | None = None
     traffic: Annotated[dict[str, Any], Field(description="what the trials record of it")] = {}
-    machines: Annotated[dict[str, Any], Field(description="what was recorded of them")] = {}
+    machines: Machines = Machines()
     frontier: Annotated[dict[str, Any] | None, Field(description="which policy to ship, after a search")] = None
     environment: Annotated[dict[str, Any], Field(description="what a machine says of itself")] = {}
 
@@ -400,7 +458,7 @@ class Summary(Row):
 
     def open_parts(self) -> dict[str, Any]:
         """The parts that have no model, with what their readers need of the others."""
-        return {"machines": self.machines, "frontier": self.frontier, "overall": self.overall, "control": self.control}
+        return {"frontier": self.frontier, "overall": self.overall, "control": self.control}
 
     def document(self) -> dict[str, Any]:
         """The summary in JSON's own types."""

@@ -85,7 +85,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         "  tailgate analyze runs/20260101T120000Z-canary\n"
         "  tailgate compare baselines/main runs/20260108T120000Z-canary\n"
         "  tailgate forecast conv.csv              how many compiles, how much padding, before any GPU time\n"
-        "  tailgate plan --rate 4 --margin 0.1     how long a run must be\n"
+        "  tailgate plan runs/20260101T120000Z-my  how long a run must be\n"
         "\n"
         "`tailgate COMMAND --help` says more.",
     )

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 
 from analysis.judging.gates.latency import latency_gate
-from analysis.planning import DESIGNS, plan_from_design, plan_from_run
+from analysis.planning import plan_of
 from analysis.run.slo import judge_share
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.planning import (
     Noise,
-    clean_requests,
     comparison_needed,
-    model_noise,
     requests_for_share,
     share_needed_s,
 )
@@ -145,7 +143,7 @@ def test_a_share_that_no_length_decides_has_none(result):
 
 @pytest.mark.parametrize(("allowed", "count"), [(0.01, 299), (0.005, 598), (0.001, 2995), (0.5, 5)])
 def test_as_many_clean_requests_pass_and_one_fewer_does_not(allowed, count):
-    assert clean_requests(allowed, alpha=0.05) == count
+    assert requests_for_share(0.0, allowed, alpha=0.05, power=0.8) == count
     verdicts = [
         judge_share(np.zeros(size, dtype=bool), np.zeros(size, dtype=int), allowed=allowed, alpha=0.05).verdict
         for size in (count - 1, count)
@@ -163,16 +161,6 @@ def test_as_many_requests_tell_a_share_with_the_power_asked_for():
     ]
     assert 0.72 <= np.mean(passed) <= 0.9
     assert requests_for_share(0.01, 0.01, alpha=0.05, power=0.8) is None
-
-
-def test_requests_help_as_time_does_and_neither_reduces_start_to_start_variance():
-    def reach(rate, blocks, **more):
-        noise = model_noise("mirrored", rate=rate, block_s=30.0, **more)
-        return noise.reach(blocks, alpha=0.05, power=0.8)
-
-    assert reach(16.0, 40) == pytest.approx(reach(4.0, 160))
-    assert reach(4.0, 160) < reach(4.0, 40)
-    assert reach(4.0, 10_000, restart_spread=0.01) > 3.0 * 0.01
 
 
 def test_differences_between_machines_need_more_machines_and_not_time():
@@ -193,18 +181,10 @@ def test_a_ratio_at_its_margin_needs_no_impossible_number_of_starts():
 
 
 def test_a_pilot_plans_every_gate(pilot: Path) -> None:
-    plan = plan_from_run(pilot, margin=0.05)
+    plan = plan_of(pilot, margin=0.05)
     assert {item["what"] for item in plan["rows"]} == {
         *("p99 TTFT", "p99 E2E", "slo p99_ttft_ms", "errors", "blocks and tail"),
     }
     assert plan["needed_s"] == max(item["needed_s"] for item in plan["rows"])
     assert plan["needed_s"] == row(plan, plan["decided_by"].removeprefix("compiled "))["needed_s"]
     assert (plan["wanted"]["margin"], plan["trials"], plan["trial_s"]) == (0.05, 1, plan["needed_s"])
-
-
-def test_without_a_pilot_mirrored_arms_need_least_and_separate_ones_most() -> None:
-    lengths = {design: plan_from_design(rate=4, design=design)["needed_s"] for design in DESIGNS}
-    assert lengths["mirrored"] < lengths["split"] < lengths["separate"]
-    assert lengths["shadow"] == lengths["mirrored"]
-    assert lengths["switchback"] == pytest.approx(lengths["separate"], rel=0.01)  # but for the length of a block
-    assert plan_from_design(rate=16)["needed_s"] < lengths["mirrored"]

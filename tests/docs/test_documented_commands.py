@@ -202,8 +202,8 @@ def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 PAGE = """# A page
 
-Say `tailgate plan --rate
-4` once, never ``tailgate plan`` or `tailgate`.
+Say `tailgate run --seed
+4` once, never ``tailgate run`` or `tailgate`.
 
 ```
 # the first
@@ -230,7 +230,7 @@ def test_blocks_steps_indented_lines_and_sentences_are_collected() -> None:
         (9, "python benchmarks/engine.py floor --batch 1,32", False),
         (20, "tailgate run canary.toml || [ $? -eq 3 ]", False),
         (13, "make day", False),
-        (3, "tailgate plan --rate 4", True),
+        (3, "tailgate run --seed 4", True),
     ]
     assert commands("sudo nvidia-smi -pm 1 | jq '.a b'  # stays") == [["nvidia-smi", "-pm", "1"], ["jq", ".a b"]]
     assert commands("export TOKEN=...; tailgate analyze runs/<id> >> log") == [["tailgate", "analyze", f"runs/{FIRST}"]]

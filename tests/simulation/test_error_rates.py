@@ -19,7 +19,6 @@ from analysis.parity.measures import LEAST_TEXTS, mean_interval
 from analysis.run.slo import judge_share
 from analysis.statistics.compare import Sample, decide
 from analysis.statistics.machines import lasting_reach, mean_over_trials
-from analysis.statistics.planning import MODEL_RATE, model_noise
 from analysis.statistics.quantiles import ordered_interval
 from analysis.statistics.unpaired import compare_separate
 from benchmarks.simulation import kinds
@@ -30,7 +29,6 @@ from benchmarks.simulation.greedy import judged as judged_greedily
 from benchmarks.simulation.machines import BLOCKS, REQUESTS, samples, verdicts
 from benchmarks.simulation.promises import outcome
 from benchmarks.simulation.sequential import met_by_all_but, objective_errors
-from benchmarks.simulation.spreads import DESIGNS, between, spreads
 from tests.analysis.judging.test_comparisons import sample as latencies
 from tests.analysis.judging.test_external import judged_answers
 from tests.analysis.statistics import test_quantiles, test_sequential
@@ -239,13 +237,6 @@ def test_same_seed_gives_the_same_outcome() -> None:
     assert judged_greedily(BF16, replace(BF16, name="arm"), 4, prompts=8) == judged_greedily(
         BF16, replace(BF16, name="arm"), 4, prompts=8
     )
-
-
-@pytest.mark.parametrize("design", DESIGNS)
-def test_the_model_of_a_run_without_a_pilot_is_near_simulated_servers(design):
-    """To a factor of two; `python -m benchmarks.simulation.spreads 200` prints the same from more seeds."""
-    seen = between(spreads(design, rate=MODEL_RATE, seeds=12))
-    assert 0.5 < seen / model_noise(design, rate=MODEL_RATE, block_s=1200.0).per_unit < 2.0
 
 
 ARM = FakeArm(name="compiled", ratio=0.8)

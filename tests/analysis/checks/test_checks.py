@@ -13,10 +13,8 @@ import pytest
 
 from analysis.checks import arms, complete, data, traffic
 from analysis.checks.applied import apply_checks
-from analysis.checks.check import Disturbance
 from analysis.checks.generator import dropped_faults, late_faults, lost_processes
-from analysis.checks.machine_speed import DRIFT
-from analysis.checks.machines import LEVER, rows_of_rule
+from analysis.checks.machines import LEVER, SPEED, Disturbance, rows_of_rule
 from analysis.checks.table import LENGTH_CHECKS, RULES
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.judgement import judge
@@ -208,7 +206,7 @@ def disturbance(*, value: float, shift: float | None, trial: int = 1, place: str
 def test_disturbances_shift_an_arm_by_the_largest_change_of_each_place(
     troubles: list[Disturbance], shift: float | None
 ) -> None:
-    (check,) = rows_of_rule(DRIFT, ARMS, troubles)
+    (check,) = rows_of_rule(SPEED, ARMS, troubles)
     assert check.shift == shift
 
 

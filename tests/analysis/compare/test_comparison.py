@@ -98,10 +98,15 @@ def test_what_the_earlier_run_did_fails_no_gate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("slower", "ratio", "verdict", "text"),
     [
-        (1.03, 0.8, "PASS", "host were slower"),  # far from the margin, whatever a machine 3 % slower explains
-        (1.2, 1.2, "INCONCLUSIVE", "card and host were slower"),
+        (
+            1.03,
+            0.8,
+            "PASS",
+            "slower on the candidate's host",
+        ),  # far from the margin, whatever a machine 3 % slower explains
+        (1.2, 1.2, "INCONCLUSIVE", "slower on the candidate's card"),
         (1.2, 0.8, "PASS", "slower"),  # equal in spite of a slower machine
-        (1 / 1.2, 0.8, "INCONCLUSIVE", "card and host were faster"),
+        (1 / 1.2, 0.8, "INCONCLUSIVE", "faster on the candidate's card"),
         (1 / 1.2, 1.2, "FAIL", "faster"),  # slower in spite of a faster machine
     ],
 )

@@ -229,7 +229,7 @@ def test_a_search_that_shows_nothing_promises_nothing() -> None:
     assert "Beyond that nothing is shown to be held by bucketed or dynamic." in text
     assert "none does" not in text
     assert "Open: eager, bucketed and dynamic at every load" in text
-    assert "Of 3 pairs of arms 3 are not ordered" in text
+    assert "No two arms are ordered (0 of 3 pairs)." in text
 
 
 def test_the_last_sentence_states_the_error_and_what_disturbed_the_machines() -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.interim.journal import JOURNAL, append, read_interim, row_of
+from analysis.interim.journal import JOURNAL, Watch, append, read_interim, row_of
 from analysis.interim.outlook import analyse, outlook_of
-from analysis.interim.watch import Watch
 from analysis.judging import paths
 from analysis.judging.alarms import Alarm, ServedCompile, burst_alarms, compile_alarms, death_alarms
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
@@ -225,7 +224,7 @@ def test_requests_of_blocks_that_are_not_settled_are_left_out(long_run: Path) ->
 
 def test_value_limit_and_interval_of_a_gate_are_in_one_unit(long_run: Path) -> None:
     run = run_until(long_run, 600)
-    rows = {gate["gate"]: gate for gate in row_of(analyse(run), run, number=1, at_ns=0)["gates"]}
+    rows = {gate["gate"]: gate for gate in row_of(analyse(run), run, count=1, at_ns=0)["gates"]}
     for name, limit in (("slo p99_e2e_ms", 1.0), ("errors", run.limits.max_error_pct)):
         assert (rows[name]["unit"], rows[name]["limit"]) == ("pct", pytest.approx(limit))
         assert rows[name]["value"] == rows[name]["low"] == 0.0 < rows[name]["high"] < 5.0

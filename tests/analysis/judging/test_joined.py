@@ -50,7 +50,7 @@ def check(judgement: Judgement, name: str) -> Any:
 
 def test_joined_runs_pass_every_check_that_each_of_them_passes(tmp_path):
     run, judgement = judged(joined(tmp_path, on("a", trials=2), on("a", trials=1), on("b", trials=2)))
-    assert (len(run.trials), run.planned_trials, len(run.machines)) == (5, 5, 2)
+    assert (len(run.trials), len(run.machines)) == (5, 2)
     assert [item.check for item in judgement.checks if not item.ok] == []
     assert run.planned == {"eager": 4500, "compiled": 4500}
     assert check(judgement, "pairs").ok

@@ -135,6 +135,17 @@ def test_data_that_cannot_carry_a_verdict_never_pass(name, long, tmp_path):
     write_summary(summary, tmp_path / "summary.json")
 
 
+@pytest.mark.parametrize(
+    "spoil", [lambda path: path.unlink(), lambda path: path.write_text("")], ids=["missing", "empty"]
+)
+def test_a_run_without_its_experiment_never_passes(spoil, long, tmp_path):
+    folder = long.changed(tmp_path / "run", lambda rows: rows)
+    spoil(folder / "experiment.toml")
+    summary = analyze(folder)
+    assert summary["overall"] == "INCONCLUSIVE"
+    assert any(not check["ok"] and "experiment.toml" in check["reason"] for check in summary["validity"])
+
+
 @pytest.mark.parametrize("damage", ["a flipped bit", "nothing left", "cut off"])
 @pytest.mark.parametrize("table", ["requests-0", "compile_events", "steps"])
 def test_a_damaged_table_never_passes(table, damage, stated, tmp_path):

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from analysis.report import html_report, markdown_report, verdict_table
-from analysis.report.joined import head, runs
-from analysis.summary.model import Summary as Model
 from analysis.summary.summary import analyze
 from tests.analysis.report.conftest import HOSTILE, changed
-from tests.fakes.machines import GIB, FakeBed, Trouble, sample, tell
+from tests.fakes.machines import FIGURES, GIB, FakeBed, Trouble, sample, tell
 from tests.fakes.runs import FakeRun, write_run
 
 Summary = dict[str, Any]
@@ -60,8 +58,8 @@ def test_disturbed_machines_name_each_trouble_and_what_it_leaves_open(
     made: Make, read_page: Callable[[str], Any]
 ) -> None:
     text = read_page(html_report(made(DISTURBED))).text
-    assert "cuda:1 was throttled for 36 s of the 120 s of trial 1 (heat, by the hardware)" in text
-    for part in ("2 for 24 s", "swapping devices balances", "-lgc 1980,1980"):
+    assert "cuda:1 was throttled (heat, by the hardware) for 36 s of the 120 s of trial 1" in text
+    for part in ("2 for 24 s", "-lgc 1980,1980"):
         assert part in text
 
 
@@ -73,7 +71,7 @@ def test_references_show_the_change(made: Make) -> None:
 
 
 def test_names_of_machines_are_data_and_no_markup(made: Make, read_page: Callable[[str], Any]) -> None:
-    kept = ("device", "host", "arm", "eager", "compiled", "p99_ttft_ms", "before", "after")
+    kept = ("device", "host", "arm", "eager", "compiled", "disturbed", *FIGURES)
     summary = made(DISTURBED)
     hostile = changed(summary["machines"], lambda item: HOSTILE if isinstance(item, str) and item not in kept else item)
     summary = {**summary, "machines": hostile}
@@ -98,9 +96,8 @@ def joined(rollout: Summary) -> Summary:
 
 
 def test_every_report_counts_the_runs_that_it_joins_and_the_differences_that_were_accepted(joined: Summary) -> None:
-    assert head(Model.of(joined)) == "2 runs, 4 trials, 2 machines"
     for report in REPORTS:
-        assert head(Model.of(joined)) in report(joined)
+        assert "2 runs, 4 trials, 2 machines" in report(joined)
         assert "1 difference accepted" in report(joined)
     assert joined["joined"]["differences"][0] in html_report(joined)
     joined["joined"]["differences"] = []
@@ -108,11 +105,9 @@ def test_every_report_counts_the_runs_that_it_joins_and_the_differences_that_wer
         assert "accepted" not in report(joined).lower()
 
 
-def test_each_run_is_shown(joined: Summary) -> None:
-    first, second = runs(Model.of(joined)).rows
-    shown = ("Trials", "Machine", "Commit")
-    assert [first[key] for key in shown] == ["1–2, 4, missing 3", "0123456789ab", "4b1f0c6e2a7d"]
-    assert (second["Machine"], second["Started"], second["Commit"]) == ("unknown", "–", "–")
+def test_each_run_is_shown(joined: Summary, read_page: Callable[[str], Any]) -> None:
+    text = read_page(html_report(joined)).text
+    assert "1, 2, 4, missing 3 0123456789ab 7 0.1.0 4b1f0c6e2a7d two – 5 unknown 8 – –" in text
     joined["joined"]["runs"][0] |= dict.fromkeys(("name", "machine", "seed"), HOSTILE)
     joined["joined"]["differences"] = [HOSTILE]
     for report in (html_report, markdown_report):

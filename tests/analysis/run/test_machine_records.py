@@ -10,7 +10,7 @@ import pytest
 from analysis.records.run_records import read_run
 from analysis.records.schemas import BED
 from analysis.run.machine_records import MachineRecords
-from analysis.run.references import references_of
+from analysis.run.references import speeds_of
 from analysis.run.run import Run
 from tests.fakes.machines import FakeBed
 from tests.fakes.runs import FakeRun, start_of, write_run
@@ -41,7 +41,7 @@ def test_samples_outside_the_traffic_do_not_count(tmp_path):
     inside = each(range(1, 61), sm_mhz=1980, throttle=[])
     outside = each((-5, 0, 65), sm_mhz=345, throttle=["hw_slowdown"])
     (seen,) = machines_of(tmp_path, *inside, *outside).devices
-    assert (seen.sm_mhz.low, seen.throttle_s, seen.seconds) == (1980, 0.0, 60.0)
+    assert (seen.low_mhz, seen.throttle_s, seen.seconds) == (1980, 0.0, 60.0)
 
 
 def test_a_gap_in_the_samples_was_not_watched(tmp_path):
@@ -68,7 +68,7 @@ def test_null_columns_leave_everything_unknown(tmp_path):
     kinds = ("host", "device", "process", "allocator", "something new")
     found = machines_of(tmp_path, *(row for kind in kinds for row in each(range(1, 5), kind, "x")))
     (device,), (host,) = found.devices, found.hosts
-    assert (device.throttled_s, device.foreign_s, device.sm_mhz) == (None, None, None)
+    assert (device.throttled_s, device.foreign_s, device.low_mhz) == (None, None, None)
     assert (host.steal, host.foreign, host.pressure_memory) == (None, None, None)
 
 
@@ -81,8 +81,8 @@ def test_an_arm_is_placed_on_its_device(tmp_path, asked, cards, placed):
 
 
 def test_a_card_is_known_by_its_own_number_over_trials(tmp_path):
-    second = {device.card.name: device for device in machines_of(tmp_path, trials=2).devices if device.trial == 2}
-    assert second["cuda:1"].card.identity == "GPU-1"
+    second = {device.name: device for device in machines_of(tmp_path, trials=2).devices if device.trial == 2}
+    assert second["cuda:1"].card == "GPU-1"
     assert {name: device.arms for name, device in second.items()} == {"cuda:0": ("compiled",), "cuda:1": ("eager",)}
 
 
@@ -90,37 +90,34 @@ def reference(device="cuda:0", when="before", **figures):
     return {"host": "run", "device": device, "when": when, **figures}
 
 
-def references(*trials):
+def speeds(*trials):
     found = [SimpleNamespace(number=number, info={"references": rows}) for number, rows in enumerate(trials, start=1)]
-    return [row.figures for row in references_of(found)]
+    return [(row.device, row.figure, row.before, row.after) for row in speeds_of(found)]
 
 
 @pytest.mark.parametrize(
     ("trials", "python_ms"),
     [
-        ([[reference("cuda:0", python_ms=8.0), reference("cuda:1", python_ms=18.0)]], [12.0, 12.0]),
-        ([[reference(python_ms=8.0), reference(when="after", python_ms=10.0)]], [8.0, 10.0]),
-        ([[reference(python_ms=8.0)], [reference(python_ms=12.0)]], [8.0, 12.0]),
-        ([[reference("cuda:0", python_ms=8.0), reference("cuda:1", error="taken")]], [8.0, None]),
+        ([[reference("cuda:0", python_ms=8.0), reference("cuda:1", python_ms=18.0)]], [(12.0, None)] * 2),
+        ([[reference(python_ms=8.0), reference(when="after", python_ms=10.0)]], [(8.0, 10.0)]),
+        ([[reference(python_ms=8.0)], [reference(python_ms=12.0)]], [(8.0, None), (12.0, None)]),
+        ([[reference("cuda:0", python_ms=8.0), reference("cuda:1", error="taken")]], [(8.0, None)]),
     ],
     ids=["cards of one host", "before and after", "trials", "a card that was not measured"],
 )
 def test_speed_of_python_on_every_processor_is_that_of_the_host(trials, python_ms):
-    rows = [[{**row, "processors": 32} if "python_ms" in row else row for row in rows] for rows in trials]
-    for figures, expected in zip(references(*rows), python_ms, strict=True):
-        assert figures.get("python_ms") == pytest.approx(expected)
+    for (_, _, *found), expected in zip(speeds(*trials), python_ms, strict=True):
+        assert found == [pytest.approx(value) for value in expected]
 
 
-def test_speed_is_the_mean_of_before_and_after_and_more_is_faster(tmp_path):
-    def speeds(name, tflops, python_ms, after_tflops):
-        rows = [
-            reference(matmul_tflops=tflops, python_ms=python_ms),
-            reference(when="after", matmul_tflops=after_tflops, python_ms=python_ms),
-        ]
-        found = machines_of(tmp_path / name, info={"references": rows})
-        return [found.speed(1, "cuda:0", figure) for figure in ("matmul_tflops", "python_ms")]
+def test_speed_is_the_mean_of_before_and_after_and_more_is_faster():
+    def means(tflops, python_ms, after_tflops):
+        before = reference(matmul_tflops=tflops, python_ms=python_ms)
+        after = reference(when="after", matmul_tflops=after_tflops, python_ms=python_ms)
+        found = speeds_of([SimpleNamespace(number=1, info={"references": [before, after]})])
+        return [row.mean for row in found]
 
-    slow, fast = speeds("slow", 400.0, 20.0, 400.0), speeds("fast", 800.0, 10.0, None)
+    slow, fast = means(400.0, 20.0, 400.0), means(800.0, 10.0, None)
     assert [b - a for a, b in zip(slow, fast, strict=True)] == [pytest.approx(math.log(2), abs=1e-3)] * 2
 
 
@@ -128,4 +125,4 @@ def test_a_figure_of_smaller_work_is_not_compared():
     full = {"read_gb_per_s": 4200.0, "read_bytes": 1 << 32}
     rows = [reference(f"cuda:{card}", when, **full) for card in (0, 1) for when in ("before", "after")]
     rows[3] |= {"read_gb_per_s": 3000.0, "read_bytes": 1 << 28}
-    assert [dict(figures) for figures in references(rows)] == [{"read_gb_per_s": 4200.0}] * 3 + [{}]
+    assert [found[2:] for found in speeds(rows)] == [(4200.0, 4200.0), (4200.0, None)]

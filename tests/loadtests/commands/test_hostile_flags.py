@@ -77,7 +77,7 @@ BASE: dict[str, tuple[str, ...]] = {
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),
     "forecast": ("TRACE",),
-    "plan": ("--rate", "4"),
+    "plan": ("RUN",),
 }
 
 

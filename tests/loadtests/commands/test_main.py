@@ -119,16 +119,10 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         ),
         (["split", "--admin", "localhost", "--set-weights", "a=1"], '--admin "localhost" is not HOST:PORT'),
         (["split", "--admin", "h:1", "--set-weights", "a=1", "--arm", "a=h:1"], "leave out --arm"),
-        (["plan"], "give RUN_DIR, or --rate R"),
+        (["plan"], "RUN_DIR"),
         (["plan", "none"], 'run directory "none" does not exist'),
-        (["plan", "--rate", "0"], "argument --rate: '0' is no rate: give a number from 1e-06"),
-        (
-            ["plan", "--rate", "4", "--margin", "0"],
-            "argument --margin: '0' is no share: give a number from 0.0001 to 10",
-        ),
-        (["plan", "--rate", "4", "--ratio", "0"], "argument --ratio: '0' is no number"),
-        (["plan", "--rate", "4", "--slo", "fast"], "--slo"),
-        (["plan", ".", "--rate", "4"], "--rate is for a plan without a pilot"),
+        (["plan", ".", "--margin", "0"], "argument --margin: '0' is no share: give a number from 0.0001 to 10"),
+        (["plan", ".", "--ratio", "0"], "argument --ratio: '0' is no number"),
     ],
 )
 def test_bad_usage_is_one_line_with_exit_code_2(
@@ -206,8 +200,10 @@ def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
 
 @pytest.mark.process
 @pytest.mark.parametrize("stream", ["/dev/full", "closed"])
-def test_a_stdout_that_takes_nothing_is_told_in_one_line(stream: str) -> None:
-    command = [sys.executable, "-m", "loadtests.commands.main", "plan", "--rate", "4"]
+def test_a_stdout_that_takes_nothing_is_told_in_one_line(stream: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time_s,input_tokens,output_tokens\n0,10,5\n1,300,2\n")
+    command = [sys.executable, "-m", "loadtests.commands.main", "forecast", str(trace)]
     redirect = ">&-" if stream == "closed" else f"> {stream}"
     done = subprocess.run(
         ["sh", "-c", f"{' '.join(command)} {redirect}"],

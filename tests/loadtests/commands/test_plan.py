@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.planning import plan_from_run
+from analysis.planning import plan_of
 from loadtests.commands import frontier_plan as planning
 from loadtests.commands.forecast import forecast_text
 from loadtests.commands.frontier_plan import STANDARD, asks_for_verdicts, frontier_plan
@@ -18,7 +18,7 @@ from loadtests.traffic.traces import Trace, read_trace
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 from tests.fakes.processes import refusal
-from tests.fakes.runs import EAGER, GATES, FakeArm, FakeRun, pilot, row, write_run
+from tests.fakes.runs import EAGER, GATES, FakeArm, FakeRun, pilot, write_run
 from tests.loadtests.commands.test_main import refused, told
 
 __all__ = ["pilot"]
@@ -34,7 +34,7 @@ __all__ = ["pilot"]
     ],
 )
 def test_a_pilot_that_shows_nothing_is_told_in_words(tmp_path: Path, run: FakeRun) -> None:
-    plan = plan_from_run(write_run(tmp_path / "run", run))
+    plan = plan_of(write_run(tmp_path / "run", run))
     text = plan_text(plan)
     assert "nan" not in text
     assert json.dumps(plan, allow_nan=False)
@@ -42,17 +42,9 @@ def test_a_pilot_that_shows_nothing_is_told_in_words(tmp_path: Path, run: FakeRu
         assert "No run of up to a week decides" in text
 
 
-def test_what_is_assumed_without_a_pilot_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    code, plan, words = told(capsys, "plan", "--rate", "4")
-    assert code == 0
-    assert "No pilot: the spread is that of simulated servers" in words
-    assert words.splitlines()[-2].startswith("Run for 26 minutes")
-    assert row(plan, "p99")["needed_s"] == plan["needed_s"]
-
-
 def test_the_command_plans_from_a_pilot(pilot: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, plan, words = told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9")
-    assert (code, plan["source"]["from"], plan["wanted"]["ratio"]) == (0, "pilot", 0.9)
+    assert (code, plan["wanted"]["ratio"]) == (0, 0.9)
     assert "run length" in words
     assert told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9", "--json")[1] == plan
 

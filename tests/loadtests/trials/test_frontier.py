@@ -16,7 +16,6 @@ from analysis.records.documents import write_document
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError, RecordWriter
-from analysis.report.frontier import search_notes
 from analysis.run.run import Run
 from analysis.summary.summary import analyze
 from loadtests.commands.frontier import check_continued
@@ -356,7 +355,7 @@ def test_parity_takes_its_time_from_the_budget(
     found = document(outcome)
     assert found["parity_s"] == 300.0
     assert found["spent_s"] == pytest.approx(300.0 + sum(turn["seconds"] for turn in found["turns"]))
-    assert any("5 of them for parity" in line for line in search_notes(analyze(outcome.run_dir)))
+    assert any("5 of them for parity" in line for line in analyze(outcome.run_dir)["frontier"]["answer"])
 
 
 def turns_of(arms: str) -> list[Turn]:
