@@ -58,7 +58,6 @@ class Requests:
     prompt_tokens: Codes  # -1 where unknown
     max_tokens: Codes  # -1 where unknown
     output_tokens: Codes
-    batch: Codes  # the server's id of the step that first ran it, -1 where unknown
     stall_ns: Codes  # what the server reported, negative where it did not
     gaps_ms: npt.NDArray[np.float32]  # every token gap, request after request
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
@@ -167,7 +166,6 @@ def _columns(recorded: dict[str, Any]) -> dict[str, Any]:
         "max_tokens": integers(recorded.pop("max_tokens"), -1),
         "output_tokens": np.maximum(integers(counts, 0), 0),
         "uncounted": counts.is_null().to_numpy(),
-        "batch": integers(recorded.pop("batch_id"), -1),
         "stall_ns": integers(recorded.pop("compile_stall_ns"), -1),
         "gaps_ms": gaps,
         "gap_offsets": offsets,
