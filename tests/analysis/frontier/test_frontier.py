@@ -52,8 +52,7 @@ def test_every_arm_holds_loads_below_its_knee_and_misses_loads_above() -> None:
     frontier = frontier_of(steady(KNEES), list(KNEES))
     for arm, knee in KNEES.items():
         own = frontier.of(arm)
-        assert (own.at(knee / 2), own.at(knee), own.at(knee * 2)) == ("holds", "open", "misses")
-        assert own.low_rps < knee < own.high_rps  # type: ignore[operator]
+        assert knee / 2 < own.low_rps < knee < own.high_rps < knee * 2  # type: ignore[operator]
         assert own.seen_rps == pytest.approx(knee, rel=0.1)
         assert (own.starts, own.steps) == (4, 16)
 
@@ -80,7 +79,6 @@ def test_one_start_decides_nothing() -> None:
     frontier = frontier_of(steady(KNEES, starts=1), list(KNEES))
     assert all((item.low_rps, item.high_rps) == (None, None) for item in frontier.holdings)
     assert all(order.p is None and not order.surely for order in frontier.orders)
-    assert all(item.at(1e-9) == "open" for item in frontier.holdings)
     assert frontier.of("bucketed").seen_rps == pytest.approx(40, rel=0.1), "what was seen is shown all the same"
 
 
