@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from analysis.checks.check import ALL_KINDS, PARITY, Check, Evidence, Rule
 from analysis.judging.gates import PASS
 from analysis.judging.gates.parity import judge_answers
+from analysis.records.plain_values import mapping
+from analysis.run.run import Run
 from analysis.run.work import WORK_APART, TokenTimes, Work, gates_on_gaps, token_times, work_of
 from analysis.wording import listed
 
@@ -19,7 +22,33 @@ def _comparable(seen: Evidence) -> Iterable[Check]:
     run, intended = seen.run, seen.run.records.experiment.get("compare_models") is True
     for arm in run.treatments:
         external = [account.arm for account in map(run.account, (arm, run.control)) if account.external]
-        yield comparable(arm, run.differences(arm), intended=intended, external=external)
+        yield comparable(arm, _differences(run, arm), intended=intended, external=external)
+
+
+def _differences(run: Run, arm: str) -> list[str] | None:
+    """The keys of model and engine in which the arm differs from the control, but for its treatment.
+
+    None where a trial resolved one of the two and none the other: a table of an experiment leaves out what is common
+    to all arms, or usual.
+    """
+    own, base = run.account(arm), run.account(run.control)
+    if bool(own.resolved) != bool(base.resolved):
+        return None
+    different = []
+    for part in ("model", "engine"):
+        values, control = mapping(own.config.get(part)), mapping(base.config.get(part))
+        if values and control:
+            # quantisation is a treatment, as the policies are
+            keys = sorted({*values, *control} - {"quantisation"})
+            different += [f"{part}.{key}" for key in keys if not _alike(key, values.get(key), control.get(key))]
+    return different
+
+
+def _alike(key: str, one: Any, other: Any) -> bool:
+    """Whether a setting is the same for two arms: cuda:0 and cuda:1 are devices of one kind, cpu and cuda are not."""
+    if key == "device" and isinstance(one, str) and isinstance(other, str):
+        return one.partition(":")[0] == other.partition(":")[0]
+    return bool(one == other)
 
 
 def comparable(arm: str, differences: Sequence[str] | None, *, intended: bool, external: Collection[str] = ()) -> Check:

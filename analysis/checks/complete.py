@@ -7,7 +7,6 @@ from typing import Any
 
 from analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, Rule
 from analysis.checks.generator import dropped_faults, known_accounts, lost_processes
-from analysis.records.placing import words_of
 from analysis.records.plain_values import mapping, number, text_of
 from analysis.run.run import Run
 from analysis.wording import counted
@@ -18,7 +17,7 @@ _MISSING_SHARE = 0.001
 
 def _damaged(seen: Evidence) -> Iterable[Check]:
     run, broken, repeated = seen.run, int(seen.run.requests.broken.sum()), seen.run.requests.repeated
-    faults = [*run.records.problems, *_unrecorded(run), *words_of(run.unplaced_requests, "request")]
+    faults = [*run.records.problems, *_unrecorded(run), *run.unplaced_requests]
     if not run.records.experiment and is_recorded_whole(run):
         faults.append("experiment.toml is missing or empty, so what the arms must hold is unknown")
     faults += [f"{counted(broken, 'request')} with times that are missing or run backwards"] if broken else []
@@ -84,11 +83,15 @@ def _missing_trials(run: Run, trials: Sequence[Mapping[str, Any]]) -> Iterator[s
     # because the run was decided.
     stopped = [int(info["trial"]) for info in trials if not info.get("complete") and not info.get("ended")]
     there = {int(info["trial"]) for info in trials}
-    most = max(there, default=0) if trials and trials[-1].get("ended") else max([run.planned_trials, *there])
+    count = mapping(run.records.experiment.get("trials")).get("count")
+    planned = count if isinstance(count, int) and not (trials and trials[-1].get("ended")) else 0
+    most = max([planned, *there])
     missing = [number for number in range(1, most + 1) if number not in there]
+    joined = run.records.runs if run.records.joined else ()
+    own_names = {at: f"trial {own} of {one.name}" for one in joined for own, at in one.trials.items()}
     for what, numbers in (("stopped before their end", stopped), ("missing", missing)):
         if numbers:
-            named = [f"{at} ({run.own_names[at]})" if at in run.own_names else str(at) for at in numbers]
+            named = [f"{at} ({own_names[at]})" if at in own_names else str(at) for at in numbers]
             yield f"trials {what}: {', '.join(named)}"
 
 

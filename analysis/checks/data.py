@@ -26,6 +26,10 @@ _MOST_CORRELATION = 0.7
 DISAGREE_ALPHA = 0.1
 
 
+def _blocks_of(run: Run, arm: str) -> int:
+    return sum(trial.blocks for trial in run.trials_of(arm))
+
+
 def _of(seen: Evidence, arm: str) -> list[Comparison]:
     return [item for item in seen.compared.gated if item.arm == arm]
 
@@ -38,7 +42,7 @@ def _blocks(seen: Evidence) -> Iterable[Check]:
         if not limits.sequential:
             blocks["noninferiority"] = min((item.blocks for item in _of(seen, arm)), default=0)
         if limits.min_goodput_ratio is not None or (run.targets and not limits.sequential):
-            blocks["slo"] = min(map(run.blocks_of, run.arms)) if run.separate else run.blocks
+            blocks["slo"] = min(_blocks_of(run, arm) for arm in run.arms) if run.separate else run.blocks
         if blocks:
             least = min(blocks.values())
             yield BLOCKS.judged(

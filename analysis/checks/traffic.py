@@ -60,7 +60,11 @@ def _schedules(seen: Evidence) -> Iterable[Check]:
     requests an arm got, and the same chance counts twice."""
     run = seen.run
     if run.records.joined:
-        shared = [" and ".join(map(str, trials)) for trials in run.repeated_schedules]
+        alike: dict[tuple[str, int], list[int]] = {}
+        for joined in run.records.runs:
+            for own in sorted(set(joined.numbers)):
+                alike.setdefault((joined.seed, own), []).append(joined.trials[own])
+        shared = [" and ".join(map(str, trials)) for trials in alike.values() if len(trials) > 1]
         yield SCHEDULES.found(shared, opens=() if run.copied else ESTIMATES)
 
 

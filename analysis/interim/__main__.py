@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from analysis.interim.watch import Watch
+from analysis.interim.journal import Watch
 
 _NICE = 10
 _REST = 2.0  # times as long as an analysis took: never more than a third of one processor

@@ -1,35 +1,35 @@
-"""interim.jsonl: one line for each interim analysis."""
+"""Interim analyses of a run directory, whenever there is something new: one line each in interim.jsonl."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from analysis.interim.outlook import Interim
+from analysis.interim.outlook import Interim, analyse
 from analysis.judging.gates import Gate
-from analysis.records.documents import read_rows
+from analysis.records.documents import content_of, read_rows
+from analysis.records.plain_values import number, table
+from analysis.records.run_records import read_run, trial_folders
+from analysis.records.tables import RecordError
+from analysis.run.client_stalls import with_lengths
 from analysis.run.run import Run
-from analysis.statistics.quantiles import quantile
+from analysis.run.settled import settled, settled_s
 
 JOURNAL = "interim.jsonl"
 PREVIEW = "preview.jsonl"  # analyses by which nothing is decided
-
-
 _OF_CHECKS = ("check", "arm", "ok", "value", "limit", "reason", "remedy")
 
 
-def row_of(interim: Interim, run: Run, *, number: int, at_ns: int) -> dict[str, Any]:
-    """The analysis as plain values. Times are ns since the epoch and seconds of judged traffic, latencies ms, `harm`
-    and `safety` e-values as decimal logarithms, of which a FAIL takes `needed` and a PASS `needed_safety`."""
+def row_of(interim: Interim, run: Run, *, count: int, at_ns: int) -> dict[str, Any]:
+    """The analysis as plain values. Times are ns since the epoch and seconds of judged traffic, `harm` and `safety`
+    e-values as decimal logarithms, of which a FAIL takes `needed` and a PASS `needed_safety`."""
     arms = {item.arm: {key: value for key, value in asdict(item).items() if key != "arm"} for item in interim.arms}
     return {
-        "number": number,
+        "number": count,
         "at_ns": at_ns,
         "trial": max((trial.number for trial in run.trials), default=1),
         "seconds": run.seconds,
@@ -38,7 +38,6 @@ def row_of(interim: Interim, run: Run, *, number: int, at_ns: int) -> dict[str, 
         **({} if interim.step is None else {"step": asdict(interim.step)}),
         "gates": [_gate(gate) for gate in interim.gates],
         "checks": [{key: getattr(check, key) for key in _OF_CHECKS} for check in interim.checks],
-        "latency": {arm: _latency(run, arm) for arm in run.arms},
     }
 
 
@@ -59,16 +58,6 @@ def _gate(gate: Gate) -> dict[str, Any]:
     }
 
 
-def _latency(run: Run, arm: str) -> Mapping[str, Any]:
-    own = run.of_arm(arm) & run.usable
-    found = {}
-    for metric in [name for name in ("ttft", "e2e") if name in run.metrics]:
-        values = run.requests.metric_ms(metric)[own]
-        values = values[~np.isnan(values)]
-        found[f"{metric}_ms"] = {name: _finite(quantile(values, q)) for name, q in (("p50", 0.5), ("p99", 0.99))}
-    return found
-
-
 def _finite(value: float) -> float | None:
     number = float(value)
     return number if math.isfinite(number) else None
@@ -83,3 +72,51 @@ def append(directory: Path, row: Mapping[str, Any], *, journal: str = JOURNAL) -
 def read_interim(directory: Path, *, journal: str = JOURNAL) -> list[dict[str, Any]]:
     """Every whole line of the journal; empty where there is none."""
     return read_rows(directory / journal)[0]
+
+
+class Watch:
+    """Analyses the run in `directory` whenever a block more of it can be judged.
+
+    A `preview` takes any run as if interim analyses decided it, in a journal of its own: its intervals hold at every
+    analysis, and nothing is decided by them.
+    """
+
+    def __init__(self, directory: Path, *, preview: bool = False) -> None:
+        self._directory = directory
+        self._preview = preview
+        self._journal = PREVIEW if preview else JOURNAL
+        self._number = len(read_interim(directory, journal=self._journal))
+        self._seen_s = 0.0
+
+    def analyse(self, at_ns: int) -> dict[str, Any] | None:
+        """The line that was added to the journal; None where nothing new can be judged yet."""
+        if self._settled_s() <= self._seen_s:
+            return None
+        try:
+            records = settled(read_run(self._directory))
+        except RecordError:
+            return None  # no request was recorded yet
+        if records is None:
+            return None
+        if self._preview:
+            gates = {**table(records.experiment, "gates"), "sequential": True}
+            records = replace(records, experiment={**records.experiment, "gates": gates})
+        run = with_lengths(Run.of(records))
+        self._seen_s = run.seconds
+        self._number += 1
+        row = row_of(analyse(run), run, count=self._number, at_ns=at_ns)
+        append(self._directory, row, journal=self._journal)
+        return row
+
+    def _settled_s(self) -> float:
+        """How much could be judged now, from the small files alone."""
+        total = 0.0
+        for folder in trial_folders(self._directory):
+            info = content_of(folder / "trial.json")
+            if info.get("complete"):
+                total += number(info.get("duration_s")) or 0.0
+            elif info:
+                accounts = [content_of(path) for path in sorted(folder.glob("generator-[0-9]*.json"))]
+                accounts = [{**account, "trial": info.get("trial")} for account in accounts if account]
+                total += settled_s(accounts, info)
+        return total

@@ -17,8 +17,18 @@ from analysis.run.machines import Machines
 from analysis.run.run import Run
 from analysis.run.trials import block_numbers
 from analysis.run.variance import start_spread
-from analysis.settings.metrics import JUDGED_METRICS, quantile_label
-from analysis.statistics.compare import NO_TEST, Comparison, Sample, as_many, compare, decide, described
+from analysis.settings.metrics import JUDGED_METRICS
+from analysis.statistics.compare import (
+    NO_TEST,
+    Comparison,
+    Sample,
+    as_many,
+    compare,
+    decide,
+    described,
+    limits_text,
+    seen_text,
+)
 from analysis.statistics.sequential import SEGMENTS
 from analysis.statistics.unpaired import compare_separate
 
@@ -118,19 +128,12 @@ def compared(run: Run, arm: str, metric: str, phase: str) -> tuple[Sample, Sampl
 
 def description(item: Comparison) -> str:
     """What was seen, in a sentence that decides nothing."""
-    label = quantile_label(item.metric, item.quantile)
+    seen = seen_text(item)
     if item.ratio is None:
-        return f"{label} cannot be compared: {item.obstacle or 'a quantile is unknown'}."
-    seen = f"{label} is {item.ratio:.2f} times that of {item.control}"
-    if item.method == NO_TEST:
-        return f"{seen}."
+        return seen
     if item.obstacle is not None:
         return f"{seen}; there are no limits: {item.obstacle}."
-    if item.low is None and item.high is None:
-        return f"{seen}; so little of the tail sets no limits."
-    low, high = ("any" if value is None else f"{value:.2f}" for value in (item.low, item.high))
-    whole = "" if item.whole is None else f", and {item.whole:.2f} times over all of it"
-    return f"{seen} in a typical block (between {low} and {high}){whole}."
+    return f"{seen}." if item.method == NO_TEST else f"{seen} ({limits_text(item.low, item.high)})."
 
 
 def _compared(
@@ -190,7 +193,7 @@ def _rows(run: Run, arm: str, phase: str) -> _Rows:
     treatment, control = _in_pairs(run, selected) if paired else selected
     # Sequential evidence exchanges requests where shares are uneven; other comparisons draw as many of each arm.
     uneven = not (paired or run.limits.sequential or run.separate or run.in_turn) and (
-        exchange_of(run, arm, run.control) == "requests"
+        exchange_of(run, arm) == "requests"
         or max(map(len, (treatment, control))) > _UNEVEN * min(map(len, (treatment, control)))
     )
     return _Rows(treatment=treatment, control=control, paired=paired, uneven=uneven)

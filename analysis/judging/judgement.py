@@ -39,7 +39,6 @@ class Judgement:
     facts: Mapping[str, CompileFacts]
     stalls: Mapping[str, ArmStalls]  # of every arm, as clients see them
     memory: Mapping[str, Peaks]
-    slo: Mapping[str, tuple[Gate, ...]]  # of every arm, the control included, before the checks
     gates: tuple[Gate, ...]  # of the treatments, after the checks
     checks: tuple[Check, ...]
     machines: MachineRecords
@@ -66,7 +65,7 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
     facts = {arm: compile_facts(run, arm) for arm in run.arms}
     memory = memory_of(run)
     ramp = ramp_of(run)
-    slo = {arm: tuple(objective_gate(run, arm, target) for target in run.targets) for arm in run.arms}
+    objectives = {arm: [objective_gate(run, arm, target) for target in run.targets] for arm in run.arms}
     steps = steps_of(run) if search else []
     raw: list[Gate] = []
     for arm in run.treatments:
@@ -76,7 +75,7 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
         else:
             pairs = zip(compared.gated, compared.paths, strict=True)
             raw += [latency_gate(run, item, path) for item, path in pairs if item.arm == arm]
-            raw += slo[arm]
+            raw += objectives[arm]
             raw += goodput_gates(run, arm) if at_end else []
         raw += compile_gates(run, arm, stalls[arm])
         raw += [*eager_gates(run, arm), *refused_gates(run, arm)]
@@ -96,7 +95,6 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
         facts=facts,
         stalls=stalls,
         memory=memory,
-        slo=slo,
         gates=tuple(gates),
         checks=tuple(checks),
         machines=machines,
@@ -104,5 +102,10 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
         verdicts=verdicts,
         overall=combined(list(verdicts.values())),
         headline=headline(verdicts, gates, checks, run.control),
-        advice=advise(gates, checks),
+        advice=advise(
+            gates,
+            checks,
+            external=[arm for arm in run.arms if run.account(arm).external],
+            of_control=objectives[run.control],
+        ),
     )

@@ -16,8 +16,7 @@ from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units
 from analysis.run.variance import start_spread
 from analysis.settings.gate_limits import MIN_BLOCKS
-from analysis.settings.metrics import quantile_label
-from analysis.statistics.compare import Comparison, Sample, limits_text
+from analysis.statistics.compare import Comparison, Sample, limits_text, seen_text
 from analysis.statistics.sequential import APART, FEWEST_GROUPS, SEGMENTS, Evidence, Exchange, Outcome, groups_for
 from analysis.statistics.share_evidence import (
     BLOCKS_FOR_PASS,
@@ -31,7 +30,9 @@ from analysis.wording import counted
 GROUP_BLOCKS = 2
 _STARTS = 1.645  # standard deviations
 METHOD = "betting on groups of blocks"
-_RECENT = 0.5  # of the path: what tells how fast evidence grows
+
+Decided = tuple[Outcome, float]
+"""What was decided, after how many seconds of judged traffic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,27 +58,20 @@ class Path:
         """Return how many seconds more would decide it at its recent pace: 0 if it is decided, None if none would."""
         if self.outcome is not None:
             return 0.0
-        left = [
-            max(seconds, wait_s)
-            for evidence, needed, wait_s in (
-                (self.harm, self.needed, 0.0),
-                (self.safety, self.needed_safety, self.wait_s),
-            )
-            if (seconds := _left_s(self.at_s, evidence, needed)) is not None
-        ]
+        left = []
+        for evidence, needed, wait_s in (
+            (self.harm, self.needed, 0.0),
+            (self.safety, self.needed_safety, self.wait_s),
+        ):
+            known = np.flatnonzero(np.isfinite(evidence))
+            if len(known) < 2:
+                continue
+            recent, last = known[min(len(known) // 2, len(known) - 2)], known[-1]
+            pace = (evidence[last] - evidence[recent]) / (self.at_s[last] - self.at_s[recent])
+            if pace > 0:
+                left.append(max(0.0, wait_s, float((needed - evidence[last]) / pace)))
         # Evidence that is there already lacks something else.
         return min((seconds for seconds in left if seconds > 0), default=self.wait_s or None)
-
-
-def _left_s(at_s: Floats, evidence: Floats, needed: float) -> float | None:
-    known = np.isfinite(evidence)
-    if int(known.sum()) < 2:
-        return None
-    times, values = at_s[known], evidence[known]
-    first = int(len(times) * (1.0 - _RECENT))
-    first = min(first, len(times) - 2)
-    pace = float((values[-1] - values[first]) / (times[-1] - times[first]))
-    return max(0.0, (needed - float(values[-1])) / pace) if pace > 0 else None
 
 
 def with_evidence(
@@ -87,7 +81,7 @@ def with_evidence(
 
     `samples` are by segments, `SEGMENTS` to a block; `sooner`: a large effect may decide by them.
     """
-    exchange, spread = exchange_of(run, item.arm, item.control), start_spread(run, item.arm)
+    exchange, spread = exchange_of(run, item.arm), start_spread(run, item.arm)
     one, other = (replace(sample, block=sample.block // SEGMENTS) for sample in samples)
     groups = groups_for(one, other, q=item.quantile, blocks=GROUP_BLOCKS, restart_spread=spread, exchange=exchange)
     evidence = groups.evidence(item.margin)
@@ -141,11 +135,12 @@ def _path(
 ) -> Path:
     """The path of the evidence, its value in units of 1 / `scale`. From its decision on, the side of the limits that is
     decided holds."""
-    low, high = limits
-    if decided is not None and decided.outcome == "PASS":
-        high = np.where(at_s >= decided.at_s, np.minimum(high, evidence.limit), high)
-    elif decided is not None:
-        low = np.where(at_s >= decided.at_s, np.maximum(low, evidence.limit), low)
+    (low, high), (outcome, decided_s) = limits, decided or (None, None)
+    after = at_s >= (math.inf if decided_s is None else decided_s)
+    if outcome == "PASS":
+        high = np.where(after, np.minimum(high, evidence.limit), high)
+    elif outcome == "FAIL":
+        low = np.where(after, np.maximum(low, evidence.limit), low)
     return Path(
         at_s=at_s,
         value=scale * evidence.value,
@@ -156,45 +151,33 @@ def _path(
         limit=scale * evidence.limit,
         needed=math.log10(gates / alpha),
         needed_safety=-math.log10(alpha),
-        outcome=None if decided is None else decided.outcome,
-        decided_s=None if decided is None else decided.at_s,
+        outcome=outcome,
+        decided_s=decided_s,
         wait_s=wait_s,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """What was decided, after how many seconds of judged traffic."""
-
-    outcome: Outcome
-    at_s: float
-
-
 def _decided(decision: tuple[Outcome, int] | None, at_s: Floats) -> Decided | None:
-    return None if decision is None else Decided(decision[0], float(at_s[decision[1]]))
+    return None if decision is None else (decision[0], float(at_s[decision[1]]))
 
 
 def first_decided(*found: Decided | None) -> Decided | None:
     """Return what was decided first; a PASS does not stand beside a FAIL."""
     known = [item for item in found if item is not None]
-    failed = [item for item in known if item.outcome == "FAIL"]
-    return min(failed or known, key=lambda item: item.at_s, default=None)
+    failed = [item for item in known if item[0] == "FAIL"]
+    return min(failed or known, key=lambda item: item[1], default=None)
 
 
-def exchange_of(run: Run, arm: str, control: str) -> Exchange:
+def exchange_of(run: Run, arm: str) -> Exchange:
     """Return what a test may exchange: whole arms if both had equal shares of the traffic throughout, else requests."""
-    weights = run.weights
-    equal = run.design != "split" or weights.get(arm) == weights.get(control)
+    equal = run.design != "split" or run.weights.get(arm) == run.weights.get(run.control)
     return "arms" if equal and not run.records.weights else "requests"
 
 
 def _reason(item: Comparison, path: Path) -> str:
-    label = quantile_label(item.metric, item.quantile)
     if item.ratio is None or not len(path.at_s):
-        return f"{label} cannot be compared: {item.obstacle or 'no group of blocks is whole'}."
-    bound = 1.0 + item.margin
-    of = "" if item.ratio == item.whole else " of a typical block"
-    seen = f"{label}{of} is {item.ratio:.2f} times that of {item.control}"
+        return seen_text(replace(item, ratio=None, obstacle=item.obstacle or "no group of blocks is whole"))
+    bound, seen = 1.0 + item.margin, seen_text(item)
     if path.outcome is None and len(path.at_s) < FEWEST_GROUPS:
         return f"{seen} in {counted(len(path.at_s), 'group')} of blocks; a verdict needs {FEWEST_GROUPS} or more."
     limits = limits_text(item.low, item.high, "no limits yet")

@@ -5,7 +5,6 @@ Nothing is decided here. What the records leave out stays unknown: None, empty, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +29,6 @@ from analysis.run.trials import SECOND, Trial, block_numbers, planned_ends, tria
 from analysis.settings.gate_limits import GateLimits, usual_for
 from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS, task_of
 from analysis.settings.slo_targets import SloTarget, parse_slo
-from analysis.statistics.quantiles import quantile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +48,7 @@ class Run:
     requests: Requests
     events: tuple[CompileEvent, ...]
     unplaced_events: tuple[Unplaced, ...]  # compile events that belong nowhere, and are not in `events`
-    unplaced_requests: tuple[Unplaced, ...]
+    unplaced_requests: tuple[str, ...]  # in words
     attribution: Attribution
     trials: tuple[Trial, ...]
     machines: Machines
@@ -175,19 +173,9 @@ class Run:
         return self.design == "shadow" and min(shares) < 100
 
     @property
-    def planned_trials(self) -> int:
-        """The number of trials in the experiment; 0 where it has none."""
-        count = table(self.records.experiment, "trials").get("count")
-        return count if isinstance(count, int) else 0
-
-    @property
     def blocks(self) -> int:
         """Time blocks of all trials together."""
         return sum(trial.blocks for trial in self.trials)
-
-    def blocks_of(self, arm: str) -> int:
-        """Time blocks of the trials that the arm was part of."""
-        return sum(trial.blocks for trial in self.trials_of(arm))
 
     @property
     def infos(self) -> list[Mapping[str, Any]]:
@@ -237,19 +225,6 @@ class Run:
                 weights[str(row["name"])] = number(row.get("weight")) or 0.0
         return weights
 
-    @property
-    def generator_lag_ms(self) -> float | None:
-        """The largest p99 lag that a generator or the records report; None of users' own requests, whose records give
-        the instant at which the splitter took them for both times."""
-        if self.of_users:
-            return None
-        lags = [number(mapping(row.get("lag_ms")).get("p99")) for row in self.records.generators]
-        known = [lag for lag in lags if lag is not None]
-        from_records = quantile(self.requests.lag_ms(~self.requests.broken), 0.99)
-        if not math.isnan(from_records):
-            known.append(from_records)
-        return max(known, default=None)
-
     def rate(self, count: int, arm: str | None = None) -> float:
         """`count` over the run, per second; of an arm over the trials that it was part of."""
         seconds = self.seconds if arm is None else sum(trial.seconds for trial in self.trials_of(arm))
@@ -265,22 +240,6 @@ class Run:
     def of_arm(self, name: str) -> Bools:
         """Which requests went to the arm: a mask, shape (requests,)."""
         return self.requests.of_arm(name)
-
-    @property
-    def repeated_schedules(self) -> list[list[int]]:
-        """The trials of joined runs that were driven by one schedule: that of a seed and of a trial's number in its
-        run."""
-        alike: dict[tuple[str, int], list[int]] = {}
-        for run in self.records.runs:
-            for own in sorted(set(run.numbers)):
-                alike.setdefault((run.seed, own), []).append(run.trials[own])
-        return [trials for trials in alike.values() if len(trials) > 1]
-
-    @property
-    def own_names(self) -> dict[int, str]:
-        """What each trial of joined runs is called in its own run; empty for a run by itself."""
-        joined = self.records.runs if self.records.joined else ()
-        return {number: f"trial {own} of {run.name}" for run in joined for own, number in run.trials.items()}
 
     @property
     def machine(self) -> Ints | None:
@@ -344,25 +303,6 @@ class Run:
         own = np.unique(self.requests.replica[self.of_arm(arm)])
         return max(1, int((own >= 0).sum()))
 
-    def differences(self, arm: str) -> list[str] | None:
-        """The keys of model and engine in which the arm differs from the control, but for its treatment.
-
-        None where a trial resolved one of the two and none the other: a table of an experiment leaves out what is
-        common to all arms, or usual.
-        """
-        accounts = self.account(arm), self.account(self.control)
-        if len({bool(account.resolved) for account in accounts}) > 1:
-            return None
-        own, base = (account.config for account in accounts)
-        different = []
-        for part in ("model", "engine"):
-            values, control = mapping(own.get(part)), mapping(base.get(part))
-            if values and control:
-                # quantisation is a treatment, as the policies are
-                keys = sorted({*values, *control} - {"quantisation"})
-                different += [f"{part}.{key}" for key in keys if not _alike(key, values.get(key), control.get(key))]
-        return different
-
     def weights_apart(self, arm: str) -> str:
         """How the arm's weights and the control's are held, where that differs: "int8-weight-only (control: none)"."""
         own, base = (
@@ -419,10 +359,3 @@ def _named_arms(records: RunRecords) -> tuple[str, ...]:
     """The arms that the experiment and the trials name, in their order; empty where none does."""
     tables = [records.experiment.get("arms"), *(info.get("arms") for info in records.trials)]
     return tuple(dict.fromkeys(str(row["name"]) for table in tables for row in rows_of(table) if "name" in row))
-
-
-def _alike(key: str, one: Any, other: Any) -> bool:
-    """Whether a setting is the same for two arms: cuda:0 and cuda:1 are devices of one kind, cpu and cuda are not."""
-    if key == "device" and isinstance(one, str) and isinstance(other, str):
-        return one.partition(":")[0] == other.partition(":")[0]
-    return bool(one == other)

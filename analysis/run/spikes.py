@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.requests import Requests
-from analysis.run.attribution import CAUSES, NO_REQUESTS, OTHER, Attribution
+from analysis.run.attribution import CAUSES, OTHER, Attribution
 from analysis.run.compile_events import CompileEvent
 from analysis.statistics.quantiles import quantile, quantiles
 
@@ -42,24 +42,47 @@ def find_spikes(
     control: str,
     machine: Ints | None = None,
 ) -> list[Spike]:
-    """Excursions of E2E on every arm, worst first, at most 200; each attributed.
+    """Stretches of excursions of E2E on every arm, worst first, at most 200; each attributed.
 
-    What a request should have taken is the arm's own compile-quiet median TTFT plus its median TPOT for each further
-    token. A request is an excursion when the excess over that lies beyond what quiet requests show in both senses:
-    in ms (upper quartile plus six interquartile ranges, at least half the quiet median) and as a ratio (upper quartile
-    plus two interquartile ranges of its log), so that neither a long answer nor a short one is taken for a stall.
-    Excursions in flight less than a second apart are one spike. An arm with fewer than eight quiet requests borrows
-    the control's baseline. With `machine`, the number of each request's, each machine has baselines of its own.
+    Excursions in flight less than a second apart are one spike. A compile that explains less than half of the excess is
+    no cause.
     """
     spikes: list[Spike] = []
-    for name in requests.arms:
-        beyond = excursions(requests, attribution, arm=name, control=control, machine=machine)
-        for trial in np.unique(requests.trial[beyond.rows]).tolist():
-            of_trial = requests.trial[beyond.rows] == trial
-            rows, excess = beyond.rows[of_trial], beyond.excess_ms[of_trial]
-            spikes.extend(_merged(requests, attribution, events, name, trial, rows, excess))
+    for arm in requests.arms:
+        beyond = excursions(requests, attribution, arm=arm, control=control, machine=machine)
+        own = [
+            (event, np.union1d(hit, behind))
+            for event, hit, behind in zip(events, attribution.event_requests, attribution.event_backlog, strict=True)
+            if event.arm == arm and hit.size + behind.size
+        ]
+        excess = dict(zip(beyond.rows.tolist(), beyond.excess_ms.tolist(), strict=True))
+        for group in _stretches(requests, beyond.rows):
+            over = np.array([excess[row] for row in group.tolist()])
+            explained = 100.0 * float(np.minimum(attribution.most_ms[group], over).sum() / over.sum())
+            spikes.append(
+                Spike(
+                    arm=arm,
+                    trial=int(requests.trial[group[0]]),
+                    start_ns=int(requests.start_ns[group].min()),
+                    end_ns=int(requests.end_ns[group].max()),
+                    peak_ms=float(requests.e2e_ms[group].max()),
+                    requests=int(group.size),
+                    cause=CAUSES[int(attribution.cause[group].max()) if explained >= 50.0 else OTHER],
+                    event_ids=tuple(event.event_id for event, met in own if np.isin(group, met).any()),
+                    explained_pct=explained,
+                )
+            )
     spikes.sort(key=lambda spike: (-spike.peak_ms, spike.arm, spike.trial, spike.start_ns))
     return spikes[:_MOST_SPIKES]
+
+
+def _stretches(requests: Requests, rows: Ints) -> Iterator[Ints]:
+    """The rows of each trial that were in flight less than a second apart."""
+    for trial in np.unique(requests.trial[rows]).tolist():
+        own = rows[requests.trial[rows] == trial]
+        own = own[np.argsort(requests.start_ns[own], kind="stable")]
+        latest = np.maximum.accumulate(requests.end_ns[own])
+        yield from np.split(own, np.flatnonzero(requests.start_ns[own][1:] > latest[:-1] + _MERGE_NS) + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,27 +96,28 @@ class Excursions:
 def excursions(
     requests: Requests, attribution: Attribution, *, arm: str, control: str, machine: Ints | None = None
 ) -> Excursions:
-    """The arm's excursions of E2E as `find_spikes` defines them, request by request."""
-    if machine is None:
-        return _excursions(requests, attribution, np.ones(len(requests), dtype=np.bool_), arm, control)
-    found = [_excursions(requests, attribution, machine == place, arm, control) for place in np.unique(machine)]
-    rows = np.concatenate([part.rows for part in found] or [NO_REQUESTS])
-    order = np.argsort(rows, kind="stable")
-    excess = np.concatenate([part.excess_ms for part in found] or [np.zeros(0)])
-    return Excursions(rows=rows[order], excess_ms=excess[order])
+    """The arm's excursions of E2E, request by request.
 
-
-def _excursions(requests: Requests, attribution: Attribution, among: Bools, arm: str, control: str) -> Excursions:
-    quiet = requests.ok & (attribution.cause == OTHER) & among
-    baselines = (_baseline(requests, quiet & requests.of_arm(name)) for name in (arm, control))
-    baseline = next((known for known in baselines if known is not None), None)
-    own = np.flatnonzero(requests.of_arm(arm) & ~np.isnan(requests.e2e_ms) & among)
-    if baseline is None:
-        return Excursions(rows=own[:0], excess_ms=np.zeros(0))
-    expected, took = baseline.expected_ms(requests.output_tokens[own]), requests.e2e_ms[own]
-    excess = took - expected
-    beyond = (excess > baseline.threshold_ms) & (took > baseline.threshold_ratio * expected)
-    return Excursions(rows=own[beyond], excess_ms=excess[beyond])
+    What a request should have taken is the arm's own compile-quiet median TTFT plus its median TPOT for each further
+    token. A request is an excursion when the excess over that lies beyond what quiet requests show in both senses:
+    in ms (upper quartile plus six interquartile ranges, at least half the quiet median) and as a ratio (upper quartile
+    plus two interquartile ranges of its log), so that neither a long answer nor a short one is taken for a stall. An
+    arm with fewer than eight quiet requests borrows the control's baseline. With `machine`, the number of each
+    request's, each machine has baselines of its own.
+    """
+    excess = np.zeros(len(requests))
+    quiet = requests.ok & (attribution.cause == OTHER)
+    own = requests.of_arm(arm) & ~np.isnan(requests.e2e_ms)
+    for place in (None,) if machine is None else np.unique(machine).tolist():
+        on_it = np.ones(len(requests), dtype=np.bool_) if place is None else machine == place
+        baselines = (_baseline(requests, quiet & on_it & requests.of_arm(name)) for name in (arm, control))
+        if (baseline := next(filter(None, baselines), None)) is not None:
+            rows = np.flatnonzero(own & on_it)
+            expected, took = baseline.expected_ms(requests.output_tokens[rows]), requests.e2e_ms[rows]
+            beyond = (took - expected > baseline.threshold_ms) & (took > baseline.threshold_ratio * expected)
+            excess[rows[beyond]] = (took - expected)[beyond]
+    rows = np.flatnonzero(excess > 0)
+    return Excursions(rows=rows, excess_ms=excess[rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,43 +154,3 @@ def _baseline(requests: Requests, quiet: Bools) -> _Baseline | None:
     ratio = 1.0 if math.isnan(low) else math.exp(high + 2.0 * (high - low))
     threshold = max(float(upper + 6.0 * (upper - lower)), 0.5 * quantile(e2e, 0.5))
     return replace(shape, threshold_ms=threshold, threshold_ratio=ratio)
-
-
-def _merged(
-    requests: Requests,
-    attribution: Attribution,
-    events: Sequence[CompileEvent],
-    arm: str,
-    trial: int,
-    rows: Ints,
-    excess: Floats,
-) -> list[Spike]:
-    order = np.argsort(requests.start_ns[rows], kind="stable")
-    rows, excess = rows[order], excess[order]
-    latest = np.maximum.accumulate(requests.end_ns[rows])
-    breaks = np.flatnonzero(requests.start_ns[rows][1:] > latest[:-1] + _MERGE_NS) + 1
-    spikes = []
-    own_events = [
-        (event, np.union1d(hit, behind))
-        for event, hit, behind in zip(events, attribution.event_requests, attribution.event_backlog, strict=True)
-        if event.arm == arm and event.trial == trial and hit.size + behind.size
-    ]
-    for group, over in zip(np.split(rows, breaks), np.split(excess, breaks), strict=True):
-        explained = 100.0 * float(np.minimum(attribution.most_ms[group], over).sum() / over.sum())
-        members = [event.event_id for event, hit in own_events if np.isin(group, hit, assume_unique=True).any()]
-        # A compile that explains less than half of the excess is a bystander, not the cause.
-        cause = int(attribution.cause[group].max()) if explained >= 50.0 else OTHER
-        spikes.append(
-            Spike(
-                arm=arm,
-                trial=trial,
-                start_ns=int(requests.start_ns[group].min()),
-                end_ns=int(requests.end_ns[group].max()),
-                peak_ms=float(requests.e2e_ms[group].max()),
-                requests=int(group.size),
-                cause=CAUSES[cause],
-                event_ids=tuple(members),
-                explained_pct=explained,
-            )
-        )
-    return spikes

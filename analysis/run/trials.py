@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from analysis.arrays import Bools, Codes, Ints
+from analysis.arrays import Codes, Ints
 from analysis.records.plain_values import number, rows_of
 from analysis.records.plain_values import seconds as seconds_of
 from analysis.records.requests import Requests
 
 SECOND = 1_000_000_000
-_LAST_NS = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,19 +67,18 @@ def trials_of(
     first_block = 0
     for trial in sorted({*by_number, *np.unique(requests.trial).tolist()}):
         info = by_number.get(trial, {})
-        own = (requests.trial == trial) & ~requests.broken
-        first, last = _range(requests.start_ns, own) if own.any() else (0, 0)
+        own = np.flatnonzero((requests.trial == trial) & ~requests.broken)
+        due = requests.start_ns[own]
+        first, last = (int(due.min()), int(due.max())) if own.size else (0, 0)
         reported = number(info.get("start_ns"))
         start = int(info["start_ns"]) if reported is not None and 0 < reported <= first else first
-        seen = (last - start) / 1e9 if own.any() else 0.0
-        duration = seconds_of(info.get("duration_s"))
-        if duration is None:
-            seconds = max(seen, 1e-9)
-        else:
-            seconds = duration if info.get("complete") else max(min(duration, seen), 1e-9)
-            if own.any() and (info.get("loop") == "closed" or number(info.get("num_prompts"))):
-                # It ends with its last answer, however long it was given.
-                seconds = max(min(seconds, (_range(requests.end_ns, own)[1] - start) / 1e9), 1e-9)
+        lengths = [] if (duration := seconds_of(info.get("duration_s"))) is None else [duration]
+        if not lengths or not info.get("complete"):
+            lengths.append((last - start) / 1e9 if own.size else 0.0)
+        elif own.size and (info.get("loop") == "closed" or number(info.get("num_prompts"))):
+            # It ends with its last answer, however long it was given.
+            lengths.append((int(requests.end_ns[own].max()) - start) / 1e9)
+        seconds = max(min(lengths), 1e-9)
         # A last block shorter than half a block joins the one before it.
         blocks = max(1, math.ceil(seconds / block_s - 1e-6) if whole else math.floor(seconds / block_s + 0.5))
         trials.append(
@@ -96,11 +94,6 @@ def trials_of(
         )
         first_block += blocks
     return tuple(trials)
-
-
-def _range(values: Ints, own: Bools) -> tuple[int, int]:
-    """The least and the largest of one's own values, which are there."""
-    return int(values.min(where=own, initial=_LAST_NS)), int(values.max(where=own, initial=-_LAST_NS))
 
 
 def block_numbers(trials: Sequence[Trial], block_s: float, trial: Codes, at_ns: Ints, segments: int = 1) -> Codes:

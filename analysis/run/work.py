@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Floats, Ints
+from analysis.arrays import Ints
 from analysis.records.plain_values import mapping
 from analysis.run.pairs import in_pairs
 from analysis.run.run import Run
@@ -25,7 +25,6 @@ _SHARE_APART = 0.005  # of short answers: one that breaks off is an error, of wh
 _CHANCE = 0.001
 _BINS = 22  # answers of up to 1, 2, 4, ... tokens
 _FEWEST = 30  # answers, for what follows from their spread
-_LONGEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,29 +54,28 @@ def work_of(run: Run, arm: str) -> Work:
         own, base = in_pairs(run, arm, run.usable & requests.ok)
     else:
         own, base = run.answered(arm), run.answered(control)
+    if not own.size or not base.size:
+        return Work(arm=arm, control=control, other=tuple(other))
+    answers, asked = requests.output_tokens, requests.max_tokens
     means: list[tuple[str, float, float]] = []
-    if own.size and base.size:
-        planned = bool((requests.max_tokens[own] > 0).all() and (requests.max_tokens[base] > 0).all())
-        # Separate runs of ours may have schedules of their own.
-        same_traffic = paired or (run.separate and not managed)
-        if same_traffic:
-            means.append(("prompt tokens", _mean(requests.prompt_tokens[own]), _mean(requests.prompt_tokens[base])))
-        if same_traffic and counts:
-            means.append(("answer tokens", _mean(requests.output_tokens[own]), _mean(requests.output_tokens[base])))
-        elif counts and planned:
-            first, second = (
-                _mean(requests.output_tokens[rows]) / max(1.0, _mean(requests.max_tokens[rows])) for rows in (own, base)
-            )
-            means.append(("percent of the planned answer tokens", 100.0 * first, 100.0 * second))
-        if run.separate or (managed and not paired):
-            other += _planned_apart(run, arm, own, base)
-        if counts:
-            lengths, unit = requests.output_tokens, "token"
-            if planned and not paired:
-                # Of different requests the shares of what was planned compare, in thousandths.
-                lengths = 1000 * lengths.astype(np.int64) // np.maximum(requests.max_tokens, 1)
-                unit = "thousandth of the planned token"
-            other += lengths_apart(arm, control, lengths[own], lengths[base], paired=paired, unit=unit)
+    planned = bool((asked[own] > 0).all() and (asked[base] > 0).all())
+    # Separate runs of ours may have schedules of their own.
+    same_traffic = paired or (run.separate and not managed)
+    if same_traffic:
+        means.append(("prompt tokens", _mean(requests.prompt_tokens[own]), _mean(requests.prompt_tokens[base])))
+    if same_traffic and counts:
+        means.append(("answer tokens", _mean(answers[own]), _mean(answers[base])))
+    elif counts and planned:
+        first, second = (100.0 * _mean(answers[rows]) / max(1.0, _mean(asked[rows])) for rows in (own, base))
+        means.append(("percent of the planned answer tokens", first, second))
+    if run.separate or (managed and not paired):
+        other += _planned_apart(run, arm, own, base)
+    if counts:
+        unit = "token"
+        if planned and not paired:
+            # Of different requests the shares of what was planned compare, in thousandths.
+            answers, unit = 1000 * answers.astype(np.int64) // np.maximum(asked, 1), "thousandth of the planned token"
+        other += lengths_apart(arm, control, answers[own], answers[base], paired=paired, unit=unit)
     return Work(arm=arm, control=control, means=tuple(means), other=tuple(other))
 
 
@@ -86,35 +84,41 @@ def _mean(lengths: Ints) -> float:
 
 
 def _not_as_forced(run: Run, arm: str) -> str:
-    """Which answers of a server whose lengths are forced are not as long as asked for; empty when all are."""
+    """How many answers of a server whose lengths are forced are not as long as asked for; empty when all are."""
     if mapping(run.records.experiment.get("traffic")).get("ignore_eos") is not True:
         return ""
-    requests = run.requests
     rows = run.answered(arm)
-    rows = rows[requests.max_tokens[rows] > 0]
-    wrong = rows[requests.output_tokens[rows] != requests.max_tokens[rows]]
+    asked, answered = run.requests.max_tokens[rows], run.requests.output_tokens[rows]
+    wrong = np.flatnonzero((asked > 0) & (answered != asked))
     if not wrong.size:
         return ""
-    first = int(wrong[0])
-    return (
-        f"{wrong.size} of {rows.size} answers of {arm} are not as long as asked for, such as "
-        f"{counted(int(requests.output_tokens[first]), 'token')} of {int(requests.max_tokens[first])}"
-    )
+    such = f"such as {counted(int(answered[wrong[0]]), 'token')} of {int(asked[wrong[0]])}"
+    return f"{wrong.size} of {int((asked > 0).sum())} answers of {arm} are not as long as asked for, {such}"
 
 
 def _planned_apart(run: Run, arm: str, own: Ints, base: Ints) -> list[str]:
-    """In what the requests of arms that are sent different ones differ: chance deals both the same lengths."""
-    differences = []
-    # Turns of one session resemble each other.
-    units = (run.sessions(arm), run.sessions(run.control))
+    """In what the requests of arms that are sent different ones differ: chance deals both the same lengths.
+
+    By the largest distance between two distributions, one of them stretched by 5 %, beyond that of Kolmogorov and
+    Smirnov at 1 in 1,000. Turns of one session resemble each other, so sessions are counted.
+    """
+    chance = 1.95 * math.sqrt(sum(1.0 / max(1, run.sessions(name)) for name in (arm, run.control)))
+    found = []
     for what, column in (("prompts", run.requests.prompt_tokens), ("planned answers", run.requests.max_tokens)):
-        share, longer = _shifted(column[own], column[base], units=units)
-        if share > 2 * WORK_APART:
-            differences.append(
-                f"{100.0 * share:.0f} % of the {what} of {arm} are {'longer' if longer else 'shorter'} than those of "
-                f"{run.control}"
-            )
-    return differences
+        one, other = (np.maximum(column[rows], 0) for rows in (own, base))
+        for word, few, near in (("shorter", one, other), ("longer", other, one)):
+            short, others = _short(few, near, np.unique(few))
+            share = float((short / few.size - others / near.size).max())
+            if share > max(2 * WORK_APART, chance):
+                found.append(f"{100.0 * share:.0f} % of the {what} of {arm} are {word} than those of {run.control}")
+                break
+    return found
+
+
+def _short(few: Ints, near: Ints, edges: Ints) -> tuple[Ints, Ints]:
+    """How many of one side are at most as long as each edge, and how many of the other that or up to 5 % longer."""
+    others = np.searchsorted(np.sort(near), edges * (1.0 + WORK_APART), side="right")
+    return np.searchsorted(np.sort(few), edges, side="right"), others
 
 
 def lengths_apart(
@@ -144,13 +148,9 @@ def lengths_apart(
 
 def _short_answers(names: tuple[str, str], few: Ints, near: Ints, *, unit: str) -> str:
     """Where the first side has surely more short answers, such as break off, than the other has of up to 5 % longer
-    ones; empty where it has not.
-
-    Chance is 1 in 1,000, by Fisher's exact test at 1, 2, 4, ... tokens and Bonferroni over them.
-    """
+    ones; empty where it has not. By Fisher's exact test at 1, 2, 4, ... tokens and Bonferroni over them."""
     edges = 2 ** np.arange(_BINS)
-    short = np.searchsorted(np.sort(few), edges, side="right")
-    others = np.searchsorted(np.sort(near), edges * (1.0 + WORK_APART), side="right")
+    short, others = _short(few, near, edges)
     both, answers = short + others, few.size + near.size
     chance = [hypergeometric_sf(int(low) - 1, answers, int(of), few.size) for low, of in zip(short, both, strict=True)]
     place = int(np.argmin(chance))
@@ -162,26 +162,6 @@ def _short_answers(names: tuple[str, str], few: Ints, near: Ints, *, unit: str) 
         f"{100.0 * share:.3g} % of the answers of {names[0]} have at most {counted(2**place, unit)}, "
         f"{100.0 * float((near <= edges[place]).mean()):.3g} % of those of {names[1]}"
     )
-
-
-def _shifted(own: Ints, base: Ints, *, units: tuple[int, int]) -> tuple[float, bool]:
-    """(the share of lengths by which one side is longer by more than 5 %, whether it is the first); 0 within chance.
-
-    The largest distance between the two distributions, one of them stretched by 5 %; chance is that of Kolmogorov
-    and Smirnov (1 in 1,000) for as many independent lengths as `units` says.
-    """
-    first, second = (_distribution(np.clip(lengths, 0, _LONGEST)) for lengths in (own, base))
-    size = max(first.size, second.size)
-    first, second = (np.append(own, np.ones(size - own.size)) for own in (first, second))
-    stretched = np.minimum((np.arange(size) * (1.0 + WORK_APART)).astype(np.int64), size - 1)
-    shorter, longer = float((first - second[stretched]).max()), float((second - first[stretched]).max())
-    chance = 1.95 * math.sqrt(sum(1.0 / max(1, count) for count in units))
-    share = max(shorter, longer)
-    return (share, longer > shorter) if share > chance else (0.0, False)
-
-
-def _distribution(lengths: Ints) -> Floats:
-    return np.asarray(np.cumsum(np.bincount(lengths)) / lengths.size)
 
 
 # --- Times of tokens --------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """How much slower or faster one arm is than the control at a quantile, with limits that the data can carry.
 
-The unit is a stretch of time, not the request: requests of one moment share their fate, so tests that count them as
-independent call noise significant. The ratio is that of the tails of a typical block (`analysis.statistics.windows`).
-Below six trials its limits come from groups of neighbouring blocks; from six trials on, from the trials.
+The ratio is that of the tails of a typical block (`analysis.statistics.windows`). Below six trials its limits come from
+groups of neighbouring blocks; from six trials on, from the trials.
 
 References
 ----------
@@ -183,10 +182,10 @@ def compare(
 
     Below six trials limits are Student's t over groups of blocks [1], widened for drift within a start, for the
     variance of starts, `restart_spread`, and for what differs between `machines`, which are numbered by trial
-    (`analysis.statistics.dependence`). From six trials on they are Student's t over the log ratios of the trials, and
-    over machines (`analysis.statistics.machines`). With no data, fewer than eight blocks, hardly a request beyond the
-    quantile in each group, or latencies that are all equal there is no test, and `obstacle` says so. Where the tail is
-    too thin for a typical block, `ratio` is that of the whole run.
+    (`analysis.statistics.dependence`); from six trials on, over the log ratios of the trials, and over machines. With
+    no data, fewer than eight blocks, hardly a request beyond the quantile in each group, or latencies that are all
+    equal there is no test, and `obstacle` says so. Where the tail is too thin for a typical block, `ratio` is that of
+    the whole run.
     """
     shared = in_shared_blocks(treatment, control)
     blocks, trials = len(shared.trial), np.unique(shared.trial)
@@ -375,14 +374,10 @@ def decide(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _decided(item: Comparison, adjusted: float | None, tests: int) -> Comparison:
-    label = quantile_label(item.metric, item.quantile)
     if item.ratio is None or item.obstacle is not None:
-        return replace(item, reason=f"{label} cannot be compared: {item.obstacle or 'a quantile is unknown'}.")
+        return replace(item, reason=seen_text(replace(item, ratio=None)))
     bound = 1.0 + item.margin
-    limits = limits_text(item.low, item.high)
-    # Arms of separate runs are compared by the quantiles of their trials.
-    of = " of a typical block" if item.whole is not None else ""
-    seen = f"{label}{of} is {item.ratio:.2f} times that of {item.control or 'the control'} ({limits})"
+    seen = f"{seen_text(item)} ({limits_text(item.low, item.high)})"
     if adjusted is not None and adjusted <= item.alpha:
         verdict, ending = "FAIL", f", above the limit of {bound:.2f}"
     elif adjusted is not None and item.p_inferior is not None and item.p_inferior <= item.alpha:
@@ -401,6 +396,15 @@ def _decided(item: Comparison, adjusted: float | None, tests: int) -> Comparison
     else:
         verdict, ending = "PASS", f", below the limit of {bound:.2f}"
     return replace(item, p_inferior_holm=adjusted, tests=tests, verdict=verdict, reason=f"{seen}{ending}.")
+
+
+def seen_text(item: Comparison) -> str:
+    """Return the ratio in words without an end, or why there is none in a sentence."""
+    label = quantile_label(item.metric, item.quantile)
+    if item.ratio is None:
+        return f"{label} cannot be compared: {item.obstacle or 'a quantile is unknown'}."
+    of = "" if item.whole in (None, item.ratio) else " of a typical block"
+    return f"{label}{of} is {item.ratio:.2f} times that of {item.control or 'the control'}"
 
 
 def limits_text(low: float | None, high: float | None, neither: str = "so little of the tail sets no limits") -> str:

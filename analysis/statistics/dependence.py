@@ -1,8 +1,7 @@
 """Groups of neighbouring blocks, and how much less they tell than independent groups would.
 
-What lasts longer than a block makes neighbours alike. A few long groups are nearly independent whatever the noise does
-on a shorter scale [3]; drift within a start and start-to-start variance outlast them. Few requests lie beyond p99, so
-both are estimated from means of log latencies by block, arm less control, and carried over to the quantile.
+A few long groups are nearly independent whatever the noise does on a shorter scale [3]; drift within a start and
+start-to-start variance outlast them. Both are estimated from means of log latencies by block, arm less control.
 
 References
 ----------

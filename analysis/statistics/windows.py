@@ -1,10 +1,9 @@
 """The tail of a typical block: whether an arm exceeds each window's own quantile more often than the control does.
 
-A quantile of a whole run is made by its few worst stretches, in which both arms jam together. Here each window has a
-threshold of its own, the quantile of the requests of both arms in it, and every window weighs the same. With the
-treatment's latencies divided by a ratio, the exceedances of the two arms balance when that is the ratio of their tails
-in a typical window. The standard error is that of groups of windows [1], each by how much it moved the ratio that was
-fitted to it (HC3 [2]).
+Each window has a threshold of its own, the quantile of the requests of both arms in it, and every window weighs the
+same. With the treatment's latencies divided by a ratio, the exceedances of the two arms balance when that is the ratio
+of their tails in a typical window. The standard error is that of groups of windows [1], each by how much it moved the
+ratio that was fitted to it (HC3 [2]).
 
 References
 ----------

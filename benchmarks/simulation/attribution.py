@@ -210,7 +210,7 @@ def _overlap(served: Served, until: Floats) -> Floats:
 def _requests(case: Case, served: Served, tokens: Ints, there: Floats, back: Floats, direct: Floats) -> pa.Table:
     columns: dict[str, object] = {}
     if case.reports:
-        columns = {"batch_id": served.batch, "compile_stall_ns": (direct * 1e9).astype(np.int64)}
+        columns = {"compile_stall_ns": (direct * 1e9).astype(np.int64)}
     return request_table(
         to_ns(served.arrival_s - there),
         request_id=[f"{index}" for index in range(len(tokens))],
@@ -267,7 +267,7 @@ def judge(case: Case, seed: int) -> Judged:
         excess, delay = beyond.excess_ms[own], lived.delay_ms[beyond.rows[own]]
         caused.append(float(np.minimum(delay, excess).sum()) >= 0.5 * float(excess.sum()))
     blamed = [_is_blamed(spike) for spike in spikes]
-    cause = np.where(lived.delay_ms > 1.0, CAUSES.index("slowed by one"), OTHER).astype(np.int8)
+    cause = np.where(lived.delay_ms > 1.0, CAUSES.index("during a compile"), OTHER).astype(np.int8)
     truth = replace(attribution, most_ms=lived.delay_ms, cause=cause)
     shown = [spike for spike in find_spikes(requests, truth, run.events, control=CONTROL) if _is_blamed(spike)]
     seen = [spike for spike in spikes if _is_blamed(spike)]

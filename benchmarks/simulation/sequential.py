@@ -65,8 +65,8 @@ def decided(
         if decision is not None:
             block = int(evidence.last_block[decision[1]])  # counted from ten thousand times the number of its trial
             before_s = (block // 10_000 - 1) * kind.duration_s
-            found = first_decided(found, Decided(decision[0], before_s + (block % 10_000 + 1) * block_s))
-    return None if found is None else (found.outcome, found.at_s / MINUTE_S)
+            found = first_decided(found, (decision[0], before_s + (block % 10_000 + 1) * block_s))
+    return None if found is None else (found[0], found[1] / MINUTE_S)
 
 
 def errors(kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0, metric: str = "e2e") -> Floats:

@@ -26,7 +26,7 @@ from analysis.settings.metrics import METRIC_NAMES
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.distributions import t_quantile
 from analysis.statistics.planning import share_needed_s
-from analysis.statistics.share_evidence import bunching, design_effect_of
+from analysis.statistics.share_evidence import bunching, design_effect_of, is_far
 from analysis.wording import counted, percent
 
 _DAYS = 4  # as many days and starts as what is taken for granted of them counts as
@@ -168,7 +168,8 @@ def judge_goodput(
 ) -> Goodput:
     """Judge whether the arm's share of good requests is surely at least `least` times the control's.
 
-    Each share has half of the risk. A PASS allows for the slow requests of either arm, since both had the same traffic.
+    Each share has half of the risk. A PASS allows for the slow requests of either arm, which had the same traffic,
+    unless the slowest good one is far below its limits.
     `reach` is by how much equal arms may differ, in logarithms of their ratio.
     """
     seen = float((control.share <= 1.0).mean()) if len(control.share) else 0.0
@@ -188,7 +189,9 @@ def judge_goodput(
         )
 
     base = judged(control, level)
-    bunched = max(bunching(side.share, side.block, allowed=level) for side in (own, control))
+    slowest = float(own.share[own.share <= 1.0].max(initial=0.0))
+    far = is_far(slowest, 1.0, blocks=len(np.unique(own.block)))
+    bunched = 1.0 if far else max(bunching(side.share, side.block, allowed=level) for side in (own, control))
     safe = judged(own, 1.0 - least * math.exp(reach) * (1.0 - base.low), bunched)
     harm = judged(own, 1.0 - least * math.exp(-reach) * (1.0 - base.high))
     return Goodput(

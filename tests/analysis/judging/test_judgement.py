@@ -81,7 +81,6 @@ class TestVerdicts:
         assert judgement.overall == "INCONCLUSIVE"
         assert "blocks" in failed_checks(judgement)
         assert judgement.advice.needed_s >= 18 * 30
-        assert [item.gate for item in judgement.slo["eager"]] == ["slo p99_ttft_ms", "slo p99_e2e_ms"]
         assert {item.arm for item in judgement.gates} == {"compiled"}, "the control is measured and not judged"
         assert {item.metric for item in judgement.secondary if item.phase == "cold"} >= {"ttft", "e2e", "itl"}
 

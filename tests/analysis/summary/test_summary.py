@@ -155,7 +155,7 @@ def test_compiles_are_kept_out_of_steady_and_explain_the_spikes(tmp_path):
     assert all(event["requests_hit"] > 0 for event in events)
     assert events[0]["offset_s"] == pytest.approx(55)
     worst = summary["spikes"][0]
-    assert (worst["arm"], worst["cause"]) == ("naive", "recompiled")
+    assert (worst["arm"], worst["cause"]) == ("naive", "during a compile")
     assert worst["explained_pct"] > 90
     assert set() < set(worst["event_ids"]) <= {event["event_id"] for event in events}
     naive = arms_of(summary)["naive"]
@@ -297,7 +297,7 @@ def test_an_external_count_below_the_chunks_leaves_tpot_and_itl_unmeasured(tmp_p
     write_requests(folder / "requests.arrow", pa.Table.from_pylist(rows, REQUESTS))
     summary = analyze(folder)
     reasons = {check["check"]: check["reason"] for check in summary["validity"] if not check["ok"]}
-    assert reasons["token stream"].startswith("9 of ")
+    assert "9 of " in reasons["token stream"]
 
 
 def test_the_load_of_an_external_server_is_in_its_notes(tmp_path):
