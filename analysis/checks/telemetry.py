@@ -17,7 +17,6 @@ from analysis.arrays import Ints
 from analysis.checks.check import ESTIMATES, Check, Evidence, Rule
 from analysis.checks.complete import into_compile
 from analysis.judging.gates.compiles import COMPILE_GATES, may_compile, replica_minutes, stall_values
-from analysis.records.placing import words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.client_stalls import UNKNOWN, ArmStalls, compile_windows, is_explained
 from analysis.run.run import Run
@@ -45,7 +44,7 @@ def _events(seen: Evidence, arm: str) -> Check:
     run, account, control = seen.run, seen.run.account(arm), arm == seen.run.control
     owners = (arm, None) if control else (arm,)
     unplaced = [item for item in run.unplaced_events if item.arm in owners]
-    faults = [f"{words} cannot be placed" for words in words_of(unplaced, "compile event")]
+    faults = [f"{item.text} cannot be placed" for item in unplaced]
     opens: tuple[str, ...] = ("recompile", *ESTIMATES) if unplaced or not control else ESTIMATES
     if not account.external:
         lost, vouched = lost_events(run, arm)
@@ -143,13 +142,13 @@ def _unexplained_requests(run: Run, arm: str) -> Ints:
 
 def _steps(run: Run, arm: str) -> Iterable[Check]:
     """Figures on padding rest on engine steps, and the share of steps that ran eagerly. Where nothing is left of a
-    replica that compiles, it is unknown whether it ran compiled code. Runs that were kept without steps are exempt."""
+    replica that compiles, it is unknown whether it ran compiled code. A run that was kept without steps is exempt."""
     steps = run.records.steps
     if steps is None:
         return
     there = Counter(zip(steps.column("trial").to_pylist(), steps.column("replica").to_pylist(), strict=True))
     faults, silent = [], False
-    for trial in (trial for trial in run.trials if trial.number not in run.records.stepless):
+    for trial in run.trials:
         for replica in run.account(arm).replica_names(trial):
             recorded = there[trial.number, replica]
             lost = _fewer(trial, replica, "engine step", _count(trial, replica, "steps") or 0.0, recorded)

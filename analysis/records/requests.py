@@ -90,8 +90,6 @@ class Requests:
 
     def metric_ms(self, name: str) -> Floats:
         """The latencies called `name`, one of METRICS. NaN where undefined."""
-        if name not in METRICS:
-            raise RecordError(f'metric "{name}" is unknown: use {", ".join(METRICS[:-1])} or {METRICS[-1]}')
         latencies: Floats = getattr(self, f"{name}_ms")
         return latencies
 
@@ -248,7 +246,8 @@ def _latencies(
         has_gaps = np.diff(offsets) > 0
         max_itl[has_gaps] = np.maximum.reduceat(gaps, offsets[:-1][has_gaps])
         max_itl[~(ok | cut)] = math.nan
-    penalty = np.fmax(age[failed], deadline_ms) if deadline_ms is not None else np.full(failed.sum(), _longest(age))
+    longest = np.fmax.reduce(age, initial=math.nan)
+    penalty = np.fmax(age[failed], longest if deadline_ms is None else deadline_ms)
     e2e = age  # of those that completed it is their age
     for number in np.unique(arm[cut]).tolist():
         own = arm == number
@@ -270,10 +269,6 @@ def _sums(gaps: npt.NDArray[np.float32], offsets: Ints) -> Floats:
     has_gaps = np.diff(offsets) > 0
     sums[has_gaps] = np.add.reduceat(gaps, offsets[:-1][has_gaps], dtype=np.float64)
     return sums
-
-
-def _longest(age: Floats) -> float:
-    return float(np.fmax.reduce(age, initial=math.nan))
 
 
 def _when_long(age: Floats, completed: Floats) -> Floats:

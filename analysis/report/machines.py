@@ -1,12 +1,10 @@
-"""What the HTML report says of the machines: whether they were quiet, and their figures in each trial."""
+"""The figures of hosts and devices in each trial, as the HTML report shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from analysis.records.schemas import RUN_HOST
-from analysis.report.tables import Table
 from analysis.report.values import DASH, byte_size, count, figure, percent, seconds, text
 from analysis.run.machine_records import THROTTLES
 from analysis.summary.model import MachineDevice, Machines, MachineSpeed
@@ -19,32 +17,7 @@ _SPEEDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineSection:
-    """The section on the machines, ready to print."""
-
-    figures: Table
-    notes: tuple[str, ...]
-    drawn: bool  # whether there is something to draw over time
-
-
-def machine_section(machines: Machines) -> MachineSection | None:
-    """The section; None without a machine monitor."""
-    if not machines.devices and not machines.hosts and not machines.speeds:
-        return None
-    moved = [row for row in machines.devices if row.low_mhz != row.high_mhz and row.lock_command]
-    commands = dict.fromkeys(text(row.lock_command) for row in moved)
-    return MachineSection(
-        figures=_figures(machines),
-        notes=(
-            *(f"Unknown: {text(line)}." for line in machines.unknown),
-            *([f"Clocks moved. To lock them: {'; '.join(commands)}"] if commands else []),
-        ),
-        drawn=bool(machines.series.get("rows")),
-    )
-
-
-def _figures(machines: Machines) -> Table:
+def figures(machines: Machines) -> list[dict[str, str]]:
     """A row for each host and device in each trial: what it did during the traffic, and its speed before and after."""
     found: dict[tuple[int, str], dict[str, str]] = {}
 
@@ -68,8 +41,7 @@ def _figures(machines: Machines) -> Table:
     for row in machines.speeds:
         name, unit = _SPEEDS[row.figure]
         add(row.trial, RUN_HOST, row.device, {name: _change(row, unit)}, "Reference")
-    kinds = {"Machine": "words", "Arms": "words", "During the traffic": "reason", "Reference": "reason"}
-    return Table(rows=list(found.values()), kinds=kinds)
+    return list(found.values())
 
 
 def _share(value: float | None) -> str:

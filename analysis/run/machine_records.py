@@ -117,13 +117,13 @@ class MachineRecords:
         """The arms that the run's host had on the device in the trial."""
         return tuple(arm for arm, name in self.placed.get(trial, {}).items() if name == device)
 
-    def pairs(self, arm: str, control: str) -> list[tuple[Device, Device]]:
-        """The devices of the arm and of the control, in the trials in which they are two."""
-        found = []
+    def pairs(self, arm: str, control: str) -> dict[int, tuple[Device, Device]]:
+        """The devices of the arm and of the control, by trial, where they are two."""
+        found = {}
         for trial in self.placed:
             of = {name: device for device in self.used if device.trial == trial for name in device.arms}
             if arm in of and control in of and of[arm] is not of[control]:
-                found.append((of[arm], of[control]))
+                found[trial] = of[arm], of[control]
         return found
 
 

@@ -48,7 +48,7 @@ class Run:
     requests: Requests
     events: tuple[CompileEvent, ...]
     unplaced_events: tuple[Unplaced, ...]  # compile events that belong nowhere, and are not in `events`
-    unplaced_requests: tuple[Unplaced, ...]
+    unplaced_requests: tuple[str, ...]  # in words
     attribution: Attribution
     trials: tuple[Trial, ...]
     machines: Machines
