@@ -451,10 +451,6 @@ class Summary(Row):
         """What a reader calls each latency that the run's requests have, in order."""
         return {key: name for key, name in METRIC_NAMES.items() if key in EMBED_METRICS or self.task != EMBED}
 
-    def open_parts(self) -> dict[str, Any]:
-        """The parts that have no model, with what their readers need of the others."""
-        return {"frontier": self.frontier, "overall": self.overall, "control": self.control}
-
     def document(self) -> dict[str, Any]:
         """The summary in JSON's own types."""
         return self.model_dump(mode="json", by_alias=True)
