@@ -5,29 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from analysis.settings.metrics import METRIC_NAMES, quantile_label
 from analysis.wording import bytes_text, digits
 
-Row = Mapping[str, Any]
-
 DASH = "–"
-
-
-def at(source: object, *keys: str) -> Any:
-    """The value below `keys`, or None where any step is missing or not a table."""
-    for key in keys:
-        if not isinstance(source, Mapping):
-            return None
-        source = source.get(key)
-    return source
-
-
-def rows(source: object, *keys: str) -> list[Row]:
-    """The tables in the list below `keys`; an empty list where there is none."""
-    items = at(source, *keys)
-    return [row for row in items if isinstance(row, Mapping)] if isinstance(items, list | tuple) else []
 
 
 def is_number(value: object) -> TypeGuard[float]:
