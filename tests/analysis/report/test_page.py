@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from analysis.report import comparing
 from analysis.report.brief import brief_of
 from analysis.report.charts import chart_data, script_json
 from analysis.report.html import SCRIPTS, bundle, content_policy, html_report
@@ -162,23 +161,26 @@ def test_a_run_without_arms_and_unknown_numbers_make_a_sensible_page(
     assert not re.search(NO_NUMBERS, text + read_page(html_report(nulls)).text)
 
 
-def test_a_grid_for_each_arm_and_phase_has_a_cell_for_each_quantile(demo: Summary) -> None:
-    found = comparing.grids(Model.of(demo))
-    assert [(grid.arm, grid.phase) for grid in found] == [
-        (arm, phase) for arm in ("compiled-padded", "compiled-naive") for phase in ("steady", "cold", "all")
-    ]
-    assert {grid.heads for grid in found} == {("p50", "p90", "p95", "p99", "p99.9")}
-    assert [name for name, _ in found[0].lines] == ["TTFT", "E2E", "TPOT", "ITL", "max ITL"]
-    cells = [cell for grid in found for _, line in grid.lines for cell in line]
-    assert {cell.verdict for cell in cells if not cell.gate} == {DASH}
-    assert sum(cell.gate for cell in cells) == 4
+def ratios(summary: Summary, read_page: Reader) -> Any:
+    page = html_report(summary).partition('id="comparison"')[2].partition("</details>")[0]
+    return read_page(page)
+
+
+def test_every_arm_has_a_ratio_for_each_phase_metric_and_quantile(demo: Summary, read_page: Reader) -> None:
+    page = ratios(demo, read_page)
+    cells = [cell.get("class") or "" for cell in page.find("td")]
+    assert len(cells) == len(demo["comparisons"]) == 2 * 3 * 5 * 5
+    assert sum("gate" in cell for cell in cells) == 4
     row = next(row for row in demo["comparisons"] if row["gate"])
-    for low, high, tone in ((1.01, 1.2, "slower"), (0.8, 0.99, "faster"), (0.9, 1.1, ""), (None, None, "")):
+    plain = [len(page.find("span", class_=tone)) for tone in ("slower", "faster")]
+    for low, high, more in ((1.01, 1.2, [1, 0]), (0.8, 0.99, [0, 1]), (0.9, 1.1, [0, 0]), (None, None, [0, 0])):
         row |= {"low": low, "high": high}
-        (cell,) = (cell for cell in comparing.grids(Model.of(demo))[0].lines[0][1] if cell.gate)
-        assert cell.tone == tone, "only where its whole interval is"
+        toned = [len(ratios(demo, read_page).find("span", class_=tone)) for tone in ("slower", "faster")]
+        assert toned == [known + one for known, one in zip(plain, more, strict=True)], (
+            "only where its whole interval is"
+        )
     demo["comparisons"] = [row for row in demo["comparisons"] if row["phase"] != "cold"]
-    assert {grid.phase for grid in comparing.grids(Model.of(demo))} == {"steady", "all"}
+    assert "first traffic after ready" not in ratios(demo, read_page).text
 
 
 def test_the_load_of_a_server_is_shown_with_a_spike(demo: Summary) -> None:
