@@ -1,7 +1,4 @@
-"""From a run to what follows from it: every comparison, gate and check made, and the verdict on each arm.
-
-Here the numbers that the run holds meet the modules that judge them. Nothing is written and nothing is rounded.
-"""
+"""From a run to what follows from it: every comparison, gate and check made, and the verdict on each arm."""
 
 from __future__ import annotations
 
@@ -26,16 +23,13 @@ from analysis.run.client_stalls import ArmStalls, client_stalls
 from analysis.run.machine_records import MachineRecords
 from analysis.run.memory import Peaks, memory_of
 from analysis.run.run import Run
-from analysis.statistics.compare import Comparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """What follows from a run. Mappings are by arm."""
 
-    steady: tuple[Comparison, ...]  # those that gate
-    secondary: tuple[Comparison, ...]  # all others, of every phase
-    by_machine: tuple[Comparison, ...]  # those that gate, of each machine by itself where there are several
+    compared: Comparisons
     facts: Mapping[str, CompileFacts]
     stalls: Mapping[str, ArmStalls]  # of every arm, as clients see them
     memory: Mapping[str, Peaks]
@@ -89,9 +83,7 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
     ]
     verdicts = {arm: combined([gate.verdict for gate in gates if gate.arm == arm]) for arm in run.treatments}
     return Judgement(
-        steady=compared.gated,
-        secondary=compared.secondary,
-        by_machine=compared.by_machine,
+        compared=compared,
         facts=facts,
         stalls=stalls,
         memory=memory,

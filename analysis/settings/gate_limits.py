@@ -92,7 +92,7 @@ class Goodput(Settings):
     @property
     def limits(self) -> dict[str, float]:
         """The limit of each metric that has one."""
-        return {name: limit for name in METRICS if (limit := getattr(self, name)) is not None}
+        return {name: limit for name in METRICS if (limit := getattr(self, name, None)) is not None}
 
     @property
     def attainment(self) -> float | None:

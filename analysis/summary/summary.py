@@ -99,8 +99,8 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "control": run.control,
         "arms": [arm_row(run, arm, judgement) for arm in run.arms],
         "comparisons": [
-            *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.steady),
-            *(_comparison_row(item, None) for item in judgement.secondary),
+            *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.compared.gated),
+            *(_comparison_row(item, None) for item in judgement.compared.secondary),
         ],
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [_check_row(check, judgement) for check in judgement.checks],
