@@ -17,7 +17,7 @@ from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
 from analysis.run.startup import startup_row
 from analysis.settings.metrics import gate_label
-from analysis.settings.rollout import Rollout
+from analysis.settings.ramp_limits import Rollout
 from analysis.wording import digits
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from analysis.report import charts, comparing, machines
+from analysis.report import charts
 from analysis.report.brief import DEFINITION, MORE_IS_BETTER, ORDER, ArmBrief, brief_of
 from analysis.report.rendering import environment, template_text
 from analysis.settings.metrics import EMBED
@@ -67,8 +67,6 @@ def html_report(document: Mapping[str, Any]) -> str:
             other_gates=rest,
             more_is_better=MORE_IS_BETTER,
             embeds=summary.task == EMBED,
-            grids=comparing.grids(summary),
-            machine_figures=machines.figures(summary.machines),
         )
     )
 

@@ -382,15 +382,10 @@ class MachineDevice(Row):
     arms: list[str] = []
     low_mhz: Annotated[Number, Field(description="the SM clock")] = None
     high_mhz: Number = None
-    power_w: Annotated[Number, Field(description="median")] = None
     power_limit_w: Annotated[Number, Field(description="lowest")] = None
-    temperature_c: Annotated[Number, Field(description="highest")] = None
-    utilisation_pct: Annotated[Number, Field(description="median")] = None
-    memory_bytes: Annotated[Number, Field(description="the most")] = None
     throttled_s: Annotated[dict[str, float] | None, Field(description="by reason")] = None
     foreign_s: Annotated[Number, Field(description="with processes of others")] = None
     foreign_processes: Count = None
-    lock_command: str | None = None
 
 
 class MachineSpeed(Row):

@@ -11,8 +11,7 @@ import pytest
 from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import GateLimits, Goodput
 from analysis.settings.model import Settings
-from analysis.settings.ramp_limits import RampLimits
-from analysis.settings.rollout import Rollout
+from analysis.settings.ramp_limits import RampLimits, Rollout
 from analysis.settings.slo_targets import merged, parse_slo
 from tests.fakes.processes import refusal
 
