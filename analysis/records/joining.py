@@ -344,10 +344,10 @@ def joined_parity(documents: Sequence[Mapping[str, Any] | None]) -> dict[str, An
     measured = sorted(filter(None, documents), key=_parity_rank)
     if len(measured) < len(documents):
         return None
-    worst: dict[str, Mapping[str, Any]] = {}
-    for row in sorted((row for document in measured for row in rows_of(document.get("arms"))), key=_parity_rank):
-        worst.setdefault(str(row.get("name")), row)
-    return {**measured[0], "arms": list(worst.values())}
+    rows = sorted(
+        (row for document in measured for row in rows_of(document.get("arms"))), key=_parity_rank, reverse=True
+    )
+    return {**measured[0], "arms": list({str(row.get("name")): row for row in rows}.values())}
 
 
 def _parity_rank(row: Mapping[str, Any]) -> int:

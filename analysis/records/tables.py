@@ -302,4 +302,7 @@ def _cast(column: Any, kind: pa.DataType) -> Any:
         # Not-a-number and values beyond any clock are unknown, not zero.
         usable = pc.and_kleene(pc.is_finite(column), pc.less(pc.abs(column), _LARGEST_INT))
         column = pc.round(pc.if_else(usable, column, None))
-    return column.cast(pa.string()).dictionary_encode() if types.is_dictionary(kind) else column.cast(kind)
+    if not types.is_dictionary(kind):
+        return column.cast(kind)
+    # A cast to the type that the texts have takes as long as the encoding.
+    return (column if column.type == kind.value_type else column.cast(kind.value_type)).dictionary_encode()
