@@ -15,7 +15,7 @@ from analysis.judging.judgement import Judgement
 from analysis.judging.load_steps import FEWEST_STARTS, is_search, latency_target, steps_of
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
-from analysis.run.startup import start_of
+from analysis.run.startup import startup_row
 from analysis.settings.metrics import gate_label
 from analysis.settings.ramp_limits import Rollout
 from analysis.wording import digits
@@ -71,7 +71,7 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         ],
         "highest": frontier.highest(),
         "failed": failed,
-        "arms": [asdict(item) | {"start": asdict(start_of(run, item.arm))} for item in frontier.holdings],
+        "arms": [asdict(item) | {"start_s": startup_row(run, item.arm)["serving_s"]} for item in frontier.holdings],
         "pairs": [asdict(order) for order in frontier.orders],
         "blocked_by": whole,
         "blocked": blocked,

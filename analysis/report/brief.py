@@ -205,7 +205,7 @@ def _held(frontier: Mapping[str, Any], arm: str) -> Iterable[tuple[str, str, str
         if row["arm"] == arm:
             yield "surely holds", quantity(row["low_rps"], "rps"), ""
             yield "as seen", quantity(row["seen_rps"], "rps"), ""
-            yield "start", seconds(row["start"]["serving_s"]), ""
+            yield "start", seconds(row["start_s"]), ""
 
 
 def _leaning(arm: str, gates: Sequence[Gate]) -> str:

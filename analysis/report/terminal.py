@@ -76,7 +76,7 @@ def _print_answer(console: Console, brief: Brief, summary: Summary) -> None:
         table.add_column(head, justify="right")
     for row in summary.frontier["arms"] if summary.frontier else ():
         loads = (rate(row[key]) for key in ("low_rps", "seen_rps", "high_rps"))
-        start = seconds(row["start"]["serving_s"])
+        start = seconds(row["start_s"])
         table.add_row(Text(row["arm"]), *loads, start, count(row["starts"]), count(row["steps"]))
     console.print(table)
 

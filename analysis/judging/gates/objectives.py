@@ -15,7 +15,7 @@ import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.judging.comparisons import blocks_at
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, status
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, count_gate
 from analysis.judging.gates.latency import whole_s
 from analysis.judging.paths import share_path, share_tests
 from analysis.records.plain_values import mapping
@@ -257,7 +257,7 @@ def death_gates(run: Run, arm: str) -> list[Gate]:
     if account.external or (not run.trials_of(arm) and not deaths):
         return []
     reason = f"{arm} died {counted(deaths, 'time')} under load, limit 0." if deaths else f"{arm} stayed up."
-    return [_count_gate(arm, "deaths", float(deaths), 0.0, "count", reason)]
+    return [count_gate(arm, "deaths", "error", float(deaths), 0.0, "count", reason)]
 
 
 def refused_gates(run: Run, arm: str) -> list[Gate]:
@@ -271,18 +271,4 @@ def refused_gates(run: Run, arm: str) -> list[Gate]:
     share = refused / requests if requests else None
     seen = f"{refused} of {requests} requests were refused, since no graph fitted their step"
     reason = f"{seen} ({percent(share or 0.0)}), limit {limit:g} %."
-    return [_count_gate(arm, "refused", None if share is None else 100.0 * share, limit, "pct", reason)]
-
-
-def _count_gate(arm: str, name: str, value: float | None, limit: float, unit: str, reason: str) -> Gate:
-    """A gate on what happened, which needs no error bars."""
-    return Gate(
-        arm=arm,
-        gate=name,
-        kind="error",
-        value=value,
-        limit=limit,
-        unit=unit,
-        verdict=status(value, value, limit),
-        reason=reason,
-    )
+    return [count_gate(arm, "refused", "error", None if share is None else 100.0 * share, limit, "pct", reason)]
