@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, Rule
-from analysis.checks.generator import dropped_faults, known_accounts, lost_processes
+from analysis.checks.generator import known_accounts, lost_processes
 from analysis.records.plain_values import mapping, number, text_of
 from analysis.run.run import Run
 from analysis.wording import counted
@@ -63,7 +63,7 @@ DAMAGED = Rule(
 def _missing(seen: Evidence) -> Iterable[Check]:
     run = seen.run
     trials, accounts = [info for info in run.infos if info], known_accounts(run.records.generators)
-    faults = [*_missing_trials(run, trials), *lost_processes(accounts, trials), *dropped_faults(accounts)]
+    faults = [*_missing_trials(run, trials), *lost_processes(accounts, trials)]
     counts = {arm: int(run.of_arm(arm).sum()) for arm in run.arms}
     if run.in_turn:
         # Each arm had requests of its own, so that what a treatment lacks concerns no other.
