@@ -7,7 +7,7 @@ disturbs a host. A difference that falls on an arm and the control alike, since 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
@@ -59,41 +59,28 @@ def rows_of_rule(rule: Rule, arms: Sequence[str], found: Sequence[Disturbance] |
     worst = sorted(found, key=lambda item: -item.excess)
     of_all = {item.place for item in worst if item.arms is None or arms[0] in item.arms}
     for arm in (None, *arms[1:]):
-        own = [item for item in worst if (item.place in of_all) == (arm is None)]
-        own = [item for item in own if arm is None or arm in (item.arms or ())]
-        if own:
-            yield rule.row(
-                False,
-                f"{_sentence(own)}.",
-                arm=arm,
-                value=own[0].value,
-                limit=own[0].limit,
-                shift=_shift(own),
-                among_trials=all(item.among_trials for item in own),
-            )
-
-
-def _by_place(found: Iterable[Disturbance]) -> list[list[Disturbance]]:
-    places: dict[str, list[Disturbance]] = {}
-    for item in found:
-        places.setdefault(item.place, []).append(item)
-    return list(places.values())
-
-
-def _sentence(found: Iterable[Disturbance]) -> str:
-    """The worst of each place, with the number of other trials in which it was so."""
-    texts = []
-    for items in _by_place(found):
-        more = len({item.trial for item in items}) - 1
-        texts.append(items[0].text + (f", and in {counted(more, 'more trial')}" if more else ""))
-    return sentence(texts)
-
-
-def _shift(found: Sequence[Disturbance]) -> float | None:
-    """By how much all of it can have moved the logarithm of a ratio; None where that is unknown of one."""
-    if any(item.shift is None for item in found):
-        return None
-    return LEVER * sum(max(item.shift or 0.0 for item in items) for items in _by_place(found))
+        places: dict[str, list[Disturbance]] = {}
+        for item in worst:
+            if (arm is None) == (item.place in of_all) and (arm is None or arm in (item.arms or ())):
+                places.setdefault(item.place, []).append(item)
+        own = [item for items in places.values() for item in items]
+        if not own:
+            continue
+        texts = []
+        for first, *others in places.values():
+            more = len({item.trial for item in others} - {first.trial})
+            texts.append(first.text + (f", and in {counted(more, 'more trial')}" if more else ""))
+        shifts = [[item.shift for item in items if item.shift is not None] for items in places.values()]
+        unknown = any(item.shift is None for item in own)
+        yield rule.row(
+            False,
+            f"{sentence(texts)}.",
+            arm=arm,
+            value=own[0].value,
+            limit=own[0].limit,
+            shift=None if unknown else LEVER * sum(map(max, shifts)),
+            among_trials=all(item.among_trials for item in own),
+        )
 
 
 # --- Other work -------------------------------------------------------------------------------------------------------
@@ -102,17 +89,15 @@ def _shift(found: Sequence[Disturbance]) -> float | None:
 def foreign_work(machines: MachineRecords) -> list[Disturbance] | None:
     """Processes of others on an arm's device. Where these are hidden during the traffic, those that were there before
     the arms started are taken to have stayed. None where both are unknown."""
+    known = [device for device in machines.used if device.foreign_s is not None or device.held_before]
     found: list[Disturbance] = []
-    known = False
-    for device in machines.used:
-        if device.foreign_s is not None:
-            held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
-            who = f"{counted(device.foreign_processes, 'process')} of others{held}"
-            found += _for_too_long(device, device.foreign_s, f"{who} on {device.name}")
-        elif device.held_before:
+    for device in known:
+        if device.foreign_s is None:
             text = f"others held {device.name} before the arms started, and whether they stayed is unknown,"
-            found += _for_too_long(device, device.seconds, text)
-        known |= device.foreign_s is not None or device.held_before
+        else:
+            held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
+            text = f"{counted(device.foreign_processes, 'process')} of others{held} on {device.name}"
+        found += _for_too_long(device, device.seconds if device.foreign_s is None else device.foreign_s, text)
     return found if known else None
 
 
@@ -125,14 +110,8 @@ def _for_too_long(device: Device, seconds: float, text: str) -> Iterator[Disturb
             arms=device.arms or None,
             value=share,
             limit=_MOST_SHARE,
-            text=f"{text} {_how_long(device, seconds)}",
+            text=f"{text} for {digits(seconds)} s of the {digits(device.seconds)} s of trial {device.trial}",
         )
-
-
-def _how_long(device: Device, seconds: float) -> str:
-    if seconds > 0.99 * device.seconds:
-        return f"throughout trial {device.trial}"
-    return f"for {digits(seconds)} s of the {digits(device.seconds)} s of trial {device.trial}"
 
 
 def host_work(seen: Evidence) -> list[Disturbance] | None:

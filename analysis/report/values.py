@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TypeGuard
 
-from analysis.settings.metrics import METRIC_NAMES, quantile_label
 from analysis.wording import bytes_text, digits
 
 DASH = "–"
@@ -128,9 +127,3 @@ def interval(low: object, high: object, unit: str = "ratio") -> str:
         return DASH
     shown = [quantity(value, unit).lstrip("×") for value in (low, high)]
     return f"[{', '.join(shown)}]"
-
-
-def metric_label(metric: object, quantile: object = None) -> str:
-    """ "p99 TTFT" for ("ttft", 0.99); the metric alone without a quantile."""
-    known = text(metric)
-    return quantile_label(known, quantile) if is_number(quantile) else METRIC_NAMES.get(known, known)

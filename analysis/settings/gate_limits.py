@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from analysis.records.requests import METRICS
-from analysis.settings.metrics import EMBED, EMBED_METRICS, JudgedMetric
+from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS
 from analysis.settings.model import Listed, Settings
 
 RESTART_SPREAD = 0.01
@@ -32,7 +32,7 @@ class GateLimits(Settings):
     max_requests_hit_pct: float = Field(default=1.0, ge=0.0, le=100.0)
     margin: float = Field(default=0.10, ge=0.0, le=10.0)  # by which a quantile may exceed the control's
     margins: Mapping[str, Annotated[float, Field(ge=0.0, le=10.0)]] = {}  # by metric, where it is not `margin`
-    metrics: Annotated[tuple[JudgedMetric, ...], Listed, Field(min_length=1)] = ("ttft", "e2e")
+    metrics: Annotated[tuple[str, ...], Listed, Field(min_length=1)] = ("ttft", "e2e")
     quantiles: Annotated[tuple[Annotated[float, Field(ge=0.5, le=0.9999)], ...], Listed, Field(min_length=1)] = (0.99,)
     alpha: float = Field(default=0.05, ge=0.0001, le=0.5)
     max_error_pct: float = Field(default=0.5, ge=0.001, le=100.0)  # no finite run shows that none fails
@@ -63,6 +63,9 @@ class GateLimits(Settings):
         for key, values in (("metrics", self.metrics), ("quantiles", self.quantiles)):
             if len(set(values)) < len(values):
                 raise ValueError(f"gates.{key} is {list(values)}: name each once")
+        for metric in self.metrics:
+            if metric not in JUDGED_METRICS:
+                raise ValueError(f"gates.metrics holds {metric!r}: use {', '.join(JUDGED_METRICS)}")
         for metric in self.margins:
             if metric not in self.metrics:
                 raise ValueError(f"gates.margins.{metric} is for a metric that is not in gates.metrics: add it there")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
+from analysis.records.requests import METRICS
 from analysis.records.tables import RecordError
 
 # ITL pools the gaps of all requests, so that a share of it is one of gaps; the others have one value a request.
-JudgedMetric = Literal["ttft", "e2e", "tpot", "max_itl", "itl"]
-JUDGED_METRICS: Final[tuple[str, ...]] = get_args(JudgedMetric)
+JUDGED_METRICS: Final = (*METRICS, "itl")
 METRIC_NAMES: Final[Mapping[str, str]] = {
     "ttft": "TTFT",
     "e2e": "E2E",

@@ -26,7 +26,7 @@ from tests.fakes.processes import refusal
         ("max_error_pct", 0.0, "gates.max_error_pct is 0.0: input should be greater than or equal to 0.001"),
         ("alpha", 0.0, "gates.alpha"),
         *(("metrics", value, "gates.metrics") for value in ("ttft", [], ["e2e", "e2e"])),
-        ("metrics", ["speed"], "gates.metrics is 'speed': input should be 'ttft'"),
+        ("metrics", ["speed"], "gates.metrics holds 'speed': use ttft"),
         *(("quantiles", value, f"gates.quantiles is {value}") for value in ([], [0.9, 0.9])),
         ("quantiles", [0.3], "gates.quantiles is 0.3: input should be greater than or equal to 0.5"),
         ("min_blocks", 1, "gates.min_blocks"),

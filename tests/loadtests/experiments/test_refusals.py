@@ -132,7 +132,7 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"gates": {"margin": -1}}, ("gates.margin is -1",)),
         ({"gates": {"min_goodput_ratio": 0.9}}, ("gates.min_goodput_ratio",)),
         ({"gates": {"margins": {"tpot": 0.1}}}, ("gates.margins.tpot",)),
-        ({"gates": {"metrics": ["speed"]}}, ("gates.metrics is 'speed'",)),
+        ({"gates": {"metrics": ["speed"]}}, ("gates.metrics holds 'speed'",)),
         ({"gates": {"metrics": []}}, ("gates.metrics is []: tuple should have at least 1 item",)),
         ({"trials": {"count": 0}}, ("trials.count is 0",)),
         ({"trials": {"compile_cache": "hot"}}, ("trials.compile_cache is 'hot'",)),
